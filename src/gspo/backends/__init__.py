@@ -1,0 +1,1 @@
+"""Implementations of the two ports. Only build.py imports them."""

@@ -1,0 +1,250 @@
+"""Reads and writes the configuration: TOML and command-line flags. Imports nothing heavy.
+
+Whatever is not understood is refused, with the key, the value, what is allowed, and the nearest known key.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import math
+import textwrap
+import tomllib
+import types
+import typing
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from gspo.config import SECTIONS, Config
+
+
+@cache
+def docs(section: type) -> dict[str, str]:
+    """The docstring of each field of a configuration section."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body  # type: ignore[attr-defined]
+    found = {}
+    for node, after in zip(body, body[1:]):
+        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found[node.target.id] = str(after.value.value)  # type: ignore[union-attr]
+    return found
+
+
+def load(path: str | Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
+    """The configuration in the TOML file `path` (None: the defaults), changed by `overrides`.
+
+    `overrides` maps `section.key` to a value, or to a string as typed on a command line. Raises ValueError with the
+    key, the value and what is allowed.
+    """
+    raw: dict[str, Any] = {}
+    if path is not None:
+        try:
+            raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ValueError(f"{path}: no such configuration file") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: cannot be read: {error}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path}: not valid TOML: {error}") from None
+    for key, value in (overrides or {}).items():
+        section, _, name = key.partition(".")
+        if not name:
+            raise ValueError(f"--{key}: give options as --section.key{nearest(key, all_keys())}")
+        if not isinstance(raw.setdefault(section, {}), dict):
+            raise ValueError(f"{section}: expected a table [{section}]")
+        raw[section][name] = _Typed(value) if isinstance(value, str) else value
+    return from_dict(raw)
+
+
+class _Typed(str):
+    """A value typed on a command line: a string until the field's type is known."""
+
+
+def from_dict(raw: dict[str, Any]) -> Config:
+    """A checked configuration from nested tables. Raises ValueError as `load` does."""
+    sections = {}
+    for name, table in raw.items():
+        if name not in SECTIONS:
+            raise ValueError(f"[{name}]: unknown section{nearest(name, SECTIONS)}; sections are {', '.join(SECTIONS)}")
+        if not isinstance(table, dict):
+            raise ValueError(f"{name} = {table!r}: expected a table [{name}]")
+        sections[name] = _section(name, SECTIONS[name], table)
+    config = Config(**sections)
+    check(config)
+    return config
+
+
+def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    values = {}
+    for key, value in table.items():
+        where = f"{name}.{key}"
+        if key not in fields:
+            raise ValueError(f"{where} = {value!r}: unknown key{nearest(where, all_keys())}")
+        if isinstance(value, _Typed):
+            value = _from_text(where, str(value), hints[key])
+        value = _typed(where, value, hints[key])
+        _in_range(where, value, fields[key].metadata)
+        values[key] = value
+    return cls(**values)
+
+
+def all_keys() -> list[str]:
+    """Every `section.key`."""
+    return [f"{name}.{f.name}" for name, cls in SECTIONS.items() for f in dataclasses.fields(cls)]
+
+
+def nearest(word: str, known: typing.Iterable[str]) -> str:
+    """`, did you mean X?`, or nothing when no known word is near."""
+    known = list(known)
+    close = [k for k in known if "." in k and k.rpartition(".")[2] == word.rpartition(".")[2]][:1]  # wrong section
+    close = close or difflib.get_close_matches(word, known, 1, 0.6)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def _from_text(where: str, text: str, hint: Any) -> Any:
+    if str in _alternatives(hint):
+        return None if text in ("none", "null", "") and type(None) in _alternatives(hint) else text
+    if type(None) in _alternatives(hint) and text in ("none", "null", ""):
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    if list in map(typing.get_origin, _alternatives(hint)):
+        return [part.strip() for part in text.split(",")]
+    try:
+        return float(text)  # 1e5, which TOML reads, and 1E5 or .5, which it does not
+    except ValueError:
+        return text
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def _typed(where: str, value: Any, hint: Any) -> Any:
+    """`value` as the field's type, or a ValueError that names what is allowed."""
+    for kind in _alternatives(hint):
+        origin = typing.get_origin(kind) or kind
+        if origin is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            if not math.isfinite(value):
+                raise ValueError(f"{where} = {value}: must be a finite number")
+            return float(value)
+        if origin is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if origin is list and isinstance(value, (list, tuple)):
+            return [_typed(f"{where}[{i}]", item, typing.get_args(kind)[0]) for i, item in enumerate(value)]
+        if origin in (str, bool, dict, type(None)) and isinstance(value, origin):
+            return dict(value) if origin is dict else value
+    raise ValueError(f"{where} = {value!r}: expected {type_name(hint)}, got {type(value).__name__}")
+
+
+def type_name(hint: Any) -> str:
+    """A field's type in words."""
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "nothing"}
+
+    def one(kind: Any) -> str:
+        origin = typing.get_origin(kind) or kind
+        if origin is list:
+            return f"a list of {one(typing.get_args(kind)[0]).removeprefix('a ')}s"
+        return "a table" if origin is dict else names[kind]
+
+    return " or ".join(one(kind) for kind in _alternatives(hint))
+
+
+def _in_range(where: str, value: Any, limits: typing.Mapping[str, Any]) -> None:
+    if value is None:
+        return
+    if limits["choices"] and value not in limits["choices"]:
+        allowed = ", ".join(limits["choices"])
+        raise ValueError(f"{where} = {value!r}: allowed are {allowed}{nearest(str(value), limits['choices'])}")
+    if limits["low"] is not None and value < limits["low"]:
+        raise ValueError(f"{where} = {value!r}: must be at least {limits['low']}")
+    if limits["above"] is not None and value <= limits["above"]:
+        raise ValueError(f"{where} = {value!r}: must be above {limits['above']}")
+    if limits["high"] is not None and value > limits["high"]:
+        raise ValueError(f"{where} = {value!r}: must be at most {limits['high']}")
+
+
+def check(config: Config) -> None:
+    """Checks that look at several fields at once. Raises ValueError with the remedy."""
+    reward, rollout = config.reward, config.rollout
+    if not reward.functions:
+        raise ValueError("reward.functions = []: name at least one, such as \"task\" or \"exact\"")
+    for name in reward.functions:
+        if name not in ("task", "exact", "math") and ":" not in name:
+            raise ValueError(f"reward.functions: {name!r} is none of task, exact, math, module:function"
+                             + nearest(name, ("task", "exact", "math")))
+    if reward.weights and len(reward.weights) != len(reward.functions):
+        raise ValueError(f"reward.weights = {reward.weights}: {len(reward.functions)} reward functions need as many weights")
+    if reward.weights and not any(reward.weights):
+        raise ValueError(f"reward.weights = {reward.weights}: at least one must differ from 0")
+    if any(not text for text in rollout.stop):
+        raise ValueError(f"rollout.stop = {rollout.stop}: an empty string would end every reply at once")
+    for tracker in config.log.trackers:
+        if tracker not in ("tensorboard", "wandb", "trackio"):
+            raise ValueError(f"log.trackers: {tracker!r} is none of tensorboard, wandb, trackio"
+                             + nearest(tracker, ("tensorboard", "wandb", "trackio")))
+    if not config.log.dir.strip():
+        raise ValueError("log.dir = '': name a folder for the run")
+
+
+def check_training(config: Config) -> None:
+    """What `gspo train` needs on top of `check`. Raises ValueError with the remedy."""
+    rollout = config.rollout
+    for key in ("model.path", "task.source"):
+        section, name = key.split(".")
+        if not getattr(getattr(config, section), name):
+            raise ValueError(f"{key} is required: give it in the file or as --{key} VALUE")
+    if rollout.top_p < 1 or rollout.top_k > 0:
+        key, value = ("rollout.top_p", rollout.top_p) if rollout.top_p < 1 else ("rollout.top_k", rollout.top_k)
+        raise ValueError(
+            f"{key} = {value}: training needs the whole distribution (top_p = 1, top_k = 0). A truncated one gives a "
+            "sampled token probability 0 as soon as the policy moves it out of the kept set, so the ratio is undefined; "
+            "scoring it untruncated biases the ratio. To sharpen sampling lower rollout.temperature; eval.top_p and "
+            "eval.top_k are free"
+        )
+
+
+def to_dict(config: Config) -> dict[str, dict[str, Any]]:
+    """Nested tables, without the fields that are None."""
+    tables = dataclasses.asdict(config)
+    return {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
+
+
+def to_toml(config: Config, comments: bool = False) -> str:
+    """The resolved configuration as TOML; with `comments`, each field's meaning and unit above it."""
+    lines: list[str] = []
+    for name, cls in SECTIONS.items():
+        section = getattr(config, name)
+        if comments:
+            lines += [f"# {cls.__doc__}"]
+        lines.append(f"[{name}]")
+        for f in dataclasses.fields(cls):
+            value = getattr(section, f.name)
+            if comments:
+                lines += [f"# {line}" for line in textwrap.wrap(docs(cls)[f.name], 108)]
+            if value is None:
+                lines += [f"# {f.name} is not set"] if comments else []
+            else:
+                lines.append(f"{f.name} = {_inline(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_inline_key(k)} = {_inline(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    return tomli_w.dumps({"v": value}).removeprefix("v = ").rstrip("\n")
+
+
+def _inline_key(key: str) -> str:
+    return tomli_w.dumps({key: 0}).removesuffix(" = 0\n")

@@ -1,0 +1,1 @@
+"""Objectives on flat sampled tokens: the paper's equations. Imports torch only."""

@@ -1,0 +1,51 @@
+"""The two seams of a run: whoever samples, and whoever scores and learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from gspo.types import Batch, Prompt, Rollout, Sampling
+
+
+class Sampler(Protocol):
+    """Samples replies, token ids in and token ids out, with each token's own log-probability mu."""
+
+    version: int
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        n: int,
+        sampling: Sampling,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Rollout]:
+        """`n` replies to each prompt, in the order of the prompts, unscored.
+
+        The same prompts, n, sampling and weights give the same replies. `progress` is told how many replies are done.
+        """
+        ...
+
+    def load(self, policy: Policy, version: int) -> None:
+        """Take over the policy's weights; tokens sampled from now on carry `version`."""
+        ...
+
+
+class Policy(Protocol):
+    """A causal language model that scores sampled tokens and can be trained."""
+
+    def logprobs(self, batch: Batch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities [N] float32 of the batch's sampled tokens, and the entropies [N] of the distributions
+        that they were drawn from (None unless asked for; without gradient). Gradients flow when autograd is on.
+        """
+        ...
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """What the optimiser trains."""
+        ...
+
+    def save(self, folder: str) -> None:
+        """Write the model (safetensors) and its tokenizer in Hugging Face format."""
+        ...

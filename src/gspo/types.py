@@ -1,0 +1,130 @@
+"""The data that flows through a run. No logic lives here.
+
+Throughout, `t` counts positions of a token row and the value at `t` describes token `t`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One query x.
+
+    `messages` is what the data row held: a string or a list of chat messages. `tokens` are the ids that the
+    model reads, chat template applied. `columns` are the row's other columns, passed on to the rewards.
+    """
+
+    id: str
+    messages: str | list[dict[str, Any]]
+    tokens: tuple[int, ...]
+    columns: dict[str, Any] = field(default_factory=dict)
+    task: str = ""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How replies are sampled. `seed` fixes every reply; `stop_ids` end one (and are part of it)."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled reply y_i with all that was known when it was sampled.
+
+    tokens [L] int64: prompt and reply. sampled [L] bool: True where the policy chose the token; |y| counts these.
+    logp [L] float32: log-probability under the sampler itself (mu), 0 where not sampled.
+    version [L] int64: the version of the weights that sampled the token, -1 where not sampled.
+    stop: "eos" | "stop" | "length". reward: None until scored, or when every reward failed (then `error` says why).
+    """
+
+    prompt: Prompt
+    tokens: Tensor
+    sampled: Tensor
+    logp: Tensor
+    version: Tensor
+    stop: str
+    text: str = ""
+    reward: float | None = None
+    reward_parts: dict[str, float | None] = field(default_factory=dict)
+    error: str | None = None
+    routes: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The G rollouts of one prompt."""
+
+    prompt: Prompt
+    rollouts: list[Rollout]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A rollout made ready for the learner.
+
+    advantage: A_i, a number, or A_it as a tensor [|y|] (GSPO-token). logp_old, logp_ref [|y|] float32: the
+    log-probabilities of the sampled tokens under pi_old and the reference (None: no reference).
+    """
+
+    tokens: Tensor
+    sampled: Tensor
+    logp_mu: Tensor
+    logp_old: Tensor
+    advantage: float | Tensor
+    logp_ref: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Forest:
+    """T tokens of a forest of token trees, numbered in depth-first order.
+
+    Token i may look at token j exactly when `j <= i <= last[j]`: this is the attention mask of every layout.
+    tokens [T] int64. last [T]: the index of the token's last descendant (itself, for a leaf).
+    parent [T]: the token before it on its path, -1 at a root. position [T]: the number of tokens before it on its path.
+    """
+
+    tokens: Tensor
+    last: Tensor
+    parent: Tensor
+    position: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one forward pass reads, and the flat views that the equations read: N sampled tokens of S replies.
+
+    node [N]: the forest token that each sampled token is. reply [N]: the reply it belongs to, ascending.
+    length [S]: |y_i|. advantage [S] or [N]. The other views are [N].
+    """
+
+    forest: Forest
+    node: Tensor
+    reply: Tensor
+    length: Tensor
+    logp_mu: Tensor
+    logp_old: Tensor
+    advantage: Tensor
+    logp_ref: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch with every tensor on `device`."""
+
+        def move(value: Any) -> Any:
+            return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
+        forest = Forest(**{name: move(value) for name, value in vars(self.forest).items()})
+        views = {name: move(value) for name, value in vars(self).items() if name != "forest"}
+        return Batch(forest=forest, **views)
