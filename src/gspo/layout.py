@@ -1,0 +1,150 @@
+"""Replies -> one forest of tokens, and forest -> what a transformer reads. Layout is cost, never meaning.
+
+Token i may look at token j exactly when `j <= i <= last[j]` (types.Forest). Two layouts compute it: `padded` walks each
+path from root to leaf as a row of its own, `packed` puts the forest into one row under that mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gspo.types import Batch, Forest, Reply
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What one forward pass reads: B rows of L tokens.
+
+    tokens, position [B, L] int64. mask [1, 1, L, L] bool (True: may look), or None for plain causal rows, whose padding
+    stands on the right where no real token sees it. before [N]: index into the B*L hidden states of the token before
+    each sampled token, from which it was predicted.
+    """
+
+    tokens: Tensor
+    position: Tensor
+    mask: Tensor | None
+    before: Tensor
+
+
+def build(replies: Sequence[Reply], share: bool = False) -> Batch:
+    """The batch of these replies. With `share`, neighbours share the tokens of their common prefix up to the first
+    sampled token of either, so each shared token is computed once and autograd adds up its gradients.
+    """
+    if not replies:
+        raise ValueError("a batch needs at least one reply")
+    tokens: list[Tensor] = []
+    parent: list[Tensor] = []
+    nodes: list[Tensor] = []
+    path = torch.empty(0, dtype=torch.int64)  # forest index of each token of the previous reply
+    previous: Reply | None = None
+    size = 0
+    for reply in replies:
+        keep = _common_prefix(previous, reply) if share and previous is not None else 0
+        new = torch.arange(size, size + len(reply.tokens) - keep)
+        path = torch.cat([path[:keep], new])
+        tokens.append(reply.tokens[keep:])
+        parent.append(torch.cat([path[keep - 1 : keep] if keep else torch.tensor([-1]), new[:-1]]))
+        nodes.append(path[reply.sampled])
+        size += len(new)
+        previous = reply
+    forest = _forest(torch.cat(tokens), torch.cat(parent))
+    length = torch.tensor([len(node) for node in nodes])
+    node = torch.cat(nodes)
+    if (forest.parent[node] < 0).any() or (length == 0).any():
+        raise ValueError("a reply needs at least one sampled token, and a prompt token before it")
+    return Batch(
+        forest=forest,
+        node=node,
+        reply=torch.repeat_interleave(torch.arange(len(replies)), length),
+        length=length,
+        logp_mu=torch.cat([reply.logp_mu for reply in replies]),
+        logp_old=torch.cat([reply.logp_old for reply in replies]),
+        advantage=_advantages(replies, length),
+        logp_ref=None if replies[0].logp_ref is None else torch.cat([reply.logp_ref for reply in replies]),  # type: ignore[misc]
+    )
+
+
+def _common_prefix(a: Reply, b: Reply) -> int:
+    """Leading tokens that two replies share: equal, and sampled in neither (a sampled token is trained on once each)."""
+    n = min(len(a.tokens), len(b.tokens))
+    same = (a.tokens[:n] == b.tokens[:n]) & ~a.sampled[:n] & ~b.sampled[:n]
+    return int(same.long().cumprod(0).sum())
+
+
+def _forest(tokens: Tensor, parent: Tensor) -> Forest:
+    """The forest of tokens in depth-first order with these parents."""
+    last = list(range(len(parent)))
+    position = [0] * len(parent)
+    parents = parent.tolist()
+    for i, p in enumerate(parents):
+        position[i] = 0 if p < 0 else position[p] + 1
+    for i in range(len(parents) - 1, -1, -1):
+        if parents[i] >= 0:
+            last[parents[i]] = max(last[parents[i]], last[i])
+    return Forest(tokens, torch.tensor(last), parent, torch.tensor(position))
+
+
+def _advantages(replies: Sequence[Reply], length: Tensor) -> Tensor:
+    """[S], or [N] as soon as one reply has an advantage for each token."""
+    values = [torch.as_tensor(reply.advantage, dtype=torch.float32) for reply in replies]
+    if all(value.ndim == 0 for value in values):
+        return torch.stack(values)
+    return torch.cat([value.expand(int(n)) for value, n in zip(values, length)])
+
+
+def may_look(forest: Forest) -> Tensor:
+    """[T, T] bool: token i (row) may look at token j (column) exactly when j <= i <= last[j]."""
+    index = torch.arange(len(forest.tokens), device=forest.tokens.device)
+    return (index[None, :] <= index[:, None]) & (index[:, None] <= forest.last[None, :])
+
+
+def padded(batch: Batch, pad_id: int) -> Rows:
+    """Each path from root to leaf as a row, padded on the right."""
+    forest = batch.forest
+    is_leaf = torch.ones(len(forest.tokens), dtype=torch.bool)
+    is_leaf[forest.parent[forest.parent >= 0]] = False
+    leaves = is_leaf.nonzero()[:, 0]  # [B]
+    index = torch.arange(len(forest.tokens))
+    row, node = ((index <= leaves[:, None]) & (leaves[:, None] <= forest.last)).nonzero().T  # whom each leaf may look at
+    width = int(forest.position.max()) + 1
+    place = row * width + forest.position[node]
+    tokens = torch.full((len(leaves) * width,), pad_id)
+    tokens[place] = forest.tokens[node]
+    where = torch.empty_like(forest.tokens)  # one place of each forest token among the rows
+    where[node.flip(0)] = place.flip(0)
+    position = torch.arange(width).expand(len(leaves), width)
+    return Rows(tokens.view(-1, width), position, None, where[forest.parent[batch.node]])
+
+
+def packed(batch: Batch) -> Rows:
+    """The forest as one row under its mask."""
+    forest = batch.forest
+    mask = may_look(forest)[None, None]
+    return Rows(forest.tokens[None], forest.position[None], mask, forest.parent[batch.node])
+
+
+def micro_batches(replies: Sequence[Reply], max_tokens: int, share: bool = False) -> list[list[Reply]]:
+    """Splits replies so that no part reads more than `max_tokens` tokens, padding included; a longer reply is alone.
+
+    With `share` replies keep their order, so that those of one prompt stay neighbours; else they are sorted by length,
+    so that rows of a part need little padding.
+    """
+    order = list(replies) if share else sorted(replies, key=lambda reply: len(reply.tokens))
+    parts: list[list[Reply]] = []
+    size = 0
+    for reply in order:
+        cost = len(reply.tokens)
+        if share and parts:
+            cost -= _common_prefix(parts[-1][-1], reply)
+            size += cost
+        else:
+            size = cost * (len(parts[-1]) + 1 if parts else 1)
+        if not parts or size > max_tokens:
+            parts.append([])
+            size = len(reply.tokens)
+        parts[-1].append(reply)
+    return parts

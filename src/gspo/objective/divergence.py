@@ -1,0 +1,33 @@
+"""Estimators of the KL divergence from sampled tokens, and entropy."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def k1(logp: Tensor, logp_ref: Tensor) -> Tensor:
+    """log pi - log pi_ref, per token [N]: unbiased for KL(pi || pi_ref) under samples of pi, and may be negative.
+
+    As a loss its gradient, grad log pi, is zero on average: it does not hold the policy back.
+    """
+    return logp - logp_ref
+
+
+def k2(logp: Tensor, logp_ref: Tensor) -> Tensor:
+    """(log pi - log pi_ref)^2 / 2, per token [N]: biased and never negative. Its gradient is that of KL(pi || pi_ref)."""
+    return (logp - logp_ref) ** 2 / 2
+
+
+def k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
+    """pi_ref/pi - 1 - log(pi_ref/pi), per token [N]: unbiased and never negative (Schulman 2020; GRPO, Eq. 4)."""
+    log_ratio = logp_ref - logp
+    return log_ratio.expm1() - log_ratio
+
+
+ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy in nats of softmax(logits), [..., V] -> [...]. Logits of -inf have probability 0."""
+    logp = logits.log_softmax(-1)
+    return -(logp.exp() * logp.masked_fill(logp.isinf(), 0.0)).sum(-1)

@@ -1,0 +1,81 @@
+"""Policy objectives, one function a paper's equation, in its symbols.
+
+Notation: x is a query and y_1..y_G its replies; pi_theta is the policy that learns and pi_old the one that sampled.
+
+    logp      [N]  log pi_theta(y_it | x, y_i<t) of every sampled token
+    logp_old  [N]  log pi_old(y_it | x, y_i<t)
+    A         [S]  advantage A_i of each reply (GSPO-token also takes A_it, [N])
+    y              the ragged view (replies.py): `y.mean` is 1/|y_i| sum_t, [N] -> [S]
+    e_low, e_high  clip range: the ratio is clipped to [1 - e_low, 1 + e_high]
+
+Each function returns a `Surrogate`: minus the objective's term for each reply, before the mean over replies, whose
+denominator the learner knows and the equation need not (algorithms.py says what it counts).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from gspo.objective.replies import Replies
+
+
+class Surrogate(NamedTuple):
+    """An objective before its outer mean.
+
+    loss [S]: one term a reply, to be minimised. ratio: s_i [S] at sequence level, w_it [N] at token level.
+    clipped_low, clipped_high (bool, shaped as ratio): where the clip takes the gradient away, below and above.
+    """
+
+    loss: Tensor
+    ratio: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+
+
+def clipped(ratio: Tensor, A: Tensor, e_low: float, e_high: float) -> tuple[Tensor, Tensor, Tensor]:
+    """min(r A, clip(r, 1 - e_low, 1 + e_high) A), and where the clip wins below and above. All shaped as `ratio`."""
+    term = (ratio * A).minimum(ratio.clamp(1 - e_low, 1 + e_high) * A)
+    return term, (ratio < 1 - e_low) & (A < 0), (ratio > 1 + e_high) & (A > 0)
+
+
+def sequence_ratio(logp: Tensor, logp_old: Tensor, y: Replies) -> Tensor:
+    """s_i = (pi_theta(y_i|x) / pi_old(y_i|x))^(1/|y_i|), [S] (GSPO, Eq. 7)."""
+    return y.mean(logp - logp_old).exp()
+
+
+def gspo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: float, e_high: float) -> Surrogate:
+    """GSPO, Eq. 5: J = E[ 1/G sum_i min( s_i A_i, clip(s_i) A_i ) ] (arXiv 2507.18071)."""
+    s = sequence_ratio(logp, logp_old, y)  # [S]
+    term, low, high = clipped(s, A, e_low, e_high)
+    return Surrogate(-term, s, low, high)
+
+
+def gspo_token(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: float, e_high: float) -> Surrogate:
+    """GSPO-token, Eq. 13-14: J = E[ 1/G sum_i 1/|y_i| sum_t min( s_it A_it, clip(s_it) A_it ) ],
+    s_it = sg[s_i] pi_theta(y_it) / sg[pi_theta(y_it)] (arXiv 2507.18071). A is [S] or, by token, [N].
+
+    The ratio has the value s_i at every token and the gradient of that token alone. Clipping is a token's own matter,
+    since A_it may differ in sign within a reply.
+    """
+    s = y.spread(sequence_ratio(logp, logp_old, y).detach()) * (logp - logp.detach()).exp()  # [N]
+    term, low, high = clipped(s, y.spread(A), e_low, e_high)
+    return Surrogate(-y.mean(term), s, low, high)
+
+
+def grpo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: float, e_high: float) -> Surrogate:
+    """GRPO, Eq. 2: J = E[ 1/G sum_i 1/|y_i| sum_t min( w_it A_i, clip(w_it) A_i ) ] (arXiv 2402.03300)."""
+    w = (logp - logp_old).exp()  # [N]
+    term, low, high = clipped(w, y.spread(A), e_low, e_high)
+    return Surrogate(-y.mean(term), w, low, high)
+
+
+def token_sum(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: float, e_high: float) -> Surrogate:
+    """GRPO's token terms summed over the reply: sum_t min( w_it A_i, clip(w_it) A_i ).
+
+    Dr.GRPO (arXiv 2503.20783) divides the sum over replies by a constant, DAPO (arXiv 2503.14476) by the number of tokens.
+    """
+    w = (logp - logp_old).exp()  # [N]
+    term, low, high = clipped(w, y.spread(A), e_low, e_high)
+    return Surrogate(-y.sum(term), w, low, high)

@@ -1,0 +1,58 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo.objective.advantages import group_advantages
+
+
+def adv(rewards, groups, scale="group"):
+    return group_advantages(torch.tensor(rewards), torch.tensor(groups), scale).tolist()
+
+
+def test_the_explainers_example():
+    assert adv([0.8, 0.4, 0.6], [0, 0, 0]) == pytest.approx([1, -1, 0], abs=1e-6)
+
+
+def test_groups_are_apart():
+    got = adv([1.0, 0.0, 10.0, 30.0], [0, 0, 1, 1])
+    assert got == pytest.approx([2**-0.5, -(2**-0.5)] * 1 + [-(2**-0.5), 2**-0.5])
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.7, 1e9])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_equal_rewards_give_zeros_not_noise(value, scale):
+    assert adv([value] * 7 + [0.0, 1.0], [0] * 7 + [1, 1], scale)[:7] == [0.0] * 7
+
+
+def test_scales():
+    rewards, groups = [1.0, 0.0, 4.0, 0.0], [0, 0, 1, 1]
+    assert adv(rewards, groups, "none") == pytest.approx([0.5, -0.5, 2, -2])
+    spread = torch.tensor(rewards).double().std()
+    assert adv(rewards, groups, "batch") == pytest.approx([x / float(spread) for x in (0.5, -0.5, 2, -2)])
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=12), st.floats(0.1, 10), st.floats(-5, 5))
+@settings(deadline=None)
+def test_group_advantages_ignore_shift_and_scale_of_rewards(rewards, factor, shift):
+    r = torch.tensor(rewards, dtype=torch.float64)
+    if float(r.max() - r.min()) < 1e-3:
+        return
+    group = torch.zeros(len(r), dtype=torch.int64)
+    one, two = group_advantages(r, group), group_advantages(r * factor + shift, group)
+    torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-8)
+    assert float(one.sum()) == pytest.approx(0, abs=1e-9)
+    assert float(one.std()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "groups", "scale", "message"),
+    [
+        ([1.0, float("nan")], [0, 0], "group", "must be finite"),
+        ([1.0, 2.0, 3.0], [0, 0, 1], "group", "at least 2"),
+        ([1.0, 2.0], [0, 0], "std", "group, batch, none"),
+    ],
+)
+def test_bad_input(rewards, groups, scale, message):
+    with pytest.raises(ValueError, match=message):
+        adv(rewards, groups, scale)

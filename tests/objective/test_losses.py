@@ -1,0 +1,160 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo.objective.algorithms import ALGORITHMS
+from gspo.objective.losses import gspo, gspo_token, grpo, sequence_ratio
+from gspo.objective.replies import Replies
+from tests.objective.reference import objective
+
+LENGTHS = [3, 1, 7, 4]
+BUDGET = 9
+NAMES = list(ALGORITHMS)
+
+
+def case(seed=0, lengths=LENGTHS, shift=0.3):
+    g = torch.Generator().manual_seed(seed)
+    n = sum(lengths)
+    old = -torch.rand(n, generator=g, dtype=torch.float64) * 3
+    logp = (old + shift * torch.randn(n, generator=g, dtype=torch.float64)).requires_grad_()
+    A = torch.randn(len(lengths), generator=g, dtype=torch.float64)
+    return logp, old, A, Replies.of(torch.tensor(lengths))
+
+
+def denominator(name, lengths):
+    return {"replies": len(lengths), "tokens": sum(lengths), "budget": len(lengths) * BUDGET}[ALGORITHMS[name].counts]
+
+
+def value_and_gradient(name, logp, old, A, y, low, high):
+    loss = ALGORITHMS[name].loss(logp, old, A, y, low, high).loss.sum() / denominator(name, y.length.tolist())
+    return loss, torch.autograd.grad(loss, logp)[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("clip", [(0.05, 0.07), (3e-4, 4e-4), (0.9, 5.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_value_and_gradient_equal_a_naive_float64_loop(name, clip, seed):
+    logp, old, A, y = case(seed)
+    expected = -objective(name, logp, old, A.tolist(), LENGTHS, *clip, BUDGET)
+    expected_gradient = torch.autograd.grad(expected, logp)[0]
+    loss, gradient = value_and_gradient(name, logp, old, A, y, *clip)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "gspo_token"])  # a stop-gradient has no numeric gradient
+def test_gradcheck(name):
+    logp, old, A, y = case(1)
+
+    def f(x):
+        return ALGORITHMS[name].loss(x, old, A, y, 0.05, 0.07).loss
+
+    assert torch.autograd.gradcheck(f, (logp,), eps=1e-7, atol=1e-6)
+
+
+def test_worked_numbers_of_gspo():
+    # Two replies: ratios of its two tokens 1.02 and 1.0 -> s = sqrt(1.02) = 1.00995; one token 0.9 -> s = 0.9.
+    old = torch.zeros(3, dtype=torch.float64)
+    logp = torch.tensor([1.02, 1.0, 0.9], dtype=torch.float64).log()
+    y = Replies.of(torch.tensor([2, 1]))
+    out = gspo(logp, old, torch.tensor([1.0, -2.0], dtype=torch.float64), y, 0.05, 0.005)
+    assert out.ratio.tolist() == pytest.approx([math.sqrt(1.02), 0.9])
+    # first: min(1.00995, clipped to 1.005) = 1.005; second: min(0.9 * -2, 0.95 * -2) = -1.9; minus signs: a loss
+    assert out.loss.tolist() == pytest.approx([-1.005, 1.9])
+    assert out.clipped_high.tolist() == [True, False]
+    assert out.clipped_low.tolist() == [False, True]
+
+
+def test_clip_binds_only_where_it_takes_the_gradient_away():
+    old = torch.zeros(4, dtype=torch.float64)
+    logp = torch.tensor([1.1, 1.1, 0.9, 0.9], dtype=torch.float64).log().requires_grad_()
+    A = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+    out = gspo(logp, old, A, Replies.of(torch.ones(4, dtype=torch.int64)), 0.05, 0.05)
+    (gradient,) = torch.autograd.grad(out.loss.sum(), logp)
+    assert (gradient == 0).tolist() == (out.clipped_low | out.clipped_high).tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize("shift", [0.001, 0.3])
+def test_gradient_of_gspo_is_equation_10(shift):
+    logp, old, A, y = case(3, shift=shift)
+    _, gradient = value_and_gradient("gspo", logp, old, A, y, 0.9, 9.0)
+    s = sequence_ratio(logp, old, y).detach()
+    torch.testing.assert_close(gradient, -y.spread(s * A / y.length / len(LENGTHS)))
+
+
+def test_gradient_of_grpo_is_equation_12():
+    logp, old, A, y = case(3)
+    _, gradient = value_and_gradient("grpo", logp, old, A, y, 0.99, 99.0)
+    w = (logp - old).exp().detach()
+    torch.testing.assert_close(gradient, -w * y.spread(A / y.length / len(LENGTHS)))
+
+
+@given(st.integers(0, 10_000), st.floats(1e-4, 0.5))
+@settings(max_examples=50, deadline=None)
+def test_gspo_token_equals_gspo_when_advantages_are_equal_within_a_reply(seed, e):
+    logp, old, A, y = case(seed)
+    a = value_and_gradient("gspo", logp, old, A, y, e, e)
+    for advantage in (A, y.spread(A)):
+        b = value_and_gradient("gspo_token", logp, old, advantage, y, e, e)
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+    one, other = gspo(logp, old, A, y, e, e), gspo_token(logp, old, A, y, e, e)
+    assert torch.equal(y.spread(one.clipped_low), other.clipped_low)
+    assert torch.equal(y.spread(one.clipped_high), other.clipped_high)
+
+
+def test_gradient_of_gspo_token_is_equation_17():
+    logp, old, _, y = case(4)
+    A = torch.randn(sum(LENGTHS), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    _, gradient = value_and_gradient("gspo_token", logp, old, A, y, 0.9, 9.0)
+    s = sequence_ratio(logp, old, y).detach()
+    torch.testing.assert_close(gradient, -A * y.spread(s / y.length / len(LENGTHS)))
+
+
+def test_gspo_token_with_advantages_by_token_equals_the_naive_loop():
+    logp, old, _, y = case(5)
+    A = torch.randn(sum(LENGTHS), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    nested = [part.tolist() for part in A.split(LENGTHS)]
+    expected = -objective("gspo_token", logp, old, nested, LENGTHS, 0.05, 0.07, BUDGET)
+    loss, gradient = value_and_gradient("gspo_token", logp, old, A, y, 0.05, 0.07)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, logp)[0])
+
+
+def test_on_policy_nothing_clips_and_gspo_has_the_gradient_of_grpo():
+    _, old, A, y = case(6)
+    logp = old.clone().requires_grad_()
+    out = gspo(logp, old, A, y, 3e-4, 4e-4)
+    assert torch.equal(out.ratio, torch.ones_like(A))
+    assert not (out.clipped_low | out.clipped_high).any()
+    one = value_and_gradient("gspo", logp, old, A, y, 3e-4, 4e-4)
+    other = value_and_gradient("grpo", logp, old, A, y, 0.2, 0.27)
+    torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-15)
+
+
+@given(st.integers(0, 10_000), st.floats(1e-4, 0.5))
+@settings(max_examples=50, deadline=None)
+def test_at_reply_length_one_gspo_is_grpo(seed, e):
+    logp, old, A, y = case(seed, lengths=[1] * 6)
+    for a, b in zip(gspo(logp, old, A, y, e, e), grpo(logp, old, A, y, e, e)):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-15)
+
+
+def test_spread_of_the_sequence_ratio_shrinks_as_one_over_root_length():
+    g = torch.Generator().manual_seed(0)
+    spread = {}
+    for n in (16, 256):
+        noise = 0.1 * torch.randn(2000 * n, generator=g, dtype=torch.float64)
+        y = Replies.of(torch.full((2000,), n))
+        spread[n] = float(sequence_ratio(noise, torch.zeros_like(noise), y).log().std())
+    assert spread[16] / spread[256] == pytest.approx(4, rel=0.1)
+
+
+def test_a_reply_weighs_the_same_whatever_its_length():
+    """GSPO is a mean over replies: the field's mistake is a mean over tokens."""
+    _, old, _, y = case(0, lengths=[2, 50])
+    logp = old.clone().requires_grad_()
+    _, gradient = value_and_gradient("gspo", logp, old, torch.tensor([1.0, 1.0], dtype=torch.float64), y, 3e-4, 4e-4)
+    assert float(gradient[:2].sum()) == pytest.approx(float(gradient[2:].sum()))

@@ -1,0 +1,126 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo import layout
+from gspo.types import Reply
+
+
+def reply(prompt, sampled, advantage=0.0, first=100):
+    tokens = torch.tensor(list(prompt) + [first + i for i in range(sampled)])
+    mask = torch.arange(len(tokens)) >= len(prompt)
+    logp = torch.arange(sampled, dtype=torch.float32)
+    return Reply(tokens, mask, logp_mu=logp, logp_old=logp, advantage=advantage)
+
+
+def naive_may_look(batch):
+    """i may look at j exactly when j is i or an ancestor of it."""
+    parent = batch.forest.parent.tolist()
+    n = len(parent)
+    mask = torch.zeros(n, n, dtype=torch.bool)
+    for i in range(n):
+        at = i
+        while at >= 0:
+            mask[i, at] = True
+            at = parent[at]
+    return mask
+
+
+REPLIES = [reply([1, 2, 3], 2), reply([1, 2, 3], 4, first=200), reply([1, 2, 9], 1), reply([5], 3)]
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_the_mask_is_ancestry(share):
+    batch = layout.build(REPLIES, share)
+    assert torch.equal(layout.may_look(batch.forest), naive_may_look(batch))
+
+
+def test_a_shared_prompt_stands_once():
+    assert len(layout.build(REPLIES, share=False).forest.tokens) == sum(len(r.tokens) for r in REPLIES)
+    shared = layout.build(REPLIES, share=True)
+    # [1 2 3] + 2, then 4 more below the same prompt, then 9 below [1 2], then another root
+    assert shared.forest.tokens.tolist() == [1, 2, 3, 100, 101, 200, 201, 202, 203, 9, 100, 5, 100, 101, 102]
+    assert shared.forest.parent.tolist() == [-1, 0, 1, 2, 3, 2, 5, 6, 7, 1, 9, -1, 11, 12, 13]
+    assert shared.forest.position.tolist() == [0, 1, 2, 3, 4, 3, 4, 5, 6, 2, 3, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_flat_views_describe_each_sampled_token(share):
+    batch = layout.build(REPLIES, share)
+    assert batch.length.tolist() == [2, 4, 1, 3]
+    assert batch.reply.tolist() == [0, 0, 1, 1, 1, 1, 2, 3, 3, 3]
+    assert batch.forest.tokens[batch.node].tolist() == [100, 101, 200, 201, 202, 203, 100, 100, 101, 102]
+
+
+@st.composite
+def random_replies(draw):
+    prompts = draw(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=3))
+    out = []
+    for prompt in prompts:
+        for _ in range(draw(st.integers(1, 3))):
+            tokens = prompt + draw(st.lists(st.integers(4, 9), min_size=1, max_size=8))
+            turn = draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
+            sampled = torch.tensor([i >= len(prompt) and (keep or i == len(prompt)) for i, keep in enumerate(turn)])
+            logp = torch.zeros(int(sampled.sum()))
+            out.append(Reply(torch.tensor(tokens), sampled, logp, logp, 0.0))
+    return out
+
+
+def paths_to(batch):
+    """For each sampled token, the tokens on its path, itself included."""
+    parent, tokens = batch.forest.parent.tolist(), batch.forest.tokens.tolist()
+    out = []
+    for node in batch.node.tolist():
+        path = []
+        while node >= 0:
+            path.insert(0, tokens[node])
+            node = parent[node]
+        out.append(path)
+    return out
+
+
+@given(random_replies(), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_every_layout_predicts_each_sampled_token_from_its_own_history(replies, share):
+    batch = layout.build(replies, share)
+    expected = [r.tokens[: i + 1].tolist() for r in replies for i in r.sampled.nonzero()[:, 0].tolist()]
+    assert paths_to(batch) == expected
+    rows = layout.padded(batch, pad_id=-7)
+    width = rows.tokens.shape[1]
+    for before, path in zip(rows.before.tolist(), expected):
+        row, column = divmod(before, width)
+        assert rows.tokens[row, : column + 1].tolist() == path[:-1]
+        assert rows.position[row, column] == len(path) - 2
+    one = layout.packed(batch)
+    for before, path in zip(one.before.tolist(), expected):
+        seen = one.mask[0, 0, before].nonzero()[:, 0]
+        assert one.tokens[0, seen].tolist() == path[:-1]
+        assert one.position[0, seen].tolist() == list(range(len(path) - 1))
+
+
+@given(random_replies(), st.integers(1, 60), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_micro_batches_keep_every_reply_and_the_token_budget(replies, budget, share):
+    parts = layout.micro_batches(replies, budget, share)
+    assert sorted(id(r) for part in parts for r in part) == sorted(map(id, replies))
+    for part in parts:
+        batch = layout.build(part, share)
+        read = len(batch.forest.tokens) if share else layout.padded(batch, 0).tokens.numel()
+        assert read <= budget or len(part) == 1
+
+
+def test_advantages_by_token():
+    one = Reply(torch.tensor([1, 2, 3]), torch.tensor([False, True, True]), torch.zeros(2), torch.zeros(2), 0.5)
+    two = Reply(one.tokens, one.sampled, one.logp_mu, one.logp_old, torch.tensor([1.0, -1.0]))
+    assert layout.build([one]).advantage.tolist() == [0.5]
+    assert layout.build([one, two]).advantage.tolist() == [0.5, 0.5, 1.0, -1.0]
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="at least one reply"):
+        layout.build([])
+    with pytest.raises(ValueError, match="prompt token before it"):
+        layout.build([reply([], 2)])
+    with pytest.raises(ValueError, match="at least one sampled token"):
+        layout.build([reply([1], 1), reply([1, 2], 0)])
