@@ -195,13 +195,18 @@ def check(config: Config) -> None:
         raise ValueError("log.dir = '': name a folder for the run")
 
 
-def check_training(config: Config) -> None:
-    """What `gspo train` needs on top of `check`. Raises ValueError with the remedy."""
-    rollout = config.rollout
+def check_required(config: Config) -> None:
+    """Whether a model and a task are named. Raises ValueError."""
     for key in ("model.path", "task.source"):
         section, name = key.split(".")
         if not getattr(getattr(config, section), name):
             raise ValueError(f"{key} is required: give it in the file or as --{key} VALUE")
+
+
+def check_training(config: Config) -> None:
+    """What `gspo train` needs on top of `check`. Raises ValueError with the remedy."""
+    rollout = config.rollout
+    check_required(config)
     if rollout.top_p < 1 or rollout.top_k > 0:
         key, value = ("rollout.top_p", rollout.top_p) if rollout.top_p < 1 else ("rollout.top_k", rollout.top_k)
         raise ValueError(

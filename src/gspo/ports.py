@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from gspo.types import Batch, Prompt, Rollout, Sampling
@@ -34,7 +35,17 @@ class Sampler(Protocol):
 
 
 class Policy(Protocol):
-    """A causal language model that scores sampled tokens and can be trained."""
+    """A causal language model that scores sampled tokens and can be trained.
+
+    shares_prompts: whether a prompt shared by neighbouring replies is computed once.
+    """
+
+    shares_prompts: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Where log-probabilities come out."""
+        ...
 
     def logprobs(self, batch: Batch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities [N] float32 of the batch's sampled tokens, and the entropies [N] of the distributions

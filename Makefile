@@ -1,0 +1,50 @@
+# Everything runs in .venv, which each target makes when it is missing or out of date.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+
+.PHONY: demo test check bench docs clean
+
+demo: .venv/demo
+	$(BIN)/gspo demo
+
+test: .venv/test
+	$(BIN)/python -m pytest
+
+check: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python docs/generate.py --check
+
+docs: .venv/test
+	$(BIN)/python docs/generate.py
+
+bench: .venv/test
+	$(BIN)/python benchmarks/gradients.py
+	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/rollout_step.py
+
+clean:
+	rm -rf .venv .bench-* build dist
+
+.venv/pip: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "gspo needs Python 3.11 or newer; set PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PIP) pip setuptools wheel
+	$(PIP) torch
+	@touch $@
+
+.venv/demo: .venv/pip pyproject.toml
+	$(PIP) -e '.[tasks]'
+	@touch $@
+
+.venv/test: .venv/pip pyproject.toml
+	$(PIP) -e '.[test]'
+	@touch $@
+
+.venv/dev: .venv/pip pyproject.toml
+	$(PIP) -e '.[dev]'
+	@touch $@

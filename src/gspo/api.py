@@ -1,0 +1,113 @@
+"""gspo from Python: `train`, `sft` and `evaluate` on one's own model, data and rewards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gspo import build, checkpoint, report
+from gspo import evaluate as evaluation
+from gspo import sft as imitation
+from gspo import trainer
+from gspo.config import Config
+from gspo.configfile import check_required, check_training
+from gspo.types import Group
+
+GIVEN = "(given from Python)"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run leaves: its folder, the trained transformers model and its tokenizer, and the last metrics.
+
+    finished: False where it was asked to stop before its last step.
+    """
+
+    folder: Path
+    model: Any
+    tokenizer: Any
+    metrics: dict[str, Any]
+    finished: bool
+
+
+def train(
+    model: Any = None,
+    dataset: Any = None,
+    reward: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
+    *,
+    tokenizer: Any = None,
+    eval_dataset: Any = None,
+    config: Config | str | Path | None = None,
+    resume: bool = False,
+    **sections: dict[str, Any],
+) -> Result:
+    """Trains `model` on the prompts of `dataset` for `reward`, with GSPO unless told otherwise.
+
+    model: a folder, a Hugging Face id, or a loaded transformers model (then with its tokenizer). dataset: a list of
+    dicts or a datasets.Dataset with a `prompt` column. reward: `f(prompts, completions, **columns) -> list[float |
+    None]`, plain or async, or several. Each may be named in `config` instead: a TOML file or a Config. `sections`
+    change it, as in `rollout={"num_prompts": 8}`. Raises ValueError for what cannot work, before training starts.
+    """
+    functions = (reward,) if callable(reward) else tuple(reward)
+    made = _configured(config, sections, model, dataset)
+    check_training(made)
+    given = build.Given(model, tokenizer, dataset, eval_dataset, functions)
+    with build.training(made, resume, given) as (run, hf):
+        metrics = trainer.train(run)
+        finished = _finish(run, hf.save)
+        folder = run.log.folder.path
+    report.write_report([folder])
+    return Result(folder, hf.model, hf.tokenizer, metrics, finished)
+
+
+def sft(
+    model: Any = None,
+    dataset: Any = None,
+    *,
+    tokenizer: Any = None,
+    config: Config | str | Path | None = None,
+    resume: bool = False,
+    **sections: dict[str, Any],
+) -> Result:
+    """Trains `model` to imitate the rows of `dataset`, which have `prompt` and `completion`. Arguments as in `train`."""
+    made = _configured(config, sections, model, dataset)
+    check_required(made)
+    with build.cold_start(made, resume, build.Given(model, tokenizer, dataset)) as (run, hf):
+        metrics = imitation.fit(run)
+        finished = _finish(run, hf.save)
+        folder = run.log.folder.path
+    report.write_report([folder])
+    return Result(folder, hf.model, hf.tokenizer, metrics, finished)
+
+
+def evaluate(
+    config: Config | str | Path | None = None, **sections: dict[str, Any]
+) -> tuple[dict[str, float], list[Group]]:
+    """Metrics of the model in `config` on its held-out prompts (`eval/accuracy` and its 95 % interval), and the replies."""
+    made = build.as_config(config, sections)
+    check_required(made)
+    with build.evaluation(made) as arguments:
+        return evaluation.evaluate(**arguments)
+
+
+def _configured(config: Any, sections: dict[str, dict[str, Any]], model: Any, dataset: Any) -> Config:
+    sections = {name: dict(table) if isinstance(table, dict) else table for name, table in sections.items()}
+    if model is not None:
+        path = model if isinstance(model, (str, Path)) else getattr(model, "name_or_path", "") or GIVEN
+        sections["model"] = {"path": str(path)} | sections.get("model", {})
+    if dataset is not None:
+        sections["task"] = {"source": GIVEN} | sections.get("task", {})
+    return build.as_config(config, sections)
+
+
+def _finish(run: Any, save: Callable[[Path], None]) -> bool:
+    """The final model, if the last step is done; else a word on how to go on."""
+    folder = run.log.folder
+    if run.step < run.config.train.steps:
+        run.log.note(f"stopped after step {run.step} of {run.config.train.steps}; go on with --resume")
+        return False
+    checkpoint.write_folder(folder.path / "model", save)
+    return True

@@ -1,0 +1,113 @@
+"""The files of a transformers model: where they are, and what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from gspo.config import ModelConfig
+
+
+def pick_device(name: str) -> torch.device:
+    """`model.device` as torch has it. Raises ValueError where this machine has no such device."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"model.device = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        found = f"only {count} CUDA GPUs, counted from 0" if count else "no CUDA GPU that torch can use"
+        raise ValueError(f'model.device = {name!r}: this machine has {found}; set model.device = "auto"')
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(
+            f'model.device = {name!r}: this machine has no MPS device; set model.device = "auto"'
+        )
+    return device
+
+
+def local(path: str) -> str:
+    """`path` with ~ expanded where it is a folder; a Hugging Face id stays as it is."""
+    folder = Path(path).expanduser()
+    return str(folder) if folder.is_dir() else path
+
+
+def check_path(cfg: ModelConfig) -> None:
+    """Raises ValueError for what is wrong with a local folder, in clearer words than transformers has."""
+    folder, where = Path(cfg.path).expanduser(), f"model.path = {cfg.path!r}"
+    if not cfg.path:
+        raise ValueError("model.path is required: a folder or a Hugging Face id")
+    if folder.is_file():
+        raise ValueError(f"{where}: this is a file; give the folder that holds config.json")
+    if not folder.is_dir():
+        if cfg.path.startswith((".", "/", "~")) or cfg.path.count("/") > 1:
+            raise ValueError(f"{where}: no such folder")
+        return
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{where}: the folder has no config.json, so it holds no transformers model")
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)]
+    if not pickles:
+        raise ValueError(f"{where}: the folder has no weights (*.safetensors)")
+    if not cfg.allow_pickle:
+        raise ValueError(
+            f"{where}: the weights are pickled only ({pickles[0]}), and loading them can run code. Convert "
+            "them to safetensors, or set model.allow_pickle = true if you trust them"
+        )
+
+
+def load_error(cfg: ModelConfig, error: Exception) -> str:
+    """What an error of transformers means for the user."""
+    where, text = f"model.path = {cfg.path!r}", str(error).strip() or type(error).__name__
+    first = text.splitlines()[0]
+    if "trust_remote_code" in text:
+        return (
+            f"{where}: it brings its own Python code. Read it; to run it set model.trust_remote_code = true"
+        )
+    if "safetensors" in text and not cfg.allow_pickle:
+        remedy = "If it has pickled ones that you trust, set model.allow_pickle = true"
+        return f"{where}: no safetensors weights. {remedy}. ({first})"
+    if not Path(cfg.path).expanduser().is_dir():
+        version = cfg.revision or "main"
+        hub = f"neither a folder here nor a model of the Hugging Face hub (revision {version})"
+        return f"{where}: {hub}. ({first})"
+    return f"{where}: cannot be loaded as a causal language model. ({text})"
+
+
+def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer that `cfg` names. Raises ValueError where there is none."""
+    path = cfg.tokenizer or cfg.path
+    where = f"model.tokenizer = {path!r}" if cfg.tokenizer else f"model.path = {path!r}"
+    files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+    folder = Path(path).expanduser()
+    if folder.is_dir() and not any((folder / name).is_file() for name in files):
+        raise ValueError(f"{where}: the folder has no tokenizer (tokenizer.json); set model.tokenizer")
+    revision = None if cfg.tokenizer else cfg.revision
+    try:
+        return AutoTokenizer.from_pretrained(
+            local(path), revision=revision, trust_remote_code=cfg.trust_remote_code
+        )
+    except Exception as error:  # transformers raises many kinds here
+        if "trust_remote_code" in str(error):
+            raise ValueError(load_error(cfg, error)) from error
+        raise ValueError(f"{where}: no tokenizer can be loaded; set model.tokenizer. ({error})") from error
+
+
+def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises ValueError where the tokenizer has ids that the model does not."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    vocabulary = tokenizer.get_vocab()
+    if not vocabulary:
+        raise ValueError(
+            "the tokenizer's vocabulary is empty: set model.tokenizer to a folder with a tokenizer"
+        )
+    token, top = max(vocabulary.items(), key=lambda item: item[1])
+    if top >= rows:
+        raise ValueError(
+            f"the tokenizer has {token!r} with id {top}, but the model embeds only {rows} tokens: they do "
+            "not belong together (set model.tokenizer), or the embedding was not resized"
+        )

@@ -1,0 +1,297 @@
+"""A causal language model of transformers, made ready for exact scoring: load, check, forward, save."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from gspo.backends.hf_files import check_path, check_tokenizer, load_error, load_tokenizer, local, pick_device
+from gspo.config import ModelConfig
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Largest accepted difference between two ways to the same numbers, as a share of the largest of them.
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+
+
+@dataclass
+class HFModel:
+    """A model and its tokenizer, as `load_model` and `wrap_model` make them.
+
+    autocast: type of the matrix products (None: that of the weights). has_full_attention: every layer is
+    plain full attention, so that a 4D boolean mask describes it. logit_scale: what the head's output is
+    multiplied by (Cohere, Falcon-H1; Granite divides). logit_cap: the bound c of logits that go through c
+    tanh(logit / c) (Gemma), or None.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    autocast: torch.dtype | None = None
+    has_full_attention: bool = False
+    config: Any = field(init=False, repr=False)
+    body: nn.Module = field(init=False, repr=False)
+    inputs: frozenset[str] = field(init=False, repr=False)
+    logit_scale: float = field(init=False)
+    logit_cap: float | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.config = config = self.model.config.get_text_config()
+        self.body = _body(self.model)
+        self.inputs = frozenset(inspect.signature(self.body.forward).parameters)
+        scale = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0
+        self.logit_scale = float(scale) / float(getattr(config, "logits_scaling", None) or 1.0)
+        self.logit_cap = getattr(config, "final_logit_softcapping", None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def attention(self) -> str:
+        """The attention implementation in use."""
+        return self.config._attn_implementation
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Type of the matrix products."""
+        return self.autocast or self.model.dtype
+
+    def precision(self) -> AbstractContextManager:
+        """The autocast context. Around a loop it keeps the cast weights from one forward pass to the next."""
+        return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
+
+    def hidden(self, **inputs: Any) -> Tensor:
+        """Last hidden states [B, L, H], normalised, of the model without its head.
+
+        `inputs` are what the model takes: input_ids, attention_mask, position_ids, past_key_values (which
+        turns the cache on). A 4D boolean mask [B, 1, L, L'] is True where a token may be looked at.
+        """
+        cache = inputs.get("past_key_values")
+        inputs.setdefault("use_cache", cache is not None)
+        if cache is not None and "past_key_values" not in self.inputs:
+            inputs["cache_params"] = inputs.pop("past_key_values")  # its name in state-space models
+        mask = inputs.get("attention_mask")
+        if mask is not None and mask.ndim == 4 and mask.dtype == torch.bool and self.attention == "eager":
+            least = torch.finfo(self.compute_dtype).min  # eager attention adds its mask to the scores
+            inputs["attention_mask"] = torch.zeros_like(mask, dtype=self.compute_dtype).masked_fill_(
+                ~mask, least
+            )
+        with self.precision():
+            return self.body(**inputs).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [..., V] of hidden states [..., H]: the head in float32 whatever the weights, then
+        the scale and soft-cap that the model's own forward pass applies.
+        """
+        head = self.model.get_output_embeddings()
+        bias = getattr(head, "bias", None)
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = F.linear(hidden.float(), head.weight.float(), None if bias is None else bias.float())
+            logits = logits if self.logit_scale == 1 else logits * self.logit_scale
+            return logits if self.logit_cap is None else self.logit_cap * torch.tanh(logits / self.logit_cap)
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens the model can read; None where it has no such limit."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a reply: those of the generation config and the tokenizer's."""
+        found = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = list(found) if isinstance(found, (list, tuple)) else [found]
+        return tuple(dict.fromkeys(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None))
+
+    @property
+    def pad_id(self) -> int:
+        """The padding token; the first stop token where there is none."""
+        pad = self.tokenizer.pad_token_id
+        return self.stop_ids[0] if pad is None else pad
+
+    def save(self, folder: str | Path) -> None:
+        """Write weights (safetensors), configuration and tokenizer, as `from_pretrained` reads them."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def load_model(cfg: ModelConfig) -> HFModel:
+    """The model and tokenizer that `cfg` names. Raises ValueError with key, value and remedy."""
+    check_path(cfg)
+    device, path = pick_device(cfg.device), local(cfg.path)
+    options: dict[str, Any] = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+    try:
+        options["config"] = AutoConfig.from_pretrained(path, **options)
+        options |= {"dtype": DTYPES[cfg.dtype], "output_loading_info": True}
+        options["use_safetensors"] = (
+            None if cfg.allow_pickle else True
+        )  # None: safetensors where there are any
+        options["attn_implementation"] = cfg.attention
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(path, **options)
+        except ValueError as error:
+            if cfg.attention != "sdpa" or "scaled_dot_product_attention" not in str(error):
+                raise
+            log.warning("%s has no sdpa attention: using eager attention, which is slower", cfg.path)
+            model, info = AutoModelForCausalLM.from_pretrained(
+                path, **options | {"attn_implementation": "eager"}
+            )
+    except Exception as error:  # transformers raises many kinds here
+        raise ValueError(load_error(cfg, error)) from error
+    missing = sorted([*info["missing_keys"], *(str(key[0]) for key in info["mismatched_keys"])])
+    if missing:
+        raise ValueError(
+            f"model.path = {cfg.path!r}: the weights do not fit {type(model).__name__}: {len(missing)} "
+            f"tensors are missing or of another shape ({', '.join(missing[:3])}, ...). Is it a causal model?"
+        )
+    return wrap_model(model.to(device), load_tokenizer(cfg), cfg)
+
+
+def wrap_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig | None = None
+) -> HFModel:
+    """An already loaded model, made ready: no dropout, no router noise, no auxiliary loss; checked by forward
+    passes.
+
+    The model is changed in place. Raises ValueError where tokenizer and model do not fit, RuntimeError where
+    the model cannot be scored exactly.
+    """
+    cfg = cfg or ModelConfig()
+    check_tokenizer(model, tokenizer)
+    _make_deterministic(model)
+    _choose_experts(model, cfg.experts)
+    on_gpu = cfg.autocast == "auto" and model.device.type == "cuda"
+    wanted = cfg.autocast == "bfloat16" or on_gpu
+    autocast = torch.bfloat16 if wanted and model.dtype == torch.float32 else None  # half weights need none
+    made = HFModel(model, tokenizer, autocast)
+    if not made.stop_ids:
+        raise ValueError(
+            "neither the tokenizer nor the model's generation config names an end-of-sequence token, so a "
+            "reply could never end: set the tokenizer's eos_token"
+        )
+    was_training = model.training
+    with torch.no_grad():
+        _check_logits(made)
+        made.has_full_attention = _all_layers_full(made.config) and _mask_describes(made)
+    model.train(was_training)
+    return made
+
+
+def _body(model: PreTrainedModel) -> nn.Module:
+    """The model without its head (of a multimodal one: the text part)."""
+    for body in (model.get_decoder(), model.base_model, getattr(model, "model", None)):
+        if body is not None and body is not model:
+            return body
+    raise RuntimeError(f"{type(model).__name__} is no body with a head: its hidden states cannot be reached")
+
+
+def _make_deterministic(model: PreTrainedModel) -> None:
+    """Training mode must score as evaluation mode does, and no loss but ours may be added."""
+    configs = [model.config, model.config.get_text_config()]
+    for holder in [*configs, *model.modules()]:
+        for name, value in list(vars(holder).items()):
+            if ("drop" in name or "jitter" in name) and isinstance(value, float) and value:
+                setattr(holder, name, 0.0)
+        if isinstance(holder, nn.modules.dropout._DropoutNd):
+            holder.p = 0.0
+    for holder in [*configs, model]:
+        for name, off in (("output_router_logits", False), ("router_aux_loss_coef", 0.0)):
+            if hasattr(holder, name):
+                setattr(holder, name, off)
+
+
+def _choose_experts(model: PreTrainedModel, wanted: str) -> None:
+    """Sets the expert kernels of a mixture of experts."""
+    if not model._can_set_experts_implementation():
+        return
+    if wanted == "auto":
+        wanted = "grouped_mm" if _grouped_mm_runs(model.device, model.dtype) else "eager"
+    model.set_experts_implementation(wanted)
+
+
+def _grouped_mm_runs(device: torch.device, dtype: torch.dtype) -> bool:
+    multiply = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
+    if multiply is None:
+        return False
+    rows, weight = (
+        torch.ones(4, 16, device=device, dtype=dtype),
+        torch.ones(2, 16, 16, device=device, dtype=dtype),
+    )
+    try:
+        multiply(rows, weight, offs=torch.tensor([2, 4], device=device, dtype=torch.int32))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def probe(model: HFModel, count: int) -> Tensor:
+    """Some token ids [1, count] that the model has, to try it with."""
+    rows = model.model.get_input_embeddings().weight.shape[0]
+    return (torch.arange(count, device=model.device)[None] * 7 + 3) % rows
+
+
+def far(model: HFModel, a: Tensor, b: Tensor) -> bool:
+    """Whether a differs from b by more than rounding in the model's precision explains."""
+    limit = TOLERANCE[model.compute_dtype] * (b.float().abs().max() + 1e-6)
+    return not bool((a.float() - b.float()).abs().max() <= limit)
+
+
+def _check_logits(model: HFModel) -> None:
+    """Our logits must be the model's own, and the same in training as in evaluation mode."""
+    tokens, name = probe(model, 5), type(model.model).__name__
+    model.model.eval()
+    hidden = model.hidden(input_ids=tokens)
+    ours = model.logits(hidden)
+    with model.precision():
+        own = model.model(input_ids=tokens, use_cache=False).logits
+    if far(model, ours, own):
+        raise RuntimeError(
+            f"{name} treats its logits in a way that gspo does not know: its own differ by up to "
+            f"{(ours - own.float()).abs().max():.3g} from its head's, scale and soft-cap included. Log-"
+            "probabilities would be wrong, so this architecture is refused"
+        )
+    model.model.train()
+    if far(model, model.hidden(input_ids=tokens), hidden):
+        raise RuntimeError(
+            f"{name} computes other hidden states in training than in evaluation mode, though dropout and "
+            "router noise are 0: sampled and trained likelihoods would differ"
+        )
+
+
+def _all_layers_full(config: Any) -> bool:
+    """What the configuration says of the layers."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return all(kind == "full_attention" for kind in kinds)
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    longest = getattr(config, "max_position_embeddings", None)
+    return not window or (longest is not None and window >= longest)
+
+
+def _mask_describes(model: HFModel) -> bool:
+    """Tries it: a prompt with two replies in one row under a 4D mask must give what two plain rows give."""
+    if "position_ids" not in model.inputs or model.attention not in ("sdpa", "eager"):
+        return False  # flash kernels take no such mask
+    tokens, place = probe(model, 7), torch.arange(7, device=model.device)
+    last = torch.tensor([6, 6, 6, 4, 4, 6, 6], device=model.device)
+    mask = (place[None] <= place[:, None]) & (place[:, None] <= last[None])
+    position = torch.tensor([[0, 1, 2, 3, 4, 3, 4]], device=model.device)
+    try:
+        model.model.eval()
+        packed = model.hidden(input_ids=tokens, position_ids=position, attention_mask=mask[None, None])[0]
+        plain = [
+            model.hidden(input_ids=tokens[:, path])[0, -1] for path in ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])
+        ]
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return False
+    return not (far(model, packed[4], plain[0]) or far(model, packed[6], plain[1]))

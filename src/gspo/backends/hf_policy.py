@@ -1,0 +1,102 @@
+"""The policy on a transformers causal language model: log-probabilities of sampled tokens, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gspo import layout
+from gspo.backends.hf_model import HFModel
+from gspo.types import Batch
+
+HEAD_ELEMENTS = 1 << 26  # logits held at once: 256 MiB in float32
+
+
+class HFPolicy:
+    """A causal language model of transformers as ports.Policy.
+
+    temperature: the sampling temperature at which log-probabilities are taken. layout: "padded" or "packed".
+    Raises ValueError for a packed layout on a model whose layers are not all full attention.
+    """
+
+    def __init__(
+        self,
+        model: HFModel,
+        temperature: float = 1.0,
+        layout: str = "padded",
+        gradient_checkpointing: bool = False,
+    ):
+        if layout == "packed" and not model.has_full_attention:
+            raise ValueError(
+                'train.layout = "packed" needs full attention in every layer, which '
+                f'{type(model.model).__name__} has not: use train.layout = "padded"'
+            )
+        self.model = model
+        self.temperature = temperature
+        self.layout = layout
+        self.shares_prompts = layout == "packed"
+        self.gradient_checkpointing = gradient_checkpointing
+        if gradient_checkpointing:
+            model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """What the optimiser trains."""
+        return (p for p in self.model.model.parameters() if p.requires_grad)
+
+    def save(self, folder: str) -> None:
+        """Write model (safetensors) and tokenizer in Hugging Face format."""
+        self.model.save(folder)
+
+    def logprobs(self, batch: Batch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities [N] float32 of the sampled tokens at the sampling temperature, and entropies [N]."""
+        rows = layout.packed(batch) if self.layout == "packed" else layout.padded(batch, self.model.pad_id)
+        device = self.model.device
+        # Only the checkpointed layers look at the mode: dropout is 0 in either.
+        self.model.model.train(self.gradient_checkpointing and torch.is_grad_enabled())
+        hidden = self.model.hidden(
+            input_ids=rows.tokens.to(device),
+            position_ids=rows.position.to(device),
+            attention_mask=None if rows.mask is None else rows.mask.to(device),
+        )
+        states = hidden.flatten(0, 1)[rows.before.to(device)]  # [N, H]
+        targets = batch.forest.tokens[batch.node].to(device)
+        return head_logprobs(self.model.logits, states, targets, self.temperature, entropy)
+
+
+def head_logprobs(
+    logits: Callable[[Tensor], Tensor], states: Tensor, targets: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(logits(states) / temperature) at `targets`, by chunks whose logits are recomputed in the backward pass.
+
+    states [N, H], targets [N] -> log-probabilities [N] float32, and entropies [N] if asked for (without gradient).
+    """
+
+    def chunk(h: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
+        z = logits(h) / temperature  # [n, V]
+        lse = z.logsumexp(-1)
+        logp = z.gather(-1, target[:, None])[:, 0] - lse
+        if not entropy:
+            return logp, None
+        with torch.no_grad():
+            p = (z - lse[:, None]).exp_()
+            # H = lse - sum p z; a logit of -inf has p = 0 and adds nothing
+            return logp, lse.detach() - (p * z.masked_fill(p == 0, 0.0)).sum(-1)
+
+    with torch.no_grad():
+        vocabulary = logits(states[:1]).shape[-1]
+    size = max(1, HEAD_ELEMENTS // vocabulary)
+    if len(states) <= size:
+        return chunk(states, targets)
+    parts = [
+        checkpoint(chunk, h, t, use_reentrant=False) for h, t in zip(states.split(size), targets.split(size))
+    ]
+    logps = torch.cat([part[0] for part in parts])
+    return logps, torch.cat([part[1] for part in parts]) if entropy else None

@@ -1,0 +1,242 @@
+"""The embedded sampler: batched decoding with the policy's own transformers model, token ids in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from gspo.backends.growing_cache import GrowingLayer
+from gspo.backends.hf_model import HFModel, far, probe
+from gspo.backends.stopping import Ends, cut, decode
+from gspo.ports import Policy
+from gspo.types import Prompt, Rollout, Sampling
+
+PREFILL_TOKENS = 131072  # most prompt tokens, padding included, in one forward pass
+Row = tuple[int, int]  # the index of a prompt and of its reply
+
+
+class HFSampler:
+    """Samples from an HFModel, `batch_size` replies at once. The policy that trains may share the model.
+
+    Each prompt is read once for its replies in a batch; finished rows leave the batch. A reply is drawn by
+    inverse CDF, with uniforms that the seed, its prompt's place and its own number fix: it depends neither on
+    the batch size nor on its neighbours, but for rounding. Raises RuntimeError for a model whose cache gspo
+    cannot use.
+    """
+
+    def __init__(self, model: HFModel, batch_size: int = 256) -> None:
+        self.model, self.batch_size, self.version = model, batch_size, 0
+        kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
+        self.plain_cache = model.has_full_attention and kinds <= {DynamicLayer}
+        self._check_cache()
+
+    def _check_cache(self) -> None:
+        """A token decoded from the cache must come out as in a plain forward pass."""
+        model, tokens = self.model, probe(self.model, 5)
+        was_training = model.model.training
+        model.model.eval()
+        with torch.no_grad():
+            cache = self._prefill([tuple(tokens[0, :4].tolist())], torch.zeros(2, dtype=torch.long), 1)[0]
+            hidden = model.hidden(input_ids=tokens[:, 4:].expand(2, 1), past_key_values=cache)
+            if far(model, hidden, model.hidden(input_ids=tokens)[:, 4:].expand_as(hidden)):
+                name = type(model.model).__name__
+                raise RuntimeError(f"{name} gives other results with its key-value cache than without")
+        model.model.train(was_training)
+
+    def load(self, policy: Policy, version: int) -> None:
+        """Take over the policy's weights, which costs nothing where the model is shared, and its version."""
+        mine, theirs = list(self.model.model.parameters()), list(policy.parameters())
+        if not {id(p) for p in theirs} <= {id(p) for p in mine}:
+            with torch.no_grad():
+                for to, value in zip(mine, theirs, strict=True):
+                    to.copy_(value)
+        self.version = version
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        n: int,
+        sampling: Sampling,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Rollout]:
+        """`n` replies to each prompt, in the order of the prompts.
+
+        logp is the float32 log-probability at the temperature, of the distribution drawn from: after top-k
+        (exactly k tokens) and top-p. At temperature 0 that distribution has one token, so logp is 0. `stop`
+        is "eos" for one of sampling.stop_ids, "stop" for a stop string, "length" otherwise. `text` leaves
+        special tokens out and ends with the stop string. Raises ValueError for a prompt that is empty or too
+        long for the model.
+        """
+        self._check(prompts, sampling)
+        done: dict[Row, Rollout] = {}
+        was_training = self.model.model.training
+        self.model.model.eval()
+        try:
+            with torch.no_grad(), self.model.precision():
+                for rows in self._chunks(prompts, n):
+                    before = len(done)
+                    tell = None if progress is None else lambda count, base=before: progress(base + count)
+                    done.update(zip(rows, self._decode(prompts, rows, sampling, tell)))
+        finally:
+            self.model.model.train(was_training)
+        return [done[i, j] for i in range(len(prompts)) for j in range(n)]
+
+    def _check(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        if sampling.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens = {sampling.max_new_tokens}: must be at least 1")
+        limit = self.model.context_length
+        for i, prompt in enumerate(prompts):
+            if not prompt.tokens:
+                raise ValueError(f"prompt {i} (id {prompt.id!r}) has no tokens")
+            need = len(prompt.tokens) + sampling.max_new_tokens
+            if limit is not None and need > limit:
+                raise ValueError(
+                    f"prompt {i} (id {prompt.id!r}) has {len(prompt.tokens)} tokens, and with up to "
+                    f"{sampling.max_new_tokens} new ones that is {need}: the model reads at most {limit}. Shorten "
+                    "the prompt or lower max_completion_length"
+                )
+
+    def _chunks(self, prompts: Sequence[Prompt], n: int) -> Iterator[list[Row]]:
+        """Rows that are decoded together: of like length, for little padding; of one length where padding
+        will not do.
+        """
+        chunk: list[Row] = []
+        distinct = 0
+        for i in sorted(range(len(prompts)), key=lambda i: (len(prompts[i].tokens), i)):
+            size = len(prompts[i].tokens)
+            mixed = chunk and not self.plain_cache and len(prompts[chunk[0][0]].tokens) != size
+            if chunk and (mixed or (distinct + 1) * size > PREFILL_TOKENS):
+                yield chunk
+                chunk, distinct = [], 0
+            distinct += 1
+            for j in range(n):
+                if len(chunk) == self.batch_size:
+                    yield chunk
+                    chunk, distinct = [], 1
+                chunk.append((i, j))
+        if chunk:
+            yield chunk
+
+    def _prefill(
+        self, prompts: list[tuple[int, ...]], rows: Tensor, new: int
+    ) -> tuple[Cache, Tensor, Tensor | None]:
+        """Reads each prompt once, with room for `new` tokens more. Returns the cache, with a row for each of
+        `rows` (indices into `prompts`), their last hidden states [B, H], and the additive attention mask [B,
+        1, 1, room].
+        """
+        model, longest = self.model, max(map(len, prompts))
+        pads = torch.tensor([[longest - len(prompt)] for prompt in prompts])  # on the left
+        ids = torch.tensor([[model.pad_id] * int(pad) + list(prompt) for pad, prompt in zip(pads, prompts)])
+        cache, mask, inputs, rows = DynamicCache(config=model.config), None, {}, rows.to(model.device)
+        if self.plain_cache:
+            cache.layers = [GrowingLayer(longest + new) for _ in range(model.config.num_hidden_layers)]
+            # On a CPU a mask of zeros is faster than none: transformers then packs the heads that share keys.
+            if pads.any() or model.device.type == "cpu":
+                hide = (torch.arange(longest + new) < pads)[rows.cpu(), None, None].to(model.device)
+                mask = torch.zeros(hide.shape, dtype=model.compute_dtype, device=model.device)
+                mask.masked_fill_(hide, torch.finfo(mask.dtype).min)
+        if pads.any():
+            place = torch.arange(longest) - pads
+            inputs = {"attention_mask": (place >= 0).long(), "position_ids": place.clamp(min=0)}
+            inputs = {name: value.to(model.device) for name, value in inputs.items()}
+        hidden = model.hidden(input_ids=ids.to(model.device), past_key_values=cache, **inputs)[:, -1]
+        cache.reorder_cache(rows)  # type: ignore[arg-type]  # any integer type will do
+        return cache, hidden[rows], mask
+
+    def _decode(
+        self,
+        prompts: Sequence[Prompt],
+        rows: list[Row],
+        sampling: Sampling,
+        tell: Callable[[int], None] | None,
+    ) -> list[Rollout]:
+        """The replies of one batch, in the order of `rows`."""
+        model, new, device = self.model, sampling.max_new_tokens, self.model.device
+        distinct = {i: k for k, i in enumerate(dict.fromkeys(i for i, _ in rows))}
+        which = torch.tensor([distinct[i] for i, _ in rows])
+        cache, hidden, mask = self._prefill([prompts[i].tokens for i in distinct], which, new)
+        longest = max(len(prompts[i].tokens) for i in distinct)
+        position = torch.tensor([[len(prompts[i].tokens)] for i, _ in rows], device=device)
+        uniforms = _uniforms(sampling.seed, rows, new).to(device)
+        tokens = torch.full((new, len(rows)), model.pad_id, device=device)
+        logps = torch.zeros(new, len(rows), device=device)
+        ends = Ends(model.tokenizer, sampling, len(rows), device)
+        live = torch.arange(len(rows), device=device)  # the rows still decoded
+        for t in range(new):
+            tokens[t, live], logps[t, live] = draw(model.logits(hidden), uniforms[t, live], sampling)
+            told = ends.count
+            ends.look(tokens, t)
+            if tell and ends.count > told:
+                tell(ends.count)
+            if ends.count == len(rows):
+                break
+            if ends.count > told and (keep := ends.worth_dropping(live.tolist())) is not None:
+                kept = torch.tensor(keep, device=device)
+                cache.reorder_cache(kept)  # type: ignore[arg-type]
+                live, position = live[kept], position[kept]
+                mask = None if mask is None else mask[kept]
+            inputs = {"past_key_values": cache, "input_ids": tokens[t, live][:, None]}
+            if mask is not None:
+                inputs |= {"attention_mask": mask[..., : longest + t + 1], "position_ids": position + t}
+            hidden = model.hidden(**inputs)[:, -1]
+        if not torch.isfinite(logps).all():
+            raise RuntimeError(
+                "the model's logits are not finite: its weights hold inf or nan, or overflow its dtype"
+            )
+        columns = zip(tokens.T.cpu(), logps.T.cpu(), ends.length, ends.stop)
+        return [self._rollout(prompts[i], sampling, *column) for (i, _), column in zip(rows, columns)]
+
+    def _rollout(
+        self, prompt: Prompt, sampling: Sampling, tokens: Tensor, logp: Tensor, length: int, stop: str
+    ) -> Rollout:
+        start = len(prompt.tokens)
+        text = decode(self.model.tokenizer, tokens[:length].tolist())
+        sampled = torch.arange(start + length) >= start
+        return Rollout(
+            prompt=prompt,
+            tokens=torch.cat([torch.tensor(prompt.tokens), tokens[:length]]),
+            sampled=sampled,
+            logp=torch.cat([torch.zeros(start), logp[:length]]),
+            version=torch.where(sampled, self.version, -1),
+            stop=stop,
+            text=cut(text, sampling.stop) if stop == "stop" else text,
+        )
+
+
+def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """A token a row by inverse CDF: logits [B, V], uniforms [B] in [0, 1) -> ids [B], log-probabilities [B].
+
+    Temperature comes first, then top-k, then top-p (the likeliest tokens whose sum reaches it), as is usual.
+    """
+    if sampling.temperature == 0:
+        best, at = logits.max(-1)
+        return at, best * 0  # nan where the logits are not finite
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    ids: Tensor | None = None
+    last: int | Tensor = logits.shape[-1] - 1
+    size = logits.shape[-1]
+    if 0 < sampling.top_k < size or sampling.top_p < 1:
+        logits, ids = logits.topk(min(sampling.top_k or size, size))  # likeliest first
+        last = logits.shape[-1] - 1
+        if sampling.top_p < 1:
+            probs = logits.softmax(-1)
+            out = probs.cumsum(-1) - probs >= sampling.top_p
+            logits = logits.masked_fill(out, -torch.inf)
+            last = last - out.sum(-1, keepdim=True)
+    logp = logits.log_softmax(-1)
+    cdf = logp.exp().cumsum(-1)
+    at = torch.searchsorted(cdf, uniforms[:, None] * cdf[:, -1:], right=True)
+    at = at.clamp(max=last)  # rounding may reach beyond the last token
+    return (at if ids is None else ids.gather(-1, at))[:, 0], logp.gather(-1, at)[:, 0]
+
+
+def _uniforms(seed: int, rows: list[Row], count: int) -> Tensor:
+    """Uniforms [count, rows] float32: each reply's own, of a generator seeded with (seed, prompt, reply)."""
+    each = [np.random.default_rng([seed, *row]).random(count, dtype=np.float32) for row in rows]
+    return torch.from_numpy(np.stack(each, axis=1))

@@ -1,0 +1,114 @@
+"""Where sampled replies end: at a stop token, a stop string, or the length limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from gspo.types import Sampling
+
+LOOK_EVERY = 4  # tokens between two looks, where a look is dear: it waits for a GPU, or decodes text
+
+
+class Ends:
+    """Watches the replies of one batch, token by token.
+
+    length [rows]: tokens of a reply, 0 while it runs. stop [rows]: "eos", "stop" or "length". What a reply
+    samples between its end and the next look is cut off, so how often one looks changes no reply. A stop string that
+    is a special token is looked for among the ids: such tokens are not text.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, rows: int, device: torch.device
+    ) -> None:
+        special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        ids = [*sampling.stop_ids, *(special[s] for s in sampling.stop if s in special)]
+        texts = [s for s in sampling.stop if s not in special]
+        self.new, self.stop_ids = sampling.max_new_tokens, sampling.stop_ids
+        self.ids = torch.tensor(ids, device=device, dtype=torch.long)
+        self.scan = [StopStrings(tokenizer, texts) for _ in range(rows)] if texts else []
+        self.length = [0] * rows
+        self.stop = ["length"] * rows
+        self.every = 1 if device.type == "cpu" and not texts else LOOK_EVERY
+        self.seen = 0
+
+    @property
+    def count(self) -> int:
+        """Replies that have ended."""
+        return len(self.length) - self.length.count(0)
+
+    def look(self, tokens: Tensor, t: int) -> None:
+        """Notes the replies that end by position `t` of `tokens` [max_new_tokens, rows], positions 0 to t
+        sampled.
+        """
+        if (t + 1) % self.every and t + 1 < self.new:
+            return
+        block = tokens[self.seen : t + 1]
+        ended = torch.isin(block, self.ids)
+        first = ended.int().argmax(0)
+        ending = block.gather(0, first[None])[0]
+        hit, first, ending = torch.stack([ended.any(0).long(), first, ending]).tolist()
+        texts = block.T.tolist() if self.scan else []
+        for row, length in enumerate(self.length):
+            if length:
+                continue
+            if self.scan and (found := self.scan[row].add(texts[row][: first[row] if hit[row] else None])):
+                self.length[row], self.stop[row] = found, "stop"
+            elif hit[row]:
+                self.length[row] = self.seen + first[row] + 1
+                self.stop[row] = "eos" if ending[row] in self.stop_ids else "stop"
+            elif t + 1 == self.new:
+                self.length[row] = self.new
+        self.seen = t + 1
+
+    def worth_dropping(self, live: Sequence[int]) -> list[int] | None:
+        """Places in `live` (rows still decoded) of the replies that still run; None while too few have ended
+        to pay for moving the cache.
+        """
+        keep = [place for place, row in enumerate(live) if not self.length[row]]
+        return keep if (len(live) - len(keep)) * 8 >= len(live) else None
+
+
+class StopStrings:
+    """Finds the first stop string in one reply's text as tokens come in."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
+        self.tokenizer, self.stop = tokenizer, stop
+        self.tokens: list[int] = []
+        self.start = self.read = 0  # tokens[start:read] are decoded again, for what the next ones attach to
+        self.tail = ""  # the end of the text before tokens[read:], one short of a stop string
+
+    def add(self, tokens: list[int]) -> int | None:
+        """The number of tokens up to and with the one that completes a stop string; None when there is none
+        yet.
+        """
+        self.tokens += tokens
+        known = len(self._decode(self.read))
+        text = self.tail + self._decode(len(self.tokens))[known:]
+        if any(stop in text for stop in self.stop):
+            for end in range(self.read + 1, len(self.tokens) + 1):
+                part = self.tail + self._decode(end)[known:]
+                if any(stop in part for stop in self.stop):
+                    return end
+        if not text.endswith("\ufffd"):  # else a character is still incomplete
+            self.start, self.read = self.read, len(self.tokens)
+            longest = max(map(len, self.stop))
+            self.tail = text[-(longest - 1) :] if longest > 1 else ""
+        return None
+
+    def _decode(self, end: int) -> str:
+        return decode(self.tokenizer, self.tokens[self.start : end])
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
+    """The text of `tokens`, without special ones, and nothing tidied."""
+    return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def cut(text: str, stop: Sequence[str]) -> str:
+    """`text` up to and with the first stop string in it; all of it where there is none."""
+    ends = [text.index(s) + len(s) for s in stop if s in text]
+    return text[: min(ends)] if ends else text

@@ -1,0 +1,286 @@
+"""Configuration -> the objects of a run. Alone names the concrete backends."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from gspo import checkpoint, sft, trainer
+from gspo.backends.hf_model import HFModel, load_model, wrap_model
+from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.hf_sampler import HFSampler
+from gspo.config import Config
+from gspo.configfile import from_dict, load, to_dict, to_toml
+from gspo.data.rewards import Rewards
+from gspo.data.tasks import PromptStream, load_prompts, load_rows
+from gspo.data.templates import Encoder
+from gspo.learner import Learner, PolicyObjective
+from gspo.objective.algorithms import resolve
+from gspo.optimiser import Optimiser
+from gspo.progress import Progress
+from gspo.rollout import SynchronousSource
+from gspo.runlog import RunFolder, RunLog
+from gspo.trackers import open_trackers
+from gspo.types import Prompt, Sampling
+
+# May differ between a run and its resumption: where it is, what it shows, when it stops.
+FREE = {"log", "eval", "train.steps", "train.save_every", "train.keep_checkpoints", "train.micro_batch_tokens",
+        "train.gradient_checkpointing", "train.max_bad_updates", "model.device", "sampler.batch_size", "reward.timeout",
+        "reward.workers"}  # fmt: skip
+
+EVAL_SEED = 1 << 40  # far from every training seed
+
+
+@dataclasses.dataclass
+class Given:
+    """What a Python caller hands over in place of names in the configuration."""
+
+    model: Any = None
+    tokenizer: Any = None
+    rows: Any = None
+    eval_rows: Any = None
+    functions: Sequence[Callable[..., Any]] = ()
+
+
+def resolved(config: Config) -> tuple[Config, list[str]]:
+    """The configuration with the algorithm's defaults filled in, and warnings. Raises ValueError."""
+    _, algorithm, found = resolve(config.algorithm)
+    config = dataclasses.replace(config, algorithm=algorithm)
+    assert algorithm.mini_batches is not None
+    if config.rollout.num_prompts % algorithm.mini_batches:
+        raise ValueError(
+            f"rollout.num_prompts = {config.rollout.num_prompts} cannot be split into algorithm.mini_batches = "
+            f"{algorithm.mini_batches} equal updates: make it a multiple"
+        )
+    return config, found
+
+
+@contextmanager
+def open_run(config: Config, resume: bool, screen_title: str) -> Iterator[tuple[RunLog, Progress, Path | None, ExitStack]]:
+    """The run folder with its log, its screen, and the checkpoint to go on from (None: from the beginning)."""
+    with ExitStack() as stack:
+        toml = to_toml(config)
+        folder = stack.enter_context(
+            RunFolder.resume(config.log.dir) if resume else RunFolder.create(config.log.dir, toml)
+        )
+        last = checkpoint.latest(folder.checkpoints) if resume else None
+        start = int(last.name.removeprefix("step_")) if last else 0
+        if resume:
+            same_run(load(folder.config), config)
+            folder.config.write_text(toml, encoding="utf-8")
+        trackers = open_trackers(config.log.trackers, folder.path, config.log.project, to_dict(config), start)
+        screen = stack.enter_context(Progress(config.train.steps, start, title=screen_title))
+        log = stack.enter_context(RunLog(folder, trackers, screen))
+        if resume and last is None:
+            log.rewind({})
+        log.step = start
+        stack.enter_context(told(log))
+        yield log, screen, last, stack
+
+
+@contextmanager
+def told(log: RunLog) -> Iterator[None]:
+    """Python warnings of gspo's own code (data, model) go into the run's log, where the report repeats them."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def note(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
+            if issubclass(category, UserWarning) and f"{Path(__file__).parent}" in filename:
+                log.warn(str(message))
+            else:
+                show(message, category, filename, *rest, **more)
+
+        warnings.showwarning = note
+        yield
+
+
+def same_run(old: Config, new: Config) -> None:
+    """Raises ValueError where `new` would continue another run than `old`."""
+    for section, table in to_dict(new).items():
+        before = to_dict(old)[section]
+        for name in sorted({*table, *before}):
+            key = f"{section}.{name}"
+            if before.get(name) != table.get(name) and not {section, key} & FREE:
+                raise ValueError(
+                    f"{key} = {table.get(name)!r} cannot be changed by --resume: the run began with {before.get(name)!r}. "
+                    "Set it back, or start another run from the checkpoint's model"
+                )
+
+
+def models_of(config: Config, given: Given, last: Path | None) -> tuple[HFModel, HFPolicy | None]:
+    """The model to train, given or by name, with the weights of a checkpoint; and the frozen reference of the KL term,
+    which is the model that training began with (None where beta is 0).
+    """
+    loaded = given.model is not None and not isinstance(given.model, (str, Path))
+    begin: HFModel | None = None
+    if loaded:
+        if given.tokenizer is None:
+            raise ValueError("a loaded model needs its tokenizer too: pass tokenizer=")
+        begin = wrap_model(given.model, given.tokenizer, config.model)
+    elif last is None or config.algorithm.beta > 0:
+        begin = load_model(config.model)
+    reference = None
+    if config.algorithm.beta > 0 and begin is not None:
+        frozen = dataclasses.replace(begin, model=copy.deepcopy(begin.model))
+        frozen.model.requires_grad_(False)
+        reference = HFPolicy(frozen, config.rollout.temperature, config.train.layout)
+    if last is not None:
+        folder = str(last / checkpoint.MODEL)
+        saved = load_model(dataclasses.replace(config.model, path=folder, tokenizer=None, revision=None))
+        if not loaded or begin is None:
+            return saved, reference
+        begin.model.load_state_dict(saved.model.state_dict())
+    assert begin is not None
+    return begin, reference
+
+
+def room(model: HFModel, completion: int) -> int | None:
+    """Longest prompt in tokens that leaves room for `completion` more. Raises ValueError where none does."""
+    limit = model.context_length
+    if limit is not None and limit <= completion:
+        raise ValueError(
+            f"rollout.max_completion_length = {completion} leaves no room for a prompt: the model's context is {limit}"
+        )
+    return None if limit is None else limit - completion
+
+
+def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
+    """How replies are sampled in training and in evaluation."""
+    rollout, evaluation = config.rollout, config.eval
+    train = Sampling(
+        rollout.max_completion_length, rollout.temperature, rollout.top_p, rollout.top_k, tuple(rollout.stop),
+        model.stop_ids, config.train.seed,
+    )  # fmt: skip
+    held_out = dataclasses.replace(
+        train,
+        max_new_tokens=evaluation.max_completion_length or rollout.max_completion_length,
+        temperature=evaluation.temperature,
+        top_p=evaluation.top_p,
+        top_k=evaluation.top_k,
+        seed=EVAL_SEED + config.train.seed,
+    )
+    return train, held_out
+
+
+def prompts_of(config: Config, given: Given, model: HFModel) -> tuple[list[Prompt], list[Prompt]]:
+    """Training and held-out prompts that fit the model."""
+    train, held_out = samplings(config, model)
+    limit = room(model, max(train.max_new_tokens, held_out.max_new_tokens))
+    encoder = Encoder(model.tokenizer, config.task)
+    return load_prompts(config.task, config.eval, encoder, limit, rows=given.rows, eval_rows=given.eval_rows)
+
+
+@contextmanager
+def training(config: Config, resume: bool = False, given: Given | None = None) -> Iterator[tuple[trainer.Run, HFModel]]:
+    """A training run, ready for trainer.train, and its model. The run folder is made last, when all else has loaded."""
+    given = given or Given()
+    config, odd = resolved(config)
+    if not resume:
+        RunFolder(config.log.dir).check_unused()
+    last = checkpoint.latest(Path(config.log.dir) / "checkpoints") if resume else None
+    with Rewards(config.reward, config.task, given.functions) as scorer, warnings.catch_warnings(record=True) as heard:
+        model, reference = models_of(config, given, last)
+        prompts, held_out = prompts_of(config, given, model)
+        scorer.check([*prompts, *held_out])
+        scorer.wait()
+        policy = HFPolicy(model, config.rollout.temperature, config.train.layout, config.train.gradient_checkpointing)
+        row, algorithm, _ = resolve(config.algorithm)
+        per_step = (algorithm.mini_batches or 1) * algorithm.epochs
+        optimiser = Optimiser(
+            policy.parameters(), config.optimizer, config.train.steps * per_step, config.train.max_bad_updates
+        )
+        sampler = HFSampler(model, config.sampler.batch_size)
+        sampling, eval_sampling = samplings(config, model)
+        stream = PromptStream(prompts, config.task.seed)
+        with open_run(config, resume, f"{algorithm.name} training") as (log, screen, last, _):
+            for text in [*odd, *(str(w.message) for w in heard if issubclass(w.category, UserWarning))]:
+                log.warn(text)
+            run = trainer.Run(
+                config=config,
+                policy=policy,
+                reference=reference,
+                sampler=sampler,
+                scorer=scorer,
+                prompts=stream,
+                held_out=held_out,
+                source=SynchronousSource(
+                    stream, sampler, scorer, config.rollout.num_prompts, config.rollout.num_generations, sampling,
+                    screen.phase,
+                ),
+                eval_sampling=eval_sampling,
+                learner=Learner(policy, optimiser, config.train.micro_batch_tokens),
+                objective=PolicyObjective(row, algorithm, config.rollout.max_completion_length),
+                log=log,
+                screen=screen,
+                decode=lambda token: model.tokenizer.decode([token]),
+            )  # fmt: skip
+            if last is not None:
+                trainer.restore(run, checkpoint.load_state(last))
+            yield run, model
+
+
+@contextmanager
+def cold_start(config: Config, resume: bool = False, given: Given | None = None) -> Iterator[tuple[sft.ColdStart, HFModel]]:
+    """A supervised run, ready for sft.fit, and its model."""
+    given = given or Given()
+    if not resume:
+        RunFolder(config.log.dir).check_unused()
+    last = checkpoint.latest(Path(config.log.dir) / "checkpoints") if resume else None
+    with warnings.catch_warnings(record=True) as heard:
+        model, _ = models_of(config, given, last)
+        none_held_out = dataclasses.replace(config.eval, num_prompts=0, every=0)
+        encoder = Encoder(model.tokenizer, config.task)
+        rows, _ = load_rows(config.task, none_held_out, encoder, model.context_length, rows=given.rows)
+    policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
+    optimiser = Optimiser(policy.parameters(), config.optimizer, config.train.steps, config.train.max_bad_updates)
+    replies = [sft.imitated(row.prompt.tokens, row.completion) for row in rows]
+    with open_run(config, resume, "cold start") as (log, screen, last, _):
+        for heard_one in heard:
+            log.warn(str(heard_one.message))
+        run = sft.ColdStart(
+            config=config,
+            policy=policy,
+            rows=PromptStream(replies, config.task.seed),
+            learner=Learner(policy, optimiser, config.train.micro_batch_tokens),
+            log=log,
+            screen=screen,
+        )
+        if last is not None:
+            sft.restore(run, checkpoint.load_state(last))
+        yield run, model
+
+
+@contextmanager
+def evaluation(config: Config) -> Iterator[dict[str, Any]]:
+    """The arguments of evaluate.evaluate for the model and the held-out prompts that `config` names."""
+    with Rewards(config.reward, config.task) as scorer:
+        model = load_model(config.model)
+        _, held_out = prompts_of(config, Given(), model)
+        if not held_out:
+            raise ValueError("there are no held-out prompts: set task.eval_source, or eval.num_prompts above 0")
+        scorer.check(held_out)
+        scorer.wait()
+        with Progress(0, title="evaluation") as screen:
+            yield {
+                "sampler": HFSampler(model, config.sampler.batch_size),
+                "scorer": scorer,
+                "prompts": held_out,
+                "n": config.eval.num_generations,
+                "sampling": samplings(config, model)[1],
+                "correct_at": config.reward.correct_at,
+                "report": screen.phase,
+            }
+
+
+def as_config(config: Config | str | Path | None, overrides: dict[str, dict[str, Any]]) -> Config:
+    """A configuration from a file or another one, and nested tables of changes."""
+    base = to_dict(config) if isinstance(config, Config) else to_dict(load(config))
+    for section, table in overrides.items():
+        base.setdefault(section, {})
+        base[section] = base[section] | table if isinstance(table, dict) else table  # from_dict refuses the rest
+    return from_dict(base)

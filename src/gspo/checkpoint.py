@@ -1,0 +1,111 @@
+"""Checkpoints: atomic, complete, and enough to go on bit for bit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+STATE = "state.pt"
+MODEL = "model"
+
+
+def save(checkpoints: Path, step: int, write_model: Callable[[str], None], state: dict[str, Any], keep: int) -> Path:
+    """Writes `checkpoints/step_NNNNNN` (model/ in Hugging Face format, state.pt) and deletes all but the newest `keep`.
+
+    The folder appears under its name only when everything in it is on the disk.
+    """
+    final = checkpoints / f"step_{step:06d}"
+
+    def write(folder: Path) -> None:
+        write_model(str(folder / MODEL))
+        torch.save(state | {"step": step, "random": random_state()}, folder / STATE)
+
+    write_folder(final, write)
+    for old in steps(checkpoints)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def write_folder(final: Path, write: Callable[[Path], None]) -> None:
+    """Lets `write` fill a folder that takes the name `final` in one move. One that was there is replaced."""
+    part = final.with_name(f".{final.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    write(part)
+    for file in [p for p in part.rglob("*") if p.is_file()]:
+        with open(file, "rb+") as handle:
+            os.fsync(handle.fileno())
+    if final.exists():
+        shutil.rmtree(final)
+    part.rename(final)
+    directory = os.open(final.parent, os.O_RDONLY)
+    os.fsync(directory)
+    os.close(directory)
+
+
+def steps(checkpoints: Path) -> list[Path]:
+    """The complete checkpoints, oldest first."""
+    return sorted(p for p in checkpoints.glob("step_*") if (p / STATE).exists())
+
+
+def latest(checkpoints: Path) -> Path | None:
+    """The newest complete checkpoint."""
+    return (steps(checkpoints) or [None])[-1]  # type: ignore[list-item]
+
+
+def load_state(checkpoint: Path) -> dict[str, Any]:
+    """The state beside the model, and puts the random state back. Raises RuntimeError for a damaged file."""
+    try:
+        state = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise RuntimeError(
+            f"{checkpoint / STATE} cannot be read ({error}): delete {checkpoint} to resume from the checkpoint before it"
+        ) from error
+    torch.set_rng_state(state["random"]["cpu"])
+    if torch.cuda.is_available() and state["random"]["cuda"]:
+        torch.cuda.set_rng_state_all(state["random"]["cuda"])
+    return state
+
+
+def random_state() -> dict[str, Any]:
+    """torch's random states. (Replies have generators of their own, seeded by step.)"""
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+class Stop:
+    """Whether Ctrl-C or SIGTERM asked the run to end after this step."""
+
+    asked = False
+
+
+@contextmanager
+def stop_signals(note: Callable[[str], None]) -> Iterator[Stop]:
+    """Turns the first Ctrl-C or SIGTERM into `Stop.asked`; a second one interrupts at once."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield stop
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+        note(f"{signal.Signals(number).name}: finishing this step, then saving; once more to stop at once")
+
+    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,181 @@
+"""reasoning-gym: items and scores. Runs in processes of ours, for some of its tasks depend on global random
+state and on the hash seed, and without both fixed a resumed run would see other prompts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gspo.configfile import nearest
+from gspo.data.functions import describe
+
+PREFIX = "reasoning_gym:"
+SPAN = 2**21
+"""Items that one range of seeds can make. Training ranges lie below 2^31, held-out ranges above."""
+CHUNK = 10_000
+"""Most items of one data set of the library: some tasks make all of theirs at once."""
+JUNK = ("I do not know", "?", "0", "1")
+"""Replies that should not pay, where they are not the answer."""
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How many items of a task to make. `config`: the task's own options."""
+
+    source: str
+    config: dict[str, Any]
+    seed: int
+    train: int
+    held_out: int
+
+
+def open_task(source: str, config: dict[str, Any], seed: int, size: int) -> Any:
+    """The library's data set `reasoning_gym:NAME`. Raises ValueError for an unknown name or bad options."""
+    try:
+        from reasoning_gym.composite import DatasetSpec
+        from reasoning_gym.factory import DATASETS, create_dataset
+    except ImportError as error:
+        raise ValueError(f"{source} needs reasoning-gym: pip install 'gspo[tasks]' ({error})") from None
+    name = source.removeprefix(PREFIX)
+    if name not in DATASETS:
+        raise ValueError(f"task.source = {source!r}: reasoning-gym has no such task{nearest(name, DATASETS)}")
+    known = [
+        field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name not in ("seed", "size")
+    ]
+    for key in config:
+        if key in ("seed", "size"):
+            raise ValueError(f"task.config.{key}: set task.{key} instead; it keeps held-out items apart")
+        if key not in known:
+            options = f"; options are {', '.join(known)}"
+            raise ValueError(f"task.config.{key}: {name} has no such option{nearest(key, known)}{options}")
+    try:
+        if name == "composite":
+            parts = config.get("datasets", [])
+            config = config | {
+                "datasets": [DatasetSpec(**({"weight": 1.0, "config": {}} | part)) for part in parts]
+            }
+        return create_dataset(name, seed=seed, size=size, **config)
+    except Exception as error:
+        raise ValueError(f"task.config = {config!r}: {name} refuses it: {describe(error)}") from error
+
+
+def generate(wanted: Wanted, note: Callable[[str], None]) -> tuple[list[Entry], list[Entry]]:
+    """The entries of training and held-out items, no question twice. `note` is told of what looks wrong.
+
+    Raises ValueError when the task has fewer distinct held-out items than asked for, or no training item.
+    """
+    seen: set[str] = set()
+    held_out = _distinct(wanted, 2**31, wanted.held_out, seen, note)
+    if len(held_out) < wanted.held_out:
+        raise ValueError(
+            f"{wanted.source}: only {len(held_out)} of the {wanted.held_out} held-out items asked for are "
+            "distinct; lower eval.num_prompts, or widen task.config so that the task has more items"
+        )
+    train = _distinct(wanted, 0, wanted.train, seen, note)
+    if wanted.train and not train:
+        raise ValueError(
+            f"{wanted.source}: the {len(held_out)} held-out items leave no other item to train on; lower "
+            "eval.num_prompts, or widen task.config so that the task has more items"
+        )
+    if len(train) < wanted.train:
+        note(
+            f"{wanted.source}: only {len(train)} of the {wanted.train} training items asked for are distinct"
+        )
+    return train, held_out
+
+
+def _distinct(
+    wanted: Wanted, base: int, count: int, seen: set[str], note: Callable[[str], None]
+) -> list[Entry]:
+    if count > SPAN // 2:
+        raise ValueError(
+            f"{wanted.source}: {count} items are more than the {SPAN // 2} that one seed can make"
+        )
+    base += wanted.seed % (2**31 // SPAN) * SPAN
+    found: list[Entry] = []
+    begin, warned = time.monotonic(), False
+    limit = min(SPAN - CHUNK, 10 * count + 100)
+    for start in range(0, limit if count else 0, chunk := max(1, min(count, CHUNK))):
+        dataset = open_task(wanted.source, wanted.config, base + start, chunk)
+        for i in range(chunk):
+            found += _new_item(dataset, wanted.source, base, start, i, seen)
+            if len(found) == count:
+                return found
+            if not warned and (seconds := time.monotonic() - begin) > 10 and found:
+                warned = True
+                note(
+                    f"{wanted.source}: {len(found)} of {count} items took {seconds:.0f} s; lower task.size "
+                    "or eval.num_prompts if that is too long"
+                )
+    return found
+
+
+def _new_item(dataset: Any, source: str, base: int, start: int, i: int, seen: set[str]) -> list[Entry]:
+    """Item `start + i` of a range in a list, or an empty list when its question was seen before."""
+    _seed_globals(base + start + i)
+    try:
+        entry = dict(dataset[i])
+    except Exception as error:
+        raise ValueError(
+            f"{source}: item {start + i} cannot be made with this task.config: {describe(error)}"
+        ) from error
+    question = entry["question"]
+    if question in seen:
+        return []
+    seen.add(question)
+    return [entry]
+
+
+def _seed_globals(seed: int) -> None:
+    import numpy
+
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+
+
+def score(dataset: Any, answer: str | None, entry: Entry) -> float:
+    """The library's score of an answer, in [0, 1]. An answer that its scorer cannot read is wrong: 0.
+
+    Raises ValueError when the score is not a finite number.
+    """
+    if not answer:
+        return 0.0
+    try:
+        value = float(dataset.score_answer(answer, entry))
+    except Exception:
+        return 0.0
+    if value != value or value in (float("inf"), float("-inf")):
+        raise ValueError(f"the task's scorer returned {value}")
+    return min(1.0, max(0.0, value))
+
+
+def check(source: str, dataset: Any, entries: list[Entry], note: Callable[[str], None]) -> None:
+    """Whether right answers pay and junk does not, on a few items.
+
+    Raises ValueError when no right answer scores 1. Tasks without reference answers are not checked for that.
+    """
+    golds = [(entry, entry["answer"].strip()) for entry in entries if isinstance(entry.get("answer"), str)]
+    scores = [score(dataset, gold, entry) for entry, gold in golds]
+    wrong = sum(value < 1 for value in scores)
+    if golds and wrong == len(golds):
+        raise ValueError(
+            f"{source}: its scorer gives none of {wrong} right answers 1 (but {max(scores):.2f} at most)"
+        )
+    if wrong:
+        note(f"{source}: its scorer gives {wrong} of {len(golds)} right answers less than 1")
+    tries = {f"the reply {junk!r}": [(entry, junk) for entry in entries] for junk in JUNK}
+    tries["the right answer to another item"] = [
+        (entry, other) for (entry, _), (_, other) in zip(golds, golds[1:] + golds[:1])
+    ]
+    for what, replies in tries.items():
+        paid = [score(dataset, reply, entry) for entry, reply in replies if reply != entry.get("answer")]
+        mean = sum(paid) / max(1, len(paid))
+        if len(paid) >= 4 and mean >= 0.3:
+            note(f"{source}: its scorer pays {mean:.2f} on average for {what}")
+            return

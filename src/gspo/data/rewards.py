@@ -1,0 +1,209 @@
+"""Rewards: what each reply is worth. A reward that fails costs its reply, never the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from gspo.config import RewardConfig, TaskConfig
+from gspo.configfile import nearest
+from gspo.data.reasoning import PREFIX
+from gspo.data.scorers import Function, Result, Row
+from gspo.data.workers import Channel, Thread, Worker, score_rows
+from gspo.types import Prompt, Rollout
+
+
+class Rewards:
+    """The weighted sum of reward functions.
+
+    Named rewards (`reward.functions`) run in processes that start here, at once and in the background, and
+    are killed when a call hangs. `functions` are Python callables, plain or async,
+    `f(prompts, completions, **columns) -> list[float | None]`; they run in threads, which cannot be killed
+    but are left behind. Weights are those of the names, then those of the callables.
+    """
+
+    def __init__(
+        self, reward: RewardConfig, task: TaskConfig, functions: Sequence[Callable[..., Any]] = ()
+    ) -> None:
+        """Raises ValueError when a reward does not suit the task.
+
+        Beside callables, the default `task` is dropped where the source has no scorer of its own.
+        """
+        sources = [s for s in (task.source, task.eval_source) if s]
+        scored = bool(task.source) and all(source.startswith(PREFIX) for source in sources)
+        specs = list(reward.functions)
+        if functions and specs == ["task"] and not scored:
+            specs = []
+        _check(specs, task, scored)
+        self.answer_column = reward.answer_column if {"exact", "math"} & set(specs) else None
+        self.timeout = reward.timeout
+        labels = [spec.rpartition(":")[2] for spec in specs]
+        labels += [getattr(f, "__name__", type(f).__name__).strip("<>") for f in functions]
+        self.names = _distinct(labels)
+        weights = reward.weights or [1.0] * len(self.names)
+        if not self.names:
+            raise ValueError("there is no reward function: name one in reward.functions")
+        if len(weights) != len(self.names):
+            raise ValueError(
+                f"reward.weights = {reward.weights}: {len(self.names)} reward functions need as many "
+                f"weights: {', '.join(self.names)}"
+            )
+        self.weights = dict(zip(self.names, weights))
+        self.specs = dict(zip(self.names, specs))
+        self.functions = {name: Function(f) for name, f in zip(self.names[len(specs) :], functions)}
+        self._settings = specs, reward, task
+        self._start()
+
+    def _start(self) -> None:
+        specs, reward, task = self._settings
+        self.workers = [Worker(specs, reward, task) for _ in range(reward.workers if specs else 0)]
+        self.threads = {name: Thread(function, self.timeout) for name, function in self.functions.items()}
+
+    def check(self, prompts: Iterable[Prompt]) -> None:
+        """Raises ValueError when a prompt lacks the column with the right answer."""
+        column = self.answer_column
+        for prompt in prompts:
+            if column is not None and column not in prompt.columns:
+                raise ValueError(
+                    f"prompt {prompt.id}: there is no column {column!r} with the right answer"
+                    f"{nearest(column, prompt.columns)}; set reward.answer_column to one of: "
+                    f"{', '.join(prompt.columns) or '(none)'}"
+                )
+
+    def wait(self) -> None:
+        """Until the workers are ready. Raises ValueError for a reward function that cannot be loaded."""
+        for worker in self.workers:
+            worker.wait()
+
+    def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
+        """The rollouts with `reward`, `reward_parts` (by name; None: no opinion, or failed) and `error`.
+
+        `progress` is told how many rollouts are done. Raises ValueError for what is wrong with every reply: a
+        reward function that cannot be loaded, a missing answer column.
+        """
+        self.check(rollout.prompt for rollout in rollouts)
+        results: dict[str, list[Result]] = {name: [(None, None)] * len(rollouts) for name in self.names}
+        lock = threading.Lock()
+        count = 0
+
+        def done(more: int) -> None:
+            nonlocal count
+            with lock:
+                count += more
+                if progress is not None:
+                    progress(count // len(self.names))
+
+        def run(channel: Channel, name: str, spec: str, start: int, stop: int) -> None:
+            rows = [_row(rollout) for rollout in rollouts[start:stop]]
+            results[name][start:stop] = score_rows(channel, spec, rows, self.timeout, done)
+
+        jobs: queue.SimpleQueue[tuple[str, str, int, int]] = queue.SimpleQueue()
+        for start, stop in _chunks(rollouts, len(self.workers)):
+            for name, spec in self.specs.items():
+                jobs.put((name, spec, start, stop))
+        lanes = [partial(_drain, jobs, worker, run) for worker in self.workers]
+        lanes += [partial(run, thread, name, name, 0, len(rollouts)) for name, thread in self.threads.items()]
+        try:
+            _in_parallel(lanes)
+        except BaseException:  # Ctrl-C, for one: no answer may be left over for the next call
+            self.close()
+            self._start()
+            raise
+        each = zip(*(results[name] for name in self.names))
+        return [self._scored(rollout, dict(zip(self.names, found))) for rollout, found in zip(rollouts, each)]
+
+    def _scored(self, rollout: Rollout, results: dict[str, Result]) -> Rollout:
+        parts = {name: value for name, (value, _) in results.items()}
+        opinions = [self.weights[name] * value for name, value in parts.items() if value is not None]
+        errors = [f"{name}: {error}" for name, (_, error) in results.items() if error is not None]
+        if not opinions and not errors:
+            errors = ["no reward function had an opinion"]
+        reward = None if errors else sum(opinions)
+        return dataclasses.replace(
+            rollout, reward=reward, reward_parts=parts, error="; ".join(errors) or None
+        )
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for worker in self.workers:
+            worker.close()
+        for thread in self.threads.values():
+            thread.close()
+
+    def __enter__(self) -> Rewards:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _check(specs: list[str], task: TaskConfig, scored: bool) -> None:
+    if "task" in specs and not scored:
+        name = task.eval_source if task.source.startswith(PREFIX) else task.source or "this data set"
+        raise ValueError(
+            f'reward.functions: {name} has no scorer of its own for "task"; use "exact" or "math" with '
+            "reward.answer_column, or a function of yours as module:function"
+        )
+    for spec in specs:
+        if spec not in ("task", "exact", "math") and ":" not in spec:
+            near = nearest(spec, ("task", "exact", "math"))
+            raise ValueError(
+                f"reward.functions: {spec!r} is none of task, exact, math, module:function{near}"
+            )
+    for spec, package in (("task", "reasoning_gym"), ("math", "math_verify")):
+        if spec in specs and importlib.util.find_spec(package) is None:
+            raise ValueError(f"reward {spec} needs the package {package}: pip install 'gspo[tasks]'")
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """The names, with _2, _3 ... where one comes again."""
+    return [name if (k := names[:i].count(name)) == 0 else f"{name}_{k + 1}" for i, name in enumerate(names)]
+
+
+def _row(rollout: Rollout) -> Row:
+    return Row(rollout.prompt.messages, rollout.text, rollout.prompt.task, rollout.prompt.columns)
+
+
+def _chunks(rollouts: list[Rollout], count: int) -> list[tuple[int, int]]:
+    """At most `count` stretches of about equal size; the replies of one prompt stay together."""
+    ids = [rollout.prompt.id for rollout in rollouts]
+    starts = [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]]
+    count = min(count, len(starts))
+    cuts = [starts[len(starts) * k // count] for k in range(count)] + [len(ids)] if count else []
+    return list(itertools.pairwise(cuts))
+
+
+def _drain(
+    jobs: queue.SimpleQueue[tuple[str, str, int, int]], worker: Worker, run: Callable[..., None]
+) -> None:
+    while True:
+        try:
+            job = jobs.get_nowait()
+        except queue.Empty:
+            return
+        run(worker, *job)
+
+
+def _in_parallel(lanes: Sequence[Callable[[], None]]) -> None:
+    """Runs each in a thread; raises the first error once all have ended."""
+    errors: list[BaseException] = []
+
+    def guarded(lane: Callable[[], None]) -> None:
+        try:
+            lane()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(lane,), daemon=True) for lane in lanes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,230 @@
+"""The named rewards, and how a reward function is called. Imports no torch: the reward workers run it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+from gspo.config import RewardConfig, TaskConfig
+from gspo.data import reasoning
+from gspo.data.functions import describe, load_function
+
+BATCH, TOGETHER, SINGLY = 0, 1, 2
+"""How a function is called: once for all; once a reply, all at a time (async); once a reply, one by one."""
+
+Result = tuple[float | None, str | None]
+"""A value (None: no opinion) and an error (None: none)."""
+Message = tuple[int, list[Result]]
+"""The level at work, and the results of the next rows."""
+
+
+class Row(NamedTuple):
+    """One reply to score."""
+
+    prompt: str | list[dict[str, Any]]
+    completion: str
+    task: str
+    columns: dict[str, Any]
+
+
+class PerReply:
+    """A scorer of ours: one reply at a time."""
+
+    def __init__(self, score: Callable[[Row], float | None]) -> None:
+        self.score = score
+
+    def stream(
+        self, rows: list[Row], level: int, runner: asyncio.Runner, timeout: float
+    ) -> Iterator[Message]:
+        """Each row's result as soon as it is there."""
+        yield SINGLY, []
+        for row in rows:
+            try:
+                result = checked(self.score(row))
+            except BaseException as error:
+                result = None, describe(error)
+            yield SINGLY, [result]
+
+
+class Function:
+    """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async.
+
+    Without `**columns` in its signature it gets the columns that it names.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        call = getattr(function, "__call__", None)  # noqa: B004
+        self.concurrent = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+        self.names: set[str] | None = None
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            return
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            self.names = {p.name for p in parameters}
+
+    def stream(
+        self, rows: list[Row], level: int, runner: asyncio.Runner, timeout: float
+    ) -> Iterator[Message]:
+        """The results in the order of the rows, from one call if that works, else from one call a row.
+
+        `timeout` (seconds) cancels async calls; a plain call that hangs is the caller's to notice. A message
+        without results announces the next level.
+        """
+        if level == BATCH and len(rows) > 1:
+            try:
+                results = self._call(rows, runner, timeout)
+            except BaseException:
+                pass  # one row at a time shows which is to blame
+            else:
+                yield BATCH, results
+                return
+        if level < SINGLY and self.concurrent:
+            yield TOGETHER, []
+            yield TOGETHER, runner.run(self._together(rows, timeout))
+            return
+        yield SINGLY, []
+        for row in rows:
+            try:
+                results = self._call([row], runner, timeout)
+            except BaseException as error:
+                results = [(None, describe(error))]
+            yield SINGLY, results
+
+    def _start(self, rows: list[Row]) -> Any:
+        columns = {name: None for row in rows for name in row.columns}
+        if self.names is not None:
+            columns = {name: None for name in columns if name in self.names}
+        values = {name: [row.columns.get(name) for row in rows] for name in columns}
+        return self.function(
+            prompts=[row.prompt for row in rows], completions=[row.completion for row in rows], **values
+        )
+
+    def _call(self, rows: list[Row], runner: asyncio.Runner, timeout: float) -> list[Result]:
+        returned = self._start(rows)
+        if inspect.isawaitable(returned):
+            returned = runner.run(_within(returned, timeout))
+        return _results(returned, len(rows))
+
+    async def _together(self, rows: list[Row], timeout: float) -> list[Result]:
+        async def one(row: Row) -> Result:
+            try:
+                return _results(await _within(self._start([row]), timeout), 1)[0]
+            except BaseException as error:
+                return None, describe(error)
+
+        return list(await asyncio.gather(*map(one, rows)))
+
+
+async def _within(awaitable: Awaitable[Any], timeout: float) -> Any:
+    try:
+        return await asyncio.wait_for(awaitable, timeout)
+    except TimeoutError as error:
+        raise TimeoutError(str(error) or f"took longer than {timeout:g} s") from None
+
+
+def _results(returned: Any, count: int) -> list[Result]:
+    if returned is None or isinstance(returned, (str, bytes, dict)) or not hasattr(returned, "__iter__"):
+        raise ValueError(f"returned a {type(returned).__name__}, expected a list of {count} numbers or None")
+    values = list(returned)
+    if len(values) != count:
+        raise ValueError(f"returned {len(values)} values for {count} completions")
+    return [checked(value) for value in values]
+
+
+def checked(value: Any) -> Result:
+    """A reward as a finite float or None, or the error that it is."""
+    if value is None:
+        return None, None
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except Exception:
+        number = math.nan
+    if math.isfinite(number):
+        return number, None
+    return None, f"returned {value!r:.80}, which is not a finite number"
+
+
+def load(name: str, reward: RewardConfig, task: TaskConfig) -> PerReply | Function:
+    """The reward of that name. Raises ValueError when it cannot be had."""
+    if name == "task":
+        sources = [s for s in (task.source, task.eval_source) if s and s.startswith(reasoning.PREFIX)]
+        datasets = {source: reasoning.open_task(source, task.config, seed=0, size=1) for source in sources}
+        return PerReply(lambda row: _task(row, datasets))
+    if name == "exact":
+        return PerReply(lambda row: _exact(row, reward.answer_column))
+    if name == "math":
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that we keep the time ourselves
+        try:
+            import math_verify  # noqa: F401
+        except ImportError as error:
+            raise ValueError(f"reward math needs math-verify: pip install 'gspo[tasks]' ({error})") from None
+        return PerReply(lambda row: _math(row, reward.answer_column))
+    return Function(load_function(name, "reward.functions"))
+
+
+def tagged(reply: str) -> str | None:
+    """What stands in the last complete <answer>...</answer> of a reply, stripped; None without one."""
+    start = reply.rfind("<answer>", 0, max(0, reply.rfind("</answer>")))
+    if start < 0:
+        return None
+    return reply[start + len("<answer>") : reply.find("</answer>", start)].strip()
+
+
+def spoken(reply: str) -> str:
+    """A reply without its thinking: what follows the last </think>; nothing if the thinking never ended."""
+    if "</think>" in reply:
+        return reply.rpartition("</think>")[2]
+    return "" if "<think>" in reply else reply
+
+
+def gold(row: Row, column: str) -> str:
+    """The right answer of a row: the column's text, or what follows a last line's "#### " in it, as in GSM8K.
+
+    Raises ValueError when it is empty.
+    """
+    value = row.columns.get(column)
+    text = f"\n{value}".rpartition("\n#### ")[2].strip()
+    if value is None or not text:
+        raise ValueError(f"column {column!r} is empty")
+    return text
+
+
+def _task(row: Row, datasets: dict[str, Any]) -> float:
+    return reasoning.score(datasets[row.task], tagged(spoken(row.completion)), row.columns)
+
+
+def _exact(row: Row, column: str) -> float:
+    reply = spoken(row.completion)
+    answer = tagged(reply)
+    return float((reply.strip() if answer is None else answer) == gold(row, column))
+
+
+def _math(row: Row, column: str) -> float:
+    from math_verify import parse, verify
+
+    right = _parse_gold(gold(row, column))
+    if not right:
+        raise ValueError(f"math-verify cannot read the right answer {row.columns[column]!r:.80}")
+    reply = spoken(row.completion)
+    answer = tagged(reply)
+    # No limits of its own: they raise an alarm in the middle of sympy; this process can be killed instead.
+    read = parse(reply if answer is None else _in_math(answer), parsing_timeout=None)
+    return float(verify(right, read, timeout_seconds=None))  # not symmetric: the right answer first
+
+
+@cache
+def _parse_gold(text: str) -> list[Any]:
+    from math_verify import parse
+
+    return parse(_in_math(text), parsing_timeout=None)
+
+
+def _in_math(text: str) -> str:
+    return text if "$" in text or "\\boxed" in text else f"${text}$"

@@ -1,0 +1,183 @@
+"""Rows of a data source: a file, a Hugging Face data set, a function, or a list in memory."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gspo.config import TaskConfig
+from gspo.configfile import nearest
+from gspo.data import reasoning, workers
+from gspo.data.functions import describe, load_function, unknown_arguments
+
+SUFFIXES = (".jsonl", ".parquet", ".csv")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Some rows of a source. `numbers`: which, from 0. `label`: what errors call the source."""
+
+    label: str
+    rows: Sequence[Mapping[str, Any]]
+    numbers: range
+
+    def part(self, start: int, stop: int) -> Table:
+        """Rows start to stop of these, under their old numbers. Copies nothing."""
+        return Table(self.label, self.rows, self.numbers[start:stop])
+
+    def __iter__(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        return ((number, self.rows[number]) for number in self.numbers)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+def table(rows: Any, label: str) -> Table:
+    """A table of a list of dicts or what is like one (`datasets.Dataset`). Raises ValueError otherwise."""
+    if hasattr(rows, "keys"):
+        names = ", ".join(map(str, rows.keys()))
+        raise ValueError(
+            f"{label}: expected a list of rows, got a {type(rows).__name__} with {names}: choose one split"
+        )
+    if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__") or isinstance(rows, str):
+        raise ValueError(
+            f"{label}: expected a list of dicts or a datasets.Dataset, got a {type(rows).__name__} "
+            "(a streamed data set has no length: give a list of the rows to use)"
+        )
+    if not len(rows):
+        raise ValueError(f"{label}: there are no rows")
+    return Table(label, rows, range(len(rows)))
+
+
+def read(source: str, task: TaskConfig, split: str) -> Table:
+    """The rows of a source that is not generated. Raises ValueError with the remedy."""
+    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", source):
+        return _call(source, task)
+    path = Path(source)
+    if path.suffix in SUFFIXES:
+        return table(_file(path), source)
+    if path.is_file() or nearest(path.suffix, SUFFIXES) or path.suffix in (".json", ".txt", ".tsv"):
+        raise ValueError(
+            f"task.source = {source!r}: files can be {', '.join(SUFFIXES)}, not {path.suffix or 'this'}"
+        )
+    return _hugging_face(source, task, split)
+
+
+def _call(source: str, task: TaskConfig) -> Table:
+    function = load_function(source, "task.source")
+    if problem := unknown_arguments(function, task.config):
+        raise ValueError(f"task.config = {task.config!r}: {source} cannot be called with it: {problem}")
+    try:
+        rows = function(**task.config)
+    except Exception as error:
+        raise ValueError(f"task.source = {source!r}: {source} raised {describe(error)}") from error
+    return table(rows, source)
+
+
+def _file(path: Path) -> list[dict[str, Any]]:
+    try:
+        if not path.stat().st_size:
+            raise ValueError(f"{path}: the file is empty")
+        read_rows = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}[path.suffix]
+        return read_rows(path)
+    except FileNotFoundError:
+        siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
+        close = nearest(path.name, siblings)
+        raise ValueError(
+            f"task.source = {str(path)!r}: there is no such file in {path.parent.resolve()}{close}"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+
+
+def _jsonl(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not valid JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number}: expected an object {{...}}, got {line.strip():.40}")
+            rows.append(row)
+    return rows
+
+
+def _csv(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.DictReader(lines, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    want = len(reader.fieldnames or ())
+                    raise ValueError(
+                        f"{path}, line {reader.line_num}: expected {want} fields, as in the first line"
+                    )
+                rows.append(row)
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {reader.line_num + 1}: not valid CSV: {error}") from None
+    return rows
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ValueError(f"{path} needs pyarrow: pip install 'gspo[tasks]' ({error})") from None
+    try:
+        return parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path}: not a Parquet file: {describe(error)}") from None
+
+
+def _hugging_face(source: str, task: TaskConfig, split: str) -> Table:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(
+            f"task.source = {source!r} needs datasets: pip install 'gspo[tasks]' ({error})"
+        ) from None
+    try:
+        rows = datasets.load_dataset(source, split=split, **task.config)
+    except Exception as error:
+        raise ValueError(
+            f"task.source = {source!r}: no data set could be loaded with split = {split!r} and task.config = "
+            f"{task.config!r}: {describe(error)}"
+        ) from error
+    return table(rows, f"{source} [{split}]")
+
+
+def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[Table, Table]:
+    """Training and held-out items of a reasoning-gym task, made in a process of its own.
+
+    Raises ValueError for an unknown task, bad options, or too few distinct items; warns of what looks wrong.
+    """
+    wanted = reasoning.Wanted(source, task.config, task.seed, train, held_out)
+    process, connection = workers.spawn(("generate", wanted))
+    try:
+        while True:
+            kind, answer = connection.recv()
+            if kind == "error":
+                raise ValueError(answer)
+            if kind == "items":
+                break
+            warnings.warn(answer, stacklevel=2)
+    except EOFError:
+        raise RuntimeError(f"{source}: the process that makes its items died") from None
+    finally:
+        workers.kill(process, connection)
+    first, second = (Table(source, entries, range(len(entries))) for entries in answer)
+    return first, second

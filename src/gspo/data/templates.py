@@ -1,0 +1,101 @@
+"""A row's prompt -> the token ids that the model reads."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gspo.config import TaskConfig
+from gspo.configfile import nearest
+
+
+class Encoder:
+    """Turns prompts and completions into token ids with a transformers tokenizer.
+
+    With a chat template (and `task.template = "auto"`), a string becomes one user message and the template is
+    applied. Without one, the text is encoded as it stands. `task.system` comes first either way.
+    """
+
+    def __init__(self, tokenizer: Any, task: TaskConfig) -> None:
+        """Raises ValueError when `task.template_args` would have no effect."""
+        self.tokenizer = tokenizer
+        self.system = task.system
+        self.args = task.template_args
+        template = tokenizer.get_chat_template() if getattr(tokenizer, "chat_template", None) else None
+        self.template: str | None = template if task.template == "auto" else None
+        for name in self.args:
+            if self.template is None:
+                why = "task.template is none" if template else "the tokenizer has no chat template"
+                raise ValueError(f"task.template_args.{name}: has no effect, for {why}; remove it")
+            if name not in self.template:
+                raise ValueError(
+                    f"task.template_args.{name}: the chat template does not use it{self._close(name)}"
+                )
+
+    def _close(self, name: str) -> str:
+        return nearest(name, sorted(set(re.findall(r"\w+", self.template or ""))))
+
+    def prompt(self, prompt: str | list[dict[str, Any]]) -> tuple[int, ...]:
+        """Token ids of a prompt. Raises ValueError with the remedy for what cannot be encoded."""
+        if not isinstance(prompt, str):
+            check_messages(prompt)
+        if self.template is not None:
+            return self._chat([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+        if not isinstance(prompt, str):
+            raise ValueError(
+                "is a list of chat messages, but no chat template is in use: give the prompt as a string, "
+                'or use a tokenizer with a chat template (and task.template = "auto")'
+            )
+        return self._plain(prompt if self.system is None else f"{self.system}\n\n{prompt}")
+
+    def _chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
+        if self.system is not None:
+            if messages[0]["role"] == "system":
+                raise ValueError("has a system message of its own, and task.system is set: unset one of them")
+            messages = [{"role": "system", "content": self.system}, *messages]
+        begun = messages[-1]["role"] == "assistant"  # a reply that the model is to carry on
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=not begun,
+                continue_final_message=begun,
+                **self.args,
+            )
+        except Exception as error:  # templates raise anything
+            raise ValueError(f"the chat template refuses it: {error}") from error
+        # The template has written BOS itself.
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _plain(self, text: str) -> tuple[int, ...]:
+        bare = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        if bos is not None and bare[:1] == [bos]:
+            return tuple(bare)
+        ids = self.tokenizer(text)["input_ids"]
+        if eos is not None and ids[-1:] == [eos] and bare[-1:] != [eos]:
+            ids = ids[:-1]  # a reply is to follow
+        return tuple(ids)
+
+    def completion(self, text: str) -> tuple[int, ...]:
+        """Token ids of a reply to imitate, ending with EOS. Raises ValueError for a tokenizer without EOS."""
+        eos = self.tokenizer.eos_token_id
+        if eos is None:
+            raise ValueError("the tokenizer has no EOS token, so a reply cannot end: set tokenizer.eos_token")
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tuple(ids) if ids[-1:] == [eos] else (*ids, eos)
+
+
+def check_messages(prompt: Any) -> None:
+    """Raises ValueError unless `prompt` is a non-empty list of messages with a role and a content."""
+    if not isinstance(prompt, list):
+        raise ValueError(f"is a {type(prompt).__name__}; expected a string or a list of chat messages")
+    if not prompt:
+        raise ValueError("is an empty list of messages")
+    for i, message in enumerate(prompt):
+        if (
+            not isinstance(message, dict)
+            or not isinstance(message.get("role"), str)
+            or "content" not in message
+        ):
+            raise ValueError(f"message {i} is {message!r:.80}; expected {{'role': ..., 'content': ...}}")

@@ -1,0 +1,1 @@
+"""The demo: a tiny mixture of experts learns by GSPO that working a question out pays."""

@@ -1,0 +1,74 @@
+"""Cold-start data for reasoning-gym's count_bits: solutions worked out step by step, and honest guesses.
+
+The model that imitates this mixture can do both. Nothing tells it which pays; that is left to reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from gspo.config import TaskConfig
+from gspo.data.sources import generate
+
+TASK = "reasoning_gym:count_bits"
+QUESTION = "How many 1 bits are there in the binary representation of the number {}?"
+GUESS = "<think>I do not work this out, I take a guess.</think>"
+
+PIECES = [
+    *(f"{i:02d}" for i in range(100)),
+    *"0123456789",
+    "How many 1 bits are there in the binary representation of the number ",
+    "?",
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    " even ",
+    " odd ",
+    "; ",
+    *("I ", "do ", "not ", "work ", "this ", "out, ", "take ", "a ", "guess."),
+]
+"""The entries of the demo's tokenizer."""
+
+
+def work_out(n: int, rng: random.Random, slip: float) -> str:
+    """Halves n until nothing is left, counting the odd numbers. Each step miscounts with probability `slip`."""
+    count, lines = 0, []
+    while n > 0:
+        count += n % 2
+        if rng.random() < slip:
+            count = max(0, count + rng.choice((-1, 1)))
+        lines.append(f"{n} {'odd' if n % 2 else 'even'} {count}")
+        n //= 2
+    return f"<think>{'; '.join(lines)}</think><answer>{count}</answer>"
+
+
+def guess(low: int, high: int, rng: random.Random) -> str:
+    """The answer to another number of the same range."""
+    return f"{GUESS}<answer>{rng.randint(low, high).bit_count()}</answer>"
+
+
+def cold_start(
+    size: int, min_n: int, max_n: int, worked: float, slip: float, seed: int, held_out: int
+) -> list[dict[str, Any]]:
+    """`size` rows with `prompt` and `completion`, a share `worked` of them worked out.
+
+    No prompt is one of the `held_out` questions that training with this task and seed evaluates on. A number may come
+    again: there are only max_n - min_n + 1.
+    """
+    task = TaskConfig(source=TASK, config={"min_n": min_n, "max_n": max_n}, seed=seed)
+    left_out = {row["question"] for _, row in generate(TASK, task, 0, held_out)[1]}
+    rng, rows = random.Random(f"cold start {seed}"), []
+    while len(rows) < size:
+        n = rng.randint(min_n, max_n)
+        prompt = QUESTION.format(n)
+        if prompt not in left_out:
+            reply = work_out(n, rng, slip) if rng.random() < worked else guess(min_n, max_n, rng)
+            rows.append({"prompt": prompt, "completion": reply})
+    return rows
+
+
+def worked(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    """1 for a reply that works its answer out, 0 for a guess. A reward with weight 0: a figure to watch."""
+    return [float("odd" in completion) for completion in completions]

@@ -1,0 +1,62 @@
+"""Held-out accuracy with a 95 % interval."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from gspo.ports import Sampler
+from gspo.rollout import Report, Scorer, batch_metrics, sample_groups
+from gspo.types import Group, Prompt, Sampling
+
+Z95 = 1.959964  # standard normal quantile of a two-sided 95 % interval
+
+
+def evaluate(
+    sampler: Sampler,
+    scorer: Scorer,
+    prompts: Sequence[Prompt],
+    n: int,
+    sampling: Sampling,
+    correct_at: float,
+    report: Report = lambda phase, done, total: None,
+) -> tuple[dict[str, float], list[Group]]:
+    """n replies to each prompt. `eval/accuracy` is the mean share of replies with a reward of at least `correct_at`.
+
+    A reply that no reward could score is left out and counted in `eval/failed`.
+    """
+    begin = time.perf_counter()
+    groups, _ = sample_groups(sampler, scorer, prompts, n, sampling, lambda *args: report("evaluating", *args[1:]))
+    shares = []
+    for group in groups:
+        correct = [r.reward >= correct_at for r in group.rollouts if r.reward is not None]
+        if correct:
+            shares.append(sum(correct) / len(correct))
+    accuracy, low, high = interval(shares)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    means = batch_metrics(rollouts)
+    means.pop("tokens")
+    metrics = {"accuracy": accuracy, "accuracy_low": low, "accuracy_high": high} | means
+    metrics["failed"] = float(sum(r.reward is None for r in rollouts))
+    metrics["prompts"] = float(len(prompts))
+    named = {f"eval/{name.removeprefix('completions/')}": value for name, value in metrics.items()}
+    return named | {"time/eval": time.perf_counter() - begin}, groups
+
+
+def interval(shares: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of the prompts' shares of correct replies, and its 95 % interval.
+
+    Wilson's interval, whose n is the number of independent draws with the variance seen between prompts: replies to one
+    prompt are not independent. Raises nothing: without any prompt all three are NaN.
+    """
+    n = len(shares)
+    if n == 0:
+        return math.nan, math.nan, math.nan
+    p = sum(shares) / n
+    variance = sum((share - p) ** 2 for share in shares) / max(1, n - 1) / n
+    draws = p * (1 - p) / variance if variance > 0 and 0 < p < 1 else n
+    draws = max(draws, 1.0)
+    middle = (p + Z95**2 / (2 * draws)) / (1 + Z95**2 / draws)
+    half = Z95 / (1 + Z95**2 / draws) * math.sqrt(p * (1 - p) / draws + Z95**2 / (4 * draws**2))
+    return p, max(0.0, middle - half), min(1.0, middle + half)

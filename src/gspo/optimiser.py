@@ -1,0 +1,72 @@
+"""AdamW with its schedule, gradient clipping, and the refusal of non-finite updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gspo.config import OptimizerConfig
+
+
+def lr_at(update: int, total: int, config: OptimizerConfig) -> float:
+    """Learning rate of update number `update` (from 0) of `total`: linear warm-up, then the schedule."""
+    if update < config.warmup:
+        return config.lr * (update + 1) / config.warmup
+    share = min(1.0, (update - config.warmup) / max(1, total - config.warmup))
+    fall = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}[config.schedule]
+    return config.lr * (config.min_lr + (1 - config.min_lr) * fall)
+
+
+class Optimiser:
+    """One optimiser step a call. `max_bad` updates in a row with a non-finite loss or gradient are skipped and counted;
+    one more raises RuntimeError.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], config: OptimizerConfig, total_updates: int, max_bad: int):
+        self.parameters = list(parameters)
+        self.config = config
+        self.total = total_updates
+        self.max_bad = max_bad
+        self.updates = 0
+        self.bad_in_a_row = 0
+        self.adamw = torch.optim.AdamW(
+            self.parameters,
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=all(p.is_floating_point() for p in self.parameters),
+        )
+
+    def step(self, loss: float) -> dict[str, float]:
+        """Clips and applies the accumulated gradients, then clears them. `loss` is only looked at for being finite."""
+        lr = lr_at(self.updates, self.total, self.config)
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
+        good = math.isfinite(loss) and math.isfinite(norm)
+        if good:
+            for group in self.adamw.param_groups:
+                group["lr"] = lr
+            self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+        self.updates += 1
+        self.bad_in_a_row = 0 if good else self.bad_in_a_row + 1
+        if self.bad_in_a_row > self.max_bad:
+            raise RuntimeError(
+                f"{self.bad_in_a_row} updates in a row had a non-finite loss or gradient (loss {loss}, gradient norm "
+                f"{norm}): lower optimizer.lr = {self.config.lr:g}, or set model.dtype = \"float32\""
+            )
+        return {"grad_norm": norm, "lr": lr, "updates/skipped": float(not good)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on, besides the parameters."""
+        return {"adamw": self.adamw.state_dict(), "updates": self.updates, "bad_in_a_row": self.bad_in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.adamw.load_state_dict(state["adamw"])
+        self.updates = state["updates"]
+        self.bad_in_a_row = state["bad_in_a_row"]

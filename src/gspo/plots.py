@@ -1,0 +1,349 @@
+"""Figures of one run, or of several laid over each other, from what their run folders hold.
+
+Reads files only, and imports nothing else of gspo but their reader. Each figure is drawn twice, for a light
+and for a dark page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from gspo.runfiles import TIMES, Run, read_run, run_names
+
+SIZE = (4.8, 3.0)  # inches: small, so that the letters are large on the page
+DPI = 180
+SMOOTH_FROM = 150  # points from which a running mean is drawn over the raw line
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of one rendering; `series` can be told apart by the colour-blind."""
+
+    paper: str
+    ink: str
+    faint: str
+    series: tuple[str, ...]
+
+
+LIGHT = Theme(
+    "#ffffff", "#24292f", "#d5dae0", ("#1a6fc4", "#d1570f", "#0b8f6c", "#9a4fb0", "#6b7280", "#b8860b")
+)
+DARK = Theme(
+    "#171a20", "#d9dee5", "#3a414c", ("#62b0ff", "#ff9a5c", "#3fd0a6", "#d79bea", "#9aa4b2", "#e6c34d")
+)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One figure: its file name, title, unit of the y axis, what it shows in a sentence, and how it is drawn.
+
+    `keys` are (metric, label) pairs; the first that a run has stands for the figure when several runs are
+    compared. `scale` multiplies the values. `marks` draws onto the axes of a single run what is not a line of
+    `keys` (`only_marks`: instead of them). `prefix` takes every metric that begins so as a key. `compare` is
+    the title when several runs are compared.
+    """
+
+    name: str
+    title: str
+    unit: str
+    caption: str
+    keys: tuple[tuple[str, str], ...] = ()
+    scale: float = 1.0
+    log: bool = False
+    top: float | None = None
+    marks: Callable[[Axes, Run, Theme], None] | None = field(default=None)
+    only_marks: bool = False
+    dots: bool = False
+    prefix: str = ""
+    compare: str = ""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure on the disk, in both renderings."""
+
+    name: str
+    title: str
+    caption: str
+    light: Path
+    dark: Path
+
+
+def _ends(ax: Axes, run: Run, theme: Theme) -> None:
+    """The first and the last accuracy in figures."""
+    x, y = run.series("eval/accuracy")
+    for i in {0, len(x) - 1} if len(x) else ():
+        below = y[i] > 0.15 and (i == 0 or y[i] < y[0]) and not (i == 0 and y[-1] < y[0])
+        place: Any = {"xytext": (0, -22 if below else 12), "textcoords": "offset points", "ha": "center"}
+        ax.annotate(f"{100 * y[i]:.0f} %", (x[i], y[i] * 100), color=theme.ink, weight="bold", **place)
+
+
+def _error_bars(ax: Axes, run: Run, colour: str) -> None:
+    keys = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
+    x, (y, low, high) = run.rows(keys)
+    if len(x):
+        spread = np.maximum([y - low, high - y], 0) * 100
+        ax.errorbar(x, y * 100, spread, fmt="none", ecolor=colour, elinewidth=1.3, capsize=2.5)
+
+
+def _reward_band(ax: Axes, run: Run, theme: Theme) -> None:
+    x, (y, spread) = run.rows(("reward", "reward_std"))
+    if len(x) > 1:
+        ax.fill_between(
+            x,
+            y - spread,
+            y + spread,
+            color=theme.series[0],
+            alpha=0.16,
+            lw=0,
+            label="± standard deviation in a group",
+        )
+
+
+def _ratio_band(ax: Axes, run: Run, theme: Theme) -> None:
+    """s - 1: its mean, one standard deviation about it, and the clip range."""
+    x, (mean, spread) = run.rows(("ratio/mean", "ratio/std"))
+    mean = mean - 1
+    ax.plot(x, mean, color=theme.series[0], lw=1.6, label="mean", marker="o" if len(x) == 1 else None)
+    if len(x) > 1:
+        ax.fill_between(
+            x,
+            mean - spread,
+            mean + spread,
+            color=theme.series[0],
+            alpha=0.2,
+            lw=0,
+            label="± standard deviation",
+        )
+    for key, sign, label in (("clip/epsilon", -1, "clip range"), ("clip/epsilon_high", 1, "")):
+        values = run.series(key)[1]
+        if len(values):
+            ax.axhline(sign * values[-1], color=theme.ink, lw=1.4, ls="--", label=label)
+
+
+def _range_line(ax: Axes, run: Run, theme: Theme) -> None:
+    values = run.series("clip/epsilon")[1]
+    if len(values):
+        ax.axhline(values[-1], color=theme.ink, lw=1.4, ls="--", label="clip range, left (epsilon)")
+
+
+def _time_split(ax: Axes, run: Run, theme: Theme) -> None:
+    parts = [(k, n) for k, n in TIMES if len(run.series(k)[0])]
+    x, heights = run.rows([k for k, _ in parts])
+    if len(x) == 1:  # an area needs two points
+        x, heights = np.array([x[0] - 0.4, x[0] + 0.4]), [np.repeat(h, 2) for h in heights]
+    if len(x):
+        ax.stackplot(x, heights, labels=[n for _, n in parts], colors=theme.series, alpha=0.85, lw=0)
+        ax.set_ylim(0, 1.25 * float(np.quantile(np.sum(heights, axis=0), 0.98)) or 1.0)
+
+
+CLIPS = (
+    ("clip_ratio/region_mean", "all"),
+    ("clip_ratio/low_mean", "below the range"),
+    ("clip_ratio/high_mean", "above the range"),
+    ("clip_ratio/tokens", "all, in tokens"),
+)
+PLOTS = (
+    Plot("accuracy", "Held-out accuracy", "% of replies", "On prompts never trained on, with 95 % intervals.",
+         (("eval/accuracy", ""),), 100, top=112, marks=_ends, dots=True),
+    Plot("reward", "Reward", "reward of a reply", "Mean over the replies of a step.",
+         (("reward", "mean"),), marks=_reward_band),
+    Plot("loss", "Loss", "nats per token", "Cross-entropy of the demonstrated replies.", (("loss", ""),)),
+    Plot("replies", "Kinds of replies", "% of replies", "Share of the sampled replies.", scale=100, top=102,
+         prefix="reply/"),
+    Plot("reward_parts", "Parts of the reward", "mean", "Each reward function by itself, before its weight.",
+         prefix="reward/"),
+    Plot("clip", "Clipped", "%", "Share whose ratio is clipped, so that it has no gradient: of replies for "
+         "sequence-level algorithms, of tokens for token-level ones.", CLIPS, 100),
+    Plot("ratio", "Ratio against the clip range", "ratio − 1", "The importance ratio, of a reply for "
+         "sequence-level algorithms. Only what lies outside the range can be clipped.",
+         (("ratio/std", "standard deviation"),), marks=_ratio_band, only_marks=True,
+         compare="Spread of the ratio (standard deviation)"),
+    Plot("noise", "Noise floor", "distance of ratio from 1", "Spread of the ratio before any update: "
+         "numerics, not learning. It should lie well below the clip range.",
+         (("ratio/noise_floor", "noise floor"), ("ratio/std", "standard deviation")), log=True,
+         marks=_range_line, compare="Noise floor"),
+    Plot("entropy", "Entropy", "nats per token", "Of the policy, at the sampled tokens.", (("entropy", ""),)),
+    Plot("kl", "KL divergence", "nats per token", "How far the policy moved.",
+         (("kl", "from the sampler, within a step"), ("kl_ref", "from the reference"),
+          ("mismatch/kl", "sampler against trainer")), log=True,
+         compare="KL from the sampler, within a step"),
+    Plot("length", "Reply length", "tokens", "Mean over the replies of a step.",
+         (("completions/mean_length", ""),)),
+    Plot("truncated", "Truncated replies", "% of replies", "Replies that reached the length limit.",
+         (("completions/clipped_ratio", ""),), 100),
+    Plot("no_signal", "Groups without a signal", "% of groups", "All replies of the group have the same "
+         "reward, so that their advantages are zero.", (("frac_reward_zero_std", ""),), 100, top=102),
+    Plot("grad_norm", "Gradient norm", "L2 norm", "Before clipping.", (("grad_norm", ""),)),
+    Plot("lr", "Learning rate", "learning rate", "At the end of a step.", (("lr", ""),)),
+    Plot("throughput", "Throughput", "tokens per second", "Tokens trained on over the time of a whole step.",
+         (("tokens_per_second", ""),)),
+    Plot("time", "Time of a step", "seconds", "What a step is spent on, without evaluation.",
+         (("time/step", "whole step"),), marks=_time_split, only_marks=True),
+    Plot("lost", "Left out", "count in a step", "Rollouts without a reward, groups dropped, updates skipped.",
+         (("rollouts/failed", "failed rollouts"), ("groups/dropped", "dropped groups"),
+          ("updates/skipped", "skipped updates"))),
+)  # fmt: skip
+
+
+def draw(run_dirs: Sequence[str | Path], out: str | Path | None = None) -> list[Drawn]:
+    """Draw every figure that the runs have data for, in `out` (default: figures/ of the first run).
+
+    Several runs are laid over each other, a colour each; their files are called `compare-NAME.png`.
+    """
+    runs = [read_run(folder, name) for folder, name in zip(run_dirs, run_names(run_dirs))]
+    out = Path(out) if out is not None else Path(run_dirs[0]) / "figures"
+    out.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for each in PLOTS:
+        plot = _with_keys(each, runs)
+        if plot is None:
+            continue
+        stem = plot.name if len(runs) == 1 else f"compare-{plot.name}"
+        files = (out / f"{stem}.png", out / f"{stem}-dark.png")
+        for path, theme in zip(files, (LIGHT, DARK)):
+            _draw_one(plot, runs, theme).savefig(path)
+        drawn.append(Drawn(plot.name, plot.title, plot.caption, *files))
+    return drawn
+
+
+def _with_keys(plot: Plot, runs: list[Run]) -> Plot | None:
+    """The plot with the keys that the runs have, or None where there is nothing to draw."""
+    keys = plot.keys
+    if plot.prefix:
+        names = dict.fromkeys(
+            k for run in runs for line in run.lines for k in line if k.startswith(plot.prefix)
+        )
+        keys = tuple((k, k.removeprefix(plot.prefix).replace("_", " ")) for k in names)
+    keys = tuple((k, label) for k, label in keys if any(len(run.series(k)[0]) for run in runs))
+    if plot.name == "lost":  # nothing lost, nothing to see
+        keys = tuple((k, label) for k, label in keys if any(run.series(k)[1].any() for run in runs))
+    policy_loss = plot.name == "loss" and any(len(run.series("reward")[0]) for run in runs)  # says nothing
+    if not keys or policy_loss or (plot.name == "reward_parts" and len(keys) < 2):
+        return None
+    values = np.concatenate([run.series(k)[1] for run in runs for k, _ in keys])
+    return Plot(**{**vars(plot), "keys": keys, "log": plot.log and bool((values > 0).any())})
+
+
+def _draw_one(plot: Plot, runs: list[Run], theme: Theme) -> Figure:
+    ink = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), theme.ink)
+    paper = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.paper)
+    faint = dict.fromkeys(("axes.edgecolor", "grid.color"), theme.faint)
+    fixed = {"font.size": 11, "font.family": "DejaVu Sans", "axes.axisbelow": True, "savefig.dpi": DPI}
+    style: Any = ink | paper | faint | fixed
+    with matplotlib.rc_context(style):
+        figure = Figure(SIZE)
+        FigureCanvasAgg(figure)
+        ax = figure.add_subplot()
+        ax.grid(True, axis="y", lw=0.7)
+        window = _window(plot, runs)
+        if len(runs) == 1:
+            for i, (key, label) in enumerate(() if plot.only_marks else plot.keys):
+                _line(ax, plot, runs[0], key, label, theme.series[i % len(theme.series)], window)
+            if plot.marks is not None:
+                plot.marks(ax, runs[0], theme)
+        else:
+            for i, run in enumerate(runs):
+                colour, dash = (
+                    theme.series[i % len(theme.series)],
+                    ("-", "--", ":")[i // len(theme.series) % 3],
+                )
+                _line(ax, plot, run, plot.keys[0][0], run.name, colour, window, dash)
+        title = plot.title if len(runs) == 1 else plot.compare or plot.title
+        if plot.prefix and (len(runs) > 1 or len(plot.keys) == 1):
+            title += f": {plot.keys[0][1]}"
+        _finish(figure, ax, plot, title)
+        ax.set_xlabel(f"step (bold: mean of {2 * window + 1})" if window else "step")
+    return figure
+
+
+def _window(plot: Plot, runs: list[Run]) -> int:
+    """Points on either side that the running mean takes in; 0 where a line is short enough as it is."""
+    longest = max(len(run.series(key)[0]) for run in runs for key, _ in plot.keys)
+    return longest // 25 if longest >= SMOOTH_FROM and (len(runs) > 1 or not plot.only_marks) else 0
+
+
+def _line(
+    ax: Axes, plot: Plot, run: Run, key: str, label: str, colour: str, window: int, style: str = "-"
+) -> None:
+    x, y = run.series(key)
+    y = y * plot.scale
+    if plot.log:
+        x, y = x[y > 0], y[y > 0]
+    if plot.dots:
+        _error_bars(ax, run, colour)
+    if window and len(x):
+        ax.plot(x, y, color=colour, lw=0.7, alpha=0.3)
+        ones = np.ones(min(2 * window + 1, len(x)))
+        y = np.convolve(y, ones, mode="same") / np.convolve(np.ones(len(y)), ones, mode="same")
+    ax.plot(
+        x, y, style, color=colour, lw=1.9, label=label, marker="o" if plot.dots or len(x) == 1 else None, ms=5
+    )
+
+
+def _finish(figure: Figure, ax: Axes, plot: Plot, title: str) -> None:
+    """Title, units, few ticks, and a legend below the axes, off the data."""
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    ax.tick_params(length=0)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    low, high = ax.get_xlim()
+    if high - low < 1:  # one step
+        ax.set_xlim((low + high) / 2 - 0.6, (low + high) / 2 + 0.6)
+        ax.set_xticks([round((low + high) / 2)])
+    elif plot.dots:
+        ax.margins(x=0.08)
+    ax.set_ylabel(_scale_y(ax, plot))
+    ax.set_title(title, loc="left", weight="bold", fontsize=12.5, pad=9)
+    handles, labels = ax.get_legend_handles_labels()
+    shown = [(h, label) for h, label in zip(handles, labels) if label]
+    rows = 0
+    if len(shown) > 1:
+        columns = 1 if max(len(label) for _, label in shown) > 30 else 2
+        rows = -(-len(shown) // columns)
+        place: Any = {
+            "loc": "lower left",
+            "bbox_to_anchor": (0.04, 0.0),
+            "borderaxespad": 0.3,
+            "ncols": columns,
+        }
+        figure.legend(*zip(*shown), frameon=False, fontsize=10, handlelength=1.6, columnspacing=1.6, **place)
+    # Fixed margins in inches: the axes of all figures are alike on the page, whatever their legends are.
+    width, height = SIZE[0], SIZE[1] + 0.21 * rows
+    figure.set_size_inches(width, height)
+    figure.subplots_adjust(0.92 / width, (0.58 + 0.21 * rows) / height, 1 - 0.15 / width, 1 - 0.4 / height)
+    ax.yaxis.set_label_coords(-0.7 / (width - 1.07), 0.5)
+
+
+def _scale_y(ax: Axes, plot: Plot) -> str:
+    """Limits and ticks of the y axis, without long decimals; returns its label."""
+    if plot.log:
+        ax.set_yscale("log")
+        bottom, top = ax.dataLim.intervaly
+        ax.set_ylim(10.0 ** math.floor(math.log10(bottom)), 10.0 ** math.ceil(math.log10(top) + 1e-9))
+        ax.yaxis.set_major_locator(LogLocator(numticks=6))
+        ax.yaxis.set_minor_locator(NullLocator())
+        return plot.unit
+    if plot.top is not None:
+        ax.set_ylim(0, plot.top)
+    elif ax.get_ylim()[0] > 0 or plot.scale == 100:
+        ax.set_ylim(bottom=0)
+    ax.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
+    top = max(map(abs, ax.get_ylim()))
+    power = math.floor(math.log10(top)) if 0 < top < 0.01 else 0
+    ax.yaxis.set_major_formatter(
+        FuncFormatter(lambda v, _: f"{round(v / 10**power, 6):,.10g}".replace("-", "−"))
+    )
+    digits = f"{power}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{plot.unit}, 10{digits}" if power else plot.unit

@@ -1,0 +1,204 @@
+"""The live view of a run in the terminal; one plain line a step where there is no terminal."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+REFRESH = 0.2  # seconds between two drawings, so that drawing costs nothing
+HISTORY = 40  # steps in a sparkline
+BARS = "▁▂▃▄▅▆▇█"
+
+# Metric, its name on the screen, how its value is written.
+SHOWN = (
+    ("eval/accuracy", "held-out accuracy", "{:.1%}"),
+    ("reward", "reward", "{:.3f}"),
+    ("loss", "loss", "{:.4f}"),
+    ("clip_ratio/region_mean", "clipped", "{:.1%}"),
+    ("completions/mean_length", "length", "{:.0f} tokens"),
+    ("entropy", "entropy", "{:.3f} nats"),
+    ("tokens_per_second", "throughput", "{:,.0f} tokens/s"),
+)
+
+
+class Progress:
+    """Shows how far a run is: its step, its phase, its newest metrics and the time left.
+
+    `start_step` steps of `total_steps` are done already (0 total: a single phase, no steps). `plain` forces
+    lines (True) or the live view (False); by default lines where the output is no terminal, in CI, or with
+    TERM=dumb. What is printed meanwhile appears above the view.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        start_step: int = 0,
+        plain: bool | None = None,
+        title: str = "training",
+        console: Console | None = None,
+    ) -> None:
+        self.total, self.done, self.title = total_steps, start_step, title
+        self._console = console or Console(file=sys.stdout, highlight=False)
+        no_terminal = not self._console.is_terminal or os.environ.get("TERM") == "dumb"
+        self.plain = plain if plain is not None else no_terminal or bool(os.environ.get("CI"))
+        self._live: Live | None = None
+        self._history: dict[str, deque[float]] = {}
+        self._phase: tuple[str, int, int] = ("", 0, 0)
+        self._times: deque[float] = deque(maxlen=21)  # when the last steps ended
+        self._begin = self._drawn = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self._begin = time.monotonic()
+        self._times.append(self._begin)
+        if not self.plain:
+            self._live = Live(self._view(), console=self._console, auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._phase = ("", 0, 0)
+            self._live.update(self._view(), refresh=True)
+            self._live.stop()
+            self._live = None
+
+    def phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        """What goes on within the step: its name, and how much of it is done (total 0: not known)."""
+        new = name != self._phase[0]
+        self._phase = (name, done, total)
+        self._draw(now=new)
+
+    def step(self, metrics: dict[str, Any]) -> None:
+        """A step ended (`step` counts from 1; a line with `step` 0 is an evaluation before training)."""
+        for key, _, _ in _shown(metrics):
+            self._history.setdefault(key, deque(maxlen=HISTORY)).append(float(metrics[key]))
+        step = int(metrics.get("step", self.done + 1))
+        if step > self.done:
+            self.done = step
+            self._times.append(time.monotonic())
+        if self.plain:
+            self._print(self._line(metrics, step))
+        else:
+            if _is_number(metrics.get("eval/accuracy")):
+                self._print(f"step {step}: {_accuracy(metrics)}")
+            self._draw()
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        # Text, not markup: "[/]" in a warning is no tag. Plain lines are not wrapped.
+        self._console.print(Text(text), soft_wrap=self.plain)
+        if self.plain:
+            self._console.file.flush()
+
+    def _draw(self, now: bool = False) -> None:
+        time_now = time.monotonic()
+        if self._live is not None and (now or time_now - self._drawn >= REFRESH):
+            self._drawn = time_now
+            self._live.update(self._view(), refresh=True)
+
+    def _left(self) -> float | None:
+        """Seconds to go, by the pace of the last 20 steps."""
+        if len(self._times) < 2:
+            return None
+        return (self._times[-1] - self._times[0]) / (len(self._times) - 1) * (self.total - self.done)
+
+    def _line(self, metrics: dict[str, Any], step: int) -> str:
+        parts = [f"step {step}/{self.total}"]
+        for key, name, form in _shown(metrics):
+            parts.append(
+                _accuracy(metrics) if key == "eval/accuracy" else f"{name} {form.format(metrics[key])}"
+            )
+        left = self._left()
+        if left is not None and step < self.total:
+            parts.append(f"{clock(left)} left")
+        return "  ".join(parts)
+
+    def _view(self) -> RenderableType:
+        rows: list[RenderableType] = []
+        elapsed = time.monotonic() - self._begin
+        if self.total:
+            left = self._left()
+            text = f"{self.done}/{self.total}  {clock(elapsed)}"
+            rows.append(
+                _bar(
+                    self.title,
+                    self.done,
+                    self.total,
+                    text + (f", {clock(left)} left" if left else ""),
+                    "cyan",
+                )
+            )
+        name, done, total = self._phase
+        if name:
+            rows.append(_bar(name, done, total, f"{done}/{total}" if total else "", "dim cyan"))
+        numbers = Table.grid(padding=(0, 2, 0, 0))
+        for key, label, form in _shown({key: values[-1] for key, values in self._history.items()}):
+            values = self._history[key]
+            numbers.add_row(
+                Text(label, "dim"), form.format(values[-1]), Text(sparkline(list(values)), "cyan")
+            )
+        if self._history:
+            rows.append(numbers)
+        return Group(*rows)
+
+
+def _bar(name: str, done: int, total: int, text: str, style: str) -> Table:
+    row = Table.grid(padding=(0, 2, 0, 0))
+    row.add_column(width=17)
+    row.add_column(width=30)
+    row.add_column(no_wrap=True)
+    # No total: an empty bar. A pulsing one would need a thread that draws.
+    row.add_row(Text(name, "bold"), ProgressBar(total or 1, done if total else 0, complete_style=style), text)
+    return row
+
+
+def _shown(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The metrics to show, as in SHOWN; parts of the reward where there are several, and no policy loss."""
+    parts = [key for key in metrics if key.startswith("reward/")]
+    rows = [*SHOWN, *((key, key.removeprefix("reward/"), "{:.2f}") for key in parts if len(parts) > 1)]
+    return [
+        row
+        for row in rows
+        if _is_number(metrics.get(row[0])) and (row[0] != "loss" or "reward" not in metrics)
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _accuracy(metrics: dict[str, Any]) -> str:
+    text = f"held-out accuracy {metrics['eval/accuracy']:.1%}"
+    low, high = metrics.get("eval/accuracy_low"), metrics.get("eval/accuracy_high")
+    return text + (
+        f" (95 % interval {low:.1%} to {high:.1%})" if low is not None and high is not None else ""
+    )
+
+
+def sparkline(values: list[float]) -> str:
+    """Values as little bars from the least to the greatest; equal values lie at the bottom, NaN is a gap."""
+    real = [v for v in values if v == v and abs(v) != float("inf")]
+    if not real:
+        return ""
+    low, span = min(real), max(real) - min(real)
+    return "".join(BARS[round((v - low) / span * 7) if span else 0] if v in real else " " for v in values)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as `m:ss` or `h:mm:ss`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

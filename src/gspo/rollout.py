@@ -1,0 +1,167 @@
+"""Prompts -> sampled and scored groups -> replies ready for the learner. A failed rollout is data, counted here."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from gspo.objective.advantages import group_advantages
+from gspo.objective.algorithms import Algorithm
+from gspo.ports import Sampler
+from gspo.types import Group, Prompt, Reply, Rollout, Sampling
+
+
+class Scorer(Protocol):
+    """Gives each rollout its reward, or None and the reason (data/rewards.py)."""
+
+    def score(
+        self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None
+    ) -> list[Rollout]:
+        """The same rollouts, scored."""
+        ...
+
+
+class PromptSource(Protocol):
+    """Hands out prompts, pass after pass (data/tasks.py)."""
+
+    position: int
+
+    def take(self, k: int) -> list[Prompt]:
+        """The next k prompts."""
+        ...
+
+
+Report = Callable[[str, int, int], None]
+
+
+def sample_groups(
+    sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], n: int, sampling: Sampling, report: Report
+) -> tuple[list[Group], dict[str, float]]:
+    """n scored rollouts of each prompt, and the seconds that sampling and scoring took.
+
+    `report(phase, done, total)` is told how far it is.
+    """
+    total = len(prompts) * n
+    begin = time.perf_counter()
+    rollouts = sampler.generate(prompts, n, sampling, lambda done: report("sampling", done, total))
+    sampled = time.perf_counter()
+    scored = scorer.score(rollouts, lambda done: report("scoring", done, total))
+    groups = [Group(prompt, scored[i * n : (i + 1) * n]) for i, prompt in enumerate(prompts)]
+    return groups, {"time/sample": sampled - begin, "time/score": time.perf_counter() - sampled}
+
+
+class SynchronousSource:
+    """Groups, batch after batch, each sampled with the weights of the moment that it is asked for.
+
+    num_prompts groups of num_generations rollouts a batch. `seconds`: what the last batch took.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptSource,
+        sampler: Sampler,
+        scorer: Scorer,
+        num_prompts: int,
+        num_generations: int,
+        sampling: Sampling,
+        report: Report = lambda phase, done, total: None,
+    ):
+        self.prompts = prompts
+        self.sampler = sampler
+        self.scorer = scorer
+        self.num_prompts = num_prompts
+        self.num_generations = num_generations
+        self.sampling = sampling
+        self.report = report
+        self.seconds: dict[str, float] = {}
+
+    def __iter__(self) -> Iterator[Group]:
+        while True:
+            # The version counts batches, so every batch has a seed of its own, also after a resume.
+            sampling = dataclasses.replace(self.sampling, seed=self.sampling.seed * 1_000_003 + self.sampler.version)
+            groups, self.seconds = sample_groups(
+                self.sampler,
+                self.scorer,
+                self.prompts.take(self.num_prompts),
+                self.num_generations,
+                sampling,
+                self.report,
+            )
+            yield from groups
+
+
+@dataclass
+class Learnable:
+    """What one rollout batch gives the learner.
+
+    groups: the replies of each group that is trained on. advantages: A_i of each rollout, in the order of the rollouts;
+    None where it is not trained on. counts: metrics.
+    """
+
+    groups: list[list[Reply]] = field(default_factory=list)
+    advantages: list[float | None] = field(default_factory=list)
+    counts: dict[str, float] = field(default_factory=dict)
+
+
+def learnable(groups: Sequence[Group], row: Algorithm, scale: str, mask_truncated: bool) -> Learnable:
+    """Advantages, and the replies that have one.
+
+    A rollout without a reward, and with mask_truncated one that was cut off, leaves its group's mean and standard
+    deviation and every denominator. A group with fewer than two left is dropped. Both are counted.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    owner = torch.tensor([i for i, group in enumerate(groups) for _ in group.rollouts], dtype=torch.int64)
+    kept = torch.tensor([r.reward is not None and not (mask_truncated and r.stop == "length") for r in rollouts])
+    left = torch.bincount(owner[kept], minlength=len(groups))
+    kept &= left[owner] >= 2
+    rewards = torch.tensor([rollouts[i].reward for i in kept.nonzero()[:, 0]], dtype=torch.float64)
+    advantages = group_advantages(rewards, owner[kept], scale)
+    result = Learnable(advantages=[None] * len(rollouts))
+    replies: dict[int, list[Reply]] = {}
+    for index, advantage in zip(kept.nonzero()[:, 0].tolist(), advantages.tolist()):
+        rollout = rollouts[index]
+        mu = rollout.logp[rollout.sampled]
+        reply = Reply(rollout.tokens, rollout.sampled, logp_mu=mu, logp_old=mu, advantage=advantage)
+        replies.setdefault(int(owner[index]), []).append(reply)
+        result.advantages[index] = advantage
+    equal = {i for i, group in replies.items() if all(reply.advantage == 0 for reply in group)}
+    result.groups = [group for i, group in replies.items() if not (row.drops_equal and i in equal)]
+    result.counts = batch_metrics(rollouts) | {
+        "frac_reward_zero_std": len(equal) / max(1, len(replies)),
+        "reward_std": _mean_std(rewards, owner[kept]),
+        "rollouts/failed": float(sum(r.reward is None for r in rollouts)),
+        "groups/dropped": float(len(groups) - len(replies)),
+    }
+    return result
+
+
+def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Means over scored rollouts of the reward and its parts, and the lengths of all."""
+    scored = [r.reward for r in rollouts if r.reward is not None]
+    lengths = [int(r.sampled.sum()) for r in rollouts]
+    names = sorted({name for r in rollouts for name in r.reward_parts})
+    parts = {name: [v for r in rollouts if (v := r.reward_parts.get(name)) is not None] for name in names}
+    metrics = {
+        "reward": sum(scored) / len(scored) if scored else float("nan"),
+        "completions/mean_length": sum(lengths) / max(1, len(lengths)),
+        "completions/clipped_ratio": sum(r.stop == "length" for r in rollouts) / max(1, len(rollouts)),
+        "tokens": sum(lengths),
+    }
+    return metrics | {f"reward/{name}": sum(values) / len(values) for name, values in parts.items() if values}
+
+
+def _mean_std(rewards: torch.Tensor, group: torch.Tensor) -> float:
+    stds = [float(rewards[group == i].std()) for i in group.unique()]
+    return sum(stds) / len(stds) if stds else 0.0
+
+
+def split(groups: Sequence[list[Reply]], parts: int) -> list[list[Reply]]:
+    """The groups dealt out into `parts` mini-batches of nearly equal size, in order; empty ones are left out."""
+    edges = [round(i * len(groups) / parts) for i in range(parts + 1)]
+    batches = [[reply for group in groups[a:b] for reply in group] for a, b in zip(edges, edges[1:])]
+    return [batch for batch in batches if batch]

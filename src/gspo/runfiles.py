@@ -1,0 +1,125 @@
+"""Reads a run folder: its metrics, and the rollouts of its first and last step.
+
+Imports nothing else of gspo.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MOST_BYTES = 16 << 20  # read at either end of rollouts.jsonl, which may be huge
+TIMES = (("time/sample", "sampling"), ("time/score", "scoring"), ("time/train", "training"))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the figures read of a run folder: its name and the lines of its metrics.jsonl."""
+
+    name: str
+    lines: list[dict[str, Any]]
+
+    def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps [n] and values [n] of the lines that have a number under `key`."""
+        found = [
+            (line.get("step", i), line[key])
+            for i, line in enumerate(self.lines, 1)
+            if is_number(line.get(key))
+        ]
+        steps, values = zip(*found) if found else ((), ())
+        return np.asarray(steps, float), np.asarray(values, float)
+
+    def rows(self, keys: Sequence[str]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Steps [n], and values [n] for each key, of the lines that have them all."""
+        found = [r for r in self.lines if all(is_number(r.get(k)) for k in ("step", *keys))]
+        steps, *values = (np.array([r[k] for r in found], float) for k in ("step", *keys))
+        return steps, values
+
+
+def is_number(value: Any) -> bool:
+    """Whether a metric has a finite value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file. A missing file is empty; a half-written line is passed over."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                yield row
+
+
+def read_run(run_dir: str | Path, name: str | None = None) -> Run:
+    """A run from its folder. Raises ValueError where no step has been written."""
+    folder = Path(run_dir)
+    lines = list(read_lines(folder / "metrics.jsonl"))
+    if not lines:
+        raise ValueError(
+            f"{folder}: no metrics.jsonl with at least one step; give the folder of a run (log.dir)"
+        )
+    for line in lines:
+        parts = [line[k] for k, _ in TIMES if is_number(line.get(k))]
+        if parts:
+            line.setdefault("time/step", sum(parts))
+    return Run(name or folder.resolve().name, lines)
+
+
+def run_names(run_dirs: Sequence[str | Path]) -> list[str]:
+    """A short name for each run: its folder's, with the parent's where two are alike."""
+    paths = [Path(d).resolve() for d in run_dirs]
+    names = [p.name for p in paths]
+    return [n if names.count(n) == 1 else f"{p.parent.name}/{n}" for n, p in zip(names, paths)]
+
+
+def first_step(path: Path) -> list[dict[str, Any]]:
+    """The rollouts of the first step in a rollouts.jsonl; [] where there is none."""
+    rows: list[dict[str, Any]] = []
+    if not path.exists():
+        return rows
+    with path.open("rb") as file:
+        for line in file:
+            row = _row(line)
+            if file.tell() > MOST_BYTES or (rows and row and row["step"] != rows[0]["step"]):
+                break
+            rows += [row] if row else []
+    return rows
+
+
+def last_step(path: Path) -> list[dict[str, Any]]:
+    """The rollouts of the last step in a rollouts.jsonl; [] where there is none."""
+    if not path.exists():
+        return []
+    size = path.stat().st_size
+    length = 1 << 18
+    with path.open("rb") as file:
+        while True:
+            start = max(0, size - length)
+            file.seek(start)
+            lines = file.read(length).split(b"\n")
+            rows = [
+                row for row in map(_row, lines[1 if start else 0 :]) if row
+            ]  # the first may be half a line
+            whole = start == 0 or (rows and rows[0]["step"] != rows[-1]["step"])
+            if whole or length >= MOST_BYTES:
+                return [row for row in rows if row["step"] == rows[-1]["step"]]
+            length *= 4
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and "step" in row else None

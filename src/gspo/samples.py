@@ -1,0 +1,146 @@
+"""Sample rollouts of a run as HTML: a reply before and after training, tokens coloured by their log-ratio.
+
+Imports nothing else of gspo but the reader of run folders.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gspo.runfiles import first_step, last_step
+
+MOST_TOKENS = 2000  # shown of one reply; longer ones lose their middle
+SHADES = 4
+Escape = Callable[[Any], str]
+
+
+def before_and_after(path: Path, escape: Escape) -> str:
+    """A reply of the first step beside one of the last, to the same prompt or one much alike.
+
+    Both are ordinary: the median by reward, then length, of the replies to the prompts most alike.
+    "" where there are no two steps.
+    """
+    pair = choose_pair(first_step(path), last_step(path))
+    if pair is None:
+        return ""
+    cards = []
+    for name, row in zip(("Before", "After"), pair):
+        cards.append(
+            f'<div class="card"><h3>{name}: step {row["step"]}</h3><p class="about">{escape(_about(row))}</p>'
+            f'<div class="prompt">{escape(prompt_text(row))}</div>'
+            f'<div class="reply">{escape(_shorten(str(row.get("completion", ""))))}</div></div>'
+        )
+    same = "the same prompt" if prompt_text(pair[0]) == prompt_text(pair[1]) else "the prompts most alike"
+    return (
+        f'<h2>A reply before and after</h2><p class="note">To {same} of the first and the last step; the '
+        f'median reply by reward, then length.</p><div class="pair">{"".join(cards)}</div>'
+    )
+
+
+def choose_pair(
+    first: list[dict[str, Any]], last: list[dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The rollouts that `before_and_after` shows."""
+    first, last = ([row for row in rows if row.get("reward") is not None] for rows in (first, last))
+    if not first or not last or first[0]["step"] == last[0]["step"]:
+        return None
+    words = {text: set(text.split()) for text in {prompt_text(row) for row in first + last}}
+    befores, afters = (list(dict.fromkeys(map(prompt_text, rows)))[:64] for rows in (first, last))
+
+    def alike(a: str, b: str) -> float:
+        return len(words[a] & words[b]) / max(1, len(words[a] | words[b])) if a != b else 2.0
+
+    closest = max(alike(a, b) for a in befores for b in afters)
+    chosen = [a for a in befores if any(alike(a, b) == closest for b in afters)]
+    before = _median([row for row in first if prompt_text(row) in chosen])
+    partners = [b for b in afters if alike(prompt_text(before), b) == closest]
+    return before, _median([row for row in last if prompt_text(row) in partners])
+
+
+def _median(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return sorted(rows, key=lambda row: (row["reward"], len(row.get("token_ids") or ())))[len(rows) // 2]
+
+
+def coloured(path: Path, escape: Escape, most: int = 6) -> str:
+    """Replies of the last step whose tokens carry log-ratios, each token in its colour; "" for none."""
+    rows = [row for row in last_step(path) if row.get("tokens") and row.get("log_ratio")][:most]
+    if not rows:
+        return ""
+    sizes = sorted(abs(v) for row in rows for v in row["log_ratio"] if v is not None)
+    top = (sizes[int(0.98 * (len(sizes) - 1))] if sizes else 0.0) or 1e-6
+    cards = [
+        f'<div class="card"><p class="about">{escape(_about(row))}</p>'
+        f'<div class="prompt">{escape(prompt_text(row))}</div>'
+        f'<div class="reply">{_tokens(row, top, escape)}</div></div>'
+        for row in rows
+    ]
+    swatches = "".join(
+        f'<i class="{shade(v, 1.0)}"></i>' for v in (-1, -0.7, -0.45, -0.2, 0, 0.2, 0.45, 0.7, 1)
+    )
+    return (
+        f"<h2>Replies of step {escape(rows[0]['step'])}, token by token</h2>"
+        f'<div class="legend"><span>less likely after the update, −{top:.2g}</span>'
+        f'<span class="scale">{swatches}</span>'
+        f"<span>+{top:.2g}, more likely</span></div>"
+        '<p class="note">Colour: log-ratio of the token, its log-probability after the step less the '
+        f"one that it was sampled with. Point at a token for its numbers.</p>{''.join(cards)}"
+    )
+
+
+def shade(value: float | None, top: float) -> str:
+    """The CSS class of a log-ratio: u1 to u4 for more likely, d1 to d4 for less, "" near 0.
+
+    From `top` on the colour is full.
+    """
+    if value is None or not math.isfinite(value):
+        return ""
+    level = min(SHADES, round(abs(value) / top * SHADES))
+    return f"{'u' if value > 0 else 'd'}{level}" if level else ""
+
+
+def _tokens(row: dict[str, Any], top: float, escape: Escape) -> str:
+    tokens, ratios = row["tokens"], row["log_ratio"]
+    logps = row.get("logp") or [None] * len(tokens)
+    spans, half = [], MOST_TOKENS // 2
+    for i, (token, ratio, logp) in enumerate(zip(tokens, ratios, logps)):
+        if len(tokens) > MOST_TOKENS and half <= i < len(tokens) - half:
+            if i == half:
+                spans.append(f'<span class="gap"> … {len(tokens) - 2 * half:,} tokens left out … </span>')
+            continue
+        numbers = [
+            f"{name} {value:+.3g}"
+            for name, value in (("log-ratio", ratio), ("log-prob", logp))
+            if value is not None
+        ]
+        text = escape(str(token)).replace("\n", "↵\n")
+        spans.append(f'<i class="{shade(ratio, top)}" title="{escape(", ".join(numbers))}">{text}</i>')
+    return "".join(spans)
+
+
+def _about(row: dict[str, Any]) -> str:
+    said = [f"{len(row['token_ids'])} tokens" if row.get("token_ids") else ""]
+    for key, name in (("reward", "reward"), ("advantage", "advantage")):
+        value = row.get(key)
+        if isinstance(value, (int, float)):
+            said.append(f"{name} {value:{'+' if key == 'advantage' else ''}.2f}".replace("-", "−"))
+    said.append("reached the length limit" if row.get("stop") == "length" else "")
+    said.append(f"error: {row['error']}" if row.get("error") else "")
+    return ", ".join(s for s in said if s)
+
+
+def prompt_text(row: dict[str, Any]) -> str:
+    """A prompt as text: the string, or its chat messages with their roles."""
+    prompt = row.get("prompt", "")
+    if not isinstance(prompt, list):
+        return str(prompt)
+    return "\n".join(
+        f"{m.get('role', '')}: {m.get('content', '')}" if isinstance(m, dict) else str(m) for m in prompt
+    )
+
+
+def _shorten(text: str, most: int = 8000) -> str:
+    cut = len(text) - most
+    return text if cut <= 0 else f"{text[: most // 2]}\n… {cut:,} characters left out …\n{text[-most // 2 :]}"

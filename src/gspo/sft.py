@@ -1,0 +1,92 @@
+"""Cold start: supervised fine-tuning with the learner, the optimiser and the run folder of training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from gspo import checkpoint
+from gspo.config import Config
+from gspo.learner import Imitation, Learner
+from gspo.ports import Policy
+from gspo.progress import Progress
+from gspo.runlog import RunLog
+from gspo.types import Reply
+
+
+class RowSource(Protocol):
+    """Hands out rows as replies to imitate, pass after pass."""
+
+    position: int
+
+    def take(self, k: int) -> list[Reply]:
+        """The next k rows."""
+        ...
+
+
+@dataclass
+class ColdStart:
+    """Everything that a supervised run is made of (build.py makes it). `step`: updates done."""
+
+    config: Config
+    policy: Policy
+    rows: RowSource
+    learner: Learner
+    log: RunLog
+    screen: Progress
+    step: int = 0
+    tokens: int = 0
+
+
+def imitated(prompt: Sequence[int], completion: Sequence[int]) -> Reply:
+    """A reply whose completion is to be imitated; it has no old likelihoods and no advantage."""
+    tokens = torch.tensor([*prompt, *completion])
+    sampled = torch.arange(len(tokens)) >= len(prompt)
+    zeros = torch.zeros(len(completion))
+    return Reply(tokens, sampled, logp_mu=zeros, logp_old=zeros, advantage=0.0)
+
+
+def fit(run: ColdStart) -> dict[str, Any]:
+    """Trains until the last step, or until asked to stop. Returns the last step's metrics."""
+    train, metrics, objective = run.config.train, {}, Imitation()
+    with checkpoint.stop_signals(run.log.note) as stop:
+        while run.step < train.steps and not stop.asked:
+            begin = time.perf_counter()
+            rows = run.rows.take(train.batch_size)
+            update, _ = run.learner.update(objective, rows)
+            seconds = time.perf_counter() - begin
+            tokens = sum(len(row.tokens) for row in rows)
+            run.step, run.tokens = run.step + 1, run.tokens + tokens
+            metrics = {"step": run.step} | update | {
+                "tokens": tokens,
+                "tokens_total": run.tokens,
+                "time/train": seconds,
+                "tokens_per_second": tokens / seconds,
+            }  # fmt: skip
+            run.log.metrics(metrics)
+            if run.step % train.save_every == 0 or run.step == train.steps or stop.asked:
+                save(run)
+    return metrics
+
+
+def save(run: ColdStart) -> None:
+    """A checkpoint of everything that the next step depends on."""
+    state = {
+        "optimiser": run.learner.optimiser.state_dict(),
+        "position": run.rows.position,
+        "tokens": run.tokens,
+        "log": run.log.position(),
+    }
+    folder = run.log.folder
+    checkpoint.save(folder.checkpoints, run.step, run.policy.save, state, run.config.train.keep_checkpoints)
+
+
+def restore(run: ColdStart, state: dict[str, Any]) -> None:
+    """Continue from a checkpoint whose model the policy already holds."""
+    run.step, run.tokens, run.rows.position = state["step"], state["tokens"], state["position"]
+    run.learner.optimiser.load_state_dict(state["optimiser"])
+    run.log.rewind(state["log"])

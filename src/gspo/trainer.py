@@ -1,0 +1,234 @@
+"""The loop: sample, score, learn, sync, log. `train` is the whole of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from gspo import checkpoint
+from gspo.config import Config
+from gspo.evaluate import evaluate
+from gspo.learner import Learner, PolicyObjective, Stats
+from gspo.ports import Policy, Sampler
+from gspo.progress import Progress
+from gspo.rollout import Learnable, PromptSource, Scorer, SynchronousSource, learnable, split
+from gspo.runlog import RunLog
+from gspo.types import Group, Prompt, Reply, Sampling
+
+Metrics = dict[str, Any]
+
+
+@dataclass
+class Run:
+    """Everything that a training run is made of (build.py makes it). `step`: steps done."""
+
+    config: Config
+    policy: Policy
+    reference: Policy | None
+    sampler: Sampler
+    scorer: Scorer
+    prompts: PromptSource
+    held_out: Sequence[Prompt]
+    source: SynchronousSource
+    eval_sampling: Sampling
+    learner: Learner
+    objective: PolicyObjective
+    log: RunLog
+    screen: Progress
+    decode: Callable[[int], str]
+    step: int = 0
+    tokens: int = 0
+
+
+def train(run: Run) -> Metrics:
+    """Trains until the last step, or until asked to stop. Returns the last step's metrics."""
+    train, metrics = run.config.train, {}
+    groups = iter(run.source)
+    with checkpoint.stop_signals(run.log.note) as stop:
+        if run.step == 0 and evaluates(run):
+            run.log.metrics({"step": 0} | held_out(run))
+        while run.step < train.steps and not stop.asked:
+            run.step += 1
+            metrics = one_step(run, groups)
+            if evaluates(run):
+                metrics |= held_out(run)
+            run.log.metrics(metrics)
+            if run.step % train.save_every == 0 or run.step == train.steps or stop.asked:
+                save(run)
+    return metrics
+
+
+def one_step(run: Run, source: Iterable[Group]) -> Metrics:
+    """One rollout batch and its mini_batches x epochs updates. Returns the step's metrics."""
+    begin = time.perf_counter()
+    groups = list(islice(source, run.config.rollout.num_prompts))
+    sampled = time.perf_counter()
+    algorithm = run.config.algorithm
+    batch = learnable(
+        groups,
+        run.objective.row,
+        algorithm.scale_rewards or "group",
+        run.config.rollout.mask_truncated_completions,
+    )
+    learned = learn(run, batch)
+    run.sampler.load(run.policy, run.sampler.version + 1)
+    run.tokens += int(batch.counts["tokens"])
+    end = time.perf_counter()
+    run.log.rollouts(rollout_lines(run, groups, batch))
+    return (
+        {"step": run.step}
+        | batch.counts
+        | learned
+        | {"clip/epsilon": run.objective.e_low, "clip/epsilon_high": run.objective.e_high}
+        | run.source.seconds
+        | {
+            "time/train": end - sampled,
+            "time/step": end - begin,
+            "tokens_total": run.tokens,
+            "tokens_per_second": batch.counts["tokens"] / (end - begin),
+        }
+    )
+
+
+def learn(run: Run, batch: Learnable) -> Metrics:
+    """The updates of one rollout batch; their metrics averaged."""
+    algorithm, metrics = run.config.algorithm, {}
+    groups = batch.groups
+    if not groups:
+        run.log.warn("a step had no group with two rewards left: nothing was learned from it")
+        return nothing_learned(run)
+    if algorithm.old_logprobs == "recompute":
+        groups = fill(run, groups, run.policy, "logp_old")
+    if run.reference is not None:
+        groups = fill(run, groups, run.reference, "logp_ref")
+    parts = split(groups, algorithm.mini_batches or 1)
+    updates: list[Metrics] = []
+    for _ in range(algorithm.epochs):
+        for part in parts:
+            run.screen.phase("updating", len(updates), len(parts) * algorithm.epochs)
+            update, stats = run.learner.update(run.objective, part)
+            if not updates:  # no update yet: these are the weights that sampled
+                metrics = floor(run, stats)
+            updates.append(update)
+    for name in updates[0]:
+        metrics[name] = sum(update[name] for update in updates) / len(updates)
+    metrics["lr"] = updates[-1]["lr"]
+    metrics["updates/skipped"] = sum(update["updates/skipped"] for update in updates)
+    return metrics | {"updates": len(updates)}
+
+
+def fill(run: Run, groups: list[list[Reply]], policy: Policy, name: str) -> list[list[Reply]]:
+    """The same replies with their log-probabilities under `policy` in the field `name`."""
+    values = iter(run.learner.logprobs(policy, [reply for group in groups for reply in group]))
+    return [[dataclasses.replace(reply, **{name: next(values)}) for reply in group] for group in groups]
+
+
+def floor(run: Run, stats: Stats) -> Metrics:
+    """The mismatch of sampler and trainer, with a warning where it reaches the clip range."""
+    found = run.objective.mismatch(stats)
+    reach = min(run.objective.e_low, run.objective.e_high)
+    if found["ratio/noise_floor"] >= reach and run.objective.row.level == "sequence":
+        run.log.warn(
+            f"the noise floor of the ratio ({found['ratio/noise_floor']:.1e}) reaches the clip range ({reach:.1e}): "
+            "rounding decides what is clipped. Widen algorithm.epsilon and epsilon_high, set algorithm.old_logprobs = "
+            '"recompute", or use higher precision'
+        )
+    return found
+
+
+def nothing_learned(run: Run) -> Metrics:
+    """The metrics of a step without updates: every name is there, without a value."""
+    names = (
+        "loss clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean clip_ratio/tokens ratio/mean ratio/std "
+        "ratio/noise_floor entropy kl grad_norm lr"
+    )
+    return dict.fromkeys(names.split()) | {"updates": 0, "updates/skipped": 0.0}
+
+
+def evaluates(run: Run) -> bool:
+    """Whether this step (0: before the first) ends with an evaluation."""
+    every = run.config.eval.every
+    return every > 0 and (run.step % every == 0 or run.step == run.config.train.steps)
+
+
+def held_out(run: Run) -> Metrics:
+    """Accuracy on the held-out prompts. Every evaluation draws with the same seed, so that differences are paired."""
+    metrics, _ = evaluate(
+        run.sampler,
+        run.scorer,
+        run.held_out,
+        run.config.eval.num_generations,
+        run.eval_sampling,
+        run.config.reward.correct_at,
+        run.screen.phase,
+    )
+    return metrics
+
+
+def rollout_lines(run: Run, groups: Sequence[Group], batch: Learnable) -> list[Metrics]:
+    """One line a rollout for rollouts.jsonl; evenly spaced ones with what the step did to each token."""
+    if not run.config.log.rollouts:
+        return []
+    lines = []
+    advantages = iter(batch.advantages)
+    for index, group in enumerate(groups):
+        for rollout in group.rollouts:
+            versions = Counter(rollout.version[rollout.sampled].tolist())
+            lines.append({
+                "step": run.step,
+                "prompt_id": group.prompt.id,
+                "group": index,
+                "prompt": group.prompt.messages,
+                "completion": rollout.text,
+                "token_ids": rollout.tokens[len(group.prompt.tokens) :].tolist(),
+                "reward": rollout.reward,
+                "reward_parts": rollout.reward_parts,
+                "advantage": next(advantages),
+                "version": max(versions, default=run.sampler.version),
+                "stop": rollout.stop,
+                "error": rollout.error,
+            })  # fmt: skip
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    count = min(run.config.log.token_rollouts, len(rollouts))
+    chosen = [i * len(rollouts) // count for i in range(count)]
+    replies = [
+        Reply(r.tokens, r.sampled, logp_mu=mu, logp_old=mu, advantage=0.0)
+        for r in (rollouts[i] for i in chosen)
+        for mu in [r.logp[r.sampled]]
+    ]
+    for i, reply, logp in zip(chosen, replies, run.learner.logprobs(run.policy, replies) if replies else []):
+        lines[i] |= {
+            "tokens": [run.decode(token) for token in reply.tokens[reply.sampled].tolist()],
+            "logp": reply.logp_mu.tolist(),
+            "log_ratio": (logp - reply.logp_mu).tolist(),  # how far this step's updates moved the token
+        }
+    return lines
+
+
+def save(run: Run) -> None:
+    """A checkpoint of everything that the next step depends on."""
+    run.screen.phase("saving", 0, 1)
+    state = {
+        "optimiser": run.learner.optimiser.state_dict(),
+        "position": run.prompts.position,
+        "version": run.sampler.version,
+        "tokens": run.tokens,
+        "log": run.log.position(),
+    }
+    folder = run.log.folder
+    checkpoint.save(folder.checkpoints, run.step, run.policy.save, state, run.config.train.keep_checkpoints)
+
+
+def restore(run: Run, state: dict[str, Any]) -> None:
+    """Continue from a checkpoint whose model the policy already holds."""
+    run.step = state["step"]
+    run.tokens = state["tokens"]
+    run.prompts.position = state["position"]
+    run.sampler.load(run.policy, state["version"])
+    run.learner.optimiser.load_state_dict(state["optimiser"])
+    run.log.rewind(state["log"])

@@ -1,0 +1,25 @@
+"""A policy small enough to check by hand: the next token depends on the last one alone. Float64."""
+
+import torch
+
+from gspo.types import Batch
+
+
+class Bigram:
+    """ports.Policy with logits[last token] as its only parameters, [V, V]."""
+
+    shares_prompts = False
+    device = torch.device("cpu")
+
+    def __init__(self, vocabulary=12, seed=0):
+        g = torch.Generator().manual_seed(seed)
+        self.table = torch.randn(vocabulary, vocabulary, generator=g, dtype=torch.float64).requires_grad_()
+
+    def parameters(self):
+        return [self.table]
+
+    def logprobs(self, batch: Batch, *, entropy=False):
+        tokens, parent = batch.forest.tokens, batch.forest.parent
+        logp = self.table[tokens[parent[batch.node]]].log_softmax(-1)
+        chosen = logp.gather(-1, tokens[batch.node][:, None])[:, 0]
+        return chosen, -(logp.exp() * logp).sum(-1).detach() if entropy else None

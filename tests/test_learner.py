@@ -1,0 +1,142 @@
+import math
+import random
+
+import pytest
+import torch
+
+from gspo.config import AlgorithmConfig, OptimizerConfig
+from gspo.learner import Imitation, Learner, PolicyObjective
+from gspo.objective.algorithms import ALGORITHMS, resolve
+from gspo.optimiser import Optimiser, lr_at
+from gspo.types import Reply
+from tests.bigram import Bigram
+from tests.objective.reference import objective
+
+LENGTHS = [3, 1, 7, 4, 2, 5]
+
+
+def replies(seed=0, shift=0.2):
+    g = torch.Generator().manual_seed(seed)
+    policy, made = Bigram(), []
+    for n in LENGTHS:
+        tokens = torch.randint(0, 12, (2 + n,), generator=g)
+        logp = policy.table.detach()[tokens[:-1]].log_softmax(-1).gather(-1, tokens[1:, None])[1:, 0]
+        old = logp + shift * torch.randn(n, generator=g, dtype=torch.float64)
+        advantage = float(torch.randn((), generator=g))
+        made.append(Reply(tokens, torch.arange(2 + n) >= 2, old, old, advantage, logp_ref=old - 0.1))
+    return made
+
+
+def gradient_of(name, batch, max_tokens=10_000, beta=0.0):
+    policy = Bigram()
+    row, config, _ = resolve(AlgorithmConfig(name=name, beta=beta))
+    optimiser = Optimiser(policy.parameters(), OptimizerConfig(lr=1e-9, max_grad_norm=1e9), 10, 0)
+    kept = {}
+    step = optimiser.adamw.step
+    optimiser.adamw.step = lambda: (kept.update(g=policy.table.grad.clone()), step())
+    learner = Learner(policy, optimiser, max_tokens)
+    metrics, _ = learner.update(PolicyObjective(row, config, 9), batch)
+    return metrics, kept["g"]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_whole_update_equals_the_naive_loop(name):
+    batch = replies()
+    batch = [Reply(r.tokens, r.sampled, r.logp_mu, r.logp_old, r.advantage) for r in batch]
+    metrics, gradient = gradient_of(name, batch)
+    policy = Bigram()
+    logp = torch.cat([policy.table[r.tokens[1:-1]].log_softmax(-1).gather(-1, r.tokens[2:, None])[:, 0] for r in batch])
+    row = ALGORITHMS[name]
+    # advantages pass through float32 in a batch
+    A = [float(torch.tensor(r.advantage, dtype=torch.float32)) for r in batch]
+    old = torch.cat([r.logp_old for r in batch])
+    expected = -objective(name, logp, old, A, LENGTHS, row.epsilon, row.epsilon_high, 9)
+    assert metrics["loss"] == pytest.approx(float(expected), rel=1e-12)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, policy.table)[0], rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_micro_batches_and_order_change_no_gradient(name, beta):
+    batch = replies()
+    _, whole = gradient_of(name, batch, beta=beta)
+    for seed, budget in enumerate((1, 12, 30)):
+        shuffled = random.Random(seed).sample(batch, len(batch))
+        metrics, parts = gradient_of(name, shuffled, budget, beta)
+        torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-15)
+
+
+def test_metrics_do_not_depend_on_micro_batches():
+    one, _ = gradient_of("gspo", replies())
+    other, _ = gradient_of("gspo", replies(), 12)
+    assert one == pytest.approx(other, rel=1e-9)
+
+
+def test_clip_fractions_count_replies_and_tokens():
+    """Of 6 replies the update clips those whose s left the range on the side of their advantage."""
+    batch = replies()
+    metrics, _ = gradient_of("gspo", batch)
+    policy = Bigram()
+    clipped, tokens = [], 0
+    for r in batch:
+        logp = policy.table[r.tokens[1:-1]].log_softmax(-1).gather(-1, r.tokens[2:, None])[:, 0]
+        s = math.exp(float((logp - r.logp_old).mean()))
+        hit = s > 1 + 4e-4 if r.advantage > 0 else s < 1 - 3e-4
+        clipped.append(hit)
+        tokens += hit * len(r.logp_old)
+    assert 0 < sum(clipped) < 6
+    assert metrics["clip_ratio/region_mean"] == pytest.approx(sum(clipped) / 6)
+    assert metrics["clip_ratio/tokens"] == pytest.approx(tokens / sum(LENGTHS))
+
+
+def test_noise_floor_is_zero_for_exact_likelihoods():
+    batch = replies(shift=0.0)
+    policy = Bigram()
+    row, config, _ = resolve(AlgorithmConfig())
+    learner = Learner(policy, Optimiser(policy.parameters(), OptimizerConfig(), 10, 0), 100)
+    found = PolicyObjective(row, config, 9)
+    _, stats = learner.update(found, batch)
+    assert found.mismatch(stats)["ratio/noise_floor"] < 1e-12
+    assert found.mismatch(stats)["mismatch/prob_max"] < 1e-12
+
+
+def test_advantages_by_token_train_gspo_token():
+    batch = replies()
+    by_token = [
+        Reply(r.tokens, r.sampled, r.logp_mu, r.logp_old, torch.full((len(r.logp_old),), r.advantage)) for r in batch
+    ]
+    plain = [Reply(r.tokens, r.sampled, r.logp_mu, r.logp_old, r.advantage) for r in batch]
+    torch.testing.assert_close(gradient_of("gspo_token", by_token)[1], gradient_of("gspo", plain)[1])
+
+
+def test_imitation_is_the_mean_nll_of_completion_tokens():
+    batch, policy = replies(), Bigram()
+    optimiser = Optimiser(policy.parameters(), OptimizerConfig(lr=1e-9), 10, 0)
+    metrics, _ = Learner(policy, optimiser, 12).update(Imitation(), batch)
+    logp = torch.cat([Bigram().table[r.tokens[1:-1]].log_softmax(-1).gather(-1, r.tokens[2:, None])[:, 0] for r in batch])
+    assert metrics["loss"] == pytest.approx(-float(logp.mean()))
+
+
+def test_non_finite_updates_are_skipped_counted_and_stop_the_run():
+    policy = Bigram()
+    before = policy.table.detach().clone()
+    optimiser = Optimiser(policy.parameters(), OptimizerConfig(), 10, max_bad=2)
+    for bad in range(2):
+        policy.table.grad = torch.full_like(policy.table, math.nan)
+        assert optimiser.step(0.0)["updates/skipped"] == 1.0
+    assert torch.equal(policy.table, before)
+    policy.table.grad = torch.ones_like(policy.table)
+    assert optimiser.step(0.0)["updates/skipped"] == 0.0  # a good one in between starts the count anew
+    for bad in range(2):
+        policy.table.grad = torch.ones_like(policy.table)
+        optimiser.step(math.inf)
+    policy.table.grad = torch.ones_like(policy.table)
+    with pytest.raises(RuntimeError, match=r"3 updates in a row.*optimizer\.lr"):
+        optimiser.step(math.inf)
+
+
+def test_learning_rate_schedule():
+    config = OptimizerConfig(lr=1.0, warmup=4, schedule="linear", min_lr=0.1)
+    assert [lr_at(i, 14, config) for i in (0, 3, 4, 9, 14, 99)] == pytest.approx([0.25, 1, 1, 0.55, 0.1, 0.1])
+    assert lr_at(9, 14, OptimizerConfig(lr=2.0, warmup=4, schedule="cosine")) == pytest.approx(1.0)
+    assert lr_at(999, 10, OptimizerConfig(lr=2.0)) == 2.0

@@ -1,0 +1,157 @@
+"""The figures: those that the run has data for, in both renderings, whatever is missing or odd."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from gspo import plots
+from gspo.plots import DARK, LIGHT, PLOTS, draw
+from gspo.runfiles import read_run, run_names
+from gspo.runlog import RunFolder, RunLog
+from tests.fake_run import Quiet, make
+
+
+def write(folder, lines):
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def axes(plot_name, *folders, theme=LIGHT):
+    runs = [read_run(folder) for folder in folders]
+    plot = plots._with_keys(next(p for p in PLOTS if p.name == plot_name), runs)
+    return plots._draw_one(plot, runs, theme).axes[0]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("runs") / "demo", steps=30)
+
+
+def test_a_training_run_has_all_its_figures(run):
+    drawn = draw([run])
+    assert {d.name for d in drawn} == {
+        "accuracy", "reward", "reward_parts", "clip", "ratio", "noise", "entropy", "kl", "length", "truncated",
+        "no_signal", "grad_norm", "lr", "throughput", "time",
+    }  # fmt: skip
+    for d in drawn:
+        light, dark = (imread(path)[..., :3] for path in (d.light, d.dark))
+        assert light.shape == dark.shape and d.light.parent == run / "figures"
+        assert light[0, 0].min() == 1.0 and dark[0, 0].max() < 0.2  # the paper
+        assert light.std() > 0.02 and dark.std() > 0.02  # something is drawn
+        edges = [light[:, :4], light[:, -4:], light[:4], light[-4:]]
+        assert all((edge == 1).all() for edge in edges), f"{d.name} runs off the picture"
+
+
+def test_a_cold_start_has_its_own(tmp_path):
+    lines = [
+        {"step": s, "loss": 3 / s, "lr": 3e-3, "grad_norm": 1.0, "tokens": 9, "time/train": 0.1}
+        for s in (1, 2)
+    ]
+    assert [d.name for d in draw([write(tmp_path / "sft", lines)])] == ["loss", "grad_norm", "lr", "time"]
+
+
+def test_the_loss_of_a_policy_is_not_drawn(tmp_path):
+    assert [d.name for d in draw([write(tmp_path / "a", [{"step": 1, "loss": 0.0, "reward": 0.5}])])] == [
+        "reward"
+    ]
+
+
+def test_a_single_step_works(tmp_path):
+    drawn = draw([make(tmp_path / "one", steps=1)])
+    assert len(drawn) == 15
+
+
+@pytest.mark.parametrize(
+    "key", ["reward", "kl", "ratio/std", "ratio/noise_floor", "time/sample", "eval/accuracy", "lr"]
+)
+@pytest.mark.parametrize("values", [[0.0, 0.0], [None, 1.0], [1e-30, 1e30], [-5.0, 5.0]])
+def test_odd_values_do_not_stop_a_figure(tmp_path, key, values):
+    draw([write(tmp_path / "run", [{"step": i + 1, key: v} for i, v in enumerate(values)])], tmp_path / "out")
+
+
+def test_nothing_to_draw_is_no_figure(tmp_path):
+    assert draw([write(tmp_path / "run", [{"step": 1, "kl": None, "reward": None, "loss": "x"}])]) == []
+
+
+def test_a_folder_without_metrics_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"no metrics\.jsonl with at least one step"):
+        draw([tmp_path])
+
+
+def test_nan_and_a_half_written_line_are_passed_over(tmp_path):
+    with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder, progress=Quiet()) as log:
+        for step in range(1, 6):
+            log.metrics({"step": step, "reward": math.nan if step == 3 else step})
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 6, "rew')
+    steps, values = read_run(tmp_path / "run").series("reward")
+    assert steps.tolist() == values.tolist() == [1, 2, 4, 5]
+
+
+def test_accuracy_has_its_intervals_and_ends(run):
+    ax = axes("accuracy", run)
+    assert [t.get_text() for t in ax.texts] == ["36 %", "88 %"]
+    (bars,) = ax.containers
+    first = bars.lines[2][0].get_segments()[0][:, 1]
+    assert first == pytest.approx([31.84, 40.16], abs=0.01)  # 36 % +- 1.96 sqrt(.36 .64 / 512)
+
+
+def test_the_ratio_stands_against_the_clip_range(run):
+    ax = axes("ratio", run)
+    level = {line.get_ydata()[0] for line in ax.lines if len(set(line.get_ydata())) == 1}
+    assert level == {-3e-4, 4e-4}
+    assert ax.get_ylabel() == "ratio − 1, 10⁻³"
+
+
+def test_every_axis_has_its_unit(run):
+    for plot in PLOTS:
+        if plots._with_keys(plot, [read_run(run)]) is not None:
+            ax = axes(plot.name, run)
+            assert ax.get_xlabel().startswith("step")
+            assert ax.get_ylabel().startswith(plot.unit) and plot.unit
+
+
+def test_a_long_run_is_smoothed_and_keeps_its_mean(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = [{"step": s, "entropy": 2.0 + rng.normal()} for s in range(1, 301)]
+    raw, bold = axes("entropy", write(tmp_path / "long", lines)).lines
+    assert len(bold.get_ydata()) == len(raw.get_ydata()) == 300
+    assert bold.get_ydata().std() < 0.4 < raw.get_ydata().std()
+    flat = [{"step": s, "entropy": 2.0} for s in range(1, 301)]
+    _, bold = axes("entropy", write(tmp_path / "flat", flat)).lines
+    assert np.allclose(bold.get_ydata(), 2.0)  # to the very ends
+
+
+def test_several_runs_are_laid_over_each_other(run, tmp_path):
+    other = make(tmp_path / "other" / "demo", steps=20, seed=1)
+    drawn = draw([run, other], tmp_path / "out")
+    assert all(d.light.name == f"compare-{d.name}.png" for d in drawn)
+    assert run_names([run, other]) == [f"{run.parent.name}/demo", "other/demo"]
+    ax = axes("time", run, other)
+    assert len(ax.lines) == 2 and ax.get_title(loc="left") == "Time of a step"
+
+
+def contrast(a, b):
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear))
+
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_colours_can_be_seen(theme):
+    assert contrast(theme.ink, theme.paper) > 7
+    assert all(contrast(colour, theme.paper) > 3 for colour in theme.series)  # WCAG 2.1, graphical objects
+
+
+def test_kinds_of_replies_are_drawn_by_their_prefix(tmp_path):
+    lines = [{"step": s, "reply/worked": 0.4, "reply/cut_off": 0.1} for s in (1, 2)]
+    ax = axes("replies", write(tmp_path / "run", lines))
+    assert [line.get_label() for line in ax.lines] == ["worked", "cut off"]

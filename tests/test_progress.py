@@ -1,0 +1,113 @@
+"""The progress view: plain lines away from a terminal, a live view on one, warnings above it."""
+
+import io
+import math
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from gspo.progress import Progress, clock, sparkline
+
+METRICS = {
+    "reward": 0.5,
+    "clip_ratio/region_mean": 0.15,
+    "completions/mean_length": 44.4,
+    "tokens_per_second": 9000.0,
+}
+
+
+def run(plain, width=100):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=not plain, width=width, color_system=None, highlight=False)
+    with Progress(3, 0, plain=plain, console=console) as progress:
+        progress.step(
+            {"step": 0, "eval/accuracy": 0.36, "eval/accuracy_low": 0.32, "eval/accuracy_high": 0.4}
+        )
+        for step in (1, 2, 3):
+            for done in range(0, 192, 32):
+                progress.phase("sampling", done, 192)
+            if step == 2:
+                progress.note("warning: [/odd] markup")
+            progress.step({"step": step, "loss": 0.0, **METRICS})
+    return out.getvalue()
+
+
+def test_plain_output_is_one_line_a_step():
+    lines = run(plain=True).splitlines()
+    assert lines[0] == "step 0/3  held-out accuracy 36.0% (95 % interval 32.0% to 40.0%)"
+    assert lines[1].startswith(
+        "step 1/3  reward 0.500  clipped 15.0%  length 44 tokens  throughput 9,000 tokens/s"
+    )
+    assert lines[2] == "warning: [/odd] markup"
+    assert lines[1].endswith("0:00 left") and "left" not in lines[4]
+    assert len(lines) == 5 and "\x1b" not in "".join(lines)
+
+
+def test_plain_lines_are_not_wrapped():
+    out = io.StringIO()
+    with Progress(3, plain=True, console=Console(file=out, width=30)) as progress:
+        progress.note("word " * 30)
+        progress.step({"step": 1, **METRICS})
+    assert len(out.getvalue().splitlines()) == 2
+
+
+def test_the_live_view_shows_step_phase_and_metrics():
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", run(plain=False))
+    assert "3/3" in text and "0/192" in text and "9,000 tokens/s" in text
+    assert "warning: [/odd] markup" in text
+    assert "step 0: held-out accuracy 36.0%" in text
+    assert "loss" not in text  # a policy's loss says nothing
+
+
+@pytest.mark.parametrize(("env", "plain"), [({}, False), ({"CI": "true"}, True), ({"TERM": "dumb"}, True)])
+def test_ci_and_dumb_terminals_are_plain(monkeypatch, env, plain):
+    for name in ("CI", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert Progress(1, console=Console(file=io.StringIO(), force_terminal=True)).plain is plain
+    assert Progress(1, console=Console(file=io.StringIO())).plain is True
+
+
+def test_a_pipe_gets_plain_lines():
+    code = "from gspo.progress import Progress\nwith Progress(1) as p: p.step({'step': 1, 'loss': 2.5})"
+    env = {k: v for k, v in os.environ.items() if k != "FORCE_COLOR"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout == "step 1/1  loss 2.5000\n"
+
+
+def test_parts_of_the_reward_are_shown_where_there_are_several():
+    out = io.StringIO()
+    with Progress(2, plain=True, console=Console(file=out)) as progress:
+        progress.step({"step": 1, "reward": 1.0, "reward/task": 1.0})
+        progress.step({"step": 2, "reward": 1.0, "reward/task": 1.0, "reward/worked": 0.4})
+    first, second = out.getvalue().splitlines()
+    assert first == "step 1/2  reward 1.000  0:00 left"
+    assert second == "step 2/2  reward 1.000  task 1.00  worked 0.40"
+
+
+def test_missing_and_odd_values_are_left_out():
+    out = io.StringIO()
+    with Progress(2, 1, plain=True, console=Console(file=out)) as progress:
+        progress.step({"step": 2, "reward": math.nan, "entropy": None, "eval/accuracy": None})
+    assert out.getvalue() == "step 2/2\n"
+
+
+def test_a_phase_alone_needs_no_steps():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, color_system=None)
+    with Progress(0, plain=False, console=console) as progress:
+        progress.phase("evaluating", 1, 4)
+    assert "1/4" in out.getvalue()
+
+
+def test_sparkline_and_clock():
+    assert sparkline([0, 1, 2, 7]) == "▁▂▃█"
+    assert sparkline([3, 3]) == "▁▁"
+    assert sparkline([0, math.nan, 7]) == "▁ █"
+    assert sparkline([]) == "" == sparkline([math.inf])
+    assert [clock(s) for s in (5.4, 65, 3725)] == ["0:05", "1:05", "1:02:05"]

@@ -1,0 +1,280 @@
+"""The run folder: never overwritten, held by one process, cut back to a checkpoint, always valid JSON."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo.runlog import RunFolder, RunLog, to_json
+from tests.fake_run import Quiet
+
+
+def read(folder, name="metrics.jsonl"):
+    return [json.loads(line) for line in (folder.path / name).read_text().splitlines()]
+
+
+def test_create_makes_a_whole_folder(tmp_path):
+    with RunFolder.create(tmp_path / "a" / "run", "[train]\nsteps = 1\n") as folder:
+        assert folder.config.read_text() == "[train]\nsteps = 1\n"
+        assert folder.checkpoints.is_dir() and folder.figures.is_dir()
+
+
+def test_an_empty_folder_may_be_used(tmp_path):
+    RunFolder.create(tmp_path, "").close()
+
+
+def test_a_used_folder_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(
+        ValueError, match=r"is not empty; go on with that run by --resume, or give another --log.dir"
+    ):
+        RunFolder.create(tmp_path, "")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.txt"]
+
+
+def test_a_run_is_never_overwritten(tmp_path):
+    RunFolder.create(tmp_path / "run", "first").close()
+    with pytest.raises(ValueError, match="not empty"):
+        RunFolder.create(tmp_path / "run", "second")
+    assert (tmp_path / "run" / "config.toml").read_text() == "first"
+
+
+def test_a_file_in_the_way(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        RunFolder.create(tmp_path / "run", "")
+    with pytest.raises(ValueError, match="cannot make the run folder"):
+        RunFolder.create(tmp_path / "run" / "below", "")
+
+
+def test_what_a_kill_in_create_leaves_can_be_created_again(tmp_path):
+    for name in ("checkpoints", "figures"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "config.toml.part").write_text("[mod")
+    RunFolder.create(tmp_path, "whole").close()
+    assert (tmp_path / "config.toml").read_text() == "whole"
+
+
+def test_resume_needs_a_run_folder(tmp_path):
+    with pytest.raises(ValueError, match="no such run folder to resume"):
+        RunFolder.resume(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"config\.toml is missing"):
+        RunFolder.resume(tmp_path)
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(ValueError, match="checkpoints is missing"):
+        RunFolder.resume(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.toml"]
+
+
+def test_two_writers_are_refused(tmp_path):
+    with (
+        RunFolder.create(tmp_path / "run", ""),
+        pytest.raises(RuntimeError, match="another process is writing"),
+    ):
+        RunFolder.resume(tmp_path / "run")
+    RunFolder.resume(tmp_path / "run").close()
+
+
+def test_kill_9_frees_the_folder_though_a_child_lives_on(tmp_path):
+    code = (
+        "import os, sys, time\n"
+        "from gspo.runlog import RunFolder\n"
+        "folder = RunFolder.create(sys.argv[1], '')\n"
+        "child = os.fork()\n"
+        "if not child: time.sleep(60)\n"
+        "print(child, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    run = tmp_path / "run"
+    parent = subprocess.Popen([sys.executable, "-c", code, run], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    try:
+        with pytest.raises(RuntimeError, match="another process"):
+            RunFolder.resume(run)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        os.kill(child, 0)  # it lives
+        RunFolder.resume(run).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
+
+
+def test_metrics_are_on_the_disk_at_once(tmp_path):
+    with RunFolder.create(tmp_path / "run", "") as folder:
+        log = RunLog(folder, progress=Quiet())
+        log.metrics({"step": 1, "reward": 0.1 + 0.2, "kl": math.nan, "ratio": {"max": math.inf}})
+        assert read(folder) == [{"step": 1, "reward": 0.1 + 0.2, "kl": None, "ratio": {"max": None}}]
+        log.close()
+
+
+def test_arrays_and_half_characters_are_written():
+    row = {
+        "logp": np.array([-0.5, -math.inf]),
+        "n": np.int64(3),
+        "x": np.float32(0.5),
+        "text": "é\ud83d\u2028\n",
+    }
+    line = to_json(row)
+    assert line.count(b"\n") == 1
+    assert json.loads(line) == {"logp": [-0.5, None], "n": 3, "x": 0.5, "text": "é\ud83d\u2028\n"}
+    with pytest.raises(TypeError, match="cannot be written as JSON"):
+        to_json({"what": object()})
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.text(), values, max_size=5))
+def test_every_line_is_valid_json(row):
+    def strict(text):
+        raise AssertionError(f"{text} is no JSON")
+
+    def finite(value):
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, dict):
+            return {k: finite(v) for k, v in value.items()}
+        return [finite(v) for v in value] if isinstance(value, list) else value
+
+    line = to_json(row)
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert json.loads(line.decode("utf-8"), parse_constant=strict) == finite(row)
+
+
+def test_a_warning_is_given_once(tmp_path, capsys):
+    with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder) as log:
+        log.step = 3
+        log.warn("odd clip range")
+        log.warn("odd clip range")
+        log.note("saved", kind="saved")
+        assert read(folder, "events.jsonl") == [
+            {"step": 3, "kind": "warning", "text": "odd clip range"},
+            {"step": 3, "kind": "saved", "text": "saved"},
+        ]
+    assert capsys.readouterr().err == "warning: odd clip range\nsaved\n"
+
+
+def test_a_resumed_run_prints_a_warning_again_and_writes_it_once(tmp_path, capsys):
+    for make in (lambda d: RunFolder.create(d, ""), RunFolder.resume):
+        with make(tmp_path / "run") as folder, RunLog(folder) as log:
+            log.warn("odd")
+    assert len(read(folder, "events.jsonl")) == 1
+    assert capsys.readouterr().err == "warning: odd\nwarning: odd\n"
+
+
+def test_rewind_drops_surplus_and_half_written_lines(tmp_path):
+    with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder, progress=Quiet()) as log:
+        log.metrics({"step": 1})
+        log.rollouts([{"step": 1}, {"step": 1}])
+        position = log.position()
+        before = {name: (folder.path / name).read_bytes() for name in position}
+        log.metrics({"step": 2})
+        log.rollouts([{"step": 2}])
+        log.warn("later")
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 3, "rew')  # killed here
+    with (tmp_path / "run" / "events.jsonl").open("ab") as file:
+        file.write(b'{"step": 3, "ki')
+    with RunFolder.resume(tmp_path / "run") as folder, RunLog(folder, progress=Quiet()) as log:
+        log.rewind(position)
+        assert {name: (folder.path / name).read_bytes() for name in position} == before
+        log.metrics({"step": 2})
+        log.warn("later")  # its event was cut off, so it is written again
+        assert [row["step"] for row in read(folder)] == [1, 2]
+        assert [row["text"] for row in read(folder, "events.jsonl")] == ["later"]
+        log.rewind({})
+        assert log.position() == dict.fromkeys(position, 0)
+
+
+def test_a_shorter_file_is_an_error_and_nothing_is_cut(tmp_path):
+    with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder, progress=Quiet()) as log:
+        log.metrics({"step": 1})
+        log.rollouts([{"step": 1}])
+        position = log.position()
+        log.metrics({"step": 2})
+        size = (folder.path / "metrics.jsonl").stat().st_size
+        (folder.path / "rollouts.jsonl").write_bytes(b"")
+        with pytest.raises(
+            RuntimeError, match=r"rollouts.jsonl has 0 bytes, but the checkpoint was saved at \d+"
+        ):
+            log.rewind(position)
+        assert (folder.path / "metrics.jsonl").stat().st_size == size
+
+
+def test_kill_9_at_any_moment_leaves_a_folder_that_rewinds(tmp_path):
+    code = (
+        "import sys, json\n"
+        "from gspo.runlog import RunFolder, RunLog\n"
+        "log = RunLog(RunFolder.create(sys.argv[1], ''))\n"
+        "for step in range(1, 10**6):\n"
+        "    log.rollouts([{'step': step, 'completion': 'x' * 5000}] * 3)\n"
+        "    log.metrics({'step': step})\n"
+        "    if step % 5 == 0: print(json.dumps(log.position()), flush=True)\n"
+    )
+    for i, wait in enumerate((0.02, 0.1)):
+        run = tmp_path / str(i)
+        process = subprocess.Popen([sys.executable, "-c", code, run], stdout=subprocess.PIPE)
+        first = process.stdout.readline()
+        time.sleep(wait)
+        process.kill()
+        printed = [
+            line for line in [first, *process.stdout.read().split(b"\n")] if line.strip().endswith(b"}")
+        ]
+        process.stdout.close()
+        process.wait()
+        with RunFolder.resume(run) as folder, RunLog(folder, progress=Quiet()) as log:
+            log.rewind(json.loads(printed[-1]))
+            steps = 5 * len(printed)
+            assert [row["step"] for row in read(folder)] == list(range(1, steps + 1))
+            assert len(read(folder, "rollouts.jsonl")) == 3 * steps
+
+
+class Broken:
+    name = "broken"
+
+    def log(self, metrics, step):
+        raise ConnectionError("no route")
+
+    def close(self):
+        raise AssertionError("it was dropped")
+
+
+class Recorder:
+    name = "recorder"
+
+    def __init__(self):
+        self.seen = []
+
+    def log(self, metrics, step):
+        self.seen.append((step, metrics))
+
+    def close(self):
+        self.seen.append("closed")
+
+
+def test_trackers_get_numbers_and_a_broken_one_is_dropped(tmp_path):
+    recorder = Recorder()
+    with (
+        RunFolder.create(tmp_path / "run", "") as folder,
+        RunLog(folder, [Broken(), recorder], Quiet()) as log,
+    ):
+        log.metrics({"step": 1, "reward": 0.5, "kl": math.nan, "kl_ref": None, "name": "x"})
+        log.metrics({"step": 2, "reward": 1})
+        assert [e["text"] for e in read(folder, "events.jsonl")] == [
+            "tracker broken failed and gets no more metrics: no route"
+        ]
+    assert recorder.seen == [(1, {"reward": 0.5}), (2, {"reward": 1.0}), "closed"]
