@@ -32,12 +32,25 @@ def page() -> str:
         "",
     ]
     for name, cls in SECTIONS.items():
-        lines += [f"## [{name}]", "", str(cls.__doc__), "", "| key | type | default | allowed | meaning |", "|---|---|---|---|---|"]
+        lines += [
+            f"## [{name}]",
+            "",
+            str(cls.__doc__),
+            "",
+            "| key | type | default | allowed | meaning |",
+            "|---|---|---|---|---|",
+        ]
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
             made = field.default_factory() if field.default is dataclasses.MISSING else field.default  # type: ignore[misc]
             default = "" if made is None or made == "" else f"`{str(made).lower() if isinstance(made, bool) else made}`"
-            cells = [f"`{field.name}`", type_name(hints[field.name]), default, allowed(field.metadata), docs(cls)[field.name]]
+            cells = [
+                f"`{field.name}`",
+                type_name(hints[field.name]),
+                default,
+                allowed(field.metadata),
+                docs(cls)[field.name],
+            ]
             lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
         lines.append("")
     lines += [

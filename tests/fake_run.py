@@ -106,9 +106,7 @@ def metrics(step: int, steps: int, skill: float, rng: random.Random) -> dict[str
     return row | (accuracy(skill, rng) if step % 15 == 0 or step == steps else {})
 
 
-def rollouts(
-    step: int, skill: float, rng: random.Random, prompts: int = 6, group: int = 4
-) -> list[dict[str, Any]]:
+def rollouts(step: int, skill: float, rng: random.Random, prompts: int = 6, group: int = 4) -> list[dict[str, Any]]:
     rows = []
     for p in range(prompts):
         number = rng.randrange(10000, 99999)

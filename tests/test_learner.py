@@ -121,13 +121,13 @@ def test_non_finite_updates_are_skipped_counted_and_stop_the_run():
     policy = Bigram()
     before = policy.table.detach().clone()
     optimiser = Optimiser(policy.parameters(), OptimizerConfig(), 10, max_bad=2)
-    for bad in range(2):
+    for _ in range(2):
         policy.table.grad = torch.full_like(policy.table, math.nan)
         assert optimiser.step(0.0)["updates/skipped"] == 1.0
     assert torch.equal(policy.table, before)
     policy.table.grad = torch.ones_like(policy.table)
     assert optimiser.step(0.0)["updates/skipped"] == 0.0  # a good one in between starts the count anew
-    for bad in range(2):
+    for _ in range(2):
         policy.table.grad = torch.ones_like(policy.table)
         optimiser.step(math.inf)
     policy.table.grad = torch.ones_like(policy.table)

@@ -34,8 +34,8 @@ def run(tmp_path_factory):
 def test_a_training_run_has_all_its_figures(run):
     drawn = draw([run])
     assert {d.name for d in drawn} == {
-        "accuracy", "reward", "reward_parts", "clip", "ratio", "noise", "entropy", "kl", "length", "truncated",
-        "no_signal", "grad_norm", "lr", "throughput", "time",
+        "accuracy", "reward", "reward_parts", "clip", "ratio", "noise", "entropy", "kl", "length",
+        "truncated", "no_signal", "grad_norm", "lr", "throughput", "time",
     }  # fmt: skip
     for d in drawn:
         light, dark = (imread(path)[..., :3] for path in (d.light, d.dark))
@@ -47,17 +47,12 @@ def test_a_training_run_has_all_its_figures(run):
 
 
 def test_a_cold_start_has_its_own(tmp_path):
-    lines = [
-        {"step": s, "loss": 3 / s, "lr": 3e-3, "grad_norm": 1.0, "tokens": 9, "time/train": 0.1}
-        for s in (1, 2)
-    ]
+    lines = [{"step": s, "loss": 3 / s, "lr": 3e-3, "grad_norm": 1.0, "tokens": 9, "time/train": 0.1} for s in (1, 2)]
     assert [d.name for d in draw([write(tmp_path / "sft", lines)])] == ["loss", "grad_norm", "lr", "time"]
 
 
 def test_the_loss_of_a_policy_is_not_drawn(tmp_path):
-    assert [d.name for d in draw([write(tmp_path / "a", [{"step": 1, "loss": 0.0, "reward": 0.5}])])] == [
-        "reward"
-    ]
+    assert [d.name for d in draw([write(tmp_path / "a", [{"step": 1, "loss": 0.0, "reward": 0.5}])])] == ["reward"]
 
 
 def test_a_single_step_works(tmp_path):
@@ -65,9 +60,7 @@ def test_a_single_step_works(tmp_path):
     assert len(drawn) == 15
 
 
-@pytest.mark.parametrize(
-    "key", ["reward", "kl", "ratio/std", "ratio/noise_floor", "time/sample", "eval/accuracy", "lr"]
-)
+@pytest.mark.parametrize("key", ["reward", "kl", "ratio/std", "ratio/noise_floor", "time/sample", "eval/accuracy", "lr"])
 @pytest.mark.parametrize("values", [[0.0, 0.0], [None, 1.0], [1e-30, 1e30], [-5.0, 5.0]])
 def test_odd_values_do_not_stop_a_figure(tmp_path, key, values):
     draw([write(tmp_path / "run", [{"step": i + 1, key: v} for i, v in enumerate(values)])], tmp_path / "out")

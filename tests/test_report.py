@@ -112,9 +112,7 @@ def test_a_cold_start_and_an_unfinished_run(tmp_path):
     folder = tmp_path / "sft"
     folder.mkdir()
     (folder / "config.toml").write_text("[train]\nsteps = 9\n")
-    (folder / "metrics.jsonl").write_text(
-        '{"step": 1, "loss": 3.0, "time/train": 2.0}\n{"step": 2, "loss": 0.5}\n'
-    )
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0, "time/train": 2.0}\n{"step": 2, "loss": 0.5}\n')
     text = Page(write_report([folder]).read_text()).text
     assert "Loss 3.000 → 0.500 in 2 steps, 2.0 s" in text and "Not finished: 2 of 9 steps." in text
 
@@ -166,9 +164,7 @@ def test_tokens_are_coloured_by_their_log_ratio(tmp_path):
         "d4", "d2", "", "", "u1", "u4", "", "",
     ]  # fmt: skip
     ratios = [1e-3, -1e-3, 0.0]
-    rollouts(
-        tmp_path, [row(1, "p", 1.0, tokens=["a", "b\n", "c"], log_ratio=ratios, logp=[-0.5, -1.0, -2.0])]
-    )
+    rollouts(tmp_path, [row(1, "p", 1.0, tokens=["a", "b\n", "c"], log_ratio=ratios, logp=[-0.5, -1.0, -2.0])])
     html = samples.coloured(tmp_path / "rollouts.jsonl", escape)
     assert '<i class="u4" title="log-ratio +0.001, log-prob -0.5">a</i>' in html
     assert '<i class="d4" title="log-ratio -0.001, log-prob -1">b↵\n</i>' in html

@@ -33,9 +33,7 @@ def test_an_empty_folder_may_be_used(tmp_path):
 
 def test_a_used_folder_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(
-        ValueError, match=r"is not empty; go on with that run by --resume, or give another --log.dir"
-    ):
+    with pytest.raises(ValueError, match=r"is not empty; go on with that run by --resume, or give another --log.dir"):
         RunFolder.create(tmp_path, "")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.txt"]
 
@@ -208,9 +206,7 @@ def test_a_shorter_file_is_an_error_and_nothing_is_cut(tmp_path):
         log.metrics({"step": 2})
         size = (folder.path / "metrics.jsonl").stat().st_size
         (folder.path / "rollouts.jsonl").write_bytes(b"")
-        with pytest.raises(
-            RuntimeError, match=r"rollouts.jsonl has 0 bytes, but the checkpoint was saved at \d+"
-        ):
+        with pytest.raises(RuntimeError, match=r"rollouts.jsonl has 0 bytes, but the checkpoint was saved at \d+"):
             log.rewind(position)
         assert (folder.path / "metrics.jsonl").stat().st_size == size
 
@@ -231,9 +227,7 @@ def test_kill_9_at_any_moment_leaves_a_folder_that_rewinds(tmp_path):
         first = process.stdout.readline()
         time.sleep(wait)
         process.kill()
-        printed = [
-            line for line in [first, *process.stdout.read().split(b"\n")] if line.strip().endswith(b"}")
-        ]
+        printed = [line for line in [first, *process.stdout.read().split(b"\n")] if line.strip().endswith(b"}")]
         process.stdout.close()
         process.wait()
         with RunFolder.resume(run) as folder, RunLog(folder, progress=Quiet()) as log:

@@ -30,9 +30,7 @@ def test_tensorboard_has_each_step_once_after_a_resume(tmp_path):
     events = reader.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert events.Tags()["scalars"] == ["reward", "clip_ratio/low_mean"]
-    assert [(e.step, round(e.value, 3)) for e in events.Scalars("reward")] == [
-        (s, s / 10) for s in range(1, 7)
-    ]
+    assert [(e.step, round(e.value, 3)) for e in events.Scalars("reward")] == [(s, s / 10) for s in range(1, 7)]
     assert "config/text_summary" in events.Tags()["tensors"]
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo import build, checkpoint, report
-from gspo import evaluate as evaluation
-from gspo import sft as imitation
-from gspo import trainer
+from gspo import build, checkpoint, cold_start, evaluation, report, trainer
 from gspo.config import Config
 from gspo.configfile import check_required, check_training
 from gspo.types import Group
 
+Source = Config | str | Path | dict[str, dict[str, Any]] | None
 GIVEN = "(given from Python)"
 
 
@@ -40,7 +37,7 @@ def train(
     *,
     tokenizer: Any = None,
     eval_dataset: Any = None,
-    config: Config | str | Path | None = None,
+    config: Source = None,
     resume: bool = False,
     **sections: dict[str, Any],
 ) -> Result:
@@ -48,8 +45,8 @@ def train(
 
     model: a folder, a Hugging Face id, or a loaded transformers model (then with its tokenizer). dataset: a list of
     dicts or a datasets.Dataset with a `prompt` column. reward: `f(prompts, completions, **columns) -> list[float |
-    None]`, plain or async, or several. Each may be named in `config` instead: a TOML file or a Config. `sections`
-    change it, as in `rollout={"num_prompts": 8}`. Raises ValueError for what cannot work, before training starts.
+    None]`, plain or async, or several. Each may be named in `config` instead: a TOML file, a Config, or nested dicts.
+    `sections` change it, as in `rollout={"num_prompts": 8}`. Raises ValueError for what cannot work, before training starts.
     """
     functions = (reward,) if callable(reward) else tuple(reward)
     made = _configured(config, sections, model, dataset)
@@ -68,28 +65,26 @@ def sft(
     dataset: Any = None,
     *,
     tokenizer: Any = None,
-    config: Config | str | Path | None = None,
+    config: Source = None,
     resume: bool = False,
     **sections: dict[str, Any],
 ) -> Result:
     """Trains `model` to imitate the rows of `dataset`, which have `prompt` and `completion`. Arguments as in `train`."""
     made = _configured(config, sections, model, dataset)
     check_required(made)
-    with build.cold_start(made, resume, build.Given(model, tokenizer, dataset)) as (run, hf):
-        metrics = imitation.fit(run)
+    with build.imitating(made, resume, build.Given(model, tokenizer, dataset)) as (run, hf):
+        metrics = cold_start.fit(run)
         finished = _finish(run, hf.save)
         folder = run.log.folder.path
     report.write_report([folder])
     return Result(folder, hf.model, hf.tokenizer, metrics, finished)
 
 
-def evaluate(
-    config: Config | str | Path | None = None, **sections: dict[str, Any]
-) -> tuple[dict[str, float], list[Group]]:
+def evaluate(config: Source = None, **sections: dict[str, Any]) -> tuple[dict[str, float], list[Group]]:
     """Metrics of the model in `config` on its held-out prompts (`eval/accuracy` and its 95 % interval), and the replies."""
     made = build.as_config(config, sections)
     check_required(made)
-    with build.evaluation(made) as arguments:
+    with build.evaluating(made) as arguments:
         return evaluation.evaluate(**arguments)
 
 

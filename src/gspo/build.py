@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from gspo import checkpoint, sft, trainer
+from gspo import checkpoint, cold_start, trainer
 from gspo.backends.hf_model import HFModel, load_model, wrap_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
@@ -65,14 +65,14 @@ def open_run(config: Config, resume: bool, screen_title: str) -> Iterator[tuple[
     """The run folder with its log, its screen, and the checkpoint to go on from (None: from the beginning)."""
     with ExitStack() as stack:
         toml = to_toml(config)
-        folder = stack.enter_context(
-            RunFolder.resume(config.log.dir) if resume else RunFolder.create(config.log.dir, toml)
-        )
+        folder = stack.enter_context(RunFolder.resume(config.log.dir) if resume else RunFolder.create(config.log.dir, toml))
         last = checkpoint.latest(folder.checkpoints) if resume else None
         start = int(last.name.removeprefix("step_")) if last else 0
         if resume:
             same_run(load(folder.config), config)
-            folder.config.write_text(toml, encoding="utf-8")
+            part = folder.config.with_suffix(".part")
+            part.write_text(toml, encoding="utf-8")
+            part.replace(folder.config)
         trackers = open_trackers(config.log.trackers, folder.path, config.log.project, to_dict(config), start)
         screen = stack.enter_context(Progress(config.train.steps, start, title=screen_title))
         log = stack.enter_context(RunLog(folder, trackers, screen))
@@ -217,7 +217,7 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
                 objective=PolicyObjective(row, algorithm, config.rollout.max_completion_length),
                 log=log,
                 screen=screen,
-                decode=lambda token: model.tokenizer.decode([token]),
+                decode=lambda token: str(model.tokenizer.decode([token])),
             )  # fmt: skip
             if last is not None:
                 trainer.restore(run, checkpoint.load_state(last))
@@ -225,24 +225,27 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
 
 
 @contextmanager
-def cold_start(config: Config, resume: bool = False, given: Given | None = None) -> Iterator[tuple[sft.ColdStart, HFModel]]:
-    """A supervised run, ready for sft.fit, and its model."""
+def imitating(
+    config: Config, resume: bool = False, given: Given | None = None
+) -> Iterator[tuple[cold_start.ColdStart, HFModel]]:
+    """A supervised run, ready for cold_start.fit, and its model."""
     given = given or Given()
     if not resume:
         RunFolder(config.log.dir).check_unused()
     last = checkpoint.latest(Path(config.log.dir) / "checkpoints") if resume else None
     with warnings.catch_warnings(record=True) as heard:
         model, _ = models_of(config, given, last)
-        none_held_out = dataclasses.replace(config.eval, num_prompts=0, every=0)
         encoder = Encoder(model.tokenizer, config.task)
-        rows, _ = load_rows(config.task, none_held_out, encoder, model.context_length, rows=given.rows)
+        # What `gspo train` would hold out of the same source is not imitated either.
+        held_out = dataclasses.replace(config.eval, every=0)
+        rows, _ = load_rows(config.task, held_out, encoder, model.context_length, rows=given.rows)
     policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
     optimiser = Optimiser(policy.parameters(), config.optimizer, config.train.steps, config.train.max_bad_updates)
-    replies = [sft.imitated(row.prompt.tokens, row.completion) for row in rows]
+    replies = [cold_start.imitated(row.prompt.tokens, row.completion) for row in rows]
     with open_run(config, resume, "cold start") as (log, screen, last, _):
         for heard_one in heard:
             log.warn(str(heard_one.message))
-        run = sft.ColdStart(
+        run = cold_start.ColdStart(
             config=config,
             policy=policy,
             rows=PromptStream(replies, config.task.seed),
@@ -251,13 +254,13 @@ def cold_start(config: Config, resume: bool = False, given: Given | None = None)
             screen=screen,
         )
         if last is not None:
-            sft.restore(run, checkpoint.load_state(last))
+            cold_start.restore(run, checkpoint.load_state(last))
         yield run, model
 
 
 @contextmanager
-def evaluation(config: Config) -> Iterator[dict[str, Any]]:
-    """The arguments of evaluate.evaluate for the model and the held-out prompts that `config` names."""
+def evaluating(config: Config) -> Iterator[dict[str, Any]]:
+    """The arguments of evaluation.evaluate for the model and the held-out prompts that `config` names."""
     with Rewards(config.reward, config.task) as scorer:
         model = load_model(config.model)
         _, held_out = prompts_of(config, Given(), model)
@@ -277,10 +280,14 @@ def evaluation(config: Config) -> Iterator[dict[str, Any]]:
             }
 
 
-def as_config(config: Config | str | Path | None, overrides: dict[str, dict[str, Any]]) -> Config:
-    """A configuration from a file or another one, and nested tables of changes."""
-    base = to_dict(config) if isinstance(config, Config) else to_dict(load(config))
+def as_config(
+    config: Config | str | Path | dict[str, dict[str, Any]] | None, overrides: dict[str, dict[str, Any]]
+) -> Config:
+    """A configuration from a file, another one or nested tables, and nested tables of changes."""
+    if isinstance(config, (str, Path)):
+        config = load(config)
+    base = dict(config or {}) if not isinstance(config, Config) else to_dict(config)
     for section, table in overrides.items():
-        base.setdefault(section, {})
-        base[section] = base[section] | table if isinstance(table, dict) else table  # from_dict refuses the rest
+        both = isinstance(table, dict) and isinstance(base.get(section, {}), dict)
+        base[section] = base.get(section, {}) | table if both else table  # from_dict refuses what is no table
     return from_dict(base)

@@ -29,7 +29,9 @@ def parser() -> argparse.ArgumentParser:
     def command(name: str, text: str, config: str | None = None, fields: bool = True) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=text, epilog=FIELDS if fields else None, allow_abbrev=False)
         if config:
-            made.add_argument("config", metavar="CONFIG.toml", nargs=config if config == "?" else None, help="configuration file")
+            made.add_argument(
+                "config", metavar="CONFIG.toml", nargs=config if config == "?" else None, help="configuration file"
+            )
         return made
 
     for name, text in (

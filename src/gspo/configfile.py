@@ -116,7 +116,7 @@ def _from_text(where: str, text: str, hint: Any) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         pass
-    if list in map(typing.get_origin, _alternatives(hint)):
+    if any(typing.get_origin(kind) is list for kind in _alternatives(hint)):
         return [part.strip() for part in text.split(",")]
     try:
         return float(text)  # 1e5, which TOML reads, and 1E5 or .5, which it does not
@@ -176,11 +176,13 @@ def check(config: Config) -> None:
     """Checks that look at several fields at once. Raises ValueError with the remedy."""
     reward, rollout = config.reward, config.rollout
     if not reward.functions:
-        raise ValueError("reward.functions = []: name at least one, such as \"task\" or \"exact\"")
+        raise ValueError('reward.functions = []: name at least one, such as "task" or "exact"')
     for name in reward.functions:
         if name not in ("task", "exact", "math") and ":" not in name:
-            raise ValueError(f"reward.functions: {name!r} is none of task, exact, math, module:function"
-                             + nearest(name, ("task", "exact", "math")))
+            raise ValueError(
+                f"reward.functions: {name!r} is none of task, exact, math, module:function"
+                + nearest(name, ("task", "exact", "math"))
+            )
     if reward.weights and len(reward.weights) != len(reward.functions):
         raise ValueError(f"reward.weights = {reward.weights}: {len(reward.functions)} reward functions need as many weights")
     if reward.weights and not any(reward.weights):
@@ -189,8 +191,10 @@ def check(config: Config) -> None:
         raise ValueError(f"rollout.stop = {rollout.stop}: an empty string would end every reply at once")
     for tracker in config.log.trackers:
         if tracker not in ("tensorboard", "wandb", "trackio"):
-            raise ValueError(f"log.trackers: {tracker!r} is none of tensorboard, wandb, trackio"
-                             + nearest(tracker, ("tensorboard", "wandb", "trackio")))
+            raise ValueError(
+                f"log.trackers: {tracker!r} is none of tensorboard, wandb, trackio"
+                + nearest(tracker, ("tensorboard", "wandb", "trackio"))
+            )
     if not config.log.dir.strip():
         raise ValueError("log.dir = '': name a folder for the run")
 

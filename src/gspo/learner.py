@@ -65,9 +65,7 @@ class PolicyObjective:
     def terms(self, logp: Tensor, entropy: Tensor, batch: Batch) -> tuple[Tensor, Stats]:
         """The loss of each reply [S]; the KL term is averaged over tokens as the loss is."""
         y = Replies(batch.reply, batch.length)
-        loss, ratio, low, high = self.row.loss(
-            logp, batch.logp_old, batch.advantage.to(logp), y, self.e_low, self.e_high
-        )
+        loss, ratio, low, high = self.row.loss(logp, batch.logp_old, batch.advantage.to(logp), y, self.e_low, self.e_high)
         s = sequence_ratio(logp.detach(), batch.logp_old, y)
         stats = {
             "loss": loss,

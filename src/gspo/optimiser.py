@@ -57,7 +57,7 @@ class Optimiser:
         if self.bad_in_a_row > self.max_bad:
             raise RuntimeError(
                 f"{self.bad_in_a_row} updates in a row had a non-finite loss or gradient (loss {loss}, gradient norm "
-                f"{norm}): lower optimizer.lr = {self.config.lr:g}, or set model.dtype = \"float32\""
+                f'{norm}): lower optimizer.lr = {self.config.lr:g}, or set model.dtype = "float32"'
             )
         return {"grad_norm": norm, "lr": lr, "updates/skipped": float(not good)}
 

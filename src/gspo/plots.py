@@ -36,12 +36,8 @@ class Theme:
     series: tuple[str, ...]
 
 
-LIGHT = Theme(
-    "#ffffff", "#24292f", "#d5dae0", ("#1a6fc4", "#d1570f", "#0b8f6c", "#9a4fb0", "#6b7280", "#b8860b")
-)
-DARK = Theme(
-    "#171a20", "#d9dee5", "#3a414c", ("#62b0ff", "#ff9a5c", "#3fd0a6", "#d79bea", "#9aa4b2", "#e6c34d")
-)
+LIGHT = Theme("#ffffff", "#24292f", "#d5dae0", ("#1a6fc4", "#d1570f", "#0b8f6c", "#9a4fb0", "#6b7280", "#b8860b"))
+DARK = Theme("#171a20", "#d9dee5", "#3a414c", ("#62b0ff", "#ff9a5c", "#3fd0a6", "#d79bea", "#9aa4b2", "#e6c34d"))
 
 
 @dataclass(frozen=True)
@@ -222,9 +218,7 @@ def _with_keys(plot: Plot, runs: list[Run]) -> Plot | None:
     """The plot with the keys that the runs have, or None where there is nothing to draw."""
     keys = plot.keys
     if plot.prefix:
-        names = dict.fromkeys(
-            k for run in runs for line in run.lines for k in line if k.startswith(plot.prefix)
-        )
+        names = dict.fromkeys(k for run in runs for line in run.lines for k in line if k.startswith(plot.prefix))
         keys = tuple((k, k.removeprefix(plot.prefix).replace("_", " ")) for k in names)
     keys = tuple((k, label) for k, label in keys if any(len(run.series(k)[0]) for run in runs))
     if plot.name == "lost":  # nothing lost, nothing to see
@@ -274,9 +268,7 @@ def _window(plot: Plot, runs: list[Run]) -> int:
     return longest // 25 if longest >= SMOOTH_FROM and (len(runs) > 1 or not plot.only_marks) else 0
 
 
-def _line(
-    ax: Axes, plot: Plot, run: Run, key: str, label: str, colour: str, window: int, style: str = "-"
-) -> None:
+def _line(ax: Axes, plot: Plot, run: Run, key: str, label: str, colour: str, window: int, style: str = "-") -> None:
     x, y = run.series(key)
     y = y * plot.scale
     if plot.log:
@@ -287,9 +279,7 @@ def _line(
         ax.plot(x, y, color=colour, lw=0.7, alpha=0.3)
         ones = np.ones(min(2 * window + 1, len(x)))
         y = np.convolve(y, ones, mode="same") / np.convolve(np.ones(len(y)), ones, mode="same")
-    ax.plot(
-        x, y, style, color=colour, lw=1.9, label=label, marker="o" if plot.dots or len(x) == 1 else None, ms=5
-    )
+    ax.plot(x, y, style, color=colour, lw=1.9, label=label, marker="o" if plot.dots or len(x) == 1 else None, ms=5)
 
 
 def _finish(figure: Figure, ax: Axes, plot: Plot, title: str) -> None:
@@ -342,8 +332,6 @@ def _scale_y(ax: Axes, plot: Plot) -> str:
     ax.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
     top = max(map(abs, ax.get_ylim()))
     power = math.floor(math.log10(top)) if 0 < top < 0.01 else 0
-    ax.yaxis.set_major_formatter(
-        FuncFormatter(lambda v, _: f"{round(v / 10**power, 6):,.10g}".replace("-", "−"))
-    )
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{round(v / 10**power, 6):,.10g}".replace("-", "−")))
     digits = f"{power}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"{plot.unit}, 10{digits}" if power else plot.unit

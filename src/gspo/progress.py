@@ -118,9 +118,7 @@ class Progress:
     def _line(self, metrics: dict[str, Any], step: int) -> str:
         parts = [f"step {step}/{self.total}"]
         for key, name, form in _shown(metrics):
-            parts.append(
-                _accuracy(metrics) if key == "eval/accuracy" else f"{name} {form.format(metrics[key])}"
-            )
+            parts.append(_accuracy(metrics) if key == "eval/accuracy" else f"{name} {form.format(metrics[key])}")
         left = self._left()
         if left is not None and step < self.total:
             parts.append(f"{clock(left)} left")
@@ -147,9 +145,7 @@ class Progress:
         numbers = Table.grid(padding=(0, 2, 0, 0))
         for key, label, form in _shown({key: values[-1] for key, values in self._history.items()}):
             values = self._history[key]
-            numbers.add_row(
-                Text(label, "dim"), form.format(values[-1]), Text(sparkline(list(values)), "cyan")
-            )
+            numbers.add_row(Text(label, "dim"), form.format(values[-1]), Text(sparkline(list(values)), "cyan"))
         if self._history:
             rows.append(numbers)
         return Group(*rows)
@@ -169,11 +165,7 @@ def _shown(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The metrics to show, as in SHOWN; parts of the reward where there are several, and no policy loss."""
     parts = [key for key in metrics if key.startswith("reward/")]
     rows = [*SHOWN, *((key, key.removeprefix("reward/"), "{:.2f}") for key in parts if len(parts) > 1)]
-    return [
-        row
-        for row in rows
-        if _is_number(metrics.get(row[0])) and (row[0] != "loss" or "reward" not in metrics)
-    ]
+    return [row for row in rows if _is_number(metrics.get(row[0])) and (row[0] != "loss" or "reward" not in metrics)]
 
 
 def _is_number(value: Any) -> bool:
@@ -183,9 +175,7 @@ def _is_number(value: Any) -> bool:
 def _accuracy(metrics: dict[str, Any]) -> str:
     text = f"held-out accuracy {metrics['eval/accuracy']:.1%}"
     low, high = metrics.get("eval/accuracy_low"), metrics.get("eval/accuracy_high")
-    return text + (
-        f" (95 % interval {low:.1%} to {high:.1%})" if low is not None and high is not None else ""
-    )
+    return text + (f" (95 % interval {low:.1%} to {high:.1%})" if low is not None and high is not None else "")
 
 
 def sparkline(values: list[float]) -> str:

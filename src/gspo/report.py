@@ -234,10 +234,7 @@ def _warnings(runs: list[tuple[str, Path, Run]]) -> str:
 
 
 def _figure(drawn: Drawn) -> str:
-    light, dark = (
-        "data:image/png;base64," + base64.b64encode(p.read_bytes()).decode()
-        for p in (drawn.light, drawn.dark)
-    )
+    light, dark = ("data:image/png;base64," + base64.b64encode(p.read_bytes()).decode() for p in (drawn.light, drawn.dark))
     return (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
         f'<img src="{light}" alt="{escape(drawn.title)}. {escape(drawn.caption)}"></picture>'
@@ -296,11 +293,7 @@ def _ends(run: Run, key: str) -> tuple[float, ...]:
     """Means of the first and the last twelfth of a metric's steps; a single value as it is; () for none."""
     values = run.series(key)[1]
     few = max(1, len(values) // 12)
-    return (
-        tuple(float(part.mean()) for part in (values[:few], values[-few:])[: len(values)])
-        if len(values)
-        else ()
-    )
+    return tuple(float(part.mean()) for part in (values[:few], values[-few:])[: len(values)]) if len(values) else ()
 
 
 def _change(values: Sequence[float], form: str) -> str:

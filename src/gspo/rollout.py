@@ -19,9 +19,7 @@ from gspo.types import Group, Prompt, Reply, Rollout, Sampling
 class Scorer(Protocol):
     """Gives each rollout its reward, or None and the reason (data/rewards.py)."""
 
-    def score(
-        self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None
-    ) -> list[Rollout]:
+    def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The same rollouts, scored."""
         ...
 

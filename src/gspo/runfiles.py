@@ -27,11 +27,7 @@ class Run:
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps [n] and values [n] of the lines that have a number under `key`."""
-        found = [
-            (line.get("step", i), line[key])
-            for i, line in enumerate(self.lines, 1)
-            if is_number(line.get(key))
-        ]
+        found = [(line.get("step", i), line[key]) for i, line in enumerate(self.lines, 1) if is_number(line.get(key))]
         steps, values = zip(*found) if found else ((), ())
         return np.asarray(steps, float), np.asarray(values, float)
 
@@ -66,9 +62,7 @@ def read_run(run_dir: str | Path, name: str | None = None) -> Run:
     folder = Path(run_dir)
     lines = list(read_lines(folder / "metrics.jsonl"))
     if not lines:
-        raise ValueError(
-            f"{folder}: no metrics.jsonl with at least one step; give the folder of a run (log.dir)"
-        )
+        raise ValueError(f"{folder}: no metrics.jsonl with at least one step; give the folder of a run (log.dir)")
     for line in lines:
         parts = [line[k] for k, _ in TIMES if is_number(line.get(k))]
         if parts:
@@ -108,9 +102,7 @@ def last_step(path: Path) -> list[dict[str, Any]]:
             start = max(0, size - length)
             file.seek(start)
             lines = file.read(length).split(b"\n")
-            rows = [
-                row for row in map(_row, lines[1 if start else 0 :]) if row
-            ]  # the first may be half a line
+            rows = [row for row in map(_row, lines[1 if start else 0 :]) if row]  # the first may be half a line
             whole = start == 0 or (rows and rows[0]["step"] != rows[-1]["step"])
             if whole or length >= MOST_BYTES:
                 return [row for row in rows if row["step"] == rows[-1]["step"]]

@@ -98,9 +98,7 @@ class RunFolder:
         """
         folder = cls(dir)
         if not folder.path.is_dir():
-            raise ValueError(
-                f"log.dir = {str(dir)!r}: no such run folder to resume; start it without --resume"
-            )
+            raise ValueError(f"log.dir = {str(dir)!r}: no such run folder to resume; start it without --resume")
         for part in (folder.config, folder.checkpoints):
             if not part.exists():
                 raise ValueError(
@@ -172,9 +170,7 @@ class RunLog:
     `step` is the step that events belong to; `metrics` sets it, and the trainer may.
     """
 
-    def __init__(
-        self, folder: RunFolder, trackers: Sequence[Tracker] = (), progress: Screen | None = None
-    ) -> None:
+    def __init__(self, folder: RunFolder, trackers: Sequence[Tracker] = (), progress: Screen | None = None) -> None:
         self.folder = folder
         self.step = 0
         self._trackers = list(trackers)

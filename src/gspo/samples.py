@@ -40,9 +40,7 @@ def before_and_after(path: Path, escape: Escape) -> str:
     )
 
 
-def choose_pair(
-    first: list[dict[str, Any]], last: list[dict[str, Any]]
-) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """The rollouts that `before_and_after` shows."""
     first, last = ([row for row in rows if row.get("reward") is not None] for rows in (first, last))
     if not first or not last or first[0]["step"] == last[0]["step"]:
@@ -77,9 +75,7 @@ def coloured(path: Path, escape: Escape, most: int = 6) -> str:
         f'<div class="reply">{_tokens(row, top, escape)}</div></div>'
         for row in rows
     ]
-    swatches = "".join(
-        f'<i class="{shade(v, 1.0)}"></i>' for v in (-1, -0.7, -0.45, -0.2, 0, 0.2, 0.45, 0.7, 1)
-    )
+    swatches = "".join(f'<i class="{shade(v, 1.0)}"></i>' for v in (-1, -0.7, -0.45, -0.2, 0, 0.2, 0.45, 0.7, 1))
     return (
         f"<h2>Replies of step {escape(rows[0]['step'])}, token by token</h2>"
         f'<div class="legend"><span>less likely after the update, −{top:.2g}</span>'
@@ -110,11 +106,7 @@ def _tokens(row: dict[str, Any], top: float, escape: Escape) -> str:
             if i == half:
                 spans.append(f'<span class="gap"> … {len(tokens) - 2 * half:,} tokens left out … </span>')
             continue
-        numbers = [
-            f"{name} {value:+.3g}"
-            for name, value in (("log-ratio", ratio), ("log-prob", logp))
-            if value is not None
-        ]
+        numbers = [f"{name} {value:+.3g}" for name, value in (("log-ratio", ratio), ("log-prob", logp)) if value is not None]
         text = escape(str(token)).replace("\n", "↵\n")
         spans.append(f'<i class="{shade(ratio, top)}" title="{escape(", ".join(numbers))}">{text}</i>')
     return "".join(spans)
@@ -136,9 +128,7 @@ def prompt_text(row: dict[str, Any]) -> str:
     prompt = row.get("prompt", "")
     if not isinstance(prompt, list):
         return str(prompt)
-    return "\n".join(
-        f"{m.get('role', '')}: {m.get('content', '')}" if isinstance(m, dict) else str(m) for m in prompt
-    )
+    return "\n".join(f"{m.get('role', '')}: {m.get('content', '')}" if isinstance(m, dict) else str(m) for m in prompt)
 
 
 def _shorten(text: str, most: int = 8000) -> str:

@@ -46,9 +46,7 @@ class TensorBoard:
         _load("tensorboard", self.name)
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and needed by this tracker only
 
-        self._writer = SummaryWriter(
-            str(folder / "tensorboard"), purge_step=step + 1 if step else None, flush_secs=10
-        )
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None, flush_secs=10)
         if not step:
             self._writer.add_text("config", "```\n" + json.dumps(config, indent=2, default=str) + "\n```", 0)
 
@@ -132,8 +130,7 @@ def _load(module: str, tracker: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise RuntimeError(
-            f"log.trackers: {tracker!r} needs a library that is not installed ({error}): "
-            "pip install 'gspo[trackers]'"
+            f"log.trackers: {tracker!r} needs a library that is not installed ({error}): pip install 'gspo[trackers]'"
         ) from error
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gspo import checkpoint
 from gspo.config import Config
-from gspo.evaluate import evaluate
+from gspo.evaluation import evaluate
 from gspo.learner import Learner, PolicyObjective, Stats
 from gspo.ports import Policy, Sampler
 from gspo.progress import Progress

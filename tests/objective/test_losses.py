@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.objective.algorithms import ALGORITHMS
-from gspo.objective.losses import gspo, gspo_token, grpo, sequence_ratio
+from gspo.objective.losses import grpo, gspo, gspo_token, sequence_ratio
 from gspo.objective.replies import Replies
 from tests.objective.reference import objective
 

@@ -14,6 +14,9 @@ class GrowingLayer(DynamicLayer):
     The spare room doubles whenever it is used up; `room` is the most positions ever needed.
     """
 
+    keys: Tensor
+    values: Tensor
+
     def __init__(self, room: int) -> None:
         super().__init__()
         self.room, self.length, self.spare = room, 0, FIRST_BLOCK
@@ -22,13 +25,9 @@ class GrowingLayer(DynamicLayer):
         """Positions written."""
         return self.length
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         """Append keys and values [B, heads, L, D]; returns views of all that is written."""
-        if (
-            not self.is_initialized
-        ):  # the prompt: `reorder_cache` makes the buffers, for as many rows as are wanted
+        if not self.is_initialized:  # the prompt: `reorder_cache` makes the buffers, for as many rows as are wanted
             self.dtype, self.device, self.length = key_states.dtype, key_states.device, key_states.shape[2]
             self.keys, self.values, self.is_initialized = key_states, value_states, True
             return key_states, value_states

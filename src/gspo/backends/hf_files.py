@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -23,9 +24,7 @@ def pick_device(name: str) -> torch.device:
         found = f"only {count} CUDA GPUs, counted from 0" if count else "no CUDA GPU that torch can use"
         raise ValueError(f'model.device = {name!r}: this machine has {found}; set model.device = "auto"')
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(
-            f'model.device = {name!r}: this machine has no MPS device; set model.device = "auto"'
-        )
+        raise ValueError(f'model.device = {name!r}: this machine has no MPS device; set model.device = "auto"')
     return device
 
 
@@ -65,9 +64,7 @@ def load_error(cfg: ModelConfig, error: Exception) -> str:
     where, text = f"model.path = {cfg.path!r}", str(error).strip() or type(error).__name__
     first = text.splitlines()[0]
     if "trust_remote_code" in text:
-        return (
-            f"{where}: it brings its own Python code. Read it; to run it set model.trust_remote_code = true"
-        )
+        return f"{where}: it brings its own Python code. Read it; to run it set model.trust_remote_code = true"
     if "safetensors" in text and not cfg.allow_pickle:
         remedy = "If it has pickled ones that you trust, set model.allow_pickle = true"
         return f"{where}: no safetensors weights. {remedy}. ({first})"
@@ -88,23 +85,24 @@ def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
         raise ValueError(f"{where}: the folder has no tokenizer (tokenizer.json); set model.tokenizer")
     revision = None if cfg.tokenizer else cfg.revision
     try:
-        return AutoTokenizer.from_pretrained(
-            local(path), revision=revision, trust_remote_code=cfg.trust_remote_code
-        )
+        return AutoTokenizer.from_pretrained(local(path), revision=revision, trust_remote_code=cfg.trust_remote_code)
     except Exception as error:  # transformers raises many kinds here
         if "trust_remote_code" in str(error):
             raise ValueError(load_error(cfg, error)) from error
         raise ValueError(f"{where}: no tokenizer can be loaded; set model.tokenizer. ({error})") from error
 
 
+def embedded(model: PreTrainedModel) -> int:
+    """The number of tokens that the model has embeddings for."""
+    table: Any = model.get_input_embeddings()
+    return table.weight.shape[0]
+
+
 def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises ValueError where the tokenizer has ids that the model does not."""
-    rows = model.get_input_embeddings().weight.shape[0]
-    vocabulary = tokenizer.get_vocab()
+    rows, vocabulary = embedded(model), tokenizer.get_vocab()
     if not vocabulary:
-        raise ValueError(
-            "the tokenizer's vocabulary is empty: set model.tokenizer to a folder with a tokenizer"
-        )
+        raise ValueError("the tokenizer's vocabulary is empty: set model.tokenizer to a folder with a tokenizer")
     token, top = max(vocabulary.items(), key=lambda item: item[1])
     if top >= rows:
         raise ValueError(

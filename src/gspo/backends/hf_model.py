@@ -13,11 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
-from gspo.backends.hf_files import check_path, check_tokenizer, load_error, load_tokenizer, local, pick_device
+from gspo.backends.hf_files import (
+    check_path,
+    check_tokenizer,
+    embedded,
+    load_error,
+    load_tokenizer,
+    local,
+    pick_device,
+)
 from gspo.config import ModelConfig
 
 log = logging.getLogger(__name__)
+disable_progress_bar()  # of loading and saving weights: the run has its own
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Largest accepted difference between two ways to the same numbers, as a share of the largest of them.
@@ -84,9 +94,7 @@ class HFModel:
         mask = inputs.get("attention_mask")
         if mask is not None and mask.ndim == 4 and mask.dtype == torch.bool and self.attention == "eager":
             least = torch.finfo(self.compute_dtype).min  # eager attention adds its mask to the scores
-            inputs["attention_mask"] = torch.zeros_like(mask, dtype=self.compute_dtype).masked_fill_(
-                ~mask, least
-            )
+            inputs["attention_mask"] = torch.zeros_like(mask, dtype=self.compute_dtype).masked_fill_(~mask, least)
         with self.precision():
             return self.body(**inputs).last_hidden_state
 
@@ -129,23 +137,20 @@ def load_model(cfg: ModelConfig) -> HFModel:
     """The model and tokenizer that `cfg` names. Raises ValueError with key, value and remedy."""
     check_path(cfg)
     device, path = pick_device(cfg.device), local(cfg.path)
+    read: Any = AutoModelForCausalLM.from_pretrained
     options: dict[str, Any] = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
     try:
         options["config"] = AutoConfig.from_pretrained(path, **options)
         options |= {"dtype": DTYPES[cfg.dtype], "output_loading_info": True}
-        options["use_safetensors"] = (
-            None if cfg.allow_pickle else True
-        )  # None: safetensors where there are any
-        options["attn_implementation"] = cfg.attention
+        # None takes pickled weights where there are no others.
+        options["use_safetensors"] = None if cfg.allow_pickle else True
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(path, **options)
+            model, info = read(path, **options, attn_implementation=cfg.attention)
         except ValueError as error:
             if cfg.attention != "sdpa" or "scaled_dot_product_attention" not in str(error):
                 raise
             log.warning("%s has no sdpa attention: using eager attention, which is slower", cfg.path)
-            model, info = AutoModelForCausalLM.from_pretrained(
-                path, **options | {"attn_implementation": "eager"}
-            )
+            model, info = read(path, **options, attn_implementation="eager")
     except Exception as error:  # transformers raises many kinds here
         raise ValueError(load_error(cfg, error)) from error
     missing = sorted([*info["missing_keys"], *(str(key[0]) for key in info["mismatched_keys"])])
@@ -157,9 +162,7 @@ def load_model(cfg: ModelConfig) -> HFModel:
     return wrap_model(model.to(device), load_tokenizer(cfg), cfg)
 
 
-def wrap_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig | None = None
-) -> HFModel:
+def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig | None = None) -> HFModel:
     """An already loaded model, made ready: no dropout, no router noise, no auxiliary loss; checked by forward
     passes.
 
@@ -236,8 +239,7 @@ def _grouped_mm_runs(device: torch.device, dtype: torch.dtype) -> bool:
 
 def probe(model: HFModel, count: int) -> Tensor:
     """Some token ids [1, count] that the model has, to try it with."""
-    rows = model.model.get_input_embeddings().weight.shape[0]
-    return (torch.arange(count, device=model.device)[None] * 7 + 3) % rows
+    return (torch.arange(count, device=model.device)[None] * 7 + 3) % embedded(model.model)
 
 
 def far(model: HFModel, a: Tensor, b: Tensor) -> bool:
@@ -289,9 +291,7 @@ def _mask_describes(model: HFModel) -> bool:
     try:
         model.model.eval()
         packed = model.hidden(input_ids=tokens, position_ids=position, attention_mask=mask[None, None])[0]
-        plain = [
-            model.hidden(input_ids=tokens[:, path])[0, -1] for path in ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])
-        ]
+        plain = [model.hidden(input_ids=tokens[:, path])[0, -1] for path in ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])]
     except (TypeError, ValueError, RuntimeError, IndexError):
         return False
     return not (far(model, packed[4], plain[0]) or far(model, packed[6], plain[1]))

@@ -95,8 +95,6 @@ def head_logprobs(
     size = max(1, HEAD_ELEMENTS // vocabulary)
     if len(states) <= size:
         return chunk(states, targets)
-    parts = [
-        checkpoint(chunk, h, t, use_reentrant=False) for h, t in zip(states.split(size), targets.split(size))
-    ]
+    parts = [checkpoint(chunk, h, t, use_reentrant=False) for h, t in zip(states.split(size), targets.split(size))]
     logps = torch.cat([part[0] for part in parts])
     return logps, torch.cat([part[1] for part in parts]) if entropy else None

@@ -33,6 +33,9 @@ class HFSampler:
         self.model, self.batch_size, self.version = model, batch_size, 0
         kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
         self.plain_cache = model.has_full_attention and kinds <= {DynamicLayer}
+        # Remote code may keep tensors between calls, and those of inference mode cannot be trained with.
+        own = type(model.model).__module__.startswith("transformers.")
+        self.mode = torch.inference_mode if own else torch.no_grad
         self._check_cache()
 
     def _check_cache(self) -> None:
@@ -40,7 +43,7 @@ class HFSampler:
         model, tokens = self.model, probe(self.model, 5)
         was_training = model.model.training
         model.model.eval()
-        with torch.no_grad():
+        with self.mode():
             cache = self._prefill([tuple(tokens[0, :4].tolist())], torch.zeros(2, dtype=torch.long), 1)[0]
             hidden = model.hidden(input_ids=tokens[:, 4:].expand(2, 1), past_key_values=cache)
             if far(model, hidden, model.hidden(input_ids=tokens)[:, 4:].expand_as(hidden)):
@@ -77,11 +80,13 @@ class HFSampler:
         was_training = self.model.model.training
         self.model.model.eval()
         try:
-            with torch.no_grad(), self.model.precision():
-                for rows in self._chunks(prompts, n):
-                    before = len(done)
-                    tell = None if progress is None else lambda count, base=before: progress(base + count)
-                    done.update(zip(rows, self._decode(prompts, rows, sampling, tell)))
+            for rows in self._chunks(prompts, n):
+                before = len(done)
+                tell = None if progress is None else lambda count, base=before: progress(base + count)
+                with self.mode(), self.model.precision():
+                    tokens, logps, ends = self._decode(prompts, rows, sampling, tell)
+                for row, *reply in zip(rows, tokens, logps, ends.length, ends.stop):
+                    done[row] = self._rollout(prompts[row[0]], sampling, *reply)
         finally:
             self.model.model.train(was_training)
         return [done[i, j] for i in range(len(prompts)) for j in range(n)]
@@ -97,8 +102,8 @@ class HFSampler:
             if limit is not None and need > limit:
                 raise ValueError(
                     f"prompt {i} (id {prompt.id!r}) has {len(prompt.tokens)} tokens, and with up to "
-                    f"{sampling.max_new_tokens} new ones that is {need}: the model reads at most {limit}. Shorten "
-                    "the prompt or lower max_completion_length"
+                    f"{sampling.max_new_tokens} new ones that is {need}: the model reads at most {limit}. "
+                    "Shorten the prompt or lower max_completion_length"
                 )
 
     def _chunks(self, prompts: Sequence[Prompt], n: int) -> Iterator[list[Row]]:
@@ -122,9 +127,7 @@ class HFSampler:
         if chunk:
             yield chunk
 
-    def _prefill(
-        self, prompts: list[tuple[int, ...]], rows: Tensor, new: int
-    ) -> tuple[Cache, Tensor, Tensor | None]:
+    def _prefill(self, prompts: list[tuple[int, ...]], rows: Tensor, new: int) -> tuple[Cache, Tensor, Tensor | None]:
         """Reads each prompt once, with room for `new` tokens more. Returns the cache, with a row for each of
         `rows` (indices into `prompts`), their last hidden states [B, H], and the additive attention mask [B,
         1, 1, room].
@@ -154,8 +157,8 @@ class HFSampler:
         rows: list[Row],
         sampling: Sampling,
         tell: Callable[[int], None] | None,
-    ) -> list[Rollout]:
-        """The replies of one batch, in the order of `rows`."""
+    ) -> tuple[Tensor, Tensor, Ends]:
+        """Samples a batch: tokens and log-probabilities [rows, max_new_tokens], and where the replies end."""
         model, new, device = self.model, sampling.max_new_tokens, self.model.device
         distinct = {i: k for k, i in enumerate(dict.fromkeys(i for i, _ in rows))}
         which = torch.tensor([distinct[i] for i, _ in rows])
@@ -185,15 +188,10 @@ class HFSampler:
                 inputs |= {"attention_mask": mask[..., : longest + t + 1], "position_ids": position + t}
             hidden = model.hidden(**inputs)[:, -1]
         if not torch.isfinite(logps).all():
-            raise RuntimeError(
-                "the model's logits are not finite: its weights hold inf or nan, or overflow its dtype"
-            )
-        columns = zip(tokens.T.cpu(), logps.T.cpu(), ends.length, ends.stop)
-        return [self._rollout(prompts[i], sampling, *column) for (i, _), column in zip(rows, columns)]
+            raise RuntimeError("the model's logits are not finite: its weights hold inf or nan, or overflow its dtype")
+        return tokens.T.cpu(), logps.T.cpu(), ends
 
-    def _rollout(
-        self, prompt: Prompt, sampling: Sampling, tokens: Tensor, logp: Tensor, length: int, stop: str
-    ) -> Rollout:
+    def _rollout(self, prompt: Prompt, sampling: Sampling, tokens: Tensor, logp: Tensor, length: int, stop: str) -> Rollout:
         start = len(prompt.tokens)
         text = decode(self.model.tokenizer, tokens[:length].tolist())
         sampled = torch.arange(start + length) >= start

@@ -17,13 +17,11 @@ class Ends:
     """Watches the replies of one batch, token by token.
 
     length [rows]: tokens of a reply, 0 while it runs. stop [rows]: "eos", "stop" or "length". What a reply
-    samples between its end and the next look is cut off, so how often one looks changes no reply. A stop string that
-    is a special token is looked for among the ids: such tokens are not text.
+    samples between its end and the next look is cut off, so how often one looks changes no reply. A stop
+    string that is a special token is looked for among the ids: such tokens are not text.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, rows: int, device: torch.device
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, rows: int, device: torch.device) -> None:
         special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         ids = [*sampling.stop_ids, *(special[s] for s in sampling.stop if s in special)]
         texts = [s for s in sampling.stop if s not in special]

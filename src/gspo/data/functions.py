@@ -20,9 +20,7 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
     """
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
-        raise ValueError(
-            f"{key} = {spec!r}: expected module:function, such as rewards:score for score in rewards.py"
-        )
+        raise ValueError(f"{key} = {spec!r}: expected module:function, such as rewards:score for score in rewards.py")
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -31,8 +29,7 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise ValueError(
-                f"{key} = {spec!r}: there is no module {module_name!r} in {folder} or among the installed "
-                "packages"
+                f"{key} = {spec!r}: there is no module {module_name!r} in {folder} or among the installed packages"
             ) from None
         raise ValueError(f"{key} = {spec!r}: importing {module_name!r} failed: {describe(error)}") from error
     except Exception as error:

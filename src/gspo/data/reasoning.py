@@ -45,9 +45,7 @@ def open_task(source: str, config: dict[str, Any], seed: int, size: int) -> Any:
     name = source.removeprefix(PREFIX)
     if name not in DATASETS:
         raise ValueError(f"task.source = {source!r}: reasoning-gym has no such task{nearest(name, DATASETS)}")
-    known = [
-        field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name not in ("seed", "size")
-    ]
+    known = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name not in ("seed", "size")]
     for key in config:
         if key in ("seed", "size"):
             raise ValueError(f"task.config.{key}: set task.{key} instead; it keeps held-out items apart")
@@ -57,9 +55,7 @@ def open_task(source: str, config: dict[str, Any], seed: int, size: int) -> Any:
     try:
         if name == "composite":
             parts = config.get("datasets", [])
-            config = config | {
-                "datasets": [DatasetSpec(**({"weight": 1.0, "config": {}} | part)) for part in parts]
-            }
+            config = config | {"datasets": [DatasetSpec(**({"weight": 1.0, "config": {}} | part)) for part in parts]}
         return create_dataset(name, seed=seed, size=size, **config)
     except Exception as error:
         raise ValueError(f"task.config = {config!r}: {name} refuses it: {describe(error)}") from error
@@ -84,19 +80,13 @@ def generate(wanted: Wanted, note: Callable[[str], None]) -> tuple[list[Entry], 
             "eval.num_prompts, or widen task.config so that the task has more items"
         )
     if len(train) < wanted.train:
-        note(
-            f"{wanted.source}: only {len(train)} of the {wanted.train} training items asked for are distinct"
-        )
+        note(f"{wanted.source}: only {len(train)} of the {wanted.train} training items asked for are distinct")
     return train, held_out
 
 
-def _distinct(
-    wanted: Wanted, base: int, count: int, seen: set[str], note: Callable[[str], None]
-) -> list[Entry]:
+def _distinct(wanted: Wanted, base: int, count: int, seen: set[str], note: Callable[[str], None]) -> list[Entry]:
     if count > SPAN // 2:
-        raise ValueError(
-            f"{wanted.source}: {count} items are more than the {SPAN // 2} that one seed can make"
-        )
+        raise ValueError(f"{wanted.source}: {count} items are more than the {SPAN // 2} that one seed can make")
     base += wanted.seed % (2**31 // SPAN) * SPAN
     found: list[Entry] = []
     begin, warned = time.monotonic(), False
@@ -122,9 +112,7 @@ def _new_item(dataset: Any, source: str, base: int, start: int, i: int, seen: se
     try:
         entry = dict(dataset[i])
     except Exception as error:
-        raise ValueError(
-            f"{source}: item {start + i} cannot be made with this task.config: {describe(error)}"
-        ) from error
+        raise ValueError(f"{source}: item {start + i} cannot be made with this task.config: {describe(error)}") from error
     question = entry["question"]
     if question in seen:
         return []
@@ -164,9 +152,7 @@ def check(source: str, dataset: Any, entries: list[Entry], note: Callable[[str],
     scores = [score(dataset, gold, entry) for entry, gold in golds]
     wrong = sum(value < 1 for value in scores)
     if golds and wrong == len(golds):
-        raise ValueError(
-            f"{source}: its scorer gives none of {wrong} right answers 1 (but {max(scores):.2f} at most)"
-        )
+        raise ValueError(f"{source}: its scorer gives none of {wrong} right answers 1 (but {max(scores):.2f} at most)")
     if wrong:
         note(f"{source}: its scorer gives {wrong} of {len(golds)} right answers less than 1")
     tries = {f"the reply {junk!r}": [(entry, junk) for entry in entries] for junk in JUNK}

@@ -28,9 +28,7 @@ class Rewards:
     but are left behind. Weights are those of the names, then those of the callables.
     """
 
-    def __init__(
-        self, reward: RewardConfig, task: TaskConfig, functions: Sequence[Callable[..., Any]] = ()
-    ) -> None:
+    def __init__(self, reward: RewardConfig, task: TaskConfig, functions: Sequence[Callable[..., Any]] = ()) -> None:
         """Raises ValueError when a reward does not suit the task.
 
         Beside callables, the default `task` is dropped where the source has no scorer of its own.
@@ -125,9 +123,7 @@ class Rewards:
         if not opinions and not errors:
             errors = ["no reward function had an opinion"]
         reward = None if errors else sum(opinions)
-        return dataclasses.replace(
-            rollout, reward=reward, reward_parts=parts, error="; ".join(errors) or None
-        )
+        return dataclasses.replace(rollout, reward=reward, reward_parts=parts, error="; ".join(errors) or None)
 
     def close(self) -> None:
         """Ends the workers."""
@@ -153,9 +149,7 @@ def _check(specs: list[str], task: TaskConfig, scored: bool) -> None:
     for spec in specs:
         if spec not in ("task", "exact", "math") and ":" not in spec:
             near = nearest(spec, ("task", "exact", "math"))
-            raise ValueError(
-                f"reward.functions: {spec!r} is none of task, exact, math, module:function{near}"
-            )
+            raise ValueError(f"reward.functions: {spec!r} is none of task, exact, math, module:function{near}")
     for spec, package in (("task", "reasoning_gym"), ("math", "math_verify")):
         if spec in specs and importlib.util.find_spec(package) is None:
             raise ValueError(f"reward {spec} needs the package {package}: pip install 'gspo[tasks]'")
@@ -179,9 +173,7 @@ def _chunks(rollouts: list[Rollout], count: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
-def _drain(
-    jobs: queue.SimpleQueue[tuple[str, str, int, int]], worker: Worker, run: Callable[..., None]
-) -> None:
+def _drain(jobs: queue.SimpleQueue[tuple[str, str, int, int]], worker: Worker, run: Callable[..., None]) -> None:
     while True:
         try:
             job = jobs.get_nowait()

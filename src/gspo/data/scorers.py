@@ -38,9 +38,7 @@ class PerReply:
     def __init__(self, score: Callable[[Row], float | None]) -> None:
         self.score = score
 
-    def stream(
-        self, rows: list[Row], level: int, runner: asyncio.Runner, timeout: float
-    ) -> Iterator[Message]:
+    def stream(self, rows: list[Row], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[Message]:
         """Each row's result as soon as it is there."""
         yield SINGLY, []
         for row in rows:
@@ -69,9 +67,7 @@ class Function:
         if all(p.kind is not p.VAR_KEYWORD for p in parameters):
             self.names = {p.name for p in parameters}
 
-    def stream(
-        self, rows: list[Row], level: int, runner: asyncio.Runner, timeout: float
-    ) -> Iterator[Message]:
+    def stream(self, rows: list[Row], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[Message]:
         """The results in the order of the rows, from one call if that works, else from one call a row.
 
         `timeout` (seconds) cancels async calls; a plain call that hangs is the caller's to notice. A message
@@ -102,9 +98,7 @@ class Function:
         if self.names is not None:
             columns = {name: None for name in columns if name in self.names}
         values = {name: [row.columns.get(name) for row in rows] for name in columns}
-        return self.function(
-            prompts=[row.prompt for row in rows], completions=[row.completion for row in rows], **values
-        )
+        return self.function(prompts=[row.prompt for row in rows], completions=[row.completion for row in rows], **values)
 
     def _call(self, rows: list[Row], runner: asyncio.Runner, timeout: float) -> list[Result]:
         returned = self._start(rows)

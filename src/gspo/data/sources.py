@@ -42,9 +42,7 @@ def table(rows: Any, label: str) -> Table:
     """A table of a list of dicts or what is like one (`datasets.Dataset`). Raises ValueError otherwise."""
     if hasattr(rows, "keys"):
         names = ", ".join(map(str, rows.keys()))
-        raise ValueError(
-            f"{label}: expected a list of rows, got a {type(rows).__name__} with {names}: choose one split"
-        )
+        raise ValueError(f"{label}: expected a list of rows, got a {type(rows).__name__} with {names}: choose one split")
     if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__") or isinstance(rows, str):
         raise ValueError(
             f"{label}: expected a list of dicts or a datasets.Dataset, got a {type(rows).__name__} "
@@ -63,9 +61,7 @@ def read(source: str, task: TaskConfig, split: str) -> Table:
     if path.suffix in SUFFIXES:
         return table(_file(path), source)
     if path.is_file() or nearest(path.suffix, SUFFIXES) or path.suffix in (".json", ".txt", ".tsv"):
-        raise ValueError(
-            f"task.source = {source!r}: files can be {', '.join(SUFFIXES)}, not {path.suffix or 'this'}"
-        )
+        raise ValueError(f"task.source = {source!r}: files can be {', '.join(SUFFIXES)}, not {path.suffix or 'this'}")
     return _hugging_face(source, task, split)
 
 
@@ -89,9 +85,7 @@ def _file(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
         close = nearest(path.name, siblings)
-        raise ValueError(
-            f"task.source = {str(path)!r}: there is no such file in {path.parent.resolve()}{close}"
-        ) from None
+        raise ValueError(f"task.source = {str(path)!r}: there is no such file in {path.parent.resolve()}{close}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text: {error}") from None
     except OSError as error:
@@ -122,9 +116,7 @@ def _csv(path: Path) -> list[dict[str, Any]]:
             for row in reader:
                 if None in row or None in row.values():
                     want = len(reader.fieldnames or ())
-                    raise ValueError(
-                        f"{path}, line {reader.line_num}: expected {want} fields, as in the first line"
-                    )
+                    raise ValueError(f"{path}, line {reader.line_num}: expected {want} fields, as in the first line")
                 rows.append(row)
         except csv.Error as error:
             raise ValueError(f"{path}, line {reader.line_num + 1}: not valid CSV: {error}") from None
@@ -147,9 +139,7 @@ def _hugging_face(source: str, task: TaskConfig, split: str) -> Table:
     try:
         import datasets
     except ImportError as error:
-        raise ValueError(
-            f"task.source = {source!r} needs datasets: pip install 'gspo[tasks]' ({error})"
-        ) from None
+        raise ValueError(f"task.source = {source!r} needs datasets: pip install 'gspo[tasks]' ({error})") from None
     try:
         rows = datasets.load_dataset(source, split=split, **task.config)
     except Exception as error:

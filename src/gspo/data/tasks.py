@@ -48,7 +48,7 @@ def load_prompts(
     """
     if task.source.startswith(PREFIX) and encoder.template is not None and task.system is None:
         warnings.warn(
-            "reasoning-gym tasks score what stands between <answer> and </answer>: tell the model in task.system",
+            "reasoning-gym scores what stands between <answer> and </answer>: say so in task.system",
             stacklevel=2,
         )
 
@@ -111,15 +111,11 @@ def _load(
         if len(first) == task.size:
             break
     if left_out:
-        warnings.warn(
-            f"{train.label}: {left_out} rows left out of training: their prompts are held out", stacklevel=3
-        )
+        warnings.warn(f"{train.label}: {left_out} rows left out of training: their prompts are held out", stacklevel=3)
     if not first:
         raise ValueError(f"{train.label}: no row is left to train on: each of its prompts is also held out")
     if task.size is not None and len(first) < task.size and not task.source.startswith(PREFIX):
-        warnings.warn(
-            f"task.size = {task.size}: {train.label} has only {len(first)} training rows", stacklevel=3
-        )
+        warnings.warn(f"task.size = {task.size}: {train.label} has only {len(first)} training rows", stacklevel=3)
     return first, second
 
 
@@ -130,9 +126,7 @@ def _tables(task: TaskConfig, eval: EvalConfig, rows: Any, eval_rows: Any) -> tu
     if rows is None and task.source.startswith(PREFIX):
         if task.eval_split is not None:
             raise ValueError(f"task.eval_split = {task.eval_split!r}: {task.source} has no splits; unset it")
-        train, held_out = generate(
-            task.source, task, task.size or GENERATED, eval.num_prompts if own_eval else 0
-        )
+        train, held_out = generate(task.source, task, task.size or GENERATED, eval.num_prompts if own_eval else 0)
         return train, held_out if own_eval else _held_out(task, eval, eval_rows)
     train = table(rows, "the data set") if rows is not None else read(task.source, task, task.split)
     if own_eval:
@@ -169,9 +163,7 @@ def _prompt(
     messages = _cell(row, column, "task.prompt_column")
     for name in ("prompts", "completions"):
         if name in row:
-            raise ValueError(
-                f"a column {name!r} would hide the argument of that name of reward functions: rename it"
-            )
+            raise ValueError(f"a column {name!r} would hide the argument of that name of reward functions: rename it")
     try:
         tokens = encoder.prompt(messages)
     except ValueError as error:
@@ -199,8 +191,7 @@ def _completion(row: Mapping[str, Any], column: str) -> str:
         value = value[0]["content"]
     if not isinstance(value, str):
         raise ValueError(
-            f"the completion (column {column!r}) is a {type(value).__name__}; expected a string or "
-            "one chat message"
+            f"the completion (column {column!r}) is a {type(value).__name__}; expected a string or one chat message"
         )
     if not value:
         raise ValueError(f"the completion (column {column!r}) is empty")

@@ -28,9 +28,7 @@ class Encoder:
                 why = "task.template is none" if template else "the tokenizer has no chat template"
                 raise ValueError(f"task.template_args.{name}: has no effect, for {why}; remove it")
             if name not in self.template:
-                raise ValueError(
-                    f"task.template_args.{name}: the chat template does not use it{self._close(name)}"
-                )
+                raise ValueError(f"task.template_args.{name}: the chat template does not use it{self._close(name)}")
 
     def _close(self, name: str) -> str:
         return nearest(name, sorted(set(re.findall(r"\w+", self.template or ""))))
@@ -93,9 +91,5 @@ def check_messages(prompt: Any) -> None:
     if not prompt:
         raise ValueError("is an empty list of messages")
     for i, message in enumerate(prompt):
-        if (
-            not isinstance(message, dict)
-            or not isinstance(message.get("role"), str)
-            or "content" not in message
-        ):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise ValueError(f"message {i} is {message!r:.80}; expected {{'role': ..., 'content': ...}}")

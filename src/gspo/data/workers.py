@@ -47,9 +47,7 @@ class Channel(Protocol):
         ...
 
 
-def score_rows(
-    channel: Channel, name: str, rows: list[Row], timeout: float, done: Callable[[int], None]
-) -> list[Result]:
+def score_rows(channel: Channel, name: str, rows: list[Row], timeout: float, done: Callable[[int], None]) -> list[Result]:
     """Each row's result by the function `name`; only a row whose own call fails, hangs or crashes has an
     error.
 
@@ -88,9 +86,7 @@ def spawn(request: tuple[Any, ...]) -> tuple[subprocess.Popen[bytes], Connection
     """
     ours, theirs = Pipe()
     path = [entry or os.getcwd() for entry in sys.path]
-    environment = (
-        {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0"}
-    )
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0"}
     process = subprocess.Popen(
         [sys.executable, "-m", "gspo.data.worker", str(theirs.fileno())],
         stdin=subprocess.DEVNULL,
@@ -128,7 +124,7 @@ class Worker:
         if self.ready:
             return
         try:
-            problem = self._read(START)
+            problem = self._read(START, START)
         except Lost as error:
             raise RuntimeError(f"a reward worker did not start: {error}") from None
         if problem is not None:
@@ -141,23 +137,21 @@ class Worker:
         try:
             data = ForkingPickler.dumps((name, rows, level))
         except Exception as error:
-            raise ValueError(
-                f"the rows cannot be sent to the reward workers ({error}): use plain values"
-            ) from error
+            raise ValueError(f"the rows cannot be sent to the reward workers ({error}): use plain values") from error
         with contextlib.suppress(OSError):  # dead: `receive` says so
             self.connection.send_bytes(data)
 
     def receive(self, timeout: float) -> Message:
         """The next results. Raises Lost, or ValueError when the rows hold what the worker cannot import."""
-        level, more = self._read(timeout)
+        level, more = self._read(timeout, self.limit)
         if level == "unreadable":
             raise ValueError(f"the reward workers cannot read the rows ({more}): use plain values")
         return level, more
 
-    def _read(self, timeout: float) -> Any:
+    def _read(self, timeout: float, limit: float) -> Any:
         try:
             if not self.connection.poll(timeout):
-                raise Lost(f"took longer than {self.limit:g} s")
+                raise Lost(f"took longer than {limit:g} s")
             return self.connection.recv()
         except (EOFError, OSError):
             code = None

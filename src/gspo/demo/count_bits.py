@@ -16,7 +16,6 @@ QUESTION = "How many 1 bits are there in the binary representation of the number
 GUESS = "<think>I do not work this out, I take a guess.</think>"
 
 PIECES = [
-    *(f"{i:02d}" for i in range(100)),
     *"0123456789",
     "How many 1 bits are there in the binary representation of the number ",
     "?",
@@ -59,7 +58,8 @@ def cold_start(
     """
     task = TaskConfig(source=TASK, config={"min_n": min_n, "max_n": max_n}, seed=seed)
     left_out = {row["question"] for _, row in generate(TASK, task, 0, held_out)[1]}
-    rng, rows = random.Random(f"cold start {seed}"), []
+    rng = random.Random(f"cold start {seed}")
+    rows: list[dict[str, Any]] = []
     while len(rows) < size:
         n = rng.randint(min_n, max_n)
         prompt = QUESTION.format(n)

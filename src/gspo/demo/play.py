@@ -36,7 +36,7 @@ def play(folder: Path, seed: int = 0, resume: bool = False) -> int:
     trained = api.train(
         config=HERE / "train.toml",
         resume=resume and (folder / "config.toml").exists(),
-        model={"path": str(start / "model")},
+        model=str(start / "model"),
         task={"seed": seed},
         train={"seed": seed},
         log={"dir": str(folder)},
@@ -73,7 +73,9 @@ def _tell(console: Console, folder: Path, seconds: float) -> None:
         low, high = line["eval/accuracy_low"], line["eval/accuracy_high"]
         return f"{line['eval/accuracy']:.1%} ({low:.1%} to {high:.1%})"
 
-    console.print(f"\n[bold]Held-out accuracy[/]  {share(before)}  ->  [bold]{share(after)}[/], 512 questions never trained on")
+    console.print(
+        f"\n[bold]Held-out accuracy[/]  {share(before)}  ->  [bold]{share(after)}[/], 512 questions never trained on"
+    )
     console.print(
         f"[bold]Worked replies[/]     {before['eval/reward/worked']:.0%}  ->  [bold]{after['eval/reward/worked']:.0%}[/]"
     )

@@ -45,9 +45,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "gspo_token": Algorithm(losses.gspo_token, "sequence", "replies", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13"),
     "grpo": Algorithm(losses.grpo, "token", "replies", ANY_SCALE, 0.2, 0.27, "arXiv 2402.03300; clip: 2507.18071"),
     "dr_grpo": Algorithm(losses.token_sum, "token", "budget", ("none",), 0.2, 0.2, "arXiv 2503.20783"),
-    "dapo": Algorithm(
-        losses.token_sum, "token", "tokens", ANY_SCALE, 0.2, 0.28, "arXiv 2503.14476", drops_equal=True
-    ),
+    "dapo": Algorithm(losses.token_sum, "token", "tokens", ANY_SCALE, 0.2, 0.28, "arXiv 2503.14476", drops_equal=True),
 }
 
 

@@ -59,4 +59,4 @@ def interval(shares: Sequence[float]) -> tuple[float, float, float]:
     draws = max(draws, 1.0)
     middle = (p + Z95**2 / (2 * draws)) / (1 + Z95**2 / draws)
     half = Z95 / (1 + Z95**2 / draws) * math.sqrt(p * (1 - p) / draws + Z95**2 / (4 * draws**2))
-    return p, max(0.0, middle - half), min(1.0, middle + half)
+    return p, min(p, max(0.0, middle - half)), max(p, min(1.0, middle + half))

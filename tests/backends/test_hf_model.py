@@ -1,0 +1,231 @@
+"""Loading, checks and the two halves of the forward pass."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from gspo.backends.hf_model import load_model, wrap_model
+from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.config import ModelConfig
+from tests.backends.families import FAMILIES, FULL_ATTENTION, PIECES, TOKENIZER, tiny
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny("qwen3_moe").save(folder)
+    return folder
+
+
+def copy(saved, tmp_path, without=()):
+    folder = tmp_path / "copy"
+    shutil.copytree(saved, folder)
+    for pattern in without:
+        for path in folder.glob(pattern):
+            path.unlink()
+    return folder
+
+
+def load(folder, **fields):
+    return load_model(ModelConfig(path=str(folder), device="cpu", **fields))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_the_models_own(family):
+    made = tiny(family)
+    tokens = torch.randint(2, 40, (2, 11))
+    made.model.eval()
+    with torch.no_grad():
+        own = made.model(input_ids=tokens, use_cache=False).logits
+        assert torch.allclose(made.logits(made.hidden(input_ids=tokens)), own, atol=1e-5)
+        made.model.train()
+        assert torch.allclose(made.logits(made.hidden(input_ids=tokens)), own, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_full_attention_is_recognised(family):
+    assert tiny(family).has_full_attention == (family in FULL_ATTENTION)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_boolean_tree_mask(attention):
+    made = tiny("llama")
+    made.model.set_attn_implementation(attention)
+    made.model.eval()
+    tokens, last = torch.tensor([[5, 6, 7, 8, 9, 10]]), torch.tensor([5, 5, 3, 3, 5, 5])
+    place = torch.arange(6)
+    mask = (place[None] <= place[:, None]) & (place[:, None] <= last[None])
+    with torch.no_grad():
+        tree = made.hidden(
+            input_ids=tokens, position_ids=torch.tensor([[0, 1, 2, 3, 2, 3]]), attention_mask=mask[None, None]
+        )
+        for path in ([0, 1, 2, 3], [0, 1, 4, 5]):
+            assert torch.allclose(tree[:, path], made.hidden(input_ids=tokens[:, path]), atol=1e-5)
+
+
+def test_dropout_noise_and_auxiliary_loss_are_off():
+    config = FAMILIES["gpt2"] | {"resid_pdrop": 0.5, "attn_pdrop": 0.5, "embd_pdrop": 0.5}
+    made = build_tiny(config, TOKENIZER)
+    made.model.train()
+    tokens = torch.randint(2, 40, (1, 9))
+    assert torch.equal(made.hidden(input_ids=tokens), made.hidden(input_ids=tokens))
+    moe = tiny("mixtral").model
+    assert moe.config.router_aux_loss_coef == 0 and not moe.config.output_router_logits
+    labels = torch.randint(2, 40, (1, 9))
+    assert moe(input_ids=labels, labels=labels).get("aux_loss") is None
+
+
+def test_head_is_float32_for_bfloat16_weights():
+    made = build_tiny(FAMILIES["llama"], TOKENIZER)
+    made = wrap_model(made.model.to(torch.bfloat16), TOKENIZER, ModelConfig(device="cpu"))
+    hidden = made.hidden(input_ids=torch.randint(2, 40, (1, 5)))
+    assert hidden.dtype == torch.bfloat16
+    want = hidden.double() @ made.model.lm_head.weight.double().T
+    assert made.logits(hidden).dtype == torch.float32
+    assert torch.allclose(made.logits(hidden).double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_autocast_leaves_the_head_alone():
+    made = wrap_model(tiny("llama").model, TOKENIZER, ModelConfig(device="cpu", autocast="bfloat16"))
+    assert made.autocast == torch.bfloat16
+    hidden = made.hidden(input_ids=torch.randint(2, 40, (1, 5)))
+    exact = hidden.double() @ made.model.lm_head.weight.double().T
+    with made.precision():
+        assert torch.allclose(made.logits(hidden).double(), exact, rtol=1e-5, atol=1e-5)
+
+
+class Odd(LlamaForCausalLM):
+    """Adds to its logits what no configuration tells."""
+
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        out.logits = out.logits + torch.arange(out.logits.shape[-1])
+        return out
+
+
+def test_unknown_logit_treatment_is_refused():
+    model = Odd(tiny("llama").model.config)
+    with pytest.raises(RuntimeError, match="Odd treats its logits in a way that gspo does not know"):
+        wrap_model(model, TOKENIZER)
+
+
+def test_training_noise_is_refused():
+    model = tiny("llama").model
+    model.model.norm.register_forward_hook(lambda m, i, out: out + m.training)
+    with pytest.raises(RuntimeError, match="in training than in evaluation mode"):
+        wrap_model(model, TOKENIZER)
+
+
+def test_save_and_load(saved):
+    made, again = tiny("qwen3_moe"), load(saved)
+    tokens = torch.randint(2, 40, (1, 9))
+    assert torch.equal(made.hidden(input_ids=tokens), again.hidden(input_ids=tokens))
+    assert again.tokenizer.get_vocab() == TOKENIZER.get_vocab()
+    assert again.stop_ids == made.stop_ids == (1,) and again.pad_id == 0 and again.context_length == 256
+    assert {path.suffix for path in saved.iterdir()} >= {".safetensors", ".json"}
+
+
+def test_stop_ids_join_generation_config_and_tokenizer():
+    made = tiny("llama")
+    made.model.generation_config.eos_token_id = [7, 1]
+    assert made.stop_ids == (7, 1)
+
+
+def test_experts(saved):
+    assert load(saved).model.config._experts_implementation == "grouped_mm"
+    assert load(saved, experts="eager").model.config._experts_implementation == "eager"
+    tokens = torch.randint(2, 40, (1, 9))
+    a, b = load(saved).hidden(input_ids=tokens), load(saved, experts="eager").hidden(input_ids=tokens)
+    assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_sdpa_falls_back_to_eager(tmp_path, caplog):
+    tiny("gemma2").save(tmp_path)
+    assert load(tmp_path).attention == "eager"
+    assert "no sdpa attention" in caplog.text
+
+
+def test_dtype(saved):
+    assert load(saved, dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+BAD_FOLDERS = [
+    (["config.json"], {}, "has no config.json"),
+    (["*.safetensors"], {}, r"has no weights \(\*.safetensors\)"),
+    (["tokenizer*"], {}, "has no tokenizer .*set model.tokenizer"),
+    ([], {"device": "cuda:9"}, "model.device = 'cuda:9': this machine has"),
+    ([], {"device": "gpu"}, "model.device = 'gpu': allowed are auto, cpu"),
+    ([], {"tokenizer": "/nowhere/at/all"}, "model.tokenizer = '/nowhere/at/all': no tokenizer can be loaded"),
+    ([], {"attention": "flash_attention_2"}, "cannot be loaded as a causal language model.*[Ff]lash"),
+]
+
+
+@pytest.mark.parametrize(("without", "fields", "message"), BAD_FOLDERS)
+def test_bad_folder(saved, tmp_path, without, fields, message):
+    folder = copy(saved, tmp_path, without)
+    with pytest.raises(ValueError, match=message):
+        load_model(ModelConfig(path=str(folder), **{"device": "cpu", **fields}))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "model.path is required"),
+        ("./nowhere", "model.path = './nowhere': no such folder"),
+        ("a/b/c", "model.path = 'a/b/c': no such folder"),
+        (__file__, "this is a file; give the folder"),
+    ],
+)
+def test_bad_path(path, message):
+    with pytest.raises(ValueError, match=message):
+        load_model(ModelConfig(path=path, device="cpu"))
+
+
+def test_unknown_id(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="neither a folder here nor a model of the Hugging Face hub"):
+        load_model(ModelConfig(path="no-such-owner/no-such-model", device="cpu"))
+
+
+def test_pickled_weights(saved, tmp_path):
+    folder = copy(saved, tmp_path, ["*.safetensors"])
+    made = tiny("qwen3_moe")
+    torch.save(made.model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pickled only .*model.allow_pickle = true"):
+        load(folder)
+    tokens = torch.randint(2, 40, (1, 9))
+    assert torch.equal(load(folder, allow_pickle=True).hidden(input_ids=tokens), made.hidden(input_ids=tokens))
+
+
+def test_missing_weights(saved, tmp_path):
+    folder = copy(saved, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3, "layer_types": None}))
+    with pytest.raises(ValueError, match=r"the weights do not fit Qwen3MoeForCausalLM: .* tensors are missing"):
+        load(folder)
+
+
+def test_remote_code(saved, tmp_path):
+    folder = copy(saved, tmp_path)
+    config = {"model_type": "brand_new", "auto_map": {"AutoConfig": "new.C", "AutoModelForCausalLM": "new.M"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "new.py").write_text("raise SystemExit('this code must not run')")
+    with pytest.raises(ValueError, match=r"its own Python code.*model.trust_remote_code = true"):
+        load(folder)
+
+
+def test_tokenizer_that_does_not_fit():
+    config = tiny_qwen3_moe(hidden=32, vocab_size=20)
+    with pytest.raises(ValueError, match="the model embeds only 20 tokens"):
+        build_tiny(config, TOKENIZER)
+
+
+def test_no_end_of_sequence():
+    model, tokenizer = tiny("llama").model, longest_match_tokenizer(PIECES)
+    tokenizer.eos_token = None
+    model.generation_config.eos_token_id = None
+    with pytest.raises(ValueError, match="end-of-sequence token"):
+        wrap_model(model, tokenizer)

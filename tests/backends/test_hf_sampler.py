@@ -1,0 +1,267 @@
+"""The embedded sampler: its likelihoods, its randomness, and how replies end."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gspo.backends.growing_cache import FIRST_BLOCK, GrowingLayer
+from gspo.backends.hf_sampler import HFSampler, draw
+from gspo.backends.tiny import build_tiny
+from gspo.types import Prompt, Sampling
+from tests.backends.families import FAMILIES, FULL_ATTENTION, TOKENIZER, prompts, tiny
+
+
+def full_forward(model, rollout, temperature):
+    """Log-distributions [L - 1, V] of tokens 1.. by one plain forward pass over the whole row."""
+    model.model.eval()
+    with torch.no_grad():
+        logits = model.logits(model.hidden(input_ids=rollout.tokens[None])[0, :-1])
+    return (logits / temperature).log_softmax(-1)
+
+
+def same(a, b):
+    return all(torch.equal(x.tokens, y.tokens) and x.stop == y.stop and x.text == y.text for x, y in zip(a, b))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logp_is_that_of_a_full_forward_pass(family):
+    model = tiny(family)
+    sampler = HFSampler(model, batch_size=7)
+    assert sampler.plain_cache == (family in FULL_ATTENTION)
+    sampling = Sampling(max_new_tokens=20, temperature=0.8, stop_ids=(1, 5, 6), seed=3)
+    for rollout in sampler.generate(prompts(3, 11, 7, 7, 25), 3, sampling):
+        want = full_forward(model, rollout, 0.8).gather(1, rollout.tokens[1:, None])[:, 0]
+        sampled = rollout.sampled[1:]
+        assert (want - rollout.logp[1:])[sampled].abs().max() < 1e-5
+        assert rollout.logp.dtype == torch.float32 and not rollout.logp[~rollout.sampled].any()
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_padding_and_growth_of_the_cache(attention):
+    model = tiny("qwen3_moe")
+    model.model.set_attn_implementation(attention)
+    sampling = Sampling(max_new_tokens=FIRST_BLOCK + 20, stop_ids=(3,), seed=1)
+    for rollout in HFSampler(model).generate(prompts(40, 1, 17), 2, sampling):
+        want = full_forward(model, rollout, 1.0).gather(1, rollout.tokens[1:, None])[:, 0]
+        assert (want - rollout.logp[1:])[rollout.sampled[1:]].abs().max() < 1e-5
+
+
+def test_growing_layer_holds_what_it_was_given():
+    layer, keys = GrowingLayer(room=400), torch.randn(2, 3, 300, 4)
+    layer.update(keys[:, :, :5], -keys[:, :, :5])
+    layer.reorder_cache(torch.tensor([1, 0, 1]))
+    wide = keys[[1, 0, 1]]
+    for t in range(5, 300):
+        k, v = layer.update(wide[:, :, t : t + 1], -wide[:, :, t : t + 1])
+    assert torch.equal(k, wide) and torch.equal(v, -wide) and layer.get_seq_length() == 300
+    layer.reorder_cache(torch.tensor([2]))
+    k, _ = layer.update(wide[:1, :, :1], wide[:1, :, :1])
+    assert torch.equal(k[:, :, :300], wide[2:])
+
+
+def naive(logits, sampling):
+    """The truncated distribution of one row, by sorting in plain Python."""
+    probs = (logits.double() / sampling.temperature).softmax(-1).tolist()
+    order = sorted(range(len(probs)), key=lambda i: -probs[i])
+    if sampling.top_k:
+        order = order[: sampling.top_k]
+    mass, kept, total = 0.0, [], sum(probs[i] for i in order)
+    for i in order:
+        if mass < sampling.top_p:
+            kept.append(i)
+        mass += probs[i] / total
+    total = sum(probs[i] for i in kept)
+    return {i: probs[i] / total for i in kept}
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.7), (9, 0.6), (1, 1.0), (0, 1e-9), (999, 1.0)])
+def test_draw_follows_the_truncated_distribution(top_k, top_p):
+    torch.manual_seed(0)
+    sampling = Sampling(1, temperature=0.7, top_k=top_k, top_p=top_p)
+    logits = torch.randn(3, 37) * 2
+    uniforms = torch.cat([torch.linspace(0, 1, 997)[:-1], torch.tensor([1 - 2**-24])])  # 0 and the largest below 1
+    for row in logits:
+        want = naive(row, sampling)
+        tokens, logp = draw(row.expand(len(uniforms), -1), uniforms, sampling)
+        assert set(tokens.tolist()) <= set(want)
+        assert torch.allclose(logp, torch.tensor([want[i] for i in tokens.tolist()]).log(), atol=1e-5)
+        counts = torch.bincount(tokens, minlength=37) / len(uniforms)
+        assert all(abs(counts[i] - want.get(i, 0.0)) < 3e-3 for i in range(37))
+
+
+def test_top_k_and_top_p_in_a_run():
+    model = tiny("qwen3_moe")
+    sampling = Sampling(max_new_tokens=8, temperature=1.3, top_k=6, top_p=0.8)
+    for rollout in HFSampler(model).generate(prompts(6, 9), 4, sampling):
+        logits = full_forward(model, rollout, 1.0)
+        for t in range(int((~rollout.sampled).sum()), len(rollout.tokens)):
+            want = torch.tensor(naive(logits[t - 1], sampling)[int(rollout.tokens[t])]).log()
+            assert abs(want - rollout.logp[t]) < 1e-5
+
+
+def test_greedy():
+    model = tiny("llama")
+    (rollout,) = HFSampler(model).generate(prompts(6), 1, Sampling(max_new_tokens=10, temperature=0))
+    best = full_forward(model, rollout, 1.0).argmax(-1)
+    assert torch.equal(best[5:], rollout.tokens[6:]) and not rollout.logp.any()
+
+
+def test_frequencies_match_probabilities():
+    model, n = tiny("qwen3_moe"), 4000
+    rollouts = HFSampler(model, 1000).generate(prompts(5), n, Sampling(max_new_tokens=2, seed=11))
+    pairs = torch.stack([rollout.tokens[5:] for rollout in rollouts])
+    first = full_forward(model, rollouts[0], 1.0)[4].exp()
+    counts, expected = torch.bincount(pairs[:, 0], minlength=len(first)).double(), first.double() * n
+    assert expected.min() > 5  # as the test needs
+    freedom = len(counts) - 1
+    chi2 = ((counts - expected) ** 2 / expected).sum()
+    assert freedom > 5 and abs(chi2 - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+def test_replies_depend_on_seed_place_and_number_only():
+    model, asked = tiny("qwen3_moe"), prompts(4, 12, 12, 30, 1)
+    sampling = Sampling(max_new_tokens=15, stop_ids=(1, 4, 9), seed=5)
+    whole = HFSampler(model, 256).generate(asked, 4, sampling)
+    assert same(whole, HFSampler(model, 256).generate(asked, 4, sampling))
+    for batch_size in (1, 3, 8):
+        assert same(whole, HFSampler(model, batch_size).generate(asked, 4, sampling))
+    assert same(whole[:2], HFSampler(model).generate(asked[:1], 2, sampling))  # other rows, fewer replies
+    alike = [asked[1], asked[1]]
+    a, b = HFSampler(model).generate(alike, 1, Sampling(max_new_tokens=15, seed=5))
+    assert not torch.equal(a.tokens, b.tokens)  # the same prompt twice is sampled independently
+    other = HFSampler(model).generate(asked, 4, dataclasses.replace(sampling, seed=6))
+    assert not same(whole, other)
+
+
+def test_global_random_state_is_left_alone():
+    before = torch.random.get_rng_state()
+    HFSampler(tiny("llama")).generate(prompts(4), 2, Sampling(max_new_tokens=4))
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_fields_of_a_rollout():
+    model = tiny("qwen3_moe")
+    sampler, asked = HFSampler(model), prompts(4, 9)
+    sampler.version = 7
+    model.model.train()
+    rollouts = sampler.generate(asked, 3, Sampling(max_new_tokens=30, stop_ids=tuple(range(1, 12))))
+    assert model.model.training
+    assert [r.prompt for r in rollouts] == [asked[0]] * 3 + [asked[1]] * 3
+    for r in rollouts:
+        start = len(r.prompt.tokens)
+        assert tuple(r.tokens[:start].tolist()) == r.prompt.tokens and r.tokens.dtype == torch.int64
+        assert r.sampled.tolist() == [False] * start + [True] * (len(r.tokens) - start)
+        assert r.version.tolist() == [-1] * start + [7] * (len(r.tokens) - start)
+        assert r.stop == "eos" and 1 <= r.tokens[-1] < 12 and all(t >= 12 for t in r.tokens[start:-1])
+        assert r.text == TOKENIZER.decode(r.tokens[start:], skip_special_tokens=True)
+        assert not r.logp.is_inference() and not r.logp.requires_grad
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "dynamic rope"])
+def test_the_model_trains_after_it_sampled(family):
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    config = FAMILIES["llama"] | {"rope_parameters": rope, "max_position_embeddings": 24}
+    model = build_tiny(config, TOKENIZER) if family == "dynamic rope" else tiny(family)
+    (rollout,) = HFSampler(model).generate(prompts(4), 1, Sampling(max_new_tokens=20))
+    model.model.train()
+    logp = model.logits(model.hidden(input_ids=rollout.tokens[None])[0, :-1]).log_softmax(-1)
+    loss = (logp.gather(1, rollout.tokens[1:, None])[:, 0] * rollout.logp[1:]).sum()
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.model.parameters() if p.grad is not None)
+    assert model.model.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+def test_length_and_end_at_the_first_token():
+    sampler, asked = HFSampler(tiny("llama")), prompts(4, 6)
+    for rollout in sampler.generate(asked, 2, Sampling(max_new_tokens=1)):
+        assert rollout.stop == "length" and rollout.sampled.sum() == 1
+    for rollout in sampler.generate(asked, 2, Sampling(max_new_tokens=9, stop_ids=tuple(range(len(TOKENIZER))))):
+        assert rollout.stop == "eos" and rollout.sampled.sum() == 1
+
+
+def test_special_tokens_are_not_text():
+    rollouts = HFSampler(tiny("llama")).generate(prompts(4), 60, Sampling(max_new_tokens=20, stop_ids=(1,)))
+    ended = [r for r in rollouts if r.stop == "eos"]
+    assert ended and all(r.tokens[-1] == 1 and "<eos>" not in r.text for r in ended)
+
+
+@pytest.mark.parametrize("stop", [("e",), ("bc", "ev"), ("a", "\n"), ("dd7", "x", "en"), ("od",)])
+def test_stop_strings(stop):
+    model, asked = tiny("qwen3_moe"), prompts(4, 11)
+    free = HFSampler(model).generate(asked, 20, Sampling(max_new_tokens=25, seed=2))
+    stopped = HFSampler(model).generate(asked, 20, Sampling(max_new_tokens=25, seed=2, stop=stop))
+    assert any(r.stop == "stop" for r in stopped)
+    for a, b in zip(free, stopped):
+        start = len(a.prompt.tokens)
+        texts = [TOKENIZER.decode(a.tokens[start : start + k], skip_special_tokens=True) for k in range(1, 26)]
+        want = next((k for k, text in enumerate(texts, 1) if any(s in text for s in stop)), None)
+        assert b.stop == ("length" if want is None else "stop")
+        assert b.tokens.tolist() == a.tokens[: start + (want or 25)].tolist()  # as sampled, up to there
+        if want:
+            assert any(b.text.endswith(s) for s in stop) and texts[want - 1].startswith(b.text)
+            assert not any(s in b.text[:-1] for s in stop)
+
+
+def test_stop_string_that_is_a_special_token():
+    model, asked = tiny("qwen3_moe"), prompts(4, 11)
+    by_id = HFSampler(model).generate(asked, 30, Sampling(max_new_tokens=25, stop_ids=(1,)))
+    by_text = HFSampler(model).generate(asked, 30, Sampling(max_new_tokens=25, stop=("<eos>",)))
+    assert any(r.stop == "eos" for r in by_id)
+    for a, b in zip(by_id, by_text):
+        assert torch.equal(a.tokens, b.tokens) and a.text == b.text
+        assert (a.stop, b.stop) in {("eos", "stop"), ("length", "length")}
+
+
+def test_stop_string_and_end_of_sequence_in_one_look():
+    model = tiny("llama")
+    free = HFSampler(model).generate(prompts(4), 40, Sampling(max_new_tokens=12, seed=4))
+    both = HFSampler(model).generate(prompts(4), 40, Sampling(max_new_tokens=12, seed=4, stop=("o",), stop_ids=(2, 3, 4)))
+    assert {r.stop for r in both} >= {"eos", "stop"}
+    for a, b in zip(free, both):
+        for k, token in enumerate(a.tokens[4:].tolist(), 1):
+            text = TOKENIZER.decode([token], skip_special_tokens=True)
+            reason = "eos" if token in (2, 3, 4) else "stop" if "o" in text else "length"
+            if reason != "length" or k == 12:
+                break
+        assert (b.stop, int(b.sampled.sum())) == (reason, k)
+
+
+def test_progress_and_empty():
+    told = []
+    sampler = HFSampler(tiny("llama"), batch_size=4)
+    sampler.generate(prompts(4, 5, 6), 3, Sampling(max_new_tokens=12, stop_ids=tuple(range(2, 20))), told.append)
+    assert told == sorted(told) and told[-1] == 9 and told[0] >= 1
+    assert sampler.generate([], 4, Sampling(max_new_tokens=3)) == []
+
+
+def test_new_weights():
+    sampler, other = HFSampler(tiny("llama")), tiny("llama", seed=1)
+
+    class Other:
+        def parameters(self):
+            return other.model.parameters()
+
+    sampler.load(Other(), version=3)
+    asked, sampling = prompts(4, 6), Sampling(max_new_tokens=6)
+    rollouts = sampler.generate(asked, 2, sampling)
+    assert same(rollouts, HFSampler(other).generate(asked, 2, sampling)) and rollouts[0].version[-1] == 3
+
+
+def test_errors():
+    sampler = HFSampler(tiny("llama"))
+    with pytest.raises(ValueError, match=r"prompt 1 \(id 'p1'\) has 250 tokens, and with up to 10 .* 260: .* at most 256"):
+        sampler.generate(prompts(4, 250), 2, Sampling(max_new_tokens=10))
+    with pytest.raises(ValueError, match=r"prompt 0 \(id 'nil'\) has no tokens"):
+        sampler.generate([Prompt("nil", "", ())], 2, Sampling(max_new_tokens=10))
+    with pytest.raises(ValueError, match="max_new_tokens = 0"):
+        sampler.generate(prompts(4), 2, Sampling(max_new_tokens=0))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_weights_are_an_error(temperature):
+    sampler = HFSampler(tiny("llama"))
+    with torch.no_grad():
+        next(sampler.model.model.parameters()).fill_(float("nan"))
+    with pytest.raises(RuntimeError, match="not finite"):
+        sampler.generate(prompts(4), 2, Sampling(max_new_tokens=3, temperature=temperature))

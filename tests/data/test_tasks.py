@@ -1,0 +1,231 @@
+import csv
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gspo.config import EvalConfig, TaskConfig
+from gspo.data.tasks import PromptStream, load_prompts, load_rows, prompt_order
+from gspo.data.templates import Encoder
+from tests.data.tools import TEMPLATE, characters, text
+
+datasets = pytest.importorskip("datasets")
+ROWS = [{"prompt": f"{i}+1=", "answer": i + 1, "completion": str(i + 1)} for i in range(40)]
+
+
+def load(source="", rows=None, eval_rows=None, limit=None, num_prompts=256, every=0, how=load_prompts, **task):
+    task = TaskConfig(source=str(source), **task)
+    return how(
+        task,
+        EvalConfig(num_prompts=num_prompts, every=every),
+        Encoder(characters(), task),
+        limit,
+        rows,
+        eval_rows,
+    )
+
+
+def write(path, rows):
+    if path.suffix == ".jsonl":
+        path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        datasets.Dataset.from_list(rows).to_parquet(str(path))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_files_give_up_their_last_rows(tmp_path, suffix):
+    train, held_out = load(write(tmp_path / f"rows{suffix}", ROWS))
+    assert [p.id for p in train] == [f"train-{i}" for i in range(36)]
+    assert [p.id for p in held_out] == [f"eval-{i}" for i in range(36, 40)]
+    assert train[3].messages == "3+1=" and text(characters(), train[3].tokens) == "<s>3+1="
+    assert train[3].columns == {"answer": "4" if suffix == ".csv" else 4, "completion": "4"}
+
+
+def test_lists_and_data_sets_in_memory():
+    for rows in (ROWS, datasets.Dataset.from_list(ROWS)):
+        train, held_out = load(rows=rows, num_prompts=2)
+        assert (len(train), len(held_out)) == (38, 2)
+        train, held_out = load(rows=rows, eval_rows=[{"prompt": "other"}] * 3, num_prompts=2)
+        assert (len(train), len(held_out)) == (40, 2)
+
+
+def test_few_rows_are_all_trained_on_unless_evaluation_is_asked_for():
+    assert [len(part) for part in load(rows=ROWS[:9])] == [9, 0]
+    with pytest.raises(ValueError, match=r"9 rows are too few to hold some out.*task\.eval_source"):
+        load(rows=ROWS[:9], every=5)
+
+
+def test_held_out_prompts_are_never_trained_on():
+    with pytest.warns(UserWarning, match="2 rows left out of training: their prompts are held out"):
+        train, held_out = load(rows=ROWS, eval_rows=ROWS[5:7])
+    assert len(train) == 38 and not {p.messages for p in train} & {p.messages for p in held_out}
+    with pytest.raises(ValueError, match="no row is left to train on"), pytest.warns(UserWarning):
+        load(rows=ROWS, eval_rows=ROWS)
+
+
+def test_size_takes_the_first_rows_and_says_when_there_are_fewer():
+    assert len(load(rows=ROWS, size=5)[0]) == 5
+    with pytest.warns(UserWarning, match=r"task\.size = 100: the data set has only 36 training rows"):
+        load(rows=ROWS, size=100)
+
+
+def test_eval_source(tmp_path):
+    train = write(tmp_path / "a.jsonl", ROWS)
+    held_out = write(tmp_path / "b.csv", [{"prompt": "x"}, {"prompt": "y"}])
+    first, second = load(train, eval_source=str(held_out))
+    assert [len(first), [p.messages for p in second], second[0].task] == [40, ["x", "y"], str(held_out)]
+    first, second = load("reasoning_gym:gcd", eval_source="reasoning_gym:lcm", size=4, num_prompts=4)
+    assert {p.columns["metadata"]["source_dataset"] for p in second} == {"lcm"}
+
+
+def test_a_function_of_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "own_task_module.py").write_text(
+        "def rows(n, word='w'):\n    return [{'prompt': f'{word}{i}'} for i in range(n)]\n"
+        "def broken(): raise OSError('disk')\nvalue = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    source = "own_task_module:rows"
+    train, held_out = load(source, config={"n": 20, "word": "v"})
+    assert [train[0].messages, len(train), len(held_out)] == ["v0", 18, 2]
+    for bad, config, message in [
+        (source, {}, "cannot be called with it: missing a required argument: 'n'"),
+        (source, {"n": 2, "wrd": 1}, "cannot be called with it: got an unexpected keyword argument 'wrd'"),
+        (source, {"n": 0}, "own_task_module:rows: there are no rows"),
+        ("own_task_module:row", {}, "own_task_module has no function 'row', did you mean rows?"),
+        ("own_task_module:value", {}, "value is a int, not a function"),
+        ("own_task_module:broken", {}, "own_task_module:broken raised OSError: disk"),
+        (
+            "no_such_module:rows",
+            {},
+            "there is no module 'no_such_module' in .* or among the installed packages",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+            load(bad, config=config)
+
+
+def test_a_hugging_face_data_set(tmp_path, monkeypatch):
+    """The loading path of an id, on a local folder: there is no network in tests."""
+    (tmp_path / "own_set").mkdir()
+    write(tmp_path / "own_set" / "train.jsonl", ROWS)
+    write(tmp_path / "own_set" / "test.jsonl", [{"prompt": "x", "answer": 1, "completion": "1"}])
+    monkeypatch.chdir(tmp_path)
+    train, held_out = load("./own_set", eval_split="test")
+    assert [len(train), [p.messages for p in held_out]] == [40, ["x"]]
+    with pytest.raises(ValueError, match=r"no data set could be loaded with split = 'dev'.*Unknown split"):
+        load("./own_set", split="dev")
+
+
+def test_rows_to_imitate():
+    train, held_out = load(rows=ROWS, how=load_rows)
+    assert [len(train), len(held_out)] == [36, 4]
+    assert text(characters(), train[7].prompt.tokens + train[7].completion) == "<s>7+1=8</s>"
+    chat = [{"prompt": "hi", "completion": [{"role": "assistant", "content": "ho"}]}]
+    assert load(rows=chat, how=load_rows)[0][0].text == "ho"
+    row, _ = load("reasoning_gym:gcd", size=4, num_prompts=0, completion_column="answer", how=load_rows)
+    assert row[0].text == row[0].prompt.columns["answer"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", "", "a.jsonl: the file is empty"),
+        ("a.jsonl", "\n\n", "a.jsonl: there are no rows"),
+        ("a.jsonl", '{"prompt": "x"}\n{"prompt": ', "a.jsonl, line 2: not valid JSON"),
+        ("a.jsonl", '{"prompt": "x"}\n["x"]', "a.jsonl, line 2: expected an object"),
+        ("a.jsonl", b"\xff\xfe{}", "a.jsonl: not UTF-8 text"),
+        ("a.csv", "prompt,answer\n", "a.csv: there are no rows"),
+        ("a.csv", "prompt,answer\nx,1\ny\n", "a.csv, line 3: expected 2 fields"),
+        ("a.csv", "prompt,answer\nx,1,2\n", "a.csv, line 2: expected 2 fields"),
+        ("a.csv", 'prompt,answer\n"x,1\n', "a.csv, line 2: not valid CSV"),
+        ("a.parquet", "PAR1", "a.parquet: not a Parquet file"),
+        ("a.txt", "hello", r"files can be \.jsonl, \.parquet, \.csv, not \.txt"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        load(path)
+
+
+def test_missing_files(tmp_path):
+    write(tmp_path / "train.jsonl", ROWS)
+    with pytest.raises(ValueError, match=r"there is no such file in .*, did you mean train\.jsonl\?"):
+        load(tmp_path / "trian.jsonl")
+    with pytest.raises(ValueError, match=r"files can be .*, not \.jsnl"):
+        load(tmp_path / "train.jsnl")
+    with pytest.raises(ValueError, match=r"task\.source is required"):
+        load()
+
+
+GOOD = {"prompt": "x"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "task", "message"),
+    [
+        ([], {}, "the data set: there are no rows"),
+        ({"prompt": ["x"]}, {}, "expected a list of rows, got a dict with prompt: choose one split"),
+        (iter(ROWS), {}, "expected a list of dicts or a datasets.Dataset, got a list_iterator .*streamed"),
+        ([GOOD, "x"], {}, "row 1: is a str, expected a dict of columns"),
+        ([{"promt": "x", "answer": 1}], {}, r"row 0: there is no column 'prompt', did you mean promt\?; set "
+         r"task\.prompt_column to one of: promt, answer"),
+        ([GOOD, {"prompt": 3}], {}, r"row 1: the prompt \(column 'prompt'\) is a int; expected a string"),
+        ([GOOD, {"prompt": None}], {}, r"row 1: the prompt \(column 'prompt'\) is a NoneType"),
+        ([GOOD, {"prompt": [{"role": "user", "content": "x"}]}], {}, "row 1: .*no chat template is in use"),
+        ([GOOD, {"prompt": "x" * 9}], {}, "row 1: the prompt has 10 tokens, but only 8 fit: shorten it"),
+        ([{"prompt": "x", "completions": "y"}], {}, "row 0: a column 'completions' would hide the argument"),
+        ([GOOD], {"eval_split": "test", "source": "reasoning_gym:gcd", "rows": None}, "has no splits"),
+        ([GOOD], {"how": load_rows}, "row 0: there is no column 'completion'; set task.completion_col"),
+        ([GOOD | {"completion": 3}], {"how": load_rows}, "row 0: the completion .* is a int; expected"),
+        ([GOOD | {"completion": ""}], {"how": load_rows}, "row 0: the completion .* is empty"),
+        ([GOOD | {"completion": "y" * 6}], {"how": load_rows}, "the prompt with its completion has 9 tokens"),
+    ],
+)  # fmt: skip
+def test_bad_rows(rows, task, message):
+    with pytest.raises(ValueError, match=message):
+        load(**{"rows": rows, "limit": 8} | task)
+
+
+def test_an_empty_prompt_is_an_error_without_bos():
+    task = TaskConfig()
+    with pytest.raises(ValueError, match=r"row 0: the prompt \(column 'prompt'\) is empty"):
+        load_prompts(task, EvalConfig(), Encoder(characters(bos=False), task), rows=[{"prompt": ""}])
+
+
+def test_chat_messages_with_a_template():
+    task = TaskConfig(system="s")
+    messages = [{"role": "user", "content": "x"}]
+    train, _ = load_prompts(task, EvalConfig(), Encoder(characters(TEMPLATE), task), rows=[{"prompt": messages}])
+    assert train[0].messages == messages
+    assert text(characters(), train[0].tokens) == "<s>[system]s;[user]x;[assistant]"
+
+
+@given(st.integers(1, 20), st.integers(0, 2**32), st.lists(st.integers(0, 30), max_size=6), st.integers(0, 6))
+def test_a_stream_that_is_resumed_goes_on_as_if_never_stopped(n, seed, takes, stop):
+    whole = PromptStream(range(n), seed).take(sum(takes))
+    stream = PromptStream(range(n), seed)
+    parts = [item for k in takes[:stop] for item in stream.take(k)]
+    assert stream.position == len(parts)
+    resumed = PromptStream(range(n), seed)
+    resumed.position = stream.position
+    parts += [item for k in takes[stop:] for item in resumed.take(k)]
+    assert parts == whole
+    for epoch in range(len(whole) // n):
+        assert whole[epoch * n : (epoch + 1) * n] == prompt_order(n, seed, epoch)
+        assert sorted(prompt_order(n, seed, epoch)) == list(range(n))
+
+
+def test_orders_differ_between_passes_and_seeds_and_never_change():
+    assert prompt_order(8, 0, 0) == [0, 2, 1, 4, 6, 7, 3, 5]  # a run begun elsewhere resumes here
+    assert len({tuple(prompt_order(50, seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+    with pytest.raises(ValueError, match="no prompts"):
+        PromptStream([], 0)

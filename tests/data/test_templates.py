@@ -1,0 +1,93 @@
+import pytest
+
+from gspo.config import TaskConfig
+from gspo.data.templates import Encoder
+from tests.data.tools import TEMPLATE, characters, text
+
+
+def encoded(prompt, tokenizer, **task):
+    return text(tokenizer, Encoder(tokenizer, TaskConfig(**task)).prompt(prompt))
+
+
+def test_a_string_becomes_a_user_message_and_bos_comes_once():
+    assert encoded("hi", characters(TEMPLATE)) == "<s>[user]hi;[assistant]"
+
+
+def test_system_and_template_arguments():
+    got = encoded("hi", characters(TEMPLATE), system="be brief", template_args={"enable_thinking": False})
+    assert got == "<s>[system]be brief;[user]hi;[assistant]!"
+
+
+def test_messages_and_a_reply_to_carry_on():
+    tokenizer = characters(TEMPLATE)
+    turns = [
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "3"},
+    ]
+    assert encoded(turns, tokenizer) == "<s>[user]1;[assistant]2;[user]3;[assistant]"
+    assert encoded(turns[:2], tokenizer) == "<s>[user]1;[assistant]2"
+
+
+def test_without_a_template_the_text_stands_as_it_is():
+    assert encoded("a;b", characters()) == "<s>a;b"
+    assert encoded("a", characters(TEMPLATE), template="none") == "<s>a"
+    assert encoded("a", characters(), system="s") == "<s>s\n\na"
+    assert encoded("<s>a", characters()) == "<s>a"  # no second BOS
+    assert encoded("a", characters(eos_too=True)) == "<s>a"  # a reply is to follow
+    assert encoded("a</s>", characters(eos_too=True)) == "<s>a</s></s>"[: len("<s>a</s></s>")]
+    assert encoded("a", characters(bos=False)) == "a"
+
+
+def test_completions_end_with_eos_once():
+    tokenizer = characters()
+    encoder = Encoder(tokenizer, TaskConfig())
+    assert text(tokenizer, encoder.completion("ab")) == "ab</s>"
+    assert text(tokenizer, encoder.completion("ab</s>")) == "ab</s>"
+    assert text(tokenizer, encoder.completion("")) == "</s>"
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match=r"no EOS token.*set tokenizer\.eos_token"):
+        encoder.completion("ab")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "task", "message"),
+    [
+        (
+            [{"role": "user", "content": "1"}],
+            {"template": "none"},
+            r"list of chat messages, but no chat template",
+        ),
+        ([], {}, "an empty list of messages"),
+        ([{"content": "1"}], {}, r"message 0 is \{'content': '1'\}; expected"),
+        (["hello"], {}, "message 0 is 'hello'"),
+        (7, {}, "is a int; expected a string or a list"),
+        (None, {}, "is a NoneType; expected a string or a list"),
+        ([{"role": "tool", "content": "1"}], {}, "the chat template refuses it: no tools here"),
+        (
+            [{"role": "system", "content": "1"}],
+            {"system": "2"},
+            "a system message of its own, and task.system",
+        ),
+    ],
+)
+def test_bad_prompts(prompt, task, message):
+    with pytest.raises(ValueError, match=message):
+        Encoder(characters(TEMPLATE), TaskConfig(**task)).prompt(prompt)
+
+
+@pytest.mark.parametrize(
+    ("template", "task", "message"),
+    [
+        (None, {}, "has no effect, for the tokenizer has no chat template"),
+        (TEMPLATE, {"template": "none"}, "has no effect, for task.template is none"),
+        (
+            TEMPLATE,
+            {},
+            r"task.template_args.enable_thinkng: .* does not use it, did you mean enable_thinking\?",
+        ),
+    ],
+)
+def test_template_arguments_without_effect_are_refused(template, task, message):
+    with pytest.raises(ValueError, match=message):
+        Encoder(characters(template), TaskConfig(template_args={"enable_thinkng": True}, **task))

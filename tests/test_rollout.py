@@ -1,0 +1,120 @@
+import math
+
+import pytest
+import torch
+
+from gspo.objective.algorithms import ALGORITHMS
+from gspo.rollout import SynchronousSource, learnable, split
+from gspo.types import Group, Prompt, Rollout, Sampling
+
+
+def prompt(name="p"):
+    return Prompt(name, "q", (1, 2))
+
+
+def rollout(reward, stop="eos", n=3, who=None, error=None):
+    tokens = torch.tensor([1, 2] + [5] * n)
+    sampled = torch.arange(2 + n) >= 2
+    logp = torch.where(sampled, -0.5, 0.0)
+    version = torch.where(sampled, 4, -1)
+    return Rollout(
+        who or prompt(), tokens, sampled, logp, version, stop, reward=reward, reward_parts={"f": reward}, error=error
+    )
+
+
+def made(*groups, **changes):
+    options = {"row": ALGORITHMS["gspo"], "scale": "group", "mask_truncated": False} | changes
+    return learnable([Group(prompt(str(i)), list(group)) for i, group in enumerate(groups)], **options)
+
+
+def test_a_failed_reward_leaves_its_group_and_is_counted():
+    out = made([rollout(0.8), rollout(0.4), rollout(None, error="hung"), rollout(0.6)])
+    assert out.advantages[2] is None
+    assert [a for a in out.advantages if a is not None] == pytest.approx([1, -1, 0])
+    assert [len(group) for group in out.groups] == [3]
+    assert out.counts["rollouts/failed"] == 1
+    assert out.counts["reward"] == pytest.approx(0.6)
+
+
+def test_a_group_with_fewer_than_two_rewards_is_dropped_and_counted():
+    out = made([rollout(1.0), rollout(None), rollout(None)], [rollout(1.0), rollout(0.0)], [rollout(None)] * 2)
+    assert len(out.groups) == 1
+    assert out.counts["groups/dropped"] == 2
+    assert out.advantages[0] is None
+
+
+def test_every_group_may_fail():
+    out = made([rollout(None), rollout(None)])
+    assert out.groups == []
+    assert math.isnan(out.counts["reward"])
+
+
+def test_truncated_replies_train_unless_masked():
+    group = [rollout(1.0), rollout(0.0, stop="length"), rollout(0.0), rollout(0.5)]
+    assert len(made(group).groups[0]) == 4
+    out = made(group, mask_truncated=True)
+    assert out.advantages[1] is None
+    assert [a for a in out.advantages if a is not None] == pytest.approx([1, -1, 0])
+    assert out.counts["completions/clipped_ratio"] == 0.25
+
+
+def test_equal_rewards_stay_in_the_denominator_of_gspo_and_leave_dapos():
+    groups = [rollout(1.0), rollout(1.0)], [rollout(1.0), rollout(0.0)]
+    assert [len(g) for g in made(*groups).groups] == [2, 2]
+    assert [len(g) for g in made(*groups, row=ALGORITHMS["dapo"]).groups] == [2]
+    assert made(*groups).counts["frac_reward_zero_std"] == 0.5
+    assert made(*groups).counts["reward_std"] == pytest.approx(0.5 * 2**-0.5)
+
+
+def test_replies_carry_the_samplers_likelihoods_of_sampled_tokens_only():
+    reply = made([rollout(1.0, n=4), rollout(0.0)]).groups[0][0]
+    assert reply.logp_mu.tolist() == [-0.5] * 4 == reply.logp_old.tolist()
+
+
+@pytest.mark.parametrize(
+    ("groups", "parts", "sizes"), [(8, 4, [2, 2, 2, 2]), (7, 4, [2, 2, 1, 2]), (3, 4, [1, 1, 1]), (0, 4, [])]
+)
+def test_split(groups, parts, sizes):
+    batches = split([[i] for i in range(groups)], parts)
+    assert sorted(map(len, batches)) == sorted(sizes)
+    assert [x for batch in batches for x in batch] == list(range(groups))
+
+
+class Stream:
+    position = 0
+
+    def take(self, k):
+        self.position += k
+        return [prompt(str(self.position - k + i)) for i in range(k)]
+
+
+class Echo:
+    """A sampler that records how it was asked."""
+
+    version = 0
+
+    def __init__(self):
+        self.asked = []
+
+    def generate(self, prompts, n, sampling, progress=None):
+        self.asked.append((len(prompts), n, sampling.seed, self.version))
+        return [rollout(None, who=p) for p in prompts for _ in range(n)]
+
+
+class Ones:
+    def score(self, rollouts, progress=None):
+        return [rollout(1.0, who=r.prompt) for r in rollouts]
+
+
+def test_the_source_samples_a_batch_when_its_first_group_is_asked_for():
+    sampler, stream = Echo(), Stream()
+    groups = iter(SynchronousSource(stream, sampler, Ones(), 2, 3, Sampling(5, seed=7)))
+    first = [next(groups), next(groups)]
+    assert [g.prompt.id for g in first] == ["0", "1"]
+    assert [len(g.rollouts) for g in first] == [3, 3]
+    assert stream.position == 2
+    sampler.version = 1
+    next(groups)
+    assert [a[0] for a in sampler.asked] == [2, 2]
+    assert sampler.asked[0][2] != sampler.asked[1][2]  # another batch, another seed
+    assert sampler.asked[1][3] == 1

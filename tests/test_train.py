@@ -1,0 +1,234 @@
+"""Whole runs on a tiny mixture of experts."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import gspo
+from gspo import checkpoint
+from tests.tiny_run import ROWS, likes_a, model, settings
+
+REQUIRED = """
+    step reward reward_std frac_reward_zero_std clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean
+    clip_ratio/tokens ratio/mean ratio/std ratio/noise_floor entropy kl grad_norm lr completions/mean_length
+    completions/clipped_ratio tokens time/sample time/score time/train tokens_per_second
+""".split()
+ROLLOUT = """
+    step prompt_id group prompt completion token_ids reward reward_parts advantage version stop error
+""".split()
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def numbers(folder):
+    """The metrics without times and throughputs."""
+    return [
+        {k: v for k, v in line.items() if not k.startswith("time/") and k != "tokens_per_second"}
+        for line in lines(folder / "metrics.jsonl")
+    ]
+
+
+def train(folder, resume=False, seed=0, **changes):
+    tiny = model(seed)
+    return gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, resume=resume, config=settings(folder, **changes))
+
+
+def test_a_run_learns_and_leaves_what_it_promises(tmp_path):
+    result = train(tmp_path / "run", train={"steps": 12, "save_every": 6})
+    metrics = lines(result.folder / "metrics.jsonl")
+    assert [m["step"] for m in metrics] == list(range(13))
+    assert all(set(REQUIRED) <= set(m) for m in metrics[1:])
+    assert all(m[name] is not None for m in metrics[1:] for name in REQUIRED)
+    assert [m["step"] for m in metrics if "eval/accuracy" in m] == [0, 3, 6, 9, 12]
+    first, last = (sum(m["reward"] for m in part) / 3 for part in (metrics[1:4], metrics[-3:]))
+    assert last > first + 0.1
+    rollouts = lines(result.folder / "rollouts.jsonl")
+    assert len(rollouts) == 12 * 8 * 4
+    assert all(set(ROLLOUT) <= set(r) for r in rollouts)
+    assert [r["version"] for r in rollouts] == [i // 32 for i in range(12 * 32)]
+    detailed = [r for r in rollouts if "log_ratio" in r]
+    assert len(detailed) == 12 * 4
+    for r in detailed:
+        assert len(r["tokens"]) == len(r["logp"]) == len(r["log_ratio"]) == len(r["token_ids"])
+    for name in ("config.toml", "report.html", "figures", "checkpoints/step_000012"):
+        assert (result.folder / name).exists()
+    assert list((result.folder / "figures").glob("*.png"))
+    assert result.metrics["step"] == 12
+
+
+def test_the_final_model_loads_and_is_the_trained_one(tmp_path):
+    result = train(tmp_path / "run", train={"steps": 2})
+    loaded = AutoModelForCausalLM.from_pretrained(result.folder / "model")
+    for name, value in result.model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    assert AutoTokenizer.from_pretrained(result.folder / "model").decode([2, 3]) == "01"
+
+
+def test_first_update_is_on_policy(tmp_path):
+    """One update a batch and the sampler's likelihoods: s_i is 1 up to rounding, nothing clips."""
+    result = train(tmp_path / "run", algorithm={"mini_batches": 1}, train={"steps": 3})
+    for m in numbers(result.folder)[1:]:
+        assert m["clip_ratio/region_mean"] == 0
+        assert m["ratio/noise_floor"] == pytest.approx(m["ratio/std"], abs=1e-7)
+        assert m["ratio/std"] < 1e-6
+        assert m["mismatch/prob_max"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"algorithm": {"name": "gspo_token"}},
+        {"algorithm": {"name": "grpo", "epochs": 2}},
+        {"algorithm": {"name": "dr_grpo", "beta": 0.1, "kl_estimator": "k2"}},
+        {"algorithm": {"name": "dapo", "old_logprobs": "recompute"}},
+        {"train": {"layout": "packed", "micro_batch_tokens": 64}},
+        {"train": {"gradient_checkpointing": True}},
+        {"rollout": {"temperature": 0.7, "mask_truncated_completions": True}},
+    ],
+    ids=str,
+)
+def test_every_setting_runs(tmp_path, changes):
+    result = train(tmp_path / "run", **changes)
+    steps = numbers(result.folder)[1:]
+    assert len(steps) == 6
+    assert all(m["updates/skipped"] == 0 for m in steps)
+    if changes.get("algorithm", {}).get("beta"):
+        assert steps[0]["kl_ref"] == pytest.approx(0, abs=1e-2) != steps[-1]["kl_ref"]
+
+
+def test_layout_micro_batches_and_checkpointing_change_no_number(tmp_path):
+    plain = numbers(train(tmp_path / "a").folder)
+    for i, changes in enumerate(
+        ({"layout": "packed"}, {"micro_batch_tokens": 40}, {"gradient_checkpointing": True, "layout": "packed"})
+    ):
+        other = numbers(train(tmp_path / f"b{i}", train=changes).folder)
+        for m, n in zip(plain[:2], other[:2]):  # later steps may sample another token after a rounding
+            assert n == pytest.approx(m, rel=2e-3, abs=2e-5, nan_ok=True)
+
+
+def test_seeds(tmp_path):
+    one, same = (numbers(train(tmp_path / name).folder) for name in ("a", "b"))
+    other = numbers(train(tmp_path / "c", train={"seed": 2}).folder)
+    assert one == same
+    assert one[1]["reward"] != other[1]["reward"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"algorithm": {"beta": 0.05}}], ids=str)
+def test_resume_is_bit_equal(tmp_path, changes):
+    schedule = {"schedule": "cosine", "warmup": 3}
+    whole = train(tmp_path / "whole", optimizer=schedule, **changes)
+    folder = tmp_path / "parts"
+    train(folder, optimizer=schedule, **changes)
+    (folder / "checkpoints" / "step_000006").rename(tmp_path / "gone")  # go on from step 4
+    assert checkpoint.latest(folder / "checkpoints").name == "step_000004"
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 5, "half a li')
+    train(folder, resume=True, optimizer=schedule, **changes)
+    assert numbers(folder) == numbers(whole.folder)
+    assert (folder / "rollouts.jsonl").read_text() == (whole.folder / "rollouts.jsonl").read_text()
+
+
+def test_resume_goes_on_from_an_earlier_end(tmp_path):
+    train(tmp_path / "run", train={"steps": 3})
+    train(tmp_path / "run", resume=True)
+    assert [m["step"] for m in numbers(tmp_path / "run")] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_resume_refuses_another_run(tmp_path):
+    train(tmp_path / "run", train={"steps": 2})
+    with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.1 cannot be changed by --resume"):
+        train(tmp_path / "run", resume=True, optimizer={"lr": 0.1})
+    with pytest.raises(ValueError, match="go on with that run by --resume"):
+        train(tmp_path / "run")
+
+
+def test_a_run_whose_rewards_all_fail_goes_on_and_counts(tmp_path):
+    def broken(prompts, completions, **columns):
+        raise ZeroDivisionError("no reward today")
+
+    tiny = model()
+    result = gspo.train(
+        tiny.model, ROWS, broken, tokenizer=tiny.tokenizer, config=settings(tmp_path / "run", train={"steps": 1})
+    )
+    m = numbers(result.folder)[1]
+    assert (m["rollouts/failed"], m["groups/dropped"], m["updates"]) == (32, 8, 0)
+    assert set(REQUIRED) <= set(m)
+    assert "no reward today" in lines(result.folder / "rollouts.jsonl")[0]["error"]
+
+
+def test_cold_start_learns_and_resumes_bit_equal(tmp_path):
+    rows = [{"prompt": f"{i}=", "completion": "ab" * (i % 3 + 1)} for i in range(10)]
+
+    def fit(folder, steps, resume=False):
+        tiny = model()
+        return gspo.sft(
+            tiny.model, rows, tokenizer=tiny.tokenizer, resume=resume, optimizer={"lr": 1e-2},
+            train={"steps": steps, "batch_size": 5, "save_every": 10}, log={"dir": str(tmp_path / folder)},
+        )  # fmt: skip
+
+    whole = fit("whole", 40)
+    losses = [m["loss"] for m in numbers(whole.folder)]
+    assert losses[-1] < losses[0] / 4
+    fit("parts", 20)
+    fit("parts", 40, resume=True)
+    assert numbers(tmp_path / "parts") == numbers(whole.folder)
+
+
+SCRIPT = """
+    import sys, gspo
+    from tests.test_train import train
+    train(sys.argv[1], resume="--resume" in sys.argv, train={"steps": 10, "save_every": 3})
+"""
+
+
+def start(folder, *flags):
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), *flags]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_steps(folder, process, count):
+    while process.poll() is None:
+        path = folder / "metrics.jsonl"
+        if path.exists() and len(path.read_bytes().splitlines()) >= count:
+            return
+        time.sleep(0.01)
+
+
+def test_kill_9_at_random_points_and_ctrl_c_lose_nothing(tmp_path):
+    torch.set_num_threads(1)
+    whole, folder, rng = tmp_path / "whole", tmp_path / "killed", random.Random(0)
+    reference = start(whole)
+    flags = []
+    for count in (2, 6):
+        process = start(folder, *flags)
+        wait_for_steps(folder, process, count)
+        time.sleep(rng.random() * 0.3)
+        process.kill()
+        process.wait()
+        flags = ["--resume"] if (folder / "config.toml").exists() else []
+    process = start(folder, *flags)
+    wait_for_steps(folder, process, 8)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "finishing this step, then saving" in output or "report" in output
+    process = start(folder, "--resume")
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert reference.wait() == 0
+    assert [m["step"] for m in numbers(folder)] == list(range(11))
+    assert numbers(folder) == numbers(whole)

@@ -1,0 +1,30 @@
+"""A tiny model, a task and settings with which a whole run takes seconds."""
+
+from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+
+PIECES = [*"0123456789+=? ", "ab", "a", "b"]
+ROWS = [{"prompt": f"{i}+{j}=", "answer": str((i + j) % 10)} for i in range(8) for j in range(5)]
+
+
+def likes_a(prompts, completions, **columns):
+    """Share of the letter a: easy to learn, never the same for all replies."""
+    return [c.count("a") / max(1, len(c)) for c in completions]
+
+
+def model(seed=0, **config):
+    small = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 64}
+    return build_tiny(tiny_qwen3_moe(**small | config), longest_match_tokenizer(PIECES), seed)
+
+
+def settings(folder, **changes):
+    made = {
+        "rollout": {"num_prompts": 8, "num_generations": 4, "max_completion_length": 8},
+        "optimizer": {"lr": 3e-3},
+        "train": {"steps": 6, "save_every": 2, "seed": 1},
+        "eval": {"every": 3, "num_prompts": 4},
+        "reward": {"correct_at": 0.5},
+        "log": {"dir": str(folder)},
+    }
+    for section, table in changes.items():
+        made[section] = made.get(section, {}) | table
+    return made
