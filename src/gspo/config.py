@@ -150,7 +150,7 @@ class AlgorithmConfig:
     epochs: int = opt(1, low=1)
     """Passes over one rollout batch."""
     scale_rewards: str | None = opt(None, choices=("group", "batch", "none"))
-    """What A is divided by: the standard deviation of the rewards of its `group`, of the `batch`, or `none`. Unset: the row's own."""
+    """What A is divided by: the standard deviation of its group's rewards, of the batch's, or nothing. Unset: the row's."""
     old_logprobs: str = opt("sampler", choices=("sampler", "recompute"))
     """Where pi_old comes from: the sampler's own likelihoods, or one more forward pass of the trainer."""
 
