@@ -124,6 +124,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 def evaluate(config: Any, out: Path | None) -> int:
     """`gspo eval`: prints the metrics, and writes the replies."""
     from gspo import api
+    from gspo.rollout import describe
 
     if out is not None and out.exists():
         raise ValueError(f"--out {out}: the file exists; give another name")
@@ -132,10 +133,7 @@ def evaluate(config: Any, out: Path | None) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out, "w", encoding="utf-8") as file:
             for rollout in (rollout for group in groups for rollout in group.rollouts):
-                line = {"prompt_id": rollout.prompt.id, "prompt": rollout.prompt.messages, "completion": rollout.text,
-                        "reward": rollout.reward, "reward_parts": rollout.reward_parts, "stop": rollout.stop,
-                        "error": rollout.error}  # fmt: skip
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.write(json.dumps(describe(rollout), ensure_ascii=False) + "\n")
     low, high = (metrics[f"eval/accuracy_{end}"] for end in ("low", "high"))
     print(f"accuracy {metrics['eval/accuracy']:.4f}  (95 % interval {low:.4f} to {high:.4f})")
     for name, value in sorted(metrics.items()):

@@ -83,7 +83,7 @@ def _one(folder: Path, run: Run, drawn: list[Drawn]) -> tuple[str, str]:
         _tiles(run, config),
         _warnings([("", folder, run)]),
         f'<div class="figures first">{"".join(map(_figure, first))}</div>',
-        samples.before_and_after(folder / "rollouts.jsonl", escape),
+        samples.before_and_after(folder, escape),
         "<h2>Diagnostics</h2>" if rest else "",
         f'<div class="figures">{"".join(map(_figure, rest))}</div>',
         samples.coloured(folder / "rollouts.jsonl", escape),

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -151,6 +151,21 @@ def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "tokens": sum(lengths),
     }
     return metrics | {f"reward/{name}": sum(values) / len(values) for name, values in parts.items() if values}
+
+
+def describe(rollout: Rollout) -> dict[str, Any]:
+    """A rollout as a line of JSON. version: the newest weights that sampled any of its tokens."""
+    return {
+        "prompt_id": rollout.prompt.id,
+        "prompt": rollout.prompt.messages,
+        "completion": rollout.text,
+        "token_ids": rollout.tokens[len(rollout.prompt.tokens) :].tolist(),
+        "reward": rollout.reward,
+        "reward_parts": rollout.reward_parts,
+        "version": int(rollout.version.max()),
+        "stop": rollout.stop,
+        "error": rollout.error,
+    }
 
 
 def _mean_std(rewards: torch.Tensor, group: torch.Tensor) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-FILES = ("metrics.jsonl", "rollouts.jsonl", "events.jsonl")
+FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
 _SKELETON = {
     ".lock",
     "config.toml.part",
@@ -196,6 +196,10 @@ class RunLog:
     def rollouts(self, rollouts: Iterable[dict[str, Any]]) -> None:
         """Write rollouts, one object each."""
         self._write("rollouts.jsonl", rollouts)
+
+    def evaluations(self, rollouts: Iterable[dict[str, Any]]) -> None:
+        """Write held-out replies, one object each."""
+        self._write("evaluations.jsonl", rollouts)
 
     def event(self, kind: str, text: str) -> None:
         """Write `{"step", "kind", "text"}` into events.jsonl, and nothing on the screen."""

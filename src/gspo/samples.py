@@ -17,13 +17,16 @@ SHADES = 4
 Escape = Callable[[Any], str]
 
 
-def before_and_after(path: Path, escape: Escape) -> str:
-    """A reply of the first step beside one of the last, to the same prompt or one much alike.
+def before_and_after(folder: Path, escape: Escape) -> str:
+    """A reply of the first evaluation beside one of the last, to the same held-out prompt; without evaluations, of the
+    first and the last step, to prompts much alike.
 
     Both are ordinary: the median by reward, then length, of the replies to the prompts most alike.
     "" where there are no two steps.
     """
-    pair = choose_pair(first_step(path), last_step(path))
+    pair = None
+    for name in ("evaluations.jsonl", "rollouts.jsonl"):
+        pair = pair or choose_pair(first_step(folder / name), last_step(folder / name))
     if pair is None:
         return ""
     cards = []
@@ -35,7 +38,7 @@ def before_and_after(path: Path, escape: Escape) -> str:
         )
     same = "the same prompt" if prompt_text(pair[0]) == prompt_text(pair[1]) else "the prompts most alike"
     return (
-        f'<h2>A reply before and after</h2><p class="note">To {same} of the first and the last step; the '
+        f'<h2>A reply before and after</h2><p class="note">To {same} before and after training; the '
         f'median reply by reward, then length.</p><div class="pair">{"".join(cards)}</div>'
     )
 

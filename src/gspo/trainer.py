@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -16,11 +15,12 @@ from gspo.evaluation import evaluate
 from gspo.learner import Learner, PolicyObjective, Stats
 from gspo.ports import Policy, Sampler
 from gspo.progress import Progress
-from gspo.rollout import Learnable, PromptSource, Scorer, SynchronousSource, learnable, split
+from gspo.rollout import Learnable, PromptSource, Scorer, SynchronousSource, describe, learnable, split
 from gspo.runlog import RunLog
 from gspo.types import Group, Prompt, Reply, Sampling
 
 Metrics = dict[str, Any]
+SHOWN = 32  # held-out prompts of which each evaluation keeps a reply
 
 
 @dataclass
@@ -158,7 +158,7 @@ def evaluates(run: Run) -> bool:
 
 def held_out(run: Run) -> Metrics:
     """Accuracy on the held-out prompts. Every evaluation draws with the same seed, so that differences are paired."""
-    metrics, _ = evaluate(
+    metrics, groups = evaluate(
         run.sampler,
         run.scorer,
         run.held_out,
@@ -167,6 +167,8 @@ def held_out(run: Run) -> Metrics:
         run.config.reward.correct_at,
         run.screen.phase,
     )
+    shown = [{"step": run.step} | describe(group.rollouts[0]) for group in groups[:SHOWN]]
+    run.log.evaluations(shown if run.config.log.rollouts else [])
     return metrics
 
 
@@ -178,21 +180,7 @@ def rollout_lines(run: Run, groups: Sequence[Group], batch: Learnable) -> list[M
     advantages = iter(batch.advantages)
     for index, group in enumerate(groups):
         for rollout in group.rollouts:
-            versions = Counter(rollout.version[rollout.sampled].tolist())
-            lines.append({
-                "step": run.step,
-                "prompt_id": group.prompt.id,
-                "group": index,
-                "prompt": group.prompt.messages,
-                "completion": rollout.text,
-                "token_ids": rollout.tokens[len(group.prompt.tokens) :].tolist(),
-                "reward": rollout.reward,
-                "reward_parts": rollout.reward_parts,
-                "advantage": next(advantages),
-                "version": max(versions, default=run.sampler.version),
-                "stop": rollout.stop,
-                "error": rollout.error,
-            })  # fmt: skip
+            lines.append({"step": run.step, "group": index, "advantage": next(advantages)} | describe(rollout))
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     count = min(run.config.log.token_rollouts, len(rollouts))
     chosen = [i * len(rollouts) // count for i in range(count)]

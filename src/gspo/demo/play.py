@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rich.text import Text
 from gspo import api
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.demo import count_bits
+from gspo.runfiles import read_lines
 
 HERE = Path(__file__).parent
 
@@ -63,7 +63,7 @@ def _cold_start(folder: Path, seed: int, resume: bool) -> bool:
 
 def _tell(console: Console, folder: Path, seconds: float) -> None:
     """The story in numbers, and a reply before and after."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = list(read_lines(folder / "metrics.jsonl"))
     evaluated = [line for line in lines if "eval/accuracy" in line]
     before, after = evaluated[0], evaluated[-1]
     steps = [line for line in lines if line.get("updates")]
@@ -80,11 +80,10 @@ def _tell(console: Console, folder: Path, seconds: float) -> None:
         f"[bold]Worked replies[/]     {before['eval/reward/worked']:.0%}  ->  [bold]{after['eval/reward/worked']:.0%}[/]"
     )
     console.print(f"[bold]Clipped tokens[/]     {clipped:.0%} at the paper's clip range 3e-4/4e-4")
-    with open(folder / "rollouts.jsonl", encoding="utf-8") as file:
-        rollouts = [json.loads(line) for line in file]
-    old = next(r for r in rollouts if r["step"] == 1 and r["reward_parts"]["worked"] == 0)
-    new = next(r for r in reversed(rollouts) if r["reward_parts"]["worked"] == 1)
+    replies = list(read_lines(folder / "evaluations.jsonl"))
+    old = next(r for r in replies if r["step"] == 0 and not r["reward_parts"]["worked"])
+    new = next(r for r in reversed(replies) if r["prompt_id"] == old["prompt_id"])
+    console.print(Text.assemble("\nA held-out question: ", (old["prompt"], "bold")))
     for name, rollout in (("Before", old), ("After", new)):
-        console.print(Text.assemble(f"\n{name}: ", (rollout["prompt"], "dim")))
-        console.print(Text(f"  {rollout['completion']}", "green" if rollout["reward"] == 1 else "red"))
+        console.print(Text(f"{name}: {rollout['completion']}", "green" if rollout["reward"] == 1 else "red"))
     console.print(f"\nReport: [bold]{folder / 'report.html'}[/]   whole demo: {seconds:.0f} s")
