@@ -48,8 +48,8 @@ def train(
     None]`, plain or async, or several. Each may be named in `config` instead: a TOML file, a Config, or nested dicts.
     `sections` change it, as in `rollout={"num_prompts": 8}`. Raises ValueError for what cannot work, before training starts.
     """
-    functions = (reward,) if callable(reward) else tuple(reward)
-    made = _configured(config, sections, model, dataset)
+    functions = _functions(reward)
+    made = _configured(config, sections, model, tokenizer, dataset)
     check_training(made)
     given = build.Given(model, tokenizer, dataset, eval_dataset, functions)
     with build.training(made, resume, given) as (run, hf):
@@ -70,7 +70,7 @@ def sft(
     **sections: dict[str, Any],
 ) -> Result:
     """Trains `model` to imitate the rows of `dataset`, which have `prompt` and `completion`. Arguments as in `train`."""
-    made = _configured(config, sections, model, dataset)
+    made = _configured(config, sections, model, tokenizer, dataset)
     check_required(made)
     with build.imitating(made, resume, build.Given(model, tokenizer, dataset)) as (run, hf):
         metrics = cold_start.fit(run)
@@ -88,13 +88,35 @@ def evaluate(config: Source = None, **sections: dict[str, Any]) -> tuple[dict[st
         return evaluation.evaluate(**arguments)
 
 
-def _configured(config: Any, sections: dict[str, dict[str, Any]], model: Any, dataset: Any) -> Config:
-    sections = {name: dict(table) if isinstance(table, dict) else table for name, table in sections.items()}
+def _functions(reward: Any) -> tuple[Callable[..., Any], ...]:
+    several = reward if isinstance(reward, (list, tuple)) else (reward,)
+    for function in several:
+        if not callable(function):
+            raise ValueError(
+                f"reward = {function!r:.80}: expected a function f(prompts, completions, **columns), or a list of them; "
+                'named rewards and their options go into the configuration: config={"reward": {"functions": ["exact"]}}'
+            )
+    return tuple(several)
+
+
+def _configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: Any, dataset: Any) -> Config:
+    if not isinstance(config, (Config, str, Path, dict, type(None))):
+        raise ValueError(f"config: expected a TOML file, a Config or nested dicts, got a {type(config).__name__}")
+    if isinstance(model, dict):
+        raise ValueError('model: expected a folder, an id or a loaded model; a [model] section is config={"model": {...}}')
+    named = model is None or isinstance(model, (str, Path))
+    if tokenizer is not None and named:
+        raise ValueError(
+            "tokenizer: it goes with a loaded model; beside a model's name give the tokenizer's folder or id as "
+            'config={"model": {"tokenizer": ...}}'
+        )
+    if tokenizer is None and not named:
+        raise ValueError("tokenizer: a loaded model needs its tokenizer: pass tokenizer=")
     if model is not None:
-        path = model if isinstance(model, (str, Path)) else getattr(model, "name_or_path", "") or GIVEN
+        path = model if named else getattr(model, "name_or_path", "") or GIVEN
         sections["model"] = {"path": str(path)} | sections.get("model", {})
     if dataset is not None:
-        sections["task"] = {"source": GIVEN} | sections.get("task", {})
+        sections["task"] = {"source": GIVEN} | (sections.get("task") or {})
     return build.as_config(config, sections)
 
 

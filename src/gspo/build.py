@@ -6,9 +6,11 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from gspo import checkpoint, cold_start, trainer
 from gspo.backends.hf_model import HFModel, load_model, wrap_model
@@ -99,6 +101,11 @@ def told(log: RunLog) -> Iterator[None]:
         yield
 
 
+def loading(what: str) -> AbstractContextManager[Any]:
+    """A spinner where there is a terminal."""
+    return Console(stderr=True).status(f"loading {what}")
+
+
 def same_run(old: Config, new: Config) -> None:
     """Raises ValueError where `new` would continue another run than `old`."""
     for section, table in to_dict(new).items():
@@ -184,10 +191,12 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
         RunFolder(config.log.dir).check_unused()
     last = checkpoint.latest(Path(config.log.dir) / "checkpoints") if resume else None
     with Rewards(config.reward, config.task, given.functions) as scorer, warnings.catch_warnings(record=True) as heard:
-        model, reference = models_of(config, given, last)
-        prompts, held_out = prompts_of(config, given, model)
-        scorer.check([*prompts, *held_out])
-        scorer.wait()
+        with loading("the model"):
+            model, reference = models_of(config, given, last)
+        with loading("the prompts"):
+            prompts, held_out = prompts_of(config, given, model)
+            scorer.check([*prompts, *held_out])
+            scorer.wait()
         policy = HFPolicy(model, config.rollout.temperature, config.train.layout, config.train.gradient_checkpointing)
         row, algorithm, _ = resolve(config.algorithm)
         per_step = (algorithm.mini_batches or 1) * algorithm.epochs
@@ -234,7 +243,8 @@ def imitating(
         RunFolder(config.log.dir).check_unused()
     last = checkpoint.latest(Path(config.log.dir) / "checkpoints") if resume else None
     with warnings.catch_warnings(record=True) as heard:
-        model, _ = models_of(config, given, last)
+        with loading("the model"):
+            model, _ = models_of(config, given, last)
         encoder = Encoder(model.tokenizer, config.task)
         # What `gspo train` would hold out of the same source is not imitated either.
         held_out = dataclasses.replace(config.eval, every=0)
@@ -262,8 +272,10 @@ def imitating(
 def evaluating(config: Config) -> Iterator[dict[str, Any]]:
     """The arguments of evaluation.evaluate for the model and the held-out prompts that `config` names."""
     with Rewards(config.reward, config.task) as scorer:
-        model = load_model(config.model)
-        _, held_out = prompts_of(config, Given(), model)
+        with loading("the model"):
+            model = load_model(config.model)
+        with loading("the prompts"):
+            _, held_out = prompts_of(config, Given(), model)
         if not held_out:
             raise ValueError("there are no held-out prompts: set task.eval_source, or eval.num_prompts above 0")
         scorer.check(held_out)

@@ -7,23 +7,31 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gspo import __version__
-from gspo.configfile import all_keys, load, nearest, to_toml
+from gspo.configfile import load, nearest_key, to_toml
 
 FIELDS = "any configuration field as --section.key VALUE; `gspo config` lists them with their meaning and unit"
 
 
-def parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are ValueErrors, as all bad input is."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ValueError that names the help to read."""
+        raise ValueError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
+
+
+def parser() -> Parser:
     """The commands and their options."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="gspo",
         description="Train language models with Group Sequence Policy Optimization (GSPO).",
         epilog="Start with `gspo demo`: a tiny mixture of experts learns in under four minutes on a CPU.",
     )
     top.add_argument("--version", action="version", version=f"gspo {__version__}")
-    top.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
+    top.add_argument("--debug", action="store_true", help="show the whole traceback of an error (stands before COMMAND)")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, config: str | None = None, fields: bool = True) -> argparse.ArgumentParser:
@@ -63,10 +71,9 @@ def take_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
             rest.append(word)
             continue
         if not equals:
-            try:
-                value = next(words)
-            except StopIteration:
-                raise ValueError(f"{key}: a value is missing") from None
+            value = next(words, "--")
+            if value.startswith("--"):
+                raise ValueError(f"{key}: a value is missing (one that begins with -- is given as {key}=VALUE)")
         found[key[2:]] = value
     return rest, found
 
@@ -78,9 +85,11 @@ def main(argv: list[str] | None = None) -> int:
         words, fields = take_fields(sys.argv[1:] if argv is None else argv)
         arguments, unknown = parser().parse_known_args(words)
         debug = arguments.debug
+        if unknown and not unknown[0].startswith("-"):
+            raise ValueError(f"{unknown[0]}: one word too many; see `gspo {arguments.command} --help`")
         if unknown:
-            guess = nearest(unknown[0].lstrip("-"), all_keys())
-            raise ValueError(f"{unknown[0]}: unknown option{guess}; fields are given as --section.key VALUE")
+            guess = nearest_key(unknown[0].lstrip("-")) or f"; see `gspo {arguments.command} --help`"
+            raise ValueError(f"{unknown[0]}: unknown option; fields are given as --section.key VALUE{guess}")
         if fields and arguments.command in ("report", "demo"):
             raise ValueError(f"--{next(iter(fields))}: `gspo {arguments.command}` takes no configuration fields")
         return run(arguments, fields)
@@ -127,10 +136,13 @@ def evaluate(config: Any, out: Path | None) -> int:
     from gspo.rollout import describe
 
     if out is not None and out.exists():
-        raise ValueError(f"--out {out}: the file exists; give another name")
+        raise ValueError(f"--out {out}: exists already; give another name")
+    try:
+        (out or Path()).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {out}: cannot be written: {error}") from None
     metrics, groups = api.evaluate(config)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         with open(out, "w", encoding="utf-8") as file:
             for rollout in (rollout for group in groups for rollout in group.rollouts):
                 file.write(json.dumps(describe(rollout), ensure_ascii=False) + "\n")

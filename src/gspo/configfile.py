@@ -52,8 +52,8 @@ def load(path: str | Path | None = None, overrides: dict[str, Any] | None = None
             raise ValueError(f"{path}: not valid TOML: {error}") from None
     for key, value in (overrides or {}).items():
         section, _, name = key.partition(".")
-        if not name:
-            raise ValueError(f"--{key}: give options as --section.key{nearest(key, all_keys())}")
+        if not (section and name):
+            raise ValueError(f"--{key}: fields are given as --section.key VALUE{nearest_key(key)}")
         if not isinstance(raw.setdefault(section, {}), dict):
             raise ValueError(f"{section}: expected a table [{section}]")
         raw[section][name] = _Typed(value) if isinstance(value, str) else value
@@ -68,8 +68,10 @@ def from_dict(raw: dict[str, Any]) -> Config:
     """A checked configuration from nested tables. Raises ValueError as `load` does."""
     sections = {}
     for name, table in raw.items():
+        if name not in SECTIONS and not isinstance(table, dict):
+            raise ValueError(f"{name} = {table!r}: stands in no section; each key has one{nearest_key(name)}")
         if name not in SECTIONS:
-            raise ValueError(f"[{name}]: unknown section{nearest(name, SECTIONS)}; sections are {', '.join(SECTIONS)}")
+            raise ValueError(f"[{name}]: unknown section; sections are {', '.join(SECTIONS)}{nearest(name, SECTIONS)}")
         if not isinstance(table, dict):
             raise ValueError(f"{name} = {table!r}: expected a table [{name}]")
         sections[name] = _section(name, SECTIONS[name], table)
@@ -85,7 +87,8 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
     for key, value in table.items():
         where = f"{name}.{key}"
         if key not in fields:
-            raise ValueError(f"{where} = {value!r}: unknown key{nearest(where, all_keys())}")
+            near = nearest_key(where) or f"; keys of [{name}] are {', '.join(fields)}"
+            raise ValueError(f"{where} = {value!r}: unknown key{near}")
         if isinstance(value, _Typed):
             value = _from_text(where, str(value), hints[key])
         value = _typed(where, value, hints[key])
@@ -101,10 +104,17 @@ def all_keys() -> list[str]:
 
 def nearest(word: str, known: typing.Iterable[str]) -> str:
     """`, did you mean X?`, or nothing when no known word is near."""
-    known = list(known)
-    close = [k for k in known if "." in k and k.rpartition(".")[2] == word.rpartition(".")[2]][:1]  # wrong section
-    close = close or difflib.get_close_matches(word, known, 1, 0.6)
+    close = difflib.get_close_matches(word, list(known), 1, 0.6)
     return f", did you mean {close[0]}?" if close else ""
+
+
+def nearest_key(word: str) -> str:
+    """As `nearest`, among the keys of every section, those of the word's own first. `word`: with or without a section."""
+    section, _, name = word.rpartition(".")
+    keys = sorted(all_keys(), key=lambda key: not key.startswith(f"{section}."))
+    names = [key.partition(".")[2] for key in keys]
+    close = difflib.get_close_matches(name, names, 1, 0.7)
+    return f", did you mean {keys[names.index(close[0])]}?" if close else ""
 
 
 def _from_text(where: str, text: str, hint: Any) -> Any:
@@ -112,12 +122,12 @@ def _from_text(where: str, text: str, hint: Any) -> Any:
         return None if text in ("none", "null", "") and type(None) in _alternatives(hint) else text
     if type(None) in _alternatives(hint) and text in ("none", "null", ""):
         return None
+    if typing.get_origin(hint) is list and not text.lstrip().startswith("["):
+        return [_from_text(where, part.strip(), typing.get_args(hint)[0]) for part in text.split(",") if part.strip()]
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         pass
-    if any(typing.get_origin(kind) is list for kind in _alternatives(hint)):
-        return [part.strip() for part in text.split(",")]
     try:
         return float(text)  # 1e5, which TOML reads, and 1E5 or .5, which it does not
     except ValueError:
@@ -142,7 +152,8 @@ def _typed(where: str, value: Any, hint: Any) -> Any:
             return [_typed(f"{where}[{i}]", item, typing.get_args(kind)[0]) for i, item in enumerate(value)]
         if origin in (str, bool, dict, type(None)) and isinstance(value, origin):
             return dict(value) if origin is dict else value
-    raise ValueError(f"{where} = {value!r}: expected {type_name(hint)}, got {type(value).__name__}")
+    example = ", such as {name = 3}" if any(typing.get_origin(kind) is dict for kind in _alternatives(hint)) else ""
+    raise ValueError(f"{where} = {value!r}: expected {type_name(hint)}{example}, got {type(value).__name__}")
 
 
 def type_name(hint: Any) -> str:
@@ -183,12 +194,14 @@ def check(config: Config) -> None:
                 f"reward.functions: {name!r} is none of task, exact, math, module:function"
                 + nearest(name, ("task", "exact", "math"))
             )
-    if reward.weights and len(reward.weights) != len(reward.functions):
-        raise ValueError(f"reward.weights = {reward.weights}: {len(reward.functions)} reward functions need as many weights")
     if reward.weights and not any(reward.weights):
         raise ValueError(f"reward.weights = {reward.weights}: at least one must differ from 0")
     if any(not text for text in rollout.stop):
         raise ValueError(f"rollout.stop = {rollout.stop}: an empty string would end every reply at once")
+    for key, source in (("task.source", config.task.source), ("task.eval_source", config.task.eval_source)):
+        library, colon, name = (source or "").partition(":")
+        if colon and library != "reasoning_gym" and nearest(library, ["reasoning_gym"]):
+            raise ValueError(f"{key} = {source!r}: {library} is unknown, did you mean reasoning_gym:{name}?")
     for tracker in config.log.trackers:
         if tracker not in ("tensorboard", "wandb", "trackio"):
             raise ValueError(

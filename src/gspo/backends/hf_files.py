@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gspo.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is known of a model before its weights are read: enough to make and check the prompts."""
+
+    tokenizer: PreTrainedTokenizerBase
+    config: Any
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens the model can read; None where it has no such limit."""
+        return getattr(self.config.get_text_config(), "max_position_embeddings", None)
+
+
+def read_outline(cfg: ModelConfig) -> Outline:
+    """The tokenizer and the configuration of the model that `cfg` names.
+
+    Raises ValueError for all that is wrong with the model and can be seen without its weights.
+    """
+    check_path(cfg)
+    pick_device(cfg.device)
+    options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(local(cfg.path), **options)
+    except Exception as error:  # transformers raises many kinds here
+        raise ValueError(load_error(cfg, error)) from error
+    return Outline(load_tokenizer(cfg), config)
 
 
 def pick_device(name: str) -> torch.device:
@@ -19,6 +48,8 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"model.device = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps") from None
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"model.device = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         found = f"only {count} CUDA GPUs, counted from 0" if count else "no CUDA GPU that torch can use"
@@ -42,9 +73,11 @@ def check_path(cfg: ModelConfig) -> None:
     if folder.is_file():
         raise ValueError(f"{where}: this is a file; give the folder that holds config.json")
     if not folder.is_dir():
-        if cfg.path.startswith((".", "/", "~")) or cfg.path.count("/") > 1:
+        if _no_id(cfg.path):
             raise ValueError(f"{where}: no such folder")
         return
+    if cfg.revision is not None:
+        raise ValueError(f"model.revision = {cfg.revision!r}: has no effect on the folder {cfg.path}; remove it")
     if not (folder / "config.json").is_file():
         raise ValueError(f"{where}: the folder has no config.json, so it holds no transformers model")
     if any(folder.glob("*.safetensors")):
@@ -57,6 +90,11 @@ def check_path(cfg: ModelConfig) -> None:
             f"{where}: the weights are pickled only ({pickles[0]}), and loading them can run code. Convert "
             "them to safetensors, or set model.allow_pickle = true if you trust them"
         )
+
+
+def _no_id(path: str) -> bool:
+    """Whether a path can only be a folder, not a Hugging Face id."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1
 
 
 def load_error(cfg: ModelConfig, error: Exception) -> str:
@@ -72,7 +110,9 @@ def load_error(cfg: ModelConfig, error: Exception) -> str:
         version = cfg.revision or "main"
         hub = f"neither a folder here nor a model of the Hugging Face hub (revision {version})"
         return f"{where}: {hub}. ({first})"
-    return f"{where}: cannot be loaded as a causal language model. ({text})"
+    if "does not recognize this architecture" in text:
+        return f"{where}: this version of transformers does not know its model type; update transformers. ({first})"
+    return f"{where}: cannot be loaded as a causal language model. ({first})"
 
 
 def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
@@ -83,13 +123,16 @@ def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
     folder = Path(path).expanduser()
     if folder.is_dir() and not any((folder / name).is_file() for name in files):
         raise ValueError(f"{where}: the folder has no tokenizer (tokenizer.json); set model.tokenizer")
+    if not folder.is_dir() and _no_id(path):
+        raise ValueError(f"{where}: no such folder")
     revision = None if cfg.tokenizer else cfg.revision
     try:
         return AutoTokenizer.from_pretrained(local(path), revision=revision, trust_remote_code=cfg.trust_remote_code)
     except Exception as error:  # transformers raises many kinds here
         if "trust_remote_code" in str(error):
             raise ValueError(load_error(cfg, error)) from error
-        raise ValueError(f"{where}: no tokenizer can be loaded; set model.tokenizer. ({error})") from error
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{where}: no tokenizer can be loaded; set model.tokenizer. ({first})") from error
 
 
 def embedded(model: PreTrainedModel) -> int:

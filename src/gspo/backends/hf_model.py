@@ -12,18 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from gspo.backends.hf_files import (
-    check_path,
-    check_tokenizer,
-    embedded,
-    load_error,
-    load_tokenizer,
-    local,
-    pick_device,
-)
+from gspo.backends.hf_files import Outline, check_tokenizer, embedded, load_error, local, pick_device, read_outline
 from gspo.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -112,7 +104,7 @@ class HFModel:
     @property
     def context_length(self) -> int | None:
         """Most tokens the model can read; None where it has no such limit."""
-        return getattr(self.config, "max_position_embeddings", None)
+        return Outline(self.tokenizer, self.config).context_length
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -135,15 +127,13 @@ class HFModel:
 
 def load_model(cfg: ModelConfig) -> HFModel:
     """The model and tokenizer that `cfg` names. Raises ValueError with key, value and remedy."""
-    check_path(cfg)
-    device, path = pick_device(cfg.device), local(cfg.path)
+    seen, path = read_outline(cfg), local(cfg.path)
     read: Any = AutoModelForCausalLM.from_pretrained
-    options: dict[str, Any] = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+    options: dict[str, Any] = {"config": seen.config, "dtype": DTYPES[cfg.dtype], "output_loading_info": True}
+    options |= {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+    # None takes pickled weights where there are no others. Tensors of another shape are refused below, in our words.
+    options |= {"use_safetensors": None if cfg.allow_pickle else True, "ignore_mismatched_sizes": True}
     try:
-        options["config"] = AutoConfig.from_pretrained(path, **options)
-        options |= {"dtype": DTYPES[cfg.dtype], "output_loading_info": True}
-        # None takes pickled weights where there are no others.
-        options["use_safetensors"] = None if cfg.allow_pickle else True
         try:
             model, info = read(path, **options, attn_implementation=cfg.attention)
         except ValueError as error:
@@ -159,7 +149,7 @@ def load_model(cfg: ModelConfig) -> HFModel:
             f"model.path = {cfg.path!r}: the weights do not fit {type(model).__name__}: {len(missing)} "
             f"tensors are missing or of another shape ({', '.join(missing[:3])}, ...). Is it a causal model?"
         )
-    return wrap_model(model.to(device), load_tokenizer(cfg), cfg)
+    return wrap_model(model.to(pick_device(cfg.device)), seen.tokenizer, cfg)
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig | None = None) -> HFModel:
@@ -170,6 +160,9 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
     the model cannot be scored exactly.
     """
     cfg = cfg or ModelConfig()
+    for name, given, kind in (("model", model, PreTrainedModel), ("tokenizer", tokenizer, PreTrainedTokenizerBase)):
+        if not isinstance(given, kind):
+            raise ValueError(f"{name}: expected one of transformers ({kind.__name__}), got a {type(given).__name__}")
     check_tokenizer(model, tokenizer)
     _make_deterministic(model)
     _choose_experts(model, cfg.experts)

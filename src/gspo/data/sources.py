@@ -17,6 +17,7 @@ from gspo.data import reasoning, workers
 from gspo.data.functions import describe, load_function, unknown_arguments
 
 SUFFIXES = (".jsonl", ".parquet", ".csv")
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,10 @@ def table(rows: Any, label: str) -> Table:
     """A table of a list of dicts or what is like one (`datasets.Dataset`). Raises ValueError otherwise."""
     if hasattr(rows, "keys"):
         names = ", ".join(map(str, rows.keys()))
-        raise ValueError(f"{label}: expected a list of rows, got a {type(rows).__name__} with {names}: choose one split")
+        raise ValueError(
+            f"{label}: expected a list of rows, got a {type(rows).__name__} with {names}: choose one split, or give a "
+            "list with a dict for each row"
+        )
     if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__") or isinstance(rows, str):
         raise ValueError(
             f"{label}: expected a list of dicts or a datasets.Dataset, got a {type(rows).__name__} "
@@ -53,30 +57,39 @@ def table(rows: Any, label: str) -> Table:
     return Table(label, rows, range(len(rows)))
 
 
-def read(source: str, task: TaskConfig, split: str) -> Table:
-    """The rows of a source that is not generated. Raises ValueError with the remedy."""
-    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", source):
-        return _call(source, task)
+def has_splits(source: str) -> bool:
+    """Whether a source is a Hugging Face data set, which alone has splits."""
+    generated = source.startswith(reasoning.PREFIX) or FUNCTION.fullmatch(source)
+    return bool(source) and not generated and Path(source).suffix not in SUFFIXES
+
+
+def read(source: str, task: TaskConfig, split: str, key: str = "task.source") -> Table:
+    """The rows of a source that is not generated. `key` named it. Raises ValueError with the remedy."""
+    where = f"{key} = {source!r}"
+    if FUNCTION.fullmatch(source):
+        return _call(source, task, key)
     path = Path(source)
     if path.suffix in SUFFIXES:
-        return table(_file(path), source)
+        if task.config:
+            raise ValueError(f"task.config = {task.config!r}: has no effect on the file {source}; remove it")
+        return table(_file(path, where), source)
     if path.is_file() or nearest(path.suffix, SUFFIXES) or path.suffix in (".json", ".txt", ".tsv"):
-        raise ValueError(f"task.source = {source!r}: files can be {', '.join(SUFFIXES)}, not {path.suffix or 'this'}")
-    return _hugging_face(source, task, split)
+        raise ValueError(f"{where}: files can be {', '.join(SUFFIXES)}, not {path.suffix or 'this'}")
+    return _hugging_face(source, task, split, where)
 
 
-def _call(source: str, task: TaskConfig) -> Table:
-    function = load_function(source, "task.source")
+def _call(source: str, task: TaskConfig, key: str) -> Table:
+    function = load_function(source, key)
     if problem := unknown_arguments(function, task.config):
         raise ValueError(f"task.config = {task.config!r}: {source} cannot be called with it: {problem}")
     try:
         rows = function(**task.config)
     except Exception as error:
-        raise ValueError(f"task.source = {source!r}: {source} raised {describe(error)}") from error
+        raise ValueError(f"{key} = {source!r}: it raised {describe(error)}") from error
     return table(rows, source)
 
 
-def _file(path: Path) -> list[dict[str, Any]]:
+def _file(path: Path, where: str) -> list[dict[str, Any]]:
     try:
         if not path.stat().st_size:
             raise ValueError(f"{path}: the file is empty")
@@ -85,7 +98,7 @@ def _file(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
         close = nearest(path.name, siblings)
-        raise ValueError(f"task.source = {str(path)!r}: there is no such file in {path.parent.resolve()}{close}") from None
+        raise ValueError(f"{where}: there is no such file in {path.parent.resolve()}{close}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text: {error}") from None
     except OSError as error:
@@ -99,9 +112,9 @@ def _jsonl(path: Path) -> list[dict[str, Any]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.rstrip())
             except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not valid JSON: {error}") from None
+                raise ValueError(f"{path}, line {number}: not valid JSON: {error.msg} (column {error.colno})") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: expected an object {{...}}, got {line.strip():.40}")
             rows.append(row)
@@ -135,17 +148,17 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path}: not a Parquet file: {describe(error)}") from None
 
 
-def _hugging_face(source: str, task: TaskConfig, split: str) -> Table:
+def _hugging_face(source: str, task: TaskConfig, split: str, where: str) -> Table:
     try:
         import datasets
     except ImportError as error:
-        raise ValueError(f"task.source = {source!r} needs datasets: pip install 'gspo[tasks]' ({error})") from None
+        raise ValueError(f"{where} needs datasets: pip install 'gspo[tasks]' ({error})") from None
     try:
         rows = datasets.load_dataset(source, split=split, **task.config)
     except Exception as error:
+        why = describe(error) + (f" ({describe(error.__cause__)})" if error.__cause__ else "")
         raise ValueError(
-            f"task.source = {source!r}: no data set could be loaded with split = {split!r} and task.config = "
-            f"{task.config!r}: {describe(error)}"
+            f"{where}: no data set could be loaded with split = {split!r} and task.config = {task.config!r}: {why}"
         ) from error
     return table(rows, f"{source} [{split}]")
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from gspo.config import EvalConfig, TaskConfig
 from gspo.configfile import nearest
 from gspo.data.reasoning import PREFIX
-from gspo.data.sources import Table, generate, read, table
+from gspo.data.sources import Table, generate, has_splits, read, table
 from gspo.data.templates import Encoder, check_messages
 from gspo.types import Prompt
 
@@ -123,9 +123,12 @@ def _tables(task: TaskConfig, eval: EvalConfig, rows: Any, eval_rows: Any) -> tu
     own_eval = eval_rows is None and task.eval_source in (None, task.source) and task.eval_split is None
     if rows is None and not task.source:
         raise ValueError("task.source is required: give it in the file or as --task.source VALUE")
+    if task.eval_split is not None and not has_splits(task.eval_source or ("" if rows is not None else task.source)):
+        raise ValueError(
+            f"task.eval_split = {task.eval_split!r}: {task.eval_source or task.source} has no splits; unset it"
+            " (held-out prompts of their own are given as task.eval_source)"
+        )
     if rows is None and task.source.startswith(PREFIX):
-        if task.eval_split is not None:
-            raise ValueError(f"task.eval_split = {task.eval_split!r}: {task.source} has no splits; unset it")
         train, held_out = generate(task.source, task, task.size or GENERATED, eval.num_prompts if own_eval else 0)
         return train, held_out if own_eval else _held_out(task, eval, eval_rows)
     train = table(rows, "the data set") if rows is not None else read(task.source, task, task.split)
@@ -147,7 +150,8 @@ def _held_out(task: TaskConfig, eval: EvalConfig, eval_rows: Any) -> Table:
     elif source.startswith(PREFIX):
         return generate(source, task, 0, eval.num_prompts)[1]
     else:
-        found = read(source, task, task.eval_split or task.split)
+        key = "task.eval_source" if task.eval_source else "task.source"
+        found = read(source, task, task.eval_split or task.split, key)
     return found.part(0, eval.num_prompts)
 
 

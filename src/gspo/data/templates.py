@@ -62,11 +62,17 @@ class Encoder:
             )
         except Exception as error:  # templates raise anything
             raise ValueError(f"the chat template refuses it: {error}") from error
-        # The template has written BOS itself.
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return tuple(self._bare(text))  # the template has written BOS itself
+
+    def _bare(self, text: str) -> list[int]:
+        """Token ids without special ones. Raises ValueError for text that the tokenizer has no tokens for."""
+        try:
+            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        except Exception as error:  # a plain Exception, where there is no unknown token
+            raise ValueError(f"cannot be encoded by the tokenizer ({error}): {text!r:.80}") from error
 
     def _plain(self, text: str) -> tuple[int, ...]:
-        bare = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        bare = self._bare(text)
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         if bos is not None and bare[:1] == [bos]:
             return tuple(bare)
@@ -80,7 +86,10 @@ class Encoder:
         eos = self.tokenizer.eos_token_id
         if eos is None:
             raise ValueError("the tokenizer has no EOS token, so a reply cannot end: set tokenizer.eos_token")
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        try:
+            ids = self._bare(text)
+        except ValueError as error:
+            raise ValueError(f"the completion {error}") from error
         return tuple(ids) if ids[-1:] == [eos] else (*ids, eos)
 
 

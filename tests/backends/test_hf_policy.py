@@ -1,0 +1,96 @@
+"""The policy scores what the sampler sampled, whatever the layout."""
+
+import math
+from functools import cache
+
+import pytest
+import torch
+
+from gspo import layout
+from gspo.backends.hf_policy import HFPolicy, head_logprobs
+from gspo.backends.hf_sampler import HFSampler
+from gspo.objective.divergence import entropy as exact_entropy
+from gspo.types import Prompt, Reply, Sampling
+from tests.backends.families import FAMILIES, FULL_ATTENTION, tiny
+
+family = cache(tiny)
+
+
+def rollouts(model, temperature=1.0, n=3):
+    prompts = [Prompt(str(i), "", tuple(range(5, 5 + size))) for i, size in enumerate((4, 9, 1))]
+    sampler = HFSampler(model, 8)
+    return sampler.generate(prompts, n, Sampling(7, temperature, stop_ids=model.stop_ids, seed=3))
+
+
+def replies(model, **options):
+    made = []
+    for r in rollouts(model, **options):
+        mu = r.logp[r.sampled]
+        made.append(Reply(r.tokens, r.sampled, mu, mu, 1.0))
+    return made
+
+
+def scored(policy, batch, seed=0):
+    """Log-probabilities, entropies, and the gradient of a fixed random sum of log-probabilities."""
+    weights = torch.rand(len(batch.node), generator=torch.Generator().manual_seed(seed))
+    for p in policy.parameters():
+        p.grad = None
+    logp, entropy = policy.logprobs(batch, entropy=True)
+    (logp * weights).sum().backward()
+    gradient = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+    return logp.detach(), entropy, gradient
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_sampler_and_policy_agree(name, temperature):
+    model = family(name)
+    batch = layout.build(replies(model, temperature=temperature))
+    logp, _ = HFPolicy(model, temperature).logprobs(batch)
+    assert float((logp.detach() - batch.logp_mu).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("name", sorted(FULL_ATTENTION))
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_layouts_agree_in_value_and_gradient(name, checkpointing):
+    made = replies(family(name))
+    plain = scored(HFPolicy(family(name)), layout.build(made))
+    for share in (False, True):
+        policy = HFPolicy(family(name), layout="packed", gradient_checkpointing=checkpointing)
+        for one, other in zip(scored(policy, layout.build(made, share)), plain):
+            assert float((one - other).abs().max()) < 2e-5 * max(1.0, float(other.abs().max()))
+
+
+def test_padding_and_neighbours_change_nothing():
+    model = family("qwen3_moe")
+    made = replies(model)
+    whole, _ = HFPolicy(model).logprobs(layout.build(made))
+    alone = [HFPolicy(model).logprobs(layout.build([reply]))[0] for reply in made]
+    assert float((whole - torch.cat(alone)).detach().abs().max()) < 1e-5
+
+
+def test_packed_rows_need_full_attention():
+    with pytest.raises(ValueError, match=r'train\.layout = "packed" needs full attention.*"padded"'):
+        HFPolicy(family("gemma3"), layout="packed")
+
+
+@pytest.mark.parametrize("size", [1 << 26, 40, 1])
+def test_head_in_chunks_equals_the_whole(size, monkeypatch):
+    monkeypatch.setattr("gspo.backends.hf_policy.HEAD_ELEMENTS", size)
+    g = torch.Generator().manual_seed(0)
+    states = torch.randn(9, 5, generator=g, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(11, 5, generator=g, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 11, (9,), generator=g)
+    logp, entropy = head_logprobs(lambda h: h @ weight.T, states, targets, 0.7, True)
+    expected = (states @ weight.T / 0.7).log_softmax(-1)
+    torch.testing.assert_close(logp, expected.gather(-1, targets[:, None])[:, 0])
+    torch.testing.assert_close(entropy, exact_entropy(expected).detach())
+    found = torch.autograd.grad(logp.sum(), [states, weight])
+    torch.testing.assert_close(found, torch.autograd.grad(expected.gather(-1, targets[:, None]).sum(), [states, weight]))
+
+
+def test_impossible_words_have_no_entropy():
+    logits = torch.tensor([[0.0, 0.0, -math.inf]])
+    logp, entropy = head_logprobs(lambda h: h, logits, torch.tensor([1]), 1.0, True)
+    assert logp.tolist() == pytest.approx([-math.log(2)])
+    assert entropy.tolist() == pytest.approx([math.log(2)])
