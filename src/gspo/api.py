@@ -10,6 +10,7 @@ from typing import Any
 from gspo import build, checkpoint, cold_start, evaluation, report, trainer
 from gspo.config import Config
 from gspo.configfile import check_required, check_training
+from gspo.runfiles import read_run
 from gspo.types import Group
 
 Source = Config | str | Path | dict[str, dict[str, Any]] | None
@@ -51,9 +52,11 @@ def train(
     functions = _functions(reward)
     made = _configured(config, sections, model, tokenizer, dataset)
     check_training(made)
+    if eval_dataset is not None and not made.eval.every:
+        raise ValueError('eval_dataset is given but eval.every = 0: set eval={"every": STEPS} to evaluate on it')
     given = build.Given(model, tokenizer, dataset, eval_dataset, functions)
     with build.training(made, resume, given) as (run, hf):
-        metrics = trainer.train(run)
+        metrics = trainer.train(run) or last_line(run.log.folder.path)
         finished = _finish(run, hf.save)
         folder = run.log.folder.path
     report.write_report([folder])
@@ -73,7 +76,7 @@ def sft(
     made = _configured(config, sections, model, tokenizer, dataset)
     check_required(made)
     with build.imitating(made, resume, build.Given(model, tokenizer, dataset)) as (run, hf):
-        metrics = cold_start.fit(run)
+        metrics = cold_start.fit(run) or last_line(run.log.folder.path)
         finished = _finish(run, hf.save)
         folder = run.log.folder.path
     report.write_report([folder])
@@ -99,6 +102,11 @@ def _functions(reward: Any) -> tuple[Callable[..., Any], ...]:
     return tuple(several)
 
 
+def last_line(folder: Path) -> dict[str, Any]:
+    """The newest metrics of a run that was finished before."""
+    return read_run(folder).lines[-1]
+
+
 def _configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: Any, dataset: Any) -> Config:
     if not isinstance(config, (Config, str, Path, dict, type(None))):
         raise ValueError(f"config: expected a TOML file, a Config or nested dicts, got a {type(config).__name__}")
@@ -114,9 +122,10 @@ def _configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: An
         raise ValueError("tokenizer: a loaded model needs its tokenizer: pass tokenizer=")
     if model is not None:
         path = model if named else getattr(model, "name_or_path", "") or GIVEN
-        sections["model"] = {"path": str(path)} | sections.get("model", {})
+        sections["model"] = {"path": str(path)}
     if dataset is not None:
-        sections["task"] = {"source": GIVEN} | (sections.get("task") or {})
+        task = sections.get("task", {})
+        sections["task"] = {"source": GIVEN} | task if isinstance(task, dict) else task
     return build.as_config(config, sections)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from gspo import checkpoint, cold_start, trainer
@@ -27,13 +29,16 @@ from gspo.optimiser import Optimiser
 from gspo.progress import Progress
 from gspo.rollout import SynchronousSource
 from gspo.runlog import RunFolder, RunLog
-from gspo.trackers import open_trackers
+from gspo.trackers import check_trackers, open_trackers
 from gspo.types import Prompt, Sampling
 
 # May differ between a run and its resumption: where it is, what it shows, when it stops.
-FREE = {"log", "eval", "train.steps", "train.save_every", "train.keep_checkpoints", "train.micro_batch_tokens",
-        "train.gradient_checkpointing", "train.max_bad_updates", "model.device", "sampler.batch_size", "reward.timeout",
-        "reward.workers"}  # fmt: skip
+FREE = {
+    *("log", "model.device", "sampler.batch_size", "reward.timeout", "reward.workers"),
+    *("eval.every", "eval.num_generations", "eval.temperature", "eval.top_p", "eval.top_k"),
+    *("train.steps", "train.save_every", "train.keep_checkpoints", "train.micro_batch_tokens"),
+    *("train.gradient_checkpointing", "train.max_bad_updates"),
+}
 
 EVAL_SEED = 1 << 40  # far from every training seed
 
@@ -63,26 +68,39 @@ def resolved(config: Config) -> tuple[Config, list[str]]:
 
 
 @contextmanager
-def open_run(config: Config, resume: bool, screen_title: str) -> Iterator[tuple[RunLog, Progress, Path | None, ExitStack]]:
-    """The run folder with its log, its screen, and the checkpoint to go on from (None: from the beginning)."""
+def claimed(config: Config, resume: bool) -> Iterator[tuple[RunFolder | None, Path | None]]:
+    """To resume: the run's folder, locked before anything of it is read, and its newest checkpoint. Else (None, None)."""
+    check_trackers(config.log.trackers)
+    if not resume:
+        RunFolder(config.log.dir).check_unused()
+        yield None, None
+        return
+    with RunFolder.resume(config.log.dir) as folder:
+        same_run(load(folder.config), config)
+        yield folder, checkpoint.latest(folder.checkpoints)
+
+
+@contextmanager
+def open_run(
+    config: Config, folder: RunFolder | None, last: Path | None, title: str
+) -> Iterator[tuple[RunLog, Progress, dict[str, Any] | None]]:
+    """The log and the screen of a run, in a new folder if there is none yet, and the state to go on from, if any."""
     with ExitStack() as stack:
         toml = to_toml(config)
-        folder = stack.enter_context(RunFolder.resume(config.log.dir) if resume else RunFolder.create(config.log.dir, toml))
-        last = checkpoint.latest(folder.checkpoints) if resume else None
-        start = int(last.name.removeprefix("step_")) if last else 0
-        if resume:
-            same_run(load(folder.config), config)
-            part = folder.config.with_suffix(".part")
-            part.write_text(toml, encoding="utf-8")
-            part.replace(folder.config)
+        if folder is None:
+            folder = stack.enter_context(RunFolder.create(config.log.dir, toml))
+        part = folder.config.with_suffix(".part")
+        part.write_text(toml, encoding="utf-8")
+        part.replace(folder.config)
+        state = checkpoint.load_state(last) if last is not None else None
+        start = state["step"] if state else 0
         trackers = open_trackers(config.log.trackers, folder.path, config.log.project, to_dict(config), start)
-        screen = stack.enter_context(Progress(config.train.steps, start, title=screen_title))
+        screen = stack.enter_context(Progress(config.train.steps, start, title=title))
         log = stack.enter_context(RunLog(folder, trackers, screen))
-        if resume and last is None:
-            log.rewind({})
+        log.rewind(state["log"] if state else {})
         log.step = start
         stack.enter_context(told(log))
-        yield log, screen, last, stack
+        yield log, screen, state
 
 
 @contextmanager
@@ -184,19 +202,20 @@ def prompts_of(config: Config, given: Given, model: HFModel) -> tuple[list[Promp
 
 @contextmanager
 def training(config: Config, resume: bool = False, given: Given | None = None) -> Iterator[tuple[trainer.Run, HFModel]]:
-    """A training run, ready for trainer.train, and its model. The run folder is made last, when all else has loaded."""
+    """A training run, ready for trainer.train, and its model. A new run folder is made last, when all else has loaded."""
     given = given or Given()
     config, odd = resolved(config)
-    if not resume:
-        RunFolder(config.log.dir).check_unused()
-    last = checkpoint.latest(Path(config.log.dir) / "checkpoints") if resume else None
-    with Rewards(config.reward, config.task, given.functions) as scorer, warnings.catch_warnings(record=True) as heard:
-        with loading("the model"):
-            model, reference = models_of(config, given, last)
-        with loading("the prompts"):
-            prompts, held_out = prompts_of(config, given, model)
-            scorer.check([*prompts, *held_out])
-            scorer.wait()
+    with (
+        claimed(config, resume) as (folder, last),
+        Rewards(config.reward, config.task, given.functions) as scorer,
+    ):
+        with warnings.catch_warnings(record=True) as heard:
+            with loading("the model"):
+                model, reference = models_of(config, given, last)
+            with loading("the prompts"):
+                prompts, held_out = prompts_of(config, given, model)
+                scorer.check([*prompts, *held_out])
+                scorer.wait()
         policy = HFPolicy(model, config.rollout.temperature, config.train.layout, config.train.gradient_checkpointing)
         row, algorithm, _ = resolve(config.algorithm)
         per_step = (algorithm.mini_batches or 1) * algorithm.epochs
@@ -206,9 +225,9 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
         sampler = HFSampler(model, config.sampler.batch_size)
         sampling, eval_sampling = samplings(config, model)
         stream = PromptStream(prompts, config.task.seed)
-        with open_run(config, resume, f"{algorithm.name} training") as (log, screen, last, _):
-            for text in [*odd, *(str(w.message) for w in heard if issubclass(w.category, UserWarning))]:
-                log.warn(text)
+        rollout = config.rollout
+        with open_run(config, folder, last, f"{algorithm.name} training") as (log, screen, state):
+            warn_of(log, odd, heard, model)
             run = trainer.Run(
                 config=config,
                 policy=policy,
@@ -218,18 +237,19 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
                 prompts=stream,
                 held_out=held_out,
                 source=SynchronousSource(
-                    stream, sampler, scorer, config.rollout.num_prompts, config.rollout.num_generations, sampling,
-                    screen.phase,
+                    stream, sampler, scorer, rollout.num_prompts, rollout.num_generations, sampling, screen.phase
                 ),
                 eval_sampling=eval_sampling,
                 learner=Learner(policy, optimiser, config.train.micro_batch_tokens),
-                objective=PolicyObjective(row, algorithm, config.rollout.max_completion_length),
+                objective=PolicyObjective(row, algorithm, rollout.max_completion_length),
                 log=log,
                 screen=screen,
                 decode=lambda token: str(model.tokenizer.decode([token])),
-            )  # fmt: skip
-            if last is not None:
-                trainer.restore(run, checkpoint.load_state(last))
+                data=digest([*prompts, *held_out]),
+            )
+            if state is not None:
+                trainer.restore(run, state)
+            log.event("info", f"{len(prompts)} training prompts, {len(held_out)} held out")
             yield run, model
 
 
@@ -239,33 +259,52 @@ def imitating(
 ) -> Iterator[tuple[cold_start.ColdStart, HFModel]]:
     """A supervised run, ready for cold_start.fit, and its model."""
     given = given or Given()
-    if not resume:
-        RunFolder(config.log.dir).check_unused()
-    last = checkpoint.latest(Path(config.log.dir) / "checkpoints") if resume else None
-    with warnings.catch_warnings(record=True) as heard:
-        with loading("the model"):
-            model, _ = models_of(config, given, last)
-        encoder = Encoder(model.tokenizer, config.task)
-        # What `gspo train` would hold out of the same source is not imitated either.
-        held_out = dataclasses.replace(config.eval, every=0)
-        rows, _ = load_rows(config.task, held_out, encoder, model.context_length, rows=given.rows)
-    policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
-    optimiser = Optimiser(policy.parameters(), config.optimizer, config.train.steps, config.train.max_bad_updates)
-    replies = [cold_start.imitated(row.prompt.tokens, row.completion) for row in rows]
-    with open_run(config, resume, "cold start") as (log, screen, last, _):
-        for heard_one in heard:
-            log.warn(str(heard_one.message))
-        run = cold_start.ColdStart(
-            config=config,
-            policy=policy,
-            rows=PromptStream(replies, config.task.seed),
-            learner=Learner(policy, optimiser, config.train.micro_batch_tokens),
-            log=log,
-            screen=screen,
+    with claimed(config, resume) as (folder, last):
+        with warnings.catch_warnings(record=True) as heard:
+            with loading("the model"):
+                model, _ = models_of(config, given, last)
+            with loading("the rows"):
+                encoder = Encoder(model.tokenizer, config.task)
+                # What `gspo train` would hold out of the same source is not imitated either.
+                held_out = dataclasses.replace(config.eval, every=0)
+                rows, _ = load_rows(config.task, held_out, encoder, model.context_length, rows=given.rows)
+        policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
+        optimiser = Optimiser(policy.parameters(), config.optimizer, config.train.steps, config.train.max_bad_updates)
+        replies = [cold_start.imitated(row.prompt.tokens, row.completion) for row in rows]
+        with open_run(config, folder, last, "cold start") as (log, screen, state):
+            warn_of(log, [], heard, model)
+            run = cold_start.ColdStart(
+                config=config,
+                policy=policy,
+                rows=PromptStream(replies, config.task.seed),
+                learner=Learner(policy, optimiser, config.train.micro_batch_tokens),
+                log=log,
+                screen=screen,
+                data=digest([row.prompt for row in rows]),
+            )
+            if state is not None:
+                cold_start.restore(run, state)
+            log.event("info", f"{len(rows)} rows to imitate")
+            yield run, model
+
+
+def warn_of(log: RunLog, odd: Sequence[str], heard: Sequence[warnings.WarningMessage], model: HFModel) -> None:
+    """Into the log: odd settings, and what was heard while loading."""
+    for text in [*odd, *(str(one.message) for one in heard if issubclass(one.category, UserWarning))]:
+        log.warn(text)
+    if model.model.dtype != torch.float32:
+        log.warn(
+            f"the weights are trained in {model.model.dtype}, where an update smaller than about 1/256 of a weight is lost; "
+            'model.dtype = "float32" keeps it (matrix products still run in bfloat16 on a GPU)'
         )
-        if last is not None:
-            cold_start.restore(run, checkpoint.load_state(last))
-        yield run, model
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """A fingerprint of the prompts and their order."""
+    made = hashlib.sha256()
+    for prompt in prompts:
+        made.update(f"{prompt.id} {prompt.tokens}\n".encode())
+    return made.hexdigest()
 
 
 @contextmanager

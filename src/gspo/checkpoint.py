@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def save(checkpoints: Path, step: int, write_model: Callable[[str], None], state
 
     write_folder(final, write)
     for old in steps(checkpoints)[:-keep]:
-        shutil.rmtree(old)
+        remove(old)
     return final
 
 
@@ -44,11 +44,19 @@ def write_folder(final: Path, write: Callable[[Path], None]) -> None:
         with open(file, "rb+") as handle:
             os.fsync(handle.fileno())
     if final.exists():
-        shutil.rmtree(final)
+        remove(final)
     part.rename(final)
     directory = os.open(final.parent, os.O_RDONLY)
     os.fsync(directory)
     os.close(directory)
+
+
+def remove(folder: Path) -> None:
+    """Takes the folder's name away before anything in it, so that a kill leaves no half of it under that name."""
+    gone = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    shutil.rmtree(gone)
 
 
 def steps(checkpoints: Path) -> list[Path]:
@@ -70,9 +78,18 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
             f"{checkpoint / STATE} cannot be read ({error}): delete {checkpoint} to resume from the checkpoint before it"
         ) from error
     torch.set_rng_state(state["random"]["cpu"])
-    if torch.cuda.is_available() and state["random"]["cuda"]:
+    if torch.cuda.device_count() == len(state["random"]["cuda"]) > 0:  # a run may go on on another machine
         torch.cuda.set_rng_state_all(state["random"]["cuda"])
     return state
+
+
+def same_data(saved: str, now: str) -> None:
+    """Raises ValueError where the prompts are not those that the run began with."""
+    if saved != now:
+        raise ValueError(
+            "task: the prompts are not those that this run began with (another file, order or number of rows), so it cannot "
+            "go on where it stopped. Put them back, or start another run from the checkpoint's model"
+        )
 
 
 def random_state() -> dict[str, Any]:
@@ -101,7 +118,8 @@ def stop_signals(note: Callable[[str], None]) -> Iterator[Stop]:
         if stop.asked:
             raise KeyboardInterrupt
         stop.asked = True
-        note(f"{signal.Signals(number).name}: finishing this step, then saving; once more to stop at once")
+        with suppress(RuntimeError):  # the signal may have come in the middle of a write to the terminal
+            note(f"{signal.Signals(number).name}: finishing this step, then saving; once more to stop at once")
 
     old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -23,6 +23,12 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
 
 
+OUT_OF_MEMORY = (
+    "lower train.micro_batch_tokens or sampler.batch_size, or set train.gradient_checkpointing = true; `--resume` goes on "
+    "from the last checkpoint with them"
+)
+
+
 def parser() -> Parser:
     """The commands and their options."""
     top = Parser(
@@ -31,11 +37,12 @@ def parser() -> Parser:
         epilog="Start with `gspo demo`: a tiny mixture of experts learns in under four minutes on a CPU.",
     )
     top.add_argument("--version", action="version", version=f"gspo {__version__}")
-    top.add_argument("--debug", action="store_true", help="show the whole traceback of an error (stands before COMMAND)")
+    top.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, config: str | None = None, fields: bool = True) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=text, epilog=FIELDS if fields else None, allow_abbrev=False)
+        made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if config:
             made.add_argument(
                 "config", metavar="CONFIG.toml", nargs=config if config == "?" else None, help="configuration file"
@@ -99,6 +106,8 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, RuntimeError, OSError) as error:
         if debug:
             raise
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch for it
+            error = RuntimeError(f"the GPU is out of memory: {OUT_OF_MEMORY}")
         print(f"gspo: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
 
@@ -147,6 +156,7 @@ def evaluate(config: Any, out: Path | None) -> int:
             for rollout in (rollout for group in groups for rollout in group.rollouts):
                 file.write(json.dumps(describe(rollout), ensure_ascii=False) + "\n")
     low, high = (metrics[f"eval/accuracy_{end}"] for end in ("low", "high"))
+    print(f"model {config.model.path}")
     print(f"accuracy {metrics['eval/accuracy']:.4f}  (95 % interval {low:.4f} to {high:.4f})")
     for name, value in sorted(metrics.items()):
         if not name.startswith("eval/accuracy"):

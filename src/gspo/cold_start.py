@@ -30,7 +30,8 @@ class RowSource(Protocol):
 
 @dataclass
 class ColdStart:
-    """Everything that a supervised run is made of (build.py makes it). `step`: updates done."""
+    """Everything that a supervised run is made of (build.py makes it). data: a fingerprint of the rows. step: updates
+    done."""
 
     config: Config
     policy: Policy
@@ -38,6 +39,7 @@ class ColdStart:
     learner: Learner
     log: RunLog
     screen: Progress
+    data: str
     step: int = 0
     tokens: int = 0
 
@@ -78,6 +80,7 @@ def save(run: ColdStart) -> None:
     state = {
         "optimiser": run.learner.optimiser.state_dict(),
         "position": run.rows.position,
+        "data": run.data,
         "tokens": run.tokens,
         "log": run.log.position(),
     }
@@ -87,6 +90,6 @@ def save(run: ColdStart) -> None:
 
 def restore(run: ColdStart, state: dict[str, Any]) -> None:
     """Continue from a checkpoint whose model the policy already holds."""
+    checkpoint.same_data(state["data"], run.data)
     run.step, run.tokens, run.rows.position = state["step"], state["tokens"], state["position"]
     run.learner.optimiser.load_state_dict(state["optimiser"])
-    run.log.rewind(state["log"])

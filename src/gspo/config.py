@@ -37,7 +37,7 @@ class ModelConfig:
     """Folder or id of the tokenizer; unset: the model's own."""
     device: str = opt("auto")
     """`auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
-    dtype: str = opt("float32", choices=("float32", "bfloat16", "float16"))
+    dtype: str = opt("float32", choices=("float32", "bfloat16"))
     """Type of the weights. Small updates vanish in bfloat16 weights: prefer float32 with autocast."""
     autocast: str = opt("auto", choices=("auto", "none", "bfloat16"))
     """Type of the matrix products: `auto` is bfloat16 on a GPU and none on a CPU. The head is always float32."""
@@ -96,7 +96,7 @@ class RewardConfig:
     workers: int = opt(1, low=1, high=256)
     """Processes that score replies."""
     correct_at: float = opt(1.0)
-    """A reply counts as correct in `eval/accuracy` when its reward is at least this."""
+    """A reply counts as correct in `eval/accuracy` when the first of `functions` gives it at least this."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ class TrainConfig:
     micro_batch_tokens: int = opt(16384, low=1)
     """Most tokens, padding included, in one forward and backward pass. Changes memory, not gradients."""
     layout: str = opt("padded", choices=("padded", "packed"))
-    """`padded`: a row a reply. `packed`: one row, prompts shared by their replies (models with full attention)."""
+    """`padded`: a row a reply. `packed`: one row, prompts shared by their replies; full attention only, and worth it only
+    for prompts several times longer than the replies."""
     gradient_checkpointing: bool = opt(False)
     """Recompute activations in the backward pass: less memory, about a third more time."""
     save_every: int = opt(50, low=1)

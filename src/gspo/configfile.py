@@ -88,6 +88,9 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
         where = f"{name}.{key}"
         if key not in fields:
             near = nearest_key(where) or f"; keys of [{name}] are {', '.join(fields)}"
+            outer, dot, inner = key.partition(".")
+            if dot and hints.get(outer) == dict[str, Any]:
+                near = f"; give the whole table, as in --{name}.{outer} '{{{inner} = ...}}'"
             raise ValueError(f"{where} = {value!r}: unknown key{near}")
         if isinstance(value, _Typed):
             value = _from_text(where, str(value), hints[key])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from gspo.ports import Sampler
 from gspo.rollout import Report, Scorer, batch_metrics, sample_groups
-from gspo.types import Group, Prompt, Sampling
+from gspo.types import Group, Prompt, Rollout, Sampling
 
 Z95 = 1.959964  # standard normal quantile of a two-sided 95 % interval
 
@@ -22,15 +22,17 @@ def evaluate(
     correct_at: float,
     report: Report = lambda phase, done, total: None,
 ) -> tuple[dict[str, float], list[Group]]:
-    """n replies to each prompt. `eval/accuracy` is the mean share of replies with a reward of at least `correct_at`.
+    """n replies to each prompt. `eval/accuracy` is the mean share of replies to which the first reward function gives at
+    least `correct_at`.
 
-    A reply that no reward could score is left out and counted in `eval/failed`.
+    A reply that it could not score is left out; `eval/failed` counts those without any reward.
     """
     begin = time.perf_counter()
     groups, _ = sample_groups(sampler, scorer, prompts, n, sampling, lambda *args: report("evaluating", *args[1:]))
     shares = []
     for group in groups:
-        correct = [r.reward >= correct_at for r in group.rollouts if r.reward is not None]
+        values = [first(r) for r in group.rollouts]
+        correct = [value >= correct_at - 1e-9 for value in values if value is not None]
         if correct:
             shares.append(sum(correct) / len(correct))
     accuracy, low, high = interval(shares)
@@ -42,6 +44,11 @@ def evaluate(
     metrics["prompts"] = float(len(prompts))
     named = {f"eval/{name.removeprefix('completions/')}": value for name, value in metrics.items()}
     return named | {"time/eval": time.perf_counter() - begin}, groups
+
+
+def first(rollout: Rollout) -> float | None:
+    """What the first reward function gave, before its weight."""
+    return next(iter(rollout.reward_parts.values()), rollout.reward)
 
 
 def interval(shares: Sequence[float]) -> tuple[float, float, float]:

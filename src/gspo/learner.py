@@ -149,13 +149,13 @@ class Learner:
         gathered: dict[str, list[Tensor]] = defaultdict(list)
         total = torch.zeros((), dtype=torch.float64)
         for part in layout.micro_batches(replies, self.max_tokens, self.policy.shares_prompts):
-            batch = layout.build(part, self.policy.shares_prompts).to(self.policy.device)
+            batch = layout.build(part, self.policy.shares_prompts)
             logp, entropy = self.policy.logprobs(batch, entropy=True)
             assert entropy is not None
-            terms, stats = objective.terms(logp, entropy, batch)
+            terms, stats = objective.terms(logp, entropy, batch.to(self.policy.device))
             loss = terms.sum() / denominator
             loss.backward()
-            total += loss.detach().double().cpu()
+            total += loss.detach().cpu().double()
             for name, value in stats.items():
                 gathered[name].append(value)
         done = self.optimiser.step(float(total))

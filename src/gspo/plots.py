@@ -183,7 +183,7 @@ PLOTS = (
          "reward, so that their advantages are zero.", (("frac_reward_zero_std", ""),), 100, top=102),
     Plot("grad_norm", "Gradient norm", "L2 norm", "Before clipping.", (("grad_norm", ""),)),
     Plot("lr", "Learning rate", "learning rate", "At the end of a step.", (("lr", ""),)),
-    Plot("throughput", "Throughput", "tokens per second", "Tokens trained on over the time of a whole step.",
+    Plot("throughput", "Throughput", "tokens per second", "Tokens sampled over the time of a whole step.",
          (("tokens_per_second", ""),)),
     Plot("time", "Time of a step", "seconds", "What a step is spent on, without evaluation.",
          (("time/step", "whole step"),), marks=_time_split, only_marks=True),

@@ -7,6 +7,7 @@ run: its id lies in the run folder (`run_id`).
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import uuid
 from collections.abc import Sequence
@@ -35,6 +36,13 @@ def open_trackers(
             tracker.close()
         raise
     return opened
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raises RuntimeError where a tracker's library is missing."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise RuntimeError(f"log.trackers: {name!r} needs a library that is not installed: pip install 'gspo[trackers]'")
 
 
 class TensorBoard:

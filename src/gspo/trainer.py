@@ -12,7 +12,7 @@ from typing import Any
 from gspo import checkpoint
 from gspo.config import Config
 from gspo.evaluation import evaluate
-from gspo.learner import Learner, PolicyObjective, Stats
+from gspo.learner import Learner, PolicyObjective, Stats, std
 from gspo.ports import Policy, Sampler
 from gspo.progress import Progress
 from gspo.rollout import Learnable, PromptSource, Scorer, SynchronousSource, describe, learnable, split
@@ -25,7 +25,8 @@ SHOWN = 32  # held-out prompts of which each evaluation keeps a reply
 
 @dataclass
 class Run:
-    """Everything that a training run is made of (build.py makes it). `step`: steps done."""
+    """Everything that a training run is made of (build.py makes it). data: a fingerprint of the prompts. step: steps
+    done."""
 
     config: Config
     policy: Policy
@@ -41,6 +42,7 @@ class Run:
     log: RunLog
     screen: Progress
     decode: Callable[[int], str]
+    data: str
     step: int = 0
     tokens: int = 0
 
@@ -77,9 +79,11 @@ def one_step(run: Run, source: Iterable[Group]) -> Metrics:
     )
     learned = learn(run, batch)
     run.sampler.load(run.policy, run.sampler.version + 1)
+    trained = time.perf_counter()
     run.tokens += int(batch.counts["tokens"])
-    end = time.perf_counter()
+    watch(run, batch.counts)
     run.log.rollouts(rollout_lines(run, groups, batch))
+    end = time.perf_counter()
     return (
         {"step": run.step}
         | batch.counts
@@ -87,7 +91,7 @@ def one_step(run: Run, source: Iterable[Group]) -> Metrics:
         | {"clip/epsilon": run.objective.e_low, "clip/epsilon_high": run.objective.e_high}
         | run.source.seconds
         | {
-            "time/train": end - sampled,
+            "time/train": trained - sampled,
             "time/step": end - begin,
             "tokens_total": run.tokens,
             "tokens_per_second": batch.counts["tokens"] / (end - begin),
@@ -100,7 +104,7 @@ def learn(run: Run, batch: Learnable) -> Metrics:
     algorithm, metrics = run.config.algorithm, {}
     groups = batch.groups
     if not groups:
-        run.log.warn("a step had no group with two rewards left: nothing was learned from it")
+        run.log.warn(f"step {run.step} had no group to train on: too few rewards were left, or all of a group were equal")
         return nothing_learned(run)
     if algorithm.old_logprobs == "recompute":
         groups = fill(run, groups, run.policy, "logp_old")
@@ -129,23 +133,40 @@ def fill(run: Run, groups: list[list[Reply]], policy: Policy, name: str) -> list
 
 
 def floor(run: Run, stats: Stats) -> Metrics:
-    """The mismatch of sampler and trainer, with a warning where it reaches the clip range."""
+    """The mismatch of sampler and trainer, with a warning where the ratio's own noise reaches the clip range."""
     found = run.objective.mismatch(stats)
+    # Before the first update the ratio to pi_old is nothing but noise, whichever pi_old is.
+    noise = std(stats["ratio"])
     reach = min(run.objective.e_low, run.objective.e_high)
-    if found["ratio/noise_floor"] >= reach and run.objective.row.level == "sequence":
+    if noise >= reach and run.objective.row.level == "sequence":
+        remedy = "" if run.config.algorithm.old_logprobs == "recompute" else 'set algorithm.old_logprobs = "recompute", '
         run.log.warn(
-            f"the noise floor of the ratio ({found['ratio/noise_floor']:.1e}) reaches the clip range ({reach:.1e}): "
-            "rounding decides what is clipped. Widen algorithm.epsilon and epsilon_high, set algorithm.old_logprobs = "
-            '"recompute", or use higher precision'
+            f"the noise floor of the ratio ({noise:.1e}) reaches the clip range ({reach:.1e}): rounding decides what is "
+            f"clipped. Widen algorithm.epsilon and epsilon_high, {remedy}or use higher precision"
         )
     return found
+
+
+def watch(run: Run, metrics: Metrics) -> None:
+    """Warnings about steps that teach nothing, the first time that they occur."""
+    if metrics["frac_reward_zero_std"] == 1:
+        run.log.warn(
+            f"step {run.step}: in every group all replies got the same reward, so nothing was learned from them. Is the "
+            "task too easy or too hard, or does the reward never see what it looks for? Look at rollouts.jsonl"
+        )
+    if metrics["completions/clipped_ratio"] > 0.5:
+        run.log.warn(
+            f"step {run.step}: {metrics['completions/clipped_ratio']:.0%} of the replies reached "
+            "rollout.max_completion_length: raise it, or have the model answer sooner (task.template_args = "
+            "{enable_thinking = false} for models that think)"
+        )
 
 
 def nothing_learned(run: Run) -> Metrics:
     """The metrics of a step without updates: every name is there, without a value."""
     names = (
         "loss clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean clip_ratio/tokens ratio/mean ratio/std "
-        "ratio/noise_floor entropy kl grad_norm lr"
+        "ratio/noise_floor mismatch/kl mismatch/prob_mean mismatch/prob_max entropy kl grad_norm lr"
     )
     return dict.fromkeys(names.split()) | {"updates": 0, "updates/skipped": 0.0}
 
@@ -204,6 +225,7 @@ def save(run: Run) -> None:
     state = {
         "optimiser": run.learner.optimiser.state_dict(),
         "position": run.prompts.position,
+        "data": run.data,
         "version": run.sampler.version,
         "tokens": run.tokens,
         "log": run.log.position(),
@@ -214,9 +236,9 @@ def save(run: Run) -> None:
 
 def restore(run: Run, state: dict[str, Any]) -> None:
     """Continue from a checkpoint whose model the policy already holds."""
+    checkpoint.same_data(state["data"], run.data)
     run.step = state["step"]
     run.tokens = state["tokens"]
     run.prompts.position = state["position"]
     run.sampler.load(run.policy, state["version"])
     run.learner.optimiser.load_state_dict(state["optimiser"])
-    run.log.rewind(state["log"])

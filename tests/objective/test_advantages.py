@@ -25,6 +25,14 @@ def test_equal_rewards_give_zeros_not_noise(value, scale):
     assert adv([value] * 7 + [0.0, 1.0], [0] * 7 + [1, 1], scale)[:7] == [0.0] * 7
 
 
+def test_roundings_of_a_weighted_sum_are_no_signal():
+    assert group_advantages(torch.tensor([0.1 + 0.2, 0.3], dtype=torch.float64), torch.tensor([0, 0])).tolist() == [0, 0]
+    assert group_advantages(torch.tensor([0.1 + 0.2 - 0.3, 0.0], dtype=torch.float64), torch.tensor([0, 0])).tolist() == [
+        0,
+        0,
+    ]
+
+
 def test_scales():
     rewards, groups = [1.0, 0.0, 4.0, 0.0], [0, 0, 1, 1]
     assert adv(rewards, groups, "none") == pytest.approx([0.5, -0.5, 2, -2])

@@ -37,6 +37,7 @@ def test_what_is_no_longer_the_algorithm_is_an_error(settings, message):
         ({"epsilon": 0.2, "epsilon_high": 0.2}, "never binds"),
         ({"name": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4}, "takes away most gradients"),
         ({"scale_rewards": "none"}, "divides by the group standard deviation"),
+        ({"mini_batches": 1}, "nothing is ever clipped"),
         ({"name": "dapo"}, "refills"),
         ({"beta": 0.1, "kl_estimator": "k1"}, "zero gradient"),
     ],

@@ -27,6 +27,8 @@ class GrowingLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         """Append keys and values [B, heads, L, D]; returns views of all that is written."""
+        # Under autocast rotary embeddings make keys float32, and attention would cast all of them at every token.
+        key_states = key_states.to(value_states.dtype)
         if not self.is_initialized:  # the prompt: `reorder_cache` makes the buffers, for as many rows as are wanted
             self.dtype, self.device, self.length = key_states.dtype, key_states.device, key_states.shape[2]
             self.keys, self.values, self.is_initialized = key_states, value_states, True

@@ -25,6 +25,15 @@ class Outline:
         return getattr(self.config.get_text_config(), "max_position_embeddings", None)
 
 
+def outline(model: Any, tokenizer: Any) -> Outline:
+    """Of a loaded model. Raises ValueError where model and tokenizer are not of transformers, or not of each other."""
+    for name, given, kind in (("model", model, PreTrainedModel), ("tokenizer", tokenizer, PreTrainedTokenizerBase)):
+        if not isinstance(given, kind):
+            raise ValueError(f"{name}: expected one of transformers ({kind.__name__}), got a {type(given).__name__}")
+    check_tokenizer(model, tokenizer)
+    return Outline(tokenizer, model.config)
+
+
 def read_outline(cfg: ModelConfig) -> Outline:
     """The tokenizer and the configuration of the model that `cfg` names.
 

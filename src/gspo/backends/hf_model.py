@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from gspo.backends.hf_files import Outline, check_tokenizer, embedded, load_error, local, pick_device, read_outline
+from gspo.backends.hf_files import Outline, embedded, load_error, local, outline, pick_device, read_outline
 from gspo.config import ModelConfig
 
 log = logging.getLogger(__name__)
 disable_progress_bar()  # of loading and saving weights: the run has its own
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Largest accepted difference between two ways to the same numbers, as a share of the largest of them.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
@@ -156,14 +156,13 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
     """An already loaded model, made ready: no dropout, no router noise, no auxiliary loss; checked by forward
     passes.
 
-    The model is changed in place. Raises ValueError where tokenizer and model do not fit, RuntimeError where
-    the model cannot be scored exactly.
+    The model is changed in place: moved to the device and cast to the dtype of `cfg`, where it is given. Raises
+    ValueError where tokenizer and model do not fit, RuntimeError where the model cannot be scored exactly.
     """
+    if cfg is not None:
+        nn.Module.to(model, device=pick_device(cfg.device), dtype=DTYPES[cfg.dtype])
     cfg = cfg or ModelConfig()
-    for name, given, kind in (("model", model, PreTrainedModel), ("tokenizer", tokenizer, PreTrainedTokenizerBase)):
-        if not isinstance(given, kind):
-            raise ValueError(f"{name}: expected one of transformers ({kind.__name__}), got a {type(given).__name__}")
-    check_tokenizer(model, tokenizer)
+    outline(model, tokenizer)
     _make_deterministic(model)
     _choose_experts(model, cfg.experts)
     on_gpu = cfg.autocast == "auto" and model.device.type == "cuda"
@@ -175,6 +174,10 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
             "neither the tokenizer nor the model's generation config names an end-of-sequence token, so a "
             "reply could never end: set the tokenizer's eos_token"
         )
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:  # it could not be saved; sampling settings without sampling are the usual reason
+        model.generation_config.do_sample = True
     was_training = model.training
     with torch.no_grad():
         _check_logits(made)

@@ -85,7 +85,7 @@ def _call(source: str, task: TaskConfig, key: str) -> Table:
     try:
         rows = function(**task.config)
     except Exception as error:
-        raise ValueError(f"{key} = {source!r}: it raised {describe(error)}") from error
+        raise ValueError(f"{key} = {source!r}: {source} raised {describe(error)}") from error
     return table(rows, source)
 
 

@@ -11,8 +11,8 @@ def group_advantages(rewards: Tensor, group: Tensor, scale: str = "group") -> Te
 
     rewards [S] float, group [S] int64: the group each reply belongs to -> [S] float64. std is the sample standard
     deviation. scale: "group"; "batch" divides by the standard deviation of all S rewards; "none" divides by nothing
-    (Dr.GRPO). A group whose rewards are all equal gives zeros exactly. Raises ValueError for a reward that is not
-    finite, and for a group of one, which has no baseline.
+    (Dr.GRPO). A group whose rewards are all equal (up to the rounding of a weighted sum) gives zeros exactly. Raises
+    ValueError for a reward that is not finite, and for a group of one, which has no baseline.
     """
     r = rewards.double()
     if not torch.isfinite(r).all():
@@ -26,7 +26,8 @@ def group_advantages(rewards: Tensor, group: Tensor, scale: str = "group") -> Te
     centred = r - (zeros.index_add(0, index, r) / count)[index]
     low = zeros.scatter_reduce(0, index, r, "amin", include_self=False)
     high = zeros.scatter_reduce(0, index, r, "amax", include_self=False)
-    centred = torch.where((low == high)[index], 0.0, centred)  # a mean of equal rewards may be off by a rounding
+    flat = high - low <= 1e-12 + 1e-9 * torch.maximum(high.abs(), low.abs())
+    centred = torch.where(flat[index], 0.0, centred)  # divided by its own size, a rounding would be a full advantage
     if scale == "none":
         return centred
     if scale == "batch":

@@ -101,6 +101,11 @@ def odd_values(row: Algorithm, config: AlgorithmConfig) -> list[str]:
             f'scale_rewards = "{config.scale_rewards}": {config.name} divides by the {row.scale_rewards[0]} standard '
             f"deviation ({row.source}); results are not comparable with the paper's"
         )
+    if config.mini_batches == 1 and config.epochs == 1:
+        found.append(
+            "mini_batches = 1 and epochs = 1: each batch gives one update, whose ratios are all 1, so nothing is ever "
+            "clipped and sequence and token level are the same"
+        )
     if row.drops_equal:
         found.append(
             f"{config.name} refills groups whose rewards are all equal with new prompts; here they are only dropped, "

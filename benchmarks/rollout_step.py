@@ -1,0 +1,99 @@
+"""Seconds of one rollout step of the chain task: gspo against TRL's GRPOTrainer, in turns on the same machine.
+
+16 prompts x 8 replies of exactly 57 tokens, 4 updates of 32 replies, the 3.4 M-parameter Qwen3-MoE (chain.py), float32,
+2 threads, GSPO with the paper's clip range. Both do the whole step: sampling, rewards, advantages, updates, and the
+metrics that they compute anyway; neither logs, saves or evaluates. TRL computes pi_old by one more forward pass, as it
+must when a rollout batch gives several updates; gspo takes the sampler's own likelihoods, and is timed with pi_old
+recomputed as well. The first run installs TRL into .bench-trl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import chain
+from paired import THREADS, Worker, median_interval, medians, take_turns
+from trl_step import HERE, make_environment
+
+COMPILED = {"torch_compile": True}
+
+
+def commands(model: Path) -> dict[str, list[str]]:
+    """What starts each worker. TRL is faster compiled, where there is a C++ compiler; gspo does not compile."""
+    ours = [sys.executable, str(HERE / "ours_step.py"), str(model)]
+    theirs = [str(make_environment()), str(HERE / "trl_step.py"), str(model)]
+    recompute = json.dumps({"algorithm": {"old_logprobs": "recompute"}})
+    found = {"gspo": ours, "gspo, pi_old recomputed": [*ours, "--changes", recompute], "TRL": theirs}
+    if shutil.which("g++"):
+        found["TRL, torch_compile"] = [*theirs, "--trial", json.dumps(COMPILED)]
+    return found
+
+
+def measure(repeats: int, warm_up: int) -> dict[str, list[dict[str, Any]]]:
+    """The steps of each worker, in turns."""
+    with tempfile.TemporaryDirectory() as scratch:
+        model = chain.write_model(Path(scratch) / "model")
+        workers: list[Worker] = []
+        try:
+            for i, (name, command) in enumerate(commands(model).items()):
+                workers.append(Worker(name, command, Path(scratch) / f"worker{i}.log"))
+            return take_turns(workers, repeats, warm_up)
+        finally:
+            for worker in workers:
+                worker.close()
+
+
+def summarise(steps: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Medians of each program, and how many times faster than each TRL ours are: the median of the paired ratios."""
+    summary: dict[str, Any] = {}
+    for name, own in steps.items():
+        summary[name] = medians(own) | {"fastest": min(step["seconds"] for step in own), "speed_up": {}}
+        for other, theirs in steps.items():
+            if name.startswith("gspo") and other.startswith("TRL"):
+                ratios = [b["seconds"] / a["seconds"] for a, b in zip(own, theirs, strict=True)]
+                low, high, coverage = median_interval(ratios)
+                found = {"median": statistics.median(ratios), "low": low, "high": high, "coverage": coverage}
+                summary[name]["speed_up"][other] = found
+    return summary
+
+
+def show(summary: dict[str, Any]) -> None:
+    """Print the summary."""
+    parts = ("seconds", "fastest", "sample", "score", "train")
+    print(f"{'medians, seconds a step':24}" + "".join(f"{part:>9}" for part in parts))
+    for name, row in summary.items():
+        print(f"{name:24}" + "".join(f"{row[part]:9.3f}" for part in parts))
+    for name, row in summary.items():
+        for other, s in row["speed_up"].items():
+            print(f"{name}: {s['median']:.2f} [{s['low']:.2f}, {s['high']:.2f}] times as fast as {other}")
+
+
+def main() -> None:
+    """Measure, print, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=12, help="recorded steps of each program (at least 5)")
+    parser.add_argument("--warm-up", type=int, default=4, help="steps before them")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/rollout_step.json"), help="file for all the numbers")
+    options = parser.parse_args()
+    if options.repeats < 5:
+        parser.error(f"--repeats {options.repeats}: at least 5")
+    steps = measure(options.repeats, options.warm_up)
+    summary = summarise(steps)
+    show(summary)
+    lengths = {step["length"] for own in steps.values() for step in own}
+    if lengths != {chain.REPLY_TOKENS}:
+        raise RuntimeError(f"replies of {sorted(lengths)} tokens: the programs did not do the same work")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({"threads": THREADS, "summary": summary, "steps": steps}, indent=1) + "\n")
+    print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""A folder with a recipe that works and much that does not: broken files, models and modules."""
+
+import json
+import shutil
+import textwrap
+
+from gspo.backends.tiny import longest_match_tokenizer
+from tests.tiny_run import ROWS, model
+
+RECIPE = """
+    [model]
+    path = "model"
+    device = "cpu"
+    [task]
+    source = "rows.jsonl"
+    completion_column = "answer"
+    [reward]
+    functions = ["exact"]
+    [rollout]
+    num_prompts = 4
+    num_generations = 2
+    max_completion_length = 4
+    [algorithm]
+    epsilon = 3e-4
+    epsilon_high = 4e-4
+    mini_batches = 4
+    scale_rewards = "group"
+    [train]
+    steps = 1
+    batch_size = 4
+    [log]
+    dir = "run"
+"""
+FILES = {
+    "recipe.toml": RECIPE,
+    "not_toml.toml": "[train\nsteps = 1\n",
+    "latin.toml": b"# \xe9\n",
+    "twice.toml": "[train]\nsteps = 1\nsteps = 2\n",
+    "bare.toml": "lr = 1e-5\n",
+    "flat.toml": "train = 3\n",
+    "array.toml": "[[train]]\nsteps = 1\n",
+    "section.toml": "[optimiser]\nlr = 1e-5\n",
+    "key.toml": "[train]\nstep = 3\n",
+    "empty.jsonl": "",
+    "blank.jsonl": "\n\n",
+    "broken.jsonl": '{"prompt": "1+1="}\n{"prompt": \n',
+    "list.jsonl": '{"prompt": "1+1="}\n[1]\n',
+    "latin.jsonl": b'{"prompt": "\xe9"}\n',
+    "column.jsonl": '{"promt": "1+1=", "answer": "2"}\n',
+    "answer.jsonl": '{"prompt": "1+1=", "anwser": "2"}\n',
+    "number.jsonl": '{"prompt": "1+1=", "answer": "2"}\n{"prompt": 7, "answer": "2"}\n',
+    "long.jsonl": '{"prompt": "1+1=", "answer": "2"}\n' + json.dumps({"prompt": "1" * 70, "answer": "1"}),
+    "letters.jsonl": '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "zzz", "answer": "2"}\n',
+    "nothing.jsonl": '{"prompt": "", "answer": "2"}\n',
+    "chat.jsonl": '{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}\n',
+    "hides.jsonl": '{"prompt": "1+1=", "completions": "2"}\n',
+    "short.csv": "prompt,answer\n1+1=,2\n1+2=\n",
+    "header.csv": "prompt,answer\n",
+    "quote.csv": 'prompt,answer\n"1+1=,2\n',
+    "no.parquet": "PAR1",
+    "rows.json": "[]",
+    "bad_input_module.py": """
+        def rows(n): return [{"prompt": "1+1=", "answer": "2"}] * n
+        def boom(): raise OSError("no data today")
+        def nothing(): return []
+        number = 3
+    """,
+    "bad_input_import.py": "import nowhere_to_be_found\n",
+    "bad_input_syntax.py": "def f(:\n",
+    "a_file": "",
+}
+FOLDERS = {  # copies of the model: what is taken away, and what is put in
+    "no_config": (["config.json"], {}),
+    "no_weights": (["*.safetensors"], {}),
+    "pickled": (["*.safetensors"], {"pytorch_model.bin": ""}),
+    "no_tokenizer": (["tokenizer*"], {}),
+    "bad_config": ([], {"config.json": "{"}),
+    "bad_weights": ([], {"model.safetensors": "junk"}),
+    "bad_tokenizer": ([], {"tokenizer.json": "{"}),
+}
+CONFIGS = {  # copies of the model with another configuration
+    "unknown_type": {"model_type": "qwen33_moe"},
+    "deeper": {"num_hidden_layers": 3, "layer_types": None},
+    "wider": {"vocab_size": 10},
+    "window": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": None},
+}
+
+
+def fill(folder):
+    """Writes all of it into `folder`."""
+    tiny = model()
+    tiny.save(folder / "model")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for name, text in FILES.items():
+        (folder / name).write_bytes(text if isinstance(text, bytes) else textwrap.dedent(text).encode())
+    for name, (without, put_in) in FOLDERS.items():
+        shutil.copytree(folder / "model", folder / name)
+        for path in [path for pattern in without for path in (folder / name).glob(pattern)]:
+            path.unlink()
+        for file, text in put_in.items():
+            (folder / name / file).write_text(text)
+    for name, changes in CONFIGS.items():
+        shutil.copytree(folder / "model", folder / name)
+        file = folder / name / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    longest_match_tokenizer([chr(i) for i in range(33, 90)]).save_pretrained(folder / "big_tokenizer")

@@ -1,0 +1,369 @@
+"""Bad input: through the command line and from Python. Each message names the key, the value and the remedy."""
+
+import dataclasses
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import gspo
+from gspo.cli import main
+from gspo.config import SECTIONS
+from tests import bad_files
+from tests.tiny_run import ROWS, likes_a, model, settings
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad_input")
+    bad_files.fill(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def done(place):
+    """A finished run, and broken copies of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        assert main(["train", "recipe.toml", "--log.dir=done"]) == 0
+        assert main(["sft", "recipe.toml", "--log.dir=imitated"]) == 0
+    for name in ("state", "metrics", "toml", "weights"):
+        shutil.copytree(place / "done", place / f"done_{name}")
+    checkpoint = "checkpoints/step_000001"
+    (place / "done_state" / checkpoint / "state.pt").write_bytes(b"junk")
+    (place / "done_weights" / checkpoint / "model" / "model.safetensors").unlink()
+    (place / "done_metrics" / "metrics.jsonl").write_text("")
+    (place / "done_toml" / "config.toml").write_text("[train")
+    return place
+
+
+@pytest.fixture
+def weights_read(monkeypatch):
+    """The models whose weights were read, by path. The hub is out of reach."""
+    read, real = [], AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(
+        AutoModelForCausalLM, "from_pretrained", lambda path, **more: (read.append(path), real(path, **more))[1]
+    )
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return read
+
+
+# A command line, with {} for `train recipe.toml`, and its message.
+CONFIGURATION = {
+    # commands and options
+    "": "COMMAND; see `gspo --help`",
+    "trian recipe.toml": "invalid choice: 'trian' .choose from 'train'",
+    "train": "required: CONFIG.toml; see `gspo train --help`",
+    "{} more.toml": "more.toml: one word too many",
+    "{} --lr 1e-5": "--lr: unknown option; fields are given as --section.key VALUE, did you mean optimizer.lr?",
+    "{} --resum": "--resum: unknown option.*see `gspo train --help`",
+    "{} --train.steps": "--train.steps: a value is missing",
+    "{} --log.dir --resume": "--log.dir: a value is missing .*--log.dir=VALUE",
+    "{} --.steps 3": "--.steps: fields are given as --section.key VALUE, did you mean train.steps?",
+    "eval recipe.toml --resume": "--resume: unknown option",
+    "eval recipe.toml --out": "--out: expected one argument",
+    "demo --seed one": "--seed: invalid int value: 'one'",
+    "demo --train.steps 3": "--train.steps: `gspo demo` takes no configuration fields",
+    "report --train.steps 3 run": "--train.steps: `gspo report` takes no configuration fields",
+    "config --resume": "--resume: unknown option",
+    # the file
+    "train missing.toml": "missing.toml: no such configuration file",
+    "train .": r"\.: cannot be read: .*Is a directory",
+    "train latin.toml": "latin.toml: cannot be read: 'utf-8' codec",
+    "train not_toml.toml": "not_toml.toml: not valid TOML: .*line 1",
+    "train twice.toml": "twice.toml: not valid TOML: .*line 3",
+    "train bare.toml": "lr = 1e-05: stands in no section; each key has one, did you mean optimizer.lr?",
+    "train flat.toml": r"train = 3: expected a table \[train\]",
+    "train array.toml": r"train = \[.*: expected a table \[train\]",
+    "train section.toml": r"\[optimiser\]: unknown section; sections are model, .* did you mean optimizer\?",
+    "train key.toml": r"train.step = 3: unknown key, did you mean train.steps\?",
+    "config missing.toml": "no such configuration file",
+    # keys
+    "{} --optimiser.lr 1e-5": r"\[optimiser\]: unknown section.* did you mean optimizer\?",
+    "{} --rollout.num_generation 4": r"rollout.num_generation = '4': unknown key, did you mean rollout.num_generations\?",
+    "{} --train.lr 1e-5": r"train.lr = '1e-5': unknown key, did you mean optimizer.lr\?",
+    "{} --optimizer.learning_rate 1": r"unknown key; keys of \[optimizer\] are lr, beta1",
+    "{} --task.config.min_n 3": r"unknown key; give the whole table, as in --task.config '\{min_n = ...\}'",
+    # types
+    "{} --train.steps ten": "train.steps = 'ten': expected a whole number, got str",
+    "{} --train.steps 1.5": "train.steps = 1.5: expected a whole number, got float",
+    "{} --train.steps true": "train.steps = True: expected a whole number, got bool",
+    "{} --optimizer.lr fast": "optimizer.lr = 'fast': expected a number, got str",
+    "{} --optimizer.lr nan": "optimizer.lr = nan: must be a finite number",
+    "{} --log.rollouts yes": "log.rollouts = 'yes': expected true or false",
+    "{} --task.config 3": r"task.config = 3: expected a table, such as \{name = 3\}, got int",
+    "{} --reward.weights one,2": r"reward.weights\[0\] = 'one': expected a number",
+    # values that do not go together
+    "{} --model.path ''": "model.path is required: give it in the file or as --model.path VALUE",
+    "{} --task.source ''": "task.source is required",
+    "{} --log.dir ''": "log.dir = '': name a folder",
+    "{} --rollout.stop ['']": r"rollout.stop = \[''\]: an empty string would end every reply at once",
+    "{} --rollout.top_p 0.9": r"rollout.top_p = 0.9: training needs the whole distribution \(top_p = 1",
+    "{} --rollout.top_k 20": "rollout.top_k = 20: training needs the whole .* eval.top_k are free",
+    "{} --rollout.num_prompts 6": "rollout.num_prompts = 6 cannot be split into algorithm.mini_batches = 4 .*multiple",
+    "{} --algorithm.name gpso": r"algorithm.name = 'gpso': allowed are gspo, .* did you mean gspo\?",
+    "config --algorithm.name ppo": "algorithm.name = 'ppo': allowed are gspo, gspo_token, grpo, dr_grpo, dapo",
+    "config --algorithm.epsilon 3e-4": "algorithm.epsilon = 0.0003: set algorithm.epsilon_high too .gspo's own range",
+    "config --algorithm.epsilon_high 0.2": "algorithm.epsilon_high = 0.2: set algorithm.epsilon too",
+    "{} --algorithm.name dr_grpo --algorithm.scale_rewards group": "'group' is no longer dr_grpo .* scales by none; choose",
+    "{} --reward.functions exakt": r"reward.functions: 'exakt' is none of .* did you mean exact\?",
+    "{} --reward.functions []": r"reward.functions = \[\]: name at least one",
+    "{} --reward.weights 1,2": r"reward.weights = \[1.0, 2.0\]: 1 reward functions need as many weights: exact",
+    "{} --reward.weights 0": r"reward.weights = \[0.0\]: at least one must differ from 0",
+    "{} --reward.functions task": 'rows.jsonl has no scorer of its own for "task"; use "exact" or "math"',
+    "{} --log.trackers wandbb": r"log.trackers: 'wandbb' is none of .* did you mean wandb\?",
+    "{} --task.source reasoning-gym:gcd": r"reasoning-gym is unknown, did you mean reasoning_gym:gcd\?",
+    # folders and files of the command line
+    "{} --resume": "log.dir = 'run': no such run folder to resume; start it without --resume",
+    "{} --log.dir a_file": "log.dir = 'a_file': .*is a file; give another --log.dir",
+    "{} --log.dir a_file/run": "log.dir = 'a_file/run': .*a_file is a file; give another --log.dir",
+    "{} --log.dir model": "log.dir = 'model': the folder exists and is not empty; go on .*--resume",
+    "{} --log.dir model --resume": "log.dir = 'model': not a run folder, config.toml is missing",
+    "eval recipe.toml --out a_file": "--out a_file: exists already; give another name",
+    "eval recipe.toml --out a_file/x.jsonl": "--out a_file/x.jsonl: cannot be written",
+    "report nowhere": "nowhere: no metrics.jsonl with at least one step; give the folder of a run",
+    "report model": "model: no metrics.jsonl with at least one step",
+    "demo --dir a_file": "a_file exists: give another --dir",
+    "demo --dir nowhere --resume": "there is no nowhere-cold-start; start the demo without --resume",
+}
+
+MODEL = {
+    "nowhere": "model.path = 'nowhere': neither a folder here nor a model of the Hugging Face hub",
+    "./nowhere": "model.path = './nowhere': no such folder",
+    "a_file": "model.path = 'a_file': this is a file; give the folder that holds config.json",
+    "no_config": "model.path = 'no_config': the folder has no config.json",
+    "no_weights": r"model.path = 'no_weights': the folder has no weights \(\*.safetensors\)",
+    "pickled": r"pickled only \(pytorch_model.bin\).* set model.allow_pickle = true if you trust them",
+    "no_tokenizer": r"model.path = 'no_tokenizer': the folder has no tokenizer \(tokenizer.json\); set model.tokenizer",
+    "bad_tokenizer": "model.path = 'bad_tokenizer': no tokenizer can be loaded; set model.tokenizer",
+    "bad_config": "model.path = 'bad_config': cannot be loaded .*not a valid JSON file",
+    "unknown_type": "version of transformers does not know its model type; update transformers. .*qwen33_moe",
+    "model --model.revision v9": "model.revision = 'v9': has no effect on the folder model; remove it",
+    "model --model.tokenizer ./nowhere": "model.tokenizer = './nowhere': no such folder",
+    "model --model.tokenizer nowhere": "model.tokenizer = 'nowhere': no tokenizer can be loaded",
+    "model --model.device gpu": "model.device = 'gpu': allowed are auto, cpu, cuda, cuda:1, mps",
+    "model --model.device meta": "model.device = 'meta': allowed are auto, cpu",
+    "model --model.device cuda:99": "model.device = 'cuda:99': this machine has .* set model.device = \"auto\"",
+    "model --rollout.max_completion_length 64": "rollout.max_completion_length = 64 leaves no room .* is 64 tokens",
+    "model --eval.max_completion_length 99": "eval.max_completion_length = 99 leaves no room",
+    "model --rollout.max_completion_length 60 --task.source long.jsonl": "long.jsonl, row 1: the prompt has 70 tokens, but "
+    "only 4 fit: shorten it or leave the row out, lower rollout.max_completion_length, or take a model",
+    "model --task.template_args {enable_thinking=false}": "task.template_args.enable_thinking: has no effect, for the "
+    "tokenizer has no chat template; remove it",
+}
+WEIGHTS = {  # what only the weights show
+    "bad_weights": "model.path = 'bad_weights': cannot be loaded as a causal language model",
+    "deeper": "model.path = 'deeper': the weights do not fit Qwen3MoeForCausalLM: 11 tensors are missing",
+    "wider": "the weights do not fit .* 1 tensors are missing or of another shape .model.embed_tokens.weight",
+    "window --train.layout packed": 'train.layout = "packed" needs full attention in every layer.* = "padded"',
+    "model --model.tokenizer big_tokenizer": "the tokenizer has 'Y' with id 58, but the model embeds only 19 ",
+}
+SOURCE = {
+    "row.jsonl": r"task.source = 'row.jsonl': there is no such file in .*, did you mean rows.jsonl\?",
+    "rows.json": r"task.source = 'rows.json': files can be .jsonl, .parquet, .csv, not .json",
+    "a_file": "task.source = 'a_file': files can be .jsonl, .parquet, .csv, not this",
+    "empty.jsonl": "empty.jsonl: the file is empty",
+    "blank.jsonl": "blank.jsonl: there are no rows",
+    "broken.jsonl": r"broken.jsonl, line 2: not valid JSON: Expecting value \(column 11\)",
+    "list.jsonl": r"list.jsonl, line 2: expected an object \{...\}, got \[1\]",
+    "latin.jsonl": "latin.jsonl: not UTF-8 text",
+    "column.jsonl": r"column.jsonl, row 0: there is no column 'prompt', did you mean promt\?; "
+    "set task.prompt_column to one of: promt, answer",
+    "number.jsonl": "number.jsonl, row 1: the prompt .column 'prompt'. is a int; expected a string or a list of chat mess",
+    "nothing.jsonl": "nothing.jsonl, row 0: the prompt .column 'prompt'. is empty",
+    "letters.jsonl": "letters.jsonl, row 1: the prompt .* cannot be encoded by the tokenizer .*: 'zzz'",
+    "chat.jsonl": "chat.jsonl, row 0: .* no chat template is in use: give the prompt as a string",
+    "hides.jsonl": "hides.jsonl, row 0: a column 'completions' would hide the argument of that name",
+    "answer.jsonl": "there is no column 'answer' with the right answer, .* set reward.answer_column to one of: anwser",
+    "answer.jsonl --reward.answer_column anwser --eval.every 1": "1 rows are too few to hold some out .* task.eval_source",
+    "short.csv": "short.csv, line 3: expected 2 fields, as in the first line",
+    "header.csv": "header.csv: there are no rows",
+    "quote.csv": "quote.csv, line 2: not valid CSV",
+    "no.parquet": "no.parquet: not a Parquet file",
+    "bad_input_module:row": r"task.source = 'bad_input_module:row': .* has no function 'row', did you mean rows\?",
+    "bad_input_module:rows": r"task.config = \{\}: bad_input_module:rows cannot be called with it: missing .* 'n'",
+    "bad_input_module:boom": "bad_input_module:boom raised OSError: no data today",
+    "bad_input_module:nothing": "bad_input_module:nothing: there are no rows",
+    "bad_input_module:number": "number is a int, not a function",
+    "no_such_module:rows": "there is no module 'no_such_module' in .* or among the installed packages",
+    "reasoning_gym:count_bit --reward.functions task": r"reasoning-gym has no such task, did you mean count_bits\?",
+    "reasoning_gym:count_bits --reward.functions task --task.config {min=3}": r"task.config.min: .* did you mean min_n\?",
+    "rows.jsonl --task.config {name='main'}": r"task.config = \{'name': 'main'\}: has no effect on the file rows.jsonl",
+    "rows.jsonl --task.eval_split test": "task.eval_split = 'test': rows.jsonl has no splits; unset it .*task.eval_source",
+    "rows.jsonl --task.eval_source none.jsonl": "task.eval_source = 'none.jsonl': there is no such file",
+    "rows.jsonl --reward.answer_column solution": "no column 'solution' with the right answer; set .* one of: answer",
+    "rows.jsonl --reward.functions bad_input_module:nope": "reward.functions = .* bad_input_module has no function 'nope'",
+    "rows.jsonl --reward.functions no_such_module:f": "reward.functions = 'no_such_module:f': there is no module",
+    "rows.jsonl --reward.functions bad_input_import:f": "importing 'bad_input_import' failed: .*nowhere_to_be_found",
+    "rows.jsonl --reward.functions bad_input_syntax:f": "importing 'bad_input_syntax' failed: SyntaxError",
+    "rows.jsonl --reward.functions :f": "reward.functions = ':f': expected module:function, such as",
+}
+OTHER = {
+    "sft recipe.toml --task.completion_column reply": "no column 'reply'; set task.completion_column to one of: prompt, ",
+    "eval recipe.toml --task.source list.jsonl": "list.jsonl, line 2: expected an object",
+    "eval recipe.toml --task.source number.jsonl --task.prompt_column answer": "number.jsonl.*too few rows to hold out",
+    "{} --log.dir done": "log.dir = 'done': the folder exists and is not empty; go on with that run by --resume",
+    "{} --log.dir done --resume --optimizer.lr 0.1": "optimizer.lr = 0.1 cannot be changed by --resume: .* began with 1e-06",
+    "{} --log.dir done --resume --task.source long.jsonl": "task.source = 'long.jsonl' cannot be changed by --resume",
+    "{} --log.dir done_toml --resume": "done_toml/config.toml: not valid TOML",
+    "{} --log.dir done_weights --resume": "step_000001/model': the folder has no weights",
+}
+CHECKPOINT = {  # what only the checkpoint shows
+    "{} --log.dir imitated --resume": "log.dir = 'imitated': holds a cold start; give another --log.dir",
+    "sft recipe.toml --log.dir done --resume": "log.dir = 'done': holds no cold start; give another --log.dir",
+}
+FAILED = {  # not the user's words but what lies on the disk: exit status 1
+    "{} --log.dir done_state --resume": "done_state/.*/state.pt cannot be read .* delete .*step_000001 to resume from the",
+    "{} --log.dir done_metrics --resume": "done_metrics/metrics.jsonl has 0 bytes, but the checkpoint was saved at .*lost",
+}
+
+
+def split(words):
+    """As a shell does, but quotes within a word stay."""
+    return [word if "'" in word[1:-1] else word.strip("'") for word in words.split()]
+
+
+def rows(table, status=2, form="{}", early=True):
+    return [
+        pytest.param(form.format(words), message, status, early, id=words or "(nothing)") for words, message in table.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "status", "early"),
+    [
+        *rows(CONFIGURATION),
+        *rows(MODEL, form="{{}} --model.path {}"),
+        *rows(WEIGHTS, form="{{}} --model.path {}", early=False),
+        *rows(SOURCE, form="{{}} --task.source {}"),
+        *rows(OTHER),
+        *rows(CHECKPOINT, early=False),
+        *rows(FAILED, 1, early=False),
+    ],
+)
+def test_a_command_refuses(done, weights_read, monkeypatch, capsys, words, message, status, early):
+    monkeypatch.chdir(done)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    refuses(split(words.replace("{} ", "train recipe.toml ", 1)), message, status, capsys)
+    assert not (early and weights_read), "weights may take minutes to read: what can be seen without them comes first"
+
+
+def limits():
+    """Each limited field with a value just beyond each of its limits."""
+    for section, cls in SECTIONS.items():
+        for field in dataclasses.fields(cls):
+            limit, key = field.metadata, f"{section}.{field.name}"
+            if limit["choices"]:
+                yield key, "wrong", f"allowed are {', '.join(limit['choices'])}"
+            if limit["low"] is not None:
+                yield key, limit["low"] - 1, f"must be at least {limit['low']}"
+            if limit["above"] is not None:
+                yield key, limit["above"], f"must be above {limit['above']}"
+            if limit["high"] is not None:
+                yield key, limit["high"] + 1, f"must be at most {limit['high']}"
+
+
+@pytest.mark.parametrize(("key", "value", "message"), limits(), ids=lambda part: str(part)[:40])
+def test_a_limit(place, weights_read, monkeypatch, capsys, key, value, message):
+    monkeypatch.chdir(place)
+    refuses(["train", "recipe.toml", f"--{key}={value}"], f"{re.escape(key)} = .*: {re.escape(message)}", 2, capsys)
+    assert not weights_read
+
+
+def refuses(words, message, status, capsys):
+    returned, begun = main(words), Path("run").exists()
+    shutil.rmtree("run", ignore_errors=True)  # or the next case would stumble over it
+    error = capsys.readouterr().err
+    assert returned == status
+    assert re.search(message, error, re.DOTALL), error
+    assert error.count("gspo: error: ") == 1
+    assert "Traceback" not in error
+    assert not begun
+
+
+def test_a_data_set_that_the_hub_does_not_have(place, weights_read, monkeypatch, capsys):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(place)
+    words = ["train", "recipe.toml", "--task.source=nobody/nothing", "--task.split=test", "--task.config={name='main'}"]
+    message = r"task.source = 'nobody/nothing': no data set could be loaded with split = 'test' and .*'name': 'main'"
+    refuses(words, message, 2, capsys)
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])
+def test_a_tracker_that_is_not_installed(place, weights_read, monkeypatch, capsys, tracker):
+    monkeypatch.setitem(sys.modules, tracker, None)
+    monkeypatch.chdir(place)
+    message = rf"log.trackers: '{tracker}' needs a library that is not installed.*pip install 'gspo\[trackers\]'"
+    refuses(["train", "recipe.toml", f"--log.trackers={tracker}"], message, 1, capsys)
+    assert not weights_read
+
+
+def test_debug_shows_where_it_happened(place, monkeypatch):
+    monkeypatch.chdir(place)
+    for words in (["--debug", "train", "recipe.toml"], ["train", "recipe.toml", "--debug"]):
+        with pytest.raises(ValueError, match=r"task\.source = 'x\.jsonl': there is no such file"):
+            main([*words, "--task.source=x.jsonl"])
+
+
+TINY = model()
+PYTHON = {  # what differs from a call that works, and its message
+    "no tokenizer": ({"tokenizer": None}, "tokenizer: a loaded model needs its tokenizer: pass tokenizer="),
+    "tokenizer by name": ({"tokenizer": "model"}, "tokenizer: expected one of transformers .*, got a str"),
+    "tokenizer beside a name": ({"model": "model"}, "tokenizer: it goes with a loaded model; beside a model's name"),
+    "model of another library": ({"model": torch.nn.Linear(2, 2)}, "model: expected one of transformers .*, got a Linear"),
+    "model section": ({"model": {"path": "model"}}, r'model: expected a folder.* config=\{"model": \{...\}\}'),
+    "no model": ({"model": None, "tokenizer": None}, "model.path is required"),
+    "no data": ({"dataset": None}, "task.source is required"),
+    "empty list": ({"dataset": []}, "the data set: there are no rows"),
+    "string": ({"dataset": "rows.jsonl"}, "the data set: expected a list of dicts or a datasets.Dataset, got a str"),
+    "generator": ({"dataset": (row for row in ROWS)}, "got a generator .*give a list of the rows to use"),
+    "dict of columns": ({"dataset": {"prompt": ["1"]}}, "got a dict with prompt: .*a dict for each row"),
+    "rows that are no dicts": ({"dataset": ["1+1="]}, "the data set, row 0: is a str, expected a dict of columns"),
+    "no prompt": (
+        {"dataset": [{"question": "1"}]},
+        "row 0: there is no column 'prompt'; set task.prompt_column to one of: q",
+    ),
+    "empty held-out": ({"eval_dataset": []}, "the held-out data set: there are no rows"),
+    "reward by name": (
+        {"reward": "exact"},
+        r"reward = 'exact': expected a function .* config=\{\"reward\": \{\"functions\"",
+    ),
+    "reward None": ({"reward": None}, "reward = None: expected a function"),
+    "reward list": ({"reward": [likes_a, 1.0]}, "reward = 1.0: expected a function"),
+    "no reward": ({"reward": []}, 'given from Python. has no scorer of its own for "task"'),
+    "weights": ({"config": {"reward": {"weights": [1, 2]}}}, r"reward.weights = \[1.0, 2.0\]: 1 reward .*weights: likes_a"),
+    "section": ({"rollout": "many"}, r"rollout = 'many': expected a table \[rollout\]"),
+    "task section": ({"task": 3}, r"task = 3: expected a table \[task\]"),
+    "bare key": ({"lr": 1e-5}, "lr = 1e-05: stands in no section; .* did you mean optimizer.lr"),
+    "unknown section": ({"optimiser": {"lr": 1}}, r"\[optimiser\]: unknown section.* did you mean optimizer\?"),
+    "type": ({"rollout": {"num_prompts": 8.0}}, "rollout.num_prompts = 8.0: expected a whole number, got float"),
+    "config of another type": ({"config": 3}, "config: expected a TOML file, a Config or nested dicts, got a int"),
+    "config file": ({"config": "missing.toml"}, "missing.toml: no such configuration file"),
+}
+
+
+@pytest.mark.parametrize("case", PYTHON)
+def test_a_call_refuses(tmp_path, monkeypatch, weights_read, case):
+    changes, message = PYTHON[case]
+    monkeypatch.chdir(tmp_path)
+    good = {"model": TINY.model, "tokenizer": TINY.tokenizer, "dataset": ROWS, "reward": likes_a}
+    good["config"] = settings(tmp_path / "run", eval={"every": 0})
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        gspo.train(**good | changes)
+    assert not any(tmp_path.iterdir())
+    assert not weights_read
+
+
+def test_a_data_set_with_splits(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    splits = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS))
+    given = {"tokenizer": TINY.tokenizer, "config": settings(tmp_path / "run")}
+    with pytest.raises(ValueError, match="got a DatasetDict with train, test: choose one split"):
+        gspo.train(TINY.model, splits, likes_a, **given)
+    with pytest.raises(ValueError, match="got a DatasetDict with train, test: choose one split"):
+        gspo.sft(TINY.model, splits, **given)

@@ -1,0 +1,195 @@
+"""The command line: help, and whole runs through files."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import gspo
+from gspo.cli import main, parser, take_fields
+from gspo.config import Config
+from gspo.configfile import from_dict, load
+from tests.tiny_run import model
+
+COMMANDS = ["train", "sft", "eval", "report", "demo", "config"]
+COLD_START = """
+[model]
+path = "model"
+device = "cpu"
+[task]
+source = "rows.jsonl"
+completion_column = "answer"
+[optimizer]
+lr = 1e-2
+[train]
+steps = 30
+batch_size = 16
+save_every = 100
+[log]
+dir = "cold"
+"""
+TRAIN = """
+[model]
+path = "cold/model"
+device = "cpu"
+[task]
+source = "rows.jsonl"
+[reward]
+functions = ["exact"]
+[rollout]
+num_prompts = 4
+num_generations = 4
+max_completion_length = 4
+[optimizer]
+lr = 1e-3
+[train]
+steps = 3
+save_every = 2
+[eval]
+every = 2
+num_prompts = 8
+[log]
+dir = "run"
+"""
+
+
+def test_help_of_every_command(capsys):
+    for command in [None, *COMMANDS]:
+        with pytest.raises(SystemExit) as stopped:
+            main([*([command] if command else []), "--help"])
+        assert stopped.value.code == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f"usage: gspo {command or '[-h]'}")
+        assert "None" not in text and "%" not in text.replace("95 %", "")
+        assert all(name in text for name in COMMANDS) or command
+        if command in ("train", "sft", "eval", "config"):
+            assert "--section.key VALUE" in text
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"gspo {gspo.__version__}\n"
+
+
+def test_help_imports_nothing_heavy():
+    """So that it answers at once; a bad configuration is refused as fast."""
+    script = """
+import sys
+from gspo.cli import main
+for words in (["--help"], ["train", "--help"]):
+    try:
+        main(words)
+    except SystemExit as stopped:
+        assert stopped.code == 0
+assert main(["train", "missing.toml"]) == 2
+assert main(["config", "--train.steps=0"]) == 2
+heavy = {"torch", "transformers", "numpy", "datasets", "matplotlib", "rich", "reasoning_gym", "gspo.api"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "COMMAND" in done.stdout
+
+
+def test_fields_are_taken_out_wherever_they_stand():
+    words, fields = take_fields(
+        ["--train.steps", "3", "train", "--log.dir=--odd", "a.toml", "--eval.every", "-1", "--resume"]
+    )
+    assert words == ["train", "a.toml", "--resume"]
+    assert fields == {"train.steps": "3", "log.dir": "--odd", "eval.every": "-1"}
+    arguments = parser().parse_args(words)
+    assert (arguments.command, arguments.config, arguments.resume) == ("train", "a.toml", True)
+
+
+def test_config_prints_a_configuration_that_reads_back(tmp_path, capsys):
+    assert main(["config"]) == 0
+    tables = tomllib.loads(capsys.readouterr().out)
+    assert tables["algorithm"] | {"epsilon": 3e-4, "epsilon_high": 4e-4, "mini_batches": 4} == tables["algorithm"]
+    resolved = Config().algorithm, from_dict(tables).algorithm
+    assert resolved[0].name == resolved[1].name == "gspo"
+    (tmp_path / "train.toml").write_text(TRAIN)
+    assert main(["config", str(tmp_path / "train.toml"), "--algorithm.name", "dapo", "--train.steps", "5"]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "resolved.toml").write_text(text)
+    config = load(tmp_path / "resolved.toml")
+    assert config == load(
+        tmp_path / "train.toml",
+        {"train.steps": 5, "algorithm.name": "dapo", "algorithm.epsilon": 0.2, "algorithm.epsilon_high": 0.28,
+         "algorithm.mini_batches": 4, "algorithm.scale_rewards": "group"},
+    )  # fmt: skip
+    assert "# Rollout batches (`gspo sft`: updates).\nsteps = 5\n" in text
+    assert main(["config", str(tmp_path / "resolved.toml")]) == 0
+    assert capsys.readouterr().out == text
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder in which `gspo sft`, `train`, `train --resume`, `eval` and `report` have run, through files alone."""
+    folder = tmp_path_factory.mktemp("cli")
+    model().save(folder / "model")
+    rows = [{"prompt": f"{i}+{j}=", "answer": str(i)} for i in range(10) for j in range(10)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "cold.toml").write_text(COLD_START)
+    (folder / "train.toml").write_text(TRAIN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["sft", "cold.toml"]) == 0
+        assert main(["train", "train.toml"]) == 0
+        (folder / "first.jsonl").write_text((folder / "run" / "metrics.jsonl").read_text())
+        assert main(["train", "train.toml", "--resume", "--train.steps=4"]) == 0
+        assert (
+            main(["eval", "train.toml", "--model.path=run/model", "--eval.num_generations=3", "--out=out/replies.jsonl"])
+            == 0
+        )
+        assert main(["report", "run", "cold"]) == 0
+    return folder
+
+
+def test_the_cold_start_learns(place):
+    losses = [line["loss"] for line in lines(place / "cold" / "metrics.jsonl")]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_training_begins_with_the_cold_model_and_resumes(place):
+    begun, whole = lines(place / "first.jsonl"), lines(place / "run" / "metrics.jsonl")
+    assert [line["step"] for line in begun] == [0, 1, 2, 3]
+    assert [line["step"] for line in whole] == [0, 1, 2, 3, 4]
+    assert whole[:2] == begun[:2]
+    assert begun[1]["reward"] > 0  # a model with random weights gets none right
+    assert load(place / "run" / "config.toml").train.steps == 4
+    cold, trained = (AutoModelForCausalLM.from_pretrained(place / name / "model") for name in ("cold", "run"))
+    changed = [not torch.equal(a, b) for a, b in zip(cold.parameters(), trained.parameters())]
+    assert any(changed)
+
+
+def test_eval_prints_an_interval_and_writes_each_reply(place, monkeypatch, capsys):
+    replies = lines(place / "out" / "replies.jsonl")
+    assert len(replies) == 8 * 3
+    assert {"prompt_id", "prompt", "completion", "reward", "reward_parts", "stop", "error"} <= set(replies[0])
+    assert len({reply["prompt_id"] for reply in replies}) == 8
+    monkeypatch.chdir(place)
+    assert main(["eval", "train.toml", "--model.path=run/model", "--eval.num_generations=3"]) == 0
+    shown = capsys.readouterr().out
+    mean = sum(reply["reward"] for reply in replies) / len(replies)
+    assert shown.startswith(f"accuracy {mean:.4f}  (95 % interval ")
+
+
+def test_report_and_comparison(place):
+    for page in ("run/report.html", "cold/report.html", "run/comparison.html"):
+        assert "<html" in (place / page).read_text()
+    assert list((place / "run" / "figures").glob("*.png"))
+
+
+def test_a_failed_run_ends_with_1_and_without_a_traceback(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    words = ["train", "train.toml", "--resume", "--train.steps=5"]
+    (place / "run" / "metrics.jsonl").rename(place / "kept")
+    assert main(words) == 1
+    assert "gspo: error: run/metrics.jsonl has 0 bytes" in capsys.readouterr().err
+    (place / "kept").rename(place / "run" / "metrics.jsonl")

@@ -1,0 +1,187 @@
+"""The configuration: reading, overriding, writing, and its documentation."""
+
+import dataclasses
+import subprocess
+import sys
+import tomllib
+import typing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo.config import SECTIONS, Config, OptimizerConfig, RewardConfig, RolloutConfig, TrainConfig
+from gspo.configfile import all_keys, docs, from_dict, load, nearest, nearest_key, to_dict, to_toml
+
+ROOT = Path(__file__).parents[1]
+
+
+def write(folder, text):
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults():
+    assert load() == from_dict({}) == Config()
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_path):
+    path = write(tmp_path, '[train]\nsteps = 7\nseed = 3\n[rollout]\nstop = ["a"]\n')
+    config = load(path, {"train.steps": "9", "model.path": "here"})
+    assert config.train == TrainConfig(steps=9, seed=3)
+    assert config.rollout == RolloutConfig(stop=["a"])
+    assert config.model.path == "here"
+    assert config.optimizer == OptimizerConfig()
+    assert load(path, {"train.steps": 9}) == load(path, {"train.steps": "9"})
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("optimizer.lr", "1e-5", 1e-5),
+        ("optimizer.lr", "1E-5", 1e-5),
+        ("optimizer.lr", ".5", 0.5),
+        ("optimizer.lr", "1", 1.0),
+        ("train.steps", "12", 12),
+        ("log.rollouts", "false", False),
+        ("log.dir", "runs/7", "runs/7"),
+        ("log.dir", "12", "12"),
+        ("log.dir", "true", "true"),
+        ("model.revision", "none", None),
+        ("model.revision", "v1", "v1"),
+        ("task.size", "none", None),
+        ("task.size", "3", 3),
+        ("algorithm.epsilon", "null", None),
+        ("reward.functions", "exact", ["exact"]),
+        ("reward.functions", "exact, my_rewards:short", ["exact", "my_rewards:short"]),
+        ("reward.functions", '["exact", "math"]', ["exact", "math"]),
+        ("reward.weights", "1", [1.0]),
+        ("reward.weights", "1,.5", [1.0, 0.5]),
+        ("reward.weights", "[1, 0.5]", [1.0, 0.5]),
+        ("log.trackers", "", []),
+        ("rollout.stop", '["\\n", "a,b"]', ["\n", "a,b"]),
+        ("task.config", '{min_n = 3, name = "x"}', {"min_n": 3, "name": "x"}),
+        ("task.prompt_column", "", ""),
+    ],
+)
+def test_words_of_a_command_line_become_the_fields_type(key, text, value):
+    more = {"algorithm.epsilon_high": "none"} if key == "algorithm.epsilon" else {}
+    section, name = key.split(".")
+    found = getattr(getattr(load(None, {key: text} | more), section), name)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def strategy(field, hint):
+    """Values that a field accepts."""
+    limits, kinds = field.metadata, typing.get_args(hint) or (hint,)
+    if typing.get_origin(hint) is list:
+        text = st.sampled_from(
+            {"functions": ["exact", "math", "a:b"], "trackers": ["wandb"], "stop": ["a", "\n", '"']}.get(field.name, ["a"])
+        )
+        return st.lists(text if typing.get_args(hint)[0] is str else st.floats(0.5, 2), min_size=1, max_size=3)
+    if typing.get_origin(hint) is dict:
+        plain = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+        return st.dictionaries(
+            st.text(),
+            st.recursive(plain, lambda s: st.lists(s, max_size=2) | st.dictionaries(st.text(), s, max_size=2), max_leaves=4),
+            max_size=3,
+        )
+    if limits["choices"]:
+        found = st.sampled_from(limits["choices"])
+    elif float in kinds:
+        low = limits["low"] if limits["low"] is not None else limits["above"]
+        found = st.floats(
+            low, limits["high"], exclude_min=limits["above"] is not None, allow_nan=False, allow_infinity=False
+        )
+    elif int in kinds:
+        found = st.integers(limits["low"] or 0, min(limits["high"] or 2**60, 2**60))
+    elif bool in kinds:
+        found = st.booleans()
+    else:
+        found = st.text(min_size=1).filter(lambda text: text.strip() and ":" not in text)
+    return found | st.none() if type(None) in kinds else found
+
+
+def sections():
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            name: st.fixed_dictionaries(
+                {},
+                optional={f.name: strategy(f, typing.get_type_hints(cls)[f.name]) for f in dataclasses.fields(cls)},
+            )
+            for name, cls in SECTIONS.items()
+        },
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(sections(), st.booleans())
+def test_what_is_written_reads_back_the_same(tables, comments):
+    config = from_dict(tables)
+    text = to_toml(config, comments)
+    assert from_dict(tomllib.loads(text)) == config
+    assert from_dict(to_dict(config)) == config
+    assert to_toml(from_dict(tomllib.loads(text)), comments) == text
+
+
+def test_a_written_configuration_says_what_each_field_means():
+    text = to_toml(Config(), comments=True)
+    for name, cls in SECTIONS.items():
+        assert f"[{name}]" in text
+        assert f"# {cls.__doc__}" in text
+        for field in dataclasses.fields(cls):
+            assert f"{field.name} = " in text or f"# {field.name} is not set" in text
+            assert docs(cls)[field.name].split()[0] in text
+
+
+def test_every_field_has_a_docstring_a_type_in_words_and_a_range():
+    for cls in SECTIONS.values():
+        fields = {field.name for field in dataclasses.fields(cls)}
+        assert set(docs(cls)) == fields
+        assert all(text.rstrip().endswith(".") for text in docs(cls).values())
+        for field in dataclasses.fields(cls):
+            assert set(field.metadata) == {"low", "above", "high", "choices"}
+
+
+def test_defaults_lie_in_their_range():
+    for cls in SECTIONS.values():
+        for field in dataclasses.fields(cls):
+            value, limits = getattr(cls(), field.name), field.metadata
+            if value is None or isinstance(value, (str, bool, list, dict)):
+                assert not limits["choices"] or value is None or value in limits["choices"]
+                continue
+            assert limits["low"] is None or value >= limits["low"]
+            assert limits["above"] is None or value > limits["above"]
+            assert limits["high"] is None or value <= limits["high"]
+
+
+def test_one_configuration_does_not_share_lists_with_another():
+    Config().task.config["x"] = 1
+    tables = {"task": {"config": {"n": 1}}, "reward": {"functions": ["exact"]}}
+    config = from_dict(tables)
+    config.task.config["n"] = 2
+    config.reward.functions.append("math")
+    assert Config().task.config == {}
+    assert Config().reward == RewardConfig()
+    assert tables == {"task": {"config": {"n": 1}}, "reward": {"functions": ["exact"]}}
+
+
+def test_nearest_names():
+    keys = all_keys()
+    assert len(keys) == len(set(keys)) == sum(len(dataclasses.fields(cls)) for cls in SECTIONS.values())
+    assert nearest("gspoo", ["gspo", "grpo"]) == ", did you mean gspo?"
+    assert nearest("zzz", ["gspo", "grpo"]) == ""
+    assert nearest_key("lr") == ", did you mean optimizer.lr?"
+    assert nearest_key("train.lr") == ", did you mean optimizer.lr?"
+    assert nearest_key("eval.num_generation") == ", did you mean eval.num_generations?"
+    assert nearest_key("rollout.num_generation") == ", did you mean rollout.num_generations?"
+    assert nearest_key("rollout.zzz") == ""
+
+
+def test_the_page_of_the_configuration_is_up_to_date():
+    done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

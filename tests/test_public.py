@@ -1,0 +1,142 @@
+"""The shape of the source: documented, small, and with imports that go one way."""
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "gspo"
+FILES = sorted(SOURCE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+RULES = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+Named = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def module(path):
+    """gspo.data.tasks of .../gspo/data/tasks.py."""
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module(path): path for path in FILES}
+
+
+def public(node, prefix):
+    """Public classes, functions and methods below a node, with their names."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Named) and not child.name.startswith("_"):
+            yield f"{prefix}.{child.name}", child
+            if isinstance(child, ast.ClassDef):
+                yield from public(child, f"{prefix}.{child.name}")
+
+
+def imports(path):
+    """Modules of gspo that a file imports, and the names that it takes from them, wherever in the file."""
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "gspo")
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if (node.module or "").split(".")[0] == "gspo":
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    yield whole if whole in MODULES else node.module
+
+
+IMPORTS = {module(path): {name for name in imports(path) if name in MODULES} for path in FILES}
+
+
+def within(name, package):
+    return name == package or name.startswith(f"{package}.")
+
+
+def reached(start):
+    """All modules that importing `start` may import in the end."""
+    found, todo = set(), [start]
+    while todo:
+        for name in IMPORTS[todo.pop()] - found:
+            found.add(name)
+            todo.append(name)
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_every_public_name_is_documented(path):
+    assert ast.get_docstring(TREES[path]), "the module"
+    assert [name for name, node in public(TREES[path], module(path)) if not ast.get_docstring(node)] == []
+
+
+def test_files_and_functions_are_small():
+    lines = {module(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert {name: count for name, count in lines.items() if count > 350} == {}
+    lengths = {
+        f"{module(path)}.{node.name}": node.end_lineno - node.lineno + 1
+        for path in FILES
+        for node in ast.walk(TREES[path])
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    assert {name: count for name, count in lengths.items() if count > 60} == {}
+
+
+def layers():
+    """The level of each package of the layer contract, counted from the top."""
+    rows = next(rule for rule in RULES if rule["type"] == "layers")["layers"]
+    return {name.strip(): level for level, row in enumerate(rows) for name in row.split("|")}
+
+
+def test_imports_go_one_way():
+    levels = layers()
+
+    def level(name):
+        return next((n for package, n in levels.items() if within(name, package)), None)
+
+    def package(name):
+        return next(package for package in levels if within(name, package))
+
+    wrong = []
+    for name, taken in IMPORTS.items():
+        if level(name) is None:
+            continue
+        for other in reached(name):
+            if level(other) is None or package(other) == package(name):
+                continue
+            direct = "" if other in taken else " (through others)"
+            if level(other) <= level(name):
+                wrong.append(f"{name} -> {other}{direct}")
+    assert wrong == []
+
+
+def test_every_module_has_a_layer():
+    apart = {"gspo", "gspo.plots", "gspo.report", "gspo.samples", "gspo.runfiles"}  # the package itself, and the report
+    assert {name for name in MODULES if not any(within(name, package) for package in layers())} <= apart
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule["type"] == "forbidden"], ids=lambda rule: rule["name"])
+def test_forbidden_imports(rule):
+    sources = [name for name in MODULES if any(within(name, package) for package in rule["source_modules"])]
+    assert sources
+    wrong = [
+        f"{name} -> {other}"
+        for name in sources
+        for other in reached(name)
+        if any(within(other, package) for package in rule["forbidden_modules"])
+    ]
+    assert wrong == []
+
+
+def test_no_module_imports_itself_in_a_circle():
+    assert [name for name in MODULES if name in reached(name)] == []
+
+
+def test_private_names_stay_in_their_module():
+    wrong = [
+        f"{module(path)} -> {node.module}.{alias.name}"
+        for path in FILES
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gspo"
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.startswith("__")
+    ]
+    assert wrong == []
