@@ -213,8 +213,8 @@ OTHER = {
     "{} --log.dir done_weights --resume": "step_000001/model': the folder has no weights",
 }
 CHECKPOINT = {  # what only the checkpoint shows
-    "{} --log.dir imitated --resume": "log.dir = 'imitated': holds a cold start; give another --log.dir",
-    "sft recipe.toml --log.dir done --resume": "log.dir = 'done': holds no cold start; give another --log.dir",
+    "{} --log.dir imitated --resume": "the prompts are not those that this run began with",
+    "sft recipe.toml --log.dir done --resume": "the prompts are not those that this run began with",
 }
 FAILED = {  # not the user's words but what lies on the disk: exit status 1
     "{} --log.dir done_state --resume": "done_state/.*/state.pt cannot be read .* delete .*step_000001 to resume from the",
@@ -328,7 +328,8 @@ PYTHON = {  # what differs from a call that works, and its message
         {"dataset": [{"question": "1"}]},
         "row 0: there is no column 'prompt'; set task.prompt_column to one of: q",
     ),
-    "empty held-out": ({"eval_dataset": []}, "the held-out data set: there are no rows"),
+    "held-out without evaluation": ({"eval_dataset": ROWS}, "eval_dataset is given but eval.every = 0: set eval="),
+    "empty held-out": ({"eval_dataset": [], "eval": {"every": 1}}, "the held-out data set: there are no rows"),
     "reward by name": (
         {"reward": "exact"},
         r"reward = 'exact': expected a function .* config=\{\"reward\": \{\"functions\"",

@@ -41,7 +41,8 @@ def parser() -> Parser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, config: str | None = None, fields: bool = True) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=text, description=text, epilog=FIELDS if fields else None, allow_abbrev=False)
+        help = text.replace("%", "%%")  # argparse formats this one only
+        made = commands.add_parser(name, help=help, description=text, epilog=FIELDS if fields else None, allow_abbrev=False)
         made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if config:
             made.add_argument(
@@ -55,7 +56,7 @@ def parser() -> Parser:
     ):
         made = command(name, text, "1")
         made.add_argument("--resume", action="store_true", help="go on from the run folder's last checkpoint")
-    made = command("eval", "sample held-out prompts and report the accuracy with a 95 %% interval", "1")
+    made = command("eval", "sample held-out prompts and report the accuracy with a 95 % interval", "1")
     made.add_argument("--out", type=Path, metavar="FILE", help="write each reply to this .jsonl file")
     made = command("report", "draw the figures and the report of one run, or lay several over each other", fields=False)
     made.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folders; the report goes into the first")

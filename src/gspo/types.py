@@ -18,6 +18,7 @@ class Prompt:
 
     `messages` is what the data row held: a string or a list of chat messages. `tokens` are the ids that the
     model reads, chat template applied. `columns` are the row's other columns, passed on to the rewards.
+    opens_thinking: the encoded prompt ends inside an open <think>.
     """
 
     id: str
@@ -25,6 +26,7 @@ class Prompt:
     tokens: tuple[int, ...]
     columns: dict[str, Any] = field(default_factory=dict)
     task: str = ""
+    opens_thinking: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,20 @@ def hangs(prompts, completions, **columns):
     return [1.0] * len(completions)
 
 
+def slow_for_many(prompts, completions, path):
+    with open(path[0], "a") as file:
+        file.write(f"{len(completions)}\n")
+    time.sleep(1000 if len(completions) > 1 else 0)
+    return [1.0] * len(completions)
+
+
+async def slow_for_many_async(prompts, completions, path):
+    with open(path[0], "a") as file:
+        file.write(f"{len(completions)}\n")
+    await asyncio.sleep(1000 if len(completions) > 1 else 0)
+    return [1.0] * len(completions)
+
+
 def hangs_in_c(prompts, completions, **columns):
     if "hang" in completions:
         sum(range(10**13))  # holds the interpreter's lock throughout

@@ -6,15 +6,19 @@ import sys
 import textwrap
 import time
 import types
+import warnings
+from pathlib import Path
 
 import pytest
 
+import gspo
 from gspo.config import RewardConfig, TaskConfig
 from gspo.data import scorers, workers
 from gspo.data.rewards import Rewards
 from tests.data.tools import rollout
 
 ROOT = os.getcwd()
+pytestmark = pytest.mark.filterwarnings("ignore:reward .*a call for")
 
 
 def named(*functions, source="", **config):
@@ -73,6 +77,17 @@ def test_exact(reply, answer, right):
 def test_math(reply, answer, right):
     score = scorers.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
     assert score(scorers.Row("?", reply, "", {"answer": answer})) == right
+
+
+def test_thinking_that_the_prompt_opened_is_not_graded():
+    wrong = ["Is it <answer>42</answer>? Let me", "42", "", "<think>42", "<answer>42</answer></think> It is 7."]
+    right = ["7? No.</think><answer>42</answer>", "7</think> 8 <think> 9 </think><answer>42</answer>"]
+    source, columns = "reasoning_gym:count_bits", {"question": "?", "answer": "42", "metadata": {}}
+    with named("task", "exact", "math", source=source) as rewards:
+        scored = rewards.score([rollout(reply, 0, source, opens_thinking=True, **columns) for reply in wrong + right])
+        closed = rewards.score([rollout(wrong[0], 0, source, **columns)])
+    assert [list(r.reward_parts.values()) for r in scored] == [[0, 0, 0]] * 5 + [[1, 1, 1]] * 2
+    assert list(closed[0].reward_parts.values()) == [1, 1, 1]
 
 
 def test_math_that_never_ends_costs_its_own_reply():
@@ -255,6 +270,111 @@ def test_a_failed_batch_of_async_calls_is_repeated_all_at_once():
 
     assert outcome(in_process(judge), *"abcdefgh")[0] == [1.0] * 8
     assert most == 8
+
+
+# A call for many replies that fails is not paid for twice in every step
+
+
+def sizes(tmp_path):
+    """How many replies each call of graders.slow_for_many got since the last look."""
+    path = tmp_path / "calls"
+    found = [int(line) for line in path.read_text().split()]
+    path.unlink()
+    return found
+
+
+@pytest.mark.parametrize("grader", ["slow_for_many", "slow_for_many_async"])
+def test_a_batch_that_timed_out_is_not_tried_again(grader, tmp_path):
+    replies = [rollout(reply, path=str(tmp_path / "calls")) for reply in "abc"]
+    with named(grader, timeout=0.2) as rewards:
+        with pytest.warns(UserWarning) as told:
+            assert [r.reward for r in rewards.score(replies)] == [1, 1, 1]
+        assert sizes(tmp_path) == [3, 1, 1, 1]
+        with warnings.catch_warnings(action="error"):
+            assert [r.reward for r in rewards.score(replies)] == [1, 1, 1]
+        assert sizes(tmp_path) == [1, 1, 1]
+    (warning,) = told
+    assert Path(gspo.__file__).parent in Path(warning.filename).parents  # so that the run's log takes it
+    assert str(warning.message) == (
+        f"reward {grader}: a call for 3 replies took longer than 0.2 s (reward.timeout) and was given up. From now on "
+        "each reply gets a call of its own. Raise reward.timeout to wait for all at once, or make the function handle "
+        "a single bad reply"
+    )
+
+
+def test_async_calls_stay_concurrent_after_a_time_out():
+    at_work, most, calls = 0, 0, []
+
+    async def judge(prompts, completions, **columns):
+        nonlocal at_work, most
+        calls.append(len(completions))
+        at_work += 1
+        most = max(most, at_work)
+        try:
+            await asyncio.sleep(0.05 if len(completions) == 1 else 1000)
+        finally:
+            at_work -= 1
+        return [1.0] * len(completions)
+
+    with in_process(judge, timeout=0.3) as rewards:
+        for expected in ([4, 1, 1, 1, 1], [1, 1, 1, 1]):
+            most = 0
+            assert [r.reward for r in rewards.score([rollout(reply) for reply in "abcd"])] == [1] * 4
+            assert (calls, most) == (expected, 4)
+            calls.clear()
+
+
+def test_an_async_function_that_blocks_ends_one_by_one(monkeypatch):
+    monkeypatch.setattr(workers, "GRACE", 0.1)
+    calls = []
+
+    async def judge(prompts, completions, step):
+        calls.append((step[0], completions))
+        time.sleep(0.6 if len(completions) > 1 or len(asyncio.all_tasks()) > 1 else 0)
+        return [1.0] * len(completions)
+
+    with in_process(judge, timeout=0.1) as rewards:
+        with pytest.warns(UserWarning) as told:
+            assert [r.reward for r in rewards.score([rollout(reply, step=1) for reply in "ab"])] == [1, 1]
+        assert len(told) == 1
+        assert [r.reward for r in rewards.score([rollout(reply, step=2) for reply in "ab"])] == [1, 1]
+    assert [completions for step, completions in calls if step == 2] == [["a"], ["b"]]
+
+
+def test_a_batch_that_raised_is_tried_again():
+    calls = []
+
+    def judge(prompts, completions, **columns):
+        calls.append(len(completions))
+        return [float(completion) for completion in completions]
+
+    with in_process(judge) as rewards:
+        with pytest.warns(UserWarning, match="reward judge: a call for 2 replies failed .ValueError: .*'x'.*None for it"):
+            rewards.score([rollout("1"), rollout("x")])
+        with warnings.catch_warnings(action="error"):
+            rewards.score([rollout("x"), rollout("2")])
+            rewards.score([rollout("3"), rollout("4")])
+    assert calls == [2, 1, 1, 2, 1, 1, 2]
+
+
+def test_a_function_may_have_time_outs_of_its_own():
+    """They are failures like others: the call did not exceed reward.timeout."""
+
+    async def judge(prompts, completions, **columns):
+        if "x" in completions:
+            raise TimeoutError("the judge's line is busy")
+        return [1.0] * len(completions)
+
+    with in_process(judge) as rewards:
+        scored = rewards.score([rollout("1"), rollout("x")])
+        assert scored[1].error == "judge: TimeoutError: the judge's line is busy"
+        assert rewards.ways["judge"].level == scorers.BATCH
+
+
+def test_a_single_reply_that_hangs_says_nothing_about_many():
+    with named("hangs", timeout=0.1) as rewards, warnings.catch_warnings(action="error"):
+        assert rewards.score([rollout("hang")])[0].error == "hangs: took longer than 0.1 s"
+        assert rewards.ways["hangs"].level == scorers.BATCH
 
 
 def test_tensors_and_arrays_are_lists_of_numbers():

@@ -207,6 +207,12 @@ def test_chat_messages_with_a_template():
     train, _ = load_prompts(task, EvalConfig(), Encoder(characters(TEMPLATE), task), rows=[{"prompt": messages}])
     assert train[0].messages == messages
     assert text(characters(), train[0].tokens) == "<s>[system]s;[user]x;[assistant]"
+    assert not train[0].opens_thinking
+
+
+def test_a_prompt_knows_that_it_opens_thinking():
+    train, held_out = load(rows=[{"prompt": f"{i}+1= <think>"} for i in range(40)])
+    assert all(prompt.opens_thinking for prompt in train + held_out)
 
 
 @given(st.integers(1, 20), st.integers(0, 2**32), st.lists(st.integers(0, 30), max_size=6), st.integers(0, 6))

@@ -6,7 +6,7 @@ from tests.data.tools import TEMPLATE, characters, text
 
 
 def encoded(prompt, tokenizer, **task):
-    return text(tokenizer, Encoder(tokenizer, TaskConfig(**task)).prompt(prompt))
+    return text(tokenizer, Encoder(tokenizer, TaskConfig(**task)).prompt(prompt)[0])
 
 
 def test_a_string_becomes_a_user_message_and_bos_comes_once():
@@ -37,6 +37,36 @@ def test_without_a_template_the_text_stands_as_it_is():
     assert encoded("a", characters(eos_too=True)) == "<s>a"  # a reply is to follow
     assert encoded("a</s>", characters(eos_too=True)) == "<s>a</s></s>"[: len("<s>a</s></s>")]
     assert encoded("a", characters(bos=False)) == "a"
+
+
+THINKS = TEMPLATE.replace("[assistant]\n", "[assistant]<think>{{ '\\n' }}\n")
+"""As of R1 and Qwen3-Thinking: the reply begins inside the tag."""
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "thinking"),
+    [
+        (THINKS, "hi", True),
+        (THINKS, "<think>", True),
+        (THINKS, [{"role": "user", "content": "end with </think>"}], True),
+        (TEMPLATE, "hi", False),
+        (TEMPLATE, "begin with <think>", False),  # an instruction, not the beginning of the reply
+        (TEMPLATE, "between <think> and </think>", False),
+        (TEMPLATE, [{"role": "user", "content": "1"}, {"role": "assistant", "content": "<think>Well"}], True),
+        (TEMPLATE, [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": "Well"}], False),
+        (TEMPLATE, [{"role": "user", "content": "1"}, {"role": "assistant", "content": "<think></think>"}], False),
+        (None, "Q: 1+1 A: <think>", True),
+        (None, "Q: 1+1 A:", False),
+        (None, "Between <think> and </think>. Q: 1+1 A:", False),
+        (None, "Between <think> and </think>. Q: 1+1 A: <think>\n", True),
+    ],
+)
+def test_prompts_that_end_inside_an_open_think(template, prompt, thinking):
+    tokenizer = characters(template)
+    ids, found = Encoder(tokenizer, TaskConfig()).prompt(prompt)
+    assert found is thinking
+    if template is THINKS:
+        assert text(tokenizer, ids).endswith("[assistant]<think>\n")
 
 
 def test_completions_end_with_eos_once():

@@ -43,8 +43,10 @@ def text(tokenizer: Any, ids: tuple[int, ...]) -> str:
     return "".join(tokenizer.convert_ids_to_tokens(list(ids)))
 
 
-def rollout(reply: str, number: int = 0, task: str = "", prompt: str = "?", **columns: Any) -> Rollout:
+def rollout(
+    reply: str, number: int = 0, task: str = "", prompt: str = "?", opens_thinking: bool = False, **columns: Any
+) -> Rollout:
     """A sampled reply to prompt `number`."""
     none = torch.zeros(1)
-    asked = Prompt(f"train-{number}", prompt, (1,), columns, task)
+    asked = Prompt(f"train-{number}", prompt, (1,), columns, task, opens_thinking)
     return Rollout(asked, none.long(), none.bool(), none, none.long(), "eos", reply)

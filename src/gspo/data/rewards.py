@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import queue
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from gspo.config import RewardConfig, TaskConfig
 from gspo.configfile import nearest
 from gspo.data.reasoning import PREFIX
 from gspo.data.scorers import Function, Result, Row
-from gspo.data.workers import Channel, Thread, Worker, score_rows
+from gspo.data.workers import Channel, Thread, Way, Worker, score_rows
 from gspo.types import Prompt, Rollout
 
 
@@ -55,6 +56,7 @@ class Rewards:
         self.weights = dict(zip(self.names, weights))
         self.specs = dict(zip(self.names, specs))
         self.functions = {name: Function(f) for name, f in zip(self.names[len(specs) :], functions)}
+        self.ways = {name: Way() for name in self.names}
         self._settings = specs, reward, task
         self._start()
 
@@ -82,8 +84,8 @@ class Rewards:
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The rollouts with `reward`, `reward_parts` (by name; None: no opinion, or failed) and `error`.
 
-        `progress` is told how many rollouts are done. Raises ValueError for what is wrong with every reply: a
-        reward function that cannot be loaded, a missing answer column.
+        `progress` is told how many rollouts are done. Warns of calls for many replies that fail. Raises ValueError
+        for what is wrong with every reply: a reward function that cannot be loaded, a missing answer column.
         """
         self.check(rollout.prompt for rollout in rollouts)
         results: dict[str, list[Result]] = {name: [(None, None)] * len(rollouts) for name in self.names}
@@ -99,7 +101,7 @@ class Rewards:
 
         def run(channel: Channel, name: str, spec: str, start: int, stop: int) -> None:
             rows = [_row(rollout) for rollout in rollouts[start:stop]]
-            results[name][start:stop] = score_rows(channel, spec, rows, self.timeout, done)
+            results[name][start:stop] = score_rows(channel, spec, rows, self.timeout, self.ways[name], done)
 
         jobs: queue.SimpleQueue[tuple[str, str, int, int]] = queue.SimpleQueue()
         for start, stop in _chunks(rollouts, len(self.workers)):
@@ -113,6 +115,10 @@ class Rewards:
             self.close()
             self._start()
             raise
+        for name, way in self.ways.items():
+            while way.news:
+                # From this very file, whoever called: the run's log takes the warnings of gspo's own files.
+                warnings.warn(f"reward {name}: {way.news.pop(0)}", stacklevel=1)
         each = zip(*(results[name] for name in self.names))
         return [self._scored(rollout, dict(zip(self.names, found))) for rollout, found in zip(rollouts, each)]
 
@@ -161,7 +167,8 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _row(rollout: Rollout) -> Row:
-    return Row(rollout.prompt.messages, rollout.text, rollout.prompt.task, rollout.prompt.columns)
+    prompt = rollout.prompt
+    return Row(prompt.messages, rollout.text, prompt.task, prompt.columns, prompt.opens_thinking)
 
 
 def _chunks(rollouts: list[Rollout], count: int) -> list[tuple[int, int]]:

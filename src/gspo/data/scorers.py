@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,17 +19,32 @@ BATCH, TOGETHER, SINGLY = 0, 1, 2
 
 Result = tuple[float | None, str | None]
 """A value (None: no opinion) and an error (None: none)."""
-Message = tuple[int, list[Result]]
-"""The level at work, and the results of the next rows."""
+
+
+class Message(NamedTuple):
+    """The level at work, and the results of the next rows; `failed` says why the level before it was given up."""
+
+    level: int
+    results: Sequence[Result] = ()
+    failed: str = ""
+    late: bool = False
+
+
+class Late(Exception):
+    """A call that took longer than `reward.timeout`."""
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__(f"took longer than {timeout:g} s")
 
 
 class Row(NamedTuple):
-    """One reply to score."""
+    """One reply to score. opens_thinking: the prompt ends inside an open <think>."""
 
     prompt: str | list[dict[str, Any]]
     completion: str
     task: str
     columns: dict[str, Any]
+    opens_thinking: bool = False
 
 
 class PerReply:
@@ -40,13 +55,13 @@ class PerReply:
 
     def stream(self, rows: list[Row], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[Message]:
         """Each row's result as soon as it is there."""
-        yield SINGLY, []
+        yield Message(SINGLY)
         for row in rows:
             try:
                 result = checked(self.score(row))
             except BaseException as error:
                 result = None, describe(error)
-            yield SINGLY, [result]
+            yield Message(SINGLY, [result])
 
 
 class Function:
@@ -73,25 +88,26 @@ class Function:
         `timeout` (seconds) cancels async calls; a plain call that hangs is the caller's to notice. A message
         without results announces the next level.
         """
+        failed, late = "", False
         if level == BATCH and len(rows) > 1:
             try:
                 results = self._call(rows, runner, timeout)
-            except BaseException:
-                pass  # one row at a time shows which is to blame
+            except BaseException as error:  # one row at a time shows which is to blame
+                failed, late = _why(error), isinstance(error, Late)
             else:
-                yield BATCH, results
+                yield Message(BATCH, results)
                 return
         if level < SINGLY and self.concurrent:
-            yield TOGETHER, []
-            yield TOGETHER, runner.run(self._together(rows, timeout))
+            yield Message(TOGETHER, (), failed, late)
+            yield Message(TOGETHER, runner.run(self._together(rows, timeout)))
             return
-        yield SINGLY, []
+        yield Message(SINGLY, (), failed, late)
         for row in rows:
             try:
                 results = self._call([row], runner, timeout)
             except BaseException as error:
-                results = [(None, describe(error))]
-            yield SINGLY, results
+                results = [(None, _why(error))]
+            yield Message(SINGLY, results)
 
     def _start(self, rows: list[Row]) -> Any:
         columns = {name: None for row in rows for name in row.columns}
@@ -111,16 +127,24 @@ class Function:
             try:
                 return _results(await _within(self._start([row]), timeout), 1)[0]
             except BaseException as error:
-                return None, describe(error)
+                return None, _why(error)
 
         return list(await asyncio.gather(*map(one, rows)))
 
 
 async def _within(awaitable: Awaitable[Any], timeout: float) -> Any:
+    limit = asyncio.timeout(timeout)
     try:
-        return await asyncio.wait_for(awaitable, timeout)
-    except TimeoutError as error:
-        raise TimeoutError(str(error) or f"took longer than {timeout:g} s") from None
+        async with limit:
+            return await awaitable
+    except BaseException:  # whatever the function makes of being cancelled
+        if limit.expired():
+            raise Late(timeout) from None
+        raise
+
+
+def _why(error: BaseException) -> str:
+    return str(error) if isinstance(error, Late) else describe(error)
 
 
 def _results(returned: Any, count: int) -> list[Result]:
@@ -171,11 +195,15 @@ def tagged(reply: str) -> str | None:
     return reply[start + len("<answer>") : reply.find("</answer>", start)].strip()
 
 
-def spoken(reply: str) -> str:
-    """A reply without its thinking: what follows the last </think>; nothing if the thinking never ended."""
+def spoken(row: Row) -> str:
+    """A reply without its thinking: what follows the last </think>; nothing if the thinking never ended.
+
+    It may have begun in the prompt.
+    """
+    reply = row.completion
     if "</think>" in reply:
         return reply.rpartition("</think>")[2]
-    return "" if "<think>" in reply else reply
+    return "" if row.opens_thinking or "<think>" in reply else reply
 
 
 def gold(row: Row, column: str) -> str:
@@ -191,11 +219,11 @@ def gold(row: Row, column: str) -> str:
 
 
 def _task(row: Row, datasets: dict[str, Any]) -> float:
-    return reasoning.score(datasets[row.task], tagged(spoken(row.completion)), row.columns)
+    return reasoning.score(datasets[row.task], tagged(spoken(row)), row.columns)
 
 
 def _exact(row: Row, column: str) -> float:
-    reply = spoken(row.completion)
+    reply = spoken(row)
     answer = tagged(reply)
     return float((reply.strip() if answer is None else answer) == gold(row, column))
 
@@ -206,7 +234,7 @@ def _math(row: Row, column: str) -> float:
     right = _parse_gold(gold(row, column))
     if not right:
         raise ValueError(f"math-verify cannot read the right answer {row.columns[column]!r:.80}")
-    reply = spoken(row.completion)
+    reply = spoken(row)
     answer = tagged(reply)
     # No limits of its own: they raise an alarm in the middle of sympy; this process can be killed instead.
     read = parse(reply if answer is None else _in_math(answer), parsing_timeout=None)

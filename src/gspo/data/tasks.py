@@ -169,14 +169,14 @@ def _prompt(
         if name in row:
             raise ValueError(f"a column {name!r} would hide the argument of that name of reward functions: rename it")
     try:
-        tokens = encoder.prompt(messages)
+        tokens, opens_thinking = encoder.prompt(messages)
     except ValueError as error:
         raise ValueError(f"the prompt (column {column!r}) {error}") from error
     if not tokens:
         raise ValueError(f"the prompt (column {column!r}) is empty")
     _fits(len(tokens), limit, "")
     columns = {name: value for name, value in row.items() if name != column or column == "question"}
-    return Prompt(f"{which}-{number}", messages, tokens, columns, source)
+    return Prompt(f"{which}-{number}", messages, tokens, columns, source, opens_thinking)
 
 
 def _cell(row: Mapping[str, Any], column: str, key: str) -> Any:

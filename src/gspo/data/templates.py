@@ -33,8 +33,11 @@ class Encoder:
     def _close(self, name: str) -> str:
         return nearest(name, sorted(set(re.findall(r"\w+", self.template or ""))))
 
-    def prompt(self, prompt: str | list[dict[str, Any]]) -> tuple[int, ...]:
-        """Token ids of a prompt. Raises ValueError with the remedy for what cannot be encoded."""
+    def prompt(self, prompt: str | list[dict[str, Any]]) -> tuple[tuple[int, ...], bool]:
+        """Token ids of a prompt, and whether it ends inside an open <think>.
+
+        Raises ValueError with the remedy for what cannot be encoded.
+        """
         if not isinstance(prompt, str):
             check_messages(prompt)
         if self.template is not None:
@@ -44,25 +47,27 @@ class Encoder:
                 "is a list of chat messages, but no chat template is in use: give the prompt as a string, "
                 'or use a tokenizer with a chat template (and task.template = "auto")'
             )
-        return self._plain(prompt if self.system is None else f"{self.system}\n\n{prompt}")
+        text = prompt if self.system is None else f"{self.system}\n\n{prompt}"
+        return self._plain(text), _opens_thinking(text)
 
-    def _chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
+    def _chat(self, messages: list[dict[str, Any]]) -> tuple[tuple[int, ...], bool]:
         if self.system is not None:
             if messages[0]["role"] == "system":
                 raise ValueError("has a system message of its own, and task.system is set: unset one of them")
             messages = [{"role": "system", "content": self.system}, *messages]
         begun = messages[-1]["role"] == "assistant"  # a reply that the model is to carry on
+        text = self._render(messages, add_generation_prompt=not begun, continue_final_message=begun)
+        thinking = _opens_thinking(text)
+        if thinking:  # it may be but an instruction that names the tag: look at the reply's beginning alone
+            start = str(messages[-1]["content"]) if begun else text.removeprefix(self._render(messages))
+            thinking = _opens_thinking(start)
+        return tuple(self._bare(text)), thinking  # the template has written BOS itself
+
+    def _render(self, messages: list[dict[str, Any]], **how: bool) -> str:
         try:
-            text = self.tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=not begun,
-                continue_final_message=begun,
-                **self.args,
-            )
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **how, **self.args)
         except Exception as error:  # templates raise anything
             raise ValueError(f"the chat template refuses it: {error}") from error
-        return tuple(self._bare(text))  # the template has written BOS itself
 
     def _bare(self, text: str) -> list[int]:
         """Token ids without special ones. Raises ValueError for text that the tokenizer has no tokens for."""
@@ -91,6 +96,10 @@ class Encoder:
         except ValueError as error:
             raise ValueError(f"the completion {error}") from error
         return tuple(ids) if ids[-1:] == [eos] else (*ids, eos)
+
+
+def _opens_thinking(text: str) -> bool:
+    return "<think>" in text.rpartition("</think>")[2]
 
 
 def check_messages(prompt: Any) -> None:

@@ -17,7 +17,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
 from gspo.config import RewardConfig, TaskConfig
-from gspo.data.scorers import BATCH, SINGLY, Function, Message, Result, Row
+from gspo.data.scorers import BATCH, SINGLY, Function, Late, Message, Result, Row
 
 START = 300.0
 """Seconds that a worker may take to import what it needs."""
@@ -28,7 +28,33 @@ MAX_LOST = 8
 
 
 class Lost(Exception):
-    """A call that hung, or whose process died."""
+    """A call whose process died."""
+
+
+class Way:
+    """How a function is called from now on, and what is to be said of it.
+
+    Calls for many replies that time out would do so in every step, and a judge be paid twice: they are not tried again.
+    `news` is for the caller to take: one text for the first such time-out, one for the first other failure.
+    """
+
+    def __init__(self) -> None:
+        self.level = BATCH
+        self.news: list[str] = []
+        self._told: set[bool] = set()
+
+    def failed(self, count: int, why: str, late: bool) -> None:
+        """A call for `count` replies failed, and each gets one of its own."""
+        if late in self._told:
+            return
+        self._told.add(late)
+        self.news.append(
+            f"a call for {count} replies {why} (reward.timeout) and was given up. From now on each reply gets a call "
+            "of its own. Raise reward.timeout to wait for all at once, or make the function handle a single bad reply"
+            if late
+            else f"a call for {count} replies failed ({why}), so each reply got a call of its own. "
+            "Make the function handle a single bad reply, by returning None for it"
+        )
 
 
 class Channel(Protocol):
@@ -39,7 +65,7 @@ class Channel(Protocol):
         ...
 
     def receive(self, timeout: float) -> Message:
-        """The next results, within `timeout` seconds. Raises Lost."""
+        """The next results, within `timeout` seconds. Raises Late or Lost."""
         ...
 
     def restart(self) -> None:
@@ -47,30 +73,45 @@ class Channel(Protocol):
         ...
 
 
-def score_rows(channel: Channel, name: str, rows: list[Row], timeout: float, done: Callable[[int], None]) -> list[Result]:
+def score_rows(
+    channel: Channel, name: str, rows: list[Row], timeout: float, way: Way, done: Callable[[int], None]
+) -> list[Result]:
     """Each row's result by the function `name`; only a row whose own call fails, hangs or crashes has an
     error.
 
-    timeout: seconds that one call may take. done: told how many more rows have a result.
+    timeout: seconds that one call may take. way: how the function is called; time-outs change it. done: told how many
+    more rows have a result.
     """
     results: list[Result] = []
-    level, lost = BATCH, 0
+    level, late, lost = way.level, False, 0
+
+    def failed(why: str, by_time: bool) -> None:
+        nonlocal late
+        if len(rows) > 1:  # one alone says nothing about many
+            late |= by_time
+            way.failed(len(rows), why, by_time)
+
     while len(results) < len(rows):
-        more: list[Result] = []
         try:
             channel.send(name, rows[len(results) :], level)
             while len(results) < len(rows):
-                level, more = channel.receive(timeout + GRACE)
-                results += more
-                done(len(more))
+                message = channel.receive(timeout + GRACE)
+                level = message.level
+                if message.failed:
+                    failed(message.failed, message.late)
+                if late:
+                    way.level = max(way.level, level)
+                results += message.results
+                done(len(message.results))
             return results
-        except Lost as error:
+        except (Late, Lost) as error:
             channel.restart()
             if level < SINGLY:
                 level += 1
+                failed(str(error), isinstance(error, Late))
                 continue
             lost += 1
-            more = [(None, str(error))]
+            more: list[Result] = [(None, str(error))]
             if lost == MAX_LOST:
                 skipped = None, f"not scored: {lost} calls before it hung or crashed"
                 more += [skipped] * (len(rows) - len(results) - 1)
@@ -125,7 +166,7 @@ class Worker:
             return
         try:
             problem = self._read(START, START)
-        except Lost as error:
+        except (Late, Lost) as error:
             raise RuntimeError(f"a reward worker did not start: {error}") from None
         if problem is not None:
             raise ValueError(problem)
@@ -142,16 +183,16 @@ class Worker:
             self.connection.send_bytes(data)
 
     def receive(self, timeout: float) -> Message:
-        """The next results. Raises Lost, or ValueError when the rows hold what the worker cannot import."""
-        level, more = self._read(timeout, self.limit)
-        if level == "unreadable":
-            raise ValueError(f"the reward workers cannot read the rows ({more}): use plain values")
-        return level, more
+        """The next results. Raises Late or Lost, or ValueError when the rows hold what the worker cannot import."""
+        message = self._read(timeout, self.limit)
+        if message[0] == "unreadable":
+            raise ValueError(f"the reward workers cannot read the rows ({message[1]}): use plain values")
+        return message
 
     def _read(self, timeout: float, limit: float) -> Any:
         try:
             if not self.connection.poll(timeout):
-                raise Lost(f"took longer than {limit:g} s")
+                raise Late(limit)
             return self.connection.recv()
         except (EOFError, OSError):
             code = None
@@ -196,11 +237,11 @@ class Thread:
         self.inbox.put((rows, level))
 
     def receive(self, timeout: float) -> Message:
-        """The next results. Raises Lost."""
+        """The next results. Raises Late."""
         try:
             return self.outbox.get(timeout=timeout)
         except queue.Empty:
-            raise Lost(f"took longer than {self.timeout:g} s") from None
+            raise Late(self.timeout) from None
 
     def restart(self) -> None:
         """Leave the thread behind and start another. Raises RuntimeError once closed."""

@@ -1,0 +1,141 @@
+"""The recipes in configs/: they resolve, and the GSM8K recipe runs on stand-ins for its model and its data."""
+
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from gspo.backends.tiny import build_tiny, longest_match_tokenizer
+from gspo.build import resolved
+from gspo.cli import main
+from gspo.config import EvalConfig
+from gspo.configfile import check_training, load, to_toml
+from gspo.data.rewards import Rewards
+from gspo.data.tasks import load_prompts
+from gspo.data.templates import Encoder
+from gspo.types import Rollout
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "configs").glob("*.toml"))
+FILLED = ["algorithm.epsilon", "algorithm.epsilon_high", "algorithm.mini_batches", "algorithm.scale_rewards"]
+GSM8K = ROOT / "configs" / "qwen3-0.6b-gsm8k.toml"
+PAPER = ROOT / "configs" / "qwen3-30b-a3b.toml"
+ROWS = [
+    {
+        "question": f"A box holds {n} eggs. How many eggs do 1000 boxes hold?",
+        "answer": f"Each box holds {n}.\n1000 * {n} = <<1000*{n}={1000 * n}>>{1000 * n}\n#### {n},000",
+    }
+    for n in range(10, 30)
+]
+# The parts of Qwen3's template that the recipe needs: turns, and an empty thought where thinking is off.
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_resolves(path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config, odd = resolved(load(path))
+    assert odd == []
+    assert config == load(path, {key: getattr(config.algorithm, key[10:]) for key in FILLED})
+    if path in (GSM8K, PAPER):
+        check_training(config)
+        assert config.log.dir == f"runs/{path.stem}"
+
+
+def test_the_demo_recipes_are_the_demos_own():
+    for name, target in (("demo", "train"), ("demo_cold_start", "cold_start")):
+        link = ROOT / "configs" / f"{name}.toml"
+        assert link.resolve() == (ROOT / "src" / "gspo" / "demo" / f"{target}.toml").resolve()
+
+
+def test_the_papers_setting():
+    for path in (GSM8K, PAPER):
+        algorithm = resolved(load(path))[0].algorithm
+        assert (algorithm.name, algorithm.epsilon, algorithm.epsilon_high) == ("gspo", 3e-4, 4e-4)
+        assert (algorithm.mini_batches, algorithm.epochs, algorithm.beta) == (4, 1, 0.0)
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory):
+    """A tiny Qwen3 with a chat template, and a folder that `datasets` reads as it reads openai/gsm8k."""
+    folder = tmp_path_factory.mktemp("stand_ins")
+    letters = sorted(
+        {c for row in ROWS for c in row["question"]} | set(load(GSM8K).task.system) | set("systemuserant\n\\{}.#")
+    )
+    marks = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+    tokenizer = longest_match_tokenizer([*letters, *marks])
+    tokenizer.chat_template = TEMPLATE
+    config = {
+        "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True, "max_position_embeddings": 512,
+    }  # fmt: skip
+    build_tiny(config, tokenizer).save(folder / "model")
+    data = folder / "gsm8k"
+    (data / "main").mkdir(parents=True)
+    for split, rows in (("train", ROWS[:16]), ("test", ROWS[16:])):
+        (data / "main" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = "".join(f"  - split: {split}\n    path: main/{split}.jsonl\n" for split in ("train", "test"))
+    (data / "README.md").write_text(f"---\nconfigs:\n- config_name: main\n  data_files:\n{files}---\n")
+    return folder
+
+
+def test_the_gsm8k_recipe_runs_on_stand_ins(stand_ins, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("math_verify")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    fields = {
+        "model.path": stand_ins / "model", "task.source": stand_ins / "gsm8k", "model.device": "cpu", "train.steps": 2,
+        "rollout.num_prompts": 4, "rollout.num_generations": 2, "rollout.max_completion_length": 8, "reward.workers": 1,
+        "eval.every": 2, "eval.num_prompts": 4,
+    }  # fmt: skip
+    assert main(["train", str(GSM8K), *(f"--{key}={value}" for key, value in fields.items())]) == 0
+    run = tmp_path / "runs" / "qwen3-0.6b-gsm8k"
+    metrics, rollouts = ([json.loads(line) for line in (run / name).open()] for name in ("metrics.jsonl", "rollouts.jsonl"))
+    assert [line["step"] for line in metrics] == [0, 1, 2]
+    assert "eval/accuracy" in metrics[0] and "eval/accuracy" in metrics[2]
+    assert all(line["updates"] == 4 and line["rollouts/failed"] == 0 for line in metrics[1:])
+    assert len(rollouts) == 2 * 4 * 2
+    trained = {rollout["prompt"] for rollout in rollouts}
+    assert trained <= {row["question"] for row in ROWS[:16]}
+    assert all(set(rollout["reward_parts"]) == {"math"} for rollout in rollouts)
+    assert 'eval_split = "test"' in to_toml(load(run / "config.toml"))
+
+
+def test_the_gsm8k_prompt_and_its_reward(stand_ins):
+    pytest.importorskip("math_verify")
+    config = load(GSM8K)
+    tokenizer = AutoTokenizer.from_pretrained(stand_ins / "model")
+    task = dataclasses.replace(config.task, eval_split=None)
+    (prompt, *_), _ = load_prompts(task, EvalConfig(), Encoder(tokenizer, task), rows=ROWS)
+    assert tokenizer.decode(list(prompt.tokens)) == (
+        "<|im_start|>system\nReason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
+        f"<|im_start|>user\n{ROWS[0]['question']}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    replies = {
+        "1000 * 10 = 10000, so the answer is \\boxed{10000}.": 1.0,
+        "\\boxed{10,000}": 1.0,
+        "\\boxed{10{,}000}": 1.0,
+        "The answer is $10000.00$": 1.0,
+        "\\boxed{10000 \\text{ eggs}}": 1.0,
+        "So the answer is **10,000 eggs**": 1.0,
+        "\\boxed{1000}": 0.0,
+        "\\boxed{10000} or \\boxed{11000}": 0.0,
+        "10000 is wrong, it is 10": 0.0,
+        "\\boxed{10000": 0.0,
+        "<think>\\boxed{10000}": 0.0,
+        "": 0.0,
+    }
+    none = torch.zeros(0)
+    rollouts = [Rollout(prompt, none, none, none, none, "eos", text) for text in replies]
+    with Rewards(config.reward, config.task) as rewards:
+        assert [rollout.reward for rollout in rewards.score(rollouts)] == list(replies.values())
