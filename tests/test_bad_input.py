@@ -143,7 +143,7 @@ MODEL = {
     "bad_config": "model.path = 'bad_config': cannot be loaded .*not a valid JSON file",
     "unknown_type": "version of transformers does not know its model type; update transformers. .*qwen33_moe",
     "model --model.revision v9": "model.revision = 'v9': has no effect on the folder model; remove it",
-    "model --model.tokenizer ./nowhere": "model.tokenizer = './nowhere': no such folder",
+    "model --model.tokenizer ./nowhere": "model.tokenizer = './nowhere': .* no such folder",
     "model --model.tokenizer nowhere": "model.tokenizer = 'nowhere': no tokenizer can be loaded",
     "model --model.device gpu": "model.device = 'gpu': allowed are auto, cpu, cuda, cuda:1, mps",
     "model --model.device meta": "model.device = 'meta': allowed are auto, cpu",

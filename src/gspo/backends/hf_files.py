@@ -133,7 +133,7 @@ def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
     if folder.is_dir() and not any((folder / name).is_file() for name in files):
         raise ValueError(f"{where}: the folder has no tokenizer (tokenizer.json); set model.tokenizer")
     if not folder.is_dir() and _no_id(path):
-        raise ValueError(f"{where}: no such folder")
+        raise ValueError(f"{where}: no tokenizer can be loaded: no such folder")
     revision = None if cfg.tokenizer else cfg.revision
     try:
         return AutoTokenizer.from_pretrained(local(path), revision=revision, trust_remote_code=cfg.trust_remote_code)
