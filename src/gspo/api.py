@@ -9,7 +9,7 @@ from typing import Any
 
 from gspo import build, checkpoint, cold_start, evaluation, report, trainer
 from gspo.config import Config
-from gspo.configfile import check_required, check_training
+from gspo.configfile import as_config, check_required, check_training
 from gspo.runfiles import read_run
 from gspo.types import Group
 
@@ -85,7 +85,7 @@ def sft(
 
 def evaluate(config: Source = None, **sections: dict[str, Any]) -> tuple[dict[str, float], list[Group]]:
     """Metrics of the model in `config` on its held-out prompts (`eval/accuracy` and its 95 % interval), and the replies."""
-    made = build.as_config(config, sections)
+    made = as_config(config, sections)
     check_required(made)
     with build.evaluating(made) as arguments:
         return evaluation.evaluate(**arguments)
@@ -126,7 +126,7 @@ def _configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: An
     if dataset is not None:
         task = sections.get("task", {})
         sections["task"] = {"source": GIVEN} | task if isinstance(task, dict) else task
-    return build.as_config(config, sections)
+    return as_config(config, sections)
 
 
 def _finish(run: Any, save: Callable[[Path], None]) -> bool:

@@ -15,11 +15,12 @@ import torch
 from rich.console import Console
 
 from gspo import checkpoint, cold_start, trainer
+from gspo.backends.hf_files import Outline, outline, read_outline
 from gspo.backends.hf_model import HFModel, load_model, wrap_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
-from gspo.config import Config
-from gspo.configfile import from_dict, load, to_dict, to_toml
+from gspo.config import Config, ModelConfig
+from gspo.configfile import load, to_dict, to_toml
 from gspo.data.rewards import Rewards
 from gspo.data.tasks import PromptStream, load_prompts, load_rows
 from gspo.data.templates import Encoder
@@ -137,6 +138,19 @@ def same_run(old: Config, new: Config) -> None:
                 )
 
 
+def named(config: Config, last: Path | None) -> ModelConfig:
+    """The model to load: the configured one, or that of a checkpoint."""
+    if last is None:
+        return config.model
+    return dataclasses.replace(config.model, path=str(last / checkpoint.MODEL), tokenizer=None, revision=None)
+
+
+def outline_of(config: Config, given: Given, last: Path | None) -> Outline:
+    """What the prompts need of the model, without its weights."""
+    loaded = given.model is not None and not isinstance(given.model, (str, Path))
+    return outline(given.model, given.tokenizer) if loaded else read_outline(named(config, last))
+
+
 def models_of(config: Config, given: Given, last: Path | None) -> tuple[HFModel, HFPolicy | None]:
     """The model to train, given or by name, with the weights of a checkpoint; and the frozen reference of the KL term,
     which is the model that training began with (None where beta is 0).
@@ -144,8 +158,6 @@ def models_of(config: Config, given: Given, last: Path | None) -> tuple[HFModel,
     loaded = given.model is not None and not isinstance(given.model, (str, Path))
     begin: HFModel | None = None
     if loaded:
-        if given.tokenizer is None:
-            raise ValueError("a loaded model needs its tokenizer too: pass tokenizer=")
         begin = wrap_model(given.model, given.tokenizer, config.model)
     elif last is None or config.algorithm.beta > 0:
         begin = load_model(config.model)
@@ -155,8 +167,7 @@ def models_of(config: Config, given: Given, last: Path | None) -> tuple[HFModel,
         frozen.model.requires_grad_(False)
         reference = HFPolicy(frozen, config.rollout.temperature, config.train.layout)
     if last is not None:
-        folder = str(last / checkpoint.MODEL)
-        saved = load_model(dataclasses.replace(config.model, path=folder, tokenizer=None, revision=None))
+        saved = load_model(named(config, last))
         if not loaded or begin is None:
             return saved, reference
         begin.model.load_state_dict(saved.model.state_dict())
@@ -164,14 +175,16 @@ def models_of(config: Config, given: Given, last: Path | None) -> tuple[HFModel,
     return begin, reference
 
 
-def room(model: HFModel, completion: int) -> int | None:
-    """Longest prompt in tokens that leaves room for `completion` more. Raises ValueError where none does."""
-    limit = model.context_length
-    if limit is not None and limit <= completion:
+def room(config: Config, limit: int | None) -> int | None:
+    """Longest prompt in tokens beside the longest reply in a context of `limit`. Raises ValueError where none fits."""
+    longest = {"rollout": config.rollout.max_completion_length, "eval": config.eval.max_completion_length or 0}
+    section = max(longest, key=lambda name: longest[name])
+    if limit is not None and limit <= longest[section]:
         raise ValueError(
-            f"rollout.max_completion_length = {completion} leaves no room for a prompt: the model's context is {limit}"
+            f"{section}.max_completion_length = {longest[section]} leaves no room for a prompt: the model's context is "
+            f"{limit} tokens"
         )
-    return None if limit is None else limit - completion
+    return None if limit is None else limit - longest[section]
 
 
 def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
@@ -192,11 +205,10 @@ def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
     return train, held_out
 
 
-def prompts_of(config: Config, given: Given, model: HFModel) -> tuple[list[Prompt], list[Prompt]]:
+def prompts_of(config: Config, given: Given, seen: Outline) -> tuple[list[Prompt], list[Prompt]]:
     """Training and held-out prompts that fit the model."""
-    train, held_out = samplings(config, model)
-    limit = room(model, max(train.max_new_tokens, held_out.max_new_tokens))
-    encoder = Encoder(model.tokenizer, config.task)
+    limit = room(config, seen.context_length)
+    encoder = Encoder(seen.tokenizer, config.task)
     return load_prompts(config.task, config.eval, encoder, limit, rows=given.rows, eval_rows=given.eval_rows)
 
 
@@ -210,12 +222,12 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
         Rewards(config.reward, config.task, given.functions) as scorer,
     ):
         with warnings.catch_warnings(record=True) as heard:
-            with loading("the model"):
-                model, reference = models_of(config, given, last)
             with loading("the prompts"):
-                prompts, held_out = prompts_of(config, given, model)
+                prompts, held_out = prompts_of(config, given, outline_of(config, given, last))
                 scorer.check([*prompts, *held_out])
                 scorer.wait()
+            with loading("the model"):  # last: what is wrong elsewhere shows in seconds, weights may take minutes
+                model, reference = models_of(config, given, last)
         policy = HFPolicy(model, config.rollout.temperature, config.train.layout, config.train.gradient_checkpointing)
         row, algorithm, _ = resolve(config.algorithm)
         per_step = (algorithm.mini_batches or 1) * algorithm.epochs
@@ -261,13 +273,14 @@ def imitating(
     given = given or Given()
     with claimed(config, resume) as (folder, last):
         with warnings.catch_warnings(record=True) as heard:
-            with loading("the model"):
-                model, _ = models_of(config, given, last)
             with loading("the rows"):
-                encoder = Encoder(model.tokenizer, config.task)
+                seen = outline_of(config, given, last)
+                encoder = Encoder(seen.tokenizer, config.task)
                 # What `gspo train` would hold out of the same source is not imitated either.
                 held_out = dataclasses.replace(config.eval, every=0)
-                rows, _ = load_rows(config.task, held_out, encoder, model.context_length, rows=given.rows)
+                rows, _ = load_rows(config.task, held_out, encoder, seen.context_length, rows=given.rows)
+            with loading("the model"):
+                model, _ = models_of(config, given, last)
         policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
         optimiser = Optimiser(policy.parameters(), config.optimizer, config.train.steps, config.train.max_bad_updates)
         replies = [cold_start.imitated(row.prompt.tokens, row.completion) for row in rows]
@@ -311,14 +324,17 @@ def digest(prompts: Sequence[Prompt]) -> str:
 def evaluating(config: Config) -> Iterator[dict[str, Any]]:
     """The arguments of evaluation.evaluate for the model and the held-out prompts that `config` names."""
     with Rewards(config.reward, config.task) as scorer:
+        with loading("the prompts"):
+            _, held_out = prompts_of(config, Given(), read_outline(config.model))
+            if not held_out:
+                raise ValueError(
+                    f"task.source = {config.task.source!r}: too few rows to hold out a tenth of them: give held-out prompts "
+                    "as task.eval_source or task.eval_split"
+                )
+            scorer.check(held_out)
+            scorer.wait()
         with loading("the model"):
             model = load_model(config.model)
-        with loading("the prompts"):
-            _, held_out = prompts_of(config, Given(), model)
-        if not held_out:
-            raise ValueError("there are no held-out prompts: set task.eval_source, or eval.num_prompts above 0")
-        scorer.check(held_out)
-        scorer.wait()
         with Progress(0, title="evaluation") as screen:
             yield {
                 "sampler": HFSampler(model, config.sampler.batch_size),
@@ -329,16 +345,3 @@ def evaluating(config: Config) -> Iterator[dict[str, Any]]:
                 "correct_at": config.reward.correct_at,
                 "report": screen.phase,
             }
-
-
-def as_config(
-    config: Config | str | Path | dict[str, dict[str, Any]] | None, overrides: dict[str, dict[str, Any]]
-) -> Config:
-    """A configuration from a file, another one or nested tables, and nested tables of changes."""
-    if isinstance(config, (str, Path)):
-        config = load(config)
-    base = dict(config or {}) if not isinstance(config, Config) else to_dict(config)
-    for section, table in overrides.items():
-        both = isinstance(table, dict) and isinstance(base.get(section, {}), dict)
-        base[section] = base.get(section, {}) | table if both else table  # from_dict refuses what is no table
-    return from_dict(base)

@@ -80,6 +80,19 @@ def from_dict(raw: dict[str, Any]) -> Config:
     return config
 
 
+def as_config(
+    config: Config | str | Path | dict[str, dict[str, Any]] | None, overrides: dict[str, dict[str, Any]]
+) -> Config:
+    """A configuration from a file, another one or nested tables, and nested tables of changes. Errors as in `load`."""
+    if isinstance(config, (str, Path)):
+        config = load(config)
+    base = dict(config or {}) if not isinstance(config, Config) else to_dict(config)
+    for section, table in overrides.items():
+        both = isinstance(table, dict) and isinstance(base.get(section, {}), dict)
+        base[section] = base.get(section, {}) | table if both else table  # from_dict refuses what is no table
+    return from_dict(base)
+
+
 def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}

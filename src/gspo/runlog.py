@@ -123,8 +123,11 @@ class RunFolder:
 
     def check_unused(self) -> None:
         """Raises ValueError where the folder holds anything already."""
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"log.dir = {str(self.path)!r}: is a file; give another --log.dir")
+        nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+            what = "may not be written to" if nearest.is_dir() else "is a file"
+            why = f"cannot make the run folder, {nearest} {what}"
+            raise ValueError(f"log.dir = {str(self.path)!r}: {why}; give another --log.dir")
         if not self.path.exists():
             return
         names = {entry.name for entry in self.path.iterdir()}

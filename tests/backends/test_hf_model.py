@@ -80,7 +80,7 @@ def test_dropout_noise_and_auxiliary_loss_are_off():
 
 def test_head_is_float32_for_bfloat16_weights():
     made = build_tiny(FAMILIES["llama"], TOKENIZER)
-    made = wrap_model(made.model.to(torch.bfloat16), TOKENIZER, ModelConfig(device="cpu"))
+    made = wrap_model(made.model.to(torch.bfloat16), TOKENIZER, ModelConfig(device="cpu", dtype="bfloat16"))
     hidden = made.hidden(input_ids=torch.randint(2, 40, (1, 5)))
     assert hidden.dtype == torch.bfloat16
     want = hidden.double() @ made.model.lm_head.weight.double().T

@@ -25,7 +25,7 @@ def play(folder: Path, seed: int = 0, resume: bool = False) -> int:
     if resume and not start.exists():
         raise ValueError(f"--resume: there is no {start}; start the demo without --resume")
     for used in () if resume else (folder, start):
-        if used.exists() and any(used.iterdir()):
+        if used.is_file() or (used.exists() and any(used.iterdir())):
             raise ValueError(f"{used} exists: give another --dir, or go on with a stopped demo by --resume")
     console.print("[bold]1  Cold start[/]: a Qwen3-MoE with random weights imitates worked solutions and guesses")
     if not (start / "model").exists():
