@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +19,17 @@ from gspo.backends.hf_model import HFModel, load_model, wrap_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
 from gspo.config import Config, ModelConfig
-from gspo.configfile import load, to_dict, to_toml
 from gspo.data.rewards import Rewards
 from gspo.data.tasks import PromptStream, load_prompts, load_rows
 from gspo.data.templates import Encoder
 from gspo.learner import Learner, PolicyObjective
 from gspo.objective.algorithms import resolve
+from gspo.opening import claimed, digest, open_run
 from gspo.optimiser import Optimiser
 from gspo.progress import Progress
 from gspo.rollout import SynchronousSource
-from gspo.runlog import RunFolder, RunLog
-from gspo.trackers import check_trackers, open_trackers
+from gspo.runlog import RunLog
 from gspo.types import Prompt, Sampling
-
-# May differ between a run and its resumption: where it is, what it shows, when it stops.
-FREE = {
-    *("log", "model.device", "sampler.batch_size", "reward.timeout", "reward.workers"),
-    *("eval.every", "eval.num_generations", "eval.temperature", "eval.top_p", "eval.top_k"),
-    *("train.steps", "train.save_every", "train.keep_checkpoints", "train.micro_batch_tokens"),
-    *("train.gradient_checkpointing", "train.max_bad_updates"),
-}
 
 EVAL_SEED = 1 << 40  # far from every training seed
 
@@ -68,74 +58,9 @@ def resolved(config: Config) -> tuple[Config, list[str]]:
     return config, found
 
 
-@contextmanager
-def claimed(config: Config, resume: bool) -> Iterator[tuple[RunFolder | None, Path | None]]:
-    """To resume: the run's folder, locked before anything of it is read, and its newest checkpoint. Else (None, None)."""
-    check_trackers(config.log.trackers)
-    if not resume:
-        RunFolder(config.log.dir).check_unused()
-        yield None, None
-        return
-    with RunFolder.resume(config.log.dir) as folder:
-        same_run(load(folder.config), config)
-        yield folder, checkpoint.latest(folder.checkpoints)
-
-
-@contextmanager
-def open_run(
-    config: Config, folder: RunFolder | None, last: Path | None, title: str
-) -> Iterator[tuple[RunLog, Progress, dict[str, Any] | None]]:
-    """The log and the screen of a run, in a new folder if there is none yet, and the state to go on from, if any."""
-    with ExitStack() as stack:
-        toml = to_toml(config)
-        if folder is None:
-            folder = stack.enter_context(RunFolder.create(config.log.dir, toml))
-        part = folder.config.with_suffix(".part")
-        part.write_text(toml, encoding="utf-8")
-        part.replace(folder.config)
-        state = checkpoint.load_state(last) if last is not None else None
-        start = state["step"] if state else 0
-        trackers = open_trackers(config.log.trackers, folder.path, config.log.project, to_dict(config), start)
-        screen = stack.enter_context(Progress(config.train.steps, start, title=title))
-        log = stack.enter_context(RunLog(folder, trackers, screen))
-        log.rewind(state["log"] if state else {})
-        log.step = start
-        stack.enter_context(told(log))
-        yield log, screen, state
-
-
-@contextmanager
-def told(log: RunLog) -> Iterator[None]:
-    """Python warnings of gspo's own code (data, model) go into the run's log, where the report repeats them."""
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def note(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
-            if issubclass(category, UserWarning) and f"{Path(__file__).parent}" in filename:
-                log.warn(str(message))
-            else:
-                show(message, category, filename, *rest, **more)
-
-        warnings.showwarning = note
-        yield
-
-
 def loading(what: str) -> AbstractContextManager[Any]:
     """A spinner where there is a terminal."""
     return Console(stderr=True).status(f"loading {what}")
-
-
-def same_run(old: Config, new: Config) -> None:
-    """Raises ValueError where `new` would continue another run than `old`."""
-    for section, table in to_dict(new).items():
-        before = to_dict(old)[section]
-        for name in sorted({*table, *before}):
-            key = f"{section}.{name}"
-            if before.get(name) != table.get(name) and not {section, key} & FREE:
-                raise ValueError(
-                    f"{key} = {table.get(name)!r} cannot be changed by --resume: the run began with {before.get(name)!r}. "
-                    "Set it back, or start another run from the checkpoint's model"
-                )
 
 
 def named(config: Config, last: Path | None) -> ModelConfig:
@@ -310,14 +235,6 @@ def warn_of(log: RunLog, odd: Sequence[str], heard: Sequence[warnings.WarningMes
             f"the weights are trained in {model.model.dtype}, where an update smaller than about 1/256 of a weight is lost; "
             'model.dtype = "float32" keeps it (matrix products still run in bfloat16 on a GPU)'
         )
-
-
-def digest(prompts: Sequence[Prompt]) -> str:
-    """A fingerprint of the prompts and their order."""
-    made = hashlib.sha256()
-    for prompt in prompts:
-        made.update(f"{prompt.id} {prompt.tokens}\n".encode())
-    return made.hexdigest()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gspo import api
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.configfile import load
 from gspo.demo import count_bits
 from gspo.runfiles import read_lines
 
@@ -49,7 +50,7 @@ def play(folder: Path, seed: int = 0, resume: bool = False) -> int:
 
 def _cold_start(folder: Path, seed: int, resume: bool) -> bool:
     tiny = build_tiny(tiny_qwen3_moe(context=256), longest_match_tokenizer(count_bits.PIECES), seed)
-    recipe = api.build.load(HERE / "cold_start.toml")
+    recipe = load(HERE / "cold_start.toml")
     result = api.sft(
         tiny.model,
         tokenizer=tiny.tokenizer,
