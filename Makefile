@@ -21,7 +21,7 @@ check: .venv/dev
 docs: .venv/test
 	$(BIN)/python docs/generate.py
 
-bench: .venv/test
+bench: .venv/bench
 	$(BIN)/python benchmarks/gradients.py
 	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/rollout_step.py
@@ -43,6 +43,10 @@ clean:
 
 .venv/test: .venv/pip pyproject.toml
 	$(PIP) -e '.[test]'
+	@touch $@
+
+.venv/bench: .venv/pip pyproject.toml
+	$(PIP) -e '.[bench]'
 	@touch $@
 
 .venv/dev: .venv/pip pyproject.toml
