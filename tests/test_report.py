@@ -159,6 +159,16 @@ def test_before_and_after_show_the_same_prompt_and_a_median_reply():
     assert samples.choose_pair([], last) is None
 
 
+def test_before_and_after_are_typical_of_their_time():
+    """Most fail before and most succeed after: a prompt that fails twice, or a lucky first reply, is not shown."""
+    rewards = {"a": (1, 1), "b": (0, 0), "c": (0, 1), "d": (0, 1), "e": (0, 1)}
+    first = [row(0, f"q {p}", float(r), f"before {p}") for p, (r, _) in rewards.items()]
+    last = [row(9, f"q {p}", float(r), f"after {p}") for p, (_, r) in rewards.items()]
+    before, after = samples.choose_pair(first, last)
+    assert (before["reward"], after["reward"]) == (0.0, 1.0)
+    assert before["prompt"] == after["prompt"]
+
+
 def test_tokens_are_coloured_by_their_log_ratio(tmp_path):
     assert [samples.shade(v, 1.0) for v in (-9.0, -0.5, 0.0, 0.1, 0.3, 1.0, None, float("nan"))] == [
         "d4", "d2", "", "", "u1", "u4", "", "",

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median_low as median
 from typing import Any
 
 from gspo.runfiles import first_step, last_step
 
 MOST_TOKENS = 2000  # shown of one reply; longer ones lose their middle
+MOST_ROWS = 512  # of a step that are looked through for a pair
 SHADES = 4
 Escape = Callable[[Any], str]
 
@@ -21,7 +23,7 @@ def before_and_after(folder: Path, escape: Escape) -> str:
     """A reply of the first evaluation beside one of the last, to the same held-out prompt; without evaluations, of the
     first and the last step, to prompts much alike.
 
-    Both are ordinary: the median by reward, then length, of the replies to the prompts most alike.
+    Both are ordinary: each has the median reward of its side.
     "" where there are no two steps.
     """
     pair = None
@@ -38,14 +40,16 @@ def before_and_after(folder: Path, escape: Escape) -> str:
         )
     same = "the same prompt" if prompt_text(pair[0]) == prompt_text(pair[1]) else "the prompts most alike"
     return (
-        f'<h2>A reply before and after</h2><p class="note">To {same} before and after training; the '
-        f'median reply by reward, then length.</p><div class="pair">{"".join(cards)}</div>'
+        f'<h2>A reply before and after</h2><p class="note">To {same} before and after training; each '
+        f'with the median reward of its time.</p><div class="pair">{"".join(cards)}</div>'
     )
 
 
 def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The rollouts that `before_and_after` shows."""
-    first, last = ([row for row in rows if row.get("reward") is not None] for rows in (first, last))
+    """The rollouts that `before_and_after` shows: of the pairs of replies to prompts most alike one where both have the
+    median reward of their side, or nearly, and the first is of median length.
+    """
+    first, last = ([row for row in rows if row.get("reward") is not None][:MOST_ROWS] for rows in (first, last))
     if not first or not last or first[0]["step"] == last[0]["step"]:
         return None
     words = {text: set(text.split()) for text in {prompt_text(row) for row in first + last}}
@@ -55,14 +59,20 @@ def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tupl
         return len(words[a] & words[b]) / max(1, len(words[a] | words[b])) if a != b else 2.0
 
     closest = max(alike(a, b) for a in befores for b in afters)
-    chosen = [a for a in befores if any(alike(a, b) == closest for b in afters)]
-    before = _median([row for row in first if prompt_text(row) in chosen])
-    partners = [b for b in afters if alike(prompt_text(before), b) == closest]
-    return before, _median([row for row in last if prompt_text(row) in partners])
+    pairs = [
+        (before, after)
+        for before in first
+        for after in last
+        if (a := prompt_text(before)) in befores and (b := prompt_text(after)) in afters and alike(a, b) == closest
+    ]
+    usual = [median([pair[side]["reward"] for pair in pairs]) for side in (0, 1)]
 
+    def odd(pair: tuple[dict[str, Any], dict[str, Any]]) -> float:
+        return sum(abs(row["reward"] - reward) for row, reward in zip(pair, usual))
 
-def _median(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return sorted(rows, key=lambda row: (row["reward"], len(row.get("token_ids") or ())))[len(rows) // 2]
+    least = min(map(odd, pairs))
+    ordinary = sorted((p for p in pairs if odd(p) == least), key=lambda p: len(p[0].get("token_ids") or ()))
+    return ordinary[len(ordinary) // 2]
 
 
 def coloured(path: Path, escape: Escape, most: int = 6) -> str:

@@ -13,7 +13,8 @@ from gspo import api
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.configfile import load
 from gspo.demo import count_bits
-from gspo.runfiles import read_lines
+from gspo.runfiles import first_step, last_step, read_lines
+from gspo.samples import choose_pair
 
 HERE = Path(__file__).parent
 
@@ -81,10 +82,10 @@ def _tell(console: Console, folder: Path, seconds: float) -> None:
         f"[bold]Worked replies[/]     {before['eval/reward/worked']:.0%}  ->  [bold]{after['eval/reward/worked']:.0%}[/]"
     )
     console.print(f"[bold]Clipped tokens[/]     {clipped:.0%} at the paper's clip range 3e-4/4e-4")
-    replies = list(read_lines(folder / "evaluations.jsonl"))
-    old = next(r for r in replies if r["step"] == 0 and not r["reward_parts"]["worked"])
-    new = next(r for r in reversed(replies) if r["prompt_id"] == old["prompt_id"])
-    console.print(Text.assemble("\nA held-out question: ", (old["prompt"], "bold")))
-    for name, rollout in (("Before", old), ("After", new)):
+    replies = folder / "evaluations.jsonl"
+    pair = choose_pair(first_step(replies), last_step(replies))
+    assert pair is not None, "train.toml evaluates before the first step and after the last"
+    console.print(Text.assemble("\nA held-out question: ", (pair[0]["prompt"], "bold")))
+    for name, rollout in zip(("Before", "After"), pair):
         console.print(Text(f"{name}: {rollout['completion']}", "green" if rollout["reward"] == 1 else "red"))
     console.print(f"\nReport: [bold]{folder / 'report.html'}[/]   whole demo: {seconds:.0f} s")
