@@ -2,7 +2,7 @@
 
 import torch
 
-from gspo.types import Batch
+from gspo.types import Batch, Outputs
 
 
 class Bigram:
@@ -18,8 +18,8 @@ class Bigram:
     def parameters(self):
         return [self.table]
 
-    def logprobs(self, batch: Batch, *, entropy=False):
+    def forward(self, batch: Batch, *, entropy=False):
         tokens, parent = batch.forest.tokens, batch.forest.parent
         logp = self.table[tokens[parent[batch.node]]].log_softmax(-1)
         chosen = logp.gather(-1, tokens[batch.node][:, None])[:, 0]
-        return chosen, -(logp.exp() * logp).sum(-1).detach() if entropy else None
+        return Outputs(chosen, -(logp.exp() * logp).sum(-1).detach() if entropy else None)

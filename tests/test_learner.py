@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from gspo.config import AlgorithmConfig, OptimizerConfig
-from gspo.learner import Imitation, Learner, PolicyObjective
+from gspo.learner import Imitation, Learner
 from gspo.objective.algorithms import ALGORITHMS, resolve
 from gspo.optimiser import Optimiser, lr_at
+from gspo.policy_objective import PolicyObjective
 from gspo.types import Reply
 from tests.bigram import Bigram
 from tests.objective.reference import objective

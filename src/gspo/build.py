@@ -22,10 +22,11 @@ from gspo.config import Config, ModelConfig
 from gspo.data.rewards import Rewards
 from gspo.data.tasks import PromptStream, load_prompts, load_rows
 from gspo.data.templates import Encoder
-from gspo.learner import Learner, PolicyObjective
+from gspo.learner import Learner
 from gspo.objective.algorithms import resolve
 from gspo.opening import claimed, digest, open_run
 from gspo.optimiser import Optimiser
+from gspo.policy_objective import PolicyObjective
 from gspo.progress import Progress
 from gspo.rollout import SynchronousSource
 from gspo.runlog import RunLog

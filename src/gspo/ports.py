@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gspo.types import Batch, Prompt, Rollout, Sampling
+from gspo.types import Batch, Outputs, Prompt, Rollout, Sampling
 
 
 class Sampler(Protocol):
@@ -47,9 +47,10 @@ class Policy(Protocol):
         """Where log-probabilities come out."""
         ...
 
-    def logprobs(self, batch: Batch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities [N] float32 of the batch's sampled tokens, and the entropies [N] of the distributions
-        that they were drawn from (None unless asked for; without gradient). Gradients flow when autograd is on.
+    def forward(self, batch: Batch, *, entropy: bool = False) -> Outputs:
+        """One forward pass: the log-probabilities of the batch's sampled tokens, and what else is asked for.
+
+        Gradients of the log-probabilities flow when autograd is on.
         """
         ...
 

@@ -12,12 +12,13 @@ from typing import Any
 from gspo import checkpoint
 from gspo.config import Config
 from gspo.evaluation import evaluate
-from gspo.learner import Learner, PolicyObjective, Stats, std
+from gspo.learner import Learner
+from gspo.policy_objective import PolicyObjective, std
 from gspo.ports import Policy, Sampler
 from gspo.progress import Progress
 from gspo.rollout import Learnable, PromptSource, Scorer, SynchronousSource, describe, learnable, split
 from gspo.runlog import RunLog
-from gspo.types import Group, Prompt, Reply, Sampling
+from gspo.types import Group, Prompt, Reply, Sampling, Stats
 
 Metrics = dict[str, Any]
 SHOWN = 32  # held-out prompts of which each evaluation keeps a reply

@@ -6,10 +6,12 @@ Throughout, `t` counts positions of a token row and the value at `t` describes t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+Stats = dict[str, Tensor]  # detached statistics of an update, each [S] or [N]
 
 
 @dataclass(frozen=True)
@@ -130,3 +132,14 @@ class Batch:
         forest = Forest(**{name: move(value) for name, value in vars(self.forest).items()})
         views = {name: move(value) for name, value in vars(self).items() if name != "forest"}
         return Batch(forest=forest, **views)
+
+
+class Outputs(NamedTuple):
+    """What a policy says of the N sampled tokens of a batch.
+
+    logp [N] float32: their log-probabilities. entropy [N]: of the distributions that they were drawn from, in nats,
+    without gradient; None unless asked for.
+    """
+
+    logp: Tensor
+    entropy: Tensor | None = None

@@ -35,7 +35,7 @@ def scored(policy, batch, seed=0):
     weights = torch.rand(len(batch.node), generator=torch.Generator().manual_seed(seed))
     for p in policy.parameters():
         p.grad = None
-    logp, entropy = policy.logprobs(batch, entropy=True)
+    logp, entropy = policy.forward(batch, entropy=True)
     (logp * weights).sum().backward()
     gradient = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
     return logp.detach(), entropy, gradient
@@ -46,7 +46,7 @@ def scored(policy, batch, seed=0):
 def test_sampler_and_policy_agree(name, temperature):
     model = family(name)
     batch = layout.build(replies(model, temperature=temperature))
-    logp, _ = HFPolicy(model, temperature).logprobs(batch)
+    logp = HFPolicy(model, temperature).forward(batch).logp
     assert float((logp.detach() - batch.logp_mu).abs().max()) < 1e-5
 
 
@@ -64,8 +64,8 @@ def test_layouts_agree_in_value_and_gradient(name, checkpointing):
 def test_padding_and_neighbours_change_nothing():
     model = family("qwen3_moe")
     made = replies(model)
-    whole, _ = HFPolicy(model).logprobs(layout.build(made))
-    alone = [HFPolicy(model).logprobs(layout.build([reply]))[0] for reply in made]
+    whole = HFPolicy(model).forward(layout.build(made)).logp
+    alone = [HFPolicy(model).forward(layout.build([reply])).logp for reply in made]
     assert float((whole - torch.cat(alone)).detach().abs().max()) < 1e-5
 
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gspo import layout
 from gspo.backends.hf_model import HFModel
-from gspo.types import Batch
+from gspo.types import Batch, Outputs
 
 HEAD_ELEMENTS = 1 << 26  # logits held at once: 256 MiB in float32
 
@@ -55,8 +55,8 @@ class HFPolicy:
         """Write model (safetensors) and tokenizer in Hugging Face format."""
         self.model.save(folder)
 
-    def logprobs(self, batch: Batch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities [N] float32 of the sampled tokens at the sampling temperature, and entropies [N]."""
+    def forward(self, batch: Batch, *, entropy: bool = False) -> Outputs:
+        """One forward pass: log-probabilities at the sampling temperature, and entropies if asked for."""
         rows = layout.packed(batch) if self.layout == "packed" else layout.padded(batch, self.model.pad_id)
         device = self.model.device
         # Only the checkpointed layers look at the mode: dropout is 0 in either.
@@ -68,7 +68,7 @@ class HFPolicy:
         )
         states = hidden.flatten(0, 1)[rows.before.to(device)]  # [N, H]
         targets = batch.forest.tokens[batch.node].to(device)
-        return head_logprobs(self.model.logits, states, targets, self.temperature, entropy)
+        return Outputs(*head_logprobs(self.model.logits, states, targets, self.temperature, entropy))
 
 
 def head_logprobs(
