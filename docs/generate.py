@@ -16,10 +16,9 @@ TARGET = Path(__file__).with_name("configuration.md")
 
 def allowed(limits: typing.Mapping[str, typing.Any]) -> str:
     """The allowed values of a field in words."""
-    if limits["choices"]:
-        return ", ".join(f"`{choice}`" for choice in limits["choices"])
     words = [("at least {}", "low"), ("above {}", "above"), ("at most {}", "high")]
-    return ", ".join(text.format(limits[key]) for text, key in words if limits[key] is not None)
+    ranges = [text.format(limits[key]) for text, key in words if limits[key] is not None]
+    return ", ".join([f"`{choice}`" for choice in limits["choices"]] + ranges)
 
 
 def page() -> str:

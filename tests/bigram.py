@@ -9,6 +9,7 @@ class Bigram:
     """ports.Policy with logits[last token] as its only parameters, [V, V]."""
 
     shares_prompts = False
+    sparse = False
     device = torch.device("cpu")
 
     def __init__(self, vocabulary=12, seed=0):
@@ -18,7 +19,7 @@ class Bigram:
     def parameters(self):
         return [self.table]
 
-    def forward(self, batch: Batch, *, entropy=False):
+    def forward(self, batch: Batch, *, entropy=False, routing=False, replay=False):
         tokens, parent = batch.forest.tokens, batch.forest.parent
         logp = self.table[tokens[parent[batch.node]]].log_softmax(-1)
         chosen = logp.gather(-1, tokens[batch.node][:, None])[:, 0]

@@ -7,6 +7,8 @@ import torch
 from gspo.config import AlgorithmConfig, OptimizerConfig
 from gspo.learner import Imitation, Learner
 from gspo.objective.algorithms import ALGORITHMS, resolve
+from gspo.objective.mismatch import mismatch
+from gspo.objective.replies import Replies
 from gspo.optimiser import Optimiser, lr_at
 from gspo.policy_objective import PolicyObjective
 from gspo.types import Reply
@@ -95,10 +97,10 @@ def test_noise_floor_is_zero_for_exact_likelihoods():
     policy = Bigram()
     row, config, _ = resolve(AlgorithmConfig())
     learner = Learner(policy, Optimiser(policy.parameters(), OptimizerConfig(), 10, 0), 100)
-    found = PolicyObjective(row, config, 9)
-    _, stats = learner.update(found, batch)
-    assert found.mismatch(stats)["ratio/noise_floor"] < 1e-12
-    assert found.mismatch(stats)["mismatch/prob_max"] < 1e-12
+    _, stats = learner.update(PolicyObjective(row, config, 9), batch)
+    found = mismatch(stats["logp"], stats["logp_mu"], Replies.of(stats["length"]))
+    assert found["ratio/noise_floor"] < 1e-12
+    assert found["mismatch/prob_max"] < 1e-12
 
 
 def test_advantages_by_token_train_gspo_token():

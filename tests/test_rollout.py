@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from gspo.config import RolloutConfig
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.rollout import SynchronousSource, learnable, split
 from gspo.types import Group, Prompt, Rollout, Sampling
@@ -108,7 +109,9 @@ class Ones:
 
 def test_the_source_samples_a_batch_when_its_first_group_is_asked_for():
     sampler, stream = Echo(), Stream()
-    groups = iter(SynchronousSource(stream, sampler, Ones(), 2, 3, Sampling(5, seed=7)))
+    groups = iter(
+        SynchronousSource(stream, sampler, Ones(), RolloutConfig(num_prompts=2, num_generations=3), Sampling(5, seed=7))
+    )
     first = [next(groups), next(groups)]
     assert [g.prompt.id for g in first] == ["0", "1"]
     assert [len(g.rollouts) for g in first] == [3, 3]

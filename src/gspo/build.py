@@ -138,6 +138,25 @@ def prompts_of(config: Config, given: Given, seen: Outline) -> tuple[list[Prompt
     return load_prompts(config.task, config.eval, encoder, limit, rows=given.rows, eval_rows=given.eval_rows)
 
 
+def sampler_of(config: Config, policy: HFPolicy, exact: HFSampler) -> HFSampler:
+    """Who samples in training: `exact`, which shares the policy's model, or one with rounded weights of its own."""
+    if config.sampler.quantize == "none":
+        return exact
+    coarse = dataclasses.replace(policy.model, model=copy.deepcopy(policy.model.model))
+    sampler = HFSampler(coarse, config.sampler.batch_size, config.sampler.quantize)
+    sampler.load(policy, 0)
+    return sampler
+
+
+def check_replay(config: Config, policy: HFPolicy) -> None:
+    """Raises ValueError where there is no routing to replay."""
+    if config.algorithm.router_replay != "none" and not policy.sparse:
+        raise ValueError(
+            f"algorithm.router_replay = {config.algorithm.router_replay!r}: {type(policy.model.model).__name__} is dense "
+            '(no top-k routers), so there is no routing to replay: set algorithm.router_replay = "none"'
+        )
+
+
 @contextmanager
 def training(config: Config, resume: bool = False, given: Given | None = None) -> Iterator[tuple[trainer.Run, HFModel]]:
     """A training run, ready for trainer.train, and its model. A new run folder is made last, when all else has loaded."""
@@ -160,8 +179,11 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
         optimiser = Optimiser(
             policy.parameters(), config.optimizer, config.train.steps * per_step, config.train.max_bad_updates
         )
-        sampler = HFSampler(model, config.sampler.batch_size)
+        evaluator = HFSampler(model, config.sampler.batch_size)
+        sampler = sampler_of(config, policy, evaluator)
+        check_replay(config, policy)
         sampling, eval_sampling = samplings(config, model)
+        sampling = dataclasses.replace(sampling, routes=policy.sparse)
         stream = PromptStream(prompts, config.task.seed)
         rollout = config.rollout
         with open_run(config, folder, last, f"{algorithm.name} training") as (log, screen, state):
@@ -171,14 +193,13 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
                 policy=policy,
                 reference=reference,
                 sampler=sampler,
+                evaluator=evaluator,
                 scorer=scorer,
                 prompts=stream,
                 held_out=held_out,
-                source=SynchronousSource(
-                    stream, sampler, scorer, rollout.num_prompts, rollout.num_generations, sampling, screen.phase
-                ),
+                source=SynchronousSource(stream, sampler, scorer, rollout, sampling, screen.phase),
                 eval_sampling=eval_sampling,
-                learner=Learner(policy, optimiser, config.train.micro_batch_tokens),
+                learner=Learner(policy, optimiser, config.train.micro_batch_tokens, algorithm.router_replay != "none"),
                 objective=PolicyObjective(row, algorithm, rollout.max_completion_length),
                 log=log,
                 screen=screen,

@@ -107,6 +107,9 @@ class SamplerConfig:
     """`embedded`: the policy itself, in this process."""
     batch_size: int = opt(256, low=1)
     """Replies sampled at once, in rows. Less takes less memory."""
+    quantize: str = opt("none", choices=("none", "int8", "int4"))
+    """Round the sampler's weights, to study how an algorithm bears a coarse engine: it samples with them, and its own
+    likelihoods are theirs. Takes a second copy of the model."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,8 @@ class RolloutConfig:
     """Strings that end a reply; they stay part of it."""
     mask_truncated_completions: bool = opt(False)
     """Leave replies that reached max_completion_length out of their group and out of the update."""
+    delay: int = opt(0, low=0)
+    """Train on rollouts that are this many steps old, to study how an algorithm bears stale data."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +142,9 @@ class AlgorithmConfig:
 
     name: str = opt("gspo")
     """`gspo`, `gspo_token`, `grpo`, `dr_grpo` or `dapo`."""
-    epsilon: float | None = opt(None, above=0, high=1)
-    """Left clip range: a ratio below 1 - epsilon is clipped. Unset: the algorithm's own."""
+    epsilon: float | str | None = opt(None, above=0, high=1, choices=("auto",))
+    """Left clip range: a ratio below 1 - epsilon is clipped. Unset: the algorithm's own. `auto`: both ends set themselves
+    so that the share of clipped tokens stays near clip_target."""
     epsilon_high: float | None = opt(None, above=0)
     """Right clip range: a ratio above 1 + epsilon_high is clipped. Unset: the algorithm's own."""
     beta: float = opt(0.0, low=0)
@@ -153,6 +159,16 @@ class AlgorithmConfig:
     """What A is divided by: the standard deviation of its group's rewards, of the batch's, or nothing. Unset: the row's."""
     old_logprobs: str = opt("sampler", choices=("sampler", "recompute"))
     """Where pi_old comes from: the sampler's own likelihoods, or one more forward pass of the trainer."""
+    clip_target: float = opt(0.15, above=0, high=0.9)
+    """Share of the tokens that `epsilon = "auto"` lets the clip take the gradient from."""
+    router_replay: str = opt("none", choices=("none", "R2", "R3"))
+    """Routing Replay of a mixture of experts: updates use the experts that the trainer's old policy chose (`R2`, one more
+    forward pass a step), or those that the sampler chose (`R3`)."""
+    correction: str = opt("none", choices=("none", "tis", "icepop", "seq_mis"))
+    """Weights for the mismatch of sampler and trainer, pi_old/mu: capped (`tis`), or zero outside a range, by token
+    (`icepop`) or by reply (`seq_mis`)."""
+    constants: dict[str, Any] = opt({})
+    """Changes of the row's own constants, such as `{tau_neg = 1.1}` of sapo."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +257,25 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class GuardConfig:
+    """The collapse guard: early warnings, and what to do when they hold."""
+
+    action: str = opt("warn", choices=("off", "warn", "stop", "rewind"))
+    """On an alarm: only `warn`; `stop` with a checkpoint; or `rewind`, back to the last good checkpoint with a lower
+    learning rate. `off`: watch nothing."""
+    patience: int = opt(3, low=1)
+    """Steps in a row that an alarm must hold."""
+    window: int = opt(10, low=1)
+    """Steps over which the reward is averaged."""
+    collapse: float = opt(0.5, above=0, high=1)
+    """A reward below this share of its running best counts as collapsed."""
+    lr_factor: float = opt(0.5, above=0, high=1)
+    """What the learning rate is multiplied by at each rewind."""
+    max_rewinds: int = opt(2, low=0)
+    """Rewinds before the run stops."""
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole run."""
 
@@ -253,6 +288,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
 

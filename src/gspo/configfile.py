@@ -134,7 +134,7 @@ def nearest_key(word: str) -> str:
 
 
 def _from_text(where: str, text: str, hint: Any) -> Any:
-    if str in _alternatives(hint):
+    if str in _alternatives(hint) and float not in _alternatives(hint):
         return None if text in ("none", "null", "") and type(None) in _alternatives(hint) else text
     if type(None) in _alternatives(hint) and text in ("none", "null", ""):
         return None
@@ -188,9 +188,12 @@ def type_name(hint: Any) -> str:
 def _in_range(where: str, value: Any, limits: typing.Mapping[str, Any]) -> None:
     if value is None:
         return
-    if limits["choices"] and value not in limits["choices"]:
-        allowed = ", ".join(limits["choices"])
-        raise ValueError(f"{where} = {value!r}: allowed are {allowed}{nearest(str(value), limits['choices'])}")
+    if limits["choices"] and isinstance(value, str):
+        if value in limits["choices"]:
+            return
+        numbers = "a number, " if limits["above"] is not None or limits["low"] is not None else ""
+        allowed = numbers + ", ".join(limits["choices"])
+        raise ValueError(f"{where} = {value!r}: allowed are {allowed}{nearest(value, limits['choices'])}")
     if limits["low"] is not None and value < limits["low"]:
         raise ValueError(f"{where} = {value!r}: must be at least {limits['low']}")
     if limits["above"] is not None and value <= limits["above"]:

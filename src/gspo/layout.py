@@ -20,13 +20,16 @@ class Rows:
     """What one forward pass reads: B rows of L tokens.
 
     tokens, position [B, L] int64. mask [1, 1, L, L] bool (True: may look), or None for plain causal rows, whose padding
-    stands on the right where no real token sees it. before [N]: index into the B*L hidden states of the token before
-    each sampled token, from which it was predicted.
+    stands on the right where no real token sees it. node [B*L]: the forest token at each place, -1 for padding.
+    place [T]: one place of each forest token. before [N]: the place of the token before each sampled token, from whose
+    hidden state it was predicted.
     """
 
     tokens: Tensor
     position: Tensor
     mask: Tensor | None
+    node: Tensor
+    place: Tensor
     before: Tensor
 
 
@@ -37,7 +40,9 @@ def build(replies: Sequence[Reply], share: bool = False) -> Batch:
     if not replies:
         raise ValueError("a batch needs at least one reply")
     tokens: list[Tensor] = []
+    routes: list[Tensor] = []
     parent: list[Tensor] = []
+    paths: list[Tensor] = []
     nodes: list[Tensor] = []
     path = torch.empty(0, dtype=torch.int64)  # forest index of each token of the previous reply
     previous: Reply | None = None
@@ -47,7 +52,10 @@ def build(replies: Sequence[Reply], share: bool = False) -> Batch:
         new = torch.arange(size, size + len(reply.tokens) - keep)
         path = torch.cat([path[:keep], new])
         tokens.append(reply.tokens[keep:])
+        if reply.routes is not None:
+            routes.append(reply.routes[keep:])
         parent.append(torch.cat([path[keep - 1 : keep] if keep else torch.tensor([-1]), new[:-1]]))
+        paths.append(path)
         nodes.append(path[reply.sampled])
         size += len(new)
         previous = reply
@@ -58,6 +66,7 @@ def build(replies: Sequence[Reply], share: bool = False) -> Batch:
         raise ValueError("a reply needs at least one sampled token, and a prompt token before it")
     return Batch(
         forest=forest,
+        path=torch.cat(paths),
         node=node,
         reply=torch.repeat_interleave(torch.arange(len(replies)), length),
         length=length,
@@ -65,6 +74,7 @@ def build(replies: Sequence[Reply], share: bool = False) -> Batch:
         logp_old=torch.cat([reply.logp_old for reply in replies]),
         advantage=_advantages(replies, length),
         logp_ref=None if replies[0].logp_ref is None else torch.cat([reply.logp_ref for reply in replies]),  # type: ignore[misc]
+        routes=torch.cat(routes) if len(routes) == len(replies) else None,
     )
 
 
@@ -114,17 +124,20 @@ def padded(batch: Batch, pad_id: int) -> Rows:
     place = row * width + forest.position[node]
     tokens = torch.full((len(leaves) * width,), pad_id)
     tokens[place] = forest.tokens[node]
-    where = torch.empty_like(forest.tokens)  # one place of each forest token among the rows
+    standing = torch.full_like(tokens, -1)
+    standing[place] = node
+    where = torch.empty_like(forest.tokens)
     where[node.flip(0)] = place.flip(0)
     position = torch.arange(width).expand(len(leaves), width)
-    return Rows(tokens.view(-1, width), position, None, where[forest.parent[batch.node]])
+    return Rows(tokens.view(-1, width), position, None, standing, where, where[forest.parent[batch.node]])
 
 
 def packed(batch: Batch) -> Rows:
     """The forest as one row under its mask."""
     forest = batch.forest
     mask = may_look(forest)[None, None]
-    return Rows(forest.tokens[None], forest.position[None], mask, forest.parent[batch.node])
+    all_tokens = torch.arange(len(forest.tokens))
+    return Rows(forest.tokens[None], forest.position[None], mask, all_tokens, all_tokens, forest.parent[batch.node])
 
 
 def micro_batches(replies: Sequence[Reply], max_tokens: int, share: bool = False) -> list[list[Reply]]:

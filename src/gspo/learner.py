@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,17 @@ from gspo import layout
 from gspo.optimiser import Optimiser
 from gspo.ports import Policy
 from gspo.types import Batch, Outputs, Reply, Stats
+
+
+class Seen(NamedTuple):
+    """What a policy says of one reply.
+
+    logp [|y|]: the log-probabilities of its sampled tokens. routes [L, layers, k] int16: the experts that its routers
+    choose for each token; None for a dense model, or where nobody asked.
+    """
+
+    logp: Tensor
+    routes: Tensor | None = None
 
 
 class Objective(Protocol):
@@ -30,7 +41,7 @@ class Objective(Protocol):
         """The terms to be summed, [S] or [N], and detached statistics, each [S] or [N]."""
         ...
 
-    def summary(self, stats: Stats) -> dict[str, float]:
+    def summary(self, stats: Stats) -> dict[str, Any]:
         """Metrics of one update from the statistics of all its micro-batches."""
         ...
 
@@ -53,21 +64,24 @@ class Imitation:
 
 
 class Learner:
-    """A policy and its optimiser. `max_tokens`: most tokens, padding included, in one forward pass."""
+    """A policy and its optimiser. `max_tokens`: most tokens, padding included, in one forward pass. `replay`: updates use
+    the experts of their replies' routes (Routing Replay).
+    """
 
-    def __init__(self, policy: Policy, optimiser: Optimiser, max_tokens: int):
+    def __init__(self, policy: Policy, optimiser: Optimiser, max_tokens: int, replay: bool = False):
         self.policy = policy
         self.optimiser = optimiser
         self.max_tokens = max_tokens
+        self.replay = replay
 
-    def update(self, objective: Objective, replies: Sequence[Reply]) -> tuple[dict[str, float], Stats]:
+    def update(self, objective: Objective, replies: Sequence[Reply]) -> tuple[dict[str, Any], Stats]:
         """One optimiser step on these replies. Returns its metrics and the statistics behind them."""
         denominator = objective.denominator(replies)
         gathered: dict[str, list[Tensor]] = defaultdict(list)
         total = torch.zeros((), dtype=torch.float64)
         for part in layout.micro_batches(replies, self.max_tokens, self.policy.shares_prompts):
             batch = layout.build(part, self.policy.shares_prompts)
-            out = self.policy.forward(batch, entropy=True)
+            out = self.policy.forward(batch, entropy=True, routing=True, replay=self.replay)
             terms, stats = objective.terms(out, batch.to(self.policy.device))
             loss = terms.sum() / denominator
             loss.backward()
@@ -79,12 +93,15 @@ class Learner:
         return {"loss": float(total)} | objective.summary(merged) | done, merged
 
     @torch.no_grad()
-    def logprobs(self, policy: Policy, replies: Sequence[Reply]) -> list[Tensor]:
-        """Log-probabilities [|y|] of each reply's sampled tokens under `policy` (pi_old recomputed, or a reference)."""
-        found: dict[int, Tensor] = {}
+    def read(self, policy: Policy, replies: Sequence[Reply], *, routing: bool = False, replay: bool = False) -> list[Seen]:
+        """What `policy` says of each reply (pi_old recomputed, or a reference), without gradient."""
+        found: dict[int, Seen] = {}
         for part in layout.micro_batches(replies, self.max_tokens, policy.shares_prompts):
             batch = layout.build(part, policy.shares_prompts)
-            logp = policy.forward(batch).logp
-            for reply, value in zip(part, logp.cpu().split(batch.length.tolist())):
-                found[id(reply)] = value
+            out = policy.forward(batch, routing=routing, replay=replay)
+            logps = out.logp.cpu().split(batch.length.tolist())
+            routes: Sequence[Tensor | None] = [None] * len(part)
+            if out.routing is not None:
+                routes = out.routing.own.cpu()[batch.path].split([len(reply.tokens) for reply in part])
+            found |= {id(reply): Seen(*seen) for reply, *seen in zip(part, logps, routes)}
         return [found[id(reply)] for reply in replies]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -10,7 +11,9 @@ from gspo.config import AlgorithmConfig
 from gspo.objective import divergence
 from gspo.objective.algorithms import Algorithm
 from gspo.objective.losses import sequence_ratio
+from gspo.objective.mismatch import std
 from gspo.objective.replies import Replies
+from gspo.routing import routing_metrics, routing_stats
 from gspo.types import Batch, Outputs, Reply, Stats
 
 
@@ -49,22 +52,23 @@ class PolicyObjective:
             "length": batch.length,
             "entropy": entropy,
             "kl": divergence.k3(batch.logp_old, logp),  # KL(pi_old || pi_theta), sampled from pi_old
-            "s_mu": sequence_ratio(logp.detach(), batch.logp_mu, y),
-            "kl_mu": divergence.k3(batch.logp_mu, logp),
-            "p_mu": (logp.exp() - batch.logp_mu.exp()).abs(),
+            "logp": logp,  # for the mismatch of sampler and trainer
+            "logp_mu": batch.logp_mu,
         }
         if batch.logp_ref is not None:
             over = y.mean if self.row.counts == "replies" else y.sum
             loss = loss + self.beta * over(self.kl(logp, batch.logp_ref))
             stats["kl_ref"] = divergence.k3(logp, batch.logp_ref)
+        if out.routing is not None:
+            stats |= routing_stats(out.routing, batch)
         return loss, {name: value.detach() for name, value in stats.items()}
 
-    def summary(self, stats: Stats) -> dict[str, float]:
+    def summary(self, stats: Stats) -> dict[str, Any]:
         """Clip fractions count replies for sequence-level algorithms, tokens for token-level ones."""
         y = Replies.of(stats["length"])
         count = y.mean if self.row.level == "sequence" else (lambda x: x)
         low, high = (float(count(stats[name]).mean()) for name in ("low", "high"))
-        metrics = {
+        metrics: dict[str, Any] = {
             "clip_ratio/low_mean": low,
             "clip_ratio/high_mean": high,
             "clip_ratio/region_mean": low + high,
@@ -76,23 +80,4 @@ class PolicyObjective:
         }
         if "kl_ref" in stats:
             metrics["kl_ref"] = float(stats["kl_ref"].mean())
-        return metrics
-
-    @staticmethod
-    def mismatch(stats: Stats) -> dict[str, float]:
-        """How far sampler (mu) and trainer disagree, from statistics taken at the very weights that sampled.
-
-        ratio/noise_floor: standard deviation of s_i - 1, so numerics and not staleness. mismatch/kl: k3 estimate of
-        KL(mu || pi). mismatch/prob_mean, prob_max: |pi - mu| over tokens.
-        """
-        return {
-            "ratio/noise_floor": std(stats["s_mu"].double() - 1),
-            "mismatch/kl": float(stats["kl_mu"].mean()),
-            "mismatch/prob_mean": float(stats["p_mu"].mean()),
-            "mismatch/prob_max": float(stats["p_mu"].max()),
-        }
-
-
-def std(x: Tensor) -> float:
-    """Sample standard deviation, 0 for fewer than two values."""
-    return float(x.std()) if len(x) > 1 else 0.0
+        return metrics | routing_metrics(stats)

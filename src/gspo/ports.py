@@ -37,20 +37,23 @@ class Sampler(Protocol):
 class Policy(Protocol):
     """A causal language model that scores sampled tokens and can be trained.
 
-    shares_prompts: whether a prompt shared by neighbouring replies is computed once.
+    shares_prompts: whether a prompt shared by neighbouring replies is computed once. sparse: whether it is a mixture of
+    experts whose routing can be seen.
     """
 
     shares_prompts: bool
+    sparse: bool
 
     @property
     def device(self) -> torch.device:
         """Where log-probabilities come out."""
         ...
 
-    def forward(self, batch: Batch, *, entropy: bool = False) -> Outputs:
+    def forward(self, batch: Batch, *, entropy: bool = False, routing: bool = False, replay: bool = False) -> Outputs:
         """One forward pass: the log-probabilities of the batch's sampled tokens, and what else is asked for.
 
-        Gradients of the log-probabilities flow when autograd is on.
+        Gradients of the log-probabilities flow when autograd is on. replay: every router takes the experts of
+        batch.routes, weighted by its own logits of today.
         """
         ...
 

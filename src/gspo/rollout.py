@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from gspo.config import RolloutConfig
 from gspo.objective.advantages import group_advantages
 from gspo.objective.algorithms import Algorithm
 from gspo.ports import Sampler
@@ -56,7 +58,9 @@ def sample_groups(
 class SynchronousSource:
     """Groups, batch after batch, each sampled with the weights of the moment that it is asked for.
 
-    num_prompts groups of num_generations rollouts a batch. `seconds`: what the last batch took.
+    num_prompts groups of num_generations rollouts a batch. delay: batches that wait between sampling and use, so a batch
+    is used `delay` weight versions late (the first ones less). waiting: those that do. newest: the batch sampled last.
+    seconds: what sampling took for the last batch handed out.
     """
 
     def __init__(
@@ -64,33 +68,52 @@ class SynchronousSource:
         prompts: PromptSource,
         sampler: Sampler,
         scorer: Scorer,
-        num_prompts: int,
-        num_generations: int,
+        config: RolloutConfig,
         sampling: Sampling,
         report: Report = lambda phase, done, total: None,
     ):
         self.prompts = prompts
         self.sampler = sampler
         self.scorer = scorer
-        self.num_prompts = num_prompts
-        self.num_generations = num_generations
+        self.num_prompts = config.num_prompts
+        self.num_generations = config.num_generations
         self.sampling = sampling
         self.report = report
+        self.delay = config.delay
+        self.waiting: deque[list[Group]] = deque()
+        self.newest: list[Group] = []
         self.seconds: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[Group]:
         while True:
-            # The version counts batches, so every batch has a seed of its own, also after a resume.
-            sampling = dataclasses.replace(self.sampling, seed=self.sampling.seed * 1_000_003 + self.sampler.version)
-            groups, self.seconds = sample_groups(
-                self.sampler,
-                self.scorer,
-                self.prompts.take(self.num_prompts),
-                self.num_generations,
-                sampling,
-                self.report,
-            )
-            yield from groups
+            self.seconds = {}
+            while len(self.waiting) <= self.delay:
+                self.newest = self._sample()
+                self.waiting.append(self.newest)
+            yield from self.waiting.popleft()
+
+    def _sample(self) -> list[Group]:
+        # A seed of its own for each batch, also after a resume: the position counts batches.
+        number = self.prompts.position // self.num_prompts
+        sampling = dataclasses.replace(self.sampling, seed=self.sampling.seed * 1_000_003 + number)
+        prompts = self.prompts.take(self.num_prompts)
+        groups, seconds = sample_groups(self.sampler, self.scorer, prompts, self.num_generations, sampling, self.report)
+        self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in seconds.items()}
+        return groups
+
+    def state_dict(self) -> list[list[dict[str, Any]]]:
+        """The rollouts that wait, in plain types. Their prompts are the last ones that the stream handed out."""
+        return [[_plain(rollout) for group in batch for rollout in group.rollouts] for batch in self.waiting]
+
+    def load_state_dict(self, state: list[list[dict[str, Any]]]) -> None:
+        """Continue from `state_dict()`; the stream of prompts stands where it stood then."""
+        self.prompts.position -= len(state) * self.num_prompts
+        n = self.num_generations
+        for batch in state:
+            rollouts = iter(batch)
+            prompts = self.prompts.take(self.num_prompts)
+            groups = [Group(prompt, [Rollout(prompt=prompt, **next(rollouts)) for _ in range(n)]) for prompt in prompts]
+            self.waiting.append(groups)
 
 
 @dataclass
@@ -123,8 +146,7 @@ def learnable(groups: Sequence[Group], row: Algorithm, scale: str, mask_truncate
     replies: dict[int, list[Reply]] = {}
     for index, advantage in zip(kept.nonzero()[:, 0].tolist(), advantages.tolist()):
         rollout = rollouts[index]
-        mu = rollout.logp[rollout.sampled]
-        reply = Reply(rollout.tokens, rollout.sampled, logp_mu=mu, logp_old=mu, advantage=advantage)
+        reply = reply_of(rollout, advantage)
         replies.setdefault(int(owner[index]), []).append(reply)
         result.advantages[index] = advantage
     equal = {i for i, group in replies.items() if all(reply.advantage == 0 for reply in group)}
@@ -136,6 +158,12 @@ def learnable(groups: Sequence[Group], row: Algorithm, scale: str, mask_truncate
         "groups/dropped": float(len(groups) - len(replies)),
     }
     return result
+
+
+def reply_of(rollout: Rollout, advantage: float) -> Reply:
+    """A rollout for the learner, with the sampler as its pi_old."""
+    mu = rollout.logp[rollout.sampled]
+    return Reply(rollout.tokens, rollout.sampled, logp_mu=mu, logp_old=mu, advantage=advantage, routes=rollout.routes)
 
 
 def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -153,6 +181,12 @@ def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return metrics | {f"reward/{name}": sum(values) / len(values) for name, values in parts.items() if values}
 
 
+def staleness(rollouts: Sequence[Rollout], version: int) -> float:
+    """How many versions the weights that sampled the tokens lie behind `version`, mean over sampled tokens."""
+    versions = torch.cat([rollout.version[rollout.sampled] for rollout in rollouts])
+    return version - float(versions.double().mean())
+
+
 def describe(rollout: Rollout) -> dict[str, Any]:
     """A rollout as a line of JSON. version: the newest weights that sampled any of its tokens."""
     return {
@@ -166,6 +200,10 @@ def describe(rollout: Rollout) -> dict[str, Any]:
         "stop": rollout.stop,
         "error": rollout.error,
     }
+
+
+def _plain(rollout: Rollout) -> dict[str, Any]:
+    return {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "prompt"}
 
 
 def _mean_std(rewards: torch.Tensor, group: torch.Tensor) -> float:

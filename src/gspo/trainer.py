@@ -13,12 +13,25 @@ from gspo import checkpoint
 from gspo.config import Config
 from gspo.evaluation import evaluate
 from gspo.learner import Learner
-from gspo.policy_objective import PolicyObjective, std
+from gspo.objective.mismatch import mismatch, std
+from gspo.objective.replies import Replies
+from gspo.old_policy import Groups, disagreement, needs_pass, probe, recall
+from gspo.policy_objective import PolicyObjective
 from gspo.ports import Policy, Sampler
 from gspo.progress import Progress
-from gspo.rollout import Learnable, PromptSource, Scorer, SynchronousSource, describe, learnable, split
+from gspo.rollout import (
+    Learnable,
+    PromptSource,
+    Scorer,
+    SynchronousSource,
+    describe,
+    learnable,
+    reply_of,
+    split,
+    staleness,
+)
 from gspo.runlog import RunLog
-from gspo.types import Group, Prompt, Reply, Sampling, Stats
+from gspo.types import Group, Prompt, Sampling, Stats
 
 Metrics = dict[str, Any]
 SHOWN = 32  # held-out prompts of which each evaluation keeps a reply
@@ -26,13 +39,15 @@ SHOWN = 32  # held-out prompts of which each evaluation keeps a reply
 
 @dataclass
 class Run:
-    """Everything that a training run is made of (build.py makes it). data: a fingerprint of the prompts. step: steps
-    done."""
+    """Everything that a training run is made of (build.py makes it). evaluator: samples held-out replies, with the policy's
+    own weights. data: a fingerprint of the prompts. step: steps done.
+    """
 
     config: Config
     policy: Policy
     reference: Policy | None
     sampler: Sampler
+    evaluator: Sampler
     scorer: Scorer
     prompts: PromptSource
     held_out: Sequence[Prompt]
@@ -78,6 +93,7 @@ def one_step(run: Run, source: Iterable[Group]) -> Metrics:
         algorithm.scale_rewards or "group",
         run.config.rollout.mask_truncated_completions,
     )
+    batch.counts["staleness"] = staleness([rollout for group in groups for rollout in group.rollouts], run.sampler.version)
     learned = learn(run, batch)
     run.sampler.load(run.policy, run.sampler.version + 1)
     trained = time.perf_counter()
@@ -107,37 +123,56 @@ def learn(run: Run, batch: Learnable) -> Metrics:
     if not groups:
         run.log.warn(f"step {run.step} had no group to train on: too few rewards were left, or all of a group were equal")
         return nothing_learned(run)
-    if algorithm.old_logprobs == "recompute":
-        groups = fill(run, groups, run.policy, "logp_old")
+    if needs_pass(algorithm):
+        groups, seen = recall(run.learner, groups, algorithm)
+        if run.source.delay == 0:
+            metrics = disagreement([reply for group in batch.groups for reply in group], seen)
+    if run.source.delay:  # these rollouts are stale: numerics show on those of the present weights
+        newest = [reply_of(rollout, 0.0) for group in run.source.newest for rollout in group.rollouts]
+        metrics = probe(run.learner, newest)
     if run.reference is not None:
-        groups = fill(run, groups, run.reference, "logp_ref")
+        groups = refer(run, groups, run.reference)
     parts = split(groups, algorithm.mini_batches or 1)
     updates: list[Metrics] = []
     for _ in range(algorithm.epochs):
         for part in parts:
             run.screen.phase("updating", len(updates), len(parts) * algorithm.epochs)
             update, stats = run.learner.update(run.objective, part)
-            if not updates:  # no update yet: these are the weights that sampled
-                metrics = floor(run, stats)
+            if not updates:  # no update yet: a ratio to rollouts that are not stale is nothing but noise
+                metrics = metrics or first_look(stats)
+                floor(run, metrics["ratio/noise_floor"] if run.source.delay else std(stats["ratio"]))
             updates.append(update)
     for name in updates[0]:
-        metrics[name] = sum(update[name] for update in updates) / len(updates)
+        metrics[name] = mean([update[name] for update in updates])
     metrics["lr"] = updates[-1]["lr"]
     metrics["updates/skipped"] = sum(update["updates/skipped"] for update in updates)
     return metrics | {"updates": len(updates)}
 
 
-def fill(run: Run, groups: list[list[Reply]], policy: Policy, name: str) -> list[list[Reply]]:
-    """The same replies with their log-probabilities under `policy` in the field `name`."""
-    values = iter(run.learner.logprobs(policy, [reply for group in groups for reply in group]))
-    return [[dataclasses.replace(reply, **{name: next(values)}) for reply in group] for group in groups]
+def mean(values: list[Any]) -> Any:
+    """The mean of numbers, or of lists of numbers, one by one."""
+    if isinstance(values[0], list):
+        return [mean(list(each)) for each in zip(*values)]
+    return sum(values) / len(values)
 
 
-def floor(run: Run, stats: Stats) -> Metrics:
-    """The mismatch of sampler and trainer, with a warning where the ratio's own noise reaches the clip range."""
-    found = run.objective.mismatch(stats)
-    # Before the first update the ratio to pi_old is nothing but noise, whichever pi_old is.
-    noise = std(stats["ratio"])
+def refer(run: Run, groups: Groups, reference: Policy) -> Groups:
+    """The same replies with their log-probabilities under the reference."""
+    seen = iter(run.learner.read(reference, [reply for group in groups for reply in group]))
+    return [[dataclasses.replace(reply, logp_ref=next(seen).logp) for reply in group] for group in groups]
+
+
+def first_look(stats: Stats) -> Metrics:
+    """The mismatch of sampler and trainer, from an update whose replies the same weights sampled."""
+    found: Metrics = mismatch(stats["logp"], stats["logp_mu"], Replies.of(stats["length"]))
+    differ = stats.get("overruled", stats.get("changed"))  # replaying the sampler's experts, the routers' own show it
+    if differ is not None:
+        found["moe/sampler_agreement"] = 1 - float(differ.mean())
+    return found
+
+
+def floor(run: Run, noise: float) -> None:
+    """A warning where the ratio's own noise reaches the clip range."""
     reach = min(run.objective.e_low, run.objective.e_high)
     if noise >= reach and run.objective.row.level == "sequence":
         remedy = "" if run.config.algorithm.old_logprobs == "recompute" else 'set algorithm.old_logprobs = "recompute", '
@@ -145,7 +180,6 @@ def floor(run: Run, stats: Stats) -> Metrics:
             f"the noise floor of the ratio ({noise:.1e}) reaches the clip range ({reach:.1e}): rounding decides what is "
             f"clipped. Widen algorithm.epsilon and epsilon_high, {remedy}or use higher precision"
         )
-    return found
 
 
 def watch(run: Run, metrics: Metrics) -> None:
@@ -167,7 +201,8 @@ def nothing_learned(run: Run) -> Metrics:
     """The metrics of a step without updates: every name is there, without a value."""
     names = (
         "loss clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean clip_ratio/tokens ratio/mean ratio/std "
-        "ratio/noise_floor mismatch/kl mismatch/prob_mean mismatch/prob_max entropy kl grad_norm lr"
+        "ratio/noise_floor mismatch/kl mismatch/prob_mean mismatch/prob_max mismatch/beyond_2x mismatch/weight_mean "
+        "mismatch/ess entropy kl grad_norm lr"
     )
     return dict.fromkeys(names.split()) | {"updates": 0, "updates/skipped": 0.0}
 
@@ -181,7 +216,7 @@ def evaluates(run: Run) -> bool:
 def held_out(run: Run) -> Metrics:
     """Accuracy on the held-out prompts. Every evaluation draws with the same seed, so that differences are paired."""
     metrics, groups = evaluate(
-        run.sampler,
+        run.evaluator,
         run.scorer,
         run.held_out,
         run.config.eval.num_generations,
@@ -206,16 +241,12 @@ def rollout_lines(run: Run, groups: Sequence[Group], batch: Learnable) -> list[M
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     count = min(run.config.log.token_rollouts, len(rollouts))
     chosen = [i * len(rollouts) // count for i in range(count)]
-    replies = [
-        Reply(r.tokens, r.sampled, logp_mu=mu, logp_old=mu, advantage=0.0)
-        for r in (rollouts[i] for i in chosen)
-        for mu in [r.logp[r.sampled]]
-    ]
-    for i, reply, logp in zip(chosen, replies, run.learner.logprobs(run.policy, replies) if replies else []):
+    replies = [reply_of(rollouts[i], 0.0) for i in chosen]
+    for i, reply, seen in zip(chosen, replies, run.learner.read(run.policy, replies) if replies else []):
         lines[i] |= {
             "tokens": [run.decode(token) for token in reply.tokens[reply.sampled].tolist()],
             "logp": reply.logp_mu.tolist(),
-            "log_ratio": (logp - reply.logp_mu).tolist(),  # how far this step's updates moved the token
+            "log_ratio": (seen.logp - reply.logp_mu).tolist(),  # how far this step's updates moved the token
         }
     return lines
 
@@ -229,6 +260,7 @@ def save(run: Run) -> None:
         "data": run.data,
         "version": run.sampler.version,
         "tokens": run.tokens,
+        "waiting": run.source.state_dict(),
         "log": run.log.position(),
     }
     folder = run.log.folder
@@ -241,5 +273,6 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.step = state["step"]
     run.tokens = state["tokens"]
     run.prompts.position = state["position"]
+    run.source.load_state_dict(state["waiting"])
     run.sampler.load(run.policy, state["version"])
     run.learner.optimiser.load_state_dict(state["optimiser"])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-Stats = dict[str, Tensor]  # detached statistics of an update, each [S] or [N]
+Stats = dict[str, Tensor]  # detached statistics of an update, each [S] or [N, ...]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How replies are sampled. `seed` fixes every reply; `stop_ids` end one (and are part of it)."""
+    """How replies are sampled. `seed` fixes every reply; `stop_ids` end one (and are part of it). routes: record which
+    experts each token chose.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -42,6 +44,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     seed: int = 0
+    routes: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Rollout:
     logp [L] float32: log-probability under the sampler itself (mu), 0 where not sampled.
     version [L] int64: the version of the weights that sampled the token, -1 where not sampled.
     stop: "eos" | "stop" | "length". reward: None until scored, or when every reward failed (then `error` says why).
+    routes [L, layers, k] int16: the experts that the sampler chose for each token, -1 where the token was not read (the
+    last one never is); None for a dense model, or where nobody asked.
     """
 
     prompt: Prompt
@@ -80,7 +85,8 @@ class Reply:
     """A rollout made ready for the learner.
 
     advantage: A_i, a number, or A_it as a tensor [|y|] (GSPO-token). logp_old, logp_ref [|y|] float32: the
-    log-probabilities of the sampled tokens under pi_old and the reference (None: no reference).
+    log-probabilities of the sampled tokens under pi_old and the reference (None: no reference). routes [L, layers, k]
+    int16: the experts that pi_old chose for each token, -1 unknown; None where they are not known.
     """
 
     tokens: Tensor
@@ -89,6 +95,7 @@ class Reply:
     logp_old: Tensor
     advantage: float | Tensor
     logp_ref: Tensor | None = None
+    routes: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -110,11 +117,13 @@ class Forest:
 class Batch:
     """What one forward pass reads, and the flat views that the equations read: N sampled tokens of S replies.
 
-    node [N]: the forest token that each sampled token is. reply [N]: the reply it belongs to, ascending.
-    length [S]: |y_i|. advantage [S] or [N]. The other views are [N].
+    path: the forest token that each token of each reply is, one reply after the other. node [N]: those of the sampled
+    tokens. reply [N]: the reply each belongs to, ascending. length [S]: |y_i|. advantage [S] or [N]. The other views are
+    [N]. routes [T, layers, k] int16: the experts that pi_old chose for each forest token.
     """
 
     forest: Forest
+    path: Tensor
     node: Tensor
     reply: Tensor
     length: Tensor
@@ -122,6 +131,7 @@ class Batch:
     logp_old: Tensor
     advantage: Tensor
     logp_ref: Tensor | None = None
+    routes: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with every tensor on `device`."""
@@ -134,12 +144,26 @@ class Batch:
         return Batch(forest=forest, **views)
 
 
+class Routing(NamedTuple):
+    """Which experts the T forest tokens of a batch chose.
+
+    chosen [T, layers, k] int16. own [T, layers, k]: what the routers would have chosen, where they replayed; else `chosen`
+    itself. entropy [T, layers]: of the routers' softmax, in nats. experts: how many a router chooses from.
+    """
+
+    chosen: Tensor
+    own: Tensor
+    entropy: Tensor
+    experts: int
+
+
 class Outputs(NamedTuple):
     """What a policy says of the N sampled tokens of a batch.
 
     logp [N] float32: their log-probabilities. entropy [N]: of the distributions that they were drawn from, in nats,
-    without gradient; None unless asked for.
+    without gradient; None unless asked for. routing: None unless asked for, and for a dense model.
     """
 
     logp: Tensor
     entropy: Tensor | None = None
+    routing: Routing | None = None

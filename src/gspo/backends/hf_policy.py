@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gspo import layout
+from gspo import layout, moe
 from gspo.backends.hf_model import HFModel
-from gspo.types import Batch, Outputs
+from gspo.types import Batch, Outputs, Routing
 
 HEAD_ELEMENTS = 1 << 26  # logits held at once: 256 MiB in float32
 
@@ -38,9 +39,12 @@ class HFPolicy:
         self.temperature = temperature
         self.layout = layout
         self.shares_prompts = layout == "packed"
+        self.sparse = bool(moe.routers(model.model))
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
-            model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": moe.checkpoint_contexts}
+            )
 
     @property
     def device(self) -> torch.device:
@@ -55,20 +59,43 @@ class HFPolicy:
         """Write model (safetensors) and tokenizer in Hugging Face format."""
         self.model.save(folder)
 
-    def forward(self, batch: Batch, *, entropy: bool = False) -> Outputs:
-        """One forward pass: log-probabilities at the sampling temperature, and entropies if asked for."""
+    def forward(self, batch: Batch, *, entropy: bool = False, routing: bool = False, replay: bool = False) -> Outputs:
+        """One forward pass: log-probabilities at the sampling temperature, and what else is asked for."""
         rows = layout.packed(batch) if self.layout == "packed" else layout.padded(batch, self.model.pad_id)
         device = self.model.device
         # Only the checkpointed layers look at the mode: dropout is 0 in either.
         self.model.model.train(self.gradient_checkpointing and torch.is_grad_enabled())
-        hidden = self.model.hidden(
-            input_ids=rows.tokens.to(device),
-            position_ids=rows.position.to(device),
-            attention_mask=None if rows.mask is None else rows.mask.to(device),
-        )
+        with ExitStack() as stack:
+            asked = stack.enter_context(moe.replay(self.model.model, _row_routes(batch, rows))) if replay else None
+            seen = stack.enter_context(moe.record(self.model.model, entropy=True)) if routing and self.sparse else None
+            hidden = self.model.hidden(
+                input_ids=rows.tokens.to(device),
+                position_ids=rows.position.to(device),
+                attention_mask=None if rows.mask is None else rows.mask.to(device),
+            )
+            routed = None if seen is None else _routing(seen, asked, rows.place.to(device))
         states = hidden.flatten(0, 1)[rows.before.to(device)]  # [N, H]
         targets = batch.forest.tokens[batch.node].to(device)
-        return Outputs(*head_logprobs(self.model.logits, states, targets, self.temperature, entropy))
+        return Outputs(*head_logprobs(self.model.logits, states, targets, self.temperature, entropy), routed)
+
+
+def _row_routes(batch: Batch, rows: layout.Rows) -> Tensor:
+    """batch.routes [T, layers, k] as moe.replay reads them: [layers, B*L, k], -1 at padding."""
+    if batch.routes is None:
+        raise ValueError("routing cannot be replayed: these replies carry no routes")
+    return batch.routes[rows.node].masked_fill(rows.node[:, None, None] < 0, -1).transpose(0, 1)
+
+
+def _routing(seen: moe.Record, asked: moe.Replay | None, place: Tensor) -> Routing:
+    """What was recorded, for the T forest tokens, which stand at `place`."""
+    chosen, entropy = seen.take(), seen.take_entropy()
+    assert chosen is not None and entropy is not None
+
+    def at(x: Tensor) -> Tensor:
+        return x[:, place].transpose(0, 1)
+
+    used = at(chosen)
+    return Routing(used, used if asked is None else at(asked.own()), at(entropy), seen.experts)
 
 
 def head_logprobs(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,8 +12,10 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from gspo import moe
 from gspo.backends.growing_cache import GrowingLayer
 from gspo.backends.hf_model import HFModel, far, probe
+from gspo.backends.rounding import BITS, round_weights
 from gspo.backends.stopping import Ends, cut, decode
 from gspo.ports import Policy
 from gspo.types import Prompt, Rollout, Sampling
@@ -25,17 +29,20 @@ class HFSampler:
 
     Each prompt is read once for its replies in a batch; finished rows leave the batch. A reply is drawn by
     inverse CDF, with uniforms that the seed, its prompt's place and its own number fix: it depends neither on
-    the batch size nor on its neighbours, but for rounding. Raises RuntimeError for a model whose cache gspo
+    the batch size nor on its neighbours, but for rounding. quantize: "int8" or "int4" rounds the weights that
+    `load` takes over; the model must then not be the policy's. Raises RuntimeError for a model whose cache gspo
     cannot use.
     """
 
-    def __init__(self, model: HFModel, batch_size: int = 256) -> None:
+    def __init__(self, model: HFModel, batch_size: int = 256, quantize: str = "none") -> None:
         self.model, self.batch_size, self.version = model, batch_size, 0
+        self.bits = BITS.get(quantize)
         kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
         self.plain_cache = model.has_full_attention and kinds <= {DynamicLayer}
         # Remote code may keep tensors between calls, and those of inference mode cannot be trained with.
         own = type(model.model).__module__.startswith("transformers.")
         self.mode = torch.inference_mode if own else torch.no_grad
+        self.sparse = bool(moe.routers(model.model))
         self._check_cache()
 
     def _check_cache(self) -> None:
@@ -58,6 +65,10 @@ class HFSampler:
             with torch.no_grad():
                 for to, value in zip(mine, theirs, strict=True):
                     to.copy_(value)
+            if self.bits is not None:
+                round_weights(self.model.model, self.bits)
+        elif self.bits is not None:
+            raise ValueError("a quantised sampler needs a model of its own: rounding would change the policy's weights")
         self.version = version
 
     def generate(
@@ -83,10 +94,13 @@ class HFSampler:
             for rows in self._chunks(prompts, n):
                 before = len(done)
                 tell = None if progress is None else lambda count, base=before: progress(base + count)
-                with self.mode(), self.model.precision():
-                    tokens, logps, ends = self._decode(prompts, rows, sampling, tell)
-                for row, *reply in zip(rows, tokens, logps, ends.length, ends.stop):
-                    done[row] = self._rollout(prompts[row[0]], sampling, *reply)
+                seen = moe.record(self.model.model) if sampling.routes else nullcontext()
+                with self.mode(), self.model.precision(), seen as record:
+                    trail = Trail(record) if record is not None and self.sparse else None
+                    tokens, logps, ends = self._decode(prompts, rows, sampling, tell, trail)
+                for at, (row, *reply) in enumerate(zip(rows, tokens, logps, ends.length, ends.stop)):
+                    made = self._rollout(prompts[row[0]], sampling, *reply)
+                    done[row] = made if trail is None else replace(made, routes=trail.routes(at, len(made.tokens)))
         finally:
             self.model.model.train(was_training)
         return [done[i, j] for i in range(len(prompts)) for j in range(n)]
@@ -157,6 +171,7 @@ class HFSampler:
         rows: list[Row],
         sampling: Sampling,
         tell: Callable[[int], None] | None,
+        trail: Trail | None,
     ) -> tuple[Tensor, Tensor, Ends]:
         """Samples a batch: tokens and log-probabilities [rows, max_new_tokens], and where the replies end."""
         model, new, device = self.model, sampling.max_new_tokens, self.model.device
@@ -164,6 +179,8 @@ class HFSampler:
         which = torch.tensor([distinct[i] for i, _ in rows])
         cache, hidden, mask = self._prefill([prompts[i].tokens for i in distinct], which, new)
         longest = max(len(prompts[i].tokens) for i in distinct)
+        if trail is not None:
+            trail.begin([len(prompts[i].tokens) for i in distinct], which)
         position = torch.tensor([[len(prompts[i].tokens)] for i, _ in rows], device=device)
         uniforms = _uniforms(sampling.seed, rows, new).to(device)
         tokens = torch.full((new, len(rows)), model.pad_id, device=device)
@@ -187,6 +204,8 @@ class HFSampler:
             if mask is not None:
                 inputs |= {"attention_mask": mask[..., : longest + t + 1], "position_ids": position + t}
             hidden = model.hidden(**inputs)[:, -1]
+            if trail is not None:
+                trail.add(live)
         if not torch.isfinite(logps).all():
             raise RuntimeError("the model's logits are not finite: its weights hold inf or nan, or overflow its dtype")
         return tokens.T.cpu(), logps.T.cpu(), ends
@@ -204,6 +223,42 @@ class HFSampler:
             stop=stop,
             text=cut(text, sampling.stop) if stop == "stop" else text,
         )
+
+
+class Trail:
+    """The experts that the rows of a batch choose while they are decoded."""
+
+    def __init__(self, record: moe.Record) -> None:
+        self.record = record
+        self.steps: list[Tensor] = []  # [rows, layers, k] each
+
+    def _take(self) -> Tensor:
+        chosen = self.record.take()
+        assert chosen is not None
+        return chosen.transpose(0, 1)  # [tokens, layers, k]
+
+    def begin(self, sizes: list[int], which: Tensor) -> None:
+        """After the prompts were read, `sizes` tokens each, padded on the left. which [rows]: each row's prompt."""
+        read = self._take().unflatten(0, (len(sizes), -1)).cpu()
+        self.prompts = [prompt[len(prompt) - size :] for prompt, size in zip(read, sizes)]
+        self.which = which.tolist()
+
+    def add(self, live: Tensor) -> None:
+        """After another token of each row in `live` was read."""
+        chosen = self._take()
+        step = chosen.new_full((len(self.which), *chosen.shape[1:]), -1)
+        step[live] = chosen
+        self.steps.append(step)
+
+    def routes(self, row: int, count: int) -> Tensor:
+        """[count, layers, k]: the row's prompt and reply; -1 for its last token, which was never read."""
+        if not hasattr(self, "stacked"):
+            self.stacked = torch.stack(self.steps, 1).cpu() if self.steps else None
+        prompt = self.prompts[self.which[row]]
+        reply = prompt.new_full((count - len(prompt), *prompt.shape[1:]), -1)
+        if self.stacked is not None:
+            reply[:-1] = self.stacked[row, : len(reply) - 1]
+        return torch.cat([prompt, reply])
 
 
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,69 @@
+"""pi_old: what the policy that sampled says of its rollouts, its likelihoods and its experts, and how sure that is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gspo import moe
+from gspo.config import AlgorithmConfig
+from gspo.learner import Learner, Seen
+from gspo.objective.mismatch import mismatch
+from gspo.objective.replies import Replies
+from gspo.types import Reply
+
+Groups = list[list[Reply]]
+PROBED = 32  # replies that the mismatch is measured on where no full pass is at hand
+
+
+def needs_pass(config: AlgorithmConfig) -> bool:
+    """Whether pi_old takes a forward pass of its own, before the first update of a step."""
+    return config.old_logprobs == "recompute" or config.router_replay == "R2"
+
+
+def recall(learner: Learner, groups: Groups, config: AlgorithmConfig) -> tuple[Groups, list[Seen]]:
+    """The replies with what the trainer's policy, not yet updated, says of them; and what it said.
+
+    Its likelihoods become pi_old's where old_logprobs = "recompute"; its experts do, unless R3 keeps the sampler's.
+    """
+    replies = [reply for group in groups for reply in group]
+    replays = config.router_replay == "R3"
+    seen = learner.read(learner.policy, replies, routing=learner.policy.sparse, replay=replays)
+    recalled = iter(seen)
+
+    def filled(reply: Reply) -> Reply:
+        found = next(recalled)
+        logp_old = found.logp if config.old_logprobs == "recompute" else reply.logp_old
+        return dataclasses.replace(reply, logp_old=logp_old, routes=reply.routes if replays else found.routes)
+
+    return [[filled(reply) for reply in group] for group in groups], seen
+
+
+def probe(learner: Learner, replies: Sequence[Reply]) -> dict[str, Any]:
+    """`disagreement` on some of these replies, which the policy's present weights sampled."""
+    some = replies[:: max(1, len(replies) // PROBED)]
+    return disagreement(some, learner.read(learner.policy, some, routing=learner.policy.sparse))
+
+
+def disagreement(replies: Sequence[Reply], seen: Sequence[Seen]) -> dict[str, Any]:
+    """Metrics of how far the sampler and the trainer at the same weights disagree: likelihoods, and experts.
+
+    moe/sampler_agreement: share of the sampler's choices of experts that the trainer makes too, of the tokens that the
+    sampled ones were predicted from.
+    """
+    y = Replies.of(torch.tensor([len(one.logp) for one in seen]))
+    found: dict[str, Any] = mismatch(
+        torch.cat([one.logp for one in seen]), torch.cat([reply.logp_mu for reply in replies]), y
+    )
+    if all(one.routes is not None and reply.routes is not None for reply, one in zip(replies, seen)):
+        shares = [moe.changed(reply.routes, one.routes)[before(reply)] for reply, one in zip(replies, seen)]  # type: ignore[arg-type]
+        found["moe/sampler_agreement"] = 1 - float(torch.cat(shares).mean())
+    return found
+
+
+def before(reply: Reply) -> torch.Tensor:
+    """The places of the tokens that the sampled ones were predicted from."""
+    return reply.sampled.nonzero()[:, 0] - 1

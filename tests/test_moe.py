@@ -1,0 +1,257 @@
+"""Record and replay of the experts, on tiny models of many families."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from gspo import moe
+
+_SHAPE = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 40,
+    "intermediate_size": 48, "moe_intermediate_size": 16, "max_position_embeddings": 64, "initializer_range": 0.3,
+    "router_jitter_noise": 0.0,
+}  # fmt: skip
+_LATENT = {
+    "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "num_key_value_heads": 4, "first_k_dense_replace": 0,
+}  # fmt: skip
+_GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 1}
+FAMILIES = {
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True},
+    "qwen2_moe": {"num_experts": 8, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 16},
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 3},
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 8, "sliding_window": 64},
+    "ernie4_5_moe": {"moe_num_experts": 8, "moe_k": 3, "moe_layer_start_index": 0},
+    "granitemoe": {"num_local_experts": 8, "num_experts_per_tok": 3},
+    "deepseek_v2": {**_LATENT, **_GROUPS, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": {**_LATENT, **_GROUPS, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+    "glm4_moe": {**_GROUPS, "head_dim": 8, "first_k_dense_replace": 0, "routed_scaling_factor": 1.5},
+}  # fmt: skip
+GROUPED = ("deepseek_v2", "deepseek_v3", "glm4_moe")
+TOKENS = torch.randint(0, 40, (3, 11), generator=torch.Generator().manual_seed(1))
+
+
+def tiny(family, seed=0, dtype=torch.float32, experts=None, **changes):
+    """A model with random weights; also its correction biases, which begin at zero."""
+    config = AutoConfig.for_model(family, **_SHAPE | FAMILIES[family] | changes)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation=experts)
+    for name, value in [*model.named_buffers(), *model.named_parameters()]:
+        if "correction_bias" in name or (name.endswith("bias") and not value.any()):
+            value.data.normal_(0, 0.1)
+    return model.eval()
+
+
+def scored(model, tokens=TOKENS):
+    logp = model(input_ids=tokens, use_cache=False).logits.log_softmax(-1)
+    return logp[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
+
+
+def gradients(model, loss):
+    for p in model.parameters():
+        p.grad = None
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def recorded(model, tokens=TOKENS):
+    with torch.no_grad(), moe.record(model) as seen:
+        scored(model, tokens)
+        return seen.take()
+
+
+@pytest.mark.parametrize("experts", ["eager", "grouped_mm"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replay_of_own_choices_changes_no_bit(family, experts):
+    model = tiny(family, experts=experts)
+    routes = recorded(model)
+    assert routes.shape == (2, 33, 3) and routes.dtype == torch.int16 and len(routes.unique()) > 3
+    plain = scored(model)
+    with moe.replay(model, routes) as replay:
+        again = scored(model)
+        assert torch.equal(again, plain)
+        assert torch.equal(replay.own(), routes)
+    a, b = gradients(model, plain.sum()), gradients(model, again.sum())
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    assert torch.equal(scored(model), plain)  # nothing stays behind
+    assert all("forward" not in vars(router) for router in moe.routers(model))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_experts_of_other_weights_are_replayed_exactly(family):
+    model, other = tiny(family), tiny(family, seed=1)
+    routes = recorded(other)
+    own = recorded(model)
+    assert moe.changed(routes, own).mean() > 0.3
+    with moe.record(model) as seen, moe.replay(model, routes) as replay:
+        logp = scored(model)
+    assert torch.equal(seen.take(), routes)
+    if family not in GROUPED:
+        assert torch.equal(replay.own()[0], own[0])  # the first layer reads the same
+    assert not torch.equal(logp, scored(model))
+    grads = gradients(model, logp.sum())
+    for layer, router in enumerate(moe.routers(model)):
+        name = next(name for name, p in model.named_parameters() if p is next(router.parameters()))
+        assert grads[name].any(), (layer, name)
+
+
+class Naive(nn.Module):
+    """A router and its experts, token by token."""
+
+    def __init__(self, block, norm, k):
+        super().__init__()
+        self.gate, self.experts, self.norm, self.k = block.gate.weight, block.experts, norm, k
+
+    def forward(self, x, routes):
+        rows = []
+        for token, chosen in zip(x, routes.tolist()):
+            p = (self.gate @ token).softmax(0)
+            weights = torch.stack([p[e] for e in chosen])
+            if self.norm:
+                weights = weights / weights.sum()
+            out = torch.zeros_like(token)
+            for weight, e in zip(weights, chosen):
+                gate, up = (self.experts.gate_up_proj[e] @ token).chunk(2)
+                out = out + weight * (self.experts.down_proj[e] @ (torch.nn.functional.silu(gate) * up))
+            rows.append(out)
+        return torch.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("family", "norm"), [("qwen3_moe", True), ("qwen3_moe", False), ("mixtral", True), ("olmoe", False)]
+)
+def test_gradients_of_the_router_against_a_naive_reference(family, norm, monkeypatch):
+    changes = {} if family == "mixtral" else {"norm_topk_prob": norm}
+    model = tiny(family, dtype=torch.float64, experts="eager", **changes)
+    # Families take their softmax in float32, whatever the weights (mixtral its logits too: hence its tolerance).
+    softmax = torch.nn.functional.softmax
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim=None, dtype=None, **_: softmax(x, dim))
+    block = model.model.layers[0].mlp
+    x = torch.randn(7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    routes = torch.stack([torch.randperm(8, generator=torch.Generator().manual_seed(i))[:3] for i in range(7)])
+    target = torch.randn(7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    layers = torch.stack([routes, routes]).to(torch.int16)
+    with moe.replay(model, layers):
+        ours = block(x[None])
+    ours = (ours[0] if isinstance(ours, tuple) else ours)[0]
+    want = Naive(block, norm, 3)(x, routes)
+    assert torch.allclose(ours, want, rtol=rtol, atol=rtol)
+    params = [block.gate.weight, block.experts.gate_up_proj, block.experts.down_proj]
+    for a, b in zip(torch.autograd.grad((ours * target).sum(), params), torch.autograd.grad((want * target).sum(), params)):
+        assert a.any() and torch.allclose(a, b, rtol=10 * rtol, atol=10 * rtol)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_a_checkpointed_layer_replays_what_its_forward_pass_did(family):
+    """Two micro-batches with other routes, both forward passes before the first backward pass, outside the contexts."""
+    plain = tiny(family)
+    checkpointed = copy.deepcopy(plain).train()
+    checkpointed.gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": moe.checkpoint_contexts}
+    )
+    runs = [recorded(tiny(family, seed=seed)) for seed in (1, 2)]
+    found = []
+    for model in (plain, checkpointed):
+        logps = []
+        for routes in runs:
+            with moe.replay(model, routes):
+                logps.append(scored(model))
+        found.append((torch.stack(logps), gradients(model, sum((i + 1) * logp.sum() for i, logp in enumerate(logps)))))
+    assert torch.equal(found[0][0], found[1][0])
+    for name, grad in found[0][1].items():
+        assert torch.allclose(grad, found[1][1][name], rtol=1e-4, atol=1e-5), name
+
+
+def test_without_a_record_the_router_chooses_itself():
+    model, other = tiny("qwen3_moe"), tiny("qwen3_moe", seed=1)
+    own, routes = recorded(model), recorded(other)
+    routes[:, ::2] = -1
+    with moe.record(model) as seen, moe.replay(model, routes):
+        scored(model)
+    used = seen.take()
+    assert torch.equal(used[:, 1::2], routes[:, 1::2])
+    assert torch.equal(used[0, ::2], own[0, ::2])
+
+
+def test_a_dense_model_has_no_hooks():
+    config = AutoConfig.for_model("qwen3", head_dim=8, **_SHAPE)
+    dense = AutoModelForCausalLM.from_config(config).eval()
+    assert moe.routers(dense) == []
+    with moe.record(dense, entropy=True) as seen:
+        scored(dense)
+        assert not any(module._forward_hooks for module in dense.modules())
+        assert seen.take() is None and seen.take_entropy() is None
+    with pytest.raises(ValueError, match="dense"):
+        moe.replay(dense, torch.zeros(2, 33, 3, dtype=torch.int16))
+
+
+def test_entropy_of_the_routers():
+    model = tiny("qwen3_moe")
+    logits = []
+    handles = [r.register_forward_hook(lambda m, i, out: logits.append(out[0])) for r in moe.routers(model)]
+    with torch.no_grad(), moe.record(model, entropy=True) as seen:
+        scored(model)
+        entropy = seen.take_entropy()
+    assert entropy.shape == (2, 33) and seen.experts == 8
+    want = torch.stack([torch.distributions.Categorical(logits=x.float()).entropy() for x in logits])
+    assert torch.allclose(entropy, want, atol=1e-6)
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize(
+    ("shape", "value", "message"),
+    [
+        ((3, 33, 3), 0, r"this model has 2 routers"),
+        ((2, 33), 0, r"\[2, tokens, k\] is needed"),
+        ((2, 33, 2), 0, r"routes of 2 experts a token .* takes 3"),
+        ((2, 33, 3), 8, r"expert 8 \(from 0\).* choose from 8"),
+        ((2, 32, 3), 0, r"routes of 32 tokens .* on 33 tokens"),
+    ],
+)
+def test_routes_of_another_model_are_refused(shape, value, message):
+    model = tiny("qwen3_moe")
+    routes = torch.full(shape, value, dtype=torch.int16)
+    with pytest.raises(ValueError, match=message), moe.replay(model, routes):
+        scored(model)
+    assert all("forward" not in vars(router) for router in moe.routers(model))
+
+
+def test_a_router_that_did_not_run_is_noticed():
+    model = tiny("qwen3_moe")
+    with moe.record(model) as seen:
+        model.model.layers[0](torch.zeros(1, 4, 32), position_embeddings=(torch.ones(1, 4, 8), torch.zeros(1, 4, 8)))
+        with pytest.raises(RuntimeError, match="not all 2 routers"):
+            seen.take()
+
+
+def test_changed_by_hand():
+    a = torch.tensor([[[0, 1, 2], [3, 4, 5]]])
+    b = torch.tensor([[[2, 1, 0], [3, 0, 1]]])
+    assert moe.changed(a, b).tolist() == [[0.0, pytest.approx(2 / 3)]]
+    with pytest.raises(ValueError, match="cannot be compared"):
+        moe.changed(a, b[..., :2])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 4), st.integers(4, 9))
+def test_changed_is_symmetric_and_ignores_order(seed, k, experts):
+    draw = torch.Generator().manual_seed(seed)
+    a, b = (torch.stack([torch.randperm(experts, generator=draw)[:k] for _ in range(6)])[None] for _ in range(2))
+    share = moe.changed(a, b)
+    assert torch.allclose(share, moe.changed(b, a)) and not moe.changed(a, a.flip(-1)).any()
+    naive = [1 - len(set(x) & set(y)) / k for x, y in zip(a[0].tolist(), b[0].tolist())]
+    assert share[0].tolist() == pytest.approx(naive, abs=1e-6)
+
+
+def test_max_violation_by_hand():
+    even = torch.tensor([[[0, 1], [2, 3]]])
+    assert moe.max_violation(even, 4) == 0
+    assert moe.max_violation(torch.tensor([[[0, 1], [0, 1]]]), 4) == 1  # experts / k - 1
+    assert moe.max_violation(torch.tensor([[[0, 1], [-1, -1]], [[0, 1], [2, 3]]]), 4) == 0.5  # mean over layers

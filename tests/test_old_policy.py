@@ -1,0 +1,128 @@
+"""pi_old and its experts in whole runs: Routing Replay, stale rollouts, a coarse sampler."""
+
+import pytest
+import torch
+
+import gspo
+from gspo.backends.tiny import build_tiny
+from tests.test_train import lines, numbers, train
+from tests.tiny_run import PIECES, ROWS, likes_a, longest_match_tokenizer, settings
+
+FAST = {"optimizer": {"lr": 2e-2}, "train": {"steps": 4}, "eval": {"every": 0}}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return numbers(train(tmp_path_factory.mktemp("plain") / "run", **FAST).folder)
+
+
+def test_a_mixture_of_experts_shows_how_its_routing_moves(plain):
+    for line in plain:
+        assert 0 < line["moe/volatility"] < 1 and 0 < line["moe/tokens_changed"] <= 1
+        assert line["moe/volatility"] == pytest.approx(sum(line["moe/volatility_by_layer"]) / 2)
+        assert line["moe/sampler_agreement"] == 1
+        assert 0 <= line["moe/max_violation"] <= 1  # 4 experts, 2 a token
+        assert 0 < line["moe/router_entropy"] <= 1.3863
+        assert "moe/overruled" not in line
+
+
+@pytest.mark.parametrize("replay", ["R2", "R3"])
+def test_replay_leaves_no_volatility(tmp_path, plain, replay):
+    found = numbers(train(tmp_path / "run", algorithm={"router_replay": replay}, **FAST).folder)
+    for line in found:
+        assert line["moe/volatility"] == 0 and line["moe/tokens_changed"] == 0
+        assert line["moe/overruled"] > 0
+        assert line["moe/sampler_agreement"] == 1
+    assert found[0]["reward"] == plain[0]["reward"]
+    assert found[-1]["loss"] != plain[-1]["loss"]
+
+
+@pytest.mark.parametrize("replay", ["R2", "R3"])
+def test_replay_of_the_policys_own_choices_changes_no_number(tmp_path, replay):
+    once = FAST | {"algorithm": {"mini_batches": 1}}
+    a = numbers(train(tmp_path / "a", **once).folder)
+    b = numbers(train(tmp_path / "b", **once | {"algorithm": {"mini_batches": 1, "router_replay": replay}}).folder)
+    for m, n in zip(a, b, strict=True):
+        assert n["moe/overruled"] == 0
+        for name in m:
+            summed = name.startswith(("mismatch/", "ratio/"))  # in another order
+            assert n[name] == (pytest.approx(m[name], rel=1e-9) if summed else m[name]), name
+
+
+@pytest.mark.parametrize("replay", ["R2", "R3"])
+def test_replay_in_every_layout(tmp_path, replay):
+    algorithm = {"router_replay": replay}
+    whole = numbers(train(tmp_path / "a", algorithm=algorithm, **FAST).folder)
+    for i, changes in enumerate(
+        ({"layout": "packed"}, {"micro_batch_tokens": 40}, {"gradient_checkpointing": True, "micro_batch_tokens": 60})
+    ):
+        options = FAST | {"train": {"steps": 4} | changes}
+        other = numbers(train(tmp_path / f"b{i}", algorithm=algorithm, **options).folder)
+        for name in ("loss", "grad_norm", "entropy", "moe/overruled", "moe/router_entropy", "moe/max_violation"):
+            assert other[0][name] == pytest.approx(whole[0][name], rel=5e-3, abs=2e-5), name
+
+
+def test_recomputed_likelihoods_come_with_the_replayed_experts(tmp_path):
+    """A coarse sampler's experts, replayed: pi_old is then another than without replay."""
+    coarse = FAST | {"sampler": {"quantize": "int4"}, "train": {"steps": 1}}
+    ways = [{}, {"router_replay": "R2"}, {"router_replay": "R3"}]
+    found = [
+        numbers(train(tmp_path / f"{i}", algorithm={"old_logprobs": "recompute"} | way, **coarse).folder)[0]
+        for i, way in enumerate(ways)
+    ]
+    assert len({line["reward"] for line in found}) == 1
+    assert found[0]["mismatch/kl"] == found[1]["mismatch/kl"] != found[2]["mismatch/kl"]
+    assert all(0.5 < line["moe/sampler_agreement"] < 1 for line in found)
+    assert found[1]["moe/volatility"] == found[2]["moe/volatility"] == 0 < found[0]["moe/volatility"]
+
+
+def test_a_dense_model_has_no_routing(tmp_path):
+    dense = {
+        "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16,
+        "num_key_value_heads": 1, "intermediate_size": 64, "max_position_embeddings": 64,
+    }  # fmt: skip
+    tiny = build_tiny(dense, longest_match_tokenizer(PIECES))
+    with pytest.raises(ValueError, match=r"router_replay = 'R2'.*dense.*\"none\""):
+        gspo.train(
+            tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer,
+            config=settings(tmp_path / "run", algorithm={"router_replay": "R2"}),
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+    result = gspo.train(
+        tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=settings(tmp_path / "run", train={"steps": 1})
+    )
+    assert not any(name.startswith("moe/") for name in result.metrics)
+
+
+def test_delayed_rollouts_are_that_old_and_lose_no_prompt(tmp_path):
+    now = train(tmp_path / "a", **FAST)
+    late = train(tmp_path / "b", rollout={"delay": 2}, **FAST)
+    versions = [r["version"] for r in lines(late.folder / "rollouts.jsonl")][:: 8 * 4]
+    assert versions == [0, 0, 0, 1]
+    found = numbers(late.folder)
+    assert [line["staleness"] for line in found] == [0, 1, 2, 2]
+    ids = [[r["prompt_id"] for r in lines(run.folder / "rollouts.jsonl")] for run in (now, late)]
+    assert ids[0] == ids[1]
+    assert found[2]["ratio/std"] > 100 * found[2]["ratio/noise_floor"] > 0  # numerics, not staleness
+    assert all(line["moe/sampler_agreement"] == 1 for line in found)
+    assert len({tuple(r["token_ids"]) for r in lines(late.folder / "rollouts.jsonl")}) > 50  # each batch draws anew
+
+
+def test_a_run_with_waiting_rollouts_resumes_bit_for_bit(tmp_path):
+    options = FAST | {"rollout": {"delay": 2}, "algorithm": {"router_replay": "R3"}, "sampler": {"quantize": "int8"}}
+    whole = train(tmp_path / "whole", **options)
+    part = options | {"train": {"steps": 2, "save_every": 2}}
+    train(tmp_path / "part", **part)
+    again = train(tmp_path / "part", resume=True, **options)
+    assert numbers(again.folder) == numbers(whole.folder)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value)
+
+
+def test_a_coarse_sampler_disagrees_and_evaluation_does_not_use_it(tmp_path, plain):
+    options = FAST | {"eval": {"every": 1, "num_prompts": 4}}
+    fine = numbers(train(tmp_path / "a", **options).folder)
+    coarse = numbers(train(tmp_path / "b", sampler={"quantize": "int4"}, **options).folder)
+    assert coarse[0]["eval/reward"] == fine[0]["eval/reward"]  # before the first step: the same weights
+    assert coarse[1]["mismatch/kl"] > 1e-4 > 1e-10 > fine[1]["mismatch/kl"]
+    assert coarse[1]["moe/sampler_agreement"] < 1
