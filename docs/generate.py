@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gspo.config import SECTIONS
 from gspo.configfile import docs, type_name
-from gspo.objective.algorithms import ALGORITHMS
+from gspo.objective.algorithms import ALGORITHMS, Algorithm
 
 TARGET = Path(__file__).with_name("configuration.md")
 
@@ -19,6 +19,13 @@ def allowed(limits: typing.Mapping[str, typing.Any]) -> str:
     words = [("at least {}", "low"), ("above {}", "above"), ("at most {}", "high")]
     ranges = [text.format(limits[key]) for text, key in words if limits[key] is not None]
     return ", ".join([f"`{choice}`" for choice in limits["choices"]] + ranges)
+
+
+def limits(row: Algorithm) -> str:
+    """An algorithm's clip range, or its constants."""
+    if row.epsilon is not None:
+        return f"{row.epsilon:g} / {row.epsilon_high:g}"
+    return ", ".join(f"{name} = {value:g}" for name, value in row.constants.items())
 
 
 def page() -> str:
@@ -57,14 +64,14 @@ def page() -> str:
         "",
         "What each name fixes. Level and mean are part of the algorithm: no option changes them.",
         "",
-        "| name | ratio and clip | the mean counts | scale_rewards | epsilon / epsilon_high | mini_batches | source |",
+        "| name | ratio and clip | the mean counts | scale_rewards | clip range or constants | mini_batches | source |",
         "|---|---|---|---|---|---|---|",
     ]
     counts = {"replies": "replies", "tokens": "tokens", "budget": "replies x max_completion_length"}
     for name, row in ALGORITHMS.items():
         lines.append(
             f"| `{name}` | {row.level} | {counts[row.counts]} | {row.scale_rewards[0]} | "
-            f"{row.epsilon:g} / {row.epsilon_high:g} | {row.mini_batches} | {row.source} |"
+            f"{limits(row)} | {row.mini_batches} | {row.source} |"
         )
     return "\n".join(lines) + "\n"
 

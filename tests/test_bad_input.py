@@ -258,7 +258,8 @@ def limits():
         for field in dataclasses.fields(cls):
             limit, key = field.metadata, f"{section}.{field.name}"
             if limit["choices"]:
-                yield key, "wrong", f"allowed are {', '.join(limit['choices'])}"
+                number = "a number, " if limit["above"] is not None else ""
+                yield key, "wrong", f"allowed are {number}{', '.join(limit['choices'])}"
             if limit["low"] is not None:
                 yield key, limit["low"] - 1, f"must be at least {limit['low']}"
             if limit["above"] is not None:

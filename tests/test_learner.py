@@ -53,7 +53,7 @@ def test_the_whole_update_equals_the_naive_loop(name):
     # advantages pass through float32 in a batch
     A = [float(torch.tensor(r.advantage, dtype=torch.float32)) for r in batch]
     old = torch.cat([r.logp_old for r in batch])
-    expected = -objective(name, logp, old, A, LENGTHS, row.epsilon, row.epsilon_high, 9)
+    expected = -objective(name, logp, old, A, LENGTHS, row.epsilon, row.epsilon_high, 9, **row.constants)
     assert metrics["loss"] == pytest.approx(float(expected), rel=1e-12)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, policy.table)[0], rtol=1e-10, atol=1e-15)
 

@@ -124,9 +124,10 @@ class Naive(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("family", "norm"), [("qwen3_moe", True), ("qwen3_moe", False), ("mixtral", True), ("olmoe", False)]
+    ("family", "norm", "rtol"),
+    [("qwen3_moe", True, 1e-10), ("qwen3_moe", False, 1e-10), ("olmoe", False, 1e-10), ("mixtral", True, 1e-5)],
 )
-def test_gradients_of_the_router_against_a_naive_reference(family, norm, monkeypatch):
+def test_gradients_of_the_router_against_a_naive_reference(family, norm, rtol, monkeypatch):
     changes = {} if family == "mixtral" else {"norm_topk_prob": norm}
     model = tiny(family, dtype=torch.float64, experts="eager", **changes)
     # Families take their softmax in float32, whatever the weights (mixtral its logits too: hence its tolerance).

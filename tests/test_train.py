@@ -97,6 +97,13 @@ def test_first_update_is_on_policy(tmp_path):
         {"train": {"layout": "packed", "micro_batch_tokens": 64}},
         {"train": {"gradient_checkpointing": True}},
         {"rollout": {"temperature": 0.7, "mask_truncated_completions": True}},
+        {"algorithm": {"name": "luspo", "epsilon": "auto"}},
+        {"algorithm": {"name": "gmpo", "correction": "seq_mis", "old_logprobs": "recompute"}},
+        {"algorithm": {"name": "cispo"}, "rollout": {"delay": 1}},
+        {"algorithm": {"name": "sapo", "constants": {"tau_neg": 1.2}}},
+        {"algorithm": {"name": "dppo_tv"}},
+        {"algorithm": {"name": "dppo_kl"}, "sampler": {"quantize": "int8"}},
+        {"algorithm": {"name": "minirl", "router_replay": "R3", "correction": "icepop", "old_logprobs": "recompute"}},
     ],
     ids=str,
 )

@@ -141,7 +141,8 @@ class AlgorithmConfig:
     """The objective: a row of the table in objective/algorithms.py, and what may be set about it."""
 
     name: str = opt("gspo")
-    """`gspo`, `gspo_token`, `grpo`, `dr_grpo` or `dapo`."""
+    """`gspo`, `gspo_token`, `grpo`, `dr_grpo`, `dapo`, `luspo`, `gmpo`, `cispo`, `sapo`, `dppo_tv`, `dppo_kl`, or
+    `minirl`."""
     epsilon: float | str | None = opt(None, above=0, high=1, choices=("auto",))
     """Left clip range: a ratio below 1 - epsilon is clipped. Unset: the algorithm's own. `auto`: both ends set themselves
     so that the share of clipped tokens stays near clip_target."""

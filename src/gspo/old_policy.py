@@ -11,6 +11,7 @@ import torch
 from gspo import moe
 from gspo.config import AlgorithmConfig
 from gspo.learner import Learner, Seen
+from gspo.objective.losses import sequence_ratio
 from gspo.objective.mismatch import mismatch
 from gspo.objective.replies import Replies
 from gspo.types import Reply
@@ -42,10 +43,17 @@ def recall(learner: Learner, groups: Groups, config: AlgorithmConfig) -> tuple[G
     return [[filled(reply) for reply in group] for group in groups], seen
 
 
-def probe(learner: Learner, replies: Sequence[Reply]) -> dict[str, Any]:
-    """`disagreement` on some of these replies, which the policy's present weights sampled."""
-    some = replies[:: max(1, len(replies) // PROBED)]
-    return disagreement(some, learner.read(learner.policy, some, routing=learner.policy.sparse))
+def probe(learner: Learner, replies: Sequence[Reply]) -> tuple[list[Reply], list[Seen]]:
+    """Some of these replies, which the policy's present weights sampled, and what it says of them."""
+    some = list(replies[:: max(1, len(replies) // PROBED)])
+    return some, learner.read(learner.policy, some, routing=learner.policy.sparse)
+
+
+def noise_ratio(replies: Sequence[Reply], seen: Sequence[Seen], level: str) -> torch.Tensor:
+    """The ratio to mu, s_i [S] or w_it [N], of replies that the policy's present weights sampled: numerics alone."""
+    y = Replies.of(torch.tensor([len(one.logp) for one in seen]))
+    logp, logp_mu = torch.cat([one.logp for one in seen]), torch.cat([reply.logp_mu for reply in replies])
+    return sequence_ratio(logp, logp_mu, y) if level == "sequence" else (logp - logp_mu).exp()
 
 
 def disagreement(replies: Sequence[Reply], seen: Sequence[Seen]) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from gspo.config import AlgorithmConfig
-from gspo.objective import divergence
+from gspo.objective import corrections, divergence
 from gspo.objective.algorithms import Algorithm
+from gspo.objective.auto_clip import AutoClip
 from gspo.objective.losses import sequence_ratio
 from gspo.objective.mismatch import std
 from gspo.objective.replies import Replies
@@ -20,16 +21,30 @@ from gspo.types import Batch, Outputs, Reply, Stats
 class PolicyObjective:
     """A row of the table of algorithms, with its settings, as an Objective.
 
-    max_completion_length: Dr.GRPO's constant, in tokens a reply.
+    max_completion_length: Dr.GRPO's constant, in tokens a reply. auto: the clip range that sets itself, or None.
     """
 
     def __init__(self, row: Algorithm, config: AlgorithmConfig, max_completion_length: int):
-        assert config.epsilon is not None and config.epsilon_high is not None, "settings come from algorithms.resolve"
         self.row = row
         self.beta = config.beta
         self.kl = divergence.ESTIMATORS[config.kl_estimator]
-        self.e_low, self.e_high = config.epsilon, config.epsilon_high
+        self.correction = config.correction
+        self.constants = {**row.constants, **config.constants}
         self.max_completion_length = max_completion_length
+        self.auto: AutoClip | None = None
+        self._range: tuple[float, float] | None = None
+        if row.epsilon is not None and row.epsilon_high is not None:
+            low, high = config.epsilon, config.epsilon_high
+            if isinstance(low, str):
+                self.auto = AutoClip(row.epsilon, row.epsilon_high, config.clip_target)
+            else:
+                assert low is not None and high is not None, "settings come from algorithms.resolve"
+                self._range = low, high
+
+    @property
+    def clip(self) -> tuple[float, float] | None:
+        """The clip range in force, e_low and e_high; None for an algorithm without one."""
+        return self._range if self.auto is None else (self.auto.e_low, self.auto.e_high)
 
     def denominator(self, replies: Sequence[Reply]) -> float:
         """Replies, sampled tokens, or replies x max_completion_length, as the algorithm counts them."""
@@ -39,22 +54,29 @@ class PolicyObjective:
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
         """The loss of each reply [S]; the KL term is averaged over tokens as the loss is."""
-        logp, entropy = out.logp, out.entropy
-        assert entropy is not None
-        y = Replies(batch.reply, batch.length)
-        loss, ratio, low, high = self.row.loss(logp, batch.logp_old, batch.advantage.to(logp), y, self.e_low, self.e_high)
-        s = sequence_ratio(logp.detach(), batch.logp_old, y)
+        logp, y = out.logp, Replies(batch.reply, batch.length)
+        A, weight = batch.advantage.to(logp), None
+        if self.correction != "none":
+            weight = corrections.weights(self.correction, self.row.level, batch.logp_old, batch.logp_mu, y)
+            A = A * weight if A.shape == weight.shape else y.spread(A) * y.spread(weight)
+        given = {name: getattr(batch, name) for name in self.row.likelihoods}
+        limits = {} if self.clip is None else dict(zip(("e_low", "e_high"), self.clip))
+        loss, ratio, low, high = self.row.loss(logp=logp, A=A, y=y, **given, **limits, **self.constants)
+        assert out.entropy is not None
         stats = {
             "loss": loss,
-            "ratio": s if self.row.level == "sequence" else ratio,
+            "ratio": sequence_ratio(logp, batch.logp_old, y) if self.row.level == "sequence" else ratio,
             "low": y.spread(low).float(),
             "high": y.spread(high).float(),
+            "advantage": y.spread(A),
             "length": batch.length,
-            "entropy": entropy,
+            "entropy": out.entropy,
             "kl": divergence.k3(batch.logp_old, logp),  # KL(pi_old || pi_theta), sampled from pi_old
             "logp": logp,  # for the mismatch of sampler and trainer
             "logp_mu": batch.logp_mu,
         }
+        if weight is not None:
+            stats["weight"] = y.spread(weight)
         if batch.logp_ref is not None:
             over = y.mean if self.row.counts == "replies" else y.sum
             loss = loss + self.beta * over(self.kl(logp, batch.logp_ref))
@@ -64,20 +86,57 @@ class PolicyObjective:
         return loss, {name: value.detach() for name, value in stats.items()}
 
     def summary(self, stats: Stats) -> dict[str, Any]:
-        """Clip fractions count replies for sequence-level algorithms, tokens for token-level ones."""
+        """Metrics of one update. low_mean and high_mean count replies for sequence-level algorithms, else tokens."""
         y = Replies.of(stats["length"])
         count = y.mean if self.row.level == "sequence" else (lambda x: x)
         low, high = (float(count(stats[name]).mean()) for name in ("low", "high"))
+        clipped, A = stats["low"] + stats["high"], stats["advantage"]
         metrics: dict[str, Any] = {
             "clip_ratio/low_mean": low,
             "clip_ratio/high_mean": high,
             "clip_ratio/region_mean": low + high,
-            "clip_ratio/tokens": float((stats["low"] + stats["high"]).mean()),
+            "clip_ratio/tokens": float(clipped.mean()),
+            "clip_ratio/replies": float((y.sum(clipped) > 0).float().mean()),
+            "clip_ratio/positive": float(clipped[A > 0].mean()),
+            "clip_ratio/negative": float(clipped[A < 0].mean()),
             "ratio/mean": float(stats["ratio"].mean()),
             "ratio/std": std(stats["ratio"]),
             "entropy": float(stats["entropy"].mean()),
             "kl": float(stats["kl"].mean()),
         }
+        if "weight" in stats:
+            metrics["correction/weight_mean"] = float(stats["weight"].mean())
+            metrics["correction/zero"] = float((stats["weight"] == 0).float().mean())
         if "kl_ref" in stats:
             metrics["kl_ref"] = float(stats["kl_ref"].mean())
         return metrics | routing_metrics(stats)
+
+    def numerics(self, ratio: Tensor, A: Tensor) -> float:
+        """Share of tokens that the clip takes the gradient from when numerics alone move the ratio: ratios and advantages,
+        [S] or [N] each, that need not belong together.
+        """
+        if self.clip is None:
+            return 0.0
+        low, high = (ratio < 1 - self.clip[0]).double().mean(), (ratio > 1 + self.clip[1]).double().mean()
+        return float(low * (A < 0).double().mean() + high * (A > 0).double().mean())
+
+    def watch(self, stats: Stats) -> None:
+        """Shows an update to a clip range that sets itself."""
+        if self.auto is not None:
+            self.auto.see(Replies.of(stats["length"]).spread(stats["ratio"]), stats["advantage"])
+
+    def settle(self, noise: float) -> bool:
+        """Ends a step: a clip range that sets itself moves. Returns whether the noise floor now holds it up."""
+        if self.auto is None:
+            return False
+        self.auto.settle(noise)
+        return self.auto.at_floor
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clip range, where it sets itself."""
+        return {} if self.auto is None else self.auto.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        if self.auto is not None:
+            self.auto.load_state_dict(state)

@@ -15,7 +15,7 @@ from gspo.evaluation import evaluate
 from gspo.learner import Learner
 from gspo.objective.mismatch import mismatch, std
 from gspo.objective.replies import Replies
-from gspo.old_policy import Groups, disagreement, needs_pass, probe, recall
+from gspo.old_policy import Groups, disagreement, needs_pass, noise_ratio, probe, recall
 from gspo.policy_objective import PolicyObjective
 from gspo.ports import Policy, Sampler
 from gspo.progress import Progress
@@ -105,7 +105,6 @@ def one_step(run: Run, source: Iterable[Group]) -> Metrics:
         {"step": run.step}
         | batch.counts
         | learned
-        | {"clip/epsilon": run.objective.e_low, "clip/epsilon_high": run.objective.e_high}
         | run.source.seconds
         | {
             "time/train": trained - sampled,
@@ -123,37 +122,65 @@ def learn(run: Run, batch: Learnable) -> Metrics:
     if not groups:
         run.log.warn(f"step {run.step} had no group to train on: too few rewards were left, or all of a group were equal")
         return nothing_learned(run)
+    seen = None
     if needs_pass(algorithm):
         groups, seen = recall(run.learner, groups, algorithm)
-        if run.source.delay == 0:
-            metrics = disagreement([reply for group in batch.groups for reply in group], seen)
+    known = [reply for group in batch.groups for reply in group]
     if run.source.delay:  # these rollouts are stale: numerics show on those of the present weights
-        newest = [reply_of(rollout, 0.0) for group in run.source.newest for rollout in group.rollouts]
-        metrics = probe(run.learner, newest)
+        known = [reply_of(rollout, 0.0) for group in run.source.newest for rollout in group.rollouts]
+        known, seen = probe(run.learner, known)
+    if seen is not None:
+        metrics = disagreement(known, seen)
     if run.reference is not None:
         groups = refer(run, groups, run.reference)
     parts = split(groups, algorithm.mini_batches or 1)
     updates: list[Metrics] = []
+    noise = numerics = 0.0
     for _ in range(algorithm.epochs):
         for part in parts:
             run.screen.phase("updating", len(updates), len(parts) * algorithm.epochs)
             update, stats = run.learner.update(run.objective, part)
-            if not updates:  # no update yet: a ratio to rollouts that are not stale is nothing but noise
+            run.objective.watch(stats)
+            if not updates:
                 metrics = metrics or first_look(stats)
-                floor(run, metrics["ratio/noise_floor"] if run.source.delay else std(stats["ratio"]))
+                if run.source.delay and algorithm.old_logprobs == "sampler":
+                    assert seen is not None
+                    ratio = noise_ratio(known, seen, run.objective.row.level)
+                    noise, numerics = std(ratio), run.objective.numerics(ratio, stats["advantage"])
+                else:  # no update yet: the ratio is nothing but noise
+                    noise, numerics = std(stats["ratio"]), update["clip_ratio/tokens"]
+                floor(run, noise)
             updates.append(update)
     for name in updates[0]:
         metrics[name] = mean([update[name] for update in updates])
+    metrics["clip_ratio/numerics"] = numerics
+    metrics["clip_ratio/staleness"] = max(0.0, metrics["clip_ratio/tokens"] - numerics)
     metrics["lr"] = updates[-1]["lr"]
     metrics["updates/skipped"] = sum(update["updates/skipped"] for update in updates)
-    return metrics | {"updates": len(updates)}
+    return metrics | {"updates": len(updates)} | move_clip(run, noise)
+
+
+def move_clip(run: Run, noise: float) -> Metrics:
+    """The clip range of this step; a range that sets itself then moves."""
+    if run.objective.clip is None:
+        return {}
+    found = dict(zip(("clip/epsilon", "clip/epsilon_high"), run.objective.clip))
+    if run.objective.settle(noise):
+        low, high = run.objective.clip
+        run.log.warn(
+            f"the clip range stands at the noise floor, {low:.1e}/{high:.1e}: fewer than algorithm.clip_target = "
+            f"{run.config.algorithm.clip_target:g} of the tokens move more than rounding does. More updates a batch "
+            "(mini_batches, epochs), a higher optimizer.lr or higher precision would lift it"
+        )
+    return found
 
 
 def mean(values: list[Any]) -> Any:
     """The mean of numbers, or of lists of numbers, one by one."""
     if isinstance(values[0], list):
         return [mean(list(each)) for each in zip(*values)]
-    return sum(values) / len(values)
+    there = [value for value in values if value == value]  # a share of no tokens is nan
+    return sum(there) / len(there) if there else float("nan")
 
 
 def refer(run: Run, groups: Groups, reference: Policy) -> Groups:
@@ -173,8 +200,8 @@ def first_look(stats: Stats) -> Metrics:
 
 def floor(run: Run, noise: float) -> None:
     """A warning where the ratio's own noise reaches the clip range."""
-    reach = min(run.objective.e_low, run.objective.e_high)
-    if noise >= reach and run.objective.row.level == "sequence":
+    reach = min(run.objective.clip or (float("inf"),))
+    if noise >= reach and run.objective.row.level == "sequence" and run.objective.auto is None:
         remedy = "" if run.config.algorithm.old_logprobs == "recompute" else 'set algorithm.old_logprobs = "recompute", '
         run.log.warn(
             f"the noise floor of the ratio ({noise:.1e}) reaches the clip range ({reach:.1e}): rounding decides what is "
@@ -200,9 +227,10 @@ def watch(run: Run, metrics: Metrics) -> None:
 def nothing_learned(run: Run) -> Metrics:
     """The metrics of a step without updates: every name is there, without a value."""
     names = (
-        "loss clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean clip_ratio/tokens ratio/mean ratio/std "
+        "loss clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean clip_ratio/tokens clip_ratio/replies "
+        "clip_ratio/positive clip_ratio/negative clip_ratio/numerics clip_ratio/staleness ratio/mean ratio/std "
         "ratio/noise_floor mismatch/kl mismatch/prob_mean mismatch/prob_max mismatch/beyond_2x mismatch/weight_mean "
-        "mismatch/ess entropy kl grad_norm lr"
+        "mismatch/weight_std mismatch/ess entropy kl grad_norm lr"
     )
     return dict.fromkeys(names.split()) | {"updates": 0, "updates/skipped": 0.0}
 
@@ -261,6 +289,7 @@ def save(run: Run) -> None:
         "version": run.sampler.version,
         "tokens": run.tokens,
         "waiting": run.source.state_dict(),
+        "objective": run.objective.state_dict(),
         "log": run.log.position(),
     }
     folder = run.log.folder
@@ -274,5 +303,6 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.tokens = state["tokens"]
     run.prompts.position = state["position"]
     run.source.load_state_dict(state["waiting"])
+    run.objective.load_state_dict(state["objective"])
     run.sampler.load(run.policy, state["version"])
     run.learner.optimiser.load_state_dict(state["optimiser"])

@@ -21,8 +21,8 @@ def clip(r, low, high):
     return torch.clamp(r, 1 - low, 1 + high)
 
 
-def objective(name, logp, old, A, lengths, low, high, budget):
-    """J of the whole batch: its outer mean included. A is a list of floats, or of lists (A_it)."""
+def objective(name, logp, old, A, lengths, low, high, budget, mu=None, **constants):
+    """J of the whole batch: its outer mean included. A is a list of floats, or of lists (A_it). mu: None is old."""
     S = len(lengths)
     tokens = sum(lengths)
     total = logp.new_zeros(())
@@ -35,9 +35,40 @@ def objective(name, logp, old, A, lengths, low, high, budget):
                 a_t = a[t] if isinstance(a, list) else a
                 s_t = s.detach() * torch.exp(logp[start + t]) / torch.exp(logp[start + t]).detach()
                 total = total + torch.minimum(s_t * a_t, clip(s_t, low, high) * a_t) / n / S
-        else:
+        elif name in ("grpo", "dr_grpo", "dapo"):
             divisor = {"grpo": n * S, "dr_grpo": S * budget, "dapo": tokens}[name]
             for w_t in w:
                 total = total + torch.minimum(w_t * a, clip(w_t, low, high) * a) / divisor
+        elif name == "luspo":
+            total = total + n * torch.minimum(s * a, clip(s, low, high) * a) / S
+        elif name == "gmpo":
+            e = math.exp(constants["delta"])
+            kept = [torch.clamp(w_t, max=e) if a > 0 else torch.clamp(w_t, min=1 / e) for w_t in w]
+            total = total + a * math.prod([1.0] + kept) ** (1.0 / n) / S
+        else:
+            here = slice(start, start + n)
+            terms = zip(w, logp[here], (old if mu is None else mu)[here])
+            total = total + sum(token(name, w_t, p_t, mu_t, a, n, low, high, constants) for w_t, p_t, mu_t in terms) / (
+                {"sapo": n * S, "minirl": S * budget}.get(name, tokens)
+            )
         start += n
     return total
+
+
+def token(name, w, logp, logp_mu, a, n, low, high, constants):
+    """The term of one token."""
+    if name == "sapo":
+        tau = constants["tau_pos"] if a > 0 else constants["tau_neg"]
+        return 4 / tau / (1 + torch.exp(-tau * (w - 1))) * a
+    if name == "cispo":
+        return min(float(w), constants["w_max"]) * a * logp
+    p, mu = math.exp(float(logp)), math.exp(float(logp_mu))
+    if name == "minirl":
+        away = (a > 0 and w > 1 + high) or (a < 0 and w < 1 - low)
+        return (0.0 if away else p / mu) * a * logp
+    far = {
+        "dppo_tv": abs(p - mu),
+        "dppo_kl": mu * math.log(mu / p) + (1 - mu) * math.log((1 - mu) / (1 - p)),
+    }[name] > constants["delta"]
+    away = far and ((a > 0 and p > mu) or (a < 0 and p < mu))
+    return (0.0 if away else min(p / mu, constants["w_max"])) * a * logp

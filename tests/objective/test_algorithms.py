@@ -11,6 +11,15 @@ def test_the_preset_is_the_papers():
     assert (config.scale_rewards, config.beta, config.epochs) == ("group", 0.0, 1)
 
 
+def test_constants_of_a_row_can_be_changed():
+    _, auto, _ = resolve(AlgorithmConfig(epsilon="auto"))
+    assert resolve(auto)[1] == auto and (auto.epsilon, auto.epsilon_high) == ("auto", None)
+    _, config, _ = resolve(AlgorithmConfig(name="sapo", constants={"tau_neg": 1.2}))
+    assert config.constants == {"tau_pos": 1.0, "tau_neg": 1.2}
+    assert ALGORITHMS["sapo"].constants["tau_neg"] == 1.05
+    assert resolve(config)[1] == config  # what was resolved stays
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_row_resolves_to_its_own_defaults(name):
     row, config, _ = resolve(AlgorithmConfig(name=name))
@@ -24,6 +33,16 @@ def test_every_row_resolves_to_its_own_defaults(name):
         ({"epsilon": 0.1}, "set algorithm.epsilon_high too"),
         ({"epsilon_high": 0.1}, "set algorithm.epsilon too"),
         ({"name": "dr_grpo", "scale_rewards": "group"}, "no longer dr_grpo"),
+        ({"name": "minirl", "scale_rewards": "group"}, "no longer minirl"),
+        ({"name": "sapo", "epsilon": 0.2, "epsilon_high": 0.2}, r"sapo has no clip range.*tau_pos.*algorithm\.constants"),
+        ({"name": "cispo", "epsilon": "auto"}, "cispo has no clip range"),
+        ({"epsilon": "auto", "epsilon_high": 0.1}, "sets both ends"),
+        ({"epsilon_high": 4e-4, "name": "gmpo"}, "gmpo has no clip range"),
+        ({"constants": {"tau": 1.0}}, "gspo has no constant 'tau'; it has none"),
+        ({"name": "sapo", "constants": {"tau_poss": 1.0}}, "did you mean tau_pos"),
+        ({"name": "sapo", "constants": {"tau_pos": 0}}, "must be a number above 0"),
+        ({"name": "sapo", "constants": {"tau_pos": "1"}}, "must be a number above 0"),
+        ({"correction": "tis"}, "every weight would be 1.*recompute"),
     ],
 )
 def test_what_is_no_longer_the_algorithm_is_an_error(settings, message):
@@ -40,6 +59,7 @@ def test_what_is_no_longer_the_algorithm_is_an_error(settings, message):
         ({"mini_batches": 1}, "nothing is ever clipped"),
         ({"name": "dapo"}, "refills"),
         ({"beta": 0.1, "kl_estimator": "k1"}, "zero gradient"),
+        ({"name": "grpo", "epsilon": "auto"}, "far tighter than usual"),
     ],
 )
 def test_odd_values_are_warned_of(settings, message):

@@ -7,12 +7,12 @@ level of the ratio and the aggregation are part of the loss, so no option can ch
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from gspo.config import AlgorithmConfig
 from gspo.configfile import nearest
-from gspo.objective import losses
+from gspo.objective import baselines, losses
 from gspo.objective.losses import Surrogate
 
 Loss = Callable[..., Surrogate]
@@ -24,47 +24,64 @@ class Algorithm:
 
     level: what the ratio, the clip and their metrics count, "sequence" or "token". counts: the denominator of an update:
     "replies", "tokens", or "budget" (replies x max_completion_length, Dr.GRPO's constant). scale_rewards: the default
-    first, then what else still deserves the name. drops_equal: groups whose rewards are all equal leave the denominator.
+    first, then what else still deserves the name. epsilon, epsilon_high: the clip range, None for one without. constants:
+    arguments of the loss beside them. likelihoods: those that its ratios divide by, "logp_old" and "logp_mu".
+    drops_equal: groups whose rewards are all equal leave the denominator.
     """
 
     loss: Loss
     level: str
     counts: str
     scale_rewards: tuple[str, ...]
-    epsilon: float
-    epsilon_high: float
+    epsilon: float | None
+    epsilon_high: float | None
     source: str
+    constants: Mapping[str, float] = field(default_factory=dict)
+    likelihoods: tuple[str, ...] = ("logp_old",)
     mini_batches: int = 4
     drops_equal: bool = False
 
 
 ANY_SCALE = ("group", "batch", "none")
+NO_STD = ("none",)
+TAU = {"tau_pos": 1.0, "tau_neg": 1.05}
 
 ALGORITHMS: dict[str, Algorithm] = {
     "gspo": Algorithm(losses.gspo, "sequence", "replies", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 5"),
     "gspo_token": Algorithm(losses.gspo_token, "sequence", "replies", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13"),
     "grpo": Algorithm(losses.grpo, "token", "replies", ANY_SCALE, 0.2, 0.27, "arXiv 2402.03300; clip: 2507.18071"),
-    "dr_grpo": Algorithm(losses.token_sum, "token", "budget", ("none",), 0.2, 0.2, "arXiv 2503.20783"),
+    "dr_grpo": Algorithm(losses.token_sum, "token", "budget", NO_STD, 0.2, 0.2, "arXiv 2503.20783"),
     "dapo": Algorithm(losses.token_sum, "token", "tokens", ANY_SCALE, 0.2, 0.28, "arXiv 2503.14476", drops_equal=True),
-}
+    "luspo": Algorithm(baselines.luspo, "sequence", "replies", ANY_SCALE, 2e-3, 2.5e-3, "arXiv 2602.05261"),
+    "gmpo": Algorithm(baselines.gmpo, "sequence", "replies", ANY_SCALE, None, None, "arXiv 2507.20673", {"delta": 0.4}),
+    "cispo": Algorithm(
+        baselines.cispo, "token", "tokens", ANY_SCALE, None, None, "arXiv 2506.13585; cap: 2510.13786", {"w_max": 5.0}
+    ),
+    "sapo": Algorithm(baselines.sapo, "token", "replies", ANY_SCALE, None, None, "arXiv 2511.20347", TAU),
+    "dppo_tv": Algorithm(
+        baselines.dppo_tv, "token", "tokens", ANY_SCALE, None, None, "arXiv 2602.04879", {"delta": 0.15, "w_max": 20.0},
+        likelihoods=("logp_mu",),
+    ),
+    "dppo_kl": Algorithm(
+        baselines.dppo_kl, "token", "tokens", ANY_SCALE, None, None, "arXiv 2602.04879", {"delta": 0.05, "w_max": 20.0},
+        likelihoods=("logp_mu",),
+    ),
+    "minirl": Algorithm(
+        baselines.minirl, "token", "budget", NO_STD, 0.2, 0.27, "arXiv 2512.01374", likelihoods=("logp_old", "logp_mu")
+    ),
+}  # fmt: skip
 
 
 def resolve(config: AlgorithmConfig) -> tuple[Algorithm, AlgorithmConfig, list[str]]:
     """The row, the settings with its defaults filled in, and warnings about odd values.
 
-    Raises ValueError where a setting would make it another algorithm than its name says.
+    Raises ValueError where a setting would make it another algorithm than its name says, or would have no effect.
     """
     if config.name not in ALGORITHMS:
         known = ", ".join(ALGORITHMS)
         raise ValueError(f"algorithm.name = {config.name!r}: allowed are {known}{nearest(config.name, ALGORITHMS)}")
     row = ALGORITHMS[config.name]
-    # One end given alone would leave the other at a default that may be orders of magnitude away.
-    if (config.epsilon is None) != (config.epsilon_high is None):
-        given, other = ("epsilon", "epsilon_high") if config.epsilon_high is None else ("epsilon_high", "epsilon")
-        raise ValueError(
-            f"algorithm.{given} = {getattr(config, given)}: set algorithm.{other} too "
-            f"({config.name}'s own range is epsilon = {row.epsilon:g}, epsilon_high = {row.epsilon_high:g})"
-        )
+    _check_clip(row, config)
     scale = config.scale_rewards or row.scale_rewards[0]
     if scale not in row.scale_rewards:
         allowed = " or ".join(row.scale_rewards)
@@ -72,26 +89,77 @@ def resolve(config: AlgorithmConfig) -> tuple[Algorithm, AlgorithmConfig, list[s
             f"algorithm.scale_rewards = {scale!r} is no longer {config.name} ({row.source}), which scales by {allowed}; "
             'choose algorithm.name = "grpo" for scaled rewards'
         )
+    if config.correction != "none" and config.old_logprobs != "recompute":
+        raise ValueError(
+            f"algorithm.correction = {config.correction!r} weighs by pi_old/mu, and with algorithm.old_logprobs = "
+            f'{config.old_logprobs!r} pi_old is mu, so every weight would be 1: set old_logprobs = "recompute"'
+        )
+    low, high = (config.epsilon, config.epsilon_high) if config.epsilon is not None else (row.epsilon, row.epsilon_high)
     filled = dataclasses.replace(
         config,
-        epsilon=row.epsilon if config.epsilon is None else config.epsilon,
-        epsilon_high=row.epsilon_high if config.epsilon_high is None else config.epsilon_high,
+        epsilon=low,
+        epsilon_high=high,
         mini_batches=config.mini_batches or row.mini_batches,
         scale_rewards=scale,
+        constants=_constants(row, config),
     )
     return row, filled, odd_values(row, filled)
+
+
+def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
+    """Whether the clip range that is set makes sense for this row. Raises ValueError."""
+    given = {key: value for key in ("epsilon", "epsilon_high") if (value := getattr(config, key)) is not None}
+    if not given:
+        return
+    key, value = next(iter(given.items()))
+    if row.epsilon is None or row.epsilon_high is None:
+        own = f": its own constants are {dict(row.constants)}, set by algorithm.constants" if row.constants else ""
+        raise ValueError(
+            f"algorithm.{key} = {value!r}: {config.name} has no clip range [1 - epsilon, 1 + epsilon_high]{own}"
+        )
+    if config.epsilon == "auto":
+        if config.epsilon_high is not None:
+            raise ValueError(
+                f'algorithm.epsilon_high = {config.epsilon_high:g}: epsilon = "auto" sets both ends, at the ratio of '
+                f"{config.name}'s own ({row.epsilon:g} to {row.epsilon_high:g}); leave it out"
+            )
+    elif len(given) == 1:
+        # One end given alone would leave the other at a default that may be orders of magnitude away.
+        other = "epsilon_high" if key == "epsilon" else "epsilon"
+        raise ValueError(
+            f"algorithm.{key} = {value}: set algorithm.{other} too "
+            f"({config.name}'s own range is epsilon = {row.epsilon:g}, epsilon_high = {row.epsilon_high:g})"
+        )
+
+
+def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
+    """The row's constants with the configured changes. Raises ValueError for unknown ones, and for what is no number."""
+    for name, value in config.constants.items():
+        if name not in row.constants:
+            known = f"its own are {', '.join(row.constants)}" if row.constants else "it has none"
+            raise ValueError(
+                f"algorithm.constants: {config.name} has no constant {name!r}; {known}{nearest(name, row.constants)}"
+            )
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ValueError(f"algorithm.constants: {name} = {value!r}: must be a number above 0")
+    return {**row.constants, **config.constants}
 
 
 def odd_values(row: Algorithm, config: AlgorithmConfig) -> list[str]:
     """Warnings about settings that are possible and probably not meant."""
     found = []
-    assert config.epsilon is not None and config.epsilon_high is not None
-    if row.level == "sequence" and max(config.epsilon, config.epsilon_high) > 0.05:
+    reach = max((e for e in (config.epsilon, config.epsilon_high) if isinstance(e, float)), default=None)
+    if row.level == "sequence" and reach is not None and reach > 0.05:
         found.append(
             f"clip range {config.epsilon:g}/{config.epsilon_high:g} on a sequence ratio: s_i is a geometric mean over the "
             f"reply and stays within some 1e-3 of 1, so such a clip never binds (the paper's is 3e-4/4e-4)"
         )
-    if row.level == "token" and max(config.epsilon, config.epsilon_high) < 5e-3:
+    if row.level == "token" and config.epsilon == "auto" and config.clip_target > 0.02:
+        found.append(
+            f'epsilon = "auto" with clip_target = {config.clip_target:g} on token ratios: {config.name} usually clips some '
+            "0.1 % of the tokens, so its clip will be far tighter than usual"
+        )
+    if row.level == "token" and reach is not None and reach < 5e-3:
         found.append(
             f"clip range {config.epsilon:g}/{config.epsilon_high:g} on token ratios: these vary by some 1e-1, so such a "
             f"clip takes away most gradients ({config.name}'s own is {row.epsilon:g}/{row.epsilon_high:g})"

@@ -14,7 +14,7 @@ def mismatch(logp: Tensor, logp_mu: Tensor, y: Replies) -> dict[str, float]:
 
     ratio/noise_floor: standard deviation of s_i - 1. mismatch/kl: k3 estimate of KL(mu || pi), nats a token.
     mismatch/prob_mean, prob_max: |pi - mu|. mismatch/beyond_2x: share of tokens whose pi/mu is above 2 or below 1/2.
-    mismatch/weight_mean: mean of pi/mu. mismatch/ess: effective sample size of these weights, as a share of N.
+    mismatch/weight_mean, weight_std: of pi/mu. mismatch/ess: effective sample size of these weights, as a share of N.
     """
     logp, logp_mu = logp.double(), logp_mu.double()
     gap = (logp.exp() - logp_mu.exp()).abs()
@@ -26,6 +26,7 @@ def mismatch(logp: Tensor, logp_mu: Tensor, y: Replies) -> dict[str, float]:
         "mismatch/prob_max": float(gap.max()),
         "mismatch/beyond_2x": float(((w > 2) | (w < 0.5)).double().mean()),
         "mismatch/weight_mean": float(w.mean()),
+        "mismatch/weight_std": std(w),
         "mismatch/ess": float(w.sum() ** 2 / (w**2).sum() / len(w)),
     }
 

@@ -1,0 +1,86 @@
+"""A clip range that sets itself: it holds the share of clipped tokens near a target.
+
+The right range depends on the reply length, the learning rate and the number of updates a batch, over orders of
+magnitude; the share of tokens that the paper clips, about 0.15, does not. So the share is held and the range follows: it
+is a quantile of the ratios that were seen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DECADES = (-9, 2)  # of log10 of an excess; what lies below or above counts in the outermost bins
+BINS = 64  # a decade
+WINDOW = 4  # steps whose ratios are pooled
+STRIDE = 2.0  # most that the range changes by in a step, as a factor
+NOISES = 3.0  # the range is at least this many noise floors
+WIDEST = 0.5
+
+
+class AutoClip:
+    """Chooses e_low and e_high = shape * e_low so that `target` of the sampled tokens are clipped.
+
+    The range begins at e_low, e_high, holds through a step, and is set anew by `settle` after it. The first `settle` takes
+    the quantile as it is, later ones move by at most a factor of 2. at_floor: whether the noise floor holds it up.
+    """
+
+    def __init__(self, e_low: float, e_high: float, target: float):
+        self.e_low, self.shape, self.target = e_low, e_high / e_low, target
+        self.at_floor = False
+        self._now = torch.zeros((DECADES[1] - DECADES[0]) * BINS, dtype=torch.float64)
+        self._tokens = 0
+        self._past: deque[tuple[Tensor, int]] = deque(maxlen=WINDOW)
+
+    @property
+    def e_high(self) -> float:
+        """The right end."""
+        return self.shape * self.e_low
+
+    def see(self, ratio: Tensor, A: Tensor) -> None:
+        """Takes in an update's ratio and advantage of each of its tokens, [N]."""
+        excess = torch.where(A > 0, (ratio - 1) / self.shape, 1 - ratio).double()  # clipped where it is above e_low
+        excess = excess[(A != 0) & (excess > 0)]
+        bins = ((excess.log10() - DECADES[0]) * BINS).long().clamp(0, len(self._now) - 1)
+        self._now += torch.bincount(bins, minlength=len(self._now))
+        self._tokens += len(ratio)
+
+    def settle(self, noise: float) -> None:
+        """Ends a step: sets the range from the ratios of the last steps. noise: standard deviation of the ratio when
+        nothing but numerics moves it.
+        """
+        if not self._tokens:
+            return
+        first = not self._past
+        self._past.append((self._now, self._tokens))
+        self._now, self._tokens = torch.zeros_like(self._now), 0
+        wanted = self._quantile()
+        if not first:
+            wanted = min(max(wanted, self.e_low / STRIDE), self.e_low * STRIDE)
+        floor = max(NOISES * noise, 10.0 ** DECADES[0])
+        self.at_floor = wanted <= floor
+        self.e_low = min(max(wanted, floor), WIDEST)
+
+    def _quantile(self) -> float:
+        """The excess that `target` of all tokens lie above; 0 where fewer have any."""
+        counts = sum(counts for counts, _ in self._past)
+        assert isinstance(counts, Tensor)
+        above = counts.flip(0).cumsum(0).flip(0)  # tokens in this bin and the ones above
+        want = self.target * sum(tokens for _, tokens in self._past)
+        if above[0] < want:
+            return 0.0
+        i = int((above >= want).nonzero()[-1])
+        inside = float((above[i] - want) / counts[i]) if counts[i] else 0.0  # from the bin's lower end
+        return 10.0 ** (DECADES[0] + (i + inside) / BINS)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next range depends on."""
+        return {"e_low": self.e_low, "at_floor": self.at_floor, "past": list(self._past)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.e_low, self.at_floor = state["e_low"], state["at_floor"]
+        self._past = deque(state["past"], maxlen=WINDOW)

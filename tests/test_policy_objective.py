@@ -1,0 +1,100 @@
+"""The clip, accounted for; corrections; a clip range that sets itself, in whole runs."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gspo import layout
+from gspo.config import AlgorithmConfig
+from gspo.objective.algorithms import ALGORITHMS, resolve
+from gspo.policy_objective import PolicyObjective
+from gspo.types import Outputs
+from tests.bigram import Bigram
+from tests.test_learner import LENGTHS, replies
+from tests.test_train import lines, numbers, train
+
+
+def update(batch, **settings):
+    """Metrics and terms of one update at the policy that the bigram is, without the step."""
+    row, config, _ = resolve(AlgorithmConfig(**settings))
+    objective = PolicyObjective(row, config, 9)
+    built = layout.build(batch)
+    out = Bigram().forward(built, entropy=True)
+    terms, stats = objective.terms(Outputs(out.logp, out.entropy), built)
+    return terms, objective.summary(stats), stats
+
+
+def test_the_clip_by_reply_token_and_sign():
+    batch = replies()
+    _, metrics, stats = update(batch, name="grpo", epsilon=0.1, epsilon_high=0.15)
+    w = stats["ratio"]
+    A = torch.cat([torch.full((n,), r.advantage) for n, r in zip(LENGTHS, batch)])
+    clipped = ((w < 0.9) & (A < 0)) | ((w > 1.15) & (A > 0))
+    assert metrics["clip_ratio/tokens"] == pytest.approx(float(clipped.float().mean()))
+    assert metrics["clip_ratio/positive"] == pytest.approx(float(clipped[A > 0].float().mean()))
+    assert metrics["clip_ratio/negative"] == pytest.approx(float(clipped[A < 0].float().mean()))
+    by_reply = [bool(part.any()) for part in clipped.split(LENGTHS)]
+    assert metrics["clip_ratio/replies"] == pytest.approx(sum(by_reply) / 6)
+    assert 0 < sum(by_reply) < 6
+
+
+def test_what_numerics_alone_would_clip_by_hand():
+    row, config, _ = resolve(AlgorithmConfig(epsilon=0.1, epsilon_high=0.1))
+    objective = PolicyObjective(row, config, 9)
+    ratio = torch.tensor([0.8, 1.0, 1.0, 1.0, 1.2])  # a fifth below, a fifth above
+    assert objective.numerics(ratio, torch.tensor([1.0, 1.0, -1.0, 0.0])) == pytest.approx(0.2 * 0.25 + 0.2 * 0.5)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("correction", ["tis", "icepop", "seq_mis"])
+def test_a_correction_weighs_terms_and_no_ratio(name, correction):
+    """Where mu is pi_old it changes nothing; where mu is half of it, tis doubles every term."""
+    if name.startswith("dppo"):
+        pytest.skip("its own ratio is to mu")
+    batch = replies()
+    plain, _, ratios = update(batch, name=name)
+    same, metrics, stats = update(batch, name=name, correction=correction, old_logprobs="recompute")
+    assert torch.equal(plain, same) and metrics["correction/weight_mean"] == 1 and metrics["correction/zero"] == 0
+    half = [replace(r, logp_mu=r.logp_old - math.log(2.0)) for r in batch]
+    plain, _, ratios = update(half, name=name)
+    twice, metrics, stats = update(half, name=name, correction=correction, old_logprobs="recompute")
+    assert torch.equal(stats["ratio"], ratios["ratio"])
+    assert metrics["correction/weight_mean"] == pytest.approx(2, rel=1e-6)
+    torch.testing.assert_close(twice, 2 * plain, rtol=1e-6, atol=1e-9)
+
+
+def test_gspo_auto_clips_its_target_in_a_whole_run(tmp_path):
+    options = {"train": {"steps": 12}, "eval": {"every": 0}}
+    found = numbers(train(tmp_path / "run", algorithm={"epsilon": "auto", "clip_target": 0.2}, **options).folder)
+    shares = [line["clip_ratio/tokens"] for line in found[2:]]
+    assert sum(shares) / len(shares) == pytest.approx(0.2, abs=0.08)
+    assert found[0]["clip/epsilon"] == pytest.approx(3e-4) and found[-1]["clip/epsilon"] > 1e-3
+    assert all(line["clip/epsilon_high"] / line["clip/epsilon"] == pytest.approx(4 / 3) for line in found)
+    for line in found:
+        assert line["clip_ratio/numerics"] + line["clip_ratio/staleness"] == pytest.approx(line["clip_ratio/tokens"])
+        assert line["clip_ratio/numerics"] < 0.01
+
+
+def test_an_auto_run_resumes_bit_for_bit(tmp_path):
+    options = {"algorithm": {"epsilon": "auto"}, "eval": {"every": 0}}
+    whole = train(tmp_path / "whole", train={"steps": 6}, **options)
+    train(tmp_path / "part", train={"steps": 3, "save_every": 3}, **options)
+    again = train(tmp_path / "part", train={"steps": 6}, resume=True, **options)
+    assert numbers(again.folder) == numbers(whole.folder)
+
+
+def test_auto_stands_at_the_noise_floor_where_nothing_moves(tmp_path):
+    options = {"train": {"steps": 3}, "eval": {"every": 0}, "optimizer": {"lr": 1e-12}}
+    run = train(tmp_path / "run", algorithm={"epsilon": "auto"}, **options)
+    assert any("stands at the noise floor" in e["text"] for e in lines(run.folder / "events.jsonl"))
+    assert numbers(run.folder)[-1]["clip/epsilon"] < 1e-5
+
+
+def test_stale_and_coarse_rollouts_are_told_apart(tmp_path):
+    options = {"train": {"steps": 4}, "eval": {"every": 0}}
+    stale = numbers(train(tmp_path / "a", rollout={"delay": 3}, **options).folder)[-1]
+    assert stale["clip_ratio/staleness"] > 0.1 > 0.001 > stale["clip_ratio/numerics"]
+    coarse = numbers(train(tmp_path / "b", sampler={"quantize": "int4"}, **options).folder)[-1]
+    assert coarse["clip_ratio/numerics"] > 0.1
