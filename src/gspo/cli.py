@@ -58,6 +58,11 @@ def parser() -> Parser:
         made.add_argument("--resume", action="store_true", help="go on from the run folder's last checkpoint")
     made = command("eval", "sample held-out prompts and report the accuracy with a 95 % interval", "1")
     made.add_argument("--out", type=Path, metavar="FILE", help="write each reply to this .jsonl file")
+    made = command("compare", "run a study: algorithms x settings x seeds on equal terms, with intervals and verdicts")
+    made.add_argument("study", metavar="STUDY.toml", help="study file")
+    made.add_argument("--dir", help="folder of the study (default: runs/NAME)")
+    made.add_argument("--only", default="*", metavar="PATTERN", help="cells to run, as setting/variant/seedN with * and ?")
+    made.add_argument("--dry-run", action="store_true", help="only list the cells")
     made = command("report", "draw the figures and the report of one run, or lay several over each other", fields=False)
     made.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folders; the report goes into the first")
     made = command("demo", "a tiny mixture of experts learns by GSPO that working it out pays", fields=False)
@@ -124,6 +129,10 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         from gspo.demo import play
 
         return play.play(Path(arguments.dir), arguments.seed, arguments.resume)
+    if arguments.command == "compare":
+        from gspo.study.compare import compare
+
+        return compare(arguments.study, arguments.dir, arguments.only, arguments.dry_run, fields)
     config = load(arguments.config, fields)
     if arguments.command == "config":
         from gspo.objective.algorithms import resolve

@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,12 @@ from torch.overrides import TorchFunctionMode
 
 def routers(model: nn.Module) -> list[nn.Module]:
     """The routers of a model, in the order of its layers; [] for a dense one."""
-    return [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
+    return [module for module in model.modules() if any(map(_is_router, type(module).__mro__))]
+
+
+def _is_router(kind: type) -> bool:
+    # Remote code has classes of the same name that return something else.
+    return kind.__module__.startswith("transformers.") and kind.__name__.lower().endswith("topkrouter")
 
 
 class Record:
@@ -104,14 +108,11 @@ class _Count(TorchFunctionMode):
 
 
 class _Answer(TorchFunctionMode):
-    """Answers the last of a router's `calls` top-k calls with `routes` [tokens, k], int64; where they are -1, with its own.
+    """Answers the last of a router's `calls` top-k calls with `routes` [tokens, k], int64.
 
     Before it, some families choose groups of experts and mask the scores of all others. The groups of `routes` are let
     through, and the rest of the groups is today's, so that replay of a router's own choice changes nothing.
-    own [tokens, k]: what the top-k would have been.
     """
-
-    own: Tensor
 
     def __init__(self, routes: Tensor, calls: int, experts: int) -> None:
         super().__init__()
@@ -124,65 +125,40 @@ class _Answer(TorchFunctionMode):
         self.left -= 1
         scores, *args = args if args else (kwargs.pop("input"),)
         if self.left == 0:
-            self.own = func(scores.detach(), *args, **kwargs)[1]
-            index = torch.where(self.routes < 0, self.own, self.routes)
-            return torch.return_types.topk((scores.gather(-1, index), index))
+            return torch.return_types.topk((scores.gather(-1, self.routes), self.routes))
         if self.left == 1 and scores.ndim == 2 and 1 < scores.shape[1] < self.experts:
             scores = self._with_groups(scores, args[0] if args else kwargs["k"])
         return func(scores, *args, **kwargs)
 
     def _with_groups(self, scores: Tensor, room: int) -> Tensor:
         """Group scores [tokens, groups] in which the groups of `routes` come first."""
-        wanted = torch.zeros_like(scores, dtype=torch.bool)
-        group = self.routes.clamp(min=0) // (self.experts // scores.shape[1])
-        wanted.scatter_(1, group, self.routes >= 0)  # a token has all its experts or none
+        group = self.routes // (self.experts // scores.shape[1])
+        wanted = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, group, True)
         most = int(wanted.sum(1).max())
         if most > room:
             raise ValueError(f"routes: a token has experts of {most} groups, but this model's routers choose from {room}")
         return scores.masked_fill(wanted, math.inf)
 
 
-class _Shape(NamedTuple):
-    calls: int
-    experts: int
-    k: int
-
-
-_shapes: WeakKeyDictionary[nn.Module, _Shape] = WeakKeyDictionary()
-
-
-def _shape(router: nn.Module, forward: Callable[..., Any], token: Tensor, args: Any, kwargs: Any) -> _Shape:
-    """Top-k calls, experts and k of a router, found once by a run on one token [1, H]."""
-    if router not in _shapes:
-        with torch.no_grad(), _Count() as count:
-            logits, _, chosen, *_ = forward(token, *args, **kwargs)
-        if not count.calls:
-            raise ValueError(
-                f"{type(router).__name__} chooses its experts without a top-k, so its routing cannot be replayed: set "
-                'algorithm.router_replay = "none"'
-            )
-        _shapes[router] = _Shape(count.calls, logits.shape[-1], chosen.shape[-1])
-    return _shapes[router]
-
-
 class Replay:
     """Routes to replay, and the routers' forward methods that do it."""
 
     def __init__(self, model: nn.Module, routes: Tensor) -> None:
-        self.routers = routers(model)
-        if not self.routers:
-            raise ValueError(f"{type(model).__name__} is dense (it has no top-k routers): there is no routing to replay")
+        self.routers = _replayable(model)
         if routes.ndim != 3 or routes.shape[0] != len(self.routers):
             raise ValueError(
                 f"routes of shape {list(routes.shape)} cannot be replayed: this model has {len(self.routers)} routers, so "
                 f"[{len(self.routers)}, tokens, k] is needed. They come from another model"
             )
-        self.routes = routes
         self.top = int(routes.max()) if routes.numel() else -1
+        self.routes = routes.to(next(self.routers[0].parameters()).device)  # one copy, not one a layer
         self._own: list[Tensor | None] = [None] * len(self.routers)
 
     def own(self) -> Tensor:
-        """Routes [layers, tokens, k] that the routers would have chosen in the last forward pass."""
+        """Routes [layers, tokens, k] that the routers would have chosen in the last forward pass.
+
+        Raises RuntimeError where there was none.
+        """
         found = _stacked(self._own)
         assert found is not None
         return found
@@ -206,32 +182,59 @@ class Replay:
 
     def _forward(self, layer: int, router: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def replayed(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-            tokens = hidden.reshape(-1, hidden.shape[-1])
-            shape = _shape(router, forward, tokens[:1], args, kwargs)
-            self._check(shape, len(tokens))
-            with _Answer(self.routes[layer].to(hidden.device, torch.int64), shape.calls, shape.experts) as answer:
-                outputs = forward(hidden, *args, **kwargs)
-            self._own[layer] = answer.own.to(torch.int16)
-            return outputs
+            with torch.no_grad(), _Count() as count:
+                logits, _, own, *_ = forward(hidden, *args, **kwargs)
+            if not count.calls:
+                raise ValueError(
+                    f"{type(router).__name__} chooses its experts without a top-k, so its routing cannot be replayed: set "
+                    'algorithm.router_replay = "none"'
+                )
+            experts = logits.shape[-1]
+            self._check(experts, *own.shape)
+            self._own[layer] = own.to(torch.int16)
+            routes = self.routes[layer].to(own.device, own.dtype)
+            with _Answer(torch.where(routes < 0, own, routes), count.calls, experts):
+                return forward(hidden, *args, **kwargs)
 
         return replayed
 
-    def _check(self, shape: _Shape, tokens: int) -> None:
-        if self.routes.shape[2] != shape.k:
+    def _check(self, experts: int, tokens: int, k: int) -> None:
+        if self.routes.shape[2] != k:
             raise ValueError(
-                f"routes of {self.routes.shape[2]} experts a token cannot be replayed in a model that takes {shape.k}: they "
-                "come from another model"
-            )
-        if self.top >= shape.experts:
-            raise ValueError(
-                f"routes name expert {self.top} (from 0), but this model's routers choose from {shape.experts}: they come "
+                f"routes of {self.routes.shape[2]} experts a token cannot be replayed in a model that takes {k}: they come "
                 "from another model"
+            )
+        if self.top >= experts:
+            raise ValueError(
+                f"routes name expert {self.top} (from 0), but this model's routers choose from {experts}: they come from "
+                "another model"
             )
         if self.routes.shape[1] != tokens:
             raise ValueError(f"routes of {self.routes.shape[1]} tokens cannot be replayed on {tokens} tokens")
 
 
 _active: list[Replay] = []  # innermost last; no context variable: backward passes have threads of their own
+
+
+def _replayable(model: nn.Module) -> list[nn.Module]:
+    found = routers(model)
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} is dense (no top-k routers), so there is no routing to replay: set "
+            'algorithm.router_replay = "none"'
+        )
+    return found
+
+
+def check(model: nn.Module, read: Callable[[], Any]) -> None:
+    """Raises ValueError where this model's routing cannot be replayed. `read` runs the model on any few tokens."""
+    _replayable(model)
+    with torch.no_grad(), record(model) as seen:
+        read()
+        routes = seen.take()
+        assert routes is not None
+        with replay(model, routes):
+            read()
 
 
 def replay(model: nn.Module, routes: Tensor) -> AbstractContextManager[Replay]:

@@ -1,43 +1,24 @@
 """Figures of one run, or of several laid over each other, from what their run folders hold.
 
-Reads files only, and imports nothing else of gspo but their reader. Each figure is drawn twice, for a light
+Reads files only, and imports nothing else of gspo but their reader and the canvas. Each figure is drawn twice, for a light
 and for a dark page.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from gspo.canvas import DARK, LIGHT, Theme, canvas, finish
 from gspo.runfiles import TIMES, Run, read_run, run_names
 
-SIZE = (4.8, 3.0)  # inches: small, so that the letters are large on the page
-DPI = 180
 SMOOTH_FROM = 150  # points from which a running mean is drawn over the raw line
-
-
-@dataclass(frozen=True)
-class Theme:
-    """Colours of one rendering; `series` can be told apart by the colour-blind."""
-
-    paper: str
-    ink: str
-    faint: str
-    series: tuple[str, ...]
-
-
-LIGHT = Theme("#ffffff", "#24292f", "#d5dae0", ("#1a6fc4", "#d1570f", "#0b8f6c", "#9a4fb0", "#6b7280", "#b8860b"))
-DARK = Theme("#171a20", "#d9dee5", "#3a414c", ("#62b0ff", "#ff9a5c", "#3fd0a6", "#d79bea", "#9aa4b2", "#e6c34d"))
 
 
 @dataclass(frozen=True)
@@ -231,16 +212,7 @@ def _with_keys(plot: Plot, runs: list[Run]) -> Plot | None:
 
 
 def _draw_one(plot: Plot, runs: list[Run], theme: Theme) -> Figure:
-    ink = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), theme.ink)
-    paper = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.paper)
-    faint = dict.fromkeys(("axes.edgecolor", "grid.color"), theme.faint)
-    fixed = {"font.size": 11, "font.family": "DejaVu Sans", "axes.axisbelow": True, "savefig.dpi": DPI}
-    style: Any = ink | paper | faint | fixed
-    with matplotlib.rc_context(style):
-        figure = Figure(SIZE)
-        FigureCanvasAgg(figure)
-        ax = figure.add_subplot()
-        ax.grid(True, axis="y", lw=0.7)
+    with canvas(theme) as (figure, ax):
         window = _window(plot, runs)
         if len(runs) == 1:
             for i, (key, label) in enumerate(() if plot.only_marks else plot.keys):
@@ -257,7 +229,7 @@ def _draw_one(plot: Plot, runs: list[Run], theme: Theme) -> Figure:
         title = plot.title if len(runs) == 1 else plot.compare or plot.title
         if plot.prefix and (len(runs) > 1 or len(plot.keys) == 1):
             title += f": {plot.keys[0][1]}"
-        _finish(figure, ax, plot, title)
+        finish(figure, ax, title, plot.unit, log=plot.log, top=plot.top, zero=plot.scale == 100, dots=plot.dots)
         ax.set_xlabel(f"step (bold: mean of {2 * window + 1})" if window else "step")
     return figure
 
@@ -280,58 +252,3 @@ def _line(ax: Axes, plot: Plot, run: Run, key: str, label: str, colour: str, win
         ones = np.ones(min(2 * window + 1, len(x)))
         y = np.convolve(y, ones, mode="same") / np.convolve(np.ones(len(y)), ones, mode="same")
     ax.plot(x, y, style, color=colour, lw=1.9, label=label, marker="o" if plot.dots or len(x) == 1 else None, ms=5)
-
-
-def _finish(figure: Figure, ax: Axes, plot: Plot, title: str) -> None:
-    """Title, units, few ticks, and a legend below the axes, off the data."""
-    for side in ("top", "right", "left"):
-        ax.spines[side].set_visible(False)
-    ax.tick_params(length=0)
-    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-    low, high = ax.get_xlim()
-    if high - low < 1:  # one step
-        ax.set_xlim((low + high) / 2 - 0.6, (low + high) / 2 + 0.6)
-        ax.set_xticks([round((low + high) / 2)])
-    elif plot.dots:
-        ax.margins(x=0.08)
-    ax.set_ylabel(_scale_y(ax, plot))
-    ax.set_title(title, loc="left", weight="bold", fontsize=12.5, pad=9)
-    handles, labels = ax.get_legend_handles_labels()
-    shown = [(h, label) for h, label in zip(handles, labels) if label]
-    rows = 0
-    if len(shown) > 1:
-        columns = 1 if max(len(label) for _, label in shown) > 30 else 2
-        rows = -(-len(shown) // columns)
-        place: Any = {
-            "loc": "lower left",
-            "bbox_to_anchor": (0.04, 0.0),
-            "borderaxespad": 0.3,
-            "ncols": columns,
-        }
-        figure.legend(*zip(*shown), frameon=False, fontsize=10, handlelength=1.6, columnspacing=1.6, **place)
-    # Fixed margins in inches: the axes of all figures are alike on the page, whatever their legends are.
-    width, height = SIZE[0], SIZE[1] + 0.21 * rows
-    figure.set_size_inches(width, height)
-    figure.subplots_adjust(0.92 / width, (0.58 + 0.21 * rows) / height, 1 - 0.15 / width, 1 - 0.4 / height)
-    ax.yaxis.set_label_coords(-0.7 / (width - 1.07), 0.5)
-
-
-def _scale_y(ax: Axes, plot: Plot) -> str:
-    """Limits and ticks of the y axis, without long decimals; returns its label."""
-    if plot.log:
-        ax.set_yscale("log")
-        bottom, top = ax.dataLim.intervaly
-        ax.set_ylim(10.0 ** math.floor(math.log10(bottom)), 10.0 ** math.ceil(math.log10(top) + 1e-9))
-        ax.yaxis.set_major_locator(LogLocator(numticks=6))
-        ax.yaxis.set_minor_locator(NullLocator())
-        return plot.unit
-    if plot.top is not None:
-        ax.set_ylim(0, plot.top)
-    elif ax.get_ylim()[0] > 0 or plot.scale == 100:
-        ax.set_ylim(bottom=0)
-    ax.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
-    top = max(map(abs, ax.get_ylim()))
-    power = math.floor(math.log10(top)) if 0 < top < 0.01 else 0
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{round(v / 10**power, 6):,.10g}".replace("-", "−")))
-    digits = f"{power}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{plot.unit}, 10{digits}" if power else plot.unit

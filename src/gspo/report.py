@@ -43,6 +43,13 @@ def write_report(run_dirs: Sequence[str | Path]) -> Path:
         title, body = _one(folders[0], runs[0], drawn)
     else:
         title, body = _several(folders, runs, drawn)
+    path = folders[0] / ("report.html" if len(runs) == 1 else "comparison.html")
+    write_page(path, title, body)
+    return path
+
+
+def write_page(path: Path, title: str, body: str) -> None:
+    """Writes `body` (HTML) as a page that needs no other file."""
     css = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -52,11 +59,9 @@ def write_report(run_dirs: Sequence[str | Path]) -> Path:
         f"<title>{escape(title)}</title>\n<style>\n{css}</style></head>\n"
         f"<body><main>\n{body}\n</main></body></html>\n"
     )
-    path = folders[0] / ("report.html" if len(runs) == 1 else "comparison.html")
     part = path.with_suffix(".part")
     part.write_text(page, encoding="utf-8", errors="replace")
     part.replace(path)
-    return path
 
 
 def escape(text: Any) -> str:
@@ -82,10 +87,10 @@ def _one(folder: Path, run: Run, drawn: list[Drawn]) -> tuple[str, str]:
         f'<p class="lead">{escape(_lead(run, config))}</p>',
         _tiles(run, config),
         _warnings([("", folder, run)]),
-        f'<div class="figures first">{"".join(map(_figure, first))}</div>',
+        f'<div class="figures first">{"".join(map(figure, first))}</div>',
         samples.before_and_after(folder, escape),
         "<h2>Diagnostics</h2>" if rest else "",
-        f'<div class="figures">{"".join(map(_figure, rest))}</div>',
+        f'<div class="figures">{"".join(map(figure, rest))}</div>',
         samples.coloured(folder / "rollouts.jsonl", escape),
         _configuration("Configuration", folder),
     ]
@@ -117,7 +122,7 @@ def _several(folders: list[Path], runs: list[Run], drawn: list[Drawn]) -> tuple[
         '<p class="note">Accuracy: first and last evaluation, with the 95 % interval of the last. Reward and '
         "length: means of the first and the last steps. Clipped: mean over the run.</p>",
         _warnings(list(zip([run.name for run in runs], folders, runs))),
-        f'<h2>Figures</h2><div class="figures">{"".join(map(_figure, drawn))}</div>',
+        f'<h2>Figures</h2><div class="figures">{"".join(map(figure, drawn))}</div>',
         *(_configuration(f"Configuration of {run.name}", folder) for folder, run in zip(folders, runs)),
     ]
     return title, "\n".join(p for p in parts if p)
@@ -233,7 +238,8 @@ def _warnings(runs: list[tuple[str, Path, Run]]) -> str:
     return f'<div class="warnings"><h2>Warnings</h2><ul>{items}</ul></div>'
 
 
-def _figure(drawn: Drawn) -> str:
+def figure(drawn: Drawn) -> str:
+    """A drawn figure as HTML, both renderings within."""
     light, dark = ("data:image/png;base64," + base64.b64encode(p.read_bytes()).decode() for p in (drawn.light, drawn.dark))
     return (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'

@@ -1,0 +1,115 @@
+"""How every figure of gspo looks: size, colours for a light and a dark page, axes, legend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+SIZE = (4.8, 3.0)  # inches: small, so that the letters are large on the page
+DPI = 180
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of one rendering; `series` can be told apart by the colour-blind."""
+
+    paper: str
+    ink: str
+    faint: str
+    series: tuple[str, ...]
+
+
+LIGHT = Theme("#ffffff", "#24292f", "#d5dae0", ("#1a6fc4", "#d1570f", "#0b8f6c", "#9a4fb0", "#6b7280", "#b8860b"))
+DARK = Theme("#171a20", "#d9dee5", "#3a414c", ("#62b0ff", "#ff9a5c", "#3fd0a6", "#d79bea", "#9aa4b2", "#e6c34d"))
+
+
+@contextmanager
+def canvas(theme: Theme) -> Iterator[tuple[Figure, Axes]]:
+    """An empty figure in the colours of `theme`, to be drawn on and saved within."""
+    ink = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), theme.ink)
+    paper = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.paper)
+    faint = dict.fromkeys(("axes.edgecolor", "grid.color"), theme.faint)
+    fixed = {"font.size": 11, "font.family": "DejaVu Sans", "axes.axisbelow": True, "savefig.dpi": DPI}
+    style: Any = ink | paper | faint | fixed
+    with matplotlib.rc_context(style):
+        figure = Figure(SIZE)
+        FigureCanvasAgg(figure)
+        ax = figure.add_subplot()
+        ax.grid(True, axis="y", lw=0.7)
+        yield figure, ax
+
+
+def finish(
+    figure: Figure,
+    ax: Axes,
+    title: str,
+    unit: str,
+    *,
+    log: bool = False,
+    top: float | None = None,
+    zero: bool = False,
+    dots: bool = False,
+) -> None:
+    """Title, unit of the y axis, few ticks, and a legend below the axes, off the data. log: a logarithmic y axis. top: where
+    it ends. zero: it begins at 0. dots: room beside the outermost points.
+    """
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    ax.tick_params(length=0)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    low, high = ax.get_xlim()
+    if high - low < 1:  # one step
+        ax.set_xlim((low + high) / 2 - 0.6, (low + high) / 2 + 0.6)
+        ax.set_xticks([round((low + high) / 2)])
+    elif dots:
+        ax.margins(x=0.08)
+    ax.set_ylabel(_scale_y(ax, unit, log, top, zero))
+    ax.set_title(title, loc="left", weight="bold", fontsize=12.5, pad=9)
+    handles, labels = ax.get_legend_handles_labels()
+    shown = [(h, label) for h, label in zip(handles, labels) if label]
+    rows = 0
+    if len(shown) > 1:
+        columns = 1 if max(len(label) for _, label in shown) > 30 else 2
+        rows = -(-len(shown) // columns)
+        place: Any = {
+            "loc": "lower left",
+            "bbox_to_anchor": (0.04, 0.0),
+            "borderaxespad": 0.3,
+            "ncols": columns,
+        }
+        figure.legend(*zip(*shown), frameon=False, fontsize=10, handlelength=1.6, columnspacing=1.6, **place)
+    # Fixed margins in inches: the axes of all figures are alike on the page, whatever their legends are.
+    width, height = SIZE[0], SIZE[1] + 0.21 * rows
+    figure.set_size_inches(width, height)
+    figure.subplots_adjust(0.92 / width, (0.58 + 0.21 * rows) / height, 1 - 0.15 / width, 1 - 0.4 / height)
+    ax.yaxis.set_label_coords(-0.7 / (width - 1.07), 0.5)
+
+
+def _scale_y(ax: Axes, unit: str, log: bool, top: float | None, zero: bool) -> str:
+    """Limits and ticks of the y axis, without long decimals; returns its label."""
+    if log:
+        ax.set_yscale("log")
+        low, high = ax.dataLim.intervaly
+        ax.set_ylim(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high) + 1e-9))
+        ax.yaxis.set_major_locator(LogLocator(numticks=6))
+        ax.yaxis.set_minor_locator(NullLocator())
+        return unit
+    if top is not None:
+        ax.set_ylim(0, top)
+    elif ax.get_ylim()[0] > 0 or zero:
+        ax.set_ylim(bottom=0)
+    ax.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
+    largest = max(map(abs, ax.get_ylim()))
+    power = math.floor(math.log10(largest)) if 0 < largest < 0.01 else 0
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{round(v / 10**power, 6):,.10g}".replace("-", "−")))
+    digits = f"{power}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{unit}, 10{digits}" if power else unit

@@ -1,0 +1,1 @@
+"""`gspo compare`: algorithms x settings x seeds, as ordinary runs, on equal terms."""

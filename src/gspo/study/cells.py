@@ -1,0 +1,123 @@
+"""Runs the cells of a study, several at once, each in a process of its own. What is finished stays finished."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gspo.configfile import load, to_toml
+from gspo.opening import same_run
+from gspo.runfiles import read_lines
+from gspo.study.spec import Cell
+
+GRACE = 120.0  # seconds that a stopped cell has for the step it is in, and its checkpoint
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell ended: "done", "failed" or "stopped", why, and the seconds that it ran now (0: it was done before)."""
+
+    cell: Cell
+    status: str
+    reason: str = ""
+    seconds: float = 0.0
+
+
+def finished(cell: Cell) -> bool:
+    """Whether the cell's run is done. Raises ValueError where its folder holds a run of another configuration."""
+    folder = Path(cell.config.log.dir)
+    if not (folder / "config.toml").exists():
+        return False
+    try:
+        same_run(load(folder / "config.toml"), cell.config)
+    except ValueError as error:
+        said = str(error).partition(" cannot be changed")[0]
+        raise ValueError(
+            f"{folder}: holds a cell of another study: there {said} differs. Delete the folder, or choose another --dir"
+        ) from None
+    steps = [line.get("step", 0) for line in read_lines(folder / "metrics.jsonl")]
+    return (folder / "model").exists() and max(steps, default=0) >= cell.config.train.steps
+
+
+class Running:
+    """A cell's process. Its output goes into `output.txt` beside the run's folder."""
+
+    def __init__(self, cell: Cell, threads: int) -> None:
+        self.cell, self.begin = cell, time.monotonic()
+        folder = Path(cell.config.log.dir)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = folder.with_name(f"{folder.name}.toml")
+        file.write_text(to_toml(cell.config), encoding="utf-8")
+        self.log = folder.with_name(f"{folder.name}.txt")
+        command = [sys.executable, "-m", "gspo.cli", "train", str(file)]
+        command += ["--resume"] if (folder / "config.toml").exists() else []
+        cores = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        with open(self.log, "w", encoding="utf-8") as output:
+            # A session of its own: Ctrl-C reaches it once, through `stop`.
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                env=os.environ | cores,
+            )  # fmt: skip
+
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while it runs."""
+        status = self.process.poll()
+        if status is None:
+            return None
+        seconds = time.monotonic() - self.begin
+        if status == 0:
+            return Outcome(self.cell, "done", seconds=seconds)
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        said = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "")
+        return Outcome(self.cell, "stopped" if status == 130 else "failed", said or f"exit status {status}", seconds)
+
+    def stop(self) -> None:
+        """Asks it to finish its step and save."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it and all its processes."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def run_cells(
+    cells: Sequence[Cell], workers: int, threads: int, tell: Callable[[Outcome, int], None] = lambda outcome, left: None
+) -> list[Outcome]:
+    """Runs what is not finished, `workers` at once; `tell(outcome, left)` hears of each end. A failed cell stops no other.
+
+    Raises ValueError where a folder holds another run, KeyboardInterrupt after the running cells have saved their work.
+    """
+    waiting = [cell for cell in cells if not finished(cell)]
+    outcomes = [Outcome(cell, "done") for cell in cells if cell not in waiting]
+    running: list[Running] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                running.append(Running(waiting.pop(0), threads))
+            time.sleep(0.1)
+            for one in list(running):
+                outcome = one.outcome()
+                if outcome is not None:
+                    running.remove(one)
+                    outcomes.append(outcome)
+                    tell(outcome, len(waiting) + len(running))
+    except KeyboardInterrupt:
+        for one in running:
+            one.stop()
+        deadline = time.monotonic() + GRACE
+        while any(one.process.poll() is None for one in running) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        raise
+    finally:
+        for one in running:
+            one.kill()
+    return outcomes

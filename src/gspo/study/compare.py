@@ -1,0 +1,95 @@
+"""`gspo compare`: run what is missing of a study, then draw what is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gspo.runfiles import Run, read_run
+from gspo.study import page, spec
+from gspo.study.analysis import measure
+from gspo.study.cells import Outcome, finished, run_cells
+from gspo.study.figures import draw_setting
+
+
+def compare(
+    path: str | Path, folder: str | Path | None = None, only: str = "*", dry_run: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+) -> int:  # fmt: skip
+    """Runs the cells of the study at `path` whose name matches `only`, below `folder` (studies/NAME), and writes its page
+    from all that are done. Returns the exit status: 1 where a cell failed.
+    """
+    folder = Path(folder) if folder is not None else Path("runs") / Path(path).stem
+    study = spec.read(path, folder, overrides)
+    chosen = [cell for cell in study.cells if fnmatch(cell.name, only) or fnmatch(cell.name, f"{only}/*")]
+    if not chosen:
+        raise ValueError(f"--only {only!r}: matches none of {', '.join(dict.fromkeys(c.name for c in study.cells))}")
+    done = {cell.name for cell in study.cells if finished(cell)}
+    console = Console(highlight=False, soft_wrap=True)
+    if dry_run:
+        for cell in chosen:
+            console.print(f"{'done   ' if cell.name in done else 'missing'}  {cell.name}")
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    outcomes = _run(study, chosen, done, console)
+    rows, runs = _collect(study, outcomes)
+    if not any(row["status"] == "done" for row in rows):
+        console.print("no cell is done: nothing to draw")
+        return 1
+    page.write_rows(rows, folder)
+    summaries = {by: page.summarise(study, rows, by) for by in ("reward", "metric") if any(by in row for row in rows)}
+    page.write_summary(study, summaries, folder)
+    drawn = {setting: draw_setting(each, folder / "figures" / spec.slug(setting)) for setting, each in runs.items()}
+    written = page.write_html(study, rows, summaries, drawn, folder)
+    for line in summaries["metric" if "metric" in summaries else "reward"]:
+        if "verdict" in line:
+            console.print(f"{line['setting']}: {line['verdict']}")
+    console.print(f"report  {written}")
+    return 1 if any(outcome.status == "failed" for outcome in outcomes.values()) else 0
+
+
+def _run(study: spec.Study, chosen: list[spec.Cell], done: set[str], console: Console) -> dict[str, Outcome]:
+    """Runs what is missing, and tells of each end."""
+    missing = [cell for cell in chosen if cell.name not in done]
+    workers = study.workers
+    if missing:
+        console.print(f"{len(missing)} of {len(chosen)} cells to run, {workers} at once")
+    begin = time.monotonic()
+    ended = 0
+
+    def tell(outcome: Outcome, left: int) -> None:
+        nonlocal ended
+        ended += 1
+        rest = (time.monotonic() - begin) / ended * left
+        console.print(
+            f"{outcome.status:7} {outcome.cell.name}  {outcome.seconds:.0f} s  {outcome.reason}"
+            f"  ({ended} of {len(missing)}, about {rest / 60:.0f} min left)"
+        )
+
+    try:
+        return {one.cell.name: one for one in run_cells(chosen, workers, study.threads, tell)}
+    except KeyboardInterrupt:
+        console.print("stopped: the running cells saved their last step; the same command goes on")
+        raise
+
+
+def _collect(study: spec.Study, outcomes: Mapping[str, Outcome]) -> tuple[list[page.Row], dict[str, dict[str, list[Run]]]]:
+    """A row a cell, and the finished runs by setting and variant."""
+    rows: list[page.Row] = []
+    runs: dict[str, dict[str, list[Run]]] = {}
+    for cell in study.cells:
+        outcome = outcomes.get(cell.name)
+        status = outcome.status if outcome else "done" if finished(cell) else "not run"
+        row: page.Row = {"setting": cell.setting, "variant": cell.variant, "seed": cell.seed, "status": status}
+        row["reason"] = outcome.reason if outcome else ""
+        if status == "done":
+            run = read_run(cell.config.log.dir, cell.name)
+            row |= measure(run, study.metric, study.last)
+            runs.setdefault(cell.setting, {}).setdefault(cell.variant, []).append(run)
+        rows.append(row)
+    return rows, runs

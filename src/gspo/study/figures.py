@@ -1,0 +1,103 @@
+"""The figures of a study: each variant a line, its band from the lowest seed to the highest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gspo.canvas import DARK, LIGHT, Theme, canvas, finish
+from gspo.plots import Drawn
+from gspo.runfiles import Run
+
+GRID = 120  # points of a line
+FLOOR = 1e-5  # of logarithmic axes
+DASHES = ("-", "--", ":", "-.")
+# name, title, unit, x axis, metric, logarithmic, caption
+CURVES = (
+    ("reward", "Reward", "reward", "step", "reward", False, "Mean reward of the training batches against steps"),
+    ("reward-tokens", "Reward, by tokens", "reward", "tokens_total", "reward", False, "The same against sampled tokens"),
+    ("reward-seconds", "Reward, by time", "reward", "seconds", "reward", False, "The same against seconds of the cell"),
+    ("accuracy", "Held-out accuracy", "share", "step", "eval/accuracy", False, "On prompts that no cell was trained on"),
+    (
+        "clipped",
+        "Clipped tokens",
+        "share",
+        "step",
+        "clip_ratio/tokens",
+        True,
+        "Tokens whose gradient the clip takes",
+    ),
+    (
+        "volatility",
+        "Routing volatility",
+        "share",
+        "step",
+        "moe/volatility",
+        True,
+        "Experts that pi_theta no longer chooses",
+    ),
+    ("entropy", "Entropy", "nats", "step", "entropy", False, "Mean entropy at the sampled tokens"),
+    ("grad-norm", "Gradient norm", "norm", "step", "grad_norm", True, "Before it is clipped"),
+)
+Bands = Mapping[str, tuple[np.ndarray, ...]]
+NAMES = {"step": "step", "tokens_total": "sampled tokens", "seconds": "seconds"}
+
+
+def points(run: Run, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
+    """The values of `y` and where they stand on the axis `x`."""
+    if x == "seconds":
+        steps, times = run.series("time/step")
+        found, values = run.series(y)
+        clock = dict(zip(steps.tolist(), np.cumsum(times).tolist()))
+        keep = [i for i, step in enumerate(found.tolist()) if step in clock]
+        return np.array([clock[found[i]] for i in keep]), values[keep]
+    if x == "step":
+        return run.series(y)
+    _, (at, values) = run.rows((x, y))
+    return at, values
+
+
+def band(runs: Sequence[Run], x: str, y: str, log: bool) -> tuple[np.ndarray, ...] | None:
+    """Grid, mean, lowest and highest over the runs, where all of them have values. None where one has none.
+
+    With `log` the mean is a geometric one, and what lies below FLOOR stands on it.
+    """
+    lines = [points(run, x, y) for run in runs]
+    if not lines or any(len(at) == 0 for at, _ in lines):
+        return None
+    begin, end = max(at[0] for at, _ in lines), min(at[-1] for at, _ in lines)
+    grid = np.linspace(begin, max(begin, end), min(GRID, max(len(at) for at, _ in lines)))
+    values = np.stack([np.interp(grid, at, line) for at, line in lines])
+    if not log:
+        return grid, values.mean(0), values.min(0), values.max(0)
+    values = np.maximum(values, FLOOR)
+    return grid, np.exp(np.log(values).mean(0)), values.min(0), values.max(0)
+
+
+def draw_setting(runs: Mapping[str, Sequence[Run]], out: Path) -> list[Drawn]:
+    """The figures of one setting, whose variants have these runs, as PNG files below `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for name, title, unit, x, y, log, caption in CURVES:
+        bands = {variant: found for variant, each in runs.items() if (found := band(each, x, y, log)) is not None}
+        if not bands or (log and all((found[1] <= FLOOR).all() for found in bands.values())):
+            continue
+        files = out / f"{name}.png", out / f"{name}-dark.png"
+        for path, theme in zip(files, (LIGHT, DARK)):
+            _draw(bands, theme, title, unit, x, log, path)
+        drawn.append(Drawn(name, title, f"{caption}. Band: from the lowest seed to the highest", *files))
+    return drawn
+
+
+def _draw(bands: Bands, theme: Theme, title: str, unit: str, x: str, log: bool, path: Path) -> None:
+    with canvas(theme) as (figure, ax):
+        for i, (variant, (grid, mean, low, high)) in enumerate(bands.items()):
+            colour = theme.series[i % len(theme.series)]
+            if len(bands) <= 6:
+                ax.fill_between(grid, low, high, color=colour, alpha=0.15, lw=0)
+            ax.plot(grid, mean, DASHES[i // len(theme.series) % len(DASHES)], color=colour, lw=1.9, label=variant)
+        finish(figure, ax, title, unit, log=log)
+        ax.set_xlabel(NAMES[x])
+        figure.savefig(path)

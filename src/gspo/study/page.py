@@ -1,0 +1,144 @@
+"""What a study leaves: results.csv, results.json and compare.html."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo.plots import Drawn
+from gspo.report import escape, figure, write_page
+from gspo.study.analysis import Interval, bootstrap, interval, paired, verdict
+from gspo.study.spec import Study
+
+Row = dict[str, Any]
+COLUMNS = (
+    *("setting", "variant", "seed", "status", "reason", "steps", "reward", "best", "metric"),
+    *("collapsed", "tokens", "seconds"),
+)
+
+
+def write_rows(rows: Sequence[Row], folder: Path) -> None:
+    """results.csv: a line a cell."""
+    names = [*COLUMNS, *sorted({name for row in rows for name in row} - set(COLUMNS))]
+    part = folder / "results.csv.part"
+    with open(part, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+    part.replace(folder / "results.csv")
+
+
+def summarise(study: Study, rows: Sequence[Row], by: str) -> list[dict[str, Any]]:
+    """For each setting and variant: means and intervals of `by` ("reward" or "metric"), the paired difference to the
+    baseline, and a verdict.
+    """
+    found = []
+    for setting in study.settings:
+        values = {v: _values(rows, setting, v, by) for v in study.variants(setting)}
+        base = values.get(study.baseline, {})
+        for variant, each in values.items():
+            here = _done(rows, setting, variant)
+            line: dict[str, Any] = {
+                "setting": setting, "variant": variant, "cells": len(here), by: interval(list(each.values())),
+                "collapsed": sum(bool(row["collapsed"]) for row in here),
+            }  # fmt: skip
+            for name in ("clipped", "volatility", "seconds", "seconds_train"):
+                line[name] = interval([row[name] for row in here])
+            if variant != study.baseline:
+                differences = paired(each, base)
+                line["difference"] = interval(differences)
+                line["bootstrap"] = bootstrap(differences) if len(differences) > 1 else (math.nan, math.nan)
+                line["verdict"] = verdict(variant, study.baseline, line["difference"], line["collapsed"], len(here))
+            found.append(line)
+    return found
+
+
+def _done(rows: Sequence[Row], setting: str, variant: str) -> list[Row]:
+    return [row for row in rows if (row["setting"], row["variant"], row["status"]) == (setting, variant, "done")]
+
+
+def _values(rows: Sequence[Row], setting: str, variant: str, by: str) -> dict[int, float]:
+    return {row["seed"]: row[by] for row in _done(rows, setting, variant) if by in row}
+
+
+def write_summary(study: Study, summaries: Mapping[str, list[dict[str, Any]]], folder: Path) -> None:
+    """results.json: the same numbers as the page."""
+    head = {"title": study.title, "plan": study.plan, "baseline": study.baseline}
+    text = json.dumps({**head, **summaries}, default=vars, indent=1)
+    (folder / "results.json").write_text(text.replace("NaN", "null") + "\n", encoding="utf-8")
+
+
+def write_html(
+    study: Study, rows: Sequence[Row], summaries: Mapping[str, list[dict[str, Any]]], drawn: Mapping[str, list[Drawn]],
+    folder: Path,
+) -> Path:  # fmt: skip
+    """compare.html. Returns its path."""
+    failed = [row for row in rows if row["status"] != "done"]
+    done = len(rows) - len(failed)
+    parts = [
+        f"<h1>{escape(study.title)}</h1>",
+        f'<p class="lead">{done} of {len(rows)} cells: {len(study.settings)} setting{"s" * (len(study.settings) > 1)}, '
+        f"seeds {escape(', '.join(map(str, study.seeds)))}. They are paired: the same prompts in the same order, the same "
+        "model to begin with, the same steps.</p>",
+        f"<p>{escape(study.plan)}</p>" if study.plan else "",
+        _failures(failed),
+    ]
+    for setting in study.settings:
+        parts.append(f"<h2>{escape(setting)}</h2>")
+        for by, lines in summaries.items():
+            here = [line for line in lines if line["setting"] == setting]
+            parts.append(_table(study, here, by))
+            said = "".join(f"<li>{escape(line['verdict'])}</li>" for line in here if "verdict" in line)
+            parts.append(f"<ul>{said}</ul>" if said else "")
+        parts.append(f'<div class="figures">{"".join(map(figure, drawn.get(setting, [])))}</div>')
+    parts.append(
+        '<p class="note">Reward: mean of the last '
+        f"{study.last} steps of a cell. Intervals: 95 %, Student's t over seeds; in round brackets the percentile "
+        "bootstrap of the paired differences, which is too narrow for few seeds. Collapsed: the reward ended below half of "
+        "its best.</p>"
+    )
+    path = folder / "compare.html"
+    write_page(path, study.title, "\n".join(part for part in parts if part))
+    return path
+
+
+def _failures(failed: Sequence[Row]) -> str:
+    lines = "".join(
+        f"<li>{escape(row['setting'])} / {escape(row['variant'])} / seed {row['seed']}: {escape(row['status'])}. "
+        f"{escape(row['reason'])}</li>"
+        for row in failed
+    )
+    return f'<div class="warnings"><h2>Not in the numbers</h2><ul>{lines}</ul></div>' if lines else ""
+
+
+def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> str:
+    label = "reward" if by == "reward" else study.metric
+    head = ("variant", label, f"against {study.baseline}", "collapsed", "clipped tokens", "volatility", "seconds")
+    rows = []
+    for line in lines:
+        difference = line.get("difference")
+        low, high = line.get("bootstrap", (math.nan, math.nan))
+        cells = (
+            line["variant"],
+            spell(line[by]),
+            f"{spell(difference, '+.3f')} ({low:+.3f}, {high:+.3f})" if difference and difference.n > 1 else "",
+            f"{line['collapsed']} of {line['cells']}",
+            spell(line["clipped"], ".2%", short=True),
+            spell(line["volatility"], ".2%", short=True),
+            spell(line["seconds"], ".0f", short=True),
+        )
+        rows.append("<tr>" + "".join(f"<td>{escape(cell) or '–'}</td>" for cell in cells) + "</tr>")
+    titles = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    return f'<div class="wide"><table><thead><tr>{titles}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def spell(value: Interval, form: str = ".3f", short: bool = False) -> str:
+    """An interval in figures; `short`: the mean alone. Empty where there is none."""
+    if math.isnan(value.mean):
+        return ""
+    mean = format(value.mean, form)
+    return mean if short or math.isnan(value.low) else f"{mean} [{value.low:{form}}, {value.high:{form}}]"

@@ -1,0 +1,185 @@
+"""A study file: which runs are compared, and on which terms."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gspo.build import resolved
+from gspo.config import Config
+from gspo.configfile import as_config, check_training, load, nearest, to_dict
+
+Tables = dict[str, dict[str, Any]]
+KEYS = ("title", "plan", "base", "seeds", "baseline", "metric", "last", "workers", "threads", "variants", "settings")
+SET_BY_THE_STUDY = ("task.seed", "train.seed", "log.dir")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: its place in the study and its whole configuration."""
+
+    setting: str
+    variant: str
+    seed: int
+    config: Config
+
+    @property
+    def name(self) -> str:
+        """Its folder below the study's."""
+        return f"{slug(self.setting)}/{slug(self.variant)}/seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study file says.
+
+    plan: what was fixed before anything ran, in words. baseline: the variant that the others are compared with. metric: a
+    name in metrics.jsonl whose last value counts beside the reward ("" for none). last: steps whose mean reward is a
+    cell's reward. workers: cells that run at once. threads: of one cell.
+    """
+
+    title: str
+    plan: str
+    seeds: list[int]
+    baseline: str
+    metric: str
+    last: int
+    workers: int
+    threads: int
+    cells: list[Cell] = field(repr=False)
+
+    @property
+    def settings(self) -> list[str]:
+        """Their names, in order."""
+        return list(dict.fromkeys(cell.setting for cell in self.cells))
+
+    def variants(self, setting: str) -> list[str]:
+        """Those that run in a setting, in order."""
+        return list(dict.fromkeys(cell.variant for cell in self.cells if cell.setting == setting))
+
+
+def slug(name: str) -> str:
+    """A name as a folder's."""
+    kept = "".join(c if c.isalnum() or c in "-_." else "-" for c in name.strip())
+    return "-".join(part for part in kept.split("-") if part)
+
+
+def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
+    """The study in the TOML file `path`, whose cells run below `folder`. overrides: `section.key` -> value, for all cells.
+
+    Raises ValueError with the key, the value and what is allowed, for the whole study, before anything runs.
+    """
+    path = Path(path)
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such study file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read as TOML: {error}") from None
+    for key in raw:
+        if key not in KEYS:
+            raise ValueError(f"{path}: {key}: unknown key{nearest(key, KEYS)}; a study has {', '.join(KEYS)}")
+    seeds = _seeds(f"{path}: seeds", raw.get("seeds"))
+    variants, settings = _tables(path, raw, "variants"), _tables(path, raw, "settings", {"": {}})
+    baseline = raw.get("baseline", next(iter(variants)))
+    if baseline not in variants:
+        raise ValueError(f"{path}: baseline = {baseline!r}: is no variant{nearest(str(baseline), variants)}")
+    base = _base(path, raw.get("base"))
+    cells = []
+    for setting, changes in settings.items():
+        changes = dict(changes)
+        only = _only(f"{path}: settings.{setting}.only", changes.pop("only", list(variants)), variants)
+        here = _seeds(f"{path}: settings.{setting}.seeds", changes.pop("seeds", seeds))
+        for variant in only:
+            for seed in here:
+                terms = [(setting, changes), (variant, variants[variant]), ("", _nested(overrides or {}))]
+                cells.append(_cell(path, Path(folder), base, terms, seed))
+    names = [cell.name for cell in cells]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{path}: two cells would have the folder {name}: give settings and variants other names")
+    return Study(
+        title=str(raw.get("title", path.stem)),
+        plan=str(raw.get("plan", "")),
+        seeds=seeds,
+        baseline=baseline,
+        metric=str(raw.get("metric", "eval/accuracy" if cells[0].config.eval.every else "")),
+        last=_count(path, raw, "last", 10),
+        workers=_count(path, raw, "workers", max(1, (os.cpu_count() or 1) // _count(path, raw, "threads", 1))),
+        threads=_count(path, raw, "threads", 1),
+        cells=cells,
+    )
+
+
+def _count(path: Path, raw: dict[str, Any], key: str, default: int) -> int:
+    value = raw.get(key, default)
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{path}: {key} = {value!r}: must be a whole number of at least 1")
+    return value
+
+
+def _base(path: Path, given: Any) -> Tables:
+    """The configuration that all cells start from: a file beside the study, or tables."""
+    if isinstance(given, str):
+        return to_dict(load(path.parent / given))
+    if isinstance(given, dict):
+        return given
+    raise ValueError(f"{path}: base = {given!r}: name a configuration file, or give its sections as [base.section]")
+
+
+def _seeds(where: str, seeds: Any) -> list[int]:
+    if (
+        not isinstance(seeds, list)
+        or not seeds
+        or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in seeds)
+    ):
+        raise ValueError(f"{where} = {seeds!r}: a list of whole numbers of at least 0 is needed, such as [0, 1, 2]")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"{where} = {seeds}: each seed once")
+    return seeds
+
+
+def _only(where: str, names: Any, variants: Iterable[str]) -> list[str]:
+    for name in names if isinstance(names, list) else [names]:
+        if name not in variants:
+            raise ValueError(f"{where}: {name!r} is no variant{nearest(str(name), variants)}")
+    return names if isinstance(names, list) else [names]
+
+
+def _tables(path: Path, raw: dict[str, Any], key: str, default: Any = None) -> dict[str, dict[str, Any]]:
+    found = raw.get(key, default)
+    if not isinstance(found, dict) or not found or not all(isinstance(table, dict) for table in found.values()):
+        raise ValueError(f'{path}: {key}: give at least one, each a table of its changes, such as [{key}."a name"]')
+    return found
+
+
+def _cell(path: Path, folder: Path, base: Tables, terms: list[tuple[str, Tables]], seed: int) -> Cell:
+    """The cell of a setting and a variant; `terms` are their names and changes, and changes for all cells last."""
+    (setting, _), (variant, _), _ = terms
+    made = Cell(setting or "runs", variant, seed, Config())
+    config: Any = base
+    try:
+        for _, changes in terms:
+            for key in SET_BY_THE_STUDY:
+                section, name = key.split(".")
+                if name in changes.get(section, {}):
+                    raise ValueError(f"{key}: the study sets it for each cell; list the seeds in `seeds`")
+            config = as_config(config, changes)
+        place = {"dir": str(folder / "cells" / made.name)}
+        config = as_config(config, {"task": {"seed": seed}, "train": {"seed": seed}, "log": place})
+        check_training(config)
+        return replace(made, config=resolved(config)[0])
+    except ValueError as error:
+        raise ValueError(f"{path}: {' / '.join(name for name in (setting, variant) if name)}: {error}") from None
+
+
+def _nested(overrides: Mapping[str, Any]) -> Tables:
+    tables: Tables = {}
+    for key, value in overrides.items():
+        section, _, name = key.partition(".")
+        tables.setdefault(section, {})[name] = value
+    return tables
