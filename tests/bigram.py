@@ -19,6 +19,9 @@ class Bigram:
     def parameters(self):
         return [self.table]
 
+    def weights(self):
+        return [("table", self.table)]
+
     def forward(self, batch: Batch, *, entropy=False, routing=False, replay=False):
         tokens, parent = batch.forest.tokens, batch.forest.parent
         logp = self.table[tokens[parent[batch.node]]].log_softmax(-1)

@@ -102,6 +102,7 @@ def test_first_update_is_on_policy(tmp_path):
         {"algorithm": {"name": "cispo"}, "rollout": {"delay": 1}},
         {"algorithm": {"name": "sapo", "constants": {"tau_neg": 1.2}}},
         {"algorithm": {"name": "dppo_tv"}},
+        {"algorithm": {"name": "ppo", "critic": "copy", "epochs": 2}, "train": {"layout": "packed"}},
         {"algorithm": {"name": "dppo_kl"}, "sampler": {"quantize": "int8"}},
         {"algorithm": {"name": "minirl", "router_replay": "R3", "correction": "icepop", "old_logprobs": "recompute"}},
     ],

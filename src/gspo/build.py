@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from gspo import checkpoint, cold_start, trainer
+from gspo.backends.hf_critic import Critic
 from gspo.backends.hf_files import Outline, outline, read_outline
 from gspo.backends.hf_model import HFModel, load_model, wrap_model
 from gspo.backends.hf_policy import HFPolicy
@@ -173,8 +174,11 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
                 scorer.wait()
             with loading("the model"):  # last: what is wrong elsewhere shows in seconds, weights may take minutes
                 model, reference = models_of(config, given, last)
-        policy = HFPolicy(model, config.rollout.temperature, config.train.layout, config.train.gradient_checkpointing)
         row, algorithm, _ = resolve(config.algorithm)
+        critic = Critic(model, algorithm.critic or "shared") if row.critic else None
+        policy = HFPolicy(
+            model, config.rollout.temperature, config.train.layout, config.train.gradient_checkpointing, critic
+        )
         per_step = (algorithm.mini_batches or 1) * algorithm.epochs
         optimiser = Optimiser(
             policy.parameters(), config.optimizer, config.train.steps * per_step, config.train.max_bad_updates

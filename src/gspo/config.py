@@ -141,8 +141,8 @@ class AlgorithmConfig:
     """The objective: a row of the table in objective/algorithms.py, and what may be set about it."""
 
     name: str = opt("gspo")
-    """`gspo`, `gspo_token`, `grpo`, `dr_grpo`, `dapo`, `luspo`, `gmpo`, `cispo`, `sapo`, `dppo_tv`, `dppo_kl`, or
-    `minirl`."""
+    """`gspo`, `gspo_token`, `grpo`, `dr_grpo`, `dapo`, `luspo`, `gmpo`, `cispo`, `sapo`, `dppo_tv`, `dppo_kl`,
+    `minirl` or `ppo`."""
     epsilon: float | str | None = opt(None, above=0, high=1, choices=("auto",))
     """Left clip range: a ratio below 1 - epsilon is clipped. Unset: the algorithm's own. `auto`: both ends set themselves
     so that the share of clipped tokens stays near clip_target."""
@@ -168,6 +168,8 @@ class AlgorithmConfig:
     correction: str = opt("none", choices=("none", "tis", "icepop", "seq_mis"))
     """Weights for the mismatch of sampler and trainer, pi_old/mu: capped (`tis`), or zero outside a range, by token
     (`icepop`) or by reply (`seq_mis`)."""
+    critic: str | None = opt(None, choices=("none", "shared", "copy"))
+    """Where PPO's value head stands: on the policy's hidden states, or on a copy of its trunk. Unset: shared for ppo."""
     constants: dict[str, Any] = opt({})
     """Changes of the row's own constants, such as `{tau_neg = 1.1}` of sapo."""
 

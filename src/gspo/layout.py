@@ -74,6 +74,8 @@ def build(replies: Sequence[Reply], share: bool = False) -> Batch:
         logp_old=torch.cat([reply.logp_old for reply in replies]),
         advantage=_advantages(replies, length),
         logp_ref=None if replies[0].logp_ref is None else torch.cat([reply.logp_ref for reply in replies]),  # type: ignore[misc]
+        values=None if replies[0].values is None else torch.cat([reply.values for reply in replies]),  # type: ignore[misc]
+        returns=None if replies[0].returns is None else torch.cat([reply.returns for reply in replies]),  # type: ignore[misc]
         routes=torch.cat(routes) if len(routes) == len(replies) else None,
     )
 

@@ -23,11 +23,12 @@ class Seen(NamedTuple):
     """What a policy says of one reply.
 
     logp [|y|]: the log-probabilities of its sampled tokens. routes [L, layers, k] int16: the experts that its routers
-    choose for each token; None for a dense model, or where nobody asked.
+    choose for each token; None for a dense model, or where nobody asked. values [|y|]: its critic's; None without one.
     """
 
     logp: Tensor
     routes: Tensor | None = None
+    values: Tensor | None = None
 
 
 class Objective(Protocol):
@@ -99,9 +100,11 @@ class Learner:
         for part in layout.micro_batches(replies, self.max_tokens, policy.shares_prompts):
             batch = layout.build(part, policy.shares_prompts)
             out = policy.forward(batch, routing=routing, replay=replay)
-            logps = out.logp.cpu().split(batch.length.tolist())
-            routes: Sequence[Tensor | None] = [None] * len(part)
+            lengths, nothing = batch.length.tolist(), [None] * len(part)
+            logps = out.logp.cpu().split(lengths)
+            values = nothing if out.values is None else out.values.cpu().split(lengths)
+            routes = nothing
             if out.routing is not None:
                 routes = out.routing.own.cpu()[batch.path].split([len(reply.tokens) for reply in part])
-            found |= {id(reply): Seen(*seen) for reply, *seen in zip(part, logps, routes)}
+            found |= {id(reply): Seen(*seen) for reply, *seen in zip(part, logps, routes, values)}
         return [found[id(reply)] for reply in replies]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from gspo.config import AlgorithmConfig
 from gspo.learner import Learner, Seen
 from gspo.objective.losses import sequence_ratio
 from gspo.objective.mismatch import mismatch
+from gspo.objective.ppo import gae, whiten
 from gspo.objective.replies import Replies
 from gspo.types import Reply
 
@@ -41,6 +42,26 @@ def recall(learner: Learner, groups: Groups, config: AlgorithmConfig) -> tuple[G
         return dataclasses.replace(reply, logp_old=logp_old, routes=reply.routes if replays else found.routes)
 
     return [[filled(reply) for reply in group] for group in groups], seen
+
+
+def estimate(learner: Learner, groups: Groups, critic: Mapping[str, float], scale: str) -> Groups:
+    """The replies with advantages by token and returns from the critic, as it is before the first update (PPO).
+
+    scale: "batch" whitens the advantages over all tokens of the batch, "none" leaves them.
+    """
+    replies = [reply for group in groups for reply in group]
+    values = [one.values for one in learner.read(learner.policy, replies)]
+    assert all(value is not None for value in values), "build.py gives the policy a critic"
+    y = Replies.of(torch.tensor([len(reply.logp_old) for reply in replies]))
+    flat = torch.cat(values)  # type: ignore[arg-type]
+    rewards = torch.tensor([reply.reward for reply in replies])
+    A, returns = gae(rewards, flat, y, critic["gamma"], critic["lam"])
+    A = whiten(A) if scale == "batch" else A
+    parts = zip(*(x.split(y.length.tolist()) for x in (A, flat, returns)))
+    return [
+        [dataclasses.replace(reply, advantage=a, values=v, returns=r) for reply, (a, v, r) in zip(group, parts)]
+        for group in groups
+    ]
 
 
 def probe(learner: Learner, replies: Sequence[Reply]) -> tuple[list[Reply], list[Seen]]:

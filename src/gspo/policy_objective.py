@@ -13,6 +13,7 @@ from gspo.objective.algorithms import Algorithm
 from gspo.objective.auto_clip import AutoClip
 from gspo.objective.losses import sequence_ratio
 from gspo.objective.mismatch import std
+from gspo.objective.ppo import value_loss
 from gspo.objective.replies import Replies
 from gspo.routing import routing_metrics, routing_stats
 from gspo.types import Batch, Outputs, Reply, Stats
@@ -29,7 +30,9 @@ class PolicyObjective:
         self.beta = config.beta
         self.kl = divergence.ESTIMATORS[config.kl_estimator]
         self.correction = config.correction
-        self.constants = {**row.constants, **config.constants}
+        constants = {**row.constants, **row.critic, **config.constants}
+        self.constants = {name: constants[name] for name in row.constants}
+        self.critic = {name: constants[name] for name in row.critic}
         self.max_completion_length = max_completion_length
         self.auto: AutoClip | None = None
         self._range: tuple[float, float] | None = None
@@ -77,6 +80,11 @@ class PolicyObjective:
         }
         if weight is not None:
             stats["weight"] = y.spread(weight)
+        if batch.values is not None and batch.returns is not None:
+            assert out.values is not None
+            wrong = value_loss(out.values, batch.values, batch.returns, self.critic["e_value"])
+            loss = loss + self.critic["c_value"] * y.sum(wrong)
+            stats |= {"value_loss": wrong, "value_error": batch.returns - batch.values, "returns": batch.returns}
         if batch.logp_ref is not None:
             over = y.mean if self.row.counts == "replies" else y.sum
             loss = loss + self.beta * over(self.kl(logp, batch.logp_ref))
@@ -107,6 +115,9 @@ class PolicyObjective:
         if "weight" in stats:
             metrics["correction/weight_mean"] = float(stats["weight"].mean())
             metrics["correction/zero"] = float((stats["weight"] == 0).float().mean())
+        if "returns" in stats:
+            unexplained = stats["value_error"].var() / stats["returns"].var().clamp(min=1e-12)
+            metrics |= {"value/loss": float(stats["value_loss"].mean()), "value/explained": 1 - float(unexplained)}
         if "kl_ref" in stats:
             metrics["kl_ref"] = float(stats["kl_ref"].mean())
         return metrics | routing_metrics(stats)

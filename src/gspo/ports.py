@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -58,7 +58,19 @@ class Policy(Protocol):
         ...
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """What the optimiser trains."""
+        """What the optimiser trains: the weights, and those of a critic."""
+        ...
+
+    def weights(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """The language model's weights by name, which a sampler takes over."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is trained beside the weights (a critic); {} where nothing is."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
         ...
 
     def save(self, folder: str) -> None:

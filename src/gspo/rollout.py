@@ -163,7 +163,7 @@ def learnable(groups: Sequence[Group], row: Algorithm, scale: str, mask_truncate
 def reply_of(rollout: Rollout, advantage: float) -> Reply:
     """A rollout for the learner, with the sampler as its pi_old."""
     mu = rollout.logp[rollout.sampled]
-    return Reply(rollout.tokens, rollout.sampled, logp_mu=mu, logp_old=mu, advantage=advantage, routes=rollout.routes)
+    return Reply(rollout.tokens, rollout.sampled, mu, mu, advantage, routes=rollout.routes, reward=rollout.reward or 0.0)
 
 
 def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

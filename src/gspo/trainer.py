@@ -15,7 +15,7 @@ from gspo.evaluation import evaluate
 from gspo.learner import Learner
 from gspo.objective.mismatch import mismatch, std
 from gspo.objective.replies import Replies
-from gspo.old_policy import Groups, disagreement, needs_pass, noise_ratio, probe, recall
+from gspo.old_policy import Groups, disagreement, estimate, needs_pass, noise_ratio, probe, recall
 from gspo.policy_objective import PolicyObjective
 from gspo.ports import Policy, Sampler
 from gspo.progress import Progress
@@ -131,6 +131,8 @@ def learn(run: Run, batch: Learnable) -> Metrics:
         known, seen = probe(run.learner, known)
     if seen is not None:
         metrics = disagreement(known, seen)
+    if run.objective.critic:
+        groups = estimate(run.learner, groups, run.objective.critic, algorithm.scale_rewards or "batch")
     if run.reference is not None:
         groups = refer(run, groups, run.reference)
     parts = split(groups, algorithm.mini_batches or 1)
@@ -290,6 +292,7 @@ def save(run: Run) -> None:
         "tokens": run.tokens,
         "waiting": run.source.state_dict(),
         "objective": run.objective.state_dict(),
+        "policy": run.policy.state_dict(),
         "log": run.log.position(),
     }
     folder = run.log.folder
@@ -304,5 +307,6 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.prompts.position = state["position"]
     run.source.load_state_dict(state["waiting"])
     run.objective.load_state_dict(state["objective"])
+    run.policy.load_state_dict(state["policy"])
     run.sampler.load(run.policy, state["version"])
     run.learner.optimiser.load_state_dict(state["optimiser"])

@@ -86,7 +86,8 @@ class Reply:
 
     advantage: A_i, a number, or A_it as a tensor [|y|] (GSPO-token). logp_old, logp_ref [|y|] float32: the
     log-probabilities of the sampled tokens under pi_old and the reference (None: no reference). routes [L, layers, k]
-    int16: the experts that pi_old chose for each token, -1 unknown; None where they are not known.
+    int16: the experts that pi_old chose for each token, -1 unknown; None where they are not known. reward: r_i. values,
+    returns [|y|] float32: the old critic's V, and what the critic learns (PPO; None elsewhere).
     """
 
     tokens: Tensor
@@ -96,6 +97,9 @@ class Reply:
     advantage: float | Tensor
     logp_ref: Tensor | None = None
     routes: Tensor | None = None
+    reward: float = 0.0
+    values: Tensor | None = None
+    returns: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,8 @@ class Batch:
     advantage: Tensor
     logp_ref: Tensor | None = None
     routes: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with every tensor on `device`."""
@@ -161,9 +167,11 @@ class Outputs(NamedTuple):
     """What a policy says of the N sampled tokens of a batch.
 
     logp [N] float32: their log-probabilities. entropy [N]: of the distributions that they were drawn from, in nats,
-    without gradient; None unless asked for. routing: None unless asked for, and for a dense model.
+    without gradient; None unless asked for. routing: None unless asked for, and for a dense model. values [N] float32: the
+    critic's V of the state before each token; None without a critic.
     """
 
     logp: Tensor
     entropy: Tensor | None = None
     routing: Routing | None = None
+    values: Tensor | None = None

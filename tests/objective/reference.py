@@ -35,8 +35,8 @@ def objective(name, logp, old, A, lengths, low, high, budget, mu=None, **constan
                 a_t = a[t] if isinstance(a, list) else a
                 s_t = s.detach() * torch.exp(logp[start + t]) / torch.exp(logp[start + t]).detach()
                 total = total + torch.minimum(s_t * a_t, clip(s_t, low, high) * a_t) / n / S
-        elif name in ("grpo", "dr_grpo", "dapo"):
-            divisor = {"grpo": n * S, "dr_grpo": S * budget, "dapo": tokens}[name]
+        elif name in ("grpo", "dr_grpo", "dapo", "ppo"):
+            divisor = {"grpo": n * S, "dr_grpo": S * budget, "dapo": tokens, "ppo": tokens}[name]
             for w_t in w:
                 total = total + torch.minimum(w_t * a, clip(w_t, low, high) * a) / divisor
         elif name == "luspo":

@@ -42,6 +42,9 @@ def test_every_row_resolves_to_its_own_defaults(name):
         ({"name": "sapo", "constants": {"tau_poss": 1.0}}, "did you mean tau_pos"),
         ({"name": "sapo", "constants": {"tau_pos": 0}}, "must be a number above 0"),
         ({"name": "sapo", "constants": {"tau_pos": "1"}}, "must be a number above 0"),
+        ({"name": "ppo", "critic": "none"}, "ppo learns from values and needs a critic"),
+        ({"critic": "shared"}, "gspo has no use for one"),
+        ({"name": "ppo", "constants": {"lamda": 0.9}}, "its own are gamma, lam, e_value, c_value, did you mean lam"),
         ({"correction": "tis"}, "every weight would be 1.*recompute"),
     ],
 )

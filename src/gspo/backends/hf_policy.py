@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gspo import layout, moe
+from gspo.backends.hf_critic import Critic
 from gspo.backends.hf_model import HFModel
 from gspo.types import Batch, Outputs, Routing
 
@@ -29,6 +31,7 @@ class HFPolicy:
         temperature: float = 1.0,
         layout: str = "padded",
         gradient_checkpointing: bool = False,
+        critic: Critic | None = None,
     ):
         if layout == "packed" and not model.has_full_attention:
             raise ValueError(
@@ -40,6 +43,7 @@ class HFPolicy:
         self.layout = layout
         self.shares_prompts = layout == "packed"
         self.sparse = bool(moe.routers(model.model))
+        self.critic = critic
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             model.model.gradient_checkpointing_enable(
@@ -52,8 +56,22 @@ class HFPolicy:
         return self.model.device
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """What the optimiser trains."""
-        return (p for p in self.model.model.parameters() if p.requires_grad)
+        """What the optimiser trains: the weights, and those of the critic."""
+        modules = [self.model.model] + ([] if self.critic is None else [self.critic])
+        return (p for module in modules for p in module.parameters() if p.requires_grad)
+
+    def weights(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """The language model's weights by name."""
+        return self.model.model.named_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The critic's weights; {} without one."""
+        return {} if self.critic is None else self.critic.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        if self.critic is not None:
+            self.critic.load_state_dict(state)
 
     def save(self, folder: str) -> None:
         """Write model (safetensors) and tokenizer in Hugging Face format."""
@@ -68,15 +86,18 @@ class HFPolicy:
         with ExitStack() as stack:
             asked = stack.enter_context(moe.replay(self.model.model, _row_routes(batch, rows))) if replay else None
             seen = stack.enter_context(moe.record(self.model.model, entropy=True)) if routing and self.sparse else None
-            hidden = self.model.hidden(
-                input_ids=rows.tokens.to(device),
-                position_ids=rows.position.to(device),
-                attention_mask=None if rows.mask is None else rows.mask.to(device),
-            )
+            inputs = {
+                "input_ids": rows.tokens.to(device),
+                "position_ids": rows.position.to(device),
+                "attention_mask": None if rows.mask is None else rows.mask.to(device),
+            }
+            hidden = self.model.hidden(**inputs)
             routed = None if seen is None else _routing(seen, asked, rows.place.to(device))
-        states = hidden.flatten(0, 1)[rows.before.to(device)]  # [N, H]
+        before = rows.before.to(device)
+        states = hidden.flatten(0, 1)[before]  # [N, H]
+        values = None if self.critic is None else self.critic(states, before, inputs)
         targets = batch.forest.tokens[batch.node].to(device)
-        return Outputs(*head_logprobs(self.model.logits, states, targets, self.temperature, entropy), routed)
+        return Outputs(*head_logprobs(self.model.logits, states, targets, self.temperature, entropy), routed, values)
 
 
 def _row_routes(batch: Batch, rows: layout.Rows) -> Tensor:

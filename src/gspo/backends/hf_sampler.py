@@ -60,11 +60,11 @@ class HFSampler:
 
     def load(self, policy: Policy, version: int) -> None:
         """Take over the policy's weights, which costs nothing where the model is shared, and its version."""
-        mine, theirs = list(self.model.model.parameters()), list(policy.parameters())
-        if not {id(p) for p in theirs} <= {id(p) for p in mine}:
+        mine, theirs = dict(self.model.model.named_parameters()), dict(policy.weights())
+        if any(mine[name] is not value for name, value in theirs.items()):
             with torch.no_grad():
-                for to, value in zip(mine, theirs, strict=True):
-                    to.copy_(value)
+                for name, value in theirs.items():
+                    mine[name].copy_(value)
             if self.bits is not None:
                 round_weights(self.model.model, self.bits)
         elif self.bits is not None:

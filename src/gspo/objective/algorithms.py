@@ -26,6 +26,7 @@ class Algorithm:
     "replies", "tokens", or "budget" (replies x max_completion_length, Dr.GRPO's constant). scale_rewards: the default
     first, then what else still deserves the name. epsilon, epsilon_high: the clip range, None for one without. constants:
     arguments of the loss beside them. likelihoods: those that its ratios divide by, "logp_old" and "logp_mu".
+    critic: constants of a learned value function, whose advantages by token take the place of the group's; empty for none.
     drops_equal: groups whose rewards are all equal leave the denominator.
     """
 
@@ -38,6 +39,7 @@ class Algorithm:
     source: str
     constants: Mapping[str, float] = field(default_factory=dict)
     likelihoods: tuple[str, ...] = ("logp_old",)
+    critic: Mapping[str, float] = field(default_factory=dict)
     mini_batches: int = 4
     drops_equal: bool = False
 
@@ -45,6 +47,7 @@ class Algorithm:
 ANY_SCALE = ("group", "batch", "none")
 NO_STD = ("none",)
 TAU = {"tau_pos": 1.0, "tau_neg": 1.05}
+GAE = {"gamma": 1.0, "lam": 0.95, "e_value": 0.2, "c_value": 0.5}
 
 ALGORITHMS: dict[str, Algorithm] = {
     "gspo": Algorithm(losses.gspo, "sequence", "replies", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 5"),
@@ -68,6 +71,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "minirl": Algorithm(
         baselines.minirl, "token", "budget", NO_STD, 0.2, 0.27, "arXiv 2512.01374", likelihoods=("logp_old", "logp_mu")
+    ),
+    "ppo": Algorithm(
+        losses.token_sum, "token", "tokens", ("batch", "none"), 0.2, 0.2, "arXiv 1707.06347; GAE: 1506.02438", critic=GAE
     ),
 }  # fmt: skip
 
@@ -94,6 +100,12 @@ def resolve(config: AlgorithmConfig) -> tuple[Algorithm, AlgorithmConfig, list[s
             f"algorithm.correction = {config.correction!r} weighs by pi_old/mu, and with algorithm.old_logprobs = "
             f'{config.old_logprobs!r} pi_old is mu, so every weight would be 1: set old_logprobs = "recompute"'
         )
+    critic = config.critic or ("shared" if row.critic else "none")
+    if bool(row.critic) != (critic != "none"):
+        raise ValueError(
+            f"algorithm.critic = {critic!r}: {config.name} "
+            + ('learns from values and needs a critic: "shared" or "copy"' if row.critic else 'has no use for one: "none"')
+        )
     low, high = (config.epsilon, config.epsilon_high) if config.epsilon is not None else (row.epsilon, row.epsilon_high)
     filled = dataclasses.replace(
         config,
@@ -102,6 +114,7 @@ def resolve(config: AlgorithmConfig) -> tuple[Algorithm, AlgorithmConfig, list[s
         mini_batches=config.mini_batches or row.mini_batches,
         scale_rewards=scale,
         constants=_constants(row, config),
+        critic=critic,
     )
     return row, filled, odd_values(row, filled)
 
@@ -134,15 +147,14 @@ def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
 
 def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
     """The row's constants with the configured changes. Raises ValueError for unknown ones, and for what is no number."""
+    own = {**row.constants, **row.critic}
     for name, value in config.constants.items():
-        if name not in row.constants:
-            known = f"its own are {', '.join(row.constants)}" if row.constants else "it has none"
-            raise ValueError(
-                f"algorithm.constants: {config.name} has no constant {name!r}; {known}{nearest(name, row.constants)}"
-            )
+        if name not in own:
+            known = f"its own are {', '.join(own)}" if own else "it has none"
+            raise ValueError(f"algorithm.constants: {config.name} has no constant {name!r}; {known}{nearest(name, own)}")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise ValueError(f"algorithm.constants: {name} = {value!r}: must be a number above 0")
-    return {**row.constants, **config.constants}
+    return {**own, **config.constants}
 
 
 def odd_values(row: Algorithm, config: AlgorithmConfig) -> list[str]:

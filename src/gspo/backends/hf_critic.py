@@ -1,0 +1,39 @@
+"""A value head for PPO: on the policy's own hidden states, or on a copy of its trunk."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo.backends.hf_model import HFModel
+
+
+class Critic(nn.Module):
+    """V of the state before a token: a linear head, zero at first, on hidden states [N, H].
+
+    trunk: "shared" reads the policy's states, and its gradient trains them; "copy" has a body of its own, which doubles the
+    memory and the time of a pass and leaves the policy alone.
+    """
+
+    def __init__(self, model: HFModel, trunk: str) -> None:
+        super().__init__()
+        self.own: HFModel | None = None
+        if trunk == "copy":
+            self.own = dataclasses.replace(model, model=copy.deepcopy(model.model))
+            self.own.model.get_output_embeddings().requires_grad_(False)  # unused; tied embeddings are then frozen too
+            self.body = self.own.body
+        size = model.config.hidden_size
+        self.head = nn.Linear(size, 1, device=model.device, dtype=torch.float32)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, states: Tensor, before: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """Values [N] float32. states [N, H]: the policy's. before [N]: where they stand in a pass over `inputs`."""
+        if self.own is not None:
+            states = self.own.hidden(**inputs).flatten(0, 1)[before]
+        with torch.autocast(states.device.type, enabled=False):
+            return self.head(states.float())[:, 0]

@@ -1,0 +1,105 @@
+"""PPO's critic, in whole runs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gspo import layout
+from gspo.backends.hf_critic import Critic
+from gspo.backends.hf_policy import HFPolicy
+from gspo.config import AlgorithmConfig, OptimizerConfig
+from gspo.learner import Learner
+from gspo.objective.algorithms import resolve
+from gspo.old_policy import estimate
+from gspo.optimiser import Optimiser
+from gspo.policy_objective import PolicyObjective
+from gspo.types import Reply
+from tests.test_train import lines, numbers, train
+from tests.tiny_run import model
+
+PPO = {"algorithm": {"name": "ppo"}, "eval": {"every": 0}}
+
+
+def replies(n=6):
+    draw = torch.Generator().manual_seed(0)
+    made = []
+    for i in range(n):
+        tokens = torch.randint(2, 12, (4 + i,), generator=draw)
+        logp = torch.zeros(1 + i)
+        made.append(Reply(tokens, torch.arange(4 + i) >= 3, logp, logp, 0.0, reward=float(i % 2)))
+    return made
+
+
+def learner(trunk, lr=1e-2):
+    tiny = model()
+    policy = HFPolicy(tiny, critic=Critic(tiny, trunk))
+    return Learner(policy, Optimiser(policy.parameters(), OptimizerConfig(lr=lr), 100, 0), 1000)
+
+
+@pytest.mark.parametrize("trunk", ["shared", "copy"])
+def test_the_critic_learns_the_returns(trunk):
+    made = learner(trunk)
+    row, config, _ = resolve(AlgorithmConfig(name="ppo", critic=trunk, constants={"e_value": 100.0, "c_value": 1.0}))
+    objective = PolicyObjective(row, config, 9)
+    groups = [[reply] for reply in replies()]
+    losses = []
+    for _ in range(60):
+        (old,) = zip(*estimate(made, groups, objective.critic, "none"))
+        kept = [replace(r, advantage=0 * r.advantage, returns=r.reward + 0 * r.returns) for r in old]
+        metrics, _ = made.update(objective, kept)
+        losses.append(metrics["value/loss"])
+    assert losses[-1] < 0.05 * losses[0]
+    assert metrics["value/explained"] > 0.8
+
+
+def test_a_new_head_says_zero_and_a_copy_leaves_the_policy_alone():
+    made = learner("copy")
+    batch = layout.build(replies())
+    assert not made.policy.forward(batch).values.any()
+    torch.nn.init.normal_(made.policy.critic.head.weight)
+    values = made.policy.forward(batch).values
+    values.sum().backward()
+    assert all(p.grad is None for p in made.policy.model.model.parameters())
+    assert any(p.grad is not None and p.grad.any() for p in made.policy.critic.body.parameters())
+    shared = learner("shared").policy
+    torch.nn.init.normal_(shared.critic.head.weight)
+    shared.forward(batch).values.sum().backward()
+    assert any(p.grad is not None and p.grad.any() for p in shared.model.body.parameters())
+
+
+def test_values_do_not_depend_on_the_layout():
+    tiny = model()
+    critic = Critic(tiny, "copy")
+    torch.nn.init.normal_(critic.head.weight)
+    batch = layout.build(replies(), share=True)
+    a, b = (HFPolicy(tiny, layout=way, critic=critic).forward(batch).values for way in ("padded", "packed"))
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_advantages_are_gae_of_the_old_critic():
+    made = learner("shared")
+    (found,) = zip(*estimate(made, [[reply] for reply in replies()], {"gamma": 1.0, "lam": 0.95}, "none"))
+    for reply in found:  # V = 0: A_t = lam^(tokens left) r
+        want = [reply.reward * 0.95**left for left in reversed(range(len(reply.logp_old)))]
+        assert reply.advantage.tolist() == pytest.approx(want)
+    (white,) = zip(*estimate(made, [[reply] for reply in replies()], {"gamma": 1.0, "lam": 0.95}, "batch"))
+    flat = torch.cat([reply.advantage for reply in white])
+    assert float(flat.mean()) == pytest.approx(0, abs=1e-5) and float(flat.std()) == pytest.approx(1, rel=1e-4)
+
+
+@pytest.mark.parametrize("trunk", ["shared", "copy"])
+def test_ppo_learns_and_resumes_bit_for_bit(tmp_path, trunk):
+    options = PPO | {"algorithm": {"name": "ppo", "critic": trunk}}
+    whole = train(tmp_path / "whole", train={"steps": 12}, **options)
+    found = numbers(whole.folder)
+    assert sum(m["reward"] for m in found[-3:]) > sum(m["reward"] for m in found[:3]) + 0.3
+    train(tmp_path / "part", train={"steps": 5, "save_every": 5}, **options)
+    again = train(tmp_path / "part", train={"steps": 12}, resume=True, **options)
+    assert numbers(again.folder) == found
+
+
+def test_the_sampler_gets_the_weights_and_not_the_critic(tmp_path):
+    run = train(tmp_path / "run", train={"steps": 2}, sampler={"quantize": "int8"}, **PPO)
+    assert [r["version"] for r in lines(run.folder / "rollouts.jsonl")][:: 8 * 4] == [0, 1]
+    assert not any("critic" in name for name in run.model.state_dict())
