@@ -1,6 +1,7 @@
 """Record and replay of the experts, on tiny models of many families."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -32,6 +33,8 @@ FAMILIES = {
     "deepseek_v2": {**_LATENT, **_GROUPS, "topk_method": "group_limited_greedy"},
     "deepseek_v3": {**_LATENT, **_GROUPS, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
     "glm4_moe": {**_GROUPS, "head_dim": 8, "first_k_dense_replace": 0, "routed_scaling_factor": 1.5},
+    "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 8},
+    "jamba": {"num_experts": 8, "num_experts_per_tok": 3, "expert_layer_period": 1, "expert_layer_offset": 0},
 }  # fmt: skip
 GROUPED = ("deepseek_v2", "deepseek_v3", "glm4_moe")
 TOKENS = torch.randint(0, 40, (3, 11), generator=torch.Generator().manual_seed(1))
@@ -92,13 +95,40 @@ def test_the_experts_of_other_weights_are_replayed_exactly(family):
     with moe.record(model) as seen, moe.replay(model, routes) as replay:
         logp = scored(model)
     assert torch.equal(seen.take(), routes)
-    if family not in GROUPED:
-        assert torch.equal(replay.own()[0], own[0])  # the first layer reads the same
+    assert torch.equal(replay.own()[0], own[0])  # the first layer reads the same
     assert not torch.equal(logp, scored(model))
     grads = gradients(model, logp.sum())
     for layer, router in enumerate(moe.routers(model)):
         name = next(name for name, p in model.named_parameters() if p is next(router.parameters()))
         assert grads[name].any(), (layer, name)
+
+
+@pytest.mark.parametrize("family", GROUPED)
+def test_experts_of_groups_that_are_not_todays_are_let_through(family):
+    """With the weights that they have today, although the router would have masked them."""
+    model = tiny(family)
+    router = moe.routers(model)[0]
+    x = torch.randn(20, 32, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        logits, _, own = router(x)
+    first = torch.stack([torch.randperm(4, generator=torch.Generator().manual_seed(i))[:2] for i in range(20)])
+    routes = torch.cat([2 * first, 2 * first[:, :1] + 1], -1)  # 3 experts of 2 of the 4 groups
+    foreign = (routes[:, :, None] // 2 != own[:, None, :] // 2).all(-1)
+    assert foreign.any(1).float().mean() > 0.5
+    with torch.no_grad(), moe.replay(model, torch.stack([routes, routes]).short()):
+        _, weights, chosen = router(x)
+    assert torch.equal(chosen, routes)
+    scores = logits.softmax(-1) if family == "deepseek_v2" else logits.sigmoid()
+    want = scores.gather(1, routes)
+    if model.config.norm_topk_prob and family != "deepseek_v2":
+        want = want / want.sum(1, keepdim=True)
+    assert torch.allclose(weights, want * model.config.routed_scaling_factor, rtol=1e-6)
+
+
+def test_more_groups_than_a_router_chooses_from_are_refused():
+    model, routes = tiny("deepseek_v3"), torch.tensor([0, 2, 4], dtype=torch.int16).expand(2, 33, 3)
+    with pytest.raises(ValueError, match="of 3 groups, but this model's routers choose from 2"), moe.replay(model, routes):
+        scored(model)
 
 
 class Naive(nn.Module):
@@ -148,30 +178,84 @@ def test_gradients_of_the_router_against_a_naive_reference(family, norm, rtol, m
         assert a.any() and torch.allclose(a, b, rtol=10 * rtol, atol=10 * rtol)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def checkpointed(model):
+    model = copy.deepcopy(model).train()
+    model.gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": moe.checkpoint_contexts}
+    )
+    return model
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3"])
 def test_a_checkpointed_layer_replays_what_its_forward_pass_did(family):
     """Two micro-batches with other routes, both forward passes before the first backward pass, outside the contexts."""
     plain = tiny(family)
-    checkpointed = copy.deepcopy(plain).train()
-    checkpointed.gradient_checkpointing_enable(
-        gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": moe.checkpoint_contexts}
-    )
     runs = [recorded(tiny(family, seed=seed)) for seed in (1, 2)]
     found = []
-    for model in (plain, checkpointed):
+    for model in (plain, checkpointed(plain)):
         logps = []
         for routes in runs:
             with moe.replay(model, routes):
                 logps.append(scored(model))
         found.append((torch.stack(logps), gradients(model, sum((i + 1) * logp.sum() for i, logp in enumerate(logps)))))
+    assert not torch.equal(*found[0][0])
     assert torch.equal(found[0][0], found[1][0])
-    for name, grad in found[0][1].items():
-        assert torch.allclose(grad, found[1][1][name], rtol=1e-4, atol=1e-5), name
+    assert all(torch.equal(grad, found[1][1][name]) for name, grad in found[0][1].items())
 
 
-def test_without_a_record_the_router_chooses_itself():
-    model, other = tiny("qwen3_moe"), tiny("qwen3_moe", seed=1)
+def test_a_backward_pass_within_another_replay_replays_its_own():
+    plain = tiny("qwen3_moe")
+    mine, others = (recorded(tiny("qwen3_moe", seed=seed)) for seed in (1, 2))
+    found = []
+    for model in (plain, checkpointed(plain)):
+        with moe.replay(model, mine):
+            logp = scored(model)
+        with moe.replay(model, others):
+            found.append(gradients(model, logp.sum()))
+    assert all(torch.equal(grad, found[1][name]) for name, grad in found[0].items())
+
+
+def test_the_innermost_of_two_replays_counts():
+    model = tiny("qwen3_moe")
+    outer, inner = (recorded(tiny("qwen3_moe", seed=seed)) for seed in (1, 2))
+    with moe.record(model) as seen, moe.replay(model, outer):
+        with moe.replay(model, inner):
+            scored(model)
+            assert torch.equal(seen.take(), inner)
+        scored(model)
+        assert torch.equal(seen.take(), outer)
+
+
+def test_recording_goes_on_while_layers_run_again():
+    plain = tiny("qwen3_moe")
+    model = checkpointed(plain)
+    with moe.record(model) as seen:
+        gradients(model, scored(model).sum())
+        assert torch.equal(seen.take(), recorded(plain))
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_replay_under_autocast(family):
+    """The router's gradient also stays: casts of its weights without gradient must not be kept."""
+    model = tiny(family)
+    found = []
+    for replays in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            routes = recorded(model)
+            with moe.replay(model, routes) if replays else nullcontext():
+                logp = scored(model)
+        found.append((logp, gradients(model, logp.sum())))
+    assert torch.equal(found[0][0], found[1][0])
+    assert all(torch.equal(grad, found[1][1][name]) for name, grad in found[0][1].items())
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"])
+def test_without_a_record_the_router_chooses_itself(family):
+    model, other = tiny(family), tiny(family, seed=1)
     own, routes = recorded(model), recorded(other)
+    with moe.replay(model, torch.full_like(routes, -1)):
+        logp = scored(model)
+    assert torch.equal(logp, scored(model))
     routes[:, ::2] = -1
     with moe.record(model) as seen, moe.replay(model, routes):
         scored(model)
@@ -190,6 +274,32 @@ def test_a_dense_model_has_no_hooks():
         assert seen.take() is None and seen.take_entropy() is None
     with pytest.raises(ValueError, match="dense"):
         moe.replay(dense, torch.zeros(2, 33, 3, dtype=torch.int16))
+
+
+def test_what_cannot_be_replayed_is_known_beforehand():
+    model = tiny("deepseek_v3")
+    moe.check(model, lambda: scored(model))
+    assert all("forward" not in vars(router) and not router._forward_hooks for router in moe.routers(model))
+    dense = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", head_dim=8, **_SHAPE)).eval()
+    with pytest.raises(ValueError, match=r'Qwen3ForCausalLM is dense .*router_replay = "none"'):
+        moe.check(dense, lambda: scored(dense))
+    # Its routers choose by masked maxima.
+    config = AutoConfig.for_model("phimoe", **_SHAPE, num_local_experts=8, pad_token_id=0)
+    masked = AutoModelForCausalLM.from_config(config).eval()
+    assert recorded(masked).shape == (2, 33, 2)
+    with pytest.raises(ValueError, match=r'PhimoeTopKRouter .* without a top-k.*router_replay = "none"'):
+        moe.check(masked, lambda: scored(masked))
+
+
+def test_routers_are_those_of_transformers():
+    """Remote code has classes of the same name that return other things."""
+    model = tiny("qwen3_moe")
+    assert moe.routers(model) == [layer.mlp.gate for layer in model.model.layers]
+    model.lookalike = type("Qwen3MoeTopKRouter", (nn.Linear,), {})(2, 2)
+    assert moe.routers(model) == [layer.mlp.gate for layer in model.model.layers]
+    own = type("OwnRouter", (type(model.model.layers[0].mlp.gate),), {})
+    model.model.layers[0].mlp.gate.__class__ = own
+    assert len(moe.routers(model)) == 2
 
 
 def test_entropy_of_the_routers():

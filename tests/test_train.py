@@ -124,7 +124,7 @@ def test_layout_micro_batches_and_checkpointing_change_no_number(tmp_path):
     ):
         other = numbers(train(tmp_path / f"b{i}", train=changes).folder)
         for m, n in zip(plain[:2], other[:2]):  # later steps may sample another token after a rounding
-            for name in m:
+            for name in set(m) - {"guard/signals"}:
                 assert n[name] == pytest.approx(m[name], rel=2e-3, abs=2e-5, nan_ok=True), name
 
 

@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from gspo import checkpoint, cold_start, trainer
+from gspo import checkpoint, cold_start, moe
 from gspo.backends.hf_critic import Critic
 from gspo.backends.hf_files import Outline, outline, read_outline
-from gspo.backends.hf_model import HFModel, load_model, wrap_model
+from gspo.backends.hf_model import HFModel, load_model, probe, wrap_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
 from gspo.config import Config, ModelConfig
 from gspo.data.rewards import Rewards
 from gspo.data.tasks import PromptStream, load_prompts, load_rows
 from gspo.data.templates import Encoder
+from gspo.guard import Guard
 from gspo.learner import Learner
 from gspo.objective.algorithms import resolve
 from gspo.opening import claimed, digest, open_run
@@ -30,6 +31,7 @@ from gspo.optimiser import Optimiser
 from gspo.policy_objective import PolicyObjective
 from gspo.progress import Progress
 from gspo.rollout import SynchronousSource
+from gspo.run import Run, restore
 from gspo.runlog import RunLog
 from gspo.types import Prompt, Sampling
 
@@ -149,17 +151,18 @@ def sampler_of(config: Config, policy: HFPolicy, exact: HFSampler) -> HFSampler:
     return sampler
 
 
-def check_replay(config: Config, policy: HFPolicy) -> None:
-    """Raises ValueError where there is no routing to replay."""
-    if config.algorithm.router_replay != "none" and not policy.sparse:
-        raise ValueError(
-            f"algorithm.router_replay = {config.algorithm.router_replay!r}: {type(policy.model.model).__name__} is dense "
-            '(no top-k routers), so there is no routing to replay: set algorithm.router_replay = "none"'
-        )
+def check_replay(config: Config, model: HFModel) -> None:
+    """Raises ValueError where there is no routing to replay, or none that can be."""
+    if config.algorithm.router_replay != "none":
+        tokens = probe(model, 5)
+        try:
+            moe.check(model.model, lambda: model.hidden(input_ids=tokens))
+        except ValueError as error:
+            raise ValueError(f"algorithm.router_replay = {config.algorithm.router_replay!r}: {error}") from None
 
 
 @contextmanager
-def training(config: Config, resume: bool = False, given: Given | None = None) -> Iterator[tuple[trainer.Run, HFModel]]:
+def training(config: Config, resume: bool = False, given: Given | None = None) -> Iterator[tuple[Run, HFModel]]:
     """A training run, ready for trainer.train, and its model. A new run folder is made last, when all else has loaded."""
     given = given or Given()
     config, odd = resolved(config)
@@ -185,14 +188,14 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
         )
         evaluator = HFSampler(model, config.sampler.batch_size)
         sampler = sampler_of(config, policy, evaluator)
-        check_replay(config, policy)
+        check_replay(config, model)
         sampling, eval_sampling = samplings(config, model)
         sampling = dataclasses.replace(sampling, routes=policy.sparse)
         stream = PromptStream(prompts, config.task.seed)
         rollout = config.rollout
         with open_run(config, folder, last, f"{algorithm.name} training") as (log, screen, state):
             warn_of(log, odd, heard, model)
-            run = trainer.Run(
+            run = Run(
                 config=config,
                 policy=policy,
                 reference=reference,
@@ -209,9 +212,10 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
                 screen=screen,
                 decode=lambda token: str(model.tokenizer.decode([token])),
                 data=digest([*prompts, *held_out]),
+                guard=Guard(config.guard),
             )
             if state is not None:
-                trainer.restore(run, state)
+                restore(run, state)
             log.event("info", f"{len(prompts)} training prompts, {len(held_out)} held out")
             yield run, model
 

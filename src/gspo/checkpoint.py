@@ -15,6 +15,7 @@ import torch
 
 STATE = "state.pt"
 MODEL = "model"
+GOOD = "good"
 
 
 def save(checkpoints: Path, step: int, write_model: Callable[[str], None], state: dict[str, Any], keep: int) -> Path:
@@ -30,8 +31,23 @@ def save(checkpoints: Path, step: int, write_model: Callable[[str], None], state
 
     write_folder(final, write)
     for old in steps(checkpoints)[:-keep]:
-        remove(old)
+        if old != good(checkpoints):
+            remove(old)
     return final
+
+
+def keep_good(checkpoints: Path, step: int) -> None:
+    """Marks the checkpoint of `step` as the good one, which is not deleted while it is."""
+    part = checkpoints / f".{GOOD}.part"
+    part.write_text(f"step_{step:06d}\n", encoding="utf-8")
+    part.replace(checkpoints / GOOD)
+
+
+def good(checkpoints: Path) -> Path | None:
+    """The checkpoint that was marked good last; None without one."""
+    mark = checkpoints / GOOD
+    folder = checkpoints / mark.read_text(encoding="utf-8").strip() if mark.exists() else None
+    return folder if folder is not None and (folder / STATE).exists() else None
 
 
 def write_folder(final: Path, write: Callable[[Path], None]) -> None:
@@ -71,16 +87,21 @@ def latest(checkpoints: Path) -> Path | None:
 
 def load_state(checkpoint: Path) -> dict[str, Any]:
     """The state beside the model, and puts the random state back. Raises RuntimeError for a damaged file."""
-    try:
-        state = torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise RuntimeError(
-            f"{checkpoint / STATE} cannot be read ({error}): delete {checkpoint} to resume from the checkpoint before it"
-        ) from error
+    state = read_state(checkpoint)
     torch.set_rng_state(state["random"]["cpu"])
     if torch.cuda.device_count() == len(state["random"]["cuda"]) > 0:  # a run may go on on another machine
         torch.cuda.set_rng_state_all(state["random"]["cuda"])
     return state
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The state beside the model. Raises RuntimeError for a damaged file."""
+    try:
+        return torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise RuntimeError(
+            f"{checkpoint / STATE} cannot be read ({error}): delete {checkpoint} to resume from the checkpoint before it"
+        ) from error
 
 
 def same_data(saved: str, now: str) -> None:

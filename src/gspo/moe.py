@@ -140,6 +140,21 @@ class _Answer(TorchFunctionMode):
         return scores.masked_fill(wanted, math.inf)
 
 
+def _replayable(model: nn.Module) -> list[nn.Module]:
+    found = routers(model)
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} is dense (no top-k routers), so there is no routing to replay: set "
+            'algorithm.router_replay = "none"'
+        )
+    return found
+
+
+def _uncached(device: str) -> torch.autocast:
+    """Autocast as it is, but without its cache: older torch would keep the weights cast here, which have no gradient."""
+    return torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), cache_enabled=False)
+
+
 class Replay:
     """Routes to replay, and the routers' forward methods that do it."""
 
@@ -168,7 +183,8 @@ class Replay:
         """Replays within. May be entered again, as the backward pass of checkpointed layers does."""
         before = [vars(router).get("forward") for router in self.routers]
         for layer, router in enumerate(self.routers):
-            router.forward = self._forward(layer, router, router.forward)
+            plain = getattr(router.forward, "plain", router.forward)  # not what another replay put there
+            router.forward = self._forward(layer, router, plain)
         _active.append(self)
         try:
             yield self
@@ -182,7 +198,7 @@ class Replay:
 
     def _forward(self, layer: int, router: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def replayed(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-            with torch.no_grad(), _Count() as count:
+            with torch.no_grad(), _uncached(hidden.device.type), _Count() as count:
                 logits, _, own, *_ = forward(hidden, *args, **kwargs)
             if not count.calls:
                 raise ValueError(
@@ -196,6 +212,7 @@ class Replay:
             with _Answer(torch.where(routes < 0, own, routes), count.calls, experts):
                 return forward(hidden, *args, **kwargs)
 
+        replayed.plain = forward  # type: ignore[attr-defined]
         return replayed
 
     def _check(self, experts: int, tokens: int, k: int) -> None:
@@ -216,16 +233,6 @@ class Replay:
 _active: list[Replay] = []  # innermost last; no context variable: backward passes have threads of their own
 
 
-def _replayable(model: nn.Module) -> list[nn.Module]:
-    found = routers(model)
-    if not found:
-        raise ValueError(
-            f"{type(model).__name__} is dense (no top-k routers), so there is no routing to replay: set "
-            'algorithm.router_replay = "none"'
-        )
-    return found
-
-
 def check(model: nn.Module, read: Callable[[], Any]) -> None:
     """Raises ValueError where this model's routing cannot be replayed. `read` runs the model on any few tokens."""
     _replayable(model)
@@ -240,9 +247,10 @@ def check(model: nn.Module, read: Callable[[], Any]) -> None:
 def replay(model: nn.Module, routes: Tensor) -> AbstractContextManager[Replay]:
     """Forward passes within choose the experts of `routes` [layers, tokens, k]; where it is -1, the router's own.
 
-    A token has all its experts in `routes` or none. With gradient checkpointing, only one with `checkpoint_contexts`
-    replays in a backward pass that runs after the context has ended. Raises ValueError for a dense model, and for routes
-    of another depth, k, count of experts or tokens (the last three in the forward pass).
+    A token has all its experts in `routes` or none. Of contexts within one another the innermost counts. With gradient
+    checkpointing, only one with `checkpoint_contexts` replays in a backward pass that runs after the context has ended.
+    Raises ValueError for a dense model, and for routes of another depth, k, count of experts or tokens (the last three in
+    the forward pass).
     """
     return Replay(model, routes).on()
 

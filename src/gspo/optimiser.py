@@ -23,7 +23,7 @@ def lr_at(update: int, total: int, config: OptimizerConfig) -> float:
 
 class Optimiser:
     """One optimiser step a call. `max_bad` updates in a row with a non-finite loss or gradient are skipped and counted;
-    one more raises RuntimeError.
+    one more raises RuntimeError. scale: factor of the scheduled learning rate.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], config: OptimizerConfig, total_updates: int, max_bad: int):
@@ -32,6 +32,7 @@ class Optimiser:
         self.total = total_updates
         self.max_bad = max_bad
         self.updates = 0
+        self.scale = 1.0
         self.bad_in_a_row = 0
         self.adamw = torch.optim.AdamW(
             self.parameters,
@@ -44,7 +45,7 @@ class Optimiser:
 
     def step(self, loss: float) -> dict[str, float]:
         """Clips and applies the accumulated gradients, then clears them. `loss` is only looked at for being finite."""
-        lr = lr_at(self.updates, self.total, self.config)
+        lr = self.scale * lr_at(self.updates, self.total, self.config)
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
         good = math.isfinite(loss) and math.isfinite(norm)
         if good:

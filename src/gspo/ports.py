@@ -73,6 +73,10 @@ class Policy(Protocol):
         """Continue from `state_dict()`."""
         ...
 
+    def load(self, folder: str) -> None:
+        """Take over the weights that `save` wrote."""
+        ...
+
     def save(self, folder: str) -> None:
         """Write the model (safetensors) and its tokenizer in Hugging Face format."""
         ...

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from gspo.config import RolloutConfig
+from gspo.guard import repetition
 from gspo.objective.advantages import group_advantages
 from gspo.objective.algorithms import Algorithm
 from gspo.ports import Sampler
@@ -175,6 +176,7 @@ def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     metrics = {
         "reward": sum(scored) / len(scored) if scored else float("nan"),
         "completions/mean_length": sum(lengths) / max(1, len(lengths)),
+        "completions/repetition": sum(repetition(r.tokens[r.sampled].tolist()) for r in rollouts) / max(1, len(rollouts)),
         "completions/clipped_ratio": sum(r.stop == "length" for r in rollouts) / max(1, len(rollouts)),
         "tokens": sum(lengths),
     }

@@ -119,6 +119,11 @@ class HFModel:
         pad = self.tokenizer.pad_token_id
         return self.stop_ids[0] if pad is None else pad
 
+    def load(self, folder: str | Path) -> None:
+        """Take over the weights of a model that `save` wrote."""
+        saved = type(self.model).from_pretrained(folder, dtype=self.model.dtype)
+        self.model.load_state_dict(saved.state_dict())
+
     def save(self, folder: str | Path) -> None:
         """Write weights (safetensors), configuration and tokenizer, as `from_pretrained` reads them."""
         self.model.save_pretrained(folder)

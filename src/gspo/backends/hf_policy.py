@@ -73,6 +73,10 @@ class HFPolicy:
         if self.critic is not None:
             self.critic.load_state_dict(state)
 
+    def load(self, folder: str) -> None:
+        """Take over the weights that `save` wrote."""
+        self.model.load(folder)
+
     def save(self, folder: str) -> None:
         """Write model (safetensors) and tokenizer in Hugging Face format."""
         self.model.save(folder)

@@ -114,7 +114,7 @@ def resolve(config: AlgorithmConfig) -> tuple[Algorithm, AlgorithmConfig, list[s
         mini_batches=config.mini_batches or row.mini_batches,
         scale_rewards=scale,
         constants=_constants(row, config),
-        critic=critic,
+        critic=critic if row.critic else config.critic,
     )
     return row, filled, odd_values(row, filled)
 

@@ -1,0 +1,186 @@
+"""The collapse guard: judges the metrics of each step, warns early, and says when a run has collapsed.
+
+A signal is a row of SIGNALS. Published thresholds are used as they are (sources in docs/stability.md); what has no published
+scale is judged against its own recent median.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from gspo.config import GuardConfig
+
+RECENT = 20  # steps of a recent median
+ENOUGH = 8  # steps before one is judged against it
+AGAIN = 20  # steps before a signal is told of again
+QUIET, WARNING, ALARM = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One thing to watch.
+
+    metric: its name. judged: "above" or "below" a threshold, or its "rise" or "fall" as a factor of its recent median.
+    warn, alarm: thresholds (None: never). least: values below it are not judged. means: what it usually tells.
+    """
+
+    metric: str
+    judged: str
+    warn: float
+    alarm: float | None
+    means: str
+    least: float = 0.0
+
+    def level(self, value: float, median: float | None) -> int:
+        """QUIET, WARNING or ALARM. median: the recent one, None while there are too few steps."""
+        if self.judged in ("rise", "fall"):
+            if median is None or median <= 0 or max(value, median) < self.least:
+                return QUIET
+            value = value / median
+        above = self.judged in ("above", "rise")
+        past = [t is not None and (value > t if above else value < t) for t in (self.warn, self.alarm)]
+        return ALARM if past[1] else WARNING if past[0] else QUIET
+
+
+SAMPLER = "sampler and trainer disagree: higher precision, old_logprobs = recompute, router_replay or correction may help"
+SIGNALS: tuple[Signal, ...] = (
+    Signal("mismatch/kl", "above", 1e-2, 0.3, SAMPLER),
+    Signal("mismatch/prob_mean", "above", 0.05, 0.15, SAMPLER),
+    Signal("mismatch/beyond_2x", "above", 0.02, 0.2, SAMPLER),
+    Signal("mismatch/ess", "below", 0.3, None, SAMPLER),
+    Signal("kl", "rise", 10.0, None, "the updates of one batch go far: lower optimizer.lr, or use fewer epochs", least=1e-3),
+    Signal("ratio/std", "rise", 5.0, None, "the updates of one batch go far: lower optimizer.lr, or use fewer epochs"),
+    Signal("grad_norm", "rise", 6.0, None, "a spike: often the first sign of a run that breaks"),
+    Signal("entropy", "fall", 0.3, None, "the policy stops exploring: lower optimizer.lr, or add beta", least=1e-2),
+    Signal("entropy", "rise", 3.0, 10.0, "the policy falls apart: lower optimizer.lr", least=0.2),
+    Signal("completions/clipped_ratio", "above", 0.15, None, "cut-off replies go with instability: raise the length limit"),
+    Signal("completions/repetition", "rise", 2.0, None, "replies begin to repeat themselves", least=0.3),
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the guard says of a step. warnings: sentences to show. collapsed: the alarm held for `patience` steps. good: a
+    state worth returning to: no alarm, and the reward has not fallen
+    (after a rewind: as far as a whole window shows). metrics: for the log.
+    """
+
+    warnings: list[str] = field(default_factory=list)
+    collapsed: str = ""
+    good: bool = True
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class Guard:
+    """Judges a run step by step. rewinds: how often the run went back to a good checkpoint."""
+
+    def __init__(self, config: GuardConfig):
+        self.config = config
+        self.rewinds = 0
+        self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
+        self._rewards: deque[float] = deque(maxlen=config.window)
+        self._best = float("-inf")
+        self._alarms = 0
+        self._told: dict[str, int] = {}
+
+    def see(self, metrics: Mapping[str, Any]) -> Verdict:
+        """Judges the metrics of one step. A metric that is missing or not a number is not judged."""
+        if self.config.action == "off":
+            return Verdict()
+        found = self._signals(metrics)
+        reward = self._reward(metrics.get("reward"))
+        if reward is not None:
+            found.append(reward)
+        level = max((level for _, level, _ in found), default=QUIET)
+        self._alarms = self._alarms + 1 if level == ALARM else 0
+        step = int(metrics.get("step", 0))
+        warnings = [text for name, _, text in found if self._is_news(name, step)]
+        collapsed = "; ".join(text for _, level, text in found if level == ALARM)
+        return Verdict(
+            warnings=[f"step {step}: {text}" for text in warnings],
+            collapsed=collapsed if self._alarms >= self.config.patience else "",
+            good=level < ALARM and reward is None and (len(self._rewards) == self.config.window or not self.rewinds),
+            metrics={"guard/level": level, "guard/signals": [name for name, _, _ in found]},
+        )
+
+    def _signals(self, metrics: Mapping[str, Any]) -> list[tuple[str, int, str]]:
+        """Name, level and sentence of each signal that is not quiet."""
+        found = []
+        for signal in SIGNALS:
+            value, recent = metrics.get(signal.metric), self._recent[signal.metric]
+            if not _is_number(value):
+                continue
+            median = statistics.median(recent) if len(recent) >= ENOUGH else None
+            level = signal.level(value, median)
+            if level != QUIET:
+                against = f"{value:.3g} ({signal.judged} {signal.warn:g})"
+                if signal.judged in ("rise", "fall"):
+                    against = f"{value:.3g}, {value / (median or 1):.2g} times its recent median"
+                found.append((f"{signal.metric} {signal.judged}", level, f"{signal.metric} is {against}: {signal.means}"))
+        for name in {signal.metric for signal in SIGNALS}:
+            if _is_number(metrics.get(name)):
+                self._recent[name].append(metrics[name])
+        return found
+
+    def _reward(self, value: Any) -> tuple[str, int, str] | None:
+        """The reward against its running best, both averaged over `window` steps."""
+        if not _is_number(value):
+            return None
+        self._rewards.append(value)
+        if len(self._rewards) < self.config.window:
+            return None
+        mean = sum(self._rewards) / len(self._rewards)
+        self._best = max(self._best, mean)
+        share = mean / self._best if self._best > 0 else 1.0
+        border = (1 + self.config.collapse) / 2
+        if share >= border:
+            return None
+        level = ALARM if share < self.config.collapse else WARNING
+        text = f"the reward, {mean:.3g} over {len(self._rewards)} steps, is {share:.0%} of its best ({self._best:.3g})"
+        return "reward fall", level, text + ": lower optimizer.lr, or go back to an earlier checkpoint"
+
+    def _is_news(self, name: str, step: int) -> bool:
+        if name in self._told and step - self._told[name] < AGAIN:
+            return False
+        self._told[name] = step
+        return True
+
+    def rewound(self) -> None:
+        """The run went back to a good checkpoint: what was seen since then no longer counts, the best reward does."""
+        self.rewinds += 1
+        self._recent.clear()
+        self._rewards.clear()
+        self._alarms = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next verdict depends on, in plain types."""
+        return {
+            "recent": {name: list(values) for name, values in self._recent.items()},
+            "rewards": list(self._rewards),
+            "best": self._best,
+            "alarms": self._alarms,
+            "told": dict(self._told),
+            "rewinds": self.rewinds,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        for name, values in state["recent"].items():
+            self._recent[name].extend(values)
+        self._rewards.extend(state["rewards"])
+        self._best, self._alarms = state["best"], state["alarms"]
+        self._told, self.rewinds = dict(state["told"]), state["rewinds"]
+
+
+def repetition(tokens: Sequence[int], n: int = 4) -> float:
+    """Share of the n-grams of a reply that stood in it before; 0 for one of fewer than n tokens."""
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and value == value and abs(value) != float("inf")

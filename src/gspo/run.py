@@ -1,0 +1,111 @@
+"""Everything that a training run is made of, its checkpoint, and the way back to a good one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gspo import checkpoint
+from gspo.config import Config
+from gspo.guard import Guard
+from gspo.learner import Learner
+from gspo.policy_objective import PolicyObjective
+from gspo.ports import Policy, Sampler
+from gspo.progress import Progress
+from gspo.rollout import PromptSource, Scorer, SynchronousSource
+from gspo.runlog import RunLog
+from gspo.types import Prompt, Sampling
+
+Metrics = dict[str, Any]
+
+
+@dataclass
+class Run:
+    """Everything that a training run is made of (build.py makes it). evaluator: samples held-out replies, with the policy's
+    own weights. data: a fingerprint of the prompts. step: steps done. good: the guard
+    found nothing wrong with the last one.
+    """
+
+    config: Config
+    policy: Policy
+    reference: Policy | None
+    sampler: Sampler
+    evaluator: Sampler
+    scorer: Scorer
+    prompts: PromptSource
+    held_out: Sequence[Prompt]
+    source: SynchronousSource
+    eval_sampling: Sampling
+    learner: Learner
+    objective: PolicyObjective
+    log: RunLog
+    screen: Progress
+    decode: Callable[[int], str]
+    data: str
+    guard: Guard
+    step: int = 0
+    tokens: int = 0
+    good: bool = True
+
+
+def save(run: Run) -> None:
+    """A checkpoint of everything that the next step depends on."""
+    run.screen.phase("saving", 0, 1)
+    state = {
+        "optimiser": run.learner.optimiser.state_dict(),
+        "position": run.prompts.position,
+        "data": run.data,
+        "version": run.sampler.version,
+        "tokens": run.tokens,
+        "waiting": run.source.state_dict(),
+        "objective": run.objective.state_dict(),
+        "policy": run.policy.state_dict(),
+        "guard": run.guard.state_dict(),
+        "lr_scale": run.learner.optimiser.scale,
+        "good": run.good,
+        "log": run.log.position(),
+    }
+    folder = run.log.folder
+    checkpoint.save(folder.checkpoints, run.step, run.policy.save, state, run.config.train.keep_checkpoints)
+    if run.good and run.config.guard.action == "rewind":
+        checkpoint.keep_good(folder.checkpoints, run.step)
+
+
+def restore(run: Run, state: dict[str, Any]) -> None:
+    """Continue from a checkpoint whose model the policy already holds."""
+    checkpoint.same_data(state["data"], run.data)
+    run.step = state["step"]
+    run.tokens = state["tokens"]
+    run.prompts.position = state["position"]
+    run.source.load_state_dict(state["waiting"])
+    run.objective.load_state_dict(state["objective"])
+    run.policy.load_state_dict(state["policy"])
+    run.sampler.load(run.policy, state["version"])
+    run.learner.optimiser.load_state_dict(state["optimiser"])
+    run.learner.optimiser.scale = state["lr_scale"]
+    run.guard.load_state_dict(state["guard"])
+    run.good = state["good"]
+
+
+def rewind(run: Run) -> bool:
+    """Takes weights, optimiser and clip range of the last good checkpoint, and lowers the learning rate. False without one.
+
+    Prompts, steps, versions and the log go on: a pass repeats no prompt, and no seed comes twice.
+    """
+    folder = checkpoint.good(run.log.folder.checkpoints)
+    if folder is None:
+        return False
+    state = checkpoint.read_state(folder)
+    run.policy.load(str(folder / checkpoint.MODEL))
+    run.policy.load_state_dict(state["policy"])
+    run.objective.load_state_dict(state["objective"])
+    updates, scale = run.learner.optimiser.updates, run.learner.optimiser.scale
+    run.learner.optimiser.load_state_dict(state["optimiser"])
+    run.learner.optimiser.updates = updates
+    run.learner.optimiser.scale = scale * run.config.guard.lr_factor
+    run.source.waiting.clear()  # sampled by weights that are gone
+    run.sampler.load(run.policy, run.sampler.version + 1)
+    run.guard.rewound()
+    run.good = True
+    return True

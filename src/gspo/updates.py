@@ -1,0 +1,121 @@
+"""The updates of one rollout batch, and what they tell: clip, noise floor, staleness."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from gspo.objective.mismatch import mismatch, std
+from gspo.objective.replies import Replies
+from gspo.old_policy import Groups, disagreement, estimate, needs_pass, noise_ratio, probe, recall
+from gspo.ports import Policy
+from gspo.rollout import Learnable, reply_of, split
+from gspo.run import Metrics, Run
+from gspo.types import Stats
+
+
+def learn(run: Run, batch: Learnable) -> Metrics:
+    """The updates of one rollout batch; their metrics averaged."""
+    algorithm, metrics = run.config.algorithm, {}
+    groups = batch.groups
+    if not groups:
+        run.log.warn(f"step {run.step} had no group to train on: too few rewards were left, or all of a group were equal")
+        return nothing_learned(run)
+    seen = None
+    if needs_pass(algorithm):
+        groups, seen = recall(run.learner, groups, algorithm)
+    known = [reply for group in batch.groups for reply in group]
+    if run.source.delay:  # these rollouts are stale: numerics show on those of the present weights
+        known = [reply_of(rollout, 0.0) for group in run.source.newest for rollout in group.rollouts]
+        known, seen = probe(run.learner, known)
+    if seen is not None:
+        metrics = disagreement(known, seen)
+    if run.objective.critic:
+        groups = estimate(run.learner, groups, run.objective.critic, algorithm.scale_rewards or "batch")
+    if run.reference is not None:
+        groups = refer(run, groups, run.reference)
+    parts = split(groups, algorithm.mini_batches or 1)
+    updates: list[Metrics] = []
+    noise = numerics = 0.0
+    for _ in range(algorithm.epochs):
+        for part in parts:
+            run.screen.phase("updating", len(updates), len(parts) * algorithm.epochs)
+            update, stats = run.learner.update(run.objective, part)
+            run.objective.watch(stats)
+            if not updates:
+                metrics = metrics or first_look(stats)
+                if run.source.delay and algorithm.old_logprobs == "sampler":
+                    assert seen is not None
+                    ratio = noise_ratio(known, seen, run.objective.row.level)
+                    noise, numerics = std(ratio), run.objective.numerics(ratio, stats["advantage"])
+                else:  # no update yet: the ratio is nothing but noise
+                    noise, numerics = std(stats["ratio"]), update["clip_ratio/tokens"]
+                floor(run, noise)
+            updates.append(update)
+    for name in updates[0]:
+        metrics[name] = mean([update[name] for update in updates])
+    metrics["clip_ratio/numerics"] = numerics
+    metrics["clip_ratio/staleness"] = max(0.0, metrics["clip_ratio/tokens"] - numerics)
+    metrics["lr"] = updates[-1]["lr"]
+    metrics["updates/skipped"] = sum(update["updates/skipped"] for update in updates)
+    return metrics | {"updates": len(updates)} | move_clip(run, noise)
+
+
+def move_clip(run: Run, noise: float) -> Metrics:
+    """The clip range of this step; a range that sets itself then moves."""
+    if run.objective.clip is None:
+        return {}
+    found = dict(zip(("clip/epsilon", "clip/epsilon_high"), run.objective.clip))
+    if run.objective.settle(noise):
+        low, high = run.objective.clip
+        run.log.warn(
+            f"the clip range stands at the noise floor, {low:.1e}/{high:.1e}: fewer than algorithm.clip_target = "
+            f"{run.config.algorithm.clip_target:g} of the tokens move more than rounding does. More updates a batch "
+            "(mini_batches, epochs), a higher optimizer.lr or higher precision would lift it"
+        )
+    return found
+
+
+def mean(values: list[Any]) -> Any:
+    """The mean of numbers, or of lists of numbers, one by one."""
+    if isinstance(values[0], list):
+        return [mean(list(each)) for each in zip(*values)]
+    there = [value for value in values if value == value]  # a share of no tokens is nan
+    return sum(there) / len(there) if there else float("nan")
+
+
+def refer(run: Run, groups: Groups, reference: Policy) -> Groups:
+    """The same replies with their log-probabilities under the reference."""
+    seen = iter(run.learner.read(reference, [reply for group in groups for reply in group]))
+    return [[dataclasses.replace(reply, logp_ref=next(seen).logp) for reply in group] for group in groups]
+
+
+def first_look(stats: Stats) -> Metrics:
+    """The mismatch of sampler and trainer, from an update whose replies the same weights sampled."""
+    found: Metrics = mismatch(stats["logp"], stats["logp_mu"], Replies.of(stats["length"]))
+    differ = stats.get("overruled", stats.get("changed"))  # replaying the sampler's experts, the routers' own show it
+    if differ is not None:
+        found["moe/sampler_agreement"] = 1 - float(differ.mean())
+    return found
+
+
+def floor(run: Run, noise: float) -> None:
+    """A warning where the ratio's own noise reaches the clip range."""
+    reach = min(run.objective.clip or (float("inf"),))
+    if noise >= reach and run.objective.row.level == "sequence" and run.objective.auto is None:
+        remedy = "" if run.config.algorithm.old_logprobs == "recompute" else 'set algorithm.old_logprobs = "recompute", '
+        run.log.warn(
+            f"the noise floor of the ratio ({noise:.1e}) reaches the clip range ({reach:.1e}): rounding decides what is "
+            f"clipped. Widen algorithm.epsilon and epsilon_high, {remedy}or use higher precision"
+        )
+
+
+def nothing_learned(run: Run) -> Metrics:
+    """The metrics of a step without updates: every name is there, without a value."""
+    names = (
+        "loss clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean clip_ratio/tokens clip_ratio/replies "
+        "clip_ratio/positive clip_ratio/negative clip_ratio/numerics clip_ratio/staleness ratio/mean ratio/std "
+        "ratio/noise_floor mismatch/kl mismatch/prob_mean mismatch/prob_max mismatch/beyond_2x mismatch/weight_mean "
+        "mismatch/weight_std mismatch/ess entropy kl grad_norm lr"
+    )
+    return dict.fromkeys(names.split()) | {"updates": 0, "updates/skipped": 0.0}

@@ -1,0 +1,184 @@
+"""The collapse guard: its judgements, and what a run does about them."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+import gspo
+from gspo import checkpoint
+from gspo.config import GuardConfig
+from gspo.guard import ALARM, QUIET, WARNING, Guard, Signal, repetition
+from tests.test_train import lines, numbers
+from tests.tiny_run import ROWS, likes_a, model, settings
+
+QUIET_STEP = {
+    "reward": 0.5, "mismatch/kl": 1e-4, "mismatch/prob_mean": 1e-3, "mismatch/ess": 0.99, "entropy": 1.0, "grad_norm": 1.0,
+    "ratio/std": 1e-3, "kl": 1e-4, "completions/clipped_ratio": 0.02, "completions/repetition": 0.1,
+}  # fmt: skip
+
+
+def steps(guard, count, begin=1, **changes):
+    return [guard.see(QUIET_STEP | {"step": begin + i} | changes) for i in range(count)]
+
+
+def test_a_quiet_run_is_quiet():
+    for verdict in steps(Guard(GuardConfig()), 40):
+        assert verdict.metrics == {"guard/level": QUIET, "guard/signals": []}
+        assert verdict.good and not verdict.warnings and not verdict.collapsed
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "level"),
+    [
+        ("mismatch/kl", 0.02, WARNING), ("mismatch/kl", 0.5, ALARM), ("mismatch/ess", 0.2, WARNING),
+        ("mismatch/prob_mean", 0.06, WARNING), ("entropy", 0.2, WARNING), ("entropy", 4.0, WARNING),
+        ("entropy", 11.0, ALARM), ("mismatch/beyond_2x", 0.3, ALARM),
+        ("grad_norm", 7.0, WARNING), ("ratio/std", 6e-3, WARNING), ("completions/clipped_ratio", 0.2, WARNING),
+        ("completions/repetition", 0.5, WARNING), ("completions/repetition", 0.25, QUIET), ("reward", 0.0, QUIET),
+    ],
+)  # fmt: skip
+def test_each_signal(metric, value, level):
+    guard = Guard(GuardConfig())
+    steps(guard, 20)
+    (verdict,) = steps(guard, 1, 21, **{metric: value})
+    assert verdict.metrics["guard/level"] == level and verdict.good == (level < ALARM)
+    if level:
+        (text,) = verdict.warnings
+        assert text.startswith(f"step 21: {metric} is {value:.3g}")
+
+
+def test_what_is_judged_by_its_median_needs_one():
+    guard = Guard(GuardConfig())
+    assert [v.metrics["guard/level"] for v in steps(guard, 3)] == [0, 0, 0]
+    assert steps(guard, 1, 4, grad_norm=1e6)[0].metrics["guard/level"] == QUIET
+
+
+def test_reward_against_its_best():
+    guard = Guard(GuardConfig(window=4, patience=3, collapse=0.5))
+    steps(guard, 10)
+    fallen = steps(guard, 10, 11, reward=0.2)  # means over 4 steps: 0.425, 0.35, 0.275, 0.2, ...
+    assert [v.metrics["guard/level"] for v in fallen][:5] == [QUIET, WARNING, WARNING, ALARM, ALARM]
+    assert [bool(v.collapsed) for v in fallen][:7] == [False] * 5 + [True] * 2
+    assert "40% of its best (0.5)" in fallen[6].collapsed
+
+
+def test_missing_metrics_and_steps_without_updates_are_not_judged():
+    guard = Guard(GuardConfig())
+    for step in range(30):
+        verdict = guard.see({"step": step, "reward": float("nan"), "entropy": None})
+        assert verdict.metrics["guard/level"] == QUIET
+
+
+def test_a_signal_is_told_once_in_a_while():
+    guard = Guard(GuardConfig())
+    told = [step for step, verdict in enumerate(steps(guard, 50, **{"mismatch/kl": 0.05})) if verdict.warnings]
+    assert told == [0, 20, 40]
+
+
+def test_off_sees_nothing():
+    verdict = Guard(GuardConfig(action="off")).see({"mismatch/kl": 10.0})
+    assert verdict.good and not verdict.metrics and not verdict.warnings
+
+
+@given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=5, max_size=40), st.integers(1, 30))
+def test_a_resumed_guard_says_the_same(rewards, cut):
+    one, other = Guard(GuardConfig(window=3)), Guard(GuardConfig(window=3))
+    for step, reward in enumerate(rewards):
+        if step == cut:
+            other = Guard(GuardConfig(window=3))
+            other.load_state_dict(one.state_dict())
+        metrics = QUIET_STEP | {"step": step, "reward": reward}
+        assert one.see(metrics) == other.see(metrics)
+
+
+def test_levels_by_hand():
+    rise = Signal("x", "rise", 2.0, 5.0, "", least=1.0)
+    assert [rise.level(v, 1.0) for v in (1.9, 2.1, 5.1)] == [QUIET, WARNING, ALARM]
+    assert rise.level(0.9, 0.1) == QUIET and rise.level(9.0, None) == QUIET
+    below = Signal("x", "below", 0.3, 0.1, "")
+    assert [below.level(v, None) for v in (0.4, 0.2, 0.05)] == [QUIET, WARNING, ALARM]
+
+
+def test_repetition_by_hand():
+    assert repetition([1, 2, 3]) == 0
+    assert repetition([1, 2, 3, 4, 5]) == 0
+    assert repetition([7] * 8) == pytest.approx(4 / 5)
+    assert repetition([1, 2, 3, 4, 1, 2, 3, 4]) == pytest.approx(1 / 5)
+
+
+class Turns:
+    """Likes the letter a for `steps` steps of 32 replies, then nothing that holds one: the reward breaks down."""
+
+    def __init__(self, steps, seen=0):
+        self.good, self.seen = 32 * steps, seen
+
+    def __call__(self, prompts, completions, **columns):
+        self.seen += len(completions)
+        return [r if self.seen <= self.good else 0.2 * (1 - r) for r in likes_a(prompts, completions)]
+
+
+GUARD = {"patience": 2, "window": 4, "collapse": 0.6}
+
+
+def run(folder, guard, steps=40, good=14, resume=False, seen=0, save_every=4):
+    tiny = model()
+    options = settings(folder, eval={"every": 0}, train={"steps": steps, "save_every": save_every, "keep_checkpoints": 50}, guard=GUARD | guard)
+    return gspo.train(tiny.model, ROWS, Turns(good, seen), tokenizer=tiny.tokenizer, config=options, resume=resume)
+
+
+def told(made):
+    return [event["text"] for event in lines(made.folder / "events.jsonl")]
+
+
+def test_a_warning_changes_nothing(tmp_path):
+    found = numbers(run(tmp_path / "warned", {}).folder)
+    plain = numbers(run(tmp_path / "off", {"action": "off"}).folder)
+    assert len(found) == 40 and max(m["guard/level"] for m in found) == ALARM
+    assert [{k: v for k, v in m.items() if not k.startswith("guard/")} for m in found] == plain
+
+
+def test_stop_ends_the_run_with_a_checkpoint(tmp_path):
+    made = run(tmp_path / "run", {"action": "stop"})
+    found = numbers(made.folder)
+    assert not made.finished and 14 < len(found) < 40
+    assert checkpoint.latest(made.folder / "checkpoints").name == f"step_{len(found):06d}"
+    assert any("stopped, since the run collapsed (the reward" in text for text in told(made))
+
+
+def test_rewind_takes_the_good_weights_and_a_lower_rate_twice_then_stops(tmp_path):
+    made = run(tmp_path / "run", {"action": "rewind", "lr_factor": 0.1, "max_rewinds": 2})
+    found = numbers(made.folder)
+    rates = [m["lr"] for m in found]
+    falls = [i for i in range(1, len(rates)) if rates[i] < 0.2 * rates[i - 1]]
+    assert len(falls) == 2 and rates[-1] == pytest.approx(0.01 * rates[0])
+    assert not made.finished and any("No good checkpoint or rewind is left" in text for text in told(made))
+    assert checkpoint.good(made.folder / "checkpoints") is not None  # kept, whatever came after
+    rollouts = lines(made.folder / "rollouts.jsonl")
+    kept = made.folder / "checkpoints"
+    before, after = (load_file(kept / f"step_{i:06d}" / "model" / "model.safetensors") for i in (12, falls[0]))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert [m["step"] for m in found] == list(range(1, len(found) + 1))
+    assert [r["version"] for r in rollouts] == sorted(r["version"] for r in rollouts)
+
+
+def test_a_rewound_run_goes_on_through_the_prompts_and_resumes_bit_for_bit(tmp_path):
+    guard = {"action": "rewind", "lr_factor": 0.1, "max_rewinds": 9}
+    whole = run(tmp_path / "whole", guard, steps=28)
+    rates = [m["lr"] for m in numbers(whole.folder)]
+    cut = next(i for i in range(1, len(rates)) if rates[i] < 0.2 * rates[i - 1])
+    run(tmp_path / "part", guard, steps=cut + 1)
+    again = run(tmp_path / "part", guard, steps=28, resume=True, seen=32 * (cut + 1))
+    assert numbers(again.folder) == numbers(whole.folder)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value)
+    plain = run(tmp_path / "plain", {}, steps=28)
+    ids = [[r["prompt_id"] for r in lines(each.folder / "rollouts.jsonl")] for each in (whole, plain)]
+    assert ids[0] == ids[1]  # a pass repeats no prompt
+
+
+def test_without_a_good_checkpoint_a_rewind_stops(tmp_path):
+    made = run(tmp_path / "run", {"action": "rewind"}, save_every=100)
+    assert not made.finished and len(numbers(made.folder)) < 40
+    assert any("No good checkpoint or rewind is left" in text for text in told(made))
