@@ -88,16 +88,19 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
     baseline = raw.get("baseline", next(iter(variants)))
     if baseline not in variants:
         raise ValueError(f"{path}: baseline = {baseline!r}: is no variant{nearest(str(baseline), variants)}")
-    base = _base(path, raw.get("base"))
+    base, everywhere = _base(path, raw.get("base")), _nested(overrides or {})
     cells = []
     for setting, changes in settings.items():
         changes = dict(changes)
         only = _only(f"{path}: settings.{setting}.only", changes.pop("only", list(variants)), variants)
+        special = changes.pop("variants", {})
+        _only(f"{path}: settings.{setting}.variants", list(special), variants)
         here = _seeds(f"{path}: settings.{setting}.seeds", changes.pop("seeds", seeds))
         for variant in only:
-            for seed in here:
-                terms = [(setting, changes), (variant, variants[variant]), ("", _nested(overrides or {}))]
-                cells.append(_cell(path, Path(folder), base, terms, seed))
+            own = dict(variants[variant])
+            mine = _seeds(f"{path}: variants.{variant}.seeds", own.pop("seeds", here))
+            terms = [(setting, changes), (variant, own), ("", special.get(variant, {})), ("", everywhere)]
+            cells += [_cell(path, Path(folder), base, terms, seed) for seed in here if seed in mine]
     names = [cell.name for cell in cells]
     for name in names:
         if names.count(name) > 1:
@@ -158,8 +161,8 @@ def _tables(path: Path, raw: dict[str, Any], key: str, default: Any = None) -> d
 
 
 def _cell(path: Path, folder: Path, base: Tables, terms: list[tuple[str, Tables]], seed: int) -> Cell:
-    """The cell of a setting and a variant; `terms` are their names and changes, and changes for all cells last."""
-    (setting, _), (variant, _), _ = terms
+    """The cell of a setting and a variant: `terms` are their names and changes, then those of the pair and of all cells."""
+    setting, variant = terms[0][0], terms[1][0]
     made = Cell(setting or "runs", variant, seed, Config())
     config: Any = base
     try:
