@@ -124,7 +124,12 @@ GUARD = {"patience": 2, "window": 4, "collapse": 0.6}
 
 def run(folder, guard, steps=40, good=14, resume=False, seen=0, save_every=4):
     tiny = model()
-    options = settings(folder, eval={"every": 0}, train={"steps": steps, "save_every": save_every, "keep_checkpoints": 50}, guard=GUARD | guard)
+    options = settings(
+        folder,
+        eval={"every": 0},
+        train={"steps": steps, "save_every": save_every, "keep_checkpoints": 50},
+        guard=GUARD | guard,
+    )
     return gspo.train(tiny.model, ROWS, Turns(good, seen), tokenizer=tiny.tokenizer, config=options, resume=resume)
 
 

@@ -136,8 +136,10 @@ class PolicyObjective:
         if self.auto is not None:
             self.auto.see(Replies.of(stats["length"]).spread(stats["ratio"]), stats["advantage"])
 
-    def settle(self, noise: float) -> bool:
-        """Ends a step: a clip range that sets itself moves. Returns whether the noise floor now holds it up."""
+    def settle(self, noise: Tensor) -> bool:
+        """Ends a step: a clip range that sets itself moves. noise: ratios that numerics alone moved, [S] or [N]. Returns
+        whether the noise floor now holds it up.
+        """
         if self.auto is None:
             return False
         self.auto.settle(noise)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import torch
+
 from gspo.objective.mismatch import mismatch, std
 from gspo.objective.replies import Replies
 from gspo.old_policy import Groups, disagreement, estimate, needs_pass, noise_ratio, probe, recall
@@ -36,7 +38,7 @@ def learn(run: Run, batch: Learnable) -> Metrics:
         groups = refer(run, groups, run.reference)
     parts = split(groups, algorithm.mini_batches or 1)
     updates: list[Metrics] = []
-    noise = numerics = 0.0
+    noise, numerics = torch.ones(1), 0.0
     for _ in range(algorithm.epochs):
         for part in parts:
             run.screen.phase("updating", len(updates), len(parts) * algorithm.epochs)
@@ -46,11 +48,11 @@ def learn(run: Run, batch: Learnable) -> Metrics:
                 metrics = metrics or first_look(stats)
                 if run.source.delay and algorithm.old_logprobs == "sampler":
                     assert seen is not None
-                    ratio = noise_ratio(known, seen, run.objective.row.level)
-                    noise, numerics = std(ratio), run.objective.numerics(ratio, stats["advantage"])
+                    noise = noise_ratio(known, seen, run.objective.row.level)
+                    numerics = run.objective.numerics(noise, stats["advantage"])
                 else:  # no update yet: the ratio is nothing but noise
-                    noise, numerics = std(stats["ratio"]), update["clip_ratio/tokens"]
-                floor(run, noise)
+                    noise, numerics = stats["ratio"], update["clip_ratio/tokens"]
+                floor(run, std(noise))
             updates.append(update)
     for name in updates[0]:
         metrics[name] = mean([update[name] for update in updates])
@@ -61,7 +63,7 @@ def learn(run: Run, batch: Learnable) -> Metrics:
     return metrics | {"updates": len(updates)} | move_clip(run, noise)
 
 
-def move_clip(run: Run, noise: float) -> Metrics:
+def move_clip(run: Run, noise: torch.Tensor) -> Metrics:
     """The clip range of this step; a range that sets itself then moves."""
     if run.objective.clip is None:
         return {}

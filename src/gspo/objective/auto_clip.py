@@ -8,6 +8,7 @@ is a quantile of the ratios that were seen.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from torch import Tensor
 DECADES = (-9, 2)  # of log10 of an excess; what lies below or above counts in the outermost bins
 BINS = 64  # a decade
 WINDOW = 4  # steps whose ratios are pooled
+NOISE_WINDOW = 8  # the same for numerics, of which a step shows less
 STRIDE = 2.0  # most that the range changes by in a step, as a factor
-NOISES = 3.0  # the range is at least this many noise floors
+NUMERICS = 0.01  # numerics alone may clip this share: below, rounding would decide, and always against the same replies
 WIDEST = 0.5
 
 
@@ -32,8 +34,9 @@ class AutoClip:
         self.e_low, self.shape, self.target = e_low, e_high / e_low, target
         self.at_floor = False
         self._now = torch.zeros((DECADES[1] - DECADES[0]) * BINS, dtype=torch.float64)
-        self._tokens = 0
-        self._past: deque[tuple[Tensor, int]] = deque(maxlen=WINDOW)
+        self._tokens = 0.0
+        self._past: deque[tuple[Tensor, float]] = deque(maxlen=WINDOW)
+        self._noise: deque[tuple[Tensor, float]] = deque(maxlen=NOISE_WINDOW)
 
     @property
     def e_high(self) -> float:
@@ -42,45 +45,53 @@ class AutoClip:
 
     def see(self, ratio: Tensor, A: Tensor) -> None:
         """Takes in an update's ratio and advantage of each of its tokens, [N]."""
-        excess = torch.where(A > 0, (ratio - 1) / self.shape, 1 - ratio).double()  # clipped where it is above e_low
-        excess = excess[(A != 0) & (excess > 0)]
-        bins = ((excess.log10() - DECADES[0]) * BINS).long().clamp(0, len(self._now) - 1)
-        self._now += torch.bincount(bins, minlength=len(self._now))
+        excess = torch.where(A > 0, (ratio - 1) / self.shape, 1 - ratio)[A != 0]  # clipped where it is above e_low
+        self._now += histogram(excess)
         self._tokens += len(ratio)
 
-    def settle(self, noise: float) -> None:
-        """Ends a step: sets the range from the ratios of the last steps. noise: standard deviation of the ratio when
-        nothing but numerics moves it.
-        """
+    def settle(self, noise: Tensor) -> None:
+        """Ends a step: sets the range from the ratios of the last steps. noise: ratios that nothing but numerics moved."""
         if not self._tokens:
             return
         first = not self._past
         self._past.append((self._now, self._tokens))
-        self._now, self._tokens = torch.zeros_like(self._now), 0
-        wanted = self._quantile()
+        self._now, self._tokens = torch.zeros_like(self._now), 0.0
+        wanted = quantile(self._past, self.target)
         if not first:
             wanted = min(max(wanted, self.e_low / STRIDE), self.e_low * STRIDE)
-        floor = max(NOISES * noise, 10.0 ** DECADES[0])
+        # Each of these could have had either sign of A.
+        either = torch.cat([(noise - 1) / self.shape, 1 - noise])
+        self._noise.append((histogram(either), float(len(either))))
+        floor = max(quantile(self._noise, NUMERICS), 10.0 ** DECADES[0])
         self.at_floor = wanted <= floor
         self.e_low = min(max(wanted, floor), WIDEST)
 
-    def _quantile(self) -> float:
-        """The excess that `target` of all tokens lie above; 0 where fewer have any."""
-        counts = sum(counts for counts, _ in self._past)
-        assert isinstance(counts, Tensor)
-        above = counts.flip(0).cumsum(0).flip(0)  # tokens in this bin and the ones above
-        want = self.target * sum(tokens for _, tokens in self._past)
-        if above[0] < want:
-            return 0.0
-        i = int((above >= want).nonzero()[-1])
-        inside = float((above[i] - want) / counts[i]) if counts[i] else 0.0  # from the bin's lower end
-        return 10.0 ** (DECADES[0] + (i + inside) / BINS)
-
     def state_dict(self) -> dict[str, Any]:
         """All that the next range depends on."""
-        return {"e_low": self.e_low, "at_floor": self.at_floor, "past": list(self._past)}
+        return {"e_low": self.e_low, "at_floor": self.at_floor, "past": list(self._past), "noise": list(self._noise)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.e_low, self.at_floor = state["e_low"], state["at_floor"]
-        self._past = deque(state["past"], maxlen=WINDOW)
+        self._past.extend(state["past"])
+        self._noise.extend(state["noise"])
+
+
+def histogram(excess: Tensor) -> Tensor:
+    """Counts of the positive values by their logarithm, [bins]."""
+    excess = excess.double()
+    bins = ((excess[excess > 0].log10() - DECADES[0]) * BINS).long()
+    count = (DECADES[1] - DECADES[0]) * BINS
+    return torch.bincount(bins.clamp(0, count - 1), minlength=count).double()
+
+
+def quantile(seen: Iterable[tuple[Tensor, float]], share: float) -> float:
+    """The excess that `share` of all lie above, of pairs (histogram, how many in all); 0 where fewer have any."""
+    counts = torch.stack([counts for counts, _ in seen]).sum(0)
+    above = counts.flip(0).cumsum(0).flip(0)  # in this bin and the ones above
+    want = share * sum(total for _, total in seen)
+    if above[0] < want:
+        return 0.0
+    i = int((above >= want).nonzero()[-1])
+    inside = float((above[i] - want) / counts[i]) if counts[i] else 0.0  # from the bin's lower end
+    return 10.0 ** (DECADES[0] + (i + inside) / BINS)
