@@ -50,14 +50,22 @@ def load(path: str | Path | None = None, overrides: dict[str, Any] | None = None
             raise ValueError(f"{path}: cannot be read: {error}") from None
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"{path}: not valid TOML: {error}") from None
-    for key, value in (overrides or {}).items():
+    for section, table in nested(overrides or {}).items():
+        if not isinstance(raw.setdefault(section, {}), dict):
+            raise ValueError(f"{section}: expected a table [{section}]")
+        raw[section] |= table
+    return from_dict(raw)
+
+
+def nested(overrides: typing.Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """`section.key` -> value as nested tables. Strings are taken as typed on a command line. Raises ValueError."""
+    tables: dict[str, dict[str, Any]] = {}
+    for key, value in overrides.items():
         section, _, name = key.partition(".")
         if not (section and name):
             raise ValueError(f"--{key}: fields are given as --section.key VALUE{nearest_key(key)}")
-        if not isinstance(raw.setdefault(section, {}), dict):
-            raise ValueError(f"{section}: expected a table [{section}]")
-        raw[section][name] = _Typed(value) if isinstance(value, str) else value
-    return from_dict(raw)
+        tables.setdefault(section, {})[name] = _Typed(value) if isinstance(value, str) else value
+    return tables
 
 
 class _Typed(str):

@@ -11,7 +11,7 @@ from typing import Any
 
 from gspo.build import resolved
 from gspo.config import Config
-from gspo.configfile import as_config, check_training, load, nearest, to_dict
+from gspo.configfile import as_config, check_training, load, nearest, nested, to_dict
 
 Tables = dict[str, dict[str, Any]]
 KEYS = ("title", "plan", "base", "seeds", "baseline", "metric", "last", "workers", "threads", "variants", "settings")
@@ -88,7 +88,7 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
     baseline = raw.get("baseline", next(iter(variants)))
     if baseline not in variants:
         raise ValueError(f"{path}: baseline = {baseline!r}: is no variant{nearest(str(baseline), variants)}")
-    base, everywhere = _base(path, raw.get("base")), _nested(overrides or {})
+    base, everywhere = _base(path, raw.get("base")), nested(overrides or {})
     cells = []
     for setting, changes in settings.items():
         changes = dict(changes)
@@ -178,11 +178,3 @@ def _cell(path: Path, folder: Path, base: Tables, terms: list[tuple[str, Tables]
         return replace(made, config=resolved(config)[0])
     except ValueError as error:
         raise ValueError(f"{path}: {' / '.join(name for name in (setting, variant) if name)}: {error}") from None
-
-
-def _nested(overrides: Mapping[str, Any]) -> Tables:
-    tables: Tables = {}
-    for key, value in overrides.items():
-        section, _, name = key.partition(".")
-        tables.setdefault(section, {})[name] = value
-    return tables

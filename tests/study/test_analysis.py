@@ -1,0 +1,75 @@
+"""The numbers and the words of a study."""
+
+import math
+
+import numpy as np
+import pytest
+
+from gspo.runfiles import Run
+from gspo.study.analysis import Interval, T, bootstrap, interval, measure, paired, verdict
+
+
+def run(rewards, **columns):
+    lines = [{"step": i, "reward": r, "time/step": 2.0, "tokens_total": 10 * i} for i, r in enumerate(rewards, 1)]
+    for name, values in columns.items():
+        for line, value in zip(lines, values):
+            line[name] = value
+    return Run("a", lines)
+
+
+def test_a_cell_by_hand():
+    made = run(
+        [0.0, 0.8, 0.8, 0.2, 0.2], **{"clip_ratio/tokens": [0.1, 0.1, 0.1, 0.3, 0.4], "eval/accuracy": [0.5, None, 0.6]}
+    )
+    row = measure(made, "eval/accuracy", 2)
+    assert (row["steps"], row["tokens"], row["seconds"]) == (5, 50, 10)
+    assert row["reward"] == pytest.approx(0.2) and row["best"] == pytest.approx(0.8) and row["collapsed"]
+    assert row["metric"] == 0.6 and row["clipped"] == pytest.approx(0.2) and math.isnan(row["volatility"])
+
+
+def test_a_cell_that_is_shorter_than_the_window():
+    row = measure(run([0.25, 0.75]), "", 10)
+    assert row["reward"] == 0.5 and not row["collapsed"] and "metric" not in row
+
+
+def test_students_t_by_hand():
+    found = interval([1.0, 2.0, 3.0])  # s = 1, t = 4.303
+    assert (found.mean, found.n) == (2.0, 3)
+    assert found.high - found.mean == pytest.approx(4.303 / math.sqrt(3))
+    one = interval([1.0])
+    assert one.mean == 1 and math.isnan(one.low) and not one.resolved
+    assert interval([float("nan"), 1.0, 1.0]).n == 2
+    assert list(T) == sorted(T, reverse=True) and T[-1] > 1.96
+
+
+def test_the_interval_covers_as_often_as_it_says_and_the_bootstrap_does_not():
+    draw = np.random.default_rng(0)
+    t = b = 0
+    for _ in range(400):
+        values = draw.normal(size=5)
+        found = interval(values.tolist())
+        t += found.low < 0 < found.high
+        low, high = bootstrap(values.tolist())
+        b += low < 0 < high
+    assert 0.92 < t / 400 < 0.98
+    assert b / 400 < 0.90
+
+
+def test_pairs_are_those_that_both_have():
+    assert paired({1: 0.5, 2: 0.7, 4: 1.0}, {2: 0.4, 1: 0.1, 3: 0.0}) == pytest.approx([0.4, 0.3])
+    assert paired({1: math.nan}, {1: 0.0}) == []
+
+
+@pytest.mark.parametrize(
+    ("difference", "collapsed", "said"),
+    [
+        (Interval(0.04, 0.01, 0.07, 5), 0, "A is better than B by +0.040 [+0.010, +0.070] at 5 seeds."),
+        (Interval(-0.04, -0.07, -0.01, 5), 0, "A is worse than B by -0.040 [-0.070, -0.010] at 5 seeds."),
+        (Interval(0.04, 0.0, 0.08, 5), 0, "A against B: no difference resolvable at 5 seeds (+0.040 [+0.000, +0.080])."),
+        (Interval(0.1, math.nan, math.nan, 1), 0, "A against B: 1 paired seed, no verdict."),
+        (Interval(math.nan, math.nan, math.nan, 0), 0, "A against B: 0 paired seeds, no verdict."),
+        (Interval(-0.1, -0.3, 0.1, 3), 2, "A collapsed in 2 of 3 seeds. A against B: no difference resolvable at 3 seeds"),
+    ],
+)
+def test_words_at_the_borders(difference, collapsed, said):
+    assert verdict("A", "B", difference, collapsed, 3).startswith(said)
