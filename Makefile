@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check bench parity evidence docs clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -25,6 +25,13 @@ bench: .venv/bench
 	$(BIN)/python benchmarks/gradients.py
 	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/rollout_step.py
+	$(BIN)/python benchmarks/routing.py
+
+parity:
+	$(PYTHON) benchmarks/parity.py
+
+evidence: .venv/demo
+	$(BIN)/python studies/evidence.py
 
 clean:
 	rm -rf .venv .bench-* build dist

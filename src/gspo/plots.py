@@ -86,6 +86,9 @@ def _reward_band(ax: Axes, run: Run, theme: Theme) -> None:
             lw=0,
             label="± standard deviation in a group",
         )
+    steps, levels = run.series("guard/level")
+    for i, step in enumerate(steps[levels == 2]):
+        ax.axvspan(step - 0.5, step + 0.5, color=theme.series[1], alpha=0.25, lw=0, label="" if i else "guard: alarm")
 
 
 def _ratio_band(ax: Axes, run: Run, theme: Theme) -> None:
@@ -126,10 +129,10 @@ def _time_split(ax: Axes, run: Run, theme: Theme) -> None:
 
 
 CLIPS = (
-    ("clip_ratio/region_mean", "all"),
-    ("clip_ratio/low_mean", "below the range"),
-    ("clip_ratio/high_mean", "above the range"),
-    ("clip_ratio/tokens", "all, in tokens"),
+    ("clip_ratio/tokens", "all"),
+    ("clip_ratio/positive", "of those with A > 0"),
+    ("clip_ratio/negative", "of those with A < 0"),
+    ("clip_ratio/numerics", "by numerics alone"),
 )
 PLOTS = (
     Plot("accuracy", "Held-out accuracy", "% of replies", "On prompts never trained on, with 95 % intervals.",
@@ -141,8 +144,15 @@ PLOTS = (
          prefix="reply/"),
     Plot("reward_parts", "Parts of the reward", "mean", "Each reward function by itself, before its weight.",
          prefix="reward/"),
-    Plot("clip", "Clipped", "%", "Share whose ratio is clipped, so that it has no gradient: of replies for "
-         "sequence-level algorithms, of tokens for token-level ones.", CLIPS, 100),
+    Plot("clip", "Clipped tokens", "% of tokens", "Those whose ratio, or whose reply's, is clipped, so that they have no "
+         "gradient.", CLIPS, 100),
+    Plot("experts", "Experts that changed", "%", "Choices of the routers that differ between pi_old and the policy, for "
+         "the same tokens.", (("moe/volatility", "of the choices"), ("moe/tokens_changed", "of the tokens, in some layer"),
+                              ("moe/overruled", "set aside by replay")), 100),
+    Plot("load", "Load of the experts", "busiest over mean, − 1", "0 where all experts get the same number of tokens; mean "
+         "over layers.", (("moe/max_violation", ""),)),
+    Plot("range", "Clip range", "distance of ratio from 1", "Set so that the share of clipped tokens stays near its "
+         "target.", (("clip/epsilon", "left (epsilon)"), ("clip/epsilon_high", "right (epsilon_high)")), log=True),
     Plot("ratio", "Ratio against the clip range", "ratio − 1", "The importance ratio, of a reply for "
          "sequence-level algorithms. Only what lies outside the range can be clipped.",
          (("ratio/std", "standard deviation"),), marks=_ratio_band, only_marks=True,
@@ -204,6 +214,8 @@ def _with_keys(plot: Plot, runs: list[Run]) -> Plot | None:
     keys = tuple((k, label) for k, label in keys if any(len(run.series(k)[0]) for run in runs))
     if plot.name == "lost":  # nothing lost, nothing to see
         keys = tuple((k, label) for k, label in keys if any(run.series(k)[1].any() for run in runs))
+    if plot.name == "range" and all(len(set(run.series(k)[1].tolist())) < 2 for run in runs for k, _ in keys):
+        return None  # it was fixed
     policy_loss = plot.name == "loss" and any(len(run.series("reward")[0]) for run in runs)  # says nothing
     if not keys or policy_loss or (plot.name == "reward_parts" and len(keys) < 2):
         return None

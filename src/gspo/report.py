@@ -110,7 +110,7 @@ def _several(folders: list[Path], runs: list[Run], drawn: list[Drawn]) -> tuple[
             _duration(_seconds(run)),
             _accuracy(run) + _last_interval(run),
             _change(_ends(run, "reward"), "{:.2f}"),
-            _percent(_mean(run, "clip_ratio/region_mean")),
+            _percent(_mean(run, "clip_ratio/tokens")),
             _change(length, "{:.0f}"),
         )
         rows.append("<tr>" + "".join(f"<td>{escape(cell) or '–'}</td>" for cell in cells) + "</tr>")
@@ -158,10 +158,9 @@ def _lead(run: Run, config: dict[str, Any]) -> str:
             said.append("The intervals overlap: the change may be chance.")
     if lines and _ends(run, "reward"):
         said.append(f"Mean reward in training {_change(_ends(run, 'reward'), '{:.2f}')}.")
-    clipped = _mean(run, "clip_ratio/region_mean")
+    clipped = _mean(run, "clip_ratio/tokens")
     if clipped is not None:
-        kind = "replies" if str(_get(config, "algorithm", "name")).startswith("gspo") else "tokens"
-        said.append(f"{_percent(clipped)} of the {kind} were clipped.")
+        said.append(f"{_percent(clipped)} of the tokens were clipped.")
     planned = _get(config, "train", "steps")
     if isinstance(planned, int) and planned > _steps(run):
         said.append(f"Not finished: {_steps(run)} of {planned} steps.")
@@ -184,10 +183,14 @@ def _tiles(run: Run, config: dict[str, Any]) -> str:
         change = ARROW.join(map(_percent, _ends(run, key)))
         tiles.append((key.removeprefix("reply/").replace("_", " ").capitalize() + " replies", change, ends))
     tiles += _watched(run, config, ends)
-    if _mean(run, "clip_ratio/region_mean") is not None:
+    if _mean(run, "clip_ratio/tokens") is not None:
         low, high = (run.series(k)[1] for k in ("clip/epsilon", "clip/epsilon_high"))
-        span = f"range −{low[-1]:g} to +{high[-1]:g}" if len(low) and len(high) else "mean over the run"
-        tiles.append(("Clipped", _percent(_mean(run, "clip_ratio/region_mean")), span))
+        span = f"range −{low[-1]:.3g} to +{high[-1]:.3g}" if len(low) and len(high) else "mean over the run"
+        tiles.append(("Clipped tokens", _percent(_mean(run, "clip_ratio/tokens")), span))
+    if _mean(run, "moe/volatility") is not None:
+        agree = _mean(run, "moe/sampler_agreement")
+        said = f"{_percent(agree)} agree with the sampler's" if agree is not None else "mean over the run"
+        tiles.append(("Experts changed", _percent(_mean(run, "moe/volatility")), said))
     if _ends(run, "completions/mean_length"):
         cut = _mean(run, "completions/clipped_ratio")
         text = f"tokens; {_percent(cut)} truncated" if cut is not None else "tokens"

@@ -42,7 +42,7 @@ def finished(cell: Cell) -> bool:
             f"{folder}: holds a cell of another study: there {said} differs. Delete the folder, or choose another --dir"
         ) from None
     steps = [line.get("step", 0) for line in read_lines(folder / "metrics.jsonl")]
-    return (folder / "model").exists() and max(steps, default=0) >= cell.config.train.steps
+    return max(steps, default=0) >= cell.config.train.steps
 
 
 class Running:

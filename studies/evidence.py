@@ -1,0 +1,141 @@
+"""Runs all that docs/evidence.md rests on: models, sweep, choice, study. What is done is kept.
+
+    python studies/evidence.py            # a few hours on two cores
+    python studies/evidence.py --only "4-mini-batches/*"
+
+The choice follows the rule in sweep.toml and is written into evidence.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from gspo.study.compare import compare
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+EXTRA = ("GRPO + R3", "GSPO + R3", "CISPO", "SAPO")
+SETTINGS = {
+    "4 mini-batches": "",
+    "4 epochs x 4 mini-batches": "algorithm = {epochs = 4}\n",
+    "int4 sampler, its own likelihoods": 'sampler = {quantize = "int4"}\n',
+    "int4 sampler, pi_old recomputed": 'sampler = {quantize = "int4"}\nalgorithm = {old_logprobs = "recompute"}\n',
+    "rollouts 4 steps old": "rollout = {delay = 4}\n",
+    "dense, 4 mini-batches": 'model = {path = "runs/study-models/dense/model"}\n',
+    "dense, int4 sampler, its own likelihoods": (
+        'model = {path = "runs/study-models/dense/model"}\nsampler = {quantize = "int4"}\n'
+    ),
+}
+CORE, DENSE = ("GRPO", "GRPO + R2", "GSPO", "GSPO auto"), ("GRPO", "GSPO", "GSPO auto")
+RUNS = {
+    "4 mini-batches": (CORE, 5),
+    "4 epochs x 4 mini-batches": ((*CORE, *EXTRA), 5),
+    "int4 sampler, its own likelihoods": ((*CORE, "GRPO + R3", "GSPO + R3"), 5),
+    "int4 sampler, pi_old recomputed": (("GRPO", "GSPO"), 3),
+    "rollouts 4 steps old": (("GRPO", "GSPO", "GSPO auto"), 3),
+    "dense, 4 mini-batches": (DENSE, 5),
+    "dense, int4 sampler, its own likelihoods": (DENSE, 5),
+}
+# The setting of the sweep whose choice a setting takes.
+SWEPT = {
+    "int4 sampler, pi_old recomputed": "int4 sampler, its own likelihoods",
+    "rollouts 4 steps old": "4 mini-batches",
+    "dense, 4 mini-batches": "4 mini-batches",
+    "dense, int4 sampler, its own likelihoods": "int4 sampler, its own likelihoods",
+}
+CLIP = {
+    "3e-4": "epsilon = 3e-4, epsilon_high = 4e-4", "3e-3": "epsilon = 3e-3, epsilon_high = 4e-3",
+    "3e-2": "epsilon = 3e-2, epsilon_high = 4e-2", "0.02": "epsilon = 0.02, epsilon_high = 0.027",
+    "0.2": "epsilon = 0.2, epsilon_high = 0.27", "0.8": "epsilon = 0.8, epsilon_high = 2.7",
+}  # fmt: skip
+
+
+def choices(results: Path) -> dict[tuple[str, str], tuple[str, str]]:
+    """(setting, algorithm) -> (clip, learning rate): the highest reward; on a tie the lower rate, then the wider clip."""
+    best: dict[tuple[str, str], tuple[float, float, float, str, str]] = {}
+    with open(results / "results.csv", newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["status"] != "done":
+                sys.exit(f"the sweep is not complete: {row['setting']} / {row['variant']} is {row['status']}")
+            algorithm, clip, _, lr = row["variant"].split()
+            rank = (round(float(row["reward"]), 6), -float(lr), float(clip), clip, lr)
+            key = row["setting"], algorithm
+            best[key] = max(best.get(key, rank), rank)
+    return {key: rank[3:] for key, rank in best.items()}
+
+
+def study(chosen: dict[tuple[str, str], tuple[str, str]]) -> str:
+    """The study file with these choices."""
+    lines = [
+        "# Written by evidence.py from the sweep's results, by the rule in sweep.toml.",
+        "",
+        'title = "The evidence: GSPO against GRPO on a small mixture of experts"',
+        'base = "base.toml"',
+        'plan = "Seeds, measure and rule of choice were fixed in sweep.toml before anything ran."',
+        "seeds = [0, 1, 2, 3, 4]",
+        'baseline = "GRPO"',
+        "last = 10",
+    ]
+    for name, table in {
+        "GRPO": 'algorithm = {name = "grpo"}', "GRPO + R2": 'algorithm = {name = "grpo", router_replay = "R2"}',
+        "GSPO": 'algorithm = {name = "gspo"}', "GSPO auto": 'algorithm = {name = "gspo", epsilon = "auto"}',
+        "GRPO + R3": 'algorithm = {name = "grpo", router_replay = "R3"}\nseeds = [0, 1, 2]',
+        "GSPO + R3": 'algorithm = {name = "gspo", router_replay = "R3"}\nseeds = [0, 1, 2]',
+        "CISPO": 'algorithm = {name = "cispo"}\nseeds = [0, 1, 2]', "SAPO": 'algorithm = {name = "sapo"}\nseeds = [0, 1, 2]',
+    }.items():  # fmt: skip
+        lines += ["", f'[variants."{name}"]', table]
+    for setting, (variants, seeds) in RUNS.items():
+        names = ", ".join(f'"{name}"' for name in variants)
+        lines += ["", f'[settings."{setting}"]', SETTINGS[setting] + f"only = [{names}]"]
+        lines += ["seeds = [0, 1, 2]"] if seeds == 3 else []
+        for name in variants:
+            algorithm = "GSPO" if name.startswith("GSPO") else "GRPO"
+            clip, lr = chosen[SWEPT.get(setting, setting), algorithm]
+            lines += ["", f'[settings."{setting}".variants."{name}"]', f"optimizer = {{lr = {lr}}}"]
+            lines += [f"algorithm = {{{CLIP[clip]}}}"] if name not in ("GSPO auto", "CISPO", "SAPO") else []
+    return "\n".join(lines) + "\n"
+
+
+def unpack(name: str) -> None:
+    """Finished cells that were committed, where there are none yet."""
+    archive = RESULTS / f"{name}.tar.xz"
+    if archive.exists() and not (RESULTS / name / "cells").exists():
+        with tarfile.open(archive) as file:
+            file.extractall(RESULTS / name, filter="data")
+
+
+def pack(name: str) -> None:
+    """What of the finished cells is worth keeping: their configuration and metrics."""
+    folder = RESULTS / name
+    files = sorted([*folder.rglob("cells/**/metrics.jsonl"), *folder.rglob("cells/**/config.toml")])
+    with tarfile.open(RESULTS / f"{name}.tar.xz", "w:xz") as file:
+        for path in files:
+            file.add(path, path.relative_to(folder))
+
+
+def main() -> int:
+    """Goes on with whatever is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="*", help="cells of the study to run, as in `gspo compare`")
+    options = parser.parse_args()
+    subprocess.run([sys.executable, HERE / "prepare.py"], check=True)
+    for name in ("sweep", "evidence"):
+        unpack(name)
+        try:
+            status = compare(HERE / f"{name}.toml", RESULTS / name, options.only if name == "evidence" else "*")
+        finally:
+            pack(name)
+        if status:
+            return status
+        if name == "sweep":
+            (HERE / "evidence.toml").write_text(study(choices(RESULTS / name)), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
