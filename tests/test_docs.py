@@ -10,6 +10,7 @@ import pytest
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.configfile import all_keys, from_dict
 from gspo.runfiles import read_lines
+from gspo.study.spec import read
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -64,7 +65,12 @@ def metrics():
 
 
 @pytest.mark.parametrize("text", blocks("toml"))
-def test_configuration_is_valid(text):
+def test_configuration_is_valid(text, tmp_path):
+    if "[variants" in text:  # a study
+        (tmp_path / "study.toml").write_text(text)
+        (tmp_path / "my-run.toml").write_text('[model]\npath = "m"\n[task]\nsource = "t.jsonl"\n')
+        assert read(tmp_path / "study.toml", tmp_path).cells
+        return
     from_dict(tomllib.loads(text))
 
 
