@@ -20,7 +20,7 @@ from typing import Any
 
 import chain
 from paired import THREADS, Worker, median_interval, medians, take_turns
-from trl_step import HERE, make_environment
+from trl_step import HERE, trl_environment
 
 COMPILED = {"torch_compile": True}
 
@@ -28,7 +28,7 @@ COMPILED = {"torch_compile": True}
 def commands(model: Path) -> dict[str, list[str]]:
     """What starts each worker. TRL is faster compiled, where there is a C++ compiler; gspo does not compile."""
     ours = [sys.executable, str(HERE / "ours_step.py"), str(model)]
-    theirs = [str(make_environment()), str(HERE / "trl_step.py"), str(model)]
+    theirs = [str(trl_environment()), str(HERE / "trl_step.py"), str(model)]
     recompute = json.dumps({"algorithm": {"old_logprobs": "recompute"}})
     found = {"gspo": ours, "gspo, pi_old recomputed": [*ours, "--changes", recompute], "TRL": theirs}
     if shutil.which("g++"):

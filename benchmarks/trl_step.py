@@ -1,6 +1,6 @@
 """One rollout step of the chain task by TRL's GRPOTrainer, as a worker for rollout_step.py (see paired.py).
 
-It runs in an environment of its own, which `make_environment` installs: TRL is no dependency of ours.
+It runs in an environment of its own, which `trl_environment` installs: TRL is no dependency of ours.
 
 What was tried to give TRL its best on a CPU, on two shared cores, against the options below in the same rounds:
 - `generate` (kept) against continuous batching, its cache sized by hand: sampling takes 4 to 6 times as long. Left to
@@ -14,32 +14,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
-import venv
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+from environment import make_environment  # noqa: E402
 from paired import THREADS, Commands  # noqa: E402
 
 TORCH, TRL = "torch==2.13.0", "trl==1.16.0"
 PROMPTS, GENERATIONS, MINI_BATCHES, LEARNING_RATE = 16, 8, 4, 1e-4
 
 
-def make_environment(folder: Path = HERE.parent / ".bench-trl") -> Path:
+def trl_environment() -> Path:
     """The Python of the environment with TRL, installed on first use."""
-    python = folder / "bin" / "python"
-    done = folder / "installed"
-    if not done.exists():
-        venv.create(folder, with_pip=True, clear=True)
-        constraints = ["-c", str(HERE / "trl-constraints.txt")]
-        subprocess.run([python, "-m", "pip", "install", "--quiet", TORCH, TRL, *constraints], check=True)
-        done.touch()
-    return python
+    return make_environment(".bench-trl", [TORCH, TRL])
 
 
 def make_arguments(trial: dict[str, Any], scratch: str) -> Any:

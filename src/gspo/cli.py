@@ -51,7 +51,7 @@ def parser() -> Parser:
         return made
 
     for name, text in (
-        ("train", "train a model with GSPO (or GRPO, Dr.GRPO, DAPO)"),
+        ("train", "train a model with GSPO (or another algorithm of the table, such as GRPO or PPO)"),
         ("sft", "cold start: supervised fine-tuning on prompt and completion rows"),
     ):
         made = command(name, text, "1")

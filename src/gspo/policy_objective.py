@@ -86,7 +86,7 @@ class PolicyObjective:
             loss = loss + self.critic["c_value"] * y.sum(wrong)
             stats |= {"value_loss": wrong, "value_error": batch.returns - batch.values, "returns": batch.returns}
         if batch.logp_ref is not None:
-            over = y.mean if self.row.counts == "replies" else y.sum
+            over = y.sum if self.row.sums else y.mean
             loss = loss + self.beta * over(self.kl(logp, batch.logp_ref))
             stats["kl_ref"] = divergence.k3(logp, batch.logp_ref)
         if out.routing is not None:

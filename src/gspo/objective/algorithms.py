@@ -7,6 +7,7 @@ level of the ratio and the aggregation are part of the loss, so no option can ch
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -27,7 +28,8 @@ class Algorithm:
     first, then what else still deserves the name. epsilon, epsilon_high: the clip range, None for one without. constants:
     arguments of the loss beside them. likelihoods: those that its ratios divide by, "logp_old" and "logp_mu".
     critic: constants of a learned value function, whose advantages by token take the place of the group's; empty for none.
-    drops_equal: groups whose rewards are all equal leave the denominator.
+    drops_equal: groups whose rewards are all equal leave the denominator. sums: a reply's term grows with its length, and
+    its KL term is the sum over its tokens; otherwise the mean.
     """
 
     loss: Loss
@@ -42,10 +44,12 @@ class Algorithm:
     critic: Mapping[str, float] = field(default_factory=dict)
     mini_batches: int = 4
     drops_equal: bool = False
+    sums: bool = False
 
 
 ANY_SCALE = ("group", "batch", "none")
 NO_STD = ("none",)
+UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 TAU = {"tau_pos": 1.0, "tau_neg": 1.05}
 GAE = {"gamma": 1.0, "lam": 0.95, "e_value": 0.2, "c_value": 0.5}
 
@@ -53,27 +57,32 @@ ALGORITHMS: dict[str, Algorithm] = {
     "gspo": Algorithm(losses.gspo, "sequence", "replies", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 5"),
     "gspo_token": Algorithm(losses.gspo_token, "sequence", "replies", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13"),
     "grpo": Algorithm(losses.grpo, "token", "replies", ANY_SCALE, 0.2, 0.27, "arXiv 2402.03300; clip: 2507.18071"),
-    "dr_grpo": Algorithm(losses.token_sum, "token", "budget", NO_STD, 0.2, 0.2, "arXiv 2503.20783"),
-    "dapo": Algorithm(losses.token_sum, "token", "tokens", ANY_SCALE, 0.2, 0.28, "arXiv 2503.14476", drops_equal=True),
-    "luspo": Algorithm(baselines.luspo, "sequence", "replies", ANY_SCALE, 2e-3, 2.5e-3, "arXiv 2602.05261"),
+    "dr_grpo": Algorithm(losses.token_sum, "token", "budget", NO_STD, 0.2, 0.2, "arXiv 2503.20783", sums=True),
+    "dapo": Algorithm(
+        losses.token_sum, "token", "tokens", ANY_SCALE, 0.2, 0.28, "arXiv 2503.14476", drops_equal=True, sums=True
+    ),
+    "luspo": Algorithm(baselines.luspo, "sequence", "replies", ANY_SCALE, 2e-3, 2.5e-3, "arXiv 2602.05261", sums=True),
     "gmpo": Algorithm(baselines.gmpo, "sequence", "replies", ANY_SCALE, None, None, "arXiv 2507.20673", {"delta": 0.4}),
     "cispo": Algorithm(
-        baselines.cispo, "token", "tokens", ANY_SCALE, None, None, "arXiv 2506.13585; cap: 2510.13786", {"w_max": 5.0}
+        baselines.cispo, "token", "tokens", ANY_SCALE, None, None, "arXiv 2506.13585; cap: 2510.13786", {"w_max": 5.0},
+        sums=True,
     ),
     "sapo": Algorithm(baselines.sapo, "token", "replies", ANY_SCALE, None, None, "arXiv 2511.20347", TAU),
     "dppo_tv": Algorithm(
         baselines.dppo_tv, "token", "tokens", ANY_SCALE, None, None, "arXiv 2602.04879", {"delta": 0.15, "w_max": 20.0},
-        likelihoods=("logp_mu",),
+        likelihoods=("logp_mu",), sums=True,
     ),
     "dppo_kl": Algorithm(
         baselines.dppo_kl, "token", "tokens", ANY_SCALE, None, None, "arXiv 2602.04879", {"delta": 0.05, "w_max": 20.0},
-        likelihoods=("logp_mu",),
+        likelihoods=("logp_mu",), sums=True,
     ),
     "minirl": Algorithm(
-        baselines.minirl, "token", "budget", NO_STD, 0.2, 0.27, "arXiv 2512.01374", likelihoods=("logp_old", "logp_mu")
+        baselines.minirl, "token", "budget", NO_STD, 0.2, 0.27, "arXiv 2512.01374", likelihoods=("logp_old", "logp_mu"),
+        sums=True,
     ),
     "ppo": Algorithm(
-        losses.token_sum, "token", "tokens", ("batch", "none"), 0.2, 0.2, "arXiv 1707.06347; GAE: 1506.02438", critic=GAE
+        losses.token_sum, "token", "tokens", ("batch", "none"), 0.2, 0.2, "arXiv 1707.06347; GAE: 1506.02438", critic=GAE,
+        sums=True,
     ),
 }  # fmt: skip
 
@@ -95,11 +104,7 @@ def resolve(config: AlgorithmConfig) -> tuple[Algorithm, AlgorithmConfig, list[s
             f"algorithm.scale_rewards = {scale!r} is no longer {config.name} ({row.source}), which scales by {allowed}; "
             'choose algorithm.name = "grpo" for scaled rewards'
         )
-    if config.correction != "none" and config.old_logprobs != "recompute":
-        raise ValueError(
-            f"algorithm.correction = {config.correction!r} weighs by pi_old/mu, and with algorithm.old_logprobs = "
-            f'{config.old_logprobs!r} pi_old is mu, so every weight would be 1: set old_logprobs = "recompute"'
-        )
+    _check_correction(row, config)
     critic = config.critic or ("shared" if row.critic else "none")
     if bool(row.critic) != (critic != "none"):
         raise ValueError(
@@ -145,15 +150,33 @@ def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
         )
 
 
+def _check_correction(row: Algorithm, config: AlgorithmConfig) -> None:
+    """Whether weights pi_old/mu have something to correct. Raises ValueError."""
+    if config.correction == "none":
+        return
+    if "logp_mu" in row.likelihoods:
+        raise ValueError(
+            f"algorithm.correction = {config.correction!r}: {config.name} weighs by pi_theta/mu itself, so the mismatch "
+            'would be corrected twice; leave it at "none"'
+        )
+    if config.old_logprobs != "recompute":
+        raise ValueError(
+            f"algorithm.correction = {config.correction!r} weighs by pi_old/mu, and with algorithm.old_logprobs = "
+            f'{config.old_logprobs!r} pi_old is mu, so every weight would be 1: set old_logprobs = "recompute"'
+        )
+
+
 def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
-    """The row's constants with the configured changes. Raises ValueError for unknown ones, and for what is no number."""
+    """The row's constants with the configured changes. Raises ValueError for unknown ones, and for values out of range."""
     own = {**row.constants, **row.critic}
     for name, value in config.constants.items():
         if name not in own:
             known = f"its own are {', '.join(own)}" if own else "it has none"
             raise ValueError(f"algorithm.constants: {config.name} has no constant {name!r}; {known}{nearest(name, own)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise ValueError(f"algorithm.constants: {name} = {value!r}: must be a number above 0")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError(f"algorithm.constants: {name} = {value!r}: must be a finite number")
+        if not (0 <= value <= 1 if name in UNIT else value > 0):
+            raise ValueError(f"algorithm.constants: {name} = {value!r}: must be {'0 to 1' if name in UNIT else 'above 0'}")
     return {**own, **config.constants}
 
 
@@ -185,6 +208,11 @@ def odd_values(row: Algorithm, config: AlgorithmConfig) -> list[str]:
         found.append(
             "mini_batches = 1 and epochs = 1: each batch gives one update, whose ratios are all 1, so nothing is ever "
             "clipped and sequence and token level are the same"
+        )
+    if config.old_logprobs == "recompute" and "logp_old" not in row.likelihoods:
+        found.append(
+            f'old_logprobs = "recompute": {config.name} divides by mu alone, so the forward pass for pi_old changes no '
+            "gradient, only the metric kl"
         )
     if row.drops_equal:
         found.append(
