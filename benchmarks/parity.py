@@ -3,27 +3,34 @@
     python benchmarks/parity.py
 
 The first run installs TRL 1.16.0 and verl 0.9.1 into .bench-parity; both are called as they are, on padded rows of their
-own layout, with our clip ranges and constants. Advantages are given, not computed.
+own layout, with our clip ranges and constants. Advantages are given, not computed, unless the line is about them. Each
+line has the largest relative difference of 5 draws; more than 1e-5 fails the run.
 
-Known differences, met here by giving both sides the same numbers:
-- verl's `gspo` averages over tokens unless told "seq-mean-token-mean"; its dppo and TRL's and verl's cispo, like ours,
-  have a surrogate whose value means nothing: only its gradient is compared.
-- TRL's `epsilon_high` of cispo is the cap itself (5), verl's is the cap less 1.
-- verl's dppo_kl adds 1e-8 within its logarithms, ours clamps probabilities at 1 - 1e-7.
+Where the two sides differ by more than float64's rounding, it is for these reasons:
+- verl adds 1e-8 to reply lengths and to the variance of advantages, TRL's sapo keeps its temperatures in float32.
+- verl's dppo_kl adds 1e-8 within its logarithms, ours keeps probabilities below 1 - 1e-7.
+What had to be made equal first:
+- verl's `gspo` averages over tokens unless told "seq-mean-token-mean". Its "vanilla" also caps terms with A < 0.
+- The cap of cispo is TRL's `epsilon_high`, and verl's 1 + clip_ratio_high.
+- A surrogate of the form sg[weight] A log pi has a value that means nothing: only its gradient is compared.
+- minirl: verl has no mask by pi_theta/pi_old, so it is compared with a clip range that never binds. Its mask is tested
+  against a loop in tests/objective.
+- seq_mis: TRL and verl weigh a reply by the product of its token ratios. We take their geometric mean, which verl has as
+  a mask only: the weight is ours, what it masks is compared.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+import venv
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-from environment import make_environment
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = (
@@ -32,6 +39,42 @@ PACKAGES = (
 )
 LENGTHS = [1, 30, 7, 12, 3, 25, 18, 5]
 BUDGET = 32
+NEVER = 1e9  # a bound that does not bind
+SEQ_MEAN, TOKEN_MEAN, BUDGET_MEAN = "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"
+
+
+class Draw(NamedTuple):
+    """Log-probabilities as rows [S, T], A [S], the mask of what is not padding, and a correction's weights, or None."""
+
+    logp: Any
+    old: Any
+    mu: Any
+    A: Any
+    mask: Any
+    weight: Any
+
+
+class Case(NamedTuple):
+    """One line of the table. settings: of [algorithm]. theirs: a scalar loss from a `Draw`."""
+
+    ours: str
+    whose: str
+    theirs: Callable[[Draw], Any]
+    settings: dict[str, Any]
+    has_value: bool = True
+
+
+def make_environment(folder: Path = HERE.parent / ".bench-parity") -> Path:
+    """The Python of the environment with both, installed on first use."""
+    python = folder / "bin" / "python"
+    done = folder / "installed"
+    if not done.exists():
+        venv.create(folder, with_pip=True, clear=True)
+        constraints = ["-c", str(HERE / "trl-constraints.txt")]
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES, *constraints], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "verl==0.9.1"], check=True)
+        done.touch()
+    return python
 
 
 def padded(x: Any, y: Any) -> Any:
@@ -43,126 +86,201 @@ def padded(x: Any, y: Any) -> Any:
     return rows.index_put((y.reply, place), x)
 
 
-def of_trl(row: Any, loss_type: str, level: str, **limits: float) -> Callable[..., Any]:
-    """TRL's loss: GRPOTrainer._compute_loss, called with what it reads of a trainer."""
+def of_trl(loss_type: str, level: str, low: float = 0.0, high: float = 0.0, **more: float) -> Callable[[Draw], Any]:
+    """TRL's loss: the trainer's _compute_loss, called with what it reads of a trainer."""
+    from trl.experimental.gmpo import GMPOTrainer
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    def loss(logp: Any, old: Any, A: Any, y: Any, mask: Any) -> Any:
+    def loss(draw: Draw) -> Any:
         import torch
 
-        zeros = torch.zeros_like(mask, dtype=torch.long)
+        zeros = torch.zeros_like(draw.mask, dtype=torch.long)
         accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, **_: x)
+        weighs = draw.weight is not None
         trainer = SimpleNamespace(
-            _get_per_token_logps_and_entropies=lambda *_, **__: (logp, torch.zeros_like(logp), None),
-            aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None, beta=0.0, use_vllm=False,
-            vllm_importance_sampling_correction=False, _entropy_bonus_enabled=False, current_gradient_accumulation_steps=1,
+            _get_per_token_logps_and_entropies=lambda *_, **__: (draw.logp, torch.zeros_like(draw.logp), None),
+            aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None, beta=0.0, use_vllm=weighs,
+            vllm_importance_sampling_correction=weighs, _entropy_bonus_enabled=False, current_gradient_accumulation_steps=1,
             loss_type=loss_type, importance_sampling_level=level, max_completion_length=BUDGET, accelerator=accelerator,
-            epsilon_low=limits.get("epsilon", 0.0), epsilon_high=limits.get("epsilon_high", 0.0),
-            model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)},
+            epsilon_low=low, epsilon_high=high, model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)},
             args=SimpleNamespace(
                 delta=None, use_bias_correction_kl=False, steps_per_generation=1,
-                sapo_temperature_pos=limits.get("tau_pos"), sapo_temperature_neg=limits.get("tau_neg"),
+                sapo_temperature_pos=more.get("tau_pos"), sapo_temperature_neg=more.get("tau_neg"),
             ),
         )  # fmt: skip
         inputs = {
-            "prompt_ids": zeros[:, :1], "prompt_mask": zeros[:, :1], "completion_ids": zeros, "completion_mask": mask,
-            "advantages": A, "old_per_token_logps": old, "num_items_in_batch": mask.sum(),
+            "prompt_ids": zeros[:, :1], "prompt_mask": zeros[:, :1], "completion_ids": zeros, "completion_mask": draw.mask,
+            "advantages": draw.A, "old_per_token_logps": draw.old, "num_items_in_batch": draw.mask.sum(),
+            "importance_sampling_ratio": draw.weight[:, :1] if weighs and level == "sequence" else draw.weight,
         }  # fmt: skip
-        return GRPOTrainer._compute_loss(trainer, None, inputs)
+        which = GMPOTrainer if loss_type == "gmpo" else GRPOTrainer
+        return which._compute_loss(trainer, None, inputs)
 
     return loss
 
 
-def of_verl(name: str, mode: str, low: float, high: float, **more: Any) -> Callable[..., Any]:
-    """verl's registered policy loss."""
+def of_verl(name: str, mode: str, low: float, high: float, old: str = "old", **more: Any) -> Callable[[Draw], Any]:
+    """verl's registered policy loss. old: the likelihoods that its ratio divides by, "old" or "mu"."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     from verl.workers.config import ActorConfig
 
-    def loss(logp: Any, old: Any, A: Any, y: Any, mask: Any) -> Any:
+    def loss(draw: Draw) -> Any:
         config = ActorConfig(
             strategy="fsdp", ppo_micro_batch_size_per_gpu=1, rollout_n=1, clip_ratio=low, clip_ratio_low=low,
             clip_ratio_high=high, **more,
         )  # fmt: skip
         config.global_batch_info.update(dp_size=1, loss_scale_factor=BUDGET)
-        wide = A[:, None].expand_as(logp)
-        return POLICY_LOSS_REGISTRY[name](old, logp, wide, mask, mode, config)[0]
+        wide = draw.A[:, None].expand_as(draw.logp)
+        compute = POLICY_LOSS_REGISTRY[name]
+        return compute(getattr(draw, old), draw.logp, wide, draw.mask, mode, config, rollout_is_weights=draw.weight)[0]
 
     return loss
 
 
-def cases() -> list[tuple[str, str, Callable[..., Any], bool]]:
-    """Our row, whose implementation, its loss, and whether its value can be compared."""
-    from gspo.objective.algorithms import ALGORITHMS
+def reinforce(mode: str) -> Callable[[Draw], Any]:
+    """verl's REINFORCE with the weights pi_theta/mu."""
+    correction = {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_threshold": NEVER}
+    from verl.workers.config import PolicyLossConfig
 
-    def clip(name: str) -> dict[str, float]:
-        row = ALGORITHMS[name]
-        return {"epsilon": row.epsilon or 0.0, "epsilon_high": row.epsilon_high or 0.0, **row.constants}
+    return of_verl("bypass_mode", mode, 0.2, 0.2, "mu", policy_loss=PolicyLossConfig(rollout_correction=correction))
+
+
+def cases() -> list[Case]:
+    """The lines of the table of objectives."""
+    from gspo.objective.algorithms import ALGORITHMS
 
     def ends(name: str) -> tuple[float, float]:
         row = ALGORITHMS[name]
-        return row.epsilon or 0.0, row.epsilon_high or 0.0
+        assert row.epsilon is not None and row.epsilon_high is not None
+        return row.epsilon, row.epsilon_high
 
-    sapo = dict(ALGORITHMS["sapo"].constants)
-    replies, tokens, budget = "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"
     found = []
     for name, loss_type, level in (
         ("gspo", "grpo", "sequence"), ("grpo", "grpo", "token"), ("dr_grpo", "dr_grpo", "token"), ("dapo", "dapo", "token"),
-        ("luspo", "luspo", "sequence"), ("sapo", "sapo", "token"), ("ppo", "dapo", "token"),
+        ("luspo", "luspo", "sequence"), ("ppo", "dapo", "token"),
     ):  # fmt: skip
-        found.append((name, f"TRL {loss_type}, {level}", of_trl(name, loss_type, level, **clip(name)), True))
-    found.append(("cispo", "TRL cispo, token", of_trl("cispo", "cispo", "token", epsilon_high=5.0), False))
-    never = {"clip_ratio_c": 1e9}  # verl's "vanilla" is dual-clip PPO, which caps terms with A < 0
+        found.append(Case(name, f"TRL {loss_type}, {level}", of_trl(loss_type, level, *ends(name)), {}))
+    tau, delta = ALGORITHMS["sapo"].constants, ALGORITHMS["gmpo"].constants["delta"]
+    found.append(Case("sapo", "TRL sapo, token", of_trl("sapo", "token", **tau), {}))
+    found.append(Case("gmpo", "TRL experimental gmpo", of_trl("gmpo", "token", delta, delta), {}))
+    found.append(Case("cispo", "TRL cispo, token", of_trl("cispo", "token", high=5.0), {}, has_value=False))
+    one_clip = {"clip_ratio_c": NEVER}  # not dual-clip PPO
     for name, theirs, mode, more in (
-        ("gspo_token", "gspo", replies, {}), ("grpo", "vanilla", replies, never), ("dr_grpo", "vanilla", budget, never),
-        ("dapo", "vanilla", tokens, never), ("ppo", "vanilla", tokens, never),
+        ("gspo", "gspo", SEQ_MEAN, {}), ("gspo_token", "gspo", SEQ_MEAN, {}), ("grpo", "vanilla", SEQ_MEAN, one_clip),
+        ("dr_grpo", "vanilla", BUDGET_MEAN, one_clip), ("dapo", "vanilla", TOKEN_MEAN, one_clip),
+        ("ppo", "vanilla", TOKEN_MEAN, one_clip),
     ):  # fmt: skip
-        found.append((name, f"verl {theirs}, {mode}", of_verl(theirs, mode, *ends(name), **more), True))
-    found.append(("sapo", "verl sapo", of_verl("sapo", replies, 0.2, 0.2, **sapo), True))
-    found.append(("gmpo", "verl geo_mean", of_verl("geo_mean", replies, 0.4, 0.4), True))
-    found.append(("cispo", "verl cispo", of_verl("cispo", tokens, 1.0, 4.0), False))
+        found.append(Case(name, f"verl {theirs}, {mode}", of_verl(theirs, mode, *ends(name), **more), {}))
+    found.append(Case("sapo", "verl sapo", of_verl("sapo", SEQ_MEAN, 0.2, 0.2, **tau), {}))
+    found.append(Case("gmpo", "verl geo_mean", of_verl("geo_mean", SEQ_MEAN, delta, delta), {}))
+    found.append(Case("cispo", "verl cispo", of_verl("cispo", TOKEN_MEAN, 1.0, 4.0), {}, has_value=False))
     for name in ("dppo_tv", "dppo_kl"):
-        constants = ALGORITHMS[name].constants
-        theirs = of_verl(name, tokens, constants["delta"], constants["delta"], clip_ratio_c=constants["w_max"])
-        found.append((name, f"verl {name}", theirs, False))
+        delta, w_max = ALGORITHMS[name].constants.values()
+        theirs = of_verl(name, TOKEN_MEAN, delta, delta, "mu", clip_ratio_c=w_max)
+        found.append(Case(name, f"verl {name}", theirs, {}, has_value=False))
+    unclipped = {"epsilon": 1.0, "epsilon_high": NEVER}
+    found.append(Case("minirl", "verl reinforce, unclipped", reinforce(BUDGET_MEAN), unclipped, has_value=False))
+    for correction in ("tis", "icepop", "seq_mis"):
+        weighed = {"correction": correction, "old_logprobs": "recompute"}
+        found.append(Case("gspo", "TRL grpo, sequence", of_trl("grpo", "sequence", *ends("gspo")), weighed))
+        vanilla = of_verl("vanilla", SEQ_MEAN, *ends("grpo"), **one_clip)
+        found.append(Case("grpo", f"verl vanilla, {SEQ_MEAN}", vanilla, weighed))
     return found
 
 
-def compare(name: str, theirs: Callable[..., Any], seed: int) -> tuple[float, float]:
-    """Largest difference of value and of gradient, as a share of ours."""
+def compare(case: Case, seed: int) -> tuple[float, float]:
+    """Largest difference of value, as a share of our terms' size, and of gradient, as a share of our largest."""
     import torch
 
-    from gspo.objective.algorithms import ALGORITHMS
+    from gspo.config import AlgorithmConfig
+    from gspo.objective.algorithms import resolve
+    from gspo.objective.replies import Replies
+    from gspo.policy_objective import PolicyObjective
+    from gspo.types import Batch, Outputs
+
+    draw = torch.Generator().manual_seed(seed)
+    y, n = Replies.of(torch.tensor(LENGTHS)), sum(LENGTHS)
+    old = -0.05 - 3 * torch.rand(n, generator=draw, dtype=torch.float64)
+    logp = (old + 0.4 * torch.randn(n, generator=draw, dtype=torch.float64)).clamp(max=-0.01)
+    mu = (old + y.spread(torch.randn(len(LENGTHS), generator=draw, dtype=torch.float64))).clamp(max=-0.01)
+    A = torch.randn(len(LENGTHS), generator=draw, dtype=torch.float64)
+    row, config, _ = resolve(AlgorithmConfig(name=case.ours, **case.settings))
+    mine = logp.clone().requires_grad_()
+    batch = Batch(None, None, None, y.reply, y.length, mu, old, A)  # type: ignore[arg-type]
+    terms, stats = PolicyObjective(row, config, BUDGET).terms(Outputs(mine, torch.zeros(n)), batch)
+    divisor = {"replies": len(LENGTHS), "tokens": n, "budget": len(LENGTHS) * BUDGET}[row.counts]
+    ours = terms.sum() / divisor
+    other = logp.clone().requires_grad_()
+    weight = padded(stats["weight"], y) if config.correction != "none" else None
+    mask = padded(torch.ones(n, dtype=torch.float64), y)
+    value = case.theirs(Draw(padded(other, y), padded(old, y), padded(mu, y), A, mask, weight))
+    a, b = torch.autograd.grad(ours, mine)[0], torch.autograd.grad(value, other)[0]
+    assert a.abs().max() > 0, case.ours
+    size = terms.detach().abs().sum() / divisor  # terms of both signs may add up to next to nothing
+    return float((ours - value).detach().abs() / size), float((a - b).abs().max() / a.abs().max())
+
+
+def parts(seed: int) -> dict[tuple[str, str], tuple[Any, Any]]:
+    """What objectives are made of, ours and verl's: corrections, advantages, PPO's values."""
+    import torch
+    from verl.trainer.ppo import core_algos
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
+
+    from gspo.objective.advantages import group_advantages
+    from gspo.objective.corrections import weights
+    from gspo.objective.ppo import gae, value_loss, whiten
     from gspo.objective.replies import Replies
 
     draw = torch.Generator().manual_seed(seed)
-    y = Replies.of(torch.tensor(LENGTHS))
-    n = sum(LENGTHS)
-    old = -0.05 - 3 * torch.rand(n, generator=draw, dtype=torch.float64)
-    logp = (old + 0.4 * torch.randn(n, generator=draw, dtype=torch.float64)).clamp(max=-0.01)
-    A = torch.randn(len(LENGTHS), generator=draw, dtype=torch.float64)
-    row = ALGORITHMS[name]
-    given = dict.fromkeys(row.likelihoods, old)
-    limits = {} if row.epsilon is None else {"e_low": row.epsilon, "e_high": row.epsilon_high}
-    mine = logp.clone().requires_grad_()
-    divisor = {"replies": len(LENGTHS), "tokens": n, "budget": len(LENGTHS) * BUDGET}[row.counts]
-    ours = row.loss(logp=mine, A=A, y=y, **given, **limits, **row.constants).loss.sum() / divisor
-    other = logp.clone().requires_grad_()
+    y, S, n = Replies.of(torch.tensor(LENGTHS)), len(LENGTHS), sum(LENGTHS)
     mask = padded(torch.ones(n, dtype=torch.float64), y)
-    value = theirs(padded(other, y), padded(old, y), A, y, mask)
-    a, b = torch.autograd.grad(ours, mine)[0], torch.autograd.grad(value, other)[0]
-    return float((ours - value).abs() / ours.abs()), float((a - b).abs().max() / a.abs().max())
+    old = torch.randn(n, generator=draw, dtype=torch.float64)
+    mu = old + y.spread(torch.randn(S, generator=draw, dtype=torch.float64)) + 0.3 * old
+    ratio, found = padded(old - mu, y), {}
+    for name, bound in (("tis", 2.0), ("icepop", "0.5_5.0")):
+        theirs = compute_rollout_correction_weights(ratio, mask, "token", bound)[0]
+        found[name, "verl rollout correction, token"] = padded(weights(name, "token", old, mu, y), y), theirs
+    kept = (weights("seq_mis", "sequence", old, mu, y) > 0).double()
+    # verl bounds mu/pi_old from below where we bound pi_old/mu from above
+    theirs = compute_rollout_rejection_mask(ratio, mask, "seq_mean_k1", f"0.5_{NEVER}")[0]
+    found["seq_mis (what is kept)", "verl rejection, seq_mean_k1"] = padded(y.spread(kept), y), theirs
+    rewards, values = (torch.randn(k, generator=draw, dtype=torch.float64) for k in (S, n))
+    by_token = padded(torch.zeros(n, dtype=torch.float64), y)
+    by_token[torch.arange(S), y.length - 1] = rewards
+    group = torch.arange(S) // 4
+    for scale in ("group", "none"):
+        A = group_advantages(rewards, group, scale)
+        theirs = core_algos.compute_grpo_outcome_advantage(by_token, mask, group.tolist(), 0.0, scale == "group")[0]
+        found[f"advantages, {scale}", "verl grpo"] = padded(y.spread(A), y), theirs
+    A, returns = gae(rewards, values, y, 0.99, 0.95)
+    theirs = core_algos.compute_gae_advantage_return(by_token, padded(values, y), mask, 0.99, 0.95)
+    found["gae, whitened", "verl gae"] = padded(whiten(A), y), theirs[0] * mask
+    found["returns", "verl gae"] = padded(returns, y), theirs[1] * mask
+    new = (values + torch.randn(n, generator=draw, dtype=torch.float64)).requires_grad_()
+    mine = value_loss(new, values, returns, 0.2).mean()
+    theirs = core_algos.compute_value_loss(padded(new, y), padded(returns, y), padded(values, y), mask, 0.2)[0]
+    found["value loss", "verl value loss"] = mine.detach(), theirs.detach()
+    found["value loss, gradient", "verl value loss"] = tuple(torch.autograd.grad(x, new)[0] for x in (mine, theirs))
+    return found
 
 
 def work() -> None:
     """Runs inside the environment that has TRL and verl."""
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     sys.path.insert(0, str(HERE.parent / "src"))
-    print(f"{'ours':11} {'independent implementation':38} {'value':>9} {'gradient':>9}   (largest of 5 draws, relative)")
     worst = 0.0
-    for name, whose, theirs, has_value in cases():
-        found = [compare(name, theirs, seed) for seed in range(5)]
-        value, gradient = (max(each) for each in zip(*found))
-        worst = max(worst, gradient, value if has_value else 0.0)
-        print(f"{name:11} {whose:38} {f'{value:9.1e}' if has_value else '        -'} {gradient:9.1e}")
+    print(f"{'ours':23} {'independent implementation':38} {'value':>9} {'gradient':>9}")
+    for case in cases():
+        value, gradient = (max(each) for each in zip(*(compare(case, seed) for seed in range(5))))
+        worst = max(worst, gradient, value if case.has_value else 0.0)
+        name = " + ".join([case.ours, *([case.settings["correction"]] if "correction" in case.settings else [])])
+        print(f"{name:23} {case.whose:38} {f'{value:9.1e}' if case.has_value else '        -'} {gradient:9.1e}")
+    print()
+    for name, whose in parts(0):
+        pairs = [parts(seed)[name, whose] for seed in range(5)]
+        difference = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
+        worst = max(worst, difference)
+        print(f"{name:23} {whose:38} {difference:9.1e}")
     sys.exit(worst > 1e-5)
 
 
@@ -172,5 +290,4 @@ if __name__ == "__main__":
     if parser.parse_args().worker:
         work()
     else:
-        python = make_environment(".bench-parity", PACKAGES, ["verl==0.9.1"])
-        sys.exit(subprocess.run([python, __file__, "--worker"]).returncode)
+        sys.exit(subprocess.run([make_environment(), __file__, "--worker"]).returncode)

@@ -81,7 +81,8 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.source.load_state_dict(state["waiting"])
     run.objective.load_state_dict(state["objective"])
     run.policy.load_state_dict(state["policy"])
-    run.sampler.load(run.policy, state["version"])
+    for sampler in (run.sampler, run.evaluator):
+        sampler.load(run.policy, state["version"])
     run.learner.optimiser.load_state_dict(state["optimiser"])
     run.learner.optimiser.scale = state["lr_scale"]
     run.guard.load_state_dict(state["guard"])

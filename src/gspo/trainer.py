@@ -79,7 +79,9 @@ def one_step(run: Run, source: Iterable[Group]) -> Metrics:
     )
     batch.counts["staleness"] = staleness([rollout for group in groups for rollout in group.rollouts], run.sampler.version)
     learned = learn(run, batch)
-    run.sampler.load(run.policy, run.sampler.version + 1)
+    version = run.sampler.version + 1
+    for sampler in (run.sampler, run.evaluator):
+        sampler.load(run.policy, version)
     trained = time.perf_counter()
     run.tokens += int(batch.counts["tokens"])
     watch(run, batch.counts)
