@@ -25,12 +25,13 @@ import argparse
 import os
 import subprocess
 import sys
-import venv
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+from environment import make_environment
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = (
@@ -62,19 +63,6 @@ class Case(NamedTuple):
     theirs: Callable[[Draw], Any]
     settings: dict[str, Any]
     has_value: bool = True
-
-
-def make_environment(folder: Path = HERE.parent / ".bench-parity") -> Path:
-    """The Python of the environment with both, installed on first use."""
-    python = folder / "bin" / "python"
-    done = folder / "installed"
-    if not done.exists():
-        venv.create(folder, with_pip=True, clear=True)
-        constraints = ["-c", str(HERE / "trl-constraints.txt")]
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES, *constraints], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "verl==0.9.1"], check=True)
-        done.touch()
-    return python
 
 
 def padded(x: Any, y: Any) -> Any:
@@ -290,4 +278,5 @@ if __name__ == "__main__":
     if parser.parse_args().worker:
         work()
     else:
-        sys.exit(subprocess.run([make_environment(), __file__, "--worker"]).returncode)
+        python = make_environment(".bench-parity", PACKAGES, ["verl==0.9.1"])
+        sys.exit(subprocess.run([python, __file__, "--worker"]).returncode)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -110,8 +111,11 @@ def unpack(name: str) -> None:
 
 
 def pack(name: str) -> None:
-    """What of the finished cells is worth keeping: their configuration and metrics."""
+    """What of the finished cells is worth keeping: their configuration and metrics, and the results."""
     folder = RESULTS / name
+    for suffix in ("csv", "json"):
+        if (folder / f"results.{suffix}").exists():
+            shutil.copy(folder / f"results.{suffix}", RESULTS / f"{name}.{suffix}")
     files = sorted([*folder.rglob("cells/**/metrics.jsonl"), *folder.rglob("cells/**/config.toml")])
     with tarfile.open(RESULTS / f"{name}.tar.xz", "w:xz") as file:
         for path in files:

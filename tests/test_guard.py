@@ -36,8 +36,7 @@ def test_a_quiet_run_is_quiet():
         ("mismatch/prob_mean", 0.06, WARNING), ("entropy", 0.2, WARNING), ("entropy", 4.0, WARNING),
         ("entropy", 11.0, ALARM), ("mismatch/beyond_2x", 0.3, ALARM),
         ("grad_norm", 7.0, WARNING), ("ratio/std", 6e-3, WARNING), ("completions/clipped_ratio", 0.2, WARNING),
-        ("completions/repetition", 0.5, WARNING), ("completions/repetition", 0.25, QUIET), ("reward", 0.0, QUIET),
-    ],
+        ("completions/repetition", 0.5, WARNING), ("completions/repetition", 0.25, QUIET),     ],
 )  # fmt: skip
 def test_each_signal(metric, value, level):
     guard = Guard(GuardConfig())
@@ -62,6 +61,13 @@ def test_reward_against_its_best():
     assert [v.metrics["guard/level"] for v in fallen][:5] == [QUIET, WARNING, WARNING, ALARM, ALARM]
     assert [bool(v.collapsed) for v in fallen][:7] == [False] * 5 + [True] * 2
     assert "40% of its best (0.5)" in fallen[6].collapsed
+
+
+def test_a_fall_that_the_mean_does_not_show_yet_is_no_good_state():
+    guard = Guard(GuardConfig(window=10))
+    assert all(verdict.good for verdict in steps(guard, 20))
+    (verdict,) = steps(guard, 1, 21, reward=0.3)  # the mean is 0.48, 96 % of the best
+    assert verdict.metrics["guard/level"] == QUIET and not verdict.good
 
 
 def test_missing_metrics_and_steps_without_updates_are_not_judged():

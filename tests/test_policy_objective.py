@@ -47,12 +47,10 @@ def test_what_numerics_alone_would_clip_by_hand():
     assert objective.numerics(ratio, torch.tensor([1.0, 1.0, -1.0, 0.0])) == pytest.approx(0.2 * 0.25 + 0.2 * 0.5)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if "logp_mu" not in row.likelihoods])
 @pytest.mark.parametrize("correction", ["tis", "icepop", "seq_mis"])
 def test_a_correction_weighs_terms_and_no_ratio(name, correction):
     """Where mu is pi_old it changes nothing; where mu is half of it, tis doubles every term."""
-    if name.startswith("dppo"):
-        pytest.skip("its own ratio is to mu")
     batch = replies()
     plain, _, ratios = update(batch, name=name)
     same, metrics, stats = update(batch, name=name, correction=correction, old_logprobs="recompute")
@@ -63,6 +61,18 @@ def test_a_correction_weighs_terms_and_no_ratio(name, correction):
     assert torch.equal(stats["ratio"], ratios["ratio"])
     assert metrics["correction/weight_mean"] == pytest.approx(2, rel=1e-6)
     torch.testing.assert_close(twice, 2 * plain, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_kl_term_weighs_replies_as_the_objective_does(name):
+    """A mean over tokens where each reply counts alike, a sum where a longer one counts more (LUSPO too)."""
+    batch = replies()
+    plain, _, _ = update(batch, name=name)
+    held, _, stats = update(batch, name=name, beta=0.5)
+    by_reply = stats["kl_ref"].split(LENGTHS)
+    whole = name in ("gspo", "gspo_token", "grpo", "gmpo", "sapo")
+    want = torch.stack([part.mean() if whole else part.sum() for part in by_reply])
+    torch.testing.assert_close((held - plain) / 0.5, want, rtol=1e-9, atol=1e-9)
 
 
 def test_gspo_auto_clips_its_target_in_a_whole_run(tmp_path):

@@ -104,7 +104,7 @@ def test_first_update_is_on_policy(tmp_path):
         {"algorithm": {"name": "dppo_tv"}},
         {"algorithm": {"name": "ppo", "critic": "copy", "epochs": 2}, "train": {"layout": "packed"}},
         {"algorithm": {"name": "dppo_kl"}, "sampler": {"quantize": "int8"}},
-        {"algorithm": {"name": "minirl", "router_replay": "R3", "correction": "icepop", "old_logprobs": "recompute"}},
+        {"algorithm": {"name": "minirl", "router_replay": "R3", "old_logprobs": "recompute"}},
     ],
     ids=str,
 )

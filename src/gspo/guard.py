@@ -65,8 +65,8 @@ SIGNALS: tuple[Signal, ...] = (
 @dataclass(frozen=True)
 class Verdict:
     """What the guard says of a step. warnings: sentences to show. collapsed: the alarm held for `patience` steps. good: a
-    state worth returning to: no alarm, and the reward has not fallen
-    (after a rewind: as far as a whole window shows). metrics: for the log.
+    state worth returning to: no alarm, and neither the mean reward nor
+    this step's has fallen (after a rewind: as far as a whole window shows). metrics: for the log.
     """
 
     warnings: list[str] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Guard:
         return Verdict(
             warnings=[f"step {step}: {text}" for text in warnings],
             collapsed=collapsed if self._alarms >= self.config.patience else "",
-            good=level < ALARM and reward is None and (len(self._rewards) == self.config.window or not self.rewinds),
+            good=level < ALARM and reward is None and self._holds(metrics.get("reward")),
             metrics={"guard/level": level, "guard/signals": [name for name, _, _ in found]},
         )
 
@@ -136,12 +136,22 @@ class Guard:
         mean = sum(self._rewards) / len(self._rewards)
         self._best = max(self._best, mean)
         share = mean / self._best if self._best > 0 else 1.0
-        border = (1 + self.config.collapse) / 2
-        if share >= border:
+        if share >= self._border:
             return None
         level = ALARM if share < self.config.collapse else WARNING
         text = f"the reward, {mean:.3g} over {len(self._rewards)} steps, is {share:.0%} of its best ({self._best:.3g})"
         return "reward fall", level, text + ": lower optimizer.lr, or go back to an earlier checkpoint"
+
+    def _holds(self, value: Any) -> bool:
+        """Whether the reward of this very step is no sign of a fall that its mean does not show yet."""
+        if len(self._rewards) < self.config.window:  # after a rewind, nobody knows yet
+            return not self.rewinds
+        return _is_number(value) and value >= self._border * self._best
+
+    @property
+    def _border(self) -> float:
+        """The share of the best reward below which it has fallen."""
+        return (1 + self.config.collapse) / 2
 
     def _is_news(self, name: str, step: int) -> bool:
         if name in self._told and step - self._told[name] < AGAIN:

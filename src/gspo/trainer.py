@@ -105,14 +105,13 @@ def watch(run: Run, metrics: Metrics) -> None:
     """Warnings about steps that teach nothing, the first time that they occur."""
     if metrics["frac_reward_zero_std"] == 1:
         run.log.warn(
-            f"step {run.step}: in every group all replies got the same reward, so nothing was learned from them. Is the "
+            "in every group of a step all replies got the same reward, so nothing was learned from them. Is the "
             "task too easy or too hard, or does the reward never see what it looks for? Look at rollouts.jsonl"
         )
     if metrics["completions/clipped_ratio"] > 0.5:
         run.log.warn(
-            f"step {run.step}: {metrics['completions/clipped_ratio']:.0%} of the replies reached "
-            "rollout.max_completion_length: raise it, or have the model answer sooner (task.template_args = "
-            "{enable_thinking = false} for models that think)"
+            "more than half of a step's replies reached rollout.max_completion_length: raise it, or have the model answer "
+            "sooner (task.template_args = {enable_thinking = false} for models that think)"
         )
 
 

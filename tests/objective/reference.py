@@ -61,8 +61,8 @@ def token(name, w, logp, logp_mu, a, n, low, high, constants):
         tau = constants["tau_pos"] if a > 0 else constants["tau_neg"]
         return 4 / tau / (1 + torch.exp(-tau * (w - 1))) * a
     if name == "cispo":
-        return min(float(w), constants["w_max"]) * a * logp
-    p, mu = math.exp(float(logp)), math.exp(float(logp_mu))
+        return min(w.item(), constants["w_max"]) * a * logp
+    p, mu = math.exp(logp.item()), math.exp(logp_mu.item())
     if name == "minirl":
         away = (a > 0 and w > 1 + high) or (a < 0 and w < 1 - low)
         return (0.0 if away else p / mu) * a * logp

@@ -17,6 +17,7 @@ def test_constants_of_a_row_can_be_changed():
     _, config, _ = resolve(AlgorithmConfig(name="sapo", constants={"tau_neg": 1.2}))
     assert config.constants == {"tau_pos": 1.0, "tau_neg": 1.2}
     assert ALGORITHMS["sapo"].constants["tau_neg"] == 1.05
+    assert resolve(AlgorithmConfig(name="ppo", constants={"lam": 0}))[1].constants["lam"] == 0
     assert resolve(config)[1] == config  # what was resolved stays
 
 
@@ -40,12 +41,17 @@ def test_every_row_resolves_to_its_own_defaults(name):
         ({"epsilon_high": 4e-4, "name": "gmpo"}, "gmpo has no clip range"),
         ({"constants": {"tau": 1.0}}, "gspo has no constant 'tau'; it has none"),
         ({"name": "sapo", "constants": {"tau_poss": 1.0}}, "did you mean tau_pos"),
-        ({"name": "sapo", "constants": {"tau_pos": 0}}, "must be a number above 0"),
-        ({"name": "sapo", "constants": {"tau_pos": "1"}}, "must be a number above 0"),
+        ({"name": "sapo", "constants": {"tau_pos": 0}}, "tau_pos = 0: must be above 0"),
+        ({"name": "sapo", "constants": {"tau_pos": "1"}}, "must be a finite number"),
+        ({"name": "sapo", "constants": {"tau_pos": True}}, "must be a finite number"),
+        ({"name": "cispo", "constants": {"w_max": float("inf")}}, "must be a finite number"),
+        ({"name": "ppo", "constants": {"lam": 1.1}}, "lam = 1.1: must be 0 to 1"),
         ({"name": "ppo", "critic": "none"}, "ppo learns from values and needs a critic"),
         ({"critic": "shared"}, "gspo has no use for one"),
         ({"name": "ppo", "constants": {"lamda": 0.9}}, "its own are gamma, lam, e_value, c_value, did you mean lam"),
         ({"correction": "tis"}, "every weight would be 1.*recompute"),
+        ({"name": "minirl", "correction": "tis", "old_logprobs": "recompute"}, "minirl weighs by pi_theta/mu.*twice"),
+        ({"name": "dppo_tv", "correction": "icepop", "old_logprobs": "recompute"}, "dppo_tv weighs by pi_theta/mu"),
     ],
 )
 def test_what_is_no_longer_the_algorithm_is_an_error(settings, message):
@@ -63,6 +69,7 @@ def test_what_is_no_longer_the_algorithm_is_an_error(settings, message):
         ({"name": "dapo"}, "refills"),
         ({"beta": 0.1, "kl_estimator": "k1"}, "zero gradient"),
         ({"name": "grpo", "epsilon": "auto"}, "far tighter than usual"),
+        ({"name": "dppo_kl", "old_logprobs": "recompute"}, "changes no gradient"),
     ],
 )
 def test_odd_values_are_warned_of(settings, message):

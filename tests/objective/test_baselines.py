@@ -35,7 +35,7 @@ def test_gmpo_by_hand():
 def test_cispo_by_hand():
     old, logp = logs(0.1, 0.5), logs(0.8, 0.25).requires_grad_()
     out = cispo(logp, old, UP, ONE, w_max=5.0)
-    assert float(out.loss) == pytest.approx(-(5 * math.log(0.8) + 0.5 * math.log(0.25)))
+    assert out.loss.item() == pytest.approx(-(5 * math.log(0.8) + 0.5 * math.log(0.25)))
     assert torch.autograd.grad(out.loss.sum(), logp)[0].tolist() == pytest.approx([-5, -0.5])  # capped, not cut off
     assert out.clipped_high.tolist() == [True, False]
 
