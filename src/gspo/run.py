@@ -92,7 +92,8 @@ def restore(run: Run, state: dict[str, Any]) -> None:
 def rewind(run: Run) -> bool:
     """Takes weights, optimiser and clip range of the last good checkpoint, and lowers the learning rate. False without one.
 
-    Prompts, steps, versions and the log go on: a pass repeats no prompt, and no seed comes twice.
+    Prompts, steps, versions and the log go on: a pass repeats no prompt, and no seed comes twice. Rollouts that wait (with
+    rollout.delay) are dropped.
     """
     folder = checkpoint.good(run.log.folder.checkpoints)
     if folder is None:

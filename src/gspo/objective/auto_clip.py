@@ -73,8 +73,8 @@ class AutoClip:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.e_low, self.at_floor = state["e_low"], state["at_floor"]
-        self._past.extend(state["past"])
-        self._noise.extend(state["noise"])
+        self._past = deque(state["past"], maxlen=WINDOW)
+        self._noise = deque(state["noise"], maxlen=NOISE_WINDOW)
 
 
 def histogram(excess: Tensor) -> Tensor:
