@@ -23,9 +23,8 @@ def allowed(limits: typing.Mapping[str, typing.Any]) -> str:
 
 def limits(row: Algorithm) -> str:
     """An algorithm's clip range, or its constants."""
-    if row.epsilon is not None:
-        return f"{row.epsilon:g} / {row.epsilon_high:g}"
-    return ", ".join(f"{name} = {value:g}" for name, value in row.constants.items())
+    clip = [] if row.epsilon is None else [f"{row.epsilon:g} / {row.epsilon_high:g}"]
+    return ", ".join(clip + [f"{name} = {value:g}" for name, value in {**row.constants, **row.critic}.items()])
 
 
 def page() -> str:

@@ -9,6 +9,7 @@ import torch
 from gspo import layout
 from gspo.config import AlgorithmConfig
 from gspo.objective.algorithms import ALGORITHMS, resolve
+from gspo.objective.replies import Replies
 from gspo.policy_objective import PolicyObjective
 from gspo.types import Outputs
 from tests.bigram import Bigram
@@ -40,11 +41,20 @@ def test_the_clip_by_reply_token_and_sign():
     assert 0 < sum(by_reply) < 6
 
 
-def test_what_numerics_alone_would_clip_by_hand():
-    row, config, _ = resolve(AlgorithmConfig(epsilon=0.1, epsilon_high=0.1))
-    objective = PolicyObjective(row, config, 9)
-    ratio = torch.tensor([0.8, 1.0, 1.0, 1.0, 1.2])  # a fifth below, a fifth above
-    assert objective.numerics(ratio, torch.tensor([1.0, 1.0, -1.0, 0.0])) == pytest.approx(0.2 * 0.25 + 0.2 * 0.5)
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({"epsilon": 0.1, "epsilon_high": 0.1}, 0.2 * 0.25 + 0.2 * 0.5),
+        ({"name": "cispo"}, 0.2 * 0.75),  # capped whatever the sign
+        ({"name": "dppo_tv"}, 0.2 * 0.5),  # only the last moved by more than 0.15
+        ({"name": "sapo"}, 0.0),
+    ],
+)
+def test_what_numerics_alone_would_clip_by_hand(settings, share):
+    logp = torch.tensor([0.08, 0.1, 0.1, 0.1, 0.6]).log()  # a fifth of the ratios below, a fifth above
+    logp_mu, y, A = torch.full((5,), 0.1).log(), Replies.of(torch.ones(5).long()), torch.tensor([1.0, 1.0, -1.0, 0.0])
+    row, config, _ = resolve(AlgorithmConfig(**settings))
+    assert PolicyObjective(row, config, 9).numerics(logp, logp_mu, y, A) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if "logp_mu" not in row.likelihoods])

@@ -70,10 +70,14 @@ def probe(learner: Learner, replies: Sequence[Reply]) -> tuple[list[Reply], list
     return some, learner.read(learner.policy, some, routing=learner.policy.sparse)
 
 
-def noise_ratio(replies: Sequence[Reply], seen: Sequence[Seen], level: str) -> torch.Tensor:
-    """The ratio to mu, s_i [S] or w_it [N], of replies that the policy's present weights sampled: numerics alone."""
+def paired(replies: Sequence[Reply], seen: Sequence[Seen]) -> tuple[torch.Tensor, torch.Tensor, Replies]:
+    """What the policy and the sampler say of the same tokens, log pi and log mu [N], and whose tokens they are."""
     y = Replies.of(torch.tensor([len(one.logp) for one in seen]))
-    logp, logp_mu = torch.cat([one.logp for one in seen]), torch.cat([reply.logp_mu for reply in replies])
+    return torch.cat([one.logp for one in seen]), torch.cat([reply.logp_mu for reply in replies]), y
+
+
+def noise_ratio(logp: torch.Tensor, logp_mu: torch.Tensor, y: Replies, level: str) -> torch.Tensor:
+    """The ratio to mu, s_i [S] or w_it [N], of replies that the policy's present weights sampled: numerics alone."""
     return sequence_ratio(logp, logp_mu, y) if level == "sequence" else (logp - logp_mu).exp()
 
 
@@ -83,10 +87,7 @@ def disagreement(replies: Sequence[Reply], seen: Sequence[Seen]) -> dict[str, An
     moe/sampler_agreement: share of the sampler's choices of experts that the trainer makes too, of the tokens that the
     sampled ones were predicted from.
     """
-    y = Replies.of(torch.tensor([len(one.logp) for one in seen]))
-    found: dict[str, Any] = mismatch(
-        torch.cat([one.logp for one in seen]), torch.cat([reply.logp_mu for reply in replies]), y
-    )
+    found: dict[str, Any] = mismatch(*paired(replies, seen))
     if all(one.routes is not None and reply.routes is not None for reply, one in zip(replies, seen)):
         shares = [moe.changed(reply.routes, one.routes)[before(reply)] for reply, one in zip(replies, seen)]  # type: ignore[arg-type]
         found["moe/sampler_agreement"] = 1 - float(torch.cat(shares).mean())

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gspo.config import AlgorithmConfig
 from gspo.objective import corrections, divergence
 from gspo.objective.algorithms import Algorithm
 from gspo.objective.auto_clip import AutoClip
-from gspo.objective.losses import sequence_ratio
+from gspo.objective.losses import Surrogate, sequence_ratio
 from gspo.objective.mismatch import std
 from gspo.objective.ppo import value_loss
 from gspo.objective.replies import Replies
@@ -62,9 +63,7 @@ class PolicyObjective:
         if self.correction != "none":
             weight = corrections.weights(self.correction, self.row.level, batch.logp_old, batch.logp_mu, y)
             A = A * weight if A.shape == weight.shape else y.spread(A) * y.spread(weight)
-        given = {name: getattr(batch, name) for name in self.row.likelihoods}
-        limits = {} if self.clip is None else dict(zip(("e_low", "e_high"), self.clip))
-        loss, ratio, low, high = self.row.loss(logp=logp, A=A, y=y, **given, **limits, **self.constants)
+        loss, ratio, low, high = self._surrogate(logp, A, y, vars(batch))
         assert out.entropy is not None
         stats = {
             "loss": loss,
@@ -92,6 +91,12 @@ class PolicyObjective:
         if out.routing is not None:
             stats |= routing_stats(out.routing, batch)
         return loss, {name: value.detach() for name, value in stats.items()}
+
+    def _surrogate(self, logp: Tensor, A: Tensor, y: Replies, likelihoods: Mapping[str, Tensor]) -> Surrogate:
+        """The row's loss with its own likelihoods, clip range and constants."""
+        given = {name: likelihoods[name] for name in self.row.likelihoods}
+        limits = {} if self.clip is None else dict(zip(("e_low", "e_high"), self.clip))
+        return self.row.loss(logp=logp, A=A, y=y, **given, **limits, **self.constants)
 
     def summary(self, stats: Stats) -> dict[str, Any]:
         """Metrics of one update. low_mean and high_mean count replies for sequence-level algorithms, else tokens."""
@@ -122,14 +127,16 @@ class PolicyObjective:
             metrics["kl_ref"] = float(stats["kl_ref"].mean())
         return metrics | routing_metrics(stats)
 
-    def numerics(self, ratio: Tensor, A: Tensor) -> float:
-        """Share of tokens that the clip takes the gradient from when numerics alone move the ratio: ratios and advantages,
-        [S] or [N] each, that need not belong together.
+    def numerics(self, logp: Tensor, logp_mu: Tensor, y: Replies, A: Tensor) -> float:
+        """Share of tokens that the clip takes the gradient from when numerics alone move the ratio: likelihoods [N] of
+        replies `y` that the present weights sampled, and advantages [S] or [N] of any others, for their signs.
         """
-        if self.clip is None:
-            return 0.0
-        low, high = (ratio < 1 - self.clip[0]).double().mean(), (ratio > 1 + self.clip[1]).double().mean()
-        return float(low * (A < 0).double().mean() + high * (A > 0).double().mean())
+        share, likelihoods = 0.0, {"logp_old": logp_mu, "logp_mu": logp_mu}
+        for sign in (-1.0, 1.0):
+            found = self._surrogate(logp, torch.full(y.length.shape, sign).to(logp), y, likelihoods)
+            clipped = y.spread(found.clipped_low | found.clipped_high)
+            share += float(clipped.double().mean() * (A * sign > 0).double().mean())
+        return share
 
     def watch(self, stats: Stats) -> None:
         """Shows an update to a clip range that sets itself."""

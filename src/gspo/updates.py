@@ -9,7 +9,7 @@ import torch
 
 from gspo.objective.mismatch import mismatch, std
 from gspo.objective.replies import Replies
-from gspo.old_policy import Groups, disagreement, estimate, needs_pass, noise_ratio, probe, recall
+from gspo.old_policy import Groups, disagreement, estimate, needs_pass, noise_ratio, paired, probe, recall
 from gspo.ports import Policy
 from gspo.rollout import Learnable, reply_of, split
 from gspo.run import Metrics, Run
@@ -48,8 +48,9 @@ def learn(run: Run, batch: Learnable) -> Metrics:
                 metrics = metrics or first_look(stats)
                 if run.source.delay and algorithm.old_logprobs == "sampler":
                     assert seen is not None
-                    noise = noise_ratio(known, seen, run.objective.row.level)
-                    numerics = run.objective.numerics(noise, stats["advantage"])
+                    logp, logp_mu, y = paired(known, seen)
+                    noise = noise_ratio(logp, logp_mu, y, run.objective.row.level)
+                    numerics = run.objective.numerics(logp, logp_mu, y, stats["advantage"])
                 else:  # no update yet: the ratio is nothing but noise
                     noise, numerics = stats["ratio"], update["clip_ratio/tokens"]
                 floor(run, std(noise))

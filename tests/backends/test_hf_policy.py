@@ -35,7 +35,7 @@ def scored(policy, batch, seed=0):
     weights = torch.rand(len(batch.node), generator=torch.Generator().manual_seed(seed))
     for p in policy.parameters():
         p.grad = None
-    logp, entropy, _ = policy.forward(batch, entropy=True)
+    logp, entropy, *_ = policy.forward(batch, entropy=True)
     (logp * weights).sum().backward()
     gradient = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
     return logp.detach(), entropy, gradient

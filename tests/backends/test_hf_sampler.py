@@ -240,8 +240,8 @@ def test_new_weights():
     sampler, other = HFSampler(tiny("llama")), tiny("llama", seed=1)
 
     class Other:
-        def parameters(self):
-            return other.model.parameters()
+        def weights(self):
+            return other.model.named_parameters()
 
     sampler.load(Other(), version=3)
     asked, sampling = prompts(4, 6), Sampling(max_new_tokens=6)
