@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
+from gspo.study.cells import finished
 from gspo.study.compare import compare
+from gspo.study.spec import read
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -116,10 +119,11 @@ def pack(name: str) -> None:
     for suffix in ("csv", "json"):
         if (folder / f"results.{suffix}").exists():
             shutil.copy(folder / f"results.{suffix}", RESULTS / f"{name}.{suffix}")
-    files = sorted([*folder.rglob("cells/**/metrics.jsonl"), *folder.rglob("cells/**/config.toml")])
+    cells = [Path(cell.config.log.dir) for cell in read(HERE / f"{name}.toml", folder).cells if finished(cell)]
     with tarfile.open(RESULTS / f"{name}.tar.xz", "w:xz") as file:
-        for path in files:
-            file.add(path, path.relative_to(folder))
+        for cell in cells:
+            for path in (cell / "config.toml", cell / "metrics.jsonl"):
+                file.add(path, path.relative_to(folder))
 
 
 def main() -> int:
@@ -127,7 +131,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="*", help="cells of the study to run, as in `gspo compare`")
     options = parser.parse_args()
-    subprocess.run([sys.executable, HERE / "prepare.py"], check=True)
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as the cells have it: the models are then the same everywhere
+    subprocess.run([sys.executable, HERE / "prepare.py"], check=True, env=one_thread)
     for name in ("sweep", "evidence"):
         unpack(name)
         try:

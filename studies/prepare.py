@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/study-models"))
     parser.add_argument("--scale", type=int, default=1, help="multiplies layers and experts (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=400, help="of the cold start (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=450, help="of the cold start (default: %(default)s)")
     options = parser.parse_args()
     recipe = load(play.HERE / "cold_start.toml")
     for name, outline in outlines(options.scale).items():
