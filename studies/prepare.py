@@ -1,7 +1,8 @@
-"""The models that the study starts from: a tiny mixture of experts and a dense control, both after the same cold start.
+"""The models that the studies start from: tiny mixtures of experts and a dense control, each after its cold start.
 
-Both imitate the same mixture of worked solutions and guesses (gspo.demo.count_bits). A token of the dense model passes as
-many feed-forward weights as one of the mixture does. About three minutes each on one core.
+All imitate a mixture of worked solutions and guesses (gspo.demo.count_bits). A token of the dense model passes as many
+feed-forward weights as one of the mixture does. `short` and `long` are the mixture on shorter and longer numbers, whose
+worked solutions take about 56 and 204 tokens instead of 100. Two to seven minutes each on one core.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from gspo.configfile import load
 from gspo.demo import count_bits, play
 
 LAYERS, HIDDEN, EXPERTS, PER_TOKEN, WIDTH = 4, 96, 16, 2, 64
+NUMBERS = {"moe": (10**4, 10**5 - 1), "dense": (10**4, 10**5 - 1), "short": (100, 1999), "long": (10**7, 10**8 - 1)}
 
 
 def outlines(scale: int) -> dict[str, dict]:
@@ -23,7 +25,8 @@ def outlines(scale: int) -> dict[str, dict]:
         hidden=HIDDEN, layers=LAYERS * scale, experts=EXPERTS * scale, expert_width=WIDTH, top_k=PER_TOKEN, context=256
     )
     dense = {name: value for name, value in moe.items() if "expert" not in name and "topk" not in name}
-    return {"moe": moe, "dense": dense | {"model_type": "qwen3", "intermediate_size": PER_TOKEN * WIDTH}}
+    dense |= {"model_type": "qwen3", "intermediate_size": PER_TOKEN * WIDTH}
+    return {name: dense if name == "dense" else moe for name in NUMBERS}
 
 
 def main() -> None:
@@ -39,10 +42,12 @@ def main() -> None:
         if (folder / "model").exists():
             continue
         tiny = build_tiny(outline, longest_match_tokenizer(count_bits.PIECES), seed=0)
+        low, high = NUMBERS[name]
+        numbers = {"size": 64 * options.steps, "min_n": low, "max_n": high}
         print(f"{name}: {sum(p.numel() for p in tiny.model.parameters()):,} parameters")
         api.sft(
             tiny.model, tokenizer=tiny.tokenizer, config=recipe, resume=(folder / "config.toml").exists(),
-            task={"config": recipe.task.config | {"size": 64 * options.steps}},
+            task={"config": recipe.task.config | numbers},
             train={"steps": options.steps}, log={"dir": str(folder)},
         )  # fmt: skip
 
