@@ -1,9 +1,11 @@
-"""Runs all that docs/evidence.md rests on: models, sweep, choice, study. What is done is kept.
+"""Runs all that docs/evidence.md rests on: models, sweep, choice, studies, tables, figures. What is done is kept.
 
     python studies/evidence.py            # a few hours on two cores
-    python studies/evidence.py --only "4-mini-batches/*"
+    python studies/evidence.py lengths    # one study; `gspo compare --only` runs single cells
+    python studies/evidence.py --scale 4  # models of 16 layers and 64 experts, for a GPU; below runs/evidence-x4
 
-The choice follows the rule in sweep.toml and is written into evidence.toml.
+The choice follows the rule in sweep.toml and is written into evidence.toml. A cell that another study has run with the same
+configuration is taken from there.
 """
 
 from __future__ import annotations
@@ -15,14 +17,16 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gspo.study.cells import finished
 from gspo.study.compare import compare
-from gspo.study.spec import read
+from gspo.study.spec import Cell, read
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results"
+STUDIES = ("sweep", "evidence", "lengths", "after")
 EXTRA = ("GRPO + R3", "GSPO + R3", "CISPO", "SAPO")
 SETTINGS = {
     "4 mini-batches": "",
@@ -105,22 +109,39 @@ def study(chosen: dict[tuple[str, str], tuple[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def unpack(name: str) -> None:
+def file_of(folder: Path) -> Path:
+    """The study file of results/NAME: NAME.toml beside `results`."""
+    return folder.parent.parent / f"{folder.name}.toml"
+
+
+def cells_of(folder: Path) -> list[Cell]:
+    """The cells of a study, whose name its folder has."""
+    return read(file_of(folder), folder).cells
+
+
+def unpack(folder: Path) -> None:
     """Finished cells that were committed, where there are none yet."""
-    archive = RESULTS / f"{name}.tar.xz"
-    if archive.exists() and not (RESULTS / name / "cells").exists():
+    archive = folder.with_suffix(".tar.xz")
+    if archive.exists() and not (folder / "cells").exists():
         with tarfile.open(archive) as file:
-            file.extractall(RESULTS / name, filter="data")
+            file.extractall(folder, filter="data")
 
 
-def pack(name: str) -> None:
+def borrow(cells: Iterable[Cell], known: Sequence[Cell]) -> None:
+    """Finished runs of other studies, where the configuration is the same but for the folder."""
+    for cell in cells:
+        for other in known:
+            if replace(other.config, log=cell.config.log) == cell.config and not finished(cell) and finished(other):
+                shutil.copytree(other.config.log.dir, cell.config.log.dir, dirs_exist_ok=True)
+
+
+def pack(folder: Path) -> None:
     """What of the finished cells is worth keeping: their configuration and metrics, and the results."""
-    folder = RESULTS / name
-    for suffix in ("csv", "json"):
-        if (folder / f"results.{suffix}").exists():
-            shutil.copy(folder / f"results.{suffix}", RESULTS / f"{name}.{suffix}")
-    cells = [Path(cell.config.log.dir) for cell in read(HERE / f"{name}.toml", folder).cells if finished(cell)]
-    with tarfile.open(RESULTS / f"{name}.tar.xz", "w:xz") as file:
+    for suffix in (".csv", ".json"):
+        if (folder / f"results{suffix}").exists():
+            shutil.copy(folder / f"results{suffix}", folder.with_suffix(suffix))
+    cells = [Path(cell.config.log.dir) for cell in cells_of(folder) if finished(cell)]
+    with tarfile.open(folder.with_suffix(".tar.xz"), "w:xz") as file:
         for cell in cells:
             for path in (cell / "config.toml", cell / "metrics.jsonl"):
                 file.add(path, path.relative_to(folder))
@@ -129,20 +150,38 @@ def pack(name: str) -> None:
 def main() -> int:
     """Goes on with whatever is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="*", help="cells of the study to run, as in `gspo compare`")
+    parser.add_argument("studies", nargs="*", help=f"those to run, by default all: {', '.join(STUDIES)}")
+    parser.add_argument("--scale", type=int, default=1, help="multiplies layers and experts (default: %(default)s)")
     options = parser.parse_args()
+    chosen = options.studies or STUDIES
+    if unknown := set(chosen) - set(STUDIES):
+        parser.error(f"{', '.join(sorted(unknown))}: no such study; there are {', '.join(STUDIES)}")
+    place = HERE
+    if options.scale != 1:  # study files of its own, which may be edited: the sweep's choice is another one there
+        place = HERE.parent / "runs" / f"evidence-x{options.scale}"
+        place.mkdir(parents=True, exist_ok=True)
+        for name in {"base", *STUDIES} - {path.stem for path in place.glob("*.toml")}:
+            shutil.copy(HERE / f"{name}.toml", place)
+    os.chdir(HERE.parent if options.scale == 1 else place)  # the study files name models relative to it
+    place = Path(os.path.relpath(place))  # what is kept names no machine's folders
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as the cells have it: the models are then the same everywhere
-    subprocess.run([sys.executable, HERE / "prepare.py"], check=True, env=one_thread)
-    for name in ("sweep", "evidence"):
-        unpack(name)
-        try:
-            status = compare(HERE / f"{name}.toml", RESULTS / name, options.only if name == "evidence" else "*")
-        finally:
-            pack(name)
-        if status:
-            return status
-        if name == "sweep":
-            (HERE / "evidence.toml").write_text(study(choices(RESULTS / name)), encoding="utf-8")
+    subprocess.run([sys.executable, HERE / "prepare.py", "--scale", str(options.scale)], check=True, env=one_thread)
+    known: list[Cell] = []
+    for folder in (place / "results" / name for name in STUDIES):
+        unpack(folder)
+        if folder.name in chosen:
+            borrow(cells_of(folder), known)
+            try:
+                status = compare(file_of(folder), folder)
+            finally:
+                pack(folder)
+            if status:
+                return status
+            if folder.name == "sweep":
+                file_of(folder.with_name("evidence")).write_text(study(choices(folder)), encoding="utf-8")
+        known += cells_of(folder)
+    if options.scale == 1:
+        subprocess.run([sys.executable, HERE / "report.py"], check=True)
     return 0
 
 

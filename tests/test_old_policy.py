@@ -87,6 +87,11 @@ def test_a_dense_model_has_no_routing(tmp_path):
             tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer,
             config=settings(tmp_path / "run", algorithm={"router_replay": "R2"}),
         )  # fmt: skip
+    with pytest.raises(ValueError, match=r"aux_loss = 0.001: Qwen3ForCausalLM is dense"):
+        gspo.train(
+            tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer,
+            config=settings(tmp_path / "run", algorithm={"aux_loss": 0.001}),
+        )  # fmt: skip
     assert not (tmp_path / "run").exists()
     result = gspo.train(
         tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=settings(tmp_path / "run", train={"steps": 1})

@@ -6,15 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gspo import layout
-from gspo.config import AlgorithmConfig
+from gspo import layout, moe
+from gspo.backends.hf_model import wrap_model
+from gspo.backends.hf_policy import HFPolicy
+from gspo.config import AlgorithmConfig, ModelConfig, OptimizerConfig
+from gspo.learner import Learner
 from gspo.objective.algorithms import ALGORITHMS, resolve
 from gspo.objective.replies import Replies
+from gspo.optimiser import Optimiser
 from gspo.policy_objective import PolicyObjective
-from gspo.types import Outputs
+from gspo.types import Outputs, Reply
 from tests.bigram import Bigram
 from tests.test_learner import LENGTHS, replies
 from tests.test_train import lines, numbers, train
+from tests.tiny_run import model
 
 
 def update(batch, **settings):
@@ -118,3 +123,43 @@ def test_stale_and_coarse_rollouts_are_told_apart(tmp_path):
     assert stale["clip_ratio/staleness"] > 0.1 > 0.001 > stale["clip_ratio/numerics"]
     coarse = numbers(train(tmp_path / "b", sampler={"quantize": "int4"}, **options).folder)[-1]
     assert coarse["clip_ratio/numerics"] > 0.1
+
+
+def router_gradients(micro_batch_tokens, aux_loss, **changes):
+    """Metrics and the gradients of a tiny mixture's routers, summed over the micro-batches of an update."""
+    tiny = model()
+    policy = HFPolicy(wrap_model(tiny.model, tiny.tokenizer, ModelConfig()), router_logits=aux_loss > 0, **changes)
+    row, config, _ = resolve(AlgorithmConfig(aux_loss=aux_loss))
+    batch = [
+        Reply(torch.tensor([1, *[(i * j) % 9 for j in range(2, n + 2)]]), torch.tensor([False] + [True] * n),
+              torch.full((n,), -2.0), torch.full((n,), -2.0), 0.0)
+        for i, n in enumerate((3, 7, 2, 5), 1)
+    ]  # fmt: skip
+    step = Optimiser(policy.parameters(), OptimizerConfig(max_grad_norm=1e9, lr=1e-9), 10, 0)
+    weights = [router.weight for router in moe.routers(tiny.model)]
+    found = torch.zeros(len(weights), *weights[0].shape)
+    for layer, weight in enumerate(weights):
+        weight.register_hook(found[layer].add_)
+    metrics, _ = Learner(policy, step, micro_batch_tokens).update(PolicyObjective(row, config, 9), batch)
+    return metrics, found
+
+
+def test_the_auxiliary_loss_reaches_the_routers_and_micro_batches_change_nothing():
+    """With A = 0 nothing else has a gradient."""
+    assert not router_gradients(1000, 0.0)[1].any()
+    metrics, whole = router_gradients(1000, 0.5)
+    assert whole.abs().max() > 1e-4 and metrics["loss"] == pytest.approx(0.5 * metrics["moe/aux_loss"])
+    for found in (router_gradients(8, 0.5), router_gradients(1000, 0.5, gradient_checkpointing=True),
+                  router_gradients(1000, 0.5, layout="packed")):  # fmt: skip
+        torch.testing.assert_close(found[1], whole, rtol=1e-4, atol=1e-7)
+        assert found[0]["moe/aux_loss"] == pytest.approx(metrics["moe/aux_loss"])
+
+
+def test_the_auxiliary_loss_evens_the_load_in_a_run(tmp_path):
+    runs = {
+        weight: numbers(train(tmp_path / str(weight), algorithm={"aux_loss": weight}, train={"steps": 15}).folder)
+        for weight in (1e-6, 1.0)
+    }
+    last = {weight: sum(line["moe/aux_loss"] for line in found[-3:]) / 3 for weight, found in runs.items()}
+    assert 1 <= last[1.0] < last[1e-6] - 0.05
+    assert runs[1.0][-1]["moe/max_violation"] < runs[1e-6][-1]["moe/max_violation"]

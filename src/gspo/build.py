@@ -151,8 +151,13 @@ def sampler_of(config: Config, policy: HFPolicy, exact: HFSampler) -> HFSampler:
     return sampler
 
 
-def check_replay(config: Config, model: HFModel) -> None:
-    """Raises ValueError where there is no routing to replay, or none that can be."""
+def check_routers(config: Config, model: HFModel) -> None:
+    """Raises ValueError where there is no routing to replay, or none that can be, or no load to balance."""
+    if config.algorithm.aux_loss and not moe.routers(model.model):
+        raise ValueError(
+            f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {type(model.model).__name__} is dense (no top-k routers), "
+            "so there is no load to balance: set it to 0"
+        )
     if config.algorithm.router_replay != "none":
         tokens = probe(model, 5)
         try:
@@ -180,15 +185,16 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
         row, algorithm, _ = resolve(config.algorithm)
         critic = Critic(model, algorithm.critic or "shared") if row.critic else None
         policy = HFPolicy(
-            model, config.rollout.temperature, config.train.layout, config.train.gradient_checkpointing, critic
-        )
+            model, config.rollout.temperature, config.train.layout, config.train.gradient_checkpointing, critic,
+            router_logits=algorithm.aux_loss > 0,
+        )  # fmt: skip
         per_step = (algorithm.mini_batches or 1) * algorithm.epochs
         optimiser = Optimiser(
             policy.parameters(), config.optimizer, config.train.steps * per_step, config.train.max_bad_updates
         )
         evaluator = HFSampler(model, config.sampler.batch_size)
         sampler = sampler_of(config, policy, evaluator)
-        check_replay(config, model)
+        check_routers(config, model)
         sampling, eval_sampling = samplings(config, model)
         sampling = dataclasses.replace(sampling, routes=policy.sparse)
         stream = PromptStream(prompts, config.task.seed)

@@ -165,6 +165,8 @@ class AlgorithmConfig:
     router_replay: str = opt("none", choices=("none", "R2", "R3"))
     """Routing Replay of a mixture of experts: updates use the experts that the trainer's old policy chose (`R2`, one more
     forward pass a step), or those that the sampler chose (`R3`)."""
+    aux_loss: float = opt(0.0, low=0)
+    """Weight of the load-balancing loss of a mixture of experts, taken over each reply."""
     correction: str = opt("none", choices=("none", "tis", "icepop", "seq_mis"))
     """Weights for the mismatch of sampler and trainer, pi_old/mu: capped (`tis`), or zero outside a range, by token
     (`icepop`) or by reply (`seq_mis`)."""

@@ -34,11 +34,12 @@ def _is_router(kind: type) -> bool:
 class Record:
     """What the routers did in the last forward pass. experts: how many each chooses from."""
 
-    def __init__(self, layers: int, entropy: bool) -> None:
+    def __init__(self, layers: int, entropy: bool, logits: bool) -> None:
         self.experts = 0
         self._chosen: list[Tensor | None] = [None] * layers
         self._entropy: list[Tensor | None] = [None] * layers
-        self._with_entropy = entropy
+        self._logits: list[Tensor | None] = [None] * layers
+        self._with_entropy, self._with_logits = entropy, logits
 
     def hook(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
         """The forward hook of this layer's router."""
@@ -46,6 +47,8 @@ class Record:
         def see(router: nn.Module, inputs: Any, outputs: Any) -> None:
             logits, chosen = outputs[0].detach(), outputs[2].detach()
             self.experts = logits.shape[-1]
+            if self._with_logits:
+                self._logits[layer] = outputs[0].reshape(-1, self.experts)
             self._chosen[layer] = chosen.reshape(-1, chosen.shape[-1]).to(torch.int16)
             if self._with_entropy:
                 logp = logits.reshape(-1, self.experts).float().log_softmax(-1)
@@ -66,6 +69,11 @@ class Record:
         found, self._entropy = self._entropy, [None] * len(self._entropy)
         return _stacked(found)
 
+    def take_logits(self) -> Tensor | None:
+        """The routers' logits [layers, tokens, experts], with gradient, as `take`. Only if `record` was asked for them."""
+        found, self._logits = self._logits, [None] * len(self._logits)
+        return _stacked(found)
+
 
 def _stacked(found: list[Tensor | None]) -> Tensor | None:
     """The layers' tensors as one."""
@@ -78,13 +86,13 @@ def _stacked(found: list[Tensor | None]) -> Tensor | None:
 
 
 @contextmanager
-def record(model: nn.Module, entropy: bool = False) -> Iterator[Record]:
-    """Records the experts chosen in forward passes (`Record.take` after each), and with `entropy` the routers' entropies.
+def record(model: nn.Module, entropy: bool = False, logits: bool = False) -> Iterator[Record]:
+    """Records the experts chosen in forward passes (`Record.take` after each); if asked, the routers' entropies or logits.
 
     A dense model gets no hooks, and `take` gives None.
     """
     found = routers(model)
-    seen = Record(len(found), entropy)
+    seen = Record(len(found), entropy, logits)
     handles = [router.register_forward_hook(seen.hook(layer)) for layer, router in enumerate(found)]
     try:
         yield seen

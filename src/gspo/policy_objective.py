@@ -12,6 +12,7 @@ from gspo.config import AlgorithmConfig
 from gspo.objective import corrections, divergence
 from gspo.objective.algorithms import Algorithm
 from gspo.objective.auto_clip import AutoClip
+from gspo.objective.balance import balance
 from gspo.objective.losses import Surrogate, sequence_ratio
 from gspo.objective.mismatch import std
 from gspo.objective.ppo import value_loss
@@ -31,6 +32,7 @@ class PolicyObjective:
         self.beta = config.beta
         self.kl = divergence.ESTIMATORS[config.kl_estimator]
         self.correction = config.correction
+        self.aux_loss = config.aux_loss
         constants = {**row.constants, **row.critic, **config.constants}
         self.constants = {name: constants[name] for name in row.constants}
         self.critic = {name: constants[name] for name in row.critic}
@@ -57,7 +59,7 @@ class PolicyObjective:
         return float(len(replies) * (self.max_completion_length if self.row.counts == "budget" else 1))
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
-        """The loss of each reply [S]; the KL term is averaged over tokens as the loss is."""
+        """The loss of each reply [S]; the KL term and the auxiliary loss are averaged over tokens as the loss is."""
         logp, y = out.logp, Replies(batch.reply, batch.length)
         A, weight = batch.advantage.to(logp), None
         if self.correction != "none":
@@ -90,6 +92,10 @@ class PolicyObjective:
             stats["kl_ref"] = divergence.k3(logp, batch.logp_ref)
         if out.routing is not None:
             stats |= routing_stats(out.routing, batch)
+            if out.routing.logits is not None:
+                uneven = balance(out.routing.logits[batch.forest.parent[batch.node]], stats["routes"], y)
+                loss = loss + self.aux_loss * (uneven * y.length if self.row.sums else uneven)
+                stats["balance"] = uneven
         return loss, {name: value.detach() for name, value in stats.items()}
 
     def _surrogate(self, logp: Tensor, A: Tensor, y: Replies, likelihoods: Mapping[str, Tensor]) -> Surrogate:

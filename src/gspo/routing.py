@@ -34,7 +34,7 @@ def routing_metrics(stats: Stats) -> dict[str, Any]:
     """moe/volatility: share of pi_old's choices of experts that pi_theta does not make, for the same tokens, mean and by
     layer; moe/tokens_changed: share of tokens with a change in at least one layer. moe/overruled: share of the routers'
     own choices that Routing Replay set aside. moe/max_violation: load of the busiest expert over the mean load, minus 1,
-    mean over layers. moe/router_entropy: nats. {} for a dense model.
+    mean over layers. moe/router_entropy: nats. moe/aux_loss: before its weight. {} for a dense model.
     """
     if "routes" not in stats:
         return {}
@@ -42,6 +42,8 @@ def routing_metrics(stats: Stats) -> dict[str, Any]:
         "moe/max_violation": moe.max_violation(stats["routes"].transpose(0, 1), int(stats["experts"][0])),
         "moe/router_entropy": float(stats["router_entropy"].mean()),
     }
+    if "balance" in stats:
+        metrics["moe/aux_loss"] = float(stats["balance"].mean())
     if "overruled" in stats:
         metrics["moe/overruled"] = float(stats["overruled"].mean())
     if "changed" in stats:

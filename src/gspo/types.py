@@ -154,13 +154,15 @@ class Routing(NamedTuple):
     """Which experts the T forest tokens of a batch chose.
 
     chosen [T, layers, k] int16. own [T, layers, k]: what the routers would have chosen, where they replayed; else `chosen`
-    itself. entropy [T, layers]: of the routers' softmax, in nats. experts: how many a router chooses from.
+    itself. entropy [T, layers]: of the routers' softmax, in nats. experts: how many a router chooses from. logits [T,
+    layers, experts]: the routers', with gradient; None unless the policy was made to keep them.
     """
 
     chosen: Tensor
     own: Tensor
     entropy: Tensor
     experts: int
+    logits: Tensor | None = None
 
 
 class Outputs(NamedTuple):

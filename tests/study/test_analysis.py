@@ -24,6 +24,7 @@ def test_a_cell_by_hand():
     row = measure(made, "eval/accuracy", 2)
     assert (row["steps"], row["tokens"], row["seconds"]) == (5, 50, 10)
     assert row["reward"] == pytest.approx(0.2) and row["best"] == pytest.approx(0.8) and row["collapsed"]
+    assert row["mean"] == pytest.approx(0.4) and row["fall"] == pytest.approx(0.6)
     assert row["metric"] == 0.6 and row["clipped"] == pytest.approx(0.2) and math.isnan(row["volatility"])
 
 

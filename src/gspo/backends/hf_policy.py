@@ -32,6 +32,7 @@ class HFPolicy:
         layout: str = "padded",
         gradient_checkpointing: bool = False,
         critic: Critic | None = None,
+        router_logits: bool = False,
     ):
         if layout == "packed" and not model.has_full_attention:
             raise ValueError(
@@ -44,6 +45,7 @@ class HFPolicy:
         self.shares_prompts = layout == "packed"
         self.sparse = bool(moe.routers(model.model))
         self.critic = critic
+        self.router_logits = router_logits
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             model.model.gradient_checkpointing_enable(
@@ -89,14 +91,16 @@ class HFPolicy:
         self.model.model.train(self.gradient_checkpointing and torch.is_grad_enabled())
         with ExitStack() as stack:
             asked = stack.enter_context(moe.replay(self.model.model, _row_routes(batch, rows))) if replay else None
-            seen = stack.enter_context(moe.record(self.model.model, entropy=True)) if routing and self.sparse else None
+            seen, logits = None, self.router_logits and torch.is_grad_enabled()
+            if routing and self.sparse:
+                seen = stack.enter_context(moe.record(self.model.model, entropy=True, logits=logits))
             inputs = {
                 "input_ids": rows.tokens.to(device),
                 "position_ids": rows.position.to(device),
                 "attention_mask": None if rows.mask is None else rows.mask.to(device),
             }
             hidden = self.model.hidden(**inputs)
-            routed = None if seen is None else _routing(seen, asked, rows.place.to(device))
+            routed = None if seen is None else _routing(seen, asked, rows.place.to(device), logits)
         before = rows.before.to(device)
         states = hidden.flatten(0, 1)[before]  # [N, H]
         values = None if self.critic is None else self.critic(states, before, inputs)
@@ -111,16 +115,18 @@ def _row_routes(batch: Batch, rows: layout.Rows) -> Tensor:
     return batch.routes[rows.node].masked_fill(rows.node[:, None, None] < 0, -1).transpose(0, 1)
 
 
-def _routing(seen: moe.Record, asked: moe.Replay | None, place: Tensor) -> Routing:
+def _routing(seen: moe.Record, asked: moe.Replay | None, place: Tensor, with_logits: bool) -> Routing:
     """What was recorded, for the T forest tokens, which stand at `place`."""
     chosen, entropy = seen.take(), seen.take_entropy()
     assert chosen is not None and entropy is not None
+    logits = seen.take_logits() if with_logits else None
 
     def at(x: Tensor) -> Tensor:
         return x[:, place].transpose(0, 1)
 
     used = at(chosen)
-    return Routing(used, used if asked is None else at(asked.own()), at(entropy), seen.experts)
+    own = used if asked is None else at(asked.own())
+    return Routing(used, own, at(entropy), seen.experts, None if logits is None else at(logits))
 
 
 def head_logprobs(

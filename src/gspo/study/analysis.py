@@ -46,8 +46,9 @@ class Interval:
 
 
 def measure(run: Run, metric: str, last: int) -> dict[str, Any]:
-    """A cell's numbers. reward: mean of the `last` steps. metric: its last value. collapsed: whether the reward ends below
-    half of its best mean over as many steps.
+    """A cell's numbers. reward: mean of the `last` steps. best: the highest mean of as many steps. fall: how far the reward
+    ends below it. mean: of all steps, the area under the curve. metric: its last value. collapsed: whether the reward
+    ends below half of its best.
     """
     _, rewards = run.series("reward")
     width = min(last, len(rewards))
@@ -56,9 +57,11 @@ def measure(run: Run, metric: str, last: int) -> dict[str, Any]:
         "steps": int(max((line.get("step", 0) for line in run.lines), default=0)),
         "reward": float(smooth[-1]) if len(smooth) else math.nan,
         "best": float(max(smooth)) if len(smooth) else math.nan,
+        "mean": float(rewards.mean()) if len(rewards) else math.nan,
         "tokens": float(run.series("tokens_total")[1][-1]) if len(run.series("tokens_total")[1]) else math.nan,
         "seconds": float(run.series("time/step")[1].sum()),
     }
+    row["fall"] = row["best"] - row["reward"]
     row["collapsed"] = bool(row["best"] > 0 and row["reward"] < COLLAPSED * row["best"])
     if metric:
         values = run.series(metric)[1]

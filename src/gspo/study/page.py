@@ -16,7 +16,7 @@ from gspo.study.spec import Study
 
 Row = dict[str, Any]
 COLUMNS = (
-    *("setting", "variant", "seed", "status", "reason", "steps", "reward", "best", "metric"),
+    *("setting", "variant", "seed", "status", "reason", "steps", "reward", "best", "fall", "mean", "metric"),
     *("collapsed", "tokens", "seconds"),
 )
 
@@ -46,7 +46,7 @@ def summarise(study: Study, rows: Sequence[Row], by: str) -> list[dict[str, Any]
                 "setting": setting, "variant": variant, "cells": len(here), by: interval(list(each.values())),
                 "collapsed": sum(bool(row["collapsed"]) for row in here),
             }  # fmt: skip
-            for name in ("clipped", "volatility", "seconds", "seconds_train"):
+            for name in ("mean", "fall", "clipped", "volatility", "seconds", "seconds_train"):
                 line[name] = interval([row[name] for row in here])
             if variant != study.baseline:
                 differences = paired(each, base)

@@ -1,0 +1,157 @@
+"""Writes the tables of docs/evidence.md from the results in results/*.json, and its figures; `--check` only compares.
+
+A table stands between `<!-- table: STUDY / SETTING -->` and `<!-- end -->`. Figures of curves need the cells themselves
+(studies/evidence.py); without them the committed ones stay.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gspo.canvas import DARK, LIGHT, Theme, canvas, finish
+from gspo.study.spec import slug
+
+HERE = Path(__file__).resolve().parent
+RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "evidence.md"
+IMAGES = PAGE.parent / "images"
+TABLE = re.compile(r"(<!-- table: (\w+) / (.+?) -->\n).*?(<!-- end -->)", re.S)
+RANGES = ("3e-5", "3e-4", "3e-3", "3e-2")  # of lengths.toml
+# setting and figure of `gspo compare` that the page shows
+CURVES = (
+    ("4 mini-batches", "reward"), ("4 epochs x 4 mini-batches", "reward"), ("4 epochs x 4 mini-batches", "volatility"),
+    ("int4 sampler, its own likelihoods", "reward"),
+)  # fmt: skip
+SEEN = ("GRPO + R2", "GSPO", "GSPO auto")  # in the picture of all differences
+Line = dict[str, Any]
+
+
+def lines_of(study: str, by: str = "reward") -> list[Line]:
+    """The summary of a study: a line a setting and variant."""
+    return json.loads((RESULTS / f"{study}.json").read_text(encoding="utf-8"))[by]
+
+
+def spell(value: Line | None, form: str = ".3f") -> str:
+    """Mean and interval."""
+    if value is None or value["mean"] is None:
+        return ""
+    if value["low"] is None:
+        return format(value["mean"], form)
+    return f"{value['mean']:{form}} [{value['low']:{form}}, {value['high']:{form}}]"
+
+
+def mean(value: Line, form: str) -> str:
+    """The mean alone; nothing where there is none."""
+    return "" if value["mean"] is None else format(value["mean"], form)
+
+
+def table(study: str, setting: str) -> str:
+    """One setting in Markdown, with its verdicts."""
+    head = json.loads((RESULTS / f"{study}.json").read_text(encoding="utf-8"))
+    accuracy = {(line["setting"], line["variant"]): line["metric"] for line in head["metric"]}
+    found = [line for line in head["reward"] if line["setting"] == setting]
+    if not found:
+        raise ValueError(f"{study} / {setting}: no such setting in {study}.json")
+    titles = [
+        "",
+        "n",
+        "reward",
+        f"minus {head['baseline']}, paired",
+        "fell",
+        "collapsed",
+        "accuracy",
+        "clipped",
+        "volatility",
+    ]
+    rows = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for line in found:
+        cells = (
+            line["variant"], str(line["cells"]), spell(line["reward"]), spell(line.get("difference"), "+.3f"),
+            mean(line["fall"], ".3f"), str(line["collapsed"]), mean(accuracy[setting, line["variant"]], ".3f"),
+            mean(line["clipped"], ".2%"), mean(line["volatility"], ".2%"),
+        )  # fmt: skip
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def page() -> str:
+    """docs/evidence.md with today's tables."""
+    return TABLE.sub(lambda m: m[1] + table(m[2], m[3]) + m[4], PAGE.read_text(encoding="utf-8"))
+
+
+def draw_differences(theme: Theme, path: Path) -> None:
+    """Every paired difference to GRPO with its interval."""
+    lines = [line for line in lines_of("evidence") if line["variant"] in SEEN]
+    with canvas(theme) as (figure, ax):
+        labels, at = [], 0.0
+        for setting in dict.fromkeys(line["setting"] for line in lines):
+            ax.text(-0.01, at, setting, transform=ax.get_yaxis_transform(), ha="right", va="center", weight="bold")
+            for line in (line for line in lines if line["setting"] == setting):
+                at += 1
+                d, colour = line["difference"], theme.series[SEEN.index(line["variant"])]
+                ax.plot([d["low"], d["high"]], [at, at], color=colour, lw=2, solid_capstyle="round")
+                ax.plot(d["mean"], at, "o", color=colour, ms=6)
+                labels.append((at, f"{line['variant']}, n = {d['n']}"))
+            at += 1.4
+        ax.axvline(0, color=theme.ink, lw=1)
+        ax.set_yticks([y for y, _ in labels], [text for _, text in labels], fontsize=9.5)
+        ax.set_ylim(at - 0.4, -0.8)
+        ax.tick_params(length=0)
+        ax.grid(True, axis="x", lw=0.7)
+        ax.grid(False, axis="y")
+        for side in ("top", "right", "left"):
+            ax.spines[side].set_visible(False)
+        ax.set_xlabel("reward of the last 10 steps, minus GRPO's (95 % interval)")
+        figure.set_size_inches(7.6, 0.26 * at + 0.8)
+        figure.subplots_adjust(0.42, 0.62 / (0.26 * at + 0.8), 0.98, 0.99)
+        figure.savefig(path)
+
+
+def draw_ranges(theme: Theme, path: Path) -> None:
+    """Reward against the clip range at each reply length; the automatic one as a dotted line."""
+    with canvas(theme) as (figure, ax):
+        lines = {(line["setting"], line["variant"]): line["reward"] for line in lines_of("lengths")}
+        at = np.arange(len(RANGES))
+        for i, setting in enumerate(dict.fromkeys(setting for setting, _ in lines)):
+            colour, shift = theme.series[i], 0.05 * (i - 1)
+            found = [lines[setting, f"GSPO {name}"] for name in RANGES]
+            middle = np.array([value["mean"] for value in found])
+            reach = np.array([value["high"] for value in found]) - middle
+            ax.errorbar(at + shift, middle, reach, color=colour, marker="o", lw=1.6, capsize=3, label=setting)
+            ax.axhline(lines[setting, "GSPO auto"]["mean"], color=colour, ls=":", lw=1.8)
+        finish(figure, ax, "Reward by clip range; dotted: auto", "reward")
+        ax.set_xticks(at, [f"{name} / 4e{name[2:]}" for name in RANGES], fontsize=9.5)
+        ax.set_xlabel("epsilon / epsilon_high")
+        figure.savefig(path)
+
+
+def figures() -> None:
+    """All figures of the page, light and dark."""
+    for name, draw in {"evidence-differences": draw_differences, "evidence-clip": draw_ranges}.items():
+        draw(LIGHT, IMAGES / f"{name}.png")
+        draw(DARK, IMAGES / f"{name}-dark.png")
+    for setting, name in CURVES:
+        for suffix in ("", "-dark"):
+            made = RESULTS / "evidence" / "figures" / slug(setting) / f"{name}{suffix}.png"
+            if made.exists():
+                shutil.copy(made, IMAGES / f"evidence-{slug(setting)}-{name}{suffix}.png")
+
+
+def main() -> None:
+    """Writes, or compares."""
+    if "--check" in sys.argv:
+        if PAGE.read_text(encoding="utf-8") != page():
+            sys.exit(f"{PAGE.name} is out of date: run python studies/report.py")
+        return
+    PAGE.write_text(page(), encoding="utf-8")
+    figures()
+
+
+if __name__ == "__main__":
+    main()
