@@ -64,9 +64,9 @@ SIGNALS: tuple[Signal, ...] = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the guard says of a step. warnings: sentences to show. collapsed: the alarm held for `patience` steps. good: a
-    state worth returning to: no alarm, and neither the mean reward nor
-    this step's has fallen (after a rewind: as far as a whole window shows). metrics: for the log.
+    """What the guard says of a step. warnings: sentences to show. collapsed: why, where the alarm held for `patience` steps.
+    good: a state worth returning to: no alarm, and neither the mean reward nor this step's has fallen (after a rewind: as
+    far as a whole window shows). metrics: for the log.
     """
 
     warnings: list[str] = field(default_factory=list)

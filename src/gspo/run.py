@@ -23,8 +23,7 @@ Metrics = dict[str, Any]
 @dataclass
 class Run:
     """Everything that a training run is made of (build.py makes it). evaluator: samples held-out replies, with the policy's
-    own weights. data: a fingerprint of the prompts. step: steps done. good: the guard
-    found nothing wrong with the last one.
+    own weights. data: a fingerprint of the prompts. step: steps done. good: the guard found nothing wrong with the last.
     """
 
     config: Config
