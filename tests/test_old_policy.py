@@ -1,5 +1,7 @@
 """pi_old and its experts in whole runs: Routing Replay, stale rollouts, a coarse sampler."""
 
+import json
+
 import pytest
 import torch
 
@@ -131,3 +133,36 @@ def test_a_coarse_sampler_disagrees_and_evaluation_does_not_use_it(tmp_path, pla
     assert coarse[0]["eval/reward"] == fine[0]["eval/reward"]  # before the first step: the same weights
     assert coarse[1]["mismatch/kl"] > 1e-4 > 1e-10 > fine[1]["mismatch/kl"]
     assert coarse[1]["moe/sampler_agreement"] < 1
+
+
+def decision(folder):
+    """What "auto" decided, in its words."""
+    events = [json.loads(line)["text"] for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [text for text in events if 'old_logprobs = "auto"' in text]
+
+
+@pytest.mark.parametrize(("quantize", "choice"), [("none", "sampler"), ("int4", "recompute")])
+def test_auto_recomputes_where_numerics_would_clip(tmp_path, quantize, choice):
+    """It decides once, tells why, survives a resume, and is nothing but its choice."""
+    options = {"sampler": {"quantize": quantize}, "eval": {"every": 0}}
+    auto, plain = ({"algorithm": {"old_logprobs": way}} for way in ("auto", choice))
+    folder = train(tmp_path / "auto", train={"steps": 4, "save_every": 2}, **options, **auto).folder
+    (text,) = decision(folder)
+    assert f'is "{choice}" in this run: the noise floor of the ratio is' in text
+    train(tmp_path / "auto", resume=True, train={"steps": 6, "save_every": 2}, **options, **auto)
+    assert len(decision(folder)) == 1
+    expected = train(tmp_path / "plain", train={"steps": 6, "save_every": 2}, **options, **plain).folder
+    assert numbers(folder) == numbers(expected)
+
+
+def test_auto_looks_at_fresh_rollouts_where_they_are_stale(tmp_path):
+    """Staleness is no reason to recompute."""
+    found = train(tmp_path / "run", rollout={"delay": 2}, algorithm={"old_logprobs": "auto"}, **FAST)
+    (text,) = decision(found.folder)
+    assert 'is "sampler"' in text
+
+
+def test_auto_never_recomputes_for_an_algorithm_that_has_no_use_for_it(tmp_path):
+    options = FAST | {"sampler": {"quantize": "int4"}}
+    (text,) = decision(train(tmp_path / "run", algorithm={"name": "dppo_tv", "old_logprobs": "auto"}, **options).folder)
+    assert 'is "sampler"' in text

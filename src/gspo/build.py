@@ -20,6 +20,7 @@ from gspo.backends.hf_model import HFModel, load_model, probe, wrap_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
 from gspo.config import Config, ModelConfig
+from gspo.configfile import check_sampler
 from gspo.data.rewards import Rewards
 from gspo.data.tasks import PromptStream, load_prompts, load_rows
 from gspo.data.templates import Encoder
@@ -29,6 +30,7 @@ from gspo.objective.algorithms import resolve
 from gspo.opening import claimed, digest, open_run
 from gspo.optimiser import Optimiser
 from gspo.policy_objective import PolicyObjective
+from gspo.ports import Sampler
 from gspo.progress import Progress
 from gspo.rollout import SynchronousSource
 from gspo.run import Run, restore
@@ -141,14 +143,25 @@ def prompts_of(config: Config, given: Given, seen: Outline) -> tuple[list[Prompt
     return load_prompts(config.task, config.eval, encoder, limit, rows=given.rows, eval_rows=given.eval_rows)
 
 
-def sampler_of(config: Config, policy: HFPolicy, exact: HFSampler) -> HFSampler:
-    """Who samples in training: `exact`, which shares the policy's model, or one with rounded weights of its own."""
+@contextmanager
+def samplers_of(config: Config, policy: HFPolicy, keep: Path | None = None) -> Iterator[tuple[Sampler, Sampler]]:
+    """Who samples in training, and in evaluation: the policy itself; a copy with rounded weights, and the policy; vLLM.
+    keep: the run folder, for the engine's output.
+    """
+    if config.sampler.engine == "vllm":
+        from gspo.backends.vllm_sampler import opened
+
+        with opened(config, policy, keep) as engine:
+            yield engine, engine
+        return
+    exact = HFSampler(policy.model, config.sampler.batch_size)
     if config.sampler.quantize == "none":
-        return exact
+        yield exact, exact
+        return
     coarse = dataclasses.replace(policy.model, model=copy.deepcopy(policy.model.model))
     sampler = HFSampler(coarse, config.sampler.batch_size, config.sampler.quantize)
     sampler.load(policy, 0)
-    return sampler
+    yield sampler, exact
 
 
 def check_routers(config: Config, model: HFModel) -> None:
@@ -192,14 +205,15 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
         optimiser = Optimiser(
             policy.parameters(), config.optimizer, config.train.steps * per_step, config.train.max_bad_updates
         )
-        evaluator = HFSampler(model, config.sampler.batch_size)
-        sampler = sampler_of(config, policy, evaluator)
         check_routers(config, model)
         sampling, eval_sampling = samplings(config, model)
         sampling = dataclasses.replace(sampling, routes=policy.sparse)
         stream = PromptStream(prompts, config.task.seed)
         rollout = config.rollout
-        with open_run(config, folder, last, f"{algorithm.name} training") as (log, screen, state):
+        with (
+            samplers_of(config, policy, Path(config.log.dir)) as (sampler, evaluator),
+            open_run(config, folder, last, f"{algorithm.name} training") as (log, screen, state),
+        ):
             warn_of(log, odd, heard, model)
             run = Run(
                 config=config,
@@ -276,6 +290,7 @@ def warn_of(log: RunLog, odd: Sequence[str], heard: Sequence[warnings.WarningMes
 @contextmanager
 def evaluating(config: Config) -> Iterator[dict[str, Any]]:
     """The arguments of evaluation.evaluate for the model and the held-out prompts that `config` names."""
+    check_sampler(config)
     with Rewards(config.reward, config.task) as scorer:
         with loading("the prompts"):
             _, held_out = prompts_of(config, Given(), read_outline(config.model))
@@ -288,9 +303,9 @@ def evaluating(config: Config) -> Iterator[dict[str, Any]]:
             scorer.wait()
         with loading("the model"):
             model = load_model(config.model)
-        with Progress(0, title="evaluation") as screen:
+        with samplers_of(config, HFPolicy(model)) as (_, sampler), Progress(0, title="evaluation") as screen:
             yield {
-                "sampler": HFSampler(model, config.sampler.batch_size),
+                "sampler": sampler,
                 "scorer": scorer,
                 "prompts": held_out,
                 "n": config.eval.num_generations,

@@ -103,8 +103,18 @@ class RewardConfig:
 class SamplerConfig:
     """Who samples."""
 
-    engine: str = opt("embedded", choices=("embedded",))
-    """`embedded`: the policy itself, in this process."""
+    engine: str = opt("embedded", choices=("embedded", "vllm"))
+    """`embedded`: the policy itself, in this process. `vllm`: a vLLM server, started and stopped with the run."""
+    url: str | None = opt(None)
+    """A vLLM server that already runs, such as `http://127.0.0.1:8000`; unset: one is started."""
+    python: str | None = opt(None)
+    """Interpreter whose environment has vLLM; unset: this one's."""
+    engine_args: dict[str, Any] = opt({})
+    """Further arguments of a started server, such as `{gpu_memory_utilization = 0.4, enforce_eager = true}`."""
+    exchange: str | None = opt(None)
+    """Folder through which new weights reach the engine, which must see it too; unset: one in memory, /dev/shm."""
+    timeout: float = opt(600.0, above=0)
+    """Seconds that the engine may take for a reply before it counts as hung."""
     batch_size: int = opt(256, low=1)
     """Replies sampled at once, in rows. Less takes less memory."""
     quantize: str = opt("none", choices=("none", "int8", "int4"))
@@ -158,8 +168,9 @@ class AlgorithmConfig:
     """Passes over one rollout batch."""
     scale_rewards: str | None = opt(None, choices=("group", "batch", "none"))
     """What A is divided by: the standard deviation of its group's rewards, of the batch's, or nothing. Unset: the row's."""
-    old_logprobs: str = opt("sampler", choices=("sampler", "recompute"))
-    """Where pi_old comes from: the sampler's own likelihoods, or one more forward pass of the trainer."""
+    old_logprobs: str = opt("auto", choices=("auto", "sampler", "recompute"))
+    """Where pi_old comes from: the `sampler`'s own likelihoods, or one more forward pass of the trainer (`recompute`).
+    `auto` decides at the first batch: recompute where numerics alone would clip more than 1 % of the tokens."""
     clip_target: float = opt(0.15, above=0, high=0.9)
     """Share of the tokens that `epsilon = "auto"` lets the clip take the gradient from."""
     router_replay: str = opt("none", choices=("none", "R2", "R3"))

@@ -239,6 +239,25 @@ def check(config: Config) -> None:
         raise ValueError("log.dir = '': name a folder for the run")
 
 
+def check_sampler(config: Config) -> None:
+    """Refuses options of one engine that another has no use for. Raises ValueError."""
+    sampler, defaults = config.sampler, Config().sampler
+    if sampler.engine == "embedded":
+        for name in ("url", "python", "engine_args", "exchange"):
+            if getattr(sampler, name) != getattr(defaults, name):
+                raise ValueError(f'sampler.{name} is of no use to the embedded sampler: set sampler.engine = "vllm"')
+        return
+    if sampler.quantize != "none":
+        raise ValueError(
+            f"sampler.quantize = {sampler.quantize!r} rounds the embedded sampler's weights: with vLLM give "
+            'sampler.engine_args = {quantization = "..."}'
+        )
+    if config.algorithm.router_replay == "R3":
+        raise ValueError('algorithm.router_replay = "R3" needs the sampler\'s experts: use the embedded sampler, or "R2"')
+    if sampler.url and (sampler.python or sampler.engine_args):
+        raise ValueError("sampler.url names a server that runs already: sampler.python and engine_args are for one to start")
+
+
 def check_required(config: Config) -> None:
     """Whether a model and a task are named. Raises ValueError."""
     for key in ("model.path", "task.source"):
@@ -251,6 +270,7 @@ def check_training(config: Config) -> None:
     """What `gspo train` needs on top of `check`. Raises ValueError with the remedy."""
     rollout = config.rollout
     check_required(config)
+    check_sampler(config)
     if rollout.top_p < 1 or rollout.top_k > 0:
         key, value = ("rollout.top_p", rollout.top_p) if rollout.top_p < 1 else ("rollout.top_k", rollout.top_k)
         raise ValueError(

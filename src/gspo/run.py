@@ -24,6 +24,7 @@ Metrics = dict[str, Any]
 class Run:
     """Everything that a training run is made of (build.py makes it). evaluator: samples held-out replies, with the policy's
     own weights. data: a fingerprint of the prompts. step: steps done. good: the guard found nothing wrong with the last.
+    old_logprobs: what "auto" has decided, "" before it has.
     """
 
     config: Config
@@ -46,6 +47,7 @@ class Run:
     step: int = 0
     tokens: int = 0
     good: bool = True
+    old_logprobs: str = ""
 
 
 def save(run: Run) -> None:
@@ -63,6 +65,7 @@ def save(run: Run) -> None:
         "guard": run.guard.state_dict(),
         "lr_scale": run.learner.optimiser.scale,
         "good": run.good,
+        "old_logprobs": run.old_logprobs,
         "log": run.log.position(),
     }
     folder = run.log.folder
@@ -80,12 +83,13 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.source.load_state_dict(state["waiting"])
     run.objective.load_state_dict(state["objective"])
     run.policy.load_state_dict(state["policy"])
-    for sampler in (run.sampler, run.evaluator):
+    for sampler in dict.fromkeys((run.sampler, run.evaluator)):
         sampler.load(run.policy, state["version"])
     run.learner.optimiser.load_state_dict(state["optimiser"])
     run.learner.optimiser.scale = state["lr_scale"]
     run.guard.load_state_dict(state["guard"])
     run.good = state["good"]
+    run.old_logprobs = state["old_logprobs"]
 
 
 def rewind(run: Run) -> bool:

@@ -80,7 +80,7 @@ def one_step(run: Run, source: Iterable[Group]) -> Metrics:
     batch.counts["staleness"] = staleness([rollout for group in groups for rollout in group.rollouts], run.sampler.version)
     learned = learn(run, batch)
     version = run.sampler.version + 1
-    for sampler in (run.sampler, run.evaluator):
+    for sampler in dict.fromkeys((run.sampler, run.evaluator)):
         sampler.load(run.policy, version)
     trained = time.perf_counter()
     run.tokens += int(batch.counts["tokens"])

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from gspo.config import AlgorithmConfig
+from gspo.objective.auto_clip import NUMERICS
 from gspo.objective.mismatch import mismatch, std
 from gspo.objective.replies import Replies
 from gspo.old_policy import Groups, disagreement, estimate, needs_pass, noise_ratio, paired, probe, recall
 from gspo.ports import Policy
 from gspo.rollout import Learnable, reply_of, split
 from gspo.run import Metrics, Run
-from gspo.types import Stats
+from gspo.types import Reply, Stats
 
 
 def learn(run: Run, batch: Learnable) -> Metrics:
     """The updates of one rollout batch; their metrics averaged."""
-    algorithm, metrics = run.config.algorithm, {}
+    metrics: Metrics = {}
     groups = batch.groups
     if not groups:
         run.log.warn(f"step {run.step} had no group to train on: too few rewards were left, or all of a group were equal")
         return nothing_learned(run)
-    seen = None
-    if needs_pass(algorithm):
-        groups, seen = recall(run.learner, groups, algorithm)
     known = [reply for group in batch.groups for reply in group]
     if run.source.delay:  # these rollouts are stale: numerics show on those of the present weights
         known = [reply_of(rollout, 0.0) for group in run.source.newest for rollout in group.rollouts]
+    algorithm = decided(run, known)
+    seen = None
+    if needs_pass(algorithm):
+        groups, seen = recall(run.learner, groups, algorithm)
+    if run.source.delay:
         known, seen = probe(run.learner, known)
     if seen is not None:
         metrics = disagreement(known, seen)
@@ -62,6 +67,27 @@ def learn(run: Run, batch: Learnable) -> Metrics:
     metrics["lr"] = updates[-1]["lr"]
     metrics["updates/skipped"] = sum(update["updates/skipped"] for update in updates)
     return metrics | {"updates": len(updates)} | move_clip(run, noise)
+
+
+def decided(run: Run, known: Sequence[Reply]) -> AlgorithmConfig:
+    """The algorithm, with old_logprobs = "auto" settled by the first batch, once for the run. known: replies of the present
+    weights.
+    """
+    algorithm = run.config.algorithm
+    if algorithm.old_logprobs != "auto":
+        return algorithm
+    if not run.old_logprobs:
+        logp, logp_mu, y = paired(*probe(run.learner, known))
+        share = run.objective.numerics(logp, logp_mu, y, torch.tensor([-1.0, 1.0]))
+        run.old_logprobs = "recompute" if share > NUMERICS and "logp_old" in run.objective.row.likelihoods else "sampler"
+        noise = std(noise_ratio(logp, logp_mu, y, run.objective.row.level))
+        clip = "" if run.objective.clip is None else ", the clip range is {:.1e}/{:.1e}".format(*run.objective.clip)
+        run.log.event(
+            "info",
+            f'algorithm.old_logprobs = "auto" is "{run.old_logprobs}" in this run: the noise floor of the ratio is '
+            f"{noise:.1e}{clip}, and numerics alone would clip {share:.1%} of the tokens ({NUMERICS:.0%} is tolerated)",
+        )
+    return dataclasses.replace(algorithm, old_logprobs=run.old_logprobs)
 
 
 def move_clip(run: Run, noise: torch.Tensor) -> Metrics:
@@ -106,7 +132,8 @@ def floor(run: Run, noise: float) -> None:
     """A warning where the ratio's own noise reaches the clip range."""
     reach = min(run.objective.clip or (float("inf"),))
     if noise >= reach and run.objective.row.level == "sequence" and run.objective.auto is None:
-        remedy = "" if run.config.algorithm.old_logprobs == "recompute" else 'set algorithm.old_logprobs = "recompute", '
+        recomputed = "recompute" in (run.config.algorithm.old_logprobs, run.old_logprobs)
+        remedy = "" if recomputed else 'set algorithm.old_logprobs = "recompute", '
         run.log.warn(
             f"the noise floor of the ratio ({noise:.1e}) reaches the clip range ({reach:.1e}): rounding decides what is "
             f"clipped. Widen algorithm.epsilon and epsilon_high, {remedy}or use higher precision"

@@ -1,0 +1,149 @@
+"""A vLLM server over HTTP: one that is started and stopped here, or one that already runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SIDE = Path(__file__).with_name("vllm_side") / "gspo_vllm.py"
+START = 900.0  # seconds that a server may take to answer: it loads weights, and may compile
+CONTROL = 300.0  # seconds that a weight update or a reset may take
+GRACE = 20.0  # seconds between asking a server to end and killing it
+
+
+class EngineError(RuntimeError):
+    """The engine died, hangs, or answers what cannot be: starting it again may help."""
+
+
+def http() -> Any:
+    """The module httpx. Raises ValueError where it is not installed."""
+    try:
+        import httpx
+    except ImportError:
+        raise ValueError('sampler.engine = "vllm" needs httpx: pip install "gspo[vllm]"') from None
+    return httpx
+
+
+class Server:
+    """url: where it answers. command: what starts it again (None: it is not ours). log: the file of its output."""
+
+    def __init__(self, url: str, command: Sequence[str] | None = None, log: Path | None = None) -> None:
+        self.url, self.command, self.log = url.rstrip("/"), command, log
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, say: Callable[[str], None] = lambda text: None) -> None:
+        """Starts it where it is ours, and waits until it answers. Raises EngineError with the end of its log."""
+        if self.command is not None:
+            self.stop()
+            assert self.log is not None
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            say(f"starting vLLM ({self.log})")
+            with open(self.log, "ab") as output:
+                self.process = subprocess.Popen(
+                    self.command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                    env=os.environ | {"GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"},
+                )  # fmt: skip
+        deadline = time.monotonic() + (START if self.process else 10.0)
+        while not self.answers():
+            if self.process is not None and self.process.poll() is not None:
+                raise EngineError(f"vLLM ended with status {self.process.returncode}: {self.last_words()}")
+            if time.monotonic() > deadline:
+                self.stop()
+                raise EngineError(f"nothing answers at {self.url}: {self.last_words()}")
+            time.sleep(0.3)
+
+    def answers(self) -> bool:
+        """Whether it is up."""
+        httpx = http()
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def call(self, path: str, body: Mapping[str, Any] | None = None, **params: str) -> Any:
+        """POST, or GET without a body. Raises EngineError where it does not answer with success."""
+        httpx = http()
+        try:
+            if body is None:
+                answer = httpx.get(f"{self.url}{path}", timeout=CONTROL)
+            else:
+                answer = httpx.post(f"{self.url}{path}", json=body, params=params, timeout=CONTROL)
+        except httpx.HTTPError as error:
+            raise EngineError(f"{self.url}{path}: {type(error).__name__}: {error}. {self.last_words()}") from None
+        if answer.status_code != 200:
+            raise EngineError(f"{self.url}{path}: status {answer.status_code}: {answer.text[:500]}")
+        return answer.json() if answer.content else None
+
+    def check(self) -> None:
+        """Raises ValueError with the remedy where what answers is no vLLM server, or lacks what is needed of it."""
+        remedy = f"start it with `python {SIDE} --model MODEL --port PORT` in vLLM's environment (0.32 or newer)"
+        httpx = http()
+        for method, path, body in (("GET", "/weight_info", None), ("POST", "/inference/v1/generate", {})):
+            try:
+                answer = httpx.request(method, f"{self.url}{path}", json=body, timeout=10.0)
+            except httpx.HTTPError as error:
+                raise ValueError(f"sampler.url = {self.url!r}: nothing answers ({error}): {remedy}") from None
+            if answer.status_code in (403, 404, 405, 501):
+                raise ValueError(f"sampler.url = {self.url!r}: {path} answers with {answer.status_code}: {remedy}")
+
+    def swap(self, folder: Path, version: int) -> None:
+        """Puts the weights of a Hugging Face folder in place. What is being sampled ends early ("abort"), what comes
+        meanwhile waits; from then on tokens carry `version`.
+        """
+        self.call("/pause", {}, mode="abort")
+        self.call("/collective_rpc", {"method": "gspo_reload", "args": [str(folder)]})
+        self.call("/reset_prefix_cache", {})
+        self.call("/update_weight_version", {"new_version": str(version)})
+        self.call("/resume", {})
+
+    def last_words(self) -> str:
+        """The last lines of its log that tell of an error, else its last lines."""
+        if self.log is None or not self.log.exists():
+            return "it runs elsewhere: look at its log"
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-400:]
+        errors = [line for line in lines if "rror" in line]  # Error, error:
+        return f"{self.log} ends with: " + " | ".join(line[-300:] for line in (errors or lines)[-3:])
+
+    def stop(self) -> None:
+        """Ends it, where it is ours."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(GRACE)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # its workers
+        self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process = None
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def serving(folder: Path, python: str | None, dtype: str, arguments: Mapping[str, Any], log: Path) -> Server:
+    """A server of ours for the model in `folder`, not yet started. python: an interpreter whose environment has vLLM.
+    arguments: further ones of vLLM's, `{gpu_memory_utilization = 0.4}`; true is a flag.
+    """
+    port = free_port()
+    options: dict[str, Any] = {"model": str(folder), "host": "127.0.0.1", "port": port, "dtype": dtype}
+    command = [python or sys.executable, str(SIDE)]
+    for name, value in (options | dict(arguments)).items():
+        flag = "--" + name.replace("_", "-")
+        if value is not False:
+            command += [flag] if value is True else [flag, str(value)]
+    return Server(f"http://127.0.0.1:{port}", command, log)

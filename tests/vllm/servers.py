@@ -1,0 +1,69 @@
+"""Real vLLM servers for tiny models, started once for all tests that need them."""
+
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.vllm_sampler import WEIGHTS, VLLMSampler
+from gspo.backends.vllm_server import serving
+from gspo.config import ModelConfig
+from gspo.types import Prompt
+from tests.tiny_run import PIECES
+
+PYTHON = os.environ.get("GSPO_VLLM_PYTHON", "")
+ENGINE_ARGS = {"enforce_eager": True, "max_model_len": 128}
+# Two cores: one thread a process, nothing bound to a core, little room for keys and values.
+os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
+
+SMALL = {"hidden": 64, "layers": 2, "experts": 4, "expert_width": 64, "heads": 2, "kv_heads": 1, "context": 128}
+MOE = tiny_qwen3_moe(**SMALL)
+UNTIED = MOE | {"tie_word_embeddings": False}
+DENSE = {name: value for name, value in MOE.items() if "expert" not in name and "topk" not in name} | {"model_type": "qwen3"}
+MODELS = {"moe": MOE, "moe, untied": UNTIED, "dense": DENSE}
+
+
+def policy_of(name, dtype="float32", seed=0):
+    """A tiny policy. Its weights are large enough that no token is nearly certain, and none is alike."""
+    tiny = build_tiny(MODELS[name], longest_match_tokenizer(PIECES), seed, ModelConfig(device="cpu", dtype=dtype))
+    change(tiny.model, 0.1, seed)
+    return HFPolicy(tiny)
+
+
+@torch.no_grad()
+def change(model, size, seed):
+    """Moves every weight at random."""
+    g = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        p.add_(size * torch.randn(p.shape, generator=g).to(p.dtype))
+
+
+@contextmanager
+def served(policy, **options):
+    """A sampler with a server of its own that holds the weights of `policy`, version 0."""
+    with tempfile.TemporaryDirectory(prefix="gspo-test-", dir="/dev/shm") as scratch:
+        exchange = Path(scratch)
+        policy.save(str(exchange / WEIGHTS))
+        dtype = str(policy.model.compute_dtype).removeprefix("torch.")
+        server = serving(exchange / WEIGHTS, PYTHON, dtype, ENGINE_ARGS, exchange / "vllm.log")
+        said = []
+        sampler = VLLMSampler(policy.model, server, exchange, 1.0, tell=said.append, **options)
+        sampler.said = said
+        try:
+            server.start()
+            sampler.load(policy, 0)
+            yield sampler
+        finally:
+            server.stop()
+            if keep := os.environ.get("GSPO_VLLM_LOGS"):
+                shutil.copy(server.log, Path(keep) / f"{exchange.name}.log")
+
+
+def prompts(count=4):
+    """Prompts of different lengths."""
+    return [Prompt(str(i), "", tuple(2 + (i * j) % 12 for j in range(1, 4 + 3 * i))) for i in range(1, count + 1)]

@@ -1,0 +1,118 @@
+"""vLLM's likelihoods are the trainer's, at each of its weight updates, and what is no longer so is found out."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gspo import layout
+from gspo.backends.vllm_sampler import WEIGHTS
+from gspo.backends.vllm_server import EngineError
+from gspo.types import Reply, Sampling
+from tests.vllm.servers import change, policy_of, prompts, served
+
+
+def gaps(sampler, policy, seed):
+    """|log mu - log pi| of sampled tokens."""
+    rollouts = sampler.generate(prompts(), 4, Sampling(24, 0.7, seed=seed, stop_ids=(1,)))
+    replies = [Reply(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in rollouts]
+    with torch.no_grad():
+        policy.temperature = 0.7
+        logp = policy.forward(layout.build(replies)).logp
+        policy.temperature = 1.0
+    return (logp - torch.cat([reply.logp_mu for reply in replies])).abs()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "limit"),
+    [("moe", "float32", 1e-5), ("moe, untied", "float32", 1e-5), ("dense", "float32", 1e-5),
+     ("moe", "bfloat16", 0.1), ("dense", "bfloat16", 0.1)],
+)  # fmt: skip
+def test_five_weight_updates(name, dtype, limit, record_property):
+    policy = policy_of(name, dtype)
+    with served(policy) as sampler:
+        found = [gaps(sampler, policy, 0)]
+        for version in range(1, 6):
+            change(policy.model.model, 0.05, version)
+            stale = float(gaps(sampler, policy, version).mean())
+            sampler.load(policy, version)
+            found.append(gaps(sampler, policy, version))
+            assert stale > 5 * float(found[-1].mean()), "the change is too small to tell old weights from new"
+        for version, gap in enumerate(found):
+            print(json.dumps({"model": name, "dtype": dtype, "version": version, "mean": float(gap.mean()),
+                              "max": float(gap.max())}))  # fmt: skip
+            assert float(gap.mean()) < limit / 4 and float(gap.max()) < 4 * limit
+
+
+@pytest.fixture(scope="module")
+def moe():
+    policy = policy_of("moe")
+    with served(policy) as sampler:
+        yield policy, sampler
+
+
+def test_stale_weights_are_found_out(moe):
+    policy, sampler = moe
+    sampler.load(policy, 1)
+    change(policy.model.model, 0.02, 1)  # the engine is not told
+    with pytest.raises(EngineError, match=r"disagree about version 1.*stale or corrupt"):
+        sampler.check(policy)
+    sampler.load(policy, 2)
+
+
+def test_corrupt_weights_are_found_out(moe):
+    """One expert of one layer, garbled between the trainer and the engine."""
+    policy, sampler = moe
+    sampler.load(policy, 3)
+    file = sampler.exchange / WEIGHTS / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if "experts.1.down_proj" in name)
+    weights[name] = weights[name].flip(0).contiguous()
+    save_file(weights, file, metadata={"format": "pt"})
+    sampler.server.swap(sampler.exchange / WEIGHTS, 3)
+    with pytest.raises(EngineError, match="disagree about version 3"):
+        sampler.check(policy)
+    sampler.load(policy, 4)
+
+
+def test_a_server_that_went_back_to_its_first_weights_is_found_out(moe):
+    """As after a restart by somebody else: its version label is another."""
+    policy, sampler = moe
+    sampler.load(policy, 5)
+    sampler.server.call("/update_weight_version", {"new_version": "default"})
+    sampler.server.command, command = None, sampler.server.command
+    with pytest.raises(EngineError, match=r"version \['default'\] of the weights where 5 was loaded"):
+        sampler.generate(prompts(), 1, Sampling(4))
+    sampler.server.command = command
+    sampler.load(policy, 6)
+
+
+def test_the_same_seed_gives_the_same_replies(moe):
+    policy, sampler = moe
+    a, b, c = (sampler.generate(prompts(), 3, Sampling(16, seed=seed, stop_ids=(1,))) for seed in (1, 1, 2))
+    assert [r.tokens.tolist() for r in a] == [r.tokens.tolist() for r in b] != [r.tokens.tolist() for r in c]
+    assert len({tuple(r.tokens.tolist()) for r in a}) > 9, "the replies to a prompt are drawn apart"
+
+
+def test_replies_end_as_those_of_the_embedded_sampler(moe):
+    policy, sampler = moe
+    told = []
+    found = sampler.generate(prompts(), 16, Sampling(40, seed=3, stop_ids=(1,), stop=("ab",)), told.append)
+    assert sorted(told) == list(range(1, 65)) and {r.stop for r in found} == {"eos", "stop"} | {r.stop for r in found}
+    for r in found:
+        y = r.tokens[r.sampled].tolist()
+        assert r.prompt.tokens == tuple(r.tokens[~r.sampled].tolist()) and 1 <= len(y) <= 40
+        assert (y[-1] == 1) == (r.stop == "eos") and 1 not in y[:-1]
+        assert r.text.endswith("ab") == (r.stop == "stop") and "ab" not in r.text[:-2]
+        assert len(y) == 40 or r.stop != "length"
+        assert set(r.version.tolist()) == {-1, sampler.version} and (r.logp[r.sampled] < 0).all()
+
+
+def test_greedy_replies_are_the_likeliest_tokens(moe):
+    policy, sampler = moe
+    for r in sampler.generate(prompts(2), 1, Sampling(8, temperature=0.0)):
+        with torch.no_grad():
+            logits = policy.model.model(r.tokens[None]).logits[0]
+        assert r.tokens[r.sampled].tolist() == logits.argmax(-1)[len(r.prompt.tokens) - 1 : -1].tolist()
+        assert (r.logp == 0).all()

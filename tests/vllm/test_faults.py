@@ -1,0 +1,74 @@
+"""The engine killed, hung or starved in mid-run: started again, and nothing is lost."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from gspo.backends.vllm_server import EngineError
+from gspo.types import Sampling
+from tests.vllm.servers import change, policy_of, prompts, served
+
+LONG = Sampling(100, seed=7)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    policy = policy_of("moe")
+    with served(policy, timeout=15.0) as sampler:
+        change(policy.model.model, 0.05, 1)
+        sampler.load(policy, 1)
+        yield policy, sampler, [r.tokens.tolist() for r in sampler.generate(prompts(), 8, LONG)]
+
+
+def test_killed_while_it_samples(engine):
+    """The replies are the ones of the weights of now, not of those that the server started with."""
+    policy, sampler, expected = engine
+    process = sampler.server.process
+    killer = threading.Timer(0.3, os.killpg, (process.pid, signal.SIGKILL))
+    killer.start()
+    found = sampler.generate(prompts(), 8, LONG)
+    assert [r.tokens.tolist() for r in found] == expected
+    assert "started again" in sampler.said[-1] and sampler.server.process is not process
+    sampler.check(policy)
+
+
+def test_hung(engine):
+    policy, sampler, expected = engine
+    process = sampler.server.process
+    os.killpg(process.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    found = sampler.generate(prompts(), 8, LONG)
+    assert [r.tokens.tolist() for r in found] == expected and time.monotonic() - begin > 15
+    assert process.poll() is not None
+
+
+def test_killed_before_a_weight_update(engine):
+    policy, sampler, expected = engine
+    os.killpg(sampler.server.process.pid, signal.SIGKILL)
+    sampler.load(policy, 2)
+    assert sampler.check(policy) < 1e-5
+
+
+def test_one_that_cannot_start_says_why(engine):
+    _, sampler, _ = engine
+    command = sampler.server.command
+    sampler.server.command = [*command, "--max-model-len", "1000000"]
+    with pytest.raises(EngineError, match=r"vLLM ended with status.*max_model_len"):
+        sampler.server.start()
+    sampler.server.command = command
+    sampler.server.start()
+
+
+def test_no_process_outlives_the_trainer(engine):
+    """The server ends with the pipe that its parent held."""
+    _, sampler, _ = engine
+    process = sampler.server.process
+    process.stdin.close()
+    deadline = time.monotonic() + 20
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert process.poll() is not None
+    process.stdin = open(os.devnull, "wb")  # noqa: SIM115
