@@ -49,8 +49,8 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
             groups = iter(run.source)
             while commands.wait():
                 begin = time.perf_counter()
-                run.step += 1
                 metrics = trainer.one_step(run, groups)
+                trainer.synced(run, metrics)
                 commands.answer({
                     "seconds": time.perf_counter() - begin,
                     "sample": metrics["time/sample"],

@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
 from gspo import checkpoint
+from gspo.backends.hf_sampler import HFSampler
+from gspo.ports import SamplerError
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 REQUIRED = """
@@ -244,3 +246,39 @@ def test_kill_9_at_random_points_and_ctrl_c_lose_nothing(tmp_path):
     assert reference.wait() == 0
     assert [m["step"] for m in numbers(folder)] == list(range(21))
     assert numbers(folder) == numbers(whole)
+
+
+class Failing:
+    """Makes a method of the sampler fail at its k-th call in training, as a dead engine does."""
+
+    def __init__(self, monkeypatch, name, k):
+        method, calls = getattr(HFSampler, name), []
+
+        def wrapped(sampler, *args):
+            calls.append(name)
+            if len(calls) == k:
+                if name == "load":
+                    sampler.version = args[1]  # as the port has it
+                raise SamplerError("the engine is dead")
+            return method(sampler, *args)
+
+        monkeypatch.setattr(HFSampler, name, wrapped)
+
+
+@pytest.mark.parametrize(("name", "k"), [("generate", 4), ("generate", 1), ("load", 3), ("generate", 5)])
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_sampler_that_dies_costs_nothing(tmp_path, name, k, delay, monkeypatch):
+    """While it samples (4: a step, 5: an evaluation in between), and while it takes new weights."""
+    options = {"rollout": {"delay": delay}, "eval": {"every": 2, "num_prompts": 4}, "train": {"steps": 5, "save_every": 100}}
+    whole = train(tmp_path / "whole", **options)
+    with monkeypatch.context() as patch:
+        Failing(patch, name, k)
+        with pytest.raises(RuntimeError, match="the engine is dead"):
+            train(tmp_path / "part", **options)
+    again = train(tmp_path / "part", resume=True, **options)
+    drop = (lambda line: {n: v for n, v in line.items() if not n.startswith("eval/")}) if name == "generate" else dict
+    assert [drop(line) for line in numbers(again.folder)] == [drop(line) for line in numbers(whole.folder)]
+    a, b = (lines(run.folder / "rollouts.jsonl") for run in (again, whole))
+    assert [(r["step"], r["prompt_id"], r["token_ids"]) for r in a] == [
+        (r["step"], r["prompt_id"], r["token_ids"]) for r in b
+    ]

@@ -11,8 +11,14 @@ from torch import nn
 from gspo.types import Batch, Outputs, Prompt, Rollout, Sampling
 
 
+class SamplerError(RuntimeError):
+    """A sampler that cannot go on: its engine is dead, hangs, or holds other weights than the policy."""
+
+
 class Sampler(Protocol):
-    """Samples replies, token ids in and token ids out, with each token's own log-probability mu."""
+    """Samples replies, token ids in and token ids out, with each token's own log-probability mu. Both methods raise
+    SamplerError where it cannot go on; after `load` did, `version` is the new one all the same.
+    """
 
     version: int
 

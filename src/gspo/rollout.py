@@ -15,7 +15,7 @@ from gspo.config import RolloutConfig
 from gspo.guard import repetition
 from gspo.objective.advantages import group_advantages
 from gspo.objective.algorithms import Algorithm
-from gspo.ports import Sampler
+from gspo.ports import Sampler, SamplerError
 from gspo.types import Group, Prompt, Reply, Rollout, Sampling
 
 
@@ -98,7 +98,11 @@ class SynchronousSource:
         number = self.prompts.position // self.num_prompts
         sampling = dataclasses.replace(self.sampling, seed=self.sampling.seed * 1_000_003 + number)
         prompts = self.prompts.take(self.num_prompts)
-        groups, seconds = sample_groups(self.sampler, self.scorer, prompts, self.num_generations, sampling, self.report)
+        try:
+            groups, seconds = sample_groups(self.sampler, self.scorer, prompts, self.num_generations, sampling, self.report)
+        except SamplerError:
+            self.prompts.position -= self.num_prompts  # a resumed run asks for them again
+            raise
         self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in seconds.items()}
         return groups
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 
 from gspo import checkpoint
 from gspo.evaluation import evaluate
+from gspo.ports import SamplerError
 from gspo.rollout import Learnable, describe, learnable, reply_of, staleness
 from gspo.run import Metrics, Run, rewind, save
 from gspo.types import Group
@@ -24,17 +26,49 @@ def train(run: Run) -> Metrics:
         if run.step == 0 and evaluates(run):
             run.log.metrics({"step": 0} | held_out(run))
         while run.step < train.steps and not stop.asked:
-            run.step += 1
-            metrics = one_step(run, groups)
-            if evaluates(run):
-                metrics |= held_out(run)
+            with saved_before_loss(run):
+                metrics = one_step(run, groups)
+            lost = synced(run, metrics)
             collapsed = guarded(run, metrics)
             run.log.metrics(metrics)
+            with saved_before_loss(run):
+                if lost is not None:
+                    raise lost
             if collapsed and act(run, collapsed):
                 break
             if run.step % train.save_every == 0 or run.step == train.steps or stop.asked:
                 save(run)
     return metrics
+
+
+@contextmanager
+def saved_before_loss(run: Run) -> Iterator[None]:
+    """Saves what is done, where the sampler cannot go on, and lets the error end the run."""
+    try:
+        yield
+    except SamplerError:
+        if run.step:
+            save(run)
+        raise
+
+
+def synced(run: Run, metrics: Metrics) -> SamplerError | None:
+    """Gives the samplers the new weights, evaluates if it is time to, and adds both to the step's metrics. Returns what
+    went wrong: the step itself is done.
+    """
+    begin = time.perf_counter()
+    version, lost = run.sampler.version + 1, None
+    try:
+        for sampler in dict.fromkeys((run.sampler, run.evaluator)):
+            sampler.load(run.policy, version)
+        seconds = time.perf_counter() - begin
+        whole = metrics["time/step"] + seconds
+        metrics |= {"time/sync": seconds, "time/step": whole, "tokens_per_second": metrics["tokens"] / whole}
+        if evaluates(run):
+            metrics |= held_out(run)
+    except SamplerError as error:
+        lost = error
+    return lost
 
 
 def guarded(run: Run, metrics: Metrics) -> str:
@@ -69,6 +103,7 @@ def one_step(run: Run, source: Iterable[Group]) -> Metrics:
     """One rollout batch and its mini_batches x epochs updates. Returns the step's metrics."""
     begin = time.perf_counter()
     groups = list(islice(source, run.config.rollout.num_prompts))
+    run.step += 1
     sampled = time.perf_counter()
     algorithm = run.config.algorithm
     batch = learnable(
@@ -79,9 +114,6 @@ def one_step(run: Run, source: Iterable[Group]) -> Metrics:
     )
     batch.counts["staleness"] = staleness([rollout for group in groups for rollout in group.rollouts], run.sampler.version)
     learned = learn(run, batch)
-    version = run.sampler.version + 1
-    for sampler in dict.fromkeys((run.sampler, run.evaluator)):
-        sampler.load(run.policy, version)
     trained = time.perf_counter()
     run.tokens += int(batch.counts["tokens"])
     watch(run, batch.counts)
@@ -96,7 +128,6 @@ def one_step(run: Run, source: Iterable[Group]) -> Metrics:
             "time/train": trained - sampled,
             "time/step": end - begin,
             "tokens_total": run.tokens,
-            "tokens_per_second": batch.counts["tokens"] / (end - begin),
         }
     )
 

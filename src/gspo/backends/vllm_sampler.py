@@ -76,8 +76,6 @@ def opened(config: Config, policy: HFPolicy, keep: Path | None) -> Iterator[VLLM
             server.start()
             sampler.load(policy, 0)
             yield sampler
-        except EngineError as error:
-            raise RuntimeError(str(error)) from error
         finally:
             server.stop()
             if server.log and server.log.exists() and keep is not None and keep.is_dir():
@@ -102,10 +100,10 @@ class VLLMSampler:
 
     def load(self, policy: Policy, version: int) -> None:
         """Takes over the policy's weights and version. Raises EngineError where the engine then has others."""
+        self.version = version
         folder = self.exchange / WEIGHTS
         policy.save(str(folder))
         self._swap(folder, version)
-        self.version = version
         self.check(policy)
 
     def _swap(self, folder: Path, version: int) -> None:

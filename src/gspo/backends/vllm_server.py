@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gspo.ports import SamplerError
+
 SIDE = Path(__file__).with_name("vllm_side") / "gspo_vllm.py"
 START = 900.0  # seconds that a server may take to answer: it loads weights, and may compile
 CONTROL = 300.0  # seconds that a weight update or a reset may take
 GRACE = 20.0  # seconds between asking a server to end and killing it
 
 
-class EngineError(RuntimeError):
+class EngineError(SamplerError):
     """The engine died, hangs, or answers what cannot be: starting it again may help."""
 
 
