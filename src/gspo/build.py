@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from gspo import checkpoint, cold_start, moe
+from gspo.ahead import AheadSource
 from gspo.backends.hf_critic import Critic
 from gspo.backends.hf_files import Outline, outline, read_outline
 from gspo.backends.hf_model import HFModel, load_model, probe, wrap_model
@@ -209,6 +210,7 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
         sampling, eval_sampling = samplings(config, model)
         sampling = dataclasses.replace(sampling, routes=policy.sparse)
         stream = PromptStream(prompts, config.task.seed)
+        source: Any = AheadSource if config.rollout.max_staleness else SynchronousSource
         rollout = config.rollout
         with (
             samplers_of(config, policy, Path(config.log.dir)) as (sampler, evaluator),
@@ -224,7 +226,7 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
                 scorer=scorer,
                 prompts=stream,
                 held_out=held_out,
-                source=SynchronousSource(stream, sampler, scorer, rollout, sampling, screen.phase),
+                source=source(stream, sampler, scorer, rollout, sampling, screen.phase),
                 eval_sampling=eval_sampling,
                 learner=Learner(policy, optimiser, config.train.micro_batch_tokens, algorithm.router_replay != "none"),
                 objective=PolicyObjective(row, algorithm, rollout.max_completion_length),

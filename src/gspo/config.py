@@ -142,6 +142,9 @@ class RolloutConfig:
     """Strings that end a reply; they stay part of it."""
     mask_truncated_completions: bool = opt(False)
     """Leave replies that reached max_completion_length out of their group and out of the update."""
+    max_staleness: int = opt(0, low=0)
+    """Weight versions that sampling may run ahead of the trainer, with vLLM: it then works while the trainer does, and a
+    reply that a weight update interrupts goes on with the new weights. 0: in turns."""
     delay: int = opt(0, low=0)
     """Train on rollouts that are this many steps old, to study how an algorithm bears stale data."""
 

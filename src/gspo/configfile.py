@@ -242,6 +242,14 @@ def check(config: Config) -> None:
 def check_sampler(config: Config) -> None:
     """Refuses options of one engine that another has no use for. Raises ValueError."""
     sampler, defaults = config.sampler, Config().sampler
+    ahead = config.rollout.max_staleness
+    if ahead and sampler.engine == "embedded":
+        raise ValueError(
+            f"rollout.max_staleness = {ahead}: the embedded sampler shares its weights with the trainer and cannot run "
+            'ahead of it: set sampler.engine = "vllm", or study stale rollouts with rollout.delay'
+        )
+    if ahead and config.rollout.delay:
+        raise ValueError(f"rollout.max_staleness = {ahead} and rollout.delay = {config.rollout.delay}: set one of them to 0")
     if sampler.engine == "embedded":
         for name in ("url", "python", "engine_args", "exchange"):
             if getattr(sampler, name) != getattr(defaults, name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -37,6 +38,44 @@ class Sampler(Protocol):
 
     def load(self, policy: Policy, version: int) -> None:
         """Take over the policy's weights; tokens sampled from now on carry `version`."""
+        ...
+
+
+def seed_of(seed: int, prompt: int, reply: int) -> int:
+    """The seed of one reply, for engines that take one a reply. prompt, reply: their numbers."""
+    return int(np.random.SeedSequence([seed, prompt, reply]).generate_state(1, np.uint32)[0])
+
+
+class Job(Protocol):
+    """A reply that is being sampled. so_far: what came of it until the last weight update; whole once it is done."""
+
+    @property
+    def so_far(self) -> Rollout:
+        """What is known of it."""
+        ...
+
+    def done(self) -> bool:
+        """Whether it ended, well or not."""
+        ...
+
+    def result(self) -> Rollout:
+        """The reply. Raises SamplerError where the engine could not give it."""
+        ...
+
+    def cancel(self) -> None:
+        """Gives it up."""
+        ...
+
+
+class StreamingSampler(Sampler, Protocol):
+    """A sampler that works while others do. A weight update interrupts its replies, and they go on with the new weights:
+    each token keeps the likelihood and the version of those that sampled it. probes: replies of the weights of now.
+    """
+
+    probes: list[Rollout]
+
+    def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
+        """Begins a reply (`so_far` holds the prompt alone), or goes on with one."""
         ...
 
 

@@ -106,9 +106,13 @@ class SynchronousSource:
         self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in seconds.items()}
         return groups
 
+    def drop(self) -> None:
+        """Gives up the rollouts that wait."""
+        self.waiting.clear()
+
     def state_dict(self) -> list[list[dict[str, Any]]]:
         """The rollouts that wait, in plain types. Their prompts are the last ones that the stream handed out."""
-        return [[_plain(rollout) for group in batch for rollout in group.rollouts] for batch in self.waiting]
+        return [[plain(rollout) for group in batch for rollout in group.rollouts] for batch in self.waiting]
 
     def load_state_dict(self, state: list[list[dict[str, Any]]]) -> None:
         """Continue from `state_dict()`; the stream of prompts stands where it stood then."""
@@ -193,6 +197,11 @@ def staleness(rollouts: Sequence[Rollout], version: int) -> float:
     return version - float(versions.double().mean())
 
 
+def in_parts(rollouts: Sequence[Rollout]) -> float:
+    """Share of the replies that weights of several versions sampled."""
+    return sum(len(rollout.version[rollout.sampled].unique()) > 1 for rollout in rollouts) / max(1, len(rollouts))
+
+
 def describe(rollout: Rollout) -> dict[str, Any]:
     """A rollout as a line of JSON. version: the newest weights that sampled any of its tokens."""
     return {
@@ -208,7 +217,8 @@ def describe(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def _plain(rollout: Rollout) -> dict[str, Any]:
+def plain(rollout: Rollout) -> dict[str, Any]:
+    """A rollout in plain types, without its prompt."""
     return {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "prompt"}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo import checkpoint
+from gspo.ahead import AheadSource
 from gspo.config import Config
 from gspo.guard import Guard
 from gspo.learner import Learner
@@ -35,7 +36,7 @@ class Run:
     scorer: Scorer
     prompts: PromptSource
     held_out: Sequence[Prompt]
-    source: SynchronousSource
+    source: SynchronousSource | AheadSource
     eval_sampling: Sampling
     learner: Learner
     objective: PolicyObjective
@@ -109,7 +110,7 @@ def rewind(run: Run) -> bool:
     run.learner.optimiser.load_state_dict(state["optimiser"])
     run.learner.optimiser.updates = updates
     run.learner.optimiser.scale = scale * run.config.guard.lr_factor
-    run.source.waiting.clear()  # sampled by weights that are gone
+    run.source.drop()  # sampled by weights that are gone
     run.sampler.load(run.policy, run.sampler.version + 1)
     run.guard.rewound()
     run.good = True

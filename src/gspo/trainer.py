@@ -10,7 +10,7 @@ from itertools import islice
 from gspo import checkpoint
 from gspo.evaluation import evaluate
 from gspo.ports import SamplerError
-from gspo.rollout import Learnable, describe, learnable, reply_of, staleness
+from gspo.rollout import Learnable, describe, in_parts, learnable, reply_of, staleness
 from gspo.run import Metrics, Run, rewind, save
 from gspo.types import Group
 from gspo.updates import learn
@@ -112,7 +112,8 @@ def one_step(run: Run, source: Iterable[Group]) -> Metrics:
         algorithm.scale_rewards or "group",
         run.config.rollout.mask_truncated_completions,
     )
-    batch.counts["staleness"] = staleness([rollout for group in groups for rollout in group.rollouts], run.sampler.version)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    batch.counts |= {"staleness": staleness(rollouts, run.sampler.version), "rollouts/in_parts": in_parts(rollouts)}
     learned = learn(run, batch)
     trained = time.perf_counter()
     run.tokens += int(batch.counts["tokens"])

@@ -71,6 +71,13 @@ class Rollout:
     error: str | None = None
     routes: Tensor | None = None
 
+    @staticmethod
+    def begun(prompt: Prompt) -> Rollout:
+        """One of which nothing is known but its prompt; its `stop` is "" until it is done."""
+        size = len(prompt.tokens)
+        nothing = torch.zeros(size)
+        return Rollout(prompt, torch.tensor(prompt.tokens), nothing.bool(), nothing, torch.full((size,), -1), "")
+
 
 @dataclass(frozen=True)
 class Group:

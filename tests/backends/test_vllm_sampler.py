@@ -1,16 +1,18 @@
 """What the vLLM sampler makes of an engine that answers wrongly. tests/vllm has the tests against a real one."""
 
+import dataclasses
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import torch
 
 import gspo
 from gspo.backends.vllm_sampler import GENERATE, VLLMSampler
 from gspo.backends.vllm_server import EngineError, Server, serving
 from gspo.configfile import check_sampler, from_dict
-from gspo.types import Prompt, Sampling
+from gspo.types import Prompt, Rollout, Sampling
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 
@@ -26,16 +28,27 @@ def choice(tokens=(5, 6, 1), logp=(-0.5, -1.0, -2.0), reason="stop", version="3"
 
 @pytest.fixture
 def engine():
-    """An HTTP server whose answers a test scripts, one after the other; the last one stays."""
-    script, asked = [], []
+    """An HTTP server. `replies` are the answers to requests for replies, one after the other, the last one again and again,
+    with what happens before they are sent; `lacks` are paths that it does not know.
+    """
+    replies, asked, lacks = [], [], set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
-            asked.append((self.path, json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")))
-            status, body = script.pop(0) if len(script) > 1 else script[0]
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+            path = self.path.split("?")[0]
+            asked.append((path, body))
+            status, answer = 200, {}
+            if path in lacks:
+                status = 404
+            elif path == GENERATE:
+                scripted = (400, {}) if not body else replies.pop(0) if len(replies) > 1 else replies[0]
+                status, answer, *then = scripted
+                for happens in then:
+                    happens()
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
+            self.wfile.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
         do_GET = do_POST
 
@@ -43,8 +56,8 @@ def engine():
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    server.script, server.asked = script, asked
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    server.replies, server.asked, server.lacks, server.handler = replies, asked, lacks, Handler
     server.url = f"http://127.0.0.1:{server.server_port}"
     yield server
     server.shutdown()
@@ -56,11 +69,16 @@ def sampler_of(engine, tmp_path, **options):
     return made
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr("gspo.backends.vllm_sampler.PAUSE", 0.0)
+
+
 PROMPTS = [Prompt("a", "", (2, 3, 4)), Prompt("b", "", (7, 8))]
 
 
 def test_a_reply_as_it_comes(engine, tmp_path):
-    engine.script.append((200, {"choices": [choice()]}))
+    engine.replies.append((200, {"choices": [choice()]}))
     found = sampler_of(engine, tmp_path).generate(PROMPTS, 2, Sampling(8, 0.9, seed=1, stop_ids=(1,), stop=("ab",)))
     assert [r.prompt.id for r in found] == ["a", "a", "b", "b"]
     first = found[0]
@@ -80,7 +98,7 @@ def test_a_reply_as_it_comes(engine, tmp_path):
         (500, b"out of memory", "status 500: out of memory"),
         (200, b"<html>", "cannot be read"),
         (200, {"choices": []}, "cannot be read"),
-        (200, {"choices": [choice() | {"logprobs": None}]}, "cannot be read"),
+        (200, {"choices": [choice() | {"logprobs": None}]}, "3 tokens with 0 log-probabilities"),
         (200, {"choices": [choice(tokens=(), logp=())]}, "0 tokens"),
         (200, {"choices": [choice(logp=(-0.5, -1.0))]}, "3 tokens with 2 log-probabilities"),
         (200, {"choices": [choice(tokens=(5, 6, 99999))]}, "tokens outside of 0 to"),
@@ -91,30 +109,85 @@ def test_a_reply_as_it_comes(engine, tmp_path):
     ],
 )
 def test_garbage_is_never_trained_on(engine, tmp_path, status, body, said):
-    engine.script.append((status, body))
+    engine.replies.append((status, body))
     with pytest.raises(EngineError, match=said):
         sampler_of(engine, tmp_path).generate(PROMPTS, 1, Sampling(8))
 
 
 def test_an_engine_that_hangs(engine, tmp_path):
-    engine.script.append((200, {"choices": [choice()]}))
-    wait = threading.Event()
-    engine.RequestHandlerClass.do_POST = lambda self: wait.wait(10)
+    engine.replies.append((200, {"choices": [choice()]}))
+    wait, plain = threading.Event(), engine.handler.do_POST
+    engine.handler.do_POST = lambda self: wait.wait(10) if self.path == GENERATE else plain(self)
     with pytest.raises(EngineError, match="ReadTimeout"):
-        sampler_of(engine, tmp_path, timeout=0.3).generate(PROMPTS, 1, Sampling(8))
+        sampler_of(engine, tmp_path, timeout=0.2).generate(PROMPTS, 1, Sampling(8))
     wait.set()
+
+
+def test_one_bad_answer_is_asked_for_again(engine, tmp_path):
+    """After the weights were put in place once more; what else came stays."""
+    engine.replies += [(500, b"busy"), (200, {"choices": [choice()]})]
+    said = []
+    found = sampler_of(engine, tmp_path, batch_size=1, tell=said.append).generate(PROMPTS, 2, Sampling(8))
+    assert len(found) == 4 and len(said) == 1 and "status 500: busy" in said[0]
+    paths = [path for path, _ in engine.asked]
+    assert paths.count(GENERATE) == 5 and paths.count("/collective_rpc") == 1 and paths[-1] == GENERATE
+
+
+def part(*tokens, reason="abort", version="3"):
+    return 200, {"choices": [choice(tokens, [-1.0] * len(tokens), reason, version)]}
+
+
+def test_an_interrupted_reply_goes_on(engine, tmp_path):
+    """Each token keeps its version, the rest is asked for with what came, and with another seed."""
+    sampler = sampler_of(engine, tmp_path)
+    engine.replies += [(*part(5, 6), lambda: setattr(sampler, "version", 4)), part(version="4")]
+    engine.replies += [part(7, version="4"), part(8, 1, reason="stop", version="4")]
+    found = sampler.begin(Rollout.begun(PROMPTS[0]), 11, Sampling(8, stop_ids=(1,))).result()
+    assert found.tokens.tolist() == [2, 3, 4, 5, 6, 7, 8, 1] and found.stop == "eos"
+    assert found.version.tolist() == [-1, -1, -1, 3, 3, 4, 4, 4]
+    bodies = [body for _, body in engine.asked]
+    assert [body["token_ids"] for body in bodies] == [[2, 3, 4], [2, 3, 4, 5, 6], [2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7]]
+    sent = [body["sampling_params"] for body in bodies]
+    assert [one["max_tokens"] for one in sent] == [8, 6, 6, 5]
+    assert len({one["seed"] for one in sent}) == 3
+
+
+def test_a_reply_that_ended_as_it_was_interrupted(engine, tmp_path):
+    engine.replies += [part(5, 6, 7), part(9, 9)]
+    sampler = sampler_of(engine, tmp_path)
+    assert sampler.begin(Rollout.begun(PROMPTS[0]), 1, Sampling(3)).result().stop == "length"
+    engine.replies[:] = [part(5, 1), part(9, 9)]
+    assert sampler.begin(Rollout.begun(PROMPTS[0]), 1, Sampling(8, stop_ids=(1,))).result().stop == "eos"
+
+
+def test_a_stop_string_that_two_parts_share(engine, tmp_path):
+    a, b = sampler_of(engine, tmp_path).model.tokenizer("a b")["input_ids"][::2]
+    engine.replies += [part(a, a), part(b, a, a, reason="length")]
+    found = sampler_of(engine, tmp_path).begin(Rollout.begun(PROMPTS[0]), 1, Sampling(5, stop=("ab",))).result()
+    assert (found.text, found.stop, found.tokens[found.sampled].tolist()) == ("aab", "stop", [a, a, b])
+
+
+def test_a_saved_reply_goes_on(engine, tmp_path):
+    engine.replies.append(part(8, 1, reason="stop"))
+    sampler = sampler_of(engine, tmp_path)
+    known = dataclasses.replace(
+        Rollout.begun(PROMPTS[1]), tokens=torch.tensor([7, 8, 5]), sampled=torch.tensor([False, False, True]),
+        logp=torch.tensor([0.0, 0.0, -0.5]), version=torch.tensor([-1, -1, 2]),
+    )  # fmt: skip
+    found = sampler.begin(known, 1, Sampling(8, stop_ids=(1,))).result()
+    assert found.tokens.tolist() == [7, 8, 5, 8, 1] and found.version.tolist() == [-1, -1, 2, 3, 3]
+    whole = sampler.begin(found, 1, Sampling(8, stop_ids=(1,))).result()
+    assert whole is found and len(engine.asked) == 1
 
 
 @pytest.mark.parametrize("path", ["/weight_info", GENERATE])
 def test_a_server_that_lacks_something(engine, path):
-    answers = {"/weight_info": (200, {}), GENERATE: (400, {})}
-    engine.script += [(404, {}) if name == path else answer for name, answer in answers.items()]
+    engine.lacks.add(path)
     with pytest.raises(ValueError, match=rf"sampler.url = .*{path} answers with 404: start it with .*gspo_vllm.py"):
         Server(engine.url).check()
 
 
 def test_a_server_that_has_all(engine):
-    engine.script += [(200, {}), (400, {})]
     Server(engine.url).check()
 
 

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import math
 import shutil
 import tempfile
+import threading
+import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from gspo import layout
+from gspo import layout, types
 from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_policy import HFPolicy
-from gspo.backends.stopping import cut, decode
+from gspo.backends.vllm_replies import Reply
 from gspo.backends.vllm_server import EngineError, Server, http, serving
 from gspo.config import Config, SamplerConfig
-from gspo.ports import Policy
-from gspo.types import Prompt, Reply, Rollout, Sampling
+from gspo.ports import Policy, seed_of
+from gspo.types import Prompt, Rollout, Sampling
 
 WEIGHTS = "weights"  # the folder of the exchange that holds them
 GENERATE = "/inference/v1/generate"
-STARTS = 3  # tries, each with a server started anew, before a batch is given up
+TRIES = 3  # failures in a row before the engine is given up
+PAUSE = 0.5  # seconds before another try
 PROBES, PROBE_TOKENS = 4, 16
 # Mean |log mu - log pi| of the probes: always accepted, and never.
 FINE = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 5e-3}
@@ -77,16 +78,42 @@ def opened(config: Config, policy: HFPolicy, keep: Path | None) -> Iterator[VLLM
             sampler.load(policy, 0)
             yield sampler
         finally:
+            sampler.close()
             server.stop()
             if server.log and server.log.exists() and keep is not None and keep.is_dir():
                 shutil.copy(server.log, keep)
 
 
+class Job:
+    """A reply that is being sampled. so_far: what came of it until the last weight update."""
+
+    def __init__(self, reply: Reply, future: Future[Rollout]) -> None:
+        self._reply, self._future = reply, future
+
+    @property
+    def so_far(self) -> Rollout:
+        """What is known of the reply; whole once it is done."""
+        return self._reply.so_far
+
+    def done(self) -> bool:
+        """Whether it ended, well or not."""
+        return self._future.done()
+
+    def result(self) -> Rollout:
+        """The reply. Raises SamplerError where the engine could not give it."""
+        return self._future.result()
+
+    def cancel(self) -> None:
+        """Gives it up."""
+        self._future.cancel()
+
+
 class VLLMSampler:
     """Samples through a vLLM server. `load` swaps its weights and proves by a few sampled tokens that it holds the policy's.
 
-    model: whose tokenizer and limits the prompts have. exchange: a folder that the server reads too. batch_size: replies
-    asked for at once. timeout: seconds that a reply may take. tell: hears of a server that had to be started again.
+    Requests run in a thread of their own; a reply that a weight update interrupts goes on with the new weights. model: whose
+    tokenizer and limits the prompts have. exchange: a folder that the server reads too. batch_size: replies asked for at
+    once. timeout: seconds that a request may take. tell: hears of a server that had to be started again.
     """
 
     def __init__(
@@ -94,30 +121,73 @@ class VLLMSampler:
         timeout: float = 600.0, tell: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
         self.model, self.server, self.exchange = model, server, exchange
-        self.temperature, self.batch_size, self.timeout, self.tell = temperature, batch_size, timeout, tell
+        self.temperature, self.timeout, self.tell = temperature, timeout, tell
         self.version = 0
         self.gap = 0.0  # largest mean |log mu - log pi| of the checks so far
+        self.probes: list[Rollout] = []  # those of the last check
+        self._room = asyncio.Semaphore(batch_size)
+        self._starts, self._faults, self._control = 0, 0, threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._open = asyncio.Event()  # closed while weights are swapped
+        self._open.set()
+        self._client: Any = None
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def close(self) -> None:
+        """Gives up what is being sampled."""
+
+        async def end() -> None:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            if self._client is not None:
+                await self._client.aclose()
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def load(self, policy: Policy, version: int) -> None:
         """Takes over the policy's weights and version. Raises EngineError where the engine then has others."""
-        self.version = version
-        folder = self.exchange / WEIGHTS
-        policy.save(str(folder))
-        self._swap(folder, version)
+        policy.save(str(self.exchange / WEIGHTS))
+        self._gate(self._open.clear)
+        with self._control:
+            self.version = version
+            try:
+                self._swap()
+            except EngineError as error:
+                self._restart(error)
+        self._gate(self._open.set)
         self.check(policy)
 
-    def _swap(self, folder: Path, version: int) -> None:
-        try:
-            self.server.swap(folder, version)
-        except EngineError as error:
-            self._restart(error)
-            self.server.swap(folder, version)
+    def _gate(self, turn: Callable[[], None]) -> None:
+        """Opens or closes the gate that requests go through, and waits until it is."""
+
+        async def turned() -> None:
+            turn()
+
+        asyncio.run_coroutine_threadsafe(turned(), self._loop).result()
+
+    def _swap(self) -> None:
+        self.server.swap(self.exchange / WEIGHTS, self.version)
 
     def _restart(self, error: EngineError) -> None:
-        if self.server.command is None:
+        """Starts the server again where it is ours, or waits for it, and gives it the weights of now."""
+        if self.server.command is None and not self.server.answers():
             raise error
-        self.tell(f"the vLLM server is started again: {error}")
+        self.tell(f"the vLLM server {'is started' if self.server.command else 'is asked'} again: {error}")
+        time.sleep(PAUSE)
         self.server.start()
+        self._starts += 1
+        self._swap()
+
+    def _recover(self, error: EngineError, starts: int) -> None:
+        """What follows a failed request, once for all that failed with it: `starts` is the number when it was sent."""
+        with self._control:
+            if self._starts > starts:
+                return
+            self._faults += 1
+            if self._faults >= TRIES:
+                raise error
+            self._restart(error)
 
     def check(self, policy: Policy) -> float:
         """Mean |log mu - log pi| of a few tokens sampled now. Raises EngineError where it is too large: the engine holds
@@ -126,11 +196,11 @@ class VLLMSampler:
         g = torch.Generator().manual_seed(0)
         size = self.model.config.vocab_size
         prompts = [Prompt(f"probe {i}", "", tuple(torch.randint(size, (8,), generator=g).tolist())) for i in range(PROBES)]
-        rollouts = self.generate(prompts, 1, Sampling(PROBE_TOKENS, self.temperature, seed=self.version))
-        replies = [Reply(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in rollouts]
+        self.probes = self.generate(prompts, 1, Sampling(PROBE_TOKENS, self.temperature, seed=self.version))
+        known = [types.Reply(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in self.probes]
         with torch.no_grad():
-            logp = policy.forward(layout.build(replies, policy.shares_prompts)).logp.cpu()
-        gap = float((logp - torch.cat([reply.logp_mu for reply in replies])).abs().mean())
+            logp = policy.forward(layout.build(known, policy.shares_prompts)).logp.cpu()
+        gap = float((logp - torch.cat([reply.logp_mu for reply in known])).abs().mean())
         dtype = self.model.compute_dtype
         limit = min(WRONG[dtype], max(FINE[dtype], WORSE * self.gap)) if self.gap else WRONG[dtype]
         if not gap <= limit:
@@ -145,118 +215,56 @@ class VLLMSampler:
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[Rollout]:  # fmt: skip
-        """`n` replies to each prompt, in the order of the prompts. A server of ours that fails is started again with the
-        same weights, and only the replies that are missing are asked for.
-        """
-        done: dict[int, Rollout] = {}
-        wanted = [(prompt, _seed(sampling.seed, i, j)) for i, prompt in enumerate(prompts) for j in range(n)]
-        for tries in range(1, STARTS + 1):
-            try:
-                _run(self._ask_all(wanted, sampling, done, progress))
-                break
-            except EngineError as error:
-                if tries == STARTS:
-                    raise
-                self._restart(error)
-                self.server.swap(self.exchange / WEIGHTS, self.version)
-        return [done[i] for i in range(len(wanted))]
-
-    async def _ask_all(
-        self, wanted: Sequence[tuple[Prompt, int]], sampling: Sampling, done: dict[int, Rollout],
-        progress: Callable[[int], None] | None,
-    ) -> None:  # fmt: skip
-        """Fills `done`. Raises EngineError at the first reply that the engine fails to give."""
-        httpx = http()
-        room = asyncio.Semaphore(self.batch_size)
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=self.server.url, timeout=self.timeout, limits=limits) as client:
-
-            async def one(i: int) -> None:
-                async with room:
-                    done[i] = await self._ask(client, *wanted[i], sampling)
-                if progress is not None:
-                    progress(len(done))
-
-            tasks = [asyncio.create_task(one(i)) for i in range(len(wanted)) if i not in done]
-            try:
-                await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _ask(self, client: Any, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
-        httpx = http()
-        parameters = {
-            "max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature, "top_p": sampling.top_p,
-            "top_k": sampling.top_k, "seed": seed, "stop": list(sampling.stop), "stop_token_ids": list(sampling.stop_ids),
-            "ignore_eos": True, "logprobs": 0, "detokenize": bool(sampling.stop), "include_stop_str_in_output": True,
-        }  # fmt: skip
+        """`n` replies to each prompt, in the order of the prompts."""
+        jobs = [
+            self.begin(Rollout.begun(prompt), seed_of(sampling.seed, i, j), sampling)
+            for i, prompt in enumerate(prompts)
+            for j in range(n)
+        ]
         try:
-            answer = await client.post(GENERATE, json={"token_ids": prompt.tokens, "sampling_params": parameters})
+            waiting = {job._future for job in jobs}
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                if progress is not None:
+                    progress(len(jobs) - len(waiting))
+            return [job.result() for job in jobs]
+        finally:
+            for job in jobs:
+                job.cancel()
+
+    def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
+        """Begins a reply, or goes on with one. A server of ours that fails is started again with the weights of now, and
+        goes on where it was.
+        """
+        reply = Reply(so_far, seed, sampling, self.model.tokenizer, self.model.config.vocab_size)
+        return Job(reply, asyncio.run_coroutine_threadsafe(self._sample(reply), self._loop))
+
+    async def _sample(self, reply: Reply) -> Rollout:
+        async with self._room:
+            while not reply.so_far.stop:
+                await self._open.wait()
+                earliest, starts = self.version, self._starts
+                try:
+                    reply.add(await self._ask(reply.request()), earliest, self.version)
+                    self._faults = 0
+                except EngineError as error:
+                    await asyncio.get_running_loop().run_in_executor(None, self._recover, error, starts)
+        return reply.so_far
+
+    async def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
+        httpx = http()
+        if self._client is None:
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            self._client = httpx.AsyncClient(base_url=self.server.url, timeout=self.timeout, limits=limits)
+        try:
+            answer = await self._client.post(GENERATE, json=body)
         except httpx.HTTPError as error:
             raise EngineError(f"{type(error).__name__} {error}. {self.server.last_words()}") from None
         if answer.status_code != 200:
             raise EngineError(f"status {answer.status_code}: {answer.text[:500]}")
         try:
-            choice = answer.json()["choices"][0]
-            tokens = [int(token) for token in choice["token_ids"]]
-            logp = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
-            versions = {span["version"] for span in choice["weight_versions"]}
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise EngineError(f"it answered what cannot be read ({error!r}): {answer.text[:300]}") from None
-        self._believable(tokens, logp, versions, choice["finish_reason"])
-        return self._rollout(prompt, tokens, logp, choice, sampling)
-
-    def _believable(self, tokens: list[int], logp: list[float], versions: set[str], reason: Any) -> None:
-        """Raises EngineError where an answer cannot be a reply of the present weights."""
-        size = self.model.config.vocab_size
-        wrong = ""
-        if not tokens or len(tokens) != len(logp):
-            wrong = f"{len(tokens)} tokens with {len(logp)} log-probabilities"
-        elif not all(0 <= token < size for token in tokens):
-            wrong = f"tokens outside of 0 to {size - 1}"
-        elif not all(math.isfinite(value) and value < 1e-3 for value in logp):
-            wrong = "log-probabilities that are no numbers up to 0"
-        elif reason not in ("stop", "length"):
-            wrong = f"finish reason {reason!r}"
-        elif versions != {str(self.version)}:
-            wrong = f"replies of version {sorted(versions)} of the weights where {self.version} was loaded"
-        if wrong:
-            raise EngineError(f"it answered with {wrong}")
-
-    def _rollout(
-        self, prompt: Prompt, tokens: list[int], logp: list[float], choice: dict[str, Any], sampling: Sampling
-    ) -> Rollout:
-        start = len(prompt.tokens)
-        text = decode(self.model.tokenizer, tokens)
-        stop = "length"
-        if choice["finish_reason"] == "stop":
-            stop = "eos" if tokens[-1] in sampling.stop_ids else "stop"
-        sampled = torch.arange(start + len(tokens)) >= start
-        known = torch.tensor(logp) if sampling.temperature > 0 else torch.zeros(len(logp))
-        return Rollout(
-            prompt=prompt,
-            tokens=torch.cat([torch.tensor(prompt.tokens), torch.tensor(tokens)]),
-            sampled=sampled,
-            logp=torch.cat([torch.zeros(start), known.clamp(max=0)]),
-            version=torch.where(sampled, self.version, -1),
-            stop=stop,
-            text=cut(text, sampling.stop) if stop == "stop" else text,
-        )
-
-
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Waits for `work`, also where an event loop runs already, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(work)
-    else:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(asyncio.run, work).result()
-
-
-def _seed(seed: int, prompt: int, reply: int) -> int:
-    """The seed of one reply."""
-    return int(np.random.SeedSequence([seed, prompt, reply]).generate_state(1, np.uint32)[0])
+            return answer.json()
+        except ValueError:
+            raise EngineError(f"it answered what cannot be read: {answer.text[:300]}") from None

@@ -1,0 +1,123 @@
+"""Sampling that runs ahead of the trainer by at most k weight versions, and never waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from gspo.config import RolloutConfig
+from gspo.ports import Job, StreamingSampler, seed_of
+from gspo.rollout import PromptSource, Report, Scorer, plain
+from gspo.types import Group, Prompt, Rollout, Sampling
+
+POLL = 0.01  # seconds between two looks at the engine
+
+
+@dataclass
+class Flight:
+    """The replies to one prompt on their way. number: its place in the stream of prompts. so_far: its replies as they were
+    saved, until they go on. jobs: those that are being sampled.
+    """
+
+    number: int
+    prompt: Prompt
+    so_far: list[Rollout]
+    jobs: list[Job] = field(default_factory=list)
+
+    def known(self) -> list[Rollout]:
+        """Its replies, as far as they are known."""
+        return [job.so_far for job in self.jobs] if self.jobs else self.so_far
+
+
+class AheadSource:
+    """Groups, batch after batch, while others are being sampled (rollout.max_staleness = k > 0).
+
+    (k + 1) x num_prompts groups are under way, and a batch takes the oldest: the order is that of the prompts, whatever
+    their replies' lengths, so no length is favoured. A long reply has k steps more to end before the trainer waits for it,
+    and no token is older than k versions. Attributes as in rollout.SynchronousSource; newest: groups of the weights of now,
+    for what numerics do.
+    """
+
+    def __init__(
+        self, prompts: PromptSource, sampler: StreamingSampler, scorer: Scorer, config: RolloutConfig, sampling: Sampling,
+        report: Report = lambda phase, done, total: None,
+    ):  # fmt: skip
+        self.prompts, self.sampler, self.scorer = prompts, sampler, scorer
+        self.sampling, self.report = sampling, report
+        self.num_prompts, self.num_generations = config.num_prompts, config.num_generations
+        self.delay = config.max_staleness
+        self.flights: deque[Flight] = deque()
+        self.seconds: dict[str, float] = {}
+
+    @property
+    def newest(self) -> list[Group]:
+        """Replies that the weights of now sampled."""
+        return [Group(rollout.prompt, [rollout]) for rollout in self.sampler.probes]
+
+    def __iter__(self) -> Iterator[Group]:
+        while True:
+            self._begin()
+            begin = time.perf_counter()
+            batch = self._wait()
+            waited = time.perf_counter()
+            rollouts = [job.result() for flight in batch for job in flight.jobs]
+            total = len(rollouts)
+            scored = iter(self.scorer.score(rollouts, partial(self._scored, total)))
+            self.seconds = {"time/sample": waited - begin, "time/score": time.perf_counter() - waited}
+            for _ in batch:
+                self.flights.popleft()
+            yield from [Group(flight.prompt, [next(scored) for _ in flight.jobs]) for flight in batch]
+
+    def _scored(self, total: int, done: int) -> None:
+        self.report("scoring", done, total)
+
+    def _begin(self) -> None:
+        """Has as many groups under way as may be."""
+        while len(self.flights) < (self.delay + 1) * self.num_prompts:
+            number = self.prompts.position
+            (prompt,) = self.prompts.take(1)
+            self.flights.append(Flight(number, prompt, [Rollout.begun(prompt)] * self.num_generations))
+        for flight in self.flights:
+            if not flight.jobs:
+                flight.jobs = [
+                    self.sampler.begin(so_far, seed_of(self.sampling.seed, flight.number, j), self.sampling)
+                    for j, so_far in enumerate(flight.so_far)
+                ]
+
+    def _wait(self) -> list[Flight]:
+        """The groups of the next batch, done."""
+        batch = list(self.flights)[: self.num_prompts]
+        jobs = [job for flight in batch for job in flight.jobs]
+        while True:
+            ended = [job for job in jobs if job.done()]
+            for job in ended:
+                job.result()  # raises at once where the engine is lost
+            self.report("sampling", len(ended), len(jobs))
+            if len(ended) == len(jobs):
+                return batch
+            time.sleep(POLL)
+
+    def drop(self) -> None:
+        """Gives up what is under way, after the weights went back: their prompts are not trained on in this pass."""
+        for flight in self.flights:
+            for job in flight.jobs:
+                job.cancel()
+        self.flights.clear()
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """All that is under way, half-finished replies included, in plain types."""
+        return [{"number": flight.number, "rollouts": [plain(one) for one in flight.known()]} for flight in self.flights]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Continue from `state_dict()`; replies go on where they were."""
+        position = self.prompts.position
+        for one in state:
+            self.prompts.position = one["number"]
+            (prompt,) = self.prompts.take(1)
+            known = [Rollout(prompt=prompt, **rollout) for rollout in one["rollouts"]]
+            self.flights.append(Flight(one["number"], prompt, known))
+        self.prompts.position = position

@@ -1,0 +1,115 @@
+"""One reply on its way from vLLM: what is asked for, what comes back, and whether it can be believed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from gspo.backends.stopping import StopStrings, cut, decode
+from gspo.backends.vllm_server import EngineError
+from gspo.types import Rollout, Sampling
+
+
+class Reply:
+    """A reply that may come in parts, each from the weights of its time.
+
+    so_far: a Rollout that holds what came until now; its `stop` is "" until it is done. seed: of its sampling.
+    """
+
+    def __init__(self, so_far: Rollout, seed: int, sampling: Sampling, tokenizer: PreTrainedTokenizerBase, size: int):
+        self.so_far, self.seed, self.sampling = so_far, seed, sampling
+        self.tokenizer, self.size = tokenizer, size
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that came until now."""
+        return int(self.so_far.sampled.sum())
+
+    def request(self) -> dict[str, Any]:
+        """What to ask for: the rest of it."""
+        sampling, known = self.sampling, self.sampled
+        seed = self.seed if not known else int(np.random.SeedSequence([self.seed, known]).generate_state(1)[0])
+        return {
+            "token_ids": self.so_far.tokens.tolist(),
+            "sampling_params": {
+                "max_tokens": sampling.max_new_tokens - known, "temperature": sampling.temperature,
+                "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": seed, "stop": list(sampling.stop),
+                "stop_token_ids": list(sampling.stop_ids), "ignore_eos": True, "logprobs": 0,
+                "detokenize": bool(sampling.stop), "include_stop_str_in_output": True,
+            },
+        }  # fmt: skip
+
+    def add(self, answer: Mapping[str, Any], earliest: int, latest: int) -> None:
+        """Takes in an answer whose tokens the versions `earliest` to `latest` may have sampled.
+
+        Raises EngineError where it cannot be one.
+        """
+        try:
+            choice = answer["choices"][0]
+            tokens = [int(token) for token in choice["token_ids"] or []]
+            logp = [float(entry["logprob"]) for entry in (choice["logprobs"] or {"content": []})["content"]]
+            spans = [(str(s["version"]), int(s["end"]) - int(s["start"])) for s in choice["weight_versions"] or []]
+            reason = choice["finish_reason"]
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise EngineError(f"it answered what cannot be read ({error!r}): {str(answer)[:300]}") from None
+        self._believe(tokens, logp, spans, reason, earliest, latest)
+        version = torch.tensor([int(name) for name, count in spans for _ in range(count)], dtype=torch.int64)
+        self._append(torch.tensor(tokens, dtype=torch.int64), torch.tensor(logp, dtype=torch.float32), version)
+        if reason != "abort":
+            self._end("eos" if reason == "stop" and tokens[-1] in self.sampling.stop_ids else reason)
+        elif self.sampled >= self.sampling.max_new_tokens:
+            self._end("length")
+        elif tokens and tokens[-1] in self.sampling.stop_ids:
+            self._end("eos")
+
+    def _believe(
+        self, tokens: list[int], logp: list[float], spans: list[tuple[str, int]], reason: Any, earliest: int, latest: int
+    ) -> None:
+        """Raises EngineError where an answer cannot be a part of this reply from these versions."""
+        wrong = ""
+        if len(tokens) != len(logp) or sum(count for _, count in spans) != len(tokens):
+            wrong = f"{len(tokens)} tokens with {len(logp)} log-probabilities and versions {spans}"
+        elif not tokens and reason != "abort":
+            wrong = "0 tokens"
+        elif not all(0 <= token < self.size for token in tokens):
+            wrong = f"tokens outside of 0 to {self.size - 1}"
+        elif not all(math.isfinite(value) and value < 1e-3 for value in logp):
+            wrong = "log-probabilities that are no numbers up to 0"
+        elif reason not in ("stop", "length", "abort"):
+            wrong = f"finish reason {reason!r}"
+        elif not all(name.isdigit() and earliest <= int(name) <= latest for name, _ in spans):
+            wrong = f"replies of version {sorted({name for name, _ in spans})} of the weights where {latest} was loaded"
+        if wrong:
+            raise EngineError(f"it answered with {wrong}")
+
+    def _append(self, tokens: torch.Tensor, logp: torch.Tensor, version: torch.Tensor) -> None:
+        past = self.so_far
+        logp = logp.clamp(max=0) if self.sampling.temperature > 0 else torch.zeros_like(logp)
+        self.so_far = Rollout(
+            prompt=past.prompt,
+            tokens=torch.cat([past.tokens, tokens]),
+            sampled=torch.cat([past.sampled, torch.ones(len(tokens), dtype=torch.bool)]),
+            logp=torch.cat([past.logp, logp]),
+            version=torch.cat([past.version, version]),
+            stop="",
+        )
+
+    def _end(self, stop: str) -> None:
+        """Notes how it ended, and cuts it at a stop string that two parts share."""
+        past, start = self.so_far, len(self.so_far.prompt.tokens)
+        tokens = past.tokens[start:].tolist()
+        if self.sampling.stop and stop != "stop":
+            end = StopStrings(self.tokenizer, self.sampling.stop).add(tokens)
+            if end is not None:
+                tokens, stop = tokens[:end], "stop"
+        upto = start + len(tokens)
+        text = decode(self.tokenizer, tokens)
+        self.so_far = Rollout(
+            prompt=past.prompt, tokens=past.tokens[:upto], sampled=past.sampled[:upto], logp=past.logp[:upto],
+            version=past.version[:upto], stop=stop, text=cut(text, self.sampling.stop) if stop == "stop" else text,
+        )  # fmt: skip

@@ -1,0 +1,201 @@
+"""Sampling ahead of the trainer, with an engine that is scripted here; tests/vllm has a real one."""
+
+import dataclasses
+from functools import partial
+
+import pytest
+import torch
+
+from gspo.ahead import AheadSource
+from gspo.config import RolloutConfig
+from gspo.configfile import check_sampler, from_dict
+from gspo.data.tasks import PromptStream
+from gspo.ports import SamplerError
+from gspo.rollout import staleness
+from gspo.types import Prompt, Rollout, Sampling
+
+P, G = 4, 2
+
+
+def length_of(number, j):
+    """Tokens of a reply: most are short, one in eight is fifty times as long."""
+    return 200 if number % 4 == 0 and j == 0 else 4
+
+
+class Engine:
+    """Gives every reply under way a few tokens each time that a batch is looked at; `load` interrupts all of them."""
+
+    def __init__(self, speed=3):
+        self.version, self.speed, self.jobs, self.dead, self.looks = 0, speed, [], False, 0
+        self.probes = [Rollout.begun(Prompt("probe", "", (1,)))]
+
+    def begin(self, so_far, seed, sampling):
+        self.jobs.append(Scripted(self, so_far))
+        return self.jobs[-1]
+
+    def tick(self):
+        self.looks += 1
+        if self.looks % (P * G) == 0 and not self.dead:
+            for job in self.jobs:
+                job.grow(self.speed)
+
+    def load(self, version):
+        for job in self.jobs:
+            job.so_far = job.now
+        self.version = version
+
+
+class Scripted:
+    def __init__(self, engine, so_far):
+        self.engine, self.so_far, self.now, self.cancelled = engine, so_far, so_far, False
+        self.wanted = so_far.prompt.columns["length"](sum(job.now.prompt is so_far.prompt for job in engine.jobs))
+
+    def grow(self, speed):
+        new = min(speed, self.wanted - int(self.now.sampled.sum()))
+        if new > 0:
+            self.now = dataclasses.replace(
+                self.now,
+                tokens=torch.cat([self.now.tokens, torch.full((new,), 5)]),
+                sampled=torch.cat([self.now.sampled, torch.ones(new).bool()]),
+                logp=torch.cat([self.now.logp, torch.full((new,), -1.0)]),
+                version=torch.cat([self.now.version, torch.full((new,), self.engine.version)]),
+            )
+        if int(self.now.sampled.sum()) == self.wanted:
+            self.so_far = self.now = dataclasses.replace(self.now, stop="eos")
+
+    def done(self):
+        self.engine.tick()
+        return self.so_far.stop == "eos" or self.engine.dead
+
+    def result(self):
+        if self.engine.dead:
+            raise SamplerError("dead")
+        return self.so_far
+
+    def cancel(self):
+        self.cancelled = True
+
+
+class One:
+    """A reward of 1 for each."""
+
+    def score(self, rollouts, progress=None):
+        return [dataclasses.replace(rollout, reward=1.0) for rollout in rollouts]
+
+
+def prompts(count, lengths=length_of):
+    return [Prompt(str(i), "", (2, 3), {"length": partial(lengths, i)}) for i in range(count)]
+
+
+def source_of(engine, stream, k):
+    config = RolloutConfig(num_prompts=P, num_generations=G, max_staleness=k)
+    return AheadSource(stream, engine, One(), config, Sampling(256))
+
+
+def steps(source, engine, count):
+    """The groups of each step; after each the weights move on."""
+    groups, found = iter(source), []
+    for _ in range(count):
+        found.append([next(groups) for _ in range(P)])
+        bound = [engine.version - int(r.version[r.sampled].min()) for group in found[-1] for r in group.rollouts]
+        assert max(bound) <= source.delay
+        engine.load(engine.version + 1)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("gspo.ahead.POLL", 0.0)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_no_token_is_too_old_and_every_prompt_has_its_turn_once(k):
+    engine, stream = Engine(), PromptStream(prompts(40), seed=0)
+    found = steps(source_of(engine, stream, k), engine, 9)
+    ids = [group.prompt.id for step in found for group in step]
+    assert len(ids) == len(set(ids)) == 36 and stream.position <= 40 + k * P
+    assert all(r.stop == "eos" and r.reward == 1 for step in found for group in step for r in group.rollouts)
+    ages = [staleness([r for group in step for r in group.rollouts], v) for v, step in enumerate(found)]
+    assert ages[0] == 0 and 0 < max(ages) <= k
+
+
+def test_long_replies_are_late_and_not_left_out():
+    """The share of long replies among those trained on is that among those asked for."""
+    engine, stream = Engine(speed=40), PromptStream(prompts(400), seed=0)
+    found = steps(source_of(engine, stream, 2), engine, 98)
+    lengths = [int(r.sampled.sum()) for step in found for group in step for r in group.rollouts]
+    expected = [length_of(int(g.prompt.id), j) for step in found for g in step for j in range(G)]
+    assert lengths == expected
+    trained = {group.prompt.id for step in found for group in step}
+    missing = [i for i in range(400) if str(i) not in trained]
+    assert len(missing) == 400 - 98 * P
+    assert abs(sum(n == 200 for n in lengths) / len(lengths) - 1 / 8) < 0.02
+
+
+def test_interrupted_replies_keep_each_tokens_version():
+    engine, stream = Engine(speed=1), PromptStream(prompts(40, lambda i, j: 30), seed=0)
+    found = steps(source_of(engine, stream, 2), engine, 4)
+    several = [r for step in found for g in step for r in g.rollouts if len(r.version[r.sampled].unique()) > 1]
+    assert several
+    for r in several:
+        versions = r.version[r.sampled]
+        assert (versions.diff() >= 0).all() and int(r.sampled.sum()) == 30
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_resumed_run_loses_nothing(stop):
+    engine, stream = Engine(speed=1), PromptStream(prompts(40, lambda i, j: 9 + 7 * (i % 3)), seed=0)
+    source = source_of(engine, stream, 2)
+    first = steps(source, engine, stop)
+    state, position = source.state_dict(), stream.position
+    under_way = {one["number"]: one["rollouts"] for one in state}
+    assert len(under_way) == 2 * P and any(int(r["sampled"].sum()) > 0 for each in under_way.values() for r in each)
+    again = PromptStream(prompts(40, lambda i, j: 9 + 7 * (i % 3)), seed=0)
+    again.position = position
+    other = Engine(speed=1)
+    other.version = engine.version
+    resumed = source_of(other, again, 2)
+    resumed.load_state_dict(state)
+    assert again.position == position and resumed.state_dict()[0]["number"] == state[0]["number"]
+    rest = steps(resumed, other, 8 - stop)
+    ids = [group.prompt.id for step in first + rest for group in step]
+    assert len(ids) == len(set(ids)) == 8 * P
+    begun = {group.prompt.id: group for step in rest for group in step}
+    for number, rollouts in under_way.items():
+        again.position = number
+        group = begun.get(again.take(1)[0].id)
+        for known, r in zip(rollouts, group.rollouts if group else ()):
+            size = len(known["tokens"])
+            assert torch.equal(r.tokens[:size], known["tokens"]) and torch.equal(r.version[:size], known["version"])
+
+
+def test_a_lost_engine_ends_the_wait():
+    engine = Engine()
+    source = source_of(engine, PromptStream(prompts(40), seed=0), 1)
+    steps(source, engine, 2)
+    engine.dead = True
+    with pytest.raises(SamplerError, match="dead"):
+        next(iter(source))
+    assert len(source.state_dict()) >= P
+
+
+def test_what_is_dropped_is_cancelled():
+    engine = Engine()
+    source = source_of(engine, PromptStream(prompts(40), seed=0), 1)
+    steps(source, engine, 1)
+    jobs = [job for flight in source.flights for job in flight.jobs]
+    source.drop()
+    assert jobs and all(job.cancelled for job in jobs) and not source.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("rollout", "sampler", "message"),
+    [
+        ({"max_staleness": 1}, {}, "max_staleness = 1: the embedded sampler .* cannot run ahead.*vllm"),
+        ({"max_staleness": 1, "delay": 2}, {"engine": "vllm"}, "max_staleness = 1 and rollout.delay = 2"),
+        ({"max_staleness": -1}, {}, "max_staleness = -1"),
+    ],
+)
+def test_settings_that_contradict(rollout, sampler, message):
+    with pytest.raises(ValueError, match=message):
+        check_sampler(from_dict({"rollout": rollout, "sampler": sampler}))
