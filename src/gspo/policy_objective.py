@@ -65,7 +65,7 @@ class PolicyObjective:
         if self.correction != "none":
             weight = corrections.weights(self.correction, self.row.level, batch.logp_old, batch.logp_mu, y)
             A = A * weight if A.shape == weight.shape else y.spread(A) * y.spread(weight)
-        loss, ratio, low, high = self._surrogate(logp, A, y, vars(batch))
+        loss, ratio, low, high = self.surrogate(logp, A, y, vars(batch))
         assert out.entropy is not None
         stats = {
             "loss": loss,
@@ -98,7 +98,7 @@ class PolicyObjective:
                 stats["balance"] = uneven
         return loss, {name: value.detach() for name, value in stats.items()}
 
-    def _surrogate(self, logp: Tensor, A: Tensor, y: Replies, likelihoods: Mapping[str, Tensor]) -> Surrogate:
+    def surrogate(self, logp: Tensor, A: Tensor, y: Replies, likelihoods: Mapping[str, Tensor]) -> Surrogate:
         """The row's loss with its own likelihoods, clip range and constants."""
         given = {name: likelihoods[name] for name in self.row.likelihoods}
         limits = {} if self.clip is None else dict(zip(("e_low", "e_high"), self.clip))
@@ -139,7 +139,7 @@ class PolicyObjective:
         """
         share, likelihoods = 0.0, {"logp_old": logp_mu, "logp_mu": logp_mu}
         for sign in (-1.0, 1.0):
-            found = self._surrogate(logp, torch.full(y.length.shape, sign).to(logp), y, likelihoods)
+            found = self.surrogate(logp, torch.full(y.length.shape, sign).to(logp), y, likelihoods)
             clipped = y.spread(found.clipped_low | found.clipped_high)
             share += float(clipped.double().mean() * (A * sign > 0).double().mean())
         return share
