@@ -52,30 +52,21 @@ def mean(value: Line, form: str) -> str:
 
 
 def table(study: str, setting: str) -> str:
-    """One setting in Markdown, with its verdicts."""
+    """One setting in Markdown."""
     head = json.loads((RESULTS / f"{study}.json").read_text(encoding="utf-8"))
-    accuracy = {(line["setting"], line["variant"]): line["metric"] for line in head["metric"]}
+    others = {(by, line["variant"]): line for by in ("mean", "metric") for line in head[by] if line["setting"] == setting}
     found = [line for line in head["reward"] if line["setting"] == setting]
     if not found:
         raise ValueError(f"{study} / {setting}: no such setting in {study}.json")
-    titles = [
-        "",
-        "n",
-        "reward",
-        f"minus {head['baseline']}, paired",
-        "fell",
-        "collapsed",
-        "accuracy",
-        "clipped",
-        "volatility",
-    ]
+    against = f"minus {head['baseline']}"
+    titles = ["", "n", "reward", against, "all steps", against, "accuracy", against, "fell", "clipped", "volatility"]
     rows = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for line in found:
-        cells = (
-            line["variant"], str(line["cells"]), spell(line["reward"]), spell(line.get("difference"), "+.3f"),
-            mean(line["fall"], ".3f"), str(line["collapsed"]), mean(accuracy[setting, line["variant"]], ".3f"),
-            mean(line["clipped"], ".2%"), mean(line["volatility"], ".2%"),
-        )  # fmt: skip
+        cells = [line["variant"], str(line["cells"])]
+        for by in ("reward", "mean", "metric"):
+            each = others.get((by, line["variant"]), line)
+            cells += [mean(each[by], ".3f"), spell(each.get("difference"), "+.3f")]
+        cells += [mean(line["fall"], ".3f"), mean(line["clipped"], ".2%"), mean(line["volatility"], ".2%")]
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows) + "\n"
 

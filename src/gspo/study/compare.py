@@ -42,7 +42,7 @@ def compare(
         console.print("no cell is done: nothing to draw")
         return 1
     page.write_rows(rows, folder)
-    summaries = {by: page.summarise(study, rows, by) for by in ("reward", "metric") if any(by in row for row in rows)}
+    summaries = {by: page.summarise(study, rows, by) for by in page.MEASURES if any(by in row for row in rows)}
     page.write_summary(study, summaries, folder)
     drawn = {setting: draw_setting(each, folder / "figures" / spec.slug(setting)) for setting, each in runs.items()}
     written = page.write_html(study, rows, summaries, drawn, folder)

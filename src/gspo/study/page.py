@@ -15,6 +15,7 @@ from gspo.study.analysis import Interval, bootstrap, interval, paired, verdict
 from gspo.study.spec import Study
 
 Row = dict[str, Any]
+MEASURES = {"reward": "reward", "mean": "reward of all steps", "metric": ""}  # with their names; the study names the last
 COLUMNS = (
     *("setting", "variant", "seed", "status", "reason", "steps", "reward", "best", "fall", "mean", "metric"),
     *("collapsed", "tokens", "seconds"),
@@ -33,8 +34,8 @@ def write_rows(rows: Sequence[Row], folder: Path) -> None:
 
 
 def summarise(study: Study, rows: Sequence[Row], by: str) -> list[dict[str, Any]]:
-    """For each setting and variant: means and intervals of `by` ("reward" or "metric"), the paired difference to the
-    baseline, and a verdict.
+    """For each setting and variant: means and intervals of `by` (one of MEASURES), the paired difference to the baseline,
+    and a verdict.
     """
     found = []
     for setting in study.settings:
@@ -43,10 +44,11 @@ def summarise(study: Study, rows: Sequence[Row], by: str) -> list[dict[str, Any]
         for variant, each in values.items():
             here = _done(rows, setting, variant)
             line: dict[str, Any] = {
-                "setting": setting, "variant": variant, "cells": len(here), by: interval(list(each.values())),
+                "setting": setting, "variant": variant, "cells": len(here),
                 "collapsed": sum(bool(row["collapsed"]) for row in here),
             }  # fmt: skip
-            for name in ("mean", "fall", "clipped", "volatility", "seconds", "seconds_train"):
+            line[by] = interval(list(each.values()))
+            for name in ("fall", "clipped", "volatility", "seconds", "seconds_train"):
                 line[name] = interval([row[name] for row in here])
             if variant != study.baseline:
                 differences = paired(each, base)
@@ -116,7 +118,7 @@ def _failures(failed: Sequence[Row]) -> str:
 
 
 def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> str:
-    label = "reward" if by == "reward" else study.metric
+    label = MEASURES[by] or study.metric
     head = ("variant", label, f"against {study.baseline}", "collapsed", "clipped tokens", "volatility", "seconds")
     rows = []
     for line in lines:
