@@ -3,15 +3,18 @@
 import dataclasses
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 
 import gspo
+from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.vllm_sampler import GENERATE, VLLMSampler
 from gspo.backends.vllm_server import EngineError, Server, serving
 from gspo.configfile import check_sampler, from_dict
+from gspo.ports import SamplerError
 from gspo.types import Prompt, Rollout, Sampling
 from tests.tiny_run import ROWS, likes_a, model, settings
 
@@ -131,6 +134,44 @@ def test_one_bad_answer_is_asked_for_again(engine, tmp_path):
     assert len(found) == 4 and len(said) == 1 and "status 500: busy" in said[0]
     paths = [path for path, _ in engine.asked]
     assert paths.count(GENERATE) == 5 and paths.count("/collective_rpc") == 1 and paths[-1] == GENERATE
+
+
+def test_a_request_that_is_refused_is_not_repeated(engine, tmp_path):
+    """No new start of the server makes a prompt shorter."""
+    engine.replies.append((400, b"prompt (300) is longer than max_model_len (256)"))
+    with pytest.raises(SamplerError, match=r"refuses a request \(status 400\): prompt \(300\) is longer"):
+        sampler_of(engine, tmp_path).generate(PROMPTS, 2, Sampling(8))
+    assert "/collective_rpc" not in [path for path, _ in engine.asked]
+
+
+def test_an_engine_that_is_lost_is_started_once_for_all(engine, tmp_path):
+    engine.replies.append((200, {"choices": [choice()]}))
+    sampler, starts = sampler_of(engine, tmp_path), []
+
+    def start(say=None):
+        starts.append(1)
+        raise EngineError("cannot start")
+
+    sampler.server.start = start
+    engine.replies[:] = [(500, b"dead")]
+    jobs = [sampler.begin(Rollout.begun(PROMPTS[0]), i, Sampling(8)) for i in range(6)]
+    for job in jobs:
+        with pytest.raises(EngineError, match="cannot start"):
+            job.result()
+    assert starts == [1]
+
+
+def test_the_check_does_not_queue_behind_long_replies(engine, tmp_path):
+    sampler, free = sampler_of(engine, tmp_path, batch_size=1), threading.Event()
+    engine.replies += [(200, {"choices": [choice()]}, lambda: free.wait(20)), (200, {"choices": [choice()]})]
+    long = sampler.begin(Rollout.begun(PROMPTS[0]), 1, Sampling(8))
+    while not engine.asked:
+        time.sleep(0.01)
+    with pytest.raises(EngineError, match="disagree about version 3"):  # the scripted likelihoods are not the policy's
+        sampler.check(HFPolicy(sampler.model))
+    assert not long.done()
+    free.set()
+    assert long.result().stop == "stop"
 
 
 def part(*tokens, reason="abort", version="3"):

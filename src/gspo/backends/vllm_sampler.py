@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import shutil
 import tempfile
@@ -11,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.vllm_replies import Reply
 from gspo.backends.vllm_server import EngineError, Server, http, serving
 from gspo.config import Config, SamplerConfig
-from gspo.ports import Policy, seed_of
+from gspo.ports import Policy, SamplerError, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
 WEIGHTS = "weights"  # the folder of the exchange that holds them
@@ -126,7 +127,8 @@ class VLLMSampler:
         self.gap = 0.0  # largest mean |log mu - log pi| of the checks so far
         self.probes: list[Rollout] = []  # those of the last check
         self._room = asyncio.Semaphore(batch_size)
-        self._starts, self._faults, self._control = 0, 0, threading.Lock()
+        self._starts, self._control = 0, threading.Lock()
+        self._lost: EngineError | None = None  # why the engine was given up
         self._loop = asyncio.new_event_loop()
         self._open = asyncio.Event()  # closed while weights are swapped
         self._open.set()
@@ -142,7 +144,8 @@ class VLLMSampler:
             if self._client is not None:
                 await self._client.aclose()
 
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10.0)
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(end(), self._loop).result(10.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def load(self, policy: Policy, version: int) -> None:
@@ -182,12 +185,15 @@ class VLLMSampler:
     def _recover(self, error: EngineError, starts: int) -> None:
         """What follows a failed request, once for all that failed with it: `starts` is the number when it was sent."""
         with self._control:
+            if self._lost is not None:
+                raise self._lost
             if self._starts > starts:
                 return
-            self._faults += 1
-            if self._faults >= TRIES:
-                raise error
-            self._restart(error)
+            try:
+                self._restart(error)
+            except EngineError as lost:
+                self._lost = lost
+                raise
 
     def check(self, policy: Policy) -> float:
         """Mean |log mu - log pi| of a few tokens sampled now. Raises EngineError where it is too large: the engine holds
@@ -196,7 +202,10 @@ class VLLMSampler:
         g = torch.Generator().manual_seed(0)
         size = self.model.config.vocab_size
         prompts = [Prompt(f"probe {i}", "", tuple(torch.randint(size, (8,), generator=g).tolist())) for i in range(PROBES)]
-        self.probes = self.generate(prompts, 1, Sampling(PROBE_TOKENS, self.temperature, seed=self.version))
+        sampling = Sampling(PROBE_TOKENS, self.temperature, seed=self.version)
+        begun = [(Rollout.begun(prompt), seed_of(self.version, i, 0)) for i, prompt in enumerate(prompts)]
+        # Beside the queue: it may be full of replies that take long.
+        self.probes = [job.result() for job in [self._begin(*one, sampling, contextlib.nullcontext()) for one in begun]]
         known = [types.Reply(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in self.probes]
         with torch.no_grad():
             logp = policy.forward(layout.build(known, policy.shares_prompts)).logp.cpu()
@@ -238,18 +247,25 @@ class VLLMSampler:
         """Begins a reply, or goes on with one. A server of ours that fails is started again with the weights of now, and
         goes on where it was.
         """
-        reply = Reply(so_far, seed, sampling, self.model.tokenizer, self.model.config.vocab_size)
-        return Job(reply, asyncio.run_coroutine_threadsafe(self._sample(reply), self._loop))
+        return self._begin(so_far, seed, sampling, self._room)
 
-    async def _sample(self, reply: Reply) -> Rollout:
-        async with self._room:
+    def _begin(self, so_far: Rollout, seed: int, sampling: Sampling, room: AbstractAsyncContextManager[Any]) -> Job:
+        reply = Reply(so_far, seed, sampling, self.model.tokenizer, self.model.config.vocab_size)
+        return Job(reply, asyncio.run_coroutine_threadsafe(self._sample(reply, room), self._loop))
+
+    async def _sample(self, reply: Reply, room: AbstractAsyncContextManager[Any]) -> Rollout:
+        failures = 0
+        async with room:
             while not reply.so_far.stop:
                 await self._open.wait()
                 earliest, starts = self.version, self._starts
                 try:
                     reply.add(await self._ask(reply.request()), earliest, self.version)
-                    self._faults = 0
+                    failures = 0
                 except EngineError as error:
+                    failures += 1
+                    if failures == TRIES:
+                        raise
                     await asyncio.get_running_loop().run_in_executor(None, self._recover, error, starts)
         return reply.so_far
 
@@ -262,6 +278,8 @@ class VLLMSampler:
             answer = await self._client.post(GENERATE, json=body)
         except httpx.HTTPError as error:
             raise EngineError(f"{type(error).__name__} {error}. {self.server.last_words()}") from None
+        if 400 <= answer.status_code < 500:
+            raise SamplerError(f"vLLM refuses a request (status {answer.status_code}): {answer.text[:500]}")
         if answer.status_code != 200:
             raise EngineError(f"status {answer.status_code}: {answer.text[:500]}")
         try:
