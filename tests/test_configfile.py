@@ -50,6 +50,8 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
         ("log.dir", "12", "12"),
         ("log.dir", "true", "true"),
         ("model.revision", "none", None),
+        ("algorithm.scale_rewards", "none", "none"),
+        ("algorithm.critic", "none", "none"),
         ("model.revision", "v1", "v1"),
         ("task.size", "none", None),
         ("task.size", "3", 3),

@@ -114,7 +114,8 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
                 near = f"; give the whole table, as in --{name}.{outer} '{{{inner} = ...}}'"
             raise ValueError(f"{where} = {value!r}: unknown key{near}")
         if isinstance(value, _Typed):
-            value = _from_text(where, str(value), hints[key])
+            is_choice = value in (fields[key].metadata["choices"] or ())  # "none" may be one
+            value = str(value) if is_choice else _from_text(where, str(value), hints[key])
         value = _typed(where, value, hints[key])
         _in_range(where, value, fields[key].metadata)
         values[key] = value

@@ -162,7 +162,7 @@ def _check_correction(row: Algorithm, config: AlgorithmConfig) -> None:
     if config.old_logprobs != "recompute":
         raise ValueError(
             f"algorithm.correction = {config.correction!r} weighs by pi_old/mu, and with algorithm.old_logprobs = "
-            f'{config.old_logprobs!r} pi_old is mu, so every weight would be 1: set old_logprobs = "recompute"'
+            f'{config.old_logprobs!r} pi_old is or may be mu, so that every weight is 1: set old_logprobs = "recompute"'
         )
 
 
