@@ -78,11 +78,13 @@ def page() -> str:
 
 def draw_differences(theme: Theme, path: Path) -> None:
     """Every paired difference to GRPO with its interval."""
-    lines = [line for line in lines_of("evidence") if line["variant"] in SEEN]
+    lines = [line for line in lines_of("evidence") + lines_of("after") if line["variant"] in SEEN and line["cells"]]
     with canvas(theme) as (figure, ax):
         labels, at = [], 0.0
         for setting in dict.fromkeys(line["setting"] for line in lines):
-            ax.text(-0.01, at, setting, transform=ax.get_yaxis_transform(), ha="right", va="center", weight="bold")
+            ax.text(
+                -0.01, at, setting, transform=ax.get_yaxis_transform(), ha="right", va="center", weight="bold", fontsize=9.5
+            )
             for line in (line for line in lines if line["setting"] == setting):
                 at += 1
                 d, colour = line["difference"], theme.series[SEEN.index(line["variant"])]
@@ -98,9 +100,10 @@ def draw_differences(theme: Theme, path: Path) -> None:
         ax.grid(False, axis="y")
         for side in ("top", "right", "left"):
             ax.spines[side].set_visible(False)
-        ax.set_xlabel("reward of the last 10 steps, minus GRPO's (95 % interval)")
-        figure.set_size_inches(7.6, 0.26 * at + 0.8)
-        figure.subplots_adjust(0.42, 0.62 / (0.26 * at + 0.8), 0.98, 0.99)
+        ax.set_xlabel("reward of the last 10 steps minus GRPO's, 95 % interval", fontsize=10)
+        height = 0.24 * at + 0.7
+        figure.set_size_inches(7.6, height)
+        figure.subplots_adjust(0.44, 0.6 / height, 0.98, 0.995)
         figure.savefig(path)
 
 

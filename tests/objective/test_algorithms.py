@@ -49,7 +49,7 @@ def test_every_row_resolves_to_its_own_defaults(name):
         ({"name": "ppo", "critic": "none"}, "ppo learns from values and needs a critic"),
         ({"critic": "shared"}, "gspo has no use for one"),
         ({"name": "ppo", "constants": {"lamda": 0.9}}, "its own are gamma, lam, e_value, c_value, did you mean lam"),
-        ({"correction": "tis"}, "every weight would be 1.*recompute"),
+        ({"correction": "tis"}, "every weight is 1.*recompute"),
         ({"name": "minirl", "correction": "tis", "old_logprobs": "recompute"}, "minirl weighs by pi_theta/mu.*twice"),
         ({"name": "dppo_tv", "correction": "icepop", "old_logprobs": "recompute"}, "dppo_tv weighs by pi_theta/mu"),
     ],
