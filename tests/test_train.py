@@ -282,3 +282,26 @@ def test_a_sampler_that_dies_costs_nothing(tmp_path, name, k, delay, monkeypatch
     assert [(r["step"], r["prompt_id"], r["token_ids"]) for r in a] == [
         (r["step"], r["prompt_id"], r["token_ids"]) for r in b
     ]
+
+
+def test_a_full_disk_at_a_checkpoint(tmp_path, monkeypatch):
+    """One in the middle is warned of and tried again; at the end the run says so, and loses only what it must."""
+    plain, full = torch.save, {2}
+
+    def save(state, path):
+        if state["step"] in full:
+            Path(path).write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        plain(state, path)
+
+    monkeypatch.setattr(torch, "save", save)
+    options = {"train": {"steps": 6, "save_every": 2}}
+    folder = train(tmp_path / "run", **options).folder
+    events = [line["text"] for line in lines(folder / "events.jsonl") if line["kind"] == "warning"]
+    assert any("step_000002 could not be written" in text and "No space left" in text for text in events)
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["step_000004", "step_000006"]
+    full |= {4, 6}
+    with pytest.raises(RuntimeError, match=r"step_000006 could not be written .*No space left.*GiB are free"):
+        train(tmp_path / "late", **options)
+    assert not list((tmp_path / "late" / "checkpoints").iterdir())
+    assert [line["step"] for line in lines(tmp_path / "late" / "metrics.jsonl")] == list(range(7))

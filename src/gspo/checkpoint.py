@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 STATE = "state.pt"
 MODEL = "model"
@@ -50,15 +51,26 @@ def good(checkpoints: Path) -> Path | None:
     return folder if folder is not None and (folder / STATE).exists() else None
 
 
+class SaveError(RuntimeError):
+    """The disk did not take what was to be written."""
+
+
 def write_folder(final: Path, write: Callable[[Path], None]) -> None:
-    """Lets `write` fill a folder that takes the name `final` in one move. One that was there is replaced."""
+    """Lets `write` fill a folder that takes the name `final` in one move. One that was there is replaced, or stays where
+    the disk does not take the new one. Raises SaveError then.
+    """
     part = final.with_name(f".{final.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    write(part)
-    for file in [p for p in part.rglob("*") if p.is_file()]:
-        with open(file, "rb+") as handle:
-            os.fsync(handle.fileno())
+    try:
+        part.mkdir(parents=True)
+        write(part)
+        for file in [p for p in part.rglob("*") if p.is_file()]:
+            with open(file, "rb+") as handle:
+                os.fsync(handle.fileno())
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own words for a full disk
+        shutil.rmtree(part, ignore_errors=True)
+        free = shutil.disk_usage(final.parent).free / 2**30
+        raise SaveError(f"{final} could not be written ({error}); {free:.1f} GiB are free there") from error
     if final.exists():
         remove(final)
     part.rename(final)

@@ -51,8 +51,10 @@ class Run:
     old_logprobs: str = ""
 
 
-def save(run: Run) -> None:
-    """A checkpoint of everything that the next step depends on."""
+def save(run: Run, needed: bool = True) -> None:
+    """A checkpoint of everything that the next step depends on. Where the disk does not take it, a run that need not end now
+    goes on with a warning, and the checkpoint before it stays; else raises SaveError.
+    """
     run.screen.phase("saving", 0, 1)
     state = {
         "optimiser": run.learner.optimiser.state_dict(),
@@ -70,7 +72,13 @@ def save(run: Run) -> None:
         "log": run.log.position(),
     }
     folder = run.log.folder
-    checkpoint.save(folder.checkpoints, run.step, run.policy.save, state, run.config.train.keep_checkpoints)
+    try:
+        checkpoint.save(folder.checkpoints, run.step, run.policy.save, state, run.config.train.keep_checkpoints)
+    except checkpoint.SaveError as error:
+        if needed:
+            raise
+        run.log.warn(f"step {run.step}: {error}. Free some space: the run goes on, and would resume from the one before")
+        return
     if run.good and run.config.guard.action == "rewind":
         checkpoint.keep_good(folder.checkpoints, run.step)
 

@@ -37,7 +37,7 @@ def train(run: Run) -> Metrics:
             if collapsed and act(run, collapsed):
                 break
             if run.step % train.save_every == 0 or run.step == train.steps or stop.asked:
-                save(run)
+                save(run, needed=run.step == train.steps or stop.asked)
     return metrics
 
 
