@@ -127,7 +127,7 @@ def test_a_run_with_waiting_rollouts_resumes_bit_for_bit(tmp_path):
 
 
 def test_a_coarse_sampler_disagrees_and_evaluation_does_not_use_it(tmp_path, plain):
-    options = FAST | {"eval": {"every": 1, "num_prompts": 4}}
+    options = FAST | {"eval": {"every": 1, "num_prompts": 4}, "algorithm": {"old_logprobs": "sampler"}}
     fine = numbers(train(tmp_path / "a", **options).folder)
     coarse = numbers(train(tmp_path / "b", sampler={"quantize": "int4"}, **options).folder)
     assert coarse[0]["eval/reward"] == fine[0]["eval/reward"]  # before the first step: the same weights

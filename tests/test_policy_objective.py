@@ -118,7 +118,7 @@ def test_auto_stands_at_the_noise_floor_where_nothing_moves(tmp_path):
 
 
 def test_stale_and_coarse_rollouts_are_told_apart(tmp_path):
-    options = {"train": {"steps": 4}, "eval": {"every": 0}}
+    options = {"train": {"steps": 4}, "eval": {"every": 0}, "algorithm": {"old_logprobs": "sampler"}}
     stale = numbers(train(tmp_path / "a", rollout={"delay": 3}, **options).folder)[-1]
     assert stale["clip_ratio/staleness"] > 0.1 > 0.001 > stale["clip_ratio/numerics"]
     coarse = numbers(train(tmp_path / "b", sampler={"quantize": "int4"}, **options).folder)[-1]
