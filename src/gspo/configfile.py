@@ -261,8 +261,6 @@ def check_sampler(config: Config) -> None:
             f"sampler.quantize = {sampler.quantize!r} rounds the embedded sampler's weights: with vLLM give "
             'sampler.engine_args = {quantization = "..."}'
         )
-    if config.algorithm.router_replay == "R3":
-        raise ValueError('algorithm.router_replay = "R3" needs the sampler\'s experts: use the embedded sampler, or "R2"')
     if sampler.url and (sampler.python or sampler.engine_args):
         raise ValueError("sampler.url names a server that runs already: sampler.python and engine_args are for one to start")
 

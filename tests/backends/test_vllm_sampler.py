@@ -261,11 +261,6 @@ def test_settings_that_contradict(changes, message):
         check_sampler(from_dict({"sampler": changes}))
 
 
-def test_r3_needs_the_embedded_sampler():
-    with pytest.raises(ValueError, match='router_replay = "R3" needs the sampler\'s experts'):
-        check_sampler(from_dict({"sampler": {"engine": "vllm"}, "algorithm": {"router_replay": "R3"}}))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

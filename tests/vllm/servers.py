@@ -1,8 +1,10 @@
 """Real vLLM servers for tiny models, started once for all tests that need them."""
 
+import copy
 import os
 import shutil
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.vllm_routes import FLAG, Routers
 from gspo.backends.vllm_sampler import WEIGHTS, VLLMSampler
 from gspo.backends.vllm_server import serving
 from gspo.config import ModelConfig
@@ -50,9 +53,11 @@ def served(policy, **options):
         exchange = Path(scratch)
         policy.save(str(exchange / WEIGHTS))
         dtype = str(policy.model.compute_dtype).removeprefix("torch.")
-        server = serving(exchange / WEIGHTS, PYTHON, dtype, ENGINE_ARGS, exchange / "vllm.log")
+        routers = Routers.of(policy.model)
+        arguments = ENGINE_ARGS | {FLAG: routers is not None}
+        server = serving(exchange / WEIGHTS, PYTHON, dtype, arguments, exchange / "vllm.log")
         said = []
-        sampler = VLLMSampler(policy.model, server, exchange, 1.0, tell=said.append, **options)
+        sampler = VLLMSampler(policy.model, server, exchange, 1.0, tell=said.append, routers=routers, **options)
         sampler.said = said
         try:
             server.start()
@@ -67,3 +72,17 @@ def served(policy, **options):
 def prompts(count=4):
     """Prompts of different lengths."""
     return [Prompt(str(i), "", tuple(2 + (i * j) % 12 for j in range(1, 4 + 3 * i))) for i in range(1, count + 1)]
+
+
+def interrupt(sampler, policy, jobs, size):
+    """Moves the weights again and again while replies are sampled. The replies, and the weights of each version."""
+    models = {sampler.version: copy.deepcopy(policy.model.model.state_dict())}
+    while not all(job.done() for job in jobs):
+        time.sleep(0.05)
+        change(policy.model.model, size, len(models))
+        version = sampler.version + 1
+        models[version] = copy.deepcopy(policy.model.model.state_dict())
+        sampler.load(policy, version)
+    found = [job.result() for job in jobs]
+    assert sum(len(r.version[r.sampled].unique()) > 1 for r in found) > 2, "too fast to be interrupted"
+    return found, models

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from gspo.backends.stopping import StopStrings, cut, decode
+from gspo.backends.vllm_routes import Routers
 from gspo.backends.vllm_server import EngineError
 from gspo.types import Rollout, Sampling
 
@@ -18,17 +20,29 @@ from gspo.types import Rollout, Sampling
 class Reply:
     """A reply that may come in parts, each from the weights of its time.
 
-    so_far: a Rollout that holds what came until now; its `stop` is "" until it is done. seed: of its sampling.
+    so_far: a Rollout that holds what came until now; its `stop` is "" until it is done. seed: of its sampling. routers:
+    those whose choices are to be kept; None: nobody's.
     """
 
-    def __init__(self, so_far: Rollout, seed: int, sampling: Sampling, tokenizer: PreTrainedTokenizerBase, size: int):
+    def __init__(
+        self, so_far: Rollout, seed: int, sampling: Sampling, tokenizer: PreTrainedTokenizerBase, size: int,
+        routers: Routers | None = None,
+    ) -> None:  # fmt: skip
         self.so_far, self.seed, self.sampling = so_far, seed, sampling
-        self.tokenizer, self.size = tokenizer, size
+        self.tokenizer, self.size, self.routers = tokenizer, size, routers
+        if routers is not None and so_far.routes is None:
+            self.so_far = dataclasses.replace(so_far, routes=routers.unknown(len(so_far.tokens)))
 
     @property
     def sampled(self) -> int:
         """Tokens that came until now."""
         return int(self.so_far.sampled.sum())
+
+    @property
+    def routed(self) -> int:
+        """Tokens from the start whose experts are known."""
+        routes = self.so_far.routes
+        return 0 if routes is None else int((routes[:, 0, 0] >= 0).sum())
 
     def request(self) -> dict[str, Any]:
         """What to ask for: the rest of it."""
@@ -41,6 +55,7 @@ class Reply:
                 "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": seed, "stop": list(sampling.stop),
                 "stop_token_ids": list(sampling.stop_ids), "ignore_eos": True, "logprobs": 0,
                 "detokenize": bool(sampling.stop), "include_stop_str_in_output": True,
+                "routed_experts_prompt_start": self.routed,
             },
         }  # fmt: skip
 
@@ -54,12 +69,13 @@ class Reply:
             tokens = [int(token) for token in choice["token_ids"] or []]
             logp = [float(entry["logprob"]) for entry in (choice["logprobs"] or {"content": []})["content"]]
             spans = [(str(s["version"]), int(s["end"]) - int(s["start"])) for s in choice["weight_versions"] or []]
-            reason = choice["finish_reason"]
+            reason, experts = choice["finish_reason"], choice.get("routed_experts")
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise EngineError(f"it answered what cannot be read ({error!r}): {str(answer)[:300]}") from None
         self._believe(tokens, logp, spans, reason, earliest, latest)
         version = torch.tensor([int(name) for name, count in spans for _ in range(count)], dtype=torch.int64)
-        self._append(torch.tensor(tokens, dtype=torch.int64), torch.tensor(logp, dtype=torch.float32), version)
+        routes = self._routes(experts, len(tokens))
+        self._append(torch.tensor(tokens, dtype=torch.int64), torch.tensor(logp, dtype=torch.float32), version, routes)
         if reason != "abort":
             self._end("eos" if reason == "stop" and tokens[-1] in self.sampling.stop_ids else reason)
         elif self.sampled >= self.sampling.max_new_tokens:
@@ -87,7 +103,25 @@ class Reply:
         if wrong:
             raise EngineError(f"it answered with {wrong}")
 
-    def _append(self, tokens: torch.Tensor, logp: torch.Tensor, version: torch.Tensor) -> None:
+    def _routes(self, experts: Any, tokens: int) -> torch.Tensor | None:
+        """Routes of all that came and the new `tokens`; the last of them was not read yet. What an interrupted request
+        does not tell stays unknown.
+        """
+        past, routers = self.so_far.routes, self.routers
+        if past is None or routers is None:
+            return None
+        routes = torch.cat([past, routers.unknown(tokens)])
+        if experts is not None:
+            first, end = self.routed, len(routes) - 1
+            try:
+                routes[first:end] = routers.read(experts, end - first)
+            except ValueError as error:
+                raise EngineError(f"it answered with {error}") from None
+        return routes
+
+    def _append(
+        self, tokens: torch.Tensor, logp: torch.Tensor, version: torch.Tensor, routes: torch.Tensor | None
+    ) -> None:  # fmt: skip
         past = self.so_far
         logp = logp.clamp(max=0) if self.sampling.temperature > 0 else torch.zeros_like(logp)
         self.so_far = Rollout(
@@ -97,6 +131,7 @@ class Reply:
             logp=torch.cat([past.logp, logp]),
             version=torch.cat([past.version, version]),
             stop="",
+            routes=routes,
         )
 
     def _end(self, stop: str) -> None:
@@ -112,4 +147,5 @@ class Reply:
         self.so_far = Rollout(
             prompt=past.prompt, tokens=past.tokens[:upto], sampled=past.sampled[:upto], logp=past.logp[:upto],
             version=past.version[:upto], stop=stop, text=cut(text, self.sampling.stop) if stop == "stop" else text,
+            routes=None if past.routes is None else past.routes[:upto],
         )  # fmt: skip

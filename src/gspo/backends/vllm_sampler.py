@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from gspo import layout, types
 from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.vllm_replies import Reply
+from gspo.backends.vllm_routes import FLAG, Routers
 from gspo.backends.vllm_server import EngineError, Server, http, serving
 from gspo.config import Config, SamplerConfig
 from gspo.ports import Policy, SamplerError, seed_of
@@ -65,18 +67,26 @@ def opened(config: Config, policy: HFPolicy, keep: Path | None) -> Iterator[VLLM
     with tempfile.TemporaryDirectory(prefix="gspo-", dir=given.exchange or memory) as scratch:
         exchange = Path(scratch)
         policy.save(str(exchange / WEIGHTS))
+        routers = Routers.of(model)
         if given.url:
             server = Server(given.url)
             server.check()
         else:
             dtype = str(model.compute_dtype).removeprefix("torch.")
-            server = serving(exchange / WEIGHTS, given.python, dtype, given.engine_args, exchange / "vllm.log")
+            arguments = {FLAG: routers is not None} | given.engine_args
+            routers = routers if arguments[FLAG] else None
+            server = serving(exchange / WEIGHTS, given.python, dtype, arguments, exchange / "vllm.log")
         sampler = VLLMSampler(
-            model, server, exchange, config.rollout.temperature, given.batch_size, given.timeout, warnings.warn
+            model, server, exchange, config.rollout.temperature, given.batch_size, given.timeout, warnings.warn, routers
         )
         try:
             server.start()
             sampler.load(policy, 0)
+            if config.algorithm.router_replay == "R3" and sampler.routers is None:
+                raise ValueError(
+                    'algorithm.router_replay = "R3": vLLM does not tell which experts its routers chose: start it with '
+                    f'--{FLAG.replace("_", "-")}, or set router_replay = "R2"'
+                )
             yield sampler
         finally:
             sampler.close()
@@ -114,13 +124,15 @@ class VLLMSampler:
 
     Requests run in a thread of their own; a reply that a weight update interrupts goes on with the new weights. model: whose
     tokenizer and limits the prompts have. exchange: a folder that the server reads too. batch_size: replies asked for at
-    once. timeout: seconds that a request may take. tell: hears of a server that had to be started again.
+    once. timeout: seconds that a request may take. tell: hears of a server that had to be started again. routers: whose
+    choices of experts are asked for; None once the engine has not told any.
     """
 
     def __init__(
         self, model: HFModel, server: Server, exchange: Path, temperature: float, batch_size: int = 256,
-        timeout: float = 600.0, tell: Callable[[str], None] = lambda text: None,
+        timeout: float = 600.0, tell: Callable[[str], None] = lambda text: None, routers: Routers | None = None,
     ) -> None:  # fmt: skip
+        self.routers = routers
         self.model, self.server, self.exchange = model, server, exchange
         self.temperature, self.timeout, self.tell = temperature, timeout, tell
         self.version = 0
@@ -202,10 +214,12 @@ class VLLMSampler:
         g = torch.Generator().manual_seed(0)
         size = self.model.config.vocab_size
         prompts = [Prompt(f"probe {i}", "", tuple(torch.randint(size, (8,), generator=g).tolist())) for i in range(PROBES)]
-        sampling = Sampling(PROBE_TOKENS, self.temperature, seed=self.version)
+        sampling = Sampling(PROBE_TOKENS, self.temperature, seed=self.version, routes=True)
         begun = [(Rollout.begun(prompt), seed_of(self.version, i, 0)) for i, prompt in enumerate(prompts)]
         # Beside the queue: it may be full of replies that take long.
         self.probes = [job.result() for job in [self._begin(*one, sampling, contextlib.nullcontext()) for one in begun]]
+        if self.routers is not None and not any(int(one.routes.max()) >= 0 for one in self.probes):  # type: ignore[union-attr]
+            self.routers, self.probes = None, [replace(one, routes=None) for one in self.probes]
         known = [types.Reply(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in self.probes]
         with torch.no_grad():
             logp = policy.forward(layout.build(known, policy.shares_prompts)).logp.cpu()
@@ -250,7 +264,8 @@ class VLLMSampler:
         return self._begin(so_far, seed, sampling, self._room)
 
     def _begin(self, so_far: Rollout, seed: int, sampling: Sampling, room: AbstractAsyncContextManager[Any]) -> Job:
-        reply = Reply(so_far, seed, sampling, self.model.tokenizer, self.model.config.vocab_size)
+        routers = self.routers if sampling.routes else None
+        reply = Reply(so_far, seed, sampling, self.model.tokenizer, self.model.config.vocab_size, routers)
         return Job(reply, asyncio.run_coroutine_threadsafe(self._sample(reply, room), self._loop))
 
     async def _sample(self, reply: Reply, room: AbstractAsyncContextManager[Any]) -> Rollout:

@@ -40,15 +40,16 @@ class Server:
     def __init__(self, url: str, command: Sequence[str] | None = None, log: Path | None = None) -> None:
         self.url, self.command, self.log = url.rstrip("/"), command, log
         self.process: subprocess.Popen[bytes] | None = None
+        self._begun = 0  # where in the log its present life begins
 
     def start(self, say: Callable[[str], None] = lambda text: None) -> None:
         """Starts it where it is ours, and waits until it answers. Raises EngineError with the end of its log."""
         if self.command is not None:
             self.stop()
-            assert self.log is not None
-            self.log.parent.mkdir(parents=True, exist_ok=True)
+            self._log().parent.mkdir(parents=True, exist_ok=True)
             say(f"starting vLLM ({self.log})")
-            with open(self.log, "ab") as output:
+            with open(self._log(), "ab") as output:
+                self._begun = output.tell()
                 self.process = subprocess.Popen(
                     self.command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                     env=os.environ | {"GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"},
@@ -57,7 +58,7 @@ class Server:
         while not self.answers():
             if self.process is not None and self.process.poll() is not None:
                 raise EngineError(f"vLLM ended with status {self.process.returncode}: {self.last_words()}")
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self._engine_died():
                 self.stop()
                 raise EngineError(f"nothing answers at {self.url}: {self.last_words()}")
             time.sleep(0.3)
@@ -105,6 +106,14 @@ class Server:
         self.call("/reset_prefix_cache", {})
         self.call("/update_weight_version", {"new_version": str(version)})
         self.call("/resume", {})
+
+    def _log(self) -> Path:
+        assert self.log is not None, "a server of ours has a log"
+        return self.log
+
+    def _engine_died(self) -> bool:
+        """Whether the engine of a server of ours died while it started: the server may then wait for it forever."""
+        return self.process is not None and b"EngineDeadError" in self._log().read_bytes()[self._begun :]
 
     def last_words(self) -> str:
         """The last lines of its log that tell of an error, else its last lines."""

@@ -11,9 +11,13 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 
 NEEDED = ("--enable-scale-out", "--logprobs-mode=processed_logprobs", "--worker-extension-cls=gspo_vllm.Extension",
           "--generation-config=vllm")  # fmt: skip
+ROUTES = "--enable-return-routed-experts"
 
 
 def end_with_parent() -> None:
@@ -46,6 +50,91 @@ def repair_reload() -> None:
     method._setup_kernel = anew
 
 
+def allow_routes() -> None:
+    """Lets a CPU server start with --enable-return-routed-experts, which vLLM refuses there: `wire_routes` does the work."""
+    from vllm.config import VllmConfig
+    from vllm.platforms import current_platform
+
+    verify = VllmConfig._verify_aux_output_compatibility
+
+    def lenient(self):
+        if current_platform.is_cpu() and self.aux_output_config.enabled and not self.use_v2_model_runner:
+            current_platform.is_out_of_tree, found = (lambda: True), current_platform.is_out_of_tree
+            try:
+                return verify(self)
+            finally:
+                current_platform.is_out_of_tree = found
+        return verify(self)
+
+    VllmConfig._verify_aux_output_compatibility = lenient
+
+
+class Steps:
+    """The experts of each step of a model runner on its way to the scheduler."""
+
+    def __init__(self, runner, kv_cache_config) -> None:
+        from vllm.distributed.aux_output_connector.worker import get_aux_output_connector
+
+        self.runner = runner
+        self.connector = get_aux_output_connector(runner.model, runner.vllm_config, kv_cache_config)
+        self.pending = None
+
+    def ran(self) -> None:
+        """After a forward pass: whose tokens its rows were."""
+        batch = self.runner.input_batch
+        count = batch.num_reqs
+        rows = SimpleNamespace(
+            req_ids=list(batch.req_ids),
+            query_start_loc_np=self.runner.query_start_loc.np[: count + 1].copy(),
+            num_computed_tokens_np=batch.num_computed_tokens_cpu[:count].copy(),
+        )
+        self.pending = self.connector.prepare_output(rows)
+
+    def sampled(self, output):
+        """After sampling: the same output, with the experts."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            counts = np.array([len(tokens) for tokens in output.sampled_token_ids])
+            pending.enqueue_cpu_copy(counts, np.zeros_like(counts))
+            output.aux_output_connector_output = pending.process_output()
+        return output
+
+
+def wire_routes() -> None:
+    """vLLM collects routed experts in its second model runner, which needs Triton: this has a CPU's first one do it."""
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner as Runner
+
+    if not current_platform.is_cpu():
+        return
+    begin, execute, sample = Runner.initialize_kv_cache, Runner.execute_model, Runner.sample_tokens
+
+    def initialize_kv_cache(self, kv_cache_config, is_profiling=False, **options):
+        begin(self, kv_cache_config, is_profiling, **options)
+        if self.vllm_config.aux_output_config.enabled and not is_profiling:
+            self.gspo_steps = Steps(self, kv_cache_config)
+
+    def execute_model(self, scheduler_output, *args, **options):
+        steps = getattr(self, "gspo_steps", None)
+        if steps is not None:
+            steps.connector.begin_step(scheduler_output.aux_output_connector_metadata)
+        output = execute(self, scheduler_output, *args, **options)
+        if steps is not None and scheduler_output.total_num_scheduled_tokens:
+            steps.ran()
+        return output
+
+    def sample_tokens(self, *args, **options):
+        output = sample(self, *args, **options)
+        steps = getattr(self, "gspo_steps", None)
+        return output if steps is None else steps.sampled(output)
+
+    Runner.initialize_kv_cache, Runner.execute_model, Runner.sample_tokens = (
+        initialize_kv_cache,
+        execute_model,
+        sample_tokens,
+    )
+
+
 class Extension:
     """What vLLM mixes into its worker class."""
 
@@ -64,6 +153,13 @@ if __name__ == "__main__":
     sys.argv += NEEDED
     if os.environ.get("GSPO_OWNED"):
         end_with_parent()
-    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+    if ROUTES in sys.argv:
+        allow_routes()
+    # This file stays the main module, so that the engine's process, which imports it, has the same.
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
+elif __name__ == "__mp_main__":
+    if ROUTES in sys.argv:
+        allow_routes()
 elif "vllm" in sys.modules:
     repair_reload()
+    wire_routes()

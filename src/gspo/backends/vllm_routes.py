@@ -1,0 +1,70 @@
+"""The experts that vLLM's routers chose, as routes of ours."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gspo import moe
+from gspo.backends.hf_model import HFModel, probe
+
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+FLAG = "enable_return_routed_experts"  # the engine argument that turns them on
+
+
+@dataclass(frozen=True)
+class Routers:
+    """What can be a model's routes. layers: the decoder layers that have a router, in order. k, experts: of each."""
+
+    layers: tuple[int, ...]
+    k: int
+    experts: int
+
+    @staticmethod
+    def of(model: HFModel) -> Routers | None:
+        """Those of a model; None for a dense one."""
+        found = moe.routers(model.model)
+        if not found:
+            return None
+        named = {id(module): name for name, module in model.model.named_modules()}
+        layers = []
+        for router in found:
+            match = LAYER.search(named[id(router)])
+            if match is None:
+                raise ValueError(
+                    f"{type(model.model).__name__}: {named[id(router)]!r} names no decoder layer, so vLLM's routes cannot "
+                    f"be told apart: set sampler.engine_args = {{{FLAG} = false}}"
+                )
+            layers.append(int(match[1]))
+        with torch.no_grad(), moe.record(model.model) as seen:
+            model.hidden(input_ids=probe(model, 2))
+            chosen = seen.take()
+        assert chosen is not None
+        return Routers(tuple(layers), chosen.shape[2], seen.experts)
+
+    def read(self, answer: Any, tokens: int) -> Tensor:
+        """Routes [tokens, layers, k] of what the engine sent: base64 of an .npy file [tokens, all layers, k].
+
+        Raises ValueError where it is none of that.
+        """
+        try:
+            array = np.load(io.BytesIO(base64.b64decode(answer)), allow_pickle=False)
+        except (ValueError, TypeError, EOFError) as error:
+            raise ValueError(f"experts that cannot be read ({error})") from None
+        if array.ndim != 3 or array.shape[::2] != (tokens, self.k) or array.shape[1] <= max(self.layers):
+            raise ValueError(f"experts of shape {list(array.shape)} for {tokens} tokens, {self.layers} layers, k = {self.k}")
+        routes = torch.from_numpy(array[:, list(self.layers)].astype(np.int16))
+        if routes.numel() and not 0 <= int(routes.min()) <= int(routes.max()) < self.experts:
+            raise ValueError(f"experts outside of 0 to {self.experts - 1}")
+        return routes
+
+    def unknown(self, tokens: int) -> Tensor:
+        """Routes of tokens that nobody has read."""
+        return torch.full((tokens, len(self.layers), self.k), -1, dtype=torch.int16)
