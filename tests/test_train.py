@@ -107,6 +107,13 @@ def test_first_update_is_on_policy(tmp_path):
         {"algorithm": {"name": "ppo", "critic": "copy", "epochs": 2}, "train": {"layout": "packed"}},
         {"algorithm": {"name": "dppo_kl"}, "sampler": {"quantize": "int8"}},
         {"algorithm": {"name": "minirl", "router_replay": "R3", "old_logprobs": "recompute"}},
+        {
+            "lora": {"rank": 4},
+            "algorithm": {"beta": 0.1},
+            "optimizer": {"lr": 0.03},
+            "train": {"gradient_checkpointing": True},
+        },
+        {"lora": {"rank": 2, "targets": ["q_proj"]}, "algorithm": {"name": "ppo", "critic": "copy"}},
     ],
     ids=str,
 )
@@ -137,7 +144,9 @@ def test_seeds(tmp_path):
     assert one[1]["reward"] != other[1]["reward"]
 
 
-@pytest.mark.parametrize("changes", [{}, {"algorithm": {"beta": 0.05}}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"algorithm": {"beta": 0.05}}, {"algorithm": {"beta": 0.05}, "lora": {"rank": 4}}], ids=str
+)
 def test_resume_is_bit_equal(tmp_path, changes):
     schedule = {"schedule": "cosine", "warmup": 3}
     whole = train(tmp_path / "whole", optimizer=schedule, **changes)

@@ -17,7 +17,8 @@ from gspo import checkpoint, cold_start, moe
 from gspo.ahead import AheadSource
 from gspo.backends.hf_critic import Critic
 from gspo.backends.hf_files import Outline, outline, read_outline
-from gspo.backends.hf_model import HFModel, load_model, probe, wrap_model
+from gspo.backends.hf_lora import Unadapted, adapted, read_model
+from gspo.backends.hf_model import HFModel, probe, wrap_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
 from gspo.config import Config, ModelConfig
@@ -91,20 +92,32 @@ def models_of(config: Config, given: Given, last: Path | None) -> tuple[HFModel,
     begin: HFModel | None = None
     if loaded:
         begin = wrap_model(given.model, given.tokenizer, config.model)
-    elif last is None or config.algorithm.beta > 0:
-        begin = load_model(config.model)
+    elif last is None or config.algorithm.beta > 0 or config.lora.rank:
+        begin = read_model(config.model)
+    if config.lora.rank and begin is not None:
+        return adapted_models(config, begin, last)
     reference = None
     if config.algorithm.beta > 0 and begin is not None:
         frozen = dataclasses.replace(begin, model=copy.deepcopy(begin.model))
         frozen.model.requires_grad_(False)
         reference = HFPolicy(frozen, config.rollout.temperature, config.train.layout)
     if last is not None:
-        saved = load_model(named(config, last))
+        saved = read_model(named(config, last))
         if not loaded or begin is None:
             return saved, reference
         begin.model.load_state_dict(saved.model.state_dict())
     assert begin is not None
     return begin, reference
+
+
+def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[HFModel, HFPolicy | None]:
+    """`models_of` with adapters: the reference is the same model with its adapters switched off."""
+    model = adapted(begin, config.lora, config.train.seed)
+    if last is not None:
+        model.load(last / checkpoint.MODEL)
+    if not config.algorithm.beta:
+        return model, None
+    return model, HFPolicy(Unadapted.of(model), config.rollout.temperature, config.train.layout)
 
 
 def room(config: Config, limit: int | None) -> int | None:
@@ -150,7 +163,7 @@ def samplers_of(config: Config, policy: HFPolicy, keep: Path | None = None) -> I
     keep: the run folder, for the engine's output.
     """
     if config.sampler.engine == "vllm":
-        from gspo.backends.vllm_sampler import opened
+        from gspo.backends.vllm_opening import opened
 
         with opened(config, policy, keep) as engine:
             yield engine, engine
@@ -304,7 +317,7 @@ def evaluating(config: Config) -> Iterator[dict[str, Any]]:
             scorer.check(held_out)
             scorer.wait()
         with loading("the model"):
-            model = load_model(config.model)
+            model = read_model(config.model)
         with samplers_of(config, HFPolicy(model)) as (_, sampler), Progress(0, title="evaluation") as screen:
             yield {
                 "sampler": sampler,

@@ -52,6 +52,19 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters (LoRA) in place of all weights. Checkpoints then hold the adapter alone, as PEFT writes it."""
+
+    rank: int = opt(0, low=0)
+    """Rank r of the adapters; 0: all weights are trained."""
+    alpha: float | None = opt(None, above=0)
+    """The adapters' output is multiplied by alpha / r; unset: 2 r."""
+    targets: list[str] = opt(["all-linear"])
+    """Names of the layers that get one, such as `q_proj`; `all-linear`: every linear layer but the head. The experts of a
+    mixture are no linear layers: they and the routers stay as they are."""
+
+
+@dataclass(frozen=True)
 class TaskConfig:
     """The prompts, and what a right answer is."""
 
@@ -299,6 +312,7 @@ class Config:
     """A whole run."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)

@@ -251,6 +251,10 @@ def check_sampler(config: Config) -> None:
         )
     if ahead and config.rollout.delay:
         raise ValueError(f"rollout.max_staleness = {ahead} and rollout.delay = {config.rollout.delay}: set one of them to 0")
+    if config.lora.rank and sampler.quantize != "none":
+        raise ValueError(
+            f"sampler.quantize = {sampler.quantize!r} is for a model whose own weights are trained: set lora.rank = 0"
+        )
     if sampler.engine == "embedded":
         for name in ("url", "python", "engine_args", "exchange"):
             if getattr(sampler, name) != getattr(defaults, name):

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import torch
 
+from gspo.backends.hf_lora import adapted
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.backends.vllm_routes import FLAG, Routers
-from gspo.backends.vllm_sampler import WEIGHTS, VLLMSampler
-from gspo.backends.vllm_server import serving
-from gspo.config import ModelConfig
+from gspo.backends.vllm_opening import sampler_of
+from gspo.config import Config, LoraConfig, ModelConfig, SamplerConfig
 from gspo.types import Prompt
 from tests.tiny_run import PIECES
 
@@ -46,27 +45,37 @@ def change(model, size, seed):
         p.add_(size * torch.randn(p.shape, generator=g).to(p.dtype))
 
 
+def adapted_policy(name, rank=4, dtype="float32"):
+    """A tiny policy with adapters that do something."""
+    policy = HFPolicy(adapted(policy_of(name, dtype).model, LoraConfig(rank=rank)))
+    change_adapters(policy, 0.3, 0)
+    return policy
+
+
+@torch.no_grad()
+def change_adapters(policy, size, seed):
+    """Moves every weight that is trained at random."""
+    g = torch.Generator().manual_seed(seed)
+    for p in policy.parameters():
+        p.add_(size * torch.randn(p.shape, generator=g).to(p.dtype))
+
+
 @contextmanager
-def served(policy, **options):
-    """A sampler with a server of its own that holds the weights of `policy`, version 0."""
+def served(policy, rank=0, **options):
+    """A sampler with a server of its own that holds the weights of `policy`, version 0. rank: of its adapters."""
+    given = SamplerConfig(engine="vllm", python=PYTHON, engine_args=ENGINE_ARGS, **options)
     with tempfile.TemporaryDirectory(prefix="gspo-test-", dir="/dev/shm") as scratch:
-        exchange = Path(scratch)
-        policy.save(str(exchange / WEIGHTS))
-        dtype = str(policy.model.compute_dtype).removeprefix("torch.")
-        routers = Routers.of(policy.model)
-        arguments = ENGINE_ARGS | {FLAG: routers is not None}
-        server = serving(exchange / WEIGHTS, PYTHON, dtype, arguments, exchange / "vllm.log")
-        said = []
-        sampler = VLLMSampler(policy.model, server, exchange, 1.0, tell=said.append, routers=routers, **options)
-        sampler.said = said
+        sampler = sampler_of(Config(sampler=given, lora=LoraConfig(rank=rank)), policy, Path(scratch))
+        sampler.said = []
+        sampler.tell = sampler.said.append
         try:
-            server.start()
+            sampler.server.start()
             sampler.load(policy, 0)
             yield sampler
         finally:
-            server.stop()
+            sampler.server.stop()
             if keep := os.environ.get("GSPO_VLLM_LOGS"):
-                shutil.copy(server.log, Path(keep) / f"{exchange.name}.log")
+                shutil.copy(sampler.server.log, Path(keep) / f"{Path(scratch).name}.log")
 
 
 def prompts(count=4):

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import shutil
-import tempfile
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +16,11 @@ from typing import Any
 import torch
 
 from gspo import layout, types
+from gspo.backends.hf_lora import Adapted
 from gspo.backends.hf_model import HFModel
-from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.vllm_replies import Reply
-from gspo.backends.vllm_routes import FLAG, Routers
-from gspo.backends.vllm_server import EngineError, Server, http, serving
-from gspo.config import Config, SamplerConfig
+from gspo.backends.vllm_routes import Routers
+from gspo.backends.vllm_server import EngineError, Server, http
 from gspo.ports import Policy, SamplerError, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
@@ -38,61 +33,6 @@ PROBES, PROBE_TOKENS = 4, 16
 FINE = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 5e-3}
 WRONG = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.03}
 WORSE = 5.0  # in between: times the largest gap so far, since it grows as a model sharpens
-
-
-def check_sampler(given: SamplerConfig) -> None:
-    """Raises ValueError where vLLM cannot be reached with these settings, before anything is started."""
-    http()
-    if given.exchange is not None and not Path(given.exchange).is_dir():
-        raise ValueError(f"sampler.exchange = {given.exchange!r}: no such folder")
-    if given.url is None and given.python is None and importlib.util.find_spec("vllm") is None:
-        raise ValueError(
-            "vLLM is not installed here: install it into an environment of its own, and name its interpreter as "
-            "sampler.python, or a server that runs already as sampler.url"
-        )
-    if given.python is not None and shutil.which(given.python) is None:
-        raise ValueError(f"sampler.python = {given.python!r}: no such program")
-
-
-@contextmanager
-def opened(config: Config, policy: HFPolicy, keep: Path | None) -> Iterator[VLLMSampler]:
-    """The sampler of a run: a server started, or the one at sampler.url, with the policy's weights, proven. Ends with it.
-    keep: the folder that gets the server's output in the end, if it is there by then.
-
-    Raises ValueError for what the user can mend, with the remedy.
-    """
-    given, model = config.sampler, policy.model
-    check_sampler(given)
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="gspo-", dir=given.exchange or memory) as scratch:
-        exchange = Path(scratch)
-        policy.save(str(exchange / WEIGHTS))
-        routers = Routers.of(model)
-        if given.url:
-            server = Server(given.url)
-            server.check()
-        else:
-            dtype = str(model.compute_dtype).removeprefix("torch.")
-            arguments = {FLAG: routers is not None} | given.engine_args
-            routers = routers if arguments[FLAG] else None
-            server = serving(exchange / WEIGHTS, given.python, dtype, arguments, exchange / "vllm.log")
-        sampler = VLLMSampler(
-            model, server, exchange, config.rollout.temperature, given.batch_size, given.timeout, warnings.warn, routers
-        )
-        try:
-            server.start()
-            sampler.load(policy, 0)
-            if config.algorithm.router_replay == "R3" and sampler.routers is None:
-                raise ValueError(
-                    'algorithm.router_replay = "R3": vLLM does not tell which experts its routers chose: start it with '
-                    f'--{FLAG.replace("_", "-")}, or set router_replay = "R2"'
-                )
-            yield sampler
-        finally:
-            sampler.close()
-            server.stop()
-            if server.log and server.log.exists() and keep is not None and keep.is_dir():
-                shutil.copy(server.log, keep)
 
 
 class Job:
@@ -162,7 +102,7 @@ class VLLMSampler:
 
     def load(self, policy: Policy, version: int) -> None:
         """Takes over the policy's weights and version. Raises EngineError where the engine then has others."""
-        policy.save(str(self.exchange / WEIGHTS))
+        self.write(policy)
         self._gate(self._open.clear)
         with self._control:
             self.version = version
@@ -172,6 +112,14 @@ class VLLMSampler:
                 self._restart(error)
         self._gate(self._open.set)
         self.check(policy)
+
+    def write(self, policy: Policy) -> None:
+        """Puts the policy's weights, or its adapter where the server takes one, where the server reads them."""
+        folder = str(self.exchange / WEIGHTS)
+        if isinstance(self.model, Adapted) and not self.server.adapters:
+            self.model.save_whole(folder, merged=True)
+        else:
+            policy.save(folder)
 
     def _gate(self, turn: Callable[[], None]) -> None:
         """Opens or closes the gate that requests go through, and waits until it is."""
@@ -290,7 +238,7 @@ class VLLMSampler:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
             self._client = httpx.AsyncClient(base_url=self.server.url, timeout=self.timeout, limits=limits)
         try:
-            answer = await self._client.post(GENERATE, json=body)
+            answer = await self._client.post(GENERATE, json=body | self.server.names())
         except httpx.HTTPError as error:
             raise EngineError(f"{type(error).__name__} {error}. {self.server.last_words()}") from None
         if 400 <= answer.status_code < 500:

@@ -18,6 +18,7 @@ from gspo.ports import SamplerError
 SIDE = Path(__file__).with_name("vllm_side") / "gspo_vllm.py"
 START = 900.0  # seconds that a server may take to answer: it loads weights, and may compile
 CONTROL = 300.0  # seconds that a weight update or a reset may take
+ADAPTER = "policy"  # the name under which an adapter is served
 GRACE = 20.0  # seconds between asking a server to end and killing it
 
 
@@ -35,11 +36,14 @@ def http() -> Any:
 
 
 class Server:
-    """url: where it answers. command: what starts it again (None: it is not ours). log: the file of its output."""
+    """url: where it answers. command: what starts it again (None: it is not ours). log: the file of its output. adapters:
+    whether it takes LoRA adapters in place of whole weights.
+    """
 
     def __init__(self, url: str, command: Sequence[str] | None = None, log: Path | None = None) -> None:
         self.url, self.command, self.log = url.rstrip("/"), command, log
         self.process: subprocess.Popen[bytes] | None = None
+        self.adapters = False
         self._begun = 0  # where in the log its present life begins
 
     def start(self, say: Callable[[str], None] = lambda text: None) -> None:
@@ -83,7 +87,7 @@ class Server:
             raise EngineError(f"{self.url}{path}: {type(error).__name__}: {error}. {self.last_words()}") from None
         if answer.status_code != 200:
             raise EngineError(f"{self.url}{path}: status {answer.status_code}: {answer.text[:500]}")
-        return answer.json() if answer.content else None
+        return answer.json() if "json" in answer.headers.get("content-type", "") else answer.text
 
     def check(self) -> None:
         """Raises ValueError with the remedy where what answers is no vLLM server, or lacks what is needed of it."""
@@ -97,12 +101,23 @@ class Server:
             if answer.status_code in (403, 404, 405, 501):
                 raise ValueError(f"sampler.url = {self.url!r}: {path} answers with {answer.status_code}: {remedy}")
 
+    def takes_adapters(self) -> bool:
+        """Whether it was started for LoRA adapters."""
+        return http().get(f"{self.url}/v1/load_lora_adapter", timeout=10.0).status_code == 405  # for POST alone
+
+    def names(self) -> dict[str, str]:
+        """What a request says of the weights that it wants."""
+        return {"model": ADAPTER} if self.adapters else {}
+
     def swap(self, folder: Path, version: int) -> None:
-        """Puts the weights of a Hugging Face folder in place. What is being sampled ends early ("abort"), what comes
-        meanwhile waits; from then on tokens carry `version`.
+        """Puts the weights, or the adapter, of a Hugging Face folder in place. What is being sampled ends early ("abort"),
+        what comes meanwhile waits; from then on tokens carry `version`.
         """
         self.call("/pause", {}, mode="abort")
-        self.call("/collective_rpc", {"method": "gspo_reload", "args": [str(folder)]})
+        if self.adapters:
+            self.call("/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True})
+        else:
+            self.call("/collective_rpc", {"method": "gspo_reload", "args": [str(folder)]})
         self.call("/reset_prefix_cache", {})
         self.call("/update_weight_version", {"new_version": str(version)})
         self.call("/resume", {})
@@ -156,5 +171,6 @@ def serving(folder: Path, python: str | None, dtype: str, arguments: Mapping[str
     for name, value in (options | dict(arguments)).items():
         flag = "--" + name.replace("_", "-")
         if value is not False:
-            command += [flag] if value is True else [flag, str(value)]
+            values = value if isinstance(value, (list, tuple)) else [] if value is True else [value]
+            command += [flag, *map(str, values)]
     return Server(f"http://127.0.0.1:{port}", command, log)

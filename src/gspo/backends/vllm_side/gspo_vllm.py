@@ -150,6 +150,8 @@ class Extension:
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent))  # the workers find it by its name
     os.environ.setdefault("VLLM_SERVER_DEV_MODE", "1")  # its routes pause, swap weights and resume
+    if "--enable-lora" in sys.argv:
+        os.environ.setdefault("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
     sys.argv += NEEDED
     if os.environ.get("GSPO_OWNED"):
         end_with_parent()

@@ -1,0 +1,100 @@
+"""Whether vLLM can be reached as a run's settings say, and the sampler of that run."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gspo.backends.hf_lora import Adapted
+from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.vllm_routes import FLAG, Routers
+from gspo.backends.vllm_sampler import WEIGHTS, VLLMSampler
+from gspo.backends.vllm_server import Server, http, serving
+from gspo.config import Config, LoraConfig, SamplerConfig
+
+BASE = "base"  # the folder of the exchange that holds the weights below an adapter
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
+
+
+def check_sampler(given: SamplerConfig) -> None:
+    """Raises ValueError where vLLM cannot be reached with these settings, before anything is started."""
+    http()
+    if given.exchange is not None and not Path(given.exchange).is_dir():
+        raise ValueError(f"sampler.exchange = {given.exchange!r}: no such folder")
+    if given.url is None and given.python is None and importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            "vLLM is not installed here: install it into an environment of its own, and name its interpreter as "
+            "sampler.python, or a server that runs already as sampler.url"
+        )
+    if given.python is not None and shutil.which(given.python) is None:
+        raise ValueError(f"sampler.python = {given.python!r}: no such program")
+
+
+@contextmanager
+def opened(config: Config, policy: HFPolicy, keep: Path | None) -> Iterator[VLLMSampler]:
+    """The sampler of a run: a server started, or the one at sampler.url, with the policy's weights, proven. Ends with it.
+    keep: the folder that gets the server's output in the end, if it is there by then.
+
+    Raises ValueError for what the user can mend, with the remedy.
+    """
+    check_sampler(config.sampler)
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="gspo-", dir=config.sampler.exchange or memory) as scratch:
+        sampler = sampler_of(config, policy, Path(scratch))
+        server = sampler.server
+        try:
+            server.start()
+            sampler.load(policy, 0)
+            if config.algorithm.router_replay == "R3" and sampler.routers is None:
+                raise ValueError(
+                    'algorithm.router_replay = "R3": vLLM does not tell which experts its routers chose: start it with '
+                    f'--{FLAG.replace("_", "-")}, or set router_replay = "R2"'
+                )
+            yield sampler
+        finally:
+            sampler.close()
+            server.stop()
+            if server.log and server.log.exists() and keep is not None and keep.is_dir():
+                shutil.copy(server.log, keep)
+
+
+def sampler_of(config: Config, policy: HFPolicy, exchange: Path) -> VLLMSampler:
+    """The sampler and its server, which is not started yet; a server of ours finds its first weights in `exchange`."""
+    given, model = config.sampler, policy.model
+    routers = Routers.of(model)
+    if given.url:
+        server = Server(given.url)
+        server.check()
+        server.adapters = isinstance(model, Adapted) and server.takes_adapters()
+    else:
+        arguments = {FLAG: routers is not None} | adapter_arguments(config.lora, policy) | given.engine_args
+        routers = routers if arguments[FLAG] else None
+        dtype = str(model.compute_dtype).removeprefix("torch.")
+        adapters = isinstance(model, Adapted) and bool(arguments["enable_lora"])
+        first = exchange / (BASE if adapters else WEIGHTS)
+        if isinstance(model, Adapted):
+            model.save_whole(first, merged=not adapters)
+        else:
+            policy.save(str(first))
+        server = serving(first, given.python, dtype, arguments, exchange / "vllm.log")
+        server.adapters = adapters
+    temperature, rows = config.rollout.temperature, given.batch_size
+    return VLLMSampler(model, server, exchange, temperature, rows, given.timeout, warnings.warn, routers)
+
+
+def adapter_arguments(lora: LoraConfig, policy: HFPolicy) -> dict[str, Any]:
+    """vLLM's arguments for a policy with adapters; {} for one without.
+
+    On a CPU vLLM has no kernels for a mixture of experts beside adapters: it then gets merged weights.
+    """
+    if not isinstance(policy.model, Adapted):
+        return {}
+    if policy.sparse and policy.device.type == "cpu":
+        return {"enable_lora": False}
+    return {"enable_lora": True, "max_lora_rank": next((rank for rank in RANKS if rank >= lora.rank), RANKS[-1])}

@@ -1,0 +1,167 @@
+"""Adapters: what they are, what is trained and saved, and what is refused."""
+
+import copy
+import json
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import gspo
+from gspo import cli, layout
+from gspo.backends.hf_lora import Unadapted, adapted, read_model
+from gspo.backends.hf_policy import HFPolicy
+from gspo.config import LoraConfig, ModelConfig
+from gspo.configfile import check_sampler, from_dict
+from gspo.types import Reply
+from tests.tiny_run import ROWS, likes_a, model, settings
+
+IDS = torch.arange(6)[None] + 2
+
+
+def with_adapters(rank=4, **options):
+    made = adapted(model(), LoraConfig(rank=rank, **options))
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in made.model.named_parameters():
+            if "lora_B" in name:
+                p.copy_(torch.randn(p.shape, generator=g))
+    return made
+
+
+@torch.no_grad()
+def logits(made):
+    return made.logits(made.hidden(input_ids=IDS))
+
+
+def test_new_adapters_change_nothing_and_alone_are_trained():
+    plain = model()
+    before = logits(plain)
+    made = adapted(plain, LoraConfig(rank=4))
+    assert logits(made).equal(before)
+    trained = {name for name, p in made.model.named_parameters() if p.requires_grad}
+    assert trained and all("lora_" in name for name in trained)
+    assert not any("lm_head" in name or "gate" in name or "experts" in name for name in trained)
+
+
+def test_it_computes_what_peft_computes():
+    import peft
+
+    made = with_adapters(targets=["q_proj", "v_proj"], alpha=3.0)
+    config = peft.LoraConfig(r=4, lora_alpha=3.0, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
+    other = peft.get_peft_model(model().model, config)
+    own = {name: p for name, p in made.model.named_parameters() if "lora_" in name}
+    with torch.no_grad():
+        for name, p in other.named_parameters():
+            if "lora_" in name:
+                p.copy_(own[name.removeprefix("base_model.model.")])
+        assert torch.allclose(other(IDS).logits, logits(made), atol=1e-6)
+    replies = [Reply(IDS[0], torch.tensor([False, True] * 3), torch.zeros(3), torch.zeros(3), 1.0)]
+    made_logp = HFPolicy(made).forward(layout.build(replies)).logp.sum()
+    made_logp.backward()
+    expected = other(IDS).logits.log_softmax(-1)[0, :-1].gather(-1, IDS[0, 1:, None])[::2].sum()
+    expected.backward()
+    for name, p in other.named_parameters():
+        if "lora_" in name:
+            assert torch.allclose(p.grad, own[name.removeprefix("base_model.model.")].grad, atol=1e-5)
+
+
+def test_switched_off_it_is_the_model_below_and_shares_its_memory():
+    before = logits(model())
+    made = with_adapters()
+    off = Unadapted.of(made)
+    assert off.model is made.model
+    now = logits(made)
+    assert logits(off).equal(before) and not now.equal(before) and logits(made).equal(now)
+
+
+def test_an_adapter_is_saved_alone_and_loads_again(tmp_path):
+    made = with_adapters()
+    made.save(tmp_path / "adapter")
+    names = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "config.json"} <= names
+    assert "model.safetensors" not in names
+    other = adapted(model(), LoraConfig(rank=4))
+    other.load(tmp_path / "adapter")
+    assert logits(other).equal(logits(made))
+    with pytest.raises(ValueError, match="of other layers or targets"):
+        adapted(model(), LoraConfig(rank=4, targets=["q_proj"])).load(tmp_path / "adapter")
+
+
+def test_whole_models_below_and_merged(tmp_path):
+    made, before = with_adapters(), logits(model())
+    weights = copy.deepcopy(made.model.state_dict())
+    for name, merged, expected in (("below", False, before), ("merged", True, logits(made))):
+        made.save_whole(tmp_path / name, merged)
+        with torch.no_grad():
+            found = AutoModelForCausalLM.from_pretrained(tmp_path / name)(IDS).logits
+        assert torch.allclose(found, expected, atol=1e-5)
+    assert all(value.equal(weights[name]) for name, value in made.model.state_dict().items())
+
+
+def test_a_saved_adapter_is_a_model_path(tmp_path):
+    model().save(tmp_path / "base")
+    made = adapted(read_model(ModelConfig(str(tmp_path / "base"))), LoraConfig(rank=4))
+    with torch.no_grad():
+        for p in made.model.parameters():
+            p.add_(0.1 if p.requires_grad else 0.0)
+    made.save(tmp_path / "adapter")
+    whole = read_model(ModelConfig(str(tmp_path / "adapter")))
+    assert torch.allclose(logits(whole), logits(made), atol=1e-5)
+    file = tmp_path / "adapter" / "adapter_config.json"
+    for base, message in (
+        (None, "names no base model"),
+        ("/no/such/base", "the base model of this adapter.*no such folder"),
+    ):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
+        with pytest.raises(ValueError, match=message):
+            read_model(ModelConfig(str(tmp_path / "adapter")))
+
+
+def test_a_run_learns_and_its_adapter_is_evaluated(tmp_path, capsys):
+    base = model()
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():  # a new model's attention hardly reaches the logits, and the adapters are there
+        for p in base.model.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=g))
+    base.save(tmp_path / "base")
+    config = settings(
+        tmp_path / "run", lora={"rank": 8}, optimizer={"lr": 1e-2}, train={"steps": 12}, rollout={"num_generations": 8},
+        algorithm={"epsilon": 3e-2, "epsilon_high": 4e-2},
+    )  # fmt: skip
+    result = gspo.train(str(tmp_path / "base"), ROWS, likes_a, config=config)
+    steps = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps[-1]["reward"] > steps[1]["reward"] + 0.1
+    last = sorted((result.folder / "checkpoints").iterdir())[-1] / "model"
+    assert (last / "adapter_model.safetensors").stat().st_size < 0.5 * (
+        tmp_path / "base" / "model.safetensors"
+    ).stat().st_size
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    (tmp_path / "eval.toml").write_text(
+        f'[model]\npath = "{result.folder / "model"}"\n[task]\nsource = "{tmp_path / "rows.jsonl"}"\n'
+        '[reward]\nfunctions = ["exact"]\n[rollout]\nmax_completion_length = 4\n'
+    )
+    assert cli.main(["eval", str(tmp_path / "eval.toml")]) == 0
+
+
+def test_adapters_of_half_precision_weights_are_float32():
+    base = model()
+    base.model.to(torch.bfloat16)
+    made = adapted(base, LoraConfig(rank=4))
+    assert {p.dtype for p in made.model.parameters() if p.requires_grad} == {torch.float32}
+    replies = [Reply(IDS[0], torch.tensor([False, True] * 3), torch.zeros(3), torch.zeros(3), 1.0)]
+    HFPolicy(made).forward(layout.build(replies)).logp.sum().backward()
+    assert all(p.grad is not None for p in made.model.parameters() if p.requires_grad)
+
+
+def test_bad_input(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"lora.targets = \['no_such'\].*This model has .*q_proj"):
+        adapted(model(), LoraConfig(rank=4, targets=["no_such"]))
+    with pytest.raises(ValueError, match=r"sampler.quantize = 'int4'.*lora.rank = 0"):
+        check_sampler(from_dict({"lora": {"rank": 4}, "sampler": {"quantize": "int4"}}))
+    with pytest.raises(ValueError, match=r"lora.rank = -1"):
+        from_dict({"lora": {"rank": -1}})
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match=r'need peft: pip install "gspo\[lora\]"'):
+        adapted(model(), LoraConfig(rank=4))

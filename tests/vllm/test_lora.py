@@ -1,0 +1,46 @@
+"""Adapters that vLLM serves as such, and merged where it cannot."""
+
+import json
+
+import pytest
+
+import gspo
+from gspo.backends.tiny import build_tiny, longest_match_tokenizer
+from gspo.backends.vllm_server import EngineError
+from tests.tiny_run import PIECES, ROWS, likes_a, settings
+from tests.vllm.servers import ENGINE_ARGS, MODELS, PYTHON, adapted_policy, change_adapters, served
+from tests.vllm.test_agreement import gaps
+
+
+@pytest.mark.parametrize(("name", "as_adapter"), [("dense", True), ("moe", False)])
+def test_three_updates_of_an_adapter(name, as_adapter):
+    policy = adapted_policy(name)
+    with served(policy, rank=4) as sampler:
+        assert sampler.server.adapters == as_adapter
+        for version in range(1, 4):
+            change_adapters(policy, 0.05, version)
+            stale = float(gaps(sampler, policy, version).mean())
+            sampler.load(policy, version)
+            gap = gaps(sampler, policy, version)
+            print(json.dumps({"model": name, "stale": stale, "mean": float(gap.mean()), "max": float(gap.max())}))
+            assert stale > 1e-3 and float(gap.max()) < 4e-5
+        change_adapters(policy, 0.3, 9)  # the engine is not told
+        with pytest.raises(EngineError, match="disagree about version 3"):
+            sampler.check(policy)
+
+
+def test_a_run_with_adapters_resumes(tmp_path):
+    def train(steps, resume=False):
+        tiny = build_tiny(MODELS["dense"], longest_match_tokenizer(PIECES))
+        config = settings(
+            tmp_path / "run", sampler={"engine": "vllm", "python": PYTHON, "engine_args": ENGINE_ARGS},
+            lora={"rank": 4}, algorithm={"beta": 0.01}, train={"steps": steps}, eval={"every": 0},
+        )  # fmt: skip
+        return gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config, resume=resume)
+
+    folder = train(3).folder
+    train(5, resume=True)
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5]
+    assert all(line["mismatch/kl"] < 1e-8 for line in steps)
+    assert steps[0]["kl_ref"] == 0 or steps[0]["kl_ref"] < steps[-1]["kl_ref"]
