@@ -66,8 +66,8 @@ clean:
 	@touch $@
 
 # vLLM wants other versions than gspo is tested with. On a GPU: make test-vllm VLLM=vllm
-.venv-vllm/done:
+.venv-vllm/done: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM)
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM) -e '.[lora]'
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@

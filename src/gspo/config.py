@@ -118,6 +118,8 @@ class SamplerConfig:
 
     engine: str = opt("embedded", choices=("embedded", "vllm"))
     """`embedded`: the policy itself, in this process. `vllm`: a vLLM server, started and stopped with the run."""
+    in_process: bool = opt(False)
+    """vLLM without a server, in this process: it must be installed in this environment."""
     url: str | None = opt(None)
     """A vLLM server that already runs, such as `http://127.0.0.1:8000`; unset: one is started."""
     python: str | None = opt(None)

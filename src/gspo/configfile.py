@@ -256,7 +256,7 @@ def check_sampler(config: Config) -> None:
             f"sampler.quantize = {sampler.quantize!r} is for a model whose own weights are trained: set lora.rank = 0"
         )
     if sampler.engine == "embedded":
-        for name in ("url", "python", "engine_args", "exchange"):
+        for name in ("in_process", "url", "python", "engine_args", "exchange"):
             if getattr(sampler, name) != getattr(defaults, name):
                 raise ValueError(f'sampler.{name} is of no use to the embedded sampler: set sampler.engine = "vllm"')
         return
@@ -265,6 +265,8 @@ def check_sampler(config: Config) -> None:
             f"sampler.quantize = {sampler.quantize!r} rounds the embedded sampler's weights: with vLLM give "
             'sampler.engine_args = {quantization = "..."}'
         )
+    if sampler.in_process and (sampler.url or sampler.python):
+        raise ValueError("sampler.in_process = true: sampler.url and sampler.python are for a server")
     if sampler.url and (sampler.python or sampler.engine_args):
         raise ValueError("sampler.url names a server that runs already: sampler.python and engine_args are for one to start")
 

@@ -11,8 +11,8 @@ import torch
 
 import gspo
 from gspo.backends.hf_policy import HFPolicy
-from gspo.backends.vllm_sampler import GENERATE, VLLMSampler
-from gspo.backends.vllm_server import EngineError, Server, serving
+from gspo.backends.vllm_sampler import VLLMSampler
+from gspo.backends.vllm_server import GENERATE, EngineError, Server, serving
 from gspo.configfile import check_sampler, from_dict
 from gspo.ports import SamplerError
 from gspo.types import Prompt, Rollout, Sampling

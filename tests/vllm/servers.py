@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
+from gspo import layout
 from gspo.backends.hf_lora import adapted
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.backends.vllm_opening import sampler_of
 from gspo.config import Config, LoraConfig, ModelConfig, SamplerConfig
-from gspo.types import Prompt
+from gspo.types import Prompt, Reply, Sampling
 from tests.tiny_run import PIECES
 
 PYTHON = os.environ.get("GSPO_VLLM_PYTHON", "")
@@ -95,3 +96,14 @@ def interrupt(sampler, policy, jobs, size):
     found = [job.result() for job in jobs]
     assert sum(len(r.version[r.sampled].unique()) > 1 for r in found) > 2, "too fast to be interrupted"
     return found, models
+
+
+def gaps(sampler, policy, seed):
+    """|log mu - log pi| of sampled tokens."""
+    rollouts = sampler.generate(prompts(), 4, Sampling(24, 0.7, seed=seed, stop_ids=(1,)))
+    replies = [Reply(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in rollouts]
+    with torch.no_grad():
+        policy.temperature = 0.7
+        logp = policy.forward(layout.build(replies)).logp
+        policy.temperature = 1.0
+    return (logp - torch.cat([reply.logp_mu for reply in replies])).abs()

@@ -8,8 +8,7 @@ import gspo
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer
 from gspo.backends.vllm_server import EngineError
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
-from tests.vllm.servers import ENGINE_ARGS, MODELS, PYTHON, adapted_policy, change_adapters, served
-from tests.vllm.test_agreement import gaps
+from tests.vllm.servers import ENGINE_ARGS, MODELS, PYTHON, adapted_policy, change_adapters, gaps, served
 
 
 @pytest.mark.parametrize(("name", "as_adapter"), [("dense", True), ("moe", False)])

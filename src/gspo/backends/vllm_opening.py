@@ -13,9 +13,10 @@ from typing import Any
 
 from gspo.backends.hf_lora import Adapted
 from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.vllm_inside import Inside
 from gspo.backends.vllm_routes import FLAG, Routers
 from gspo.backends.vllm_sampler import WEIGHTS, VLLMSampler
-from gspo.backends.vllm_server import Server, http, serving
+from gspo.backends.vllm_server import Engine, Server, http, serving
 from gspo.config import Config, LoraConfig, SamplerConfig
 
 BASE = "base"  # the folder of the exchange that holds the weights below an adapter
@@ -24,10 +25,17 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 
 def check_sampler(given: SamplerConfig) -> None:
     """Raises ValueError where vLLM cannot be reached with these settings, before anything is started."""
-    http()
+    if given.in_process:
+        if importlib.util.find_spec("vllm") is None:
+            raise ValueError(
+                "sampler.in_process = true: vLLM is not installed in this environment: install it here, or leave it "
+                "in one of its own and name its interpreter as sampler.python"
+            )
+    else:
+        http()
     if given.exchange is not None and not Path(given.exchange).is_dir():
         raise ValueError(f"sampler.exchange = {given.exchange!r}: no such folder")
-    if given.url is None and given.python is None and importlib.util.find_spec("vllm") is None:
+    if not given.in_process and given.url is None and given.python is None and importlib.util.find_spec("vllm") is None:
         raise ValueError(
             "vLLM is not installed here: install it into an environment of its own, and name its interpreter as "
             "sampler.python, or a server that runs already as sampler.url"
@@ -68,10 +76,11 @@ def sampler_of(config: Config, policy: HFPolicy, exchange: Path) -> VLLMSampler:
     """The sampler and its server, which is not started yet; a server of ours finds its first weights in `exchange`."""
     given, model = config.sampler, policy.model
     routers = Routers.of(model)
+    server: Engine
     if given.url:
-        server = Server(given.url)
-        server.check()
-        server.adapters = isinstance(model, Adapted) and server.takes_adapters()
+        server = running = Server(given.url)
+        running.check()
+        running.adapters = isinstance(model, Adapted) and running.takes_adapters()
     else:
         arguments = {FLAG: routers is not None} | adapter_arguments(config.lora, policy) | given.engine_args
         routers = routers if arguments[FLAG] else None
@@ -82,7 +91,10 @@ def sampler_of(config: Config, policy: HFPolicy, exchange: Path) -> VLLMSampler:
             model.save_whole(first, merged=not adapters)
         else:
             policy.save(str(first))
-        server = serving(first, given.python, dtype, arguments, exchange / "vllm.log")
+        if given.in_process:
+            server = Inside(first, dtype, arguments)
+        else:
+            server = serving(first, given.python, dtype, arguments, exchange / "vllm.log")
         server.adapters = adapters
     temperature, rows = config.rollout.temperature, given.batch_size
     return VLLMSampler(model, server, exchange, temperature, rows, given.timeout, warnings.warn, routers)

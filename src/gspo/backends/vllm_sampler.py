@@ -20,12 +20,11 @@ from gspo.backends.hf_lora import Adapted
 from gspo.backends.hf_model import HFModel
 from gspo.backends.vllm_replies import Reply
 from gspo.backends.vllm_routes import Routers
-from gspo.backends.vllm_server import EngineError, Server, http
-from gspo.ports import Policy, SamplerError, seed_of
+from gspo.backends.vllm_server import Engine, EngineError
+from gspo.ports import Policy, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
 WEIGHTS = "weights"  # the folder of the exchange that holds them
-GENERATE = "/inference/v1/generate"
 TRIES = 3  # failures in a row before the engine is given up
 PAUSE = 0.5  # seconds before another try
 PROBES, PROBE_TOKENS = 4, 16
@@ -69,7 +68,7 @@ class VLLMSampler:
     """
 
     def __init__(
-        self, model: HFModel, server: Server, exchange: Path, temperature: float, batch_size: int = 256,
+        self, model: HFModel, server: Engine, exchange: Path, temperature: float, batch_size: int = 256,
         timeout: float = 600.0, tell: Callable[[str], None] = lambda text: None, routers: Routers | None = None,
     ) -> None:  # fmt: skip
         self.routers = routers
@@ -84,7 +83,6 @@ class VLLMSampler:
         self._loop = asyncio.new_event_loop()
         self._open = asyncio.Event()  # closed while weights are swapped
         self._open.set()
-        self._client: Any = None
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def close(self) -> None:
@@ -93,8 +91,7 @@ class VLLMSampler:
         async def end() -> None:
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
-            if self._client is not None:
-                await self._client.aclose()
+            await self.server.hang_up()
 
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(end(), self._loop).result(10.0)
@@ -134,9 +131,9 @@ class VLLMSampler:
 
     def _restart(self, error: EngineError) -> None:
         """Starts the server again where it is ours, or waits for it, and gives it the weights of now."""
-        if self.server.command is None and not self.server.answers():
+        if not self.server.ours and not self.server.answers():
             raise error
-        self.tell(f"the vLLM server {'is started' if self.server.command else 'is asked'} again: {error}")
+        self.tell(f"the vLLM engine {'is started' if self.server.ours else 'is asked'} again: {error}")
         time.sleep(PAUSE)
         self.server.start()
         self._starts += 1
@@ -223,7 +220,7 @@ class VLLMSampler:
                 await self._open.wait()
                 earliest, starts = self.version, self._starts
                 try:
-                    reply.add(await self._ask(reply.request()), earliest, self.version)
+                    reply.add(await self.server.ask(reply.request(), self.timeout), earliest, self.version)
                     failures = 0
                 except EngineError as error:
                     failures += 1
@@ -231,21 +228,3 @@ class VLLMSampler:
                         raise
                     await asyncio.get_running_loop().run_in_executor(None, self._recover, error, starts)
         return reply.so_far
-
-    async def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
-        httpx = http()
-        if self._client is None:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-            self._client = httpx.AsyncClient(base_url=self.server.url, timeout=self.timeout, limits=limits)
-        try:
-            answer = await self._client.post(GENERATE, json=body | self.server.names())
-        except httpx.HTTPError as error:
-            raise EngineError(f"{type(error).__name__} {error}. {self.server.last_words()}") from None
-        if 400 <= answer.status_code < 500:
-            raise SamplerError(f"vLLM refuses a request (status {answer.status_code}): {answer.text[:500]}")
-        if answer.status_code != 200:
-            raise EngineError(f"status {answer.status_code}: {answer.text[:500]}")
-        try:
-            return answer.json()
-        except ValueError:
-            raise EngineError(f"it answered what cannot be read: {answer.text[:300]}") from None

@@ -11,13 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gspo.ports import SamplerError
 
 SIDE = Path(__file__).with_name("vllm_side") / "gspo_vllm.py"
 START = 900.0  # seconds that a server may take to answer: it loads weights, and may compile
 CONTROL = 300.0  # seconds that a weight update or a reset may take
+GENERATE = "/inference/v1/generate"
 ADAPTER = "policy"  # the name under which an adapter is served
 GRACE = 20.0  # seconds between asking a server to end and killing it
 
@@ -35,6 +36,46 @@ def http() -> Any:
     return httpx
 
 
+class Engine(Protocol):
+    """vLLM, wherever it runs. ours: started and stopped here, and started again where it fails. log: the file of its
+    output, if it has one. adapters: whether it takes LoRA adapters in place of whole weights.
+    """
+
+    log: Path | None
+    adapters: bool
+
+    @property
+    def ours(self) -> bool:
+        """Whether it may be started again."""
+        ...
+
+    def start(self) -> None:
+        """Starts it where it is ours, and waits until it answers. Raises EngineError."""
+        ...
+
+    def answers(self) -> bool:
+        """Whether it is up."""
+        ...
+
+    def swap(self, folder: Path, version: int) -> None:
+        """Puts the weights, or the adapter, of a Hugging Face folder in place. What is being sampled ends early ("abort"),
+        what comes meanwhile waits; from then on tokens carry `version`.
+        """
+        ...
+
+    async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """A reply, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
+        ...
+
+    async def hang_up(self) -> None:
+        """No more is asked."""
+        ...
+
+    def stop(self) -> None:
+        """Ends it, where it is ours."""
+        ...
+
+
 class Server:
     """url: where it answers. command: what starts it again (None: it is not ours). log: the file of its output. adapters:
     whether it takes LoRA adapters in place of whole weights.
@@ -44,7 +85,13 @@ class Server:
         self.url, self.command, self.log = url.rstrip("/"), command, log
         self.process: subprocess.Popen[bytes] | None = None
         self.adapters = False
+        self._client: Any = None
         self._begun = 0  # where in the log its present life begins
+
+    @property
+    def ours(self) -> bool:
+        """Whether it was started here."""
+        return self.command is not None
 
     def start(self, say: Callable[[str], None] = lambda text: None) -> None:
         """Starts it where it is ours, and waits until it answers. Raises EngineError with the end of its log."""
@@ -93,7 +140,7 @@ class Server:
         """Raises ValueError with the remedy where what answers is no vLLM server, or lacks what is needed of it."""
         remedy = f"start it with `python {SIDE} --model MODEL --port PORT` in vLLM's environment (0.32 or newer)"
         httpx = http()
-        for method, path, body in (("GET", "/weight_info", None), ("POST", "/inference/v1/generate", {})):
+        for method, path, body in (("GET", "/weight_info", None), ("POST", GENERATE, {})):
             try:
                 answer = httpx.request(method, f"{self.url}{path}", json=body, timeout=10.0)
             except httpx.HTTPError as error:
@@ -101,13 +148,33 @@ class Server:
             if answer.status_code in (403, 404, 405, 501):
                 raise ValueError(f"sampler.url = {self.url!r}: {path} answers with {answer.status_code}: {remedy}")
 
+    async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """A reply, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
+        httpx = http()
+        if self._client is None:
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            self._client = httpx.AsyncClient(base_url=self.url, timeout=timeout, limits=limits)
+        try:
+            answer = await self._client.post(GENERATE, json={**body, **({"model": ADAPTER} if self.adapters else {})})
+        except httpx.HTTPError as error:
+            raise EngineError(f"{type(error).__name__} {error}. {self.last_words()}") from None
+        if 400 <= answer.status_code < 500:
+            raise SamplerError(f"vLLM refuses a request (status {answer.status_code}): {answer.text[:500]}")
+        if answer.status_code != 200:
+            raise EngineError(f"status {answer.status_code}: {answer.text[:500]}")
+        try:
+            return answer.json()
+        except ValueError:
+            raise EngineError(f"it answered what cannot be read: {answer.text[:300]}") from None
+
+    async def hang_up(self) -> None:
+        """No more is asked."""
+        if self._client is not None:
+            await self._client.aclose()
+
     def takes_adapters(self) -> bool:
         """Whether it was started for LoRA adapters."""
         return http().get(f"{self.url}/v1/load_lora_adapter", timeout=10.0).status_code == 405  # for POST alone
-
-    def names(self) -> dict[str, str]:
-        """What a request says of the weights that it wants."""
-        return {"model": ADAPTER} if self.adapters else {}
 
     def swap(self, folder: Path, version: int) -> None:
         """Puts the weights, or the adapter, of a Hugging Face folder in place. What is being sampled ends early ("abort"),

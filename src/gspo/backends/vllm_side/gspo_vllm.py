@@ -50,12 +50,37 @@ def repair_reload() -> None:
     method._setup_kernel = anew
 
 
+def repair_seeds() -> None:
+    """A prompt that is read in parts is sampled from after each, and what came is thrown away: vLLM then winds its seeded
+    generator back, which a CPU's cannot do, and the engine dies. Without its generator there is nothing to wind back.
+    """
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner as Runner
+
+    if not current_platform.is_cpu():
+        return
+    sample = Runner.sample_tokens
+
+    def sample_tokens(self, *args, **options):
+        batch = self.input_batch
+        parts = self.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
+        kept = {i: batch.generators.pop(i) for i in parts if i in batch.generators}
+        try:
+            return sample(self, *args, **options)
+        finally:
+            batch.generators.update(kept)
+
+    Runner.sample_tokens = sample_tokens
+
+
 def allow_routes() -> None:
     """Lets a CPU server start with --enable-return-routed-experts, which vLLM refuses there: `wire_routes` does the work."""
     from vllm.config import VllmConfig
     from vllm.platforms import current_platform
 
     verify = VllmConfig._verify_aux_output_compatibility
+    if verify.__name__ == "lenient":
+        return
 
     def lenient(self):
         if current_platform.is_cpu() and self.aux_output_config.enabled and not self.use_v2_model_runner:
@@ -164,4 +189,5 @@ elif __name__ == "__mp_main__":
         allow_routes()
 elif "vllm" in sys.modules:
     repair_reload()
+    repair_seeds()
     wire_routes()

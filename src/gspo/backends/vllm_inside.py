@@ -1,0 +1,222 @@
+"""vLLM's engine in this process: no server, no HTTP, one environment for both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import itertools
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
+from pathlib import Path
+from typing import Any
+
+from gspo.backends.vllm_server import ADAPTER, SIDE, EngineError
+from gspo.ports import SamplerError
+
+QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+BUSY = 300.0  # seconds that a weight update, or the start, may take
+
+
+class Inside:
+    """An engine that a thread of its own steps; everything else is done between two steps. As vllm_server.Engine.
+
+    folder: its first weights. arguments: vLLM's own.
+    """
+
+    ours = True
+
+    def __init__(self, folder: Path, dtype: str, arguments: Mapping[str, Any]) -> None:
+        self.arguments = {
+            "model": str(folder), "dtype": dtype, "logprobs_mode": "processed_logprobs", "generation_config": "vllm",
+            "worker_extension_cls": "gspo_vllm.Extension", "disable_log_stats": True, **arguments,
+        }  # fmt: skip
+        self.log: Path | None = None
+        self.adapters = False
+        self._engine: Any = None
+        self._adapter: Any = None
+        self._version = ""  # that the engine was told last
+        self._asked: dict[str, tuple[Future[dict[str, Any]], Any]] = {}  # of each request: who waits, and what came
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._numbers = itertools.count()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Makes the engine, anew where there was one. Raises EngineError."""
+        self.stop()
+        os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        try:
+            self._do(self._make)
+        except EngineError:
+            self.stop()
+            raise
+
+    def _make(self) -> None:
+        if str(SIDE.parent) not in sys.path:
+            sys.path.append(str(SIDE.parent))  # where the worker finds its extension
+        import vllm
+
+        side = importlib.import_module("gspo_vllm")
+        side.allow_routes()
+        self._engine = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**self.arguments))
+
+    def answers(self) -> bool:
+        """Whether it is up."""
+        return self._engine is not None
+
+    def swap(self, folder: Path, version: int) -> None:
+        """Puts the weights, or the adapter, of a Hugging Face folder in place. What is being sampled ends early ("abort");
+        from then on tokens carry `version`.
+        """
+        self._do(lambda: self._swap(folder, version))
+
+    def _swap(self, folder: Path, version: int) -> None:
+        engine = self._engine
+        engine.abort_request(list(self._asked))
+        for future, last in self._asked.values():
+            give(future, answered(last, "abort", self._version))
+        self._asked.clear()
+        if self.adapters:
+            from vllm.lora.request import LoRARequest
+
+            self._adapter = LoRARequest(ADAPTER, 1, str(folder), load_inplace=True)
+            engine.add_lora(self._adapter)
+            self._adapter = LoRARequest(ADAPTER, 1, str(folder))
+        else:
+            engine.collective_rpc("gspo_reload", args=(str(folder),))
+        engine.reset_prefix_cache()
+        self._version = str(version)
+        engine.set_weight_version(self._version)
+
+    async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """A reply, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
+        answer: Future[dict[str, Any]] = Future()
+        self._post(lambda: self._add(body, answer), answer)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(answer), timeout)
+        except TimeoutError:
+            raise EngineError(f"it has not answered for {timeout:g} s") from None
+
+    def _add(self, body: Mapping[str, Any], answer: Future[dict[str, Any]]) -> None:
+        from vllm import SamplingParams
+
+        name = str(next(self._numbers))
+        try:
+            params = SamplingParams(**body["sampling_params"])
+            prompt = {"prompt_token_ids": body["token_ids"]}
+            self._engine.add_request(name, prompt, params, lora_request=self._adapter)
+        except (ValueError, TypeError) as error:
+            give(answer, SamplerError(f"vLLM refuses a request: {error}"))
+            return
+        self._asked[name] = answer, None
+
+    async def hang_up(self) -> None:
+        """No more is asked."""
+
+    def stop(self) -> None:
+        """Ends it."""
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread.join(BUSY)
+            self._thread = None
+
+    def _do(self, call: Callable[[], Any]) -> Any:
+        """Calls it in the engine's thread."""
+        done: Future[Any] = Future()
+        self._post(lambda: give(done, call()), done)
+        try:
+            return done.result(BUSY)
+        except EngineError:
+            raise
+        except Exception as error:  # vLLM raises many kinds
+            raise EngineError(f"vLLM, in this process: {type(error).__name__}: {error}") from error
+
+    def _post(self, call: Callable[[], Any], waiting: Future[Any]) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            raise EngineError("vLLM's engine in this process has ended")
+        self._calls.put((call, waiting))
+
+    def _run(self) -> None:
+        """The engine's thread: calls between steps, and steps while there is something to sample."""
+        try:
+            while (call := self._next()) is not None:
+                self._call(*call)
+        finally:
+            self._end()
+
+    def _next(self) -> tuple[Callable[[], Any], Future[Any]] | None:
+        """The next call; steps until there is one."""
+        while self._asked:
+            try:
+                return self._calls.get_nowait()
+            except queue.Empty:
+                self._step()
+        return self._calls.get()
+
+    def _call(self, call: Callable[[], Any], waiting: Future[Any]) -> None:
+        try:
+            call()
+        except Exception as error:  # whoever waits hears of it
+            give(waiting, error)
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except Exception as error:  # the engine is lost, and all that it was asked
+            self._fail(EngineError(f"vLLM, in this process: {type(error).__name__}: {error}"))
+            return
+        for output in outputs:
+            if output.request_id not in self._asked:
+                continue
+            future, _ = self._asked[output.request_id]
+            self._asked[output.request_id] = future, output
+            if output.finished:
+                del self._asked[output.request_id]
+                give(future, answered(output))
+            elif future.cancelled():
+                del self._asked[output.request_id]
+                self._engine.abort_request([output.request_id])
+
+    def _fail(self, error: EngineError) -> None:
+        for future, _ in self._asked.values():
+            give(future, error)
+        self._asked.clear()
+
+    def _end(self) -> None:
+        self._fail(EngineError("vLLM's engine in this process has ended"))
+        if self._engine is not None:
+            from vllm.distributed import cleanup_dist_env_and_memory
+
+            self._engine.engine_core.shutdown()
+            self._engine = None
+            cleanup_dist_env_and_memory()
+
+
+def give(waiting: Future[Any], found: Any) -> None:
+    """Ends the wait, with an answer or an exception; nobody may be waiting any more."""
+    with contextlib.suppress(InvalidStateError):
+        waiting.set_exception(found) if isinstance(found, BaseException) else waiting.set_result(found)
+
+
+def answered(output: Any, reason: str = "", version: str = "") -> dict[str, Any]:
+    """What vLLM's server would answer. output: a RequestOutput, or None where nothing came. reason, version: of one that is
+    interrupted, of which vLLM itself has not said them; no request outlives a swap, so that it has one version.
+    """
+    if output is None:
+        return {"choices": [{"token_ids": [], "logprobs": None, "weight_versions": [], "finish_reason": reason}]}
+    (one,) = output.outputs
+    tokens = list(one.token_ids)
+    entries = [{"logprob": each[token].logprob} for token, each in zip(tokens, one.logprobs or [])]
+    spans = [{"version": s.version, "start": s.start, "end": s.end} for s in one.weight_versions or []]
+    choice = {
+        "token_ids": tokens, "logprobs": {"content": entries}, "finish_reason": reason or one.finish_reason,
+        "weight_versions": [{"version": version, "start": 0, "end": len(tokens)}] if reason else spans,
+        "routed_experts": None if reason else one.routed_experts,
+    }  # fmt: skip
+    return {"choices": [choice]}
