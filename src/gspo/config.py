@@ -191,9 +191,6 @@ class AlgorithmConfig:
     `auto` decides at the first batch: recompute where numerics alone would clip more than 1 % of the tokens."""
     clip_target: float = opt(0.15, above=0, high=0.9)
     """Share of the tokens that `epsilon = "auto"` lets the clip take the gradient from."""
-    clip_free: float = opt(0.0, low=0, high=0.9)
-    """With `epsilon = "auto"`, a reply (a token, for algorithms by token) whose likelihood changed by less than this share
-    is not clipped, whatever clip_target asks for."""
     router_replay: str = opt("none", choices=("none", "R2", "R3"))
     """Routing Replay of a mixture of experts: updates use the experts that the trainer's old policy chose (`R2`, one more
     forward pass a step), or those that the sampler chose (`R3`)."""

@@ -42,7 +42,7 @@ class PolicyObjective:
         if row.epsilon is not None and row.epsilon_high is not None:
             low, high = config.epsilon, config.epsilon_high
             if isinstance(low, str):
-                self.auto = AutoClip(row.epsilon, row.epsilon_high, config.clip_target, config.clip_free)
+                self.auto = AutoClip(row.epsilon, row.epsilon_high, config.clip_target)
             else:
                 assert low is not None and high is not None, "settings come from algorithms.resolve"
                 self._range = low, high
@@ -147,7 +147,7 @@ class PolicyObjective:
     def watch(self, stats: Stats) -> None:
         """Shows an update to a clip range that sets itself."""
         if self.auto is not None:
-            self.auto.see(Replies.of(stats["length"]).spread(stats["ratio"]), stats["advantage"], len(stats["ratio"]))
+            self.auto.see(Replies.of(stats["length"]).spread(stats["ratio"]), stats["advantage"])
 
     def settle(self, noise: Tensor) -> bool:
         """Ends a step: a clip range that sets itself moves. noise: ratios that numerics alone moved, [S] or [N]. Returns

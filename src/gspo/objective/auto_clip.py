@@ -28,16 +28,11 @@ class AutoClip:
 
     The range begins at e_low, e_high, holds through a step, and is set anew by `settle` after it. The first `settle` takes
     the quantile as it is, later ones move by at most a factor of 2. at_floor: whether the noise floor holds it up.
-
-    free: what the likelihood of a whole reply may change by without being clipped, as a share of it. s_i is the |y|-th root
-    of that change, so that e_low is at least 1 - (1 - free)^(1 / |y|), |y| the mean length. At 0.2 a reply that stays in
-    the trust region of PPO (arXiv 1707.06347), taken as one action, keeps its gradient.
     """
 
-    def __init__(self, e_low: float, e_high: float, target: float, free: float = 0.0):
-        self.e_low, self.shape, self.target, self.free = e_low, e_high / e_low, target, free
+    def __init__(self, e_low: float, e_high: float, target: float):
+        self.e_low, self.shape, self.target = e_low, e_high / e_low, target
         self.at_floor = False
-        self._ratios = 0
         self._now = torch.zeros((DECADES[1] - DECADES[0]) * BINS, dtype=torch.float64)
         self._tokens = 0.0
         self._past: deque[tuple[Tensor, float]] = deque(maxlen=WINDOW)
@@ -48,21 +43,19 @@ class AutoClip:
         """The right end."""
         return self.shape * self.e_low
 
-    def see(self, ratio: Tensor, A: Tensor, count: int | None = None) -> None:
-        """Takes in an update's ratio and advantage of each of its tokens, [N]. count: of different ratios, S (unset: N)."""
+    def see(self, ratio: Tensor, A: Tensor) -> None:
+        """Takes in an update's ratio and advantage of each of its tokens, [N]."""
         excess = torch.where(A > 0, (ratio - 1) / self.shape, 1 - ratio)[A != 0]  # clipped where it is above e_low
         self._now += histogram(excess)
         self._tokens += len(ratio)
-        self._ratios += len(ratio) if count is None else count
 
     def settle(self, noise: Tensor) -> None:
         """Ends a step: sets the range from the ratios of the last steps. noise: ratios that nothing but numerics moved."""
         if not self._tokens:
             return
         first = not self._past
-        unclipped = 1 - (1 - self.free) ** (self._ratios / self._tokens)
         self._past.append((self._now, self._tokens))
-        self._now, self._tokens, self._ratios = torch.zeros_like(self._now), 0.0, 0
+        self._now, self._tokens = torch.zeros_like(self._now), 0.0
         wanted = quantile(self._past, self.target)
         if not first:
             wanted = min(max(wanted, self.e_low / STRIDE), self.e_low * STRIDE)
@@ -70,8 +63,8 @@ class AutoClip:
         either = torch.cat([(noise - 1) / self.shape, 1 - noise])
         self._noise.append((histogram(either), float(len(either))))
         floor = max(quantile(self._noise, NUMERICS), 10.0 ** DECADES[0])
-        self.at_floor = max(wanted, unclipped) <= floor
-        self.e_low = min(max(wanted, unclipped, floor), WIDEST)
+        self.at_floor = wanted <= floor
+        self.e_low = min(max(wanted, floor), WIDEST)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next range depends on."""
