@@ -22,6 +22,7 @@ check: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python studies/report.py --check
 
 docs: .venv/test
 	$(BIN)/python docs/generate.py

@@ -121,6 +121,7 @@ def draw_ranges(theme: Theme, path: Path) -> None:
             ax.axhline(lines[setting, "GSPO auto"]["mean"], color=colour, ls=":", lw=1.8)
         finish(figure, ax, "Reward by clip range; dotted: auto", "reward")
         ax.set_xticks(at, [f"{name} / 4e{name[2:]}" for name in RANGES], fontsize=9.5)
+        ax.set_xlim(-0.5, len(RANGES) - 0.5)
         ax.set_xlabel("epsilon / epsilon_high")
         figure.savefig(path)
 
