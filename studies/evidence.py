@@ -26,7 +26,7 @@ from gspo.study.compare import compare
 from gspo.study.spec import Cell, read
 
 HERE = Path(__file__).resolve().parent
-STUDIES = ("sweep", "evidence", "lengths", "after", "target")
+STUDIES = ("sweep", "evidence", "lengths", "after", "target", "likelihoods")
 EXTRA = ("GRPO + R3", "GSPO + R3", "CISPO", "SAPO")
 SETTINGS = {
     "4 mini-batches": "",

@@ -1,0 +1,82 @@
+"""Sampling: the embedded sampler against a vLLM server, the same tiny mixture and prompts, in turns.
+
+python benchmarks/engines.py --python .venv-vllm/bin/python [--repeats 7] [--tokens 96]
+
+Replies of exactly --tokens tokens to prompts of 12 tokens, 8 to a prompt; tokens a second over the whole call, likelihoods
+and routes included. The ratio is the median over paired repeats with a 95 % interval. Both have all cores, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from paired import THREADS, median_interval
+
+from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.hf_sampler import HFSampler
+from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.vllm_opening import sampler_of
+from gspo.config import Config, SamplerConfig
+from gspo.demo import count_bits
+from gspo.types import Prompt, Sampling
+
+MODELS = {
+    "0.5 M": {"hidden": 64, "heads": 2, "layers": 4, "expert_width": 32},
+    "3.4 M": {"hidden": 128, "heads": 4, "layers": 4},
+}
+ROWS, EACH = (32, 128, 256), 8
+
+
+def compare(outline: dict[str, int], python: str, repeats: int, tokens: int) -> None:
+    """Prints a line for each number of rows."""
+    config = tiny_qwen3_moe(**outline, layers=4, experts=16, top_k=2, context=256)
+    tiny = build_tiny(config, longest_match_tokenizer(count_bits.PIECES))
+    policy, vocabulary = HFPolicy(tiny), tiny.config.vocab_size
+    arguments = {"enforce_eager": True, "max_model_len": 256}
+    given = SamplerConfig(engine="vllm", python=python, engine_args=arguments, batch_size=max(ROWS))
+    with tempfile.TemporaryDirectory(prefix="gspo-bench-") as scratch:
+        served = sampler_of(Config(sampler=given), policy, Path(scratch))
+        try:
+            served.server.start()
+            served.load(policy, 0)
+            samplers = {"embedded": HFSampler(tiny, max(ROWS)), "vLLM": served}
+            for rows in ROWS:
+                g = torch.Generator().manual_seed(rows)
+                ids = torch.randint(vocabulary, (rows // EACH, 12), generator=g)
+                prompts = [Prompt(str(i), "", tuple(row.tolist())) for i, row in enumerate(ids)]
+                rates: dict[str, list[float]] = {name: [] for name in samplers}
+                for repeat in range(-2, repeats):
+                    for name in samplers if repeat % 2 else reversed(samplers):
+                        begin = time.perf_counter()
+                        samplers[name].generate(prompts, EACH, Sampling(tokens, seed=repeat + 2, routes=True))
+                        rates[name].append(rows * tokens / (time.perf_counter() - begin))
+                ratio = median_interval([a / b for a, b in zip(rates["embedded"][2:], rates["vLLM"][2:])])
+                middle = {name: f"{statistics.median(values[2:]):,.0f}" for name, values in rates.items()}
+                print(rows, "rows, tokens/s", middle, "embedded / vLLM", ratio, flush=True)
+        finally:
+            served.close()
+            served.server.stop()
+
+
+def main() -> None:
+    """Both models."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="interpreter whose environment has vLLM")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=96)
+    options = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    os.environ |= {"OMP_NUM_THREADS": str(THREADS), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    for name, outline in MODELS.items():
+        print(name, flush=True)
+        compare(outline, options.python, options.repeats, options.tokens)
+
+
+if __name__ == "__main__":
+    main()
