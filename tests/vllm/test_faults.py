@@ -1,14 +1,16 @@
 """The engine killed, hung or starved in mid-run: started again, and nothing is lost."""
 
 import os
+import resource
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from gspo.backends.vllm_server import EngineError
-from gspo.types import Sampling
+from gspo.types import Prompt, Sampling
 from tests.vllm.servers import change, policy_of, prompts, served
 
 LONG = Sampling(100, seed=7)
@@ -33,6 +35,34 @@ def test_killed_while_it_samples(engine):
     assert [r.tokens.tolist() for r in found] == expected
     assert "started again" in sampler.said[-1] and sampler.server.process is not process
     sampler.check(policy)
+
+
+def worker_of(server):
+    """The process that holds the engine's weights: of the server's children the largest."""
+    group = os.getpgid(server.process.pid)
+    found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and in_group(path, group)]
+    return max(found, key=lambda pid: int((Path("/proc") / str(pid) / "statm").read_text().split()[1]))
+
+
+def in_group(path, group):
+    try:
+        return int(path.joinpath("stat").read_text().rpartition(")")[2].split()[2]) == group
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_out_of_memory(engine):
+    """It may have no more memory than it has, and is then asked for more than before."""
+    _, sampler, _ = engine
+    process, worker = sampler.server.process, worker_of(sampler.server)
+    _, hard = resource.prlimit(worker, resource.RLIMIT_AS)
+    used = int((Path("/proc") / str(worker) / "statm").read_text().split()[0]) * resource.getpagesize()
+    resource.prlimit(worker, resource.RLIMIT_AS, (used, hard))
+    many = [Prompt(str(i), "", tuple(2 + (i * j) % 12 for j in range(1, 25))) for i in range(1, 41)]
+    found = sampler.generate(many, 6, LONG)
+    assert len(found) == 240 and all(int(r.sampled.sum()) == 100 for r in found)
+    assert "started again" in sampler.said[-1] and sampler.server.process is not process
+    print(sampler.said[-1])
 
 
 def test_hung(engine):
