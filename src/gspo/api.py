@@ -10,6 +10,7 @@ from typing import Any
 from gspo import build, checkpoint, cold_start, evaluation, report, trainer
 from gspo.config import Config
 from gspo.configfile import as_config, check_required, check_training
+from gspo.parts import Given
 from gspo.runfiles import read_run
 from gspo.types import Group
 
@@ -54,7 +55,7 @@ def train(
     check_training(made)
     if eval_dataset is not None and not made.eval.every:
         raise ValueError('eval_dataset is given but eval.every = 0: set eval={"every": STEPS} to evaluate on it')
-    given = build.Given(model, tokenizer, dataset, eval_dataset, functions)
+    given = Given(model, tokenizer, dataset, eval_dataset, functions)
     with build.training(made, resume, given) as (run, hf):
         metrics = trainer.train(run) or last_line(run.log.folder.path)
         finished = _finish(run, hf.save)
@@ -75,7 +76,7 @@ def sft(
     """Trains `model` to imitate the rows of `dataset`, which have `prompt` and `completion`. Arguments as in `train`."""
     made = _configured(config, sections, model, tokenizer, dataset)
     check_required(made)
-    with build.imitating(made, resume, build.Given(model, tokenizer, dataset)) as (run, hf):
+    with build.imitating(made, resume, Given(model, tokenizer, dataset)) as (run, hf):
         metrics = cold_start.fit(run) or last_line(run.log.folder.path)
         finished = _finish(run, hf.save)
         folder = run.log.folder.path

@@ -1,0 +1,157 @@
+"""The parts of a run, from its configuration: model and reference, prompts, how and by whom is sampled."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gspo import checkpoint, moe
+from gspo.backends.hf_files import Outline, outline, read_outline
+from gspo.backends.hf_lora import Unadapted, adapted, read_model
+from gspo.backends.hf_model import HFModel, probe, wrap_model
+from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.hf_sampler import HFSampler
+from gspo.config import Config, ModelConfig
+from gspo.data.tasks import load_prompts
+from gspo.data.templates import Encoder
+from gspo.ports import Sampler
+from gspo.types import Prompt, Sampling
+
+EVAL_SEED = 1 << 40  # far from every training seed
+
+
+@dataclasses.dataclass
+class Given:
+    """What a Python caller hands over in place of names in the configuration."""
+
+    model: Any = None
+    tokenizer: Any = None
+    rows: Any = None
+    eval_rows: Any = None
+    functions: Sequence[Callable[..., Any]] = ()
+
+
+def named(config: Config, last: Path | None) -> ModelConfig:
+    """The model to load: the configured one, or that of a checkpoint."""
+    if last is None:
+        return config.model
+    return dataclasses.replace(config.model, path=str(last / checkpoint.MODEL), tokenizer=None, revision=None)
+
+
+def outline_of(config: Config, given: Given, last: Path | None) -> Outline:
+    """What the prompts need of the model, without its weights."""
+    loaded = given.model is not None and not isinstance(given.model, (str, Path))
+    return outline(given.model, given.tokenizer) if loaded else read_outline(named(config, last))
+
+
+def models_of(config: Config, given: Given, last: Path | None) -> tuple[HFModel, HFPolicy | None]:
+    """The model to train, given or by name, with the weights of a checkpoint; and the frozen reference of the KL term,
+    which is the model that training began with (None where beta is 0).
+    """
+    loaded = given.model is not None and not isinstance(given.model, (str, Path))
+    begin: HFModel | None = None
+    if loaded:
+        begin = wrap_model(given.model, given.tokenizer, config.model)
+    elif last is None or config.algorithm.beta > 0 or config.lora.rank:
+        begin = read_model(config.model)
+    if config.lora.rank and begin is not None:
+        return adapted_models(config, begin, last)
+    reference = None
+    if config.algorithm.beta > 0 and begin is not None:
+        frozen = dataclasses.replace(begin, model=copy.deepcopy(begin.model))
+        frozen.model.requires_grad_(False)
+        reference = HFPolicy(frozen, config.rollout.temperature, config.train.layout)
+    if last is not None:
+        saved = read_model(named(config, last))
+        if not loaded or begin is None:
+            return saved, reference
+        begin.model.load_state_dict(saved.model.state_dict())
+    assert begin is not None
+    return begin, reference
+
+
+def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[HFModel, HFPolicy | None]:
+    """`models_of` with adapters: the reference is the same model with its adapters switched off."""
+    model = adapted(begin, config.lora, config.train.seed)
+    if last is not None:
+        model.load(last / checkpoint.MODEL)
+    if not config.algorithm.beta:
+        return model, None
+    return model, HFPolicy(Unadapted.of(model), config.rollout.temperature, config.train.layout)
+
+
+def room(config: Config, limit: int | None) -> int | None:
+    """Longest prompt in tokens beside the longest reply in a context of `limit`. Raises ValueError where none fits."""
+    longest = {"rollout": config.rollout.max_completion_length, "eval": config.eval.max_completion_length or 0}
+    section = max(longest, key=lambda name: longest[name])
+    if limit is not None and limit <= longest[section]:
+        raise ValueError(
+            f"{section}.max_completion_length = {longest[section]} leaves no room for a prompt: the model's context is "
+            f"{limit} tokens"
+        )
+    return None if limit is None else limit - longest[section]
+
+
+def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
+    """How replies are sampled in training and in evaluation."""
+    rollout, evaluation = config.rollout, config.eval
+    train = Sampling(
+        rollout.max_completion_length, rollout.temperature, rollout.top_p, rollout.top_k, tuple(rollout.stop),
+        model.stop_ids, config.train.seed,
+    )  # fmt: skip
+    held_out = dataclasses.replace(
+        train,
+        max_new_tokens=evaluation.max_completion_length or rollout.max_completion_length,
+        temperature=evaluation.temperature,
+        top_p=evaluation.top_p,
+        top_k=evaluation.top_k,
+        seed=EVAL_SEED + config.train.seed,
+    )
+    return train, held_out
+
+
+def prompts_of(config: Config, given: Given, seen: Outline) -> tuple[list[Prompt], list[Prompt]]:
+    """Training and held-out prompts that fit the model."""
+    limit = room(config, seen.context_length)
+    encoder = Encoder(seen.tokenizer, config.task)
+    return load_prompts(config.task, config.eval, encoder, limit, rows=given.rows, eval_rows=given.eval_rows)
+
+
+@contextmanager
+def samplers_of(config: Config, policy: HFPolicy, keep: Path | None = None) -> Iterator[tuple[Sampler, Sampler]]:
+    """Who samples in training, and in evaluation: the policy itself; a copy with rounded weights, and the policy; vLLM.
+    keep: the run folder, for the engine's output.
+    """
+    if config.sampler.engine == "vllm":
+        from gspo.backends.vllm_opening import opened
+
+        with opened(config, policy, keep) as engine:
+            yield engine, engine
+        return
+    exact = HFSampler(policy.model, config.sampler.batch_size)
+    if config.sampler.quantize == "none":
+        yield exact, exact
+        return
+    coarse = dataclasses.replace(policy.model, model=copy.deepcopy(policy.model.model))
+    sampler = HFSampler(coarse, config.sampler.batch_size, config.sampler.quantize)
+    sampler.load(policy, 0)
+    yield sampler, exact
+
+
+def check_routers(config: Config, model: HFModel) -> None:
+    """Raises ValueError where there is no routing to replay, or none that can be, or no load to balance."""
+    if config.algorithm.aux_loss and not moe.routers(model.model):
+        raise ValueError(
+            f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {type(model.model).__name__} is dense (no top-k routers), "
+            "so there is no load to balance: set it to 0"
+        )
+    if config.algorithm.router_replay != "none":
+        tokens = probe(model, 5)
+        try:
+            moe.check(model.model, lambda: model.hidden(input_ids=tokens))
+        except ValueError as error:
+            raise ValueError(f"algorithm.router_replay = {config.algorithm.router_replay!r}: {error}") from None
