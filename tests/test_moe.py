@@ -366,3 +366,8 @@ def test_max_violation_by_hand():
     assert moe.max_violation(even, 4) == 0
     assert moe.max_violation(torch.tensor([[[0, 1], [0, 1]]]), 4) == 1  # experts / k - 1
     assert moe.max_violation(torch.tensor([[[0, 1], [-1, -1]], [[0, 1], [2, 3]]]), 4) == 0.5  # mean over layers
+
+
+def test_unknown_choices_have_not_changed():
+    a = torch.tensor([[0, 1], [-1, -1], [2, 3]])
+    assert moe.changed(a, torch.tensor([[1, 2], [0, 1], [3, 2]])).tolist() == [0.5, 0.0, 0.0]

@@ -180,7 +180,10 @@ def evaluating(config: Config) -> Iterator[dict[str, Any]]:
             scorer.wait()
         with loading("the model"):
             model = read_model(config.model)
-        with samplers_of(config, HFPolicy(model)) as (_, sampler), Progress(0, title="evaluation") as screen:
+        with (
+            samplers_of(config, HFPolicy(model, config.rollout.temperature)) as (_, sampler),
+            Progress(0, title="evaluation") as screen,
+        ):
             yield {
                 "sampler": sampler,
                 "scorer": scorer,

@@ -271,11 +271,12 @@ def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextM
 def changed(a: Tensor, b: Tensor) -> Tensor:
     """Share of the k choices of `a` [..., k] that `b` has not, [...] float32, for routes of the same tokens.
 
-    Their order does not count. Raises ValueError for routes of different shapes.
+    Their order does not count; where `a` is -1, unknown, nothing has changed. Raises ValueError for routes of different
+    shapes.
     """
     if a.shape != b.shape:
         raise ValueError(f"routes of shapes {list(a.shape)} and {list(b.shape)} cannot be compared")
-    return 1 - (a[..., :, None] == b[..., None, :]).any(-1).float().mean(-1)
+    return 1 - ((a[..., :, None] == b[..., None, :]).any(-1) | (a < 0)).float().mean(-1)
 
 
 def max_violation(routes: Tensor, experts: int) -> float:

@@ -119,6 +119,19 @@ def test_a_saved_adapter_is_a_model_path(tmp_path):
             read_model(ModelConfig(str(tmp_path / "adapter")))
 
 
+def test_an_adapter_on_an_adapter_stands_on_both(tmp_path):
+    model().save(tmp_path / "base")
+    path = "base"
+    for name in ("first", "second"):
+        made = adapted(read_model(ModelConfig(str(tmp_path / path))), LoraConfig(rank=4))
+        with torch.no_grad():
+            for p in made.model.parameters():
+                p.add_(0.1 if p.requires_grad else 0.0)
+        made.save(tmp_path / name)
+        assert torch.allclose(logits(read_model(ModelConfig(str(tmp_path / name)))), logits(made), atol=1e-5)
+        path = name
+
+
 def test_a_run_learns_and_its_adapter_is_evaluated(tmp_path, capsys):
     base = model()
     g = torch.Generator().manual_seed(0)
@@ -158,6 +171,10 @@ def test_adapters_of_half_precision_weights_are_float32():
 def test_bad_input(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"lora.targets = \['no_such'\].*This model has .*q_proj"):
         adapted(model(), LoraConfig(rank=4, targets=["no_such"]))
+    with pytest.raises(ValueError, match=r"the head takes no adapter"):
+        adapted(model(tie_word_embeddings=False), LoraConfig(rank=4, targets=["q_proj", "lm_head"]))
+    with pytest.raises(ValueError, match=r"has adapters already: give a newly loaded one"):
+        adapted(with_adapters(), LoraConfig(rank=4))
     with pytest.raises(ValueError, match=r"sampler.quantize = 'int4'.*lora.rank = 0"):
         check_sampler(from_dict({"lora": {"rank": 4}, "sampler": {"quantize": "int4"}}))
     with pytest.raises(ValueError, match=r"lora.rank = -1"):

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import gspo
 from gspo.backends.hf_policy import HFPolicy
@@ -241,9 +242,22 @@ def test_one_that_ends_at_once(tmp_path):
 
 def test_arguments_become_flags(tmp_path):
     given = {"gpu_memory_utilization": 0.4, "enforce_eager": True, "enable_prefix_caching": False, "dtype": "half"}
-    command = serving(tmp_path, "py", "float32", given, tmp_path).command
-    assert command[0] == "py" and command[-4:] == ["half", "--gpu-memory-utilization", "0.4", "--enforce-eager"]
-    assert command.count("--dtype") == 1 and not any("prefix" in part for part in command)
+    command = serving(tmp_path, "py", "float32", given | {"hf_overrides": {"a": 1}, "x": ["b", "c"]}, tmp_path).command
+    assert command[0] == "py" and command[-10:-1] == [
+        "half", "--gpu-memory-utilization", "0.4", "--enforce-eager", "--no-enable-prefix-caching", "--hf-overrides",
+        '{"a": 1}', "--x", "b",
+    ]  # fmt: skip
+
+
+def test_no_room_for_the_weights_is_said_with_the_remedy(engine, tmp_path):
+    sampler = sampler_of(engine, tmp_path)
+
+    class Full:
+        def save(self, folder):
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.exchange"):
+        sampler.write(Full())
 
 
 @pytest.mark.parametrize(

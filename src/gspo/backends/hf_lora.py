@@ -35,6 +35,8 @@ def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
 
     seed: of A. Raises ValueError where no layer has such a name.
     """
+    if getattr(model.model, "peft_config", None):
+        raise ValueError(f"lora.rank = {lora.rank}: this model has adapters already: give a newly loaded one")
     alpha = 2 * lora.rank if lora.alpha is None else lora.alpha
     targets: Any = "all-linear" if lora.targets == ["all-linear"] else lora.targets
     config = peft().LoraConfig(
@@ -49,6 +51,8 @@ def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
     except ValueError as error:
         layers = ", ".join(sorted({name.rsplit(".")[-1] for name in linear_layers(model.model)}))
         raise ValueError(f"lora.targets = {lora.targets}: {error}. This model has {layers}") from None
+    if hasattr(model.model.get_output_embeddings(), "base_layer"):
+        raise ValueError(f"lora.targets = {lora.targets}: the head takes no adapter here: leave it out")
     for name, parameter in model.model.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if "lora_" in name:
@@ -142,8 +146,11 @@ def read_model(cfg: ModelConfig) -> HFModel:
     if not base:
         raise ValueError(f"model.path = {cfg.path!r}: an adapter whose {CONFIG} names no base model: write it in")
     try:
-        below = load_model(dataclasses.replace(cfg, path=base, tokenizer=cfg.tokenizer or cfg.path))
+        below = read_model(dataclasses.replace(cfg, path=base, tokenizer=cfg.tokenizer or cfg.path))
     except ValueError as error:
         raise ValueError(f"model.path = {cfg.path!r}: the base model of this adapter: {error}") from None
     whole = peft().PeftModel.from_pretrained(below.model, str(folder)).merge_and_unload()
+    whole.name_or_path = cfg.path  # an adapter that is trained on it stands on this one
+    if hasattr(whole, "peft_config"):
+        del whole.peft_config
     return wrap_model(whole, below.tokenizer, cfg)

@@ -15,11 +15,12 @@ from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
-from gspo.backends.vllm_server import ADAPTER, SIDE, EngineError
+from gspo.backends.vllm_server import ADAPTER, CONTROL, GRACE, SIDE, START, EngineError
 from gspo.ports import SamplerError
 
 QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-BUSY = 300.0  # seconds that a weight update, or the start, may take
+Calls = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+Asked = dict[str, tuple[Future[dict[str, Any]], Any]]  # of each request: who waits, and what came until now
 
 
 class Inside:
@@ -40,8 +41,8 @@ class Inside:
         self._engine: Any = None
         self._adapter: Any = None
         self._version = ""  # that the engine was told last
-        self._asked: dict[str, tuple[Future[dict[str, Any]], Any]] = {}  # of each request: who waits, and what came
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._asked: Asked = {}
+        self._calls: Calls = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
@@ -49,10 +50,11 @@ class Inside:
         """Makes the engine, anew where there was one. Raises EngineError."""
         self.stop()
         os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._calls, self._asked = queue.SimpleQueue(), {}  # one that hangs keeps its own
+        self._thread = threading.Thread(target=self._run, args=(self._calls, self._asked), daemon=True)
         self._thread.start()
         try:
-            self._do(self._make)
+            self._do(self._make, START)
         except EngineError:
             self.stop()
             raise
@@ -106,6 +108,8 @@ class Inside:
     def _add(self, body: Mapping[str, Any], answer: Future[dict[str, Any]]) -> None:
         from vllm import SamplingParams
 
+        if self._engine is None:
+            raise EngineError("vLLM's engine in this process has ended")
         name = str(next(self._numbers))
         try:
             params = SamplingParams(**body["sampling_params"])
@@ -123,17 +127,19 @@ class Inside:
         """Ends it."""
         if self._thread is not None:
             self._calls.put(None)
-            self._thread.join(BUSY)
-            self._thread = None
+            self._thread.join(GRACE)
+            self._thread, self._engine = None, None
 
-    def _do(self, call: Callable[[], Any]) -> Any:
+    def _do(self, call: Callable[[], Any], seconds: float = CONTROL) -> Any:
         """Calls it in the engine's thread."""
         done: Future[Any] = Future()
         self._post(lambda: give(done, call()), done)
         try:
-            return done.result(BUSY)
+            return done.result(seconds)
         except EngineError:
             raise
+        except TimeoutError:
+            raise EngineError(f"vLLM, in this process, has hung for {seconds:g} s") from None
         except Exception as error:  # vLLM raises many kinds
             raise EngineError(f"vLLM, in this process: {type(error).__name__}: {error}") from error
 
@@ -142,22 +148,28 @@ class Inside:
             raise EngineError("vLLM's engine in this process has ended")
         self._calls.put((call, waiting))
 
-    def _run(self) -> None:
-        """The engine's thread: calls between steps, and steps while there is something to sample."""
+    def _run(self, calls: Calls, asked: Asked) -> None:
+        """An engine's thread: calls between steps, and steps while there is something to sample."""
         try:
-            while (call := self._next()) is not None:
+            while (call := self._next(calls, asked)) is not None:
                 self._call(*call)
         finally:
-            self._end()
+            ended = EngineError("vLLM's engine in this process has ended")
+            fail(asked, ended)
+            while not calls.empty():
+                if (call := calls.get()) is not None:
+                    give(call[1], ended)
+            if calls is self._calls:
+                self._unmake()
 
-    def _next(self) -> tuple[Callable[[], Any], Future[Any]] | None:
+    def _next(self, calls: Calls, asked: Asked) -> tuple[Callable[[], Any], Future[Any]] | None:
         """The next call; steps until there is one."""
-        while self._asked:
+        while asked:
             try:
-                return self._calls.get_nowait()
+                return calls.get_nowait()
             except queue.Empty:
-                self._step()
-        return self._calls.get()
+                self._step(asked)
+        return calls.get()
 
     def _call(self, call: Callable[[], Any], waiting: Future[Any]) -> None:
         try:
@@ -165,37 +177,39 @@ class Inside:
         except Exception as error:  # whoever waits hears of it
             give(waiting, error)
 
-    def _step(self) -> None:
+    def _step(self, asked: Asked) -> None:
         try:
             outputs = self._engine.step()
         except Exception as error:  # the engine is lost, and all that it was asked
-            self._fail(EngineError(f"vLLM, in this process: {type(error).__name__}: {error}"))
+            fail(asked, EngineError(f"vLLM, in this process: {type(error).__name__}: {error}"))
             return
         for output in outputs:
-            if output.request_id not in self._asked:
+            if output.request_id not in asked:
                 continue
-            future, _ = self._asked[output.request_id]
-            self._asked[output.request_id] = future, output
+            future, _ = asked[output.request_id]
+            asked[output.request_id] = future, output
             if output.finished:
-                del self._asked[output.request_id]
+                del asked[output.request_id]
                 give(future, answered(output))
             elif future.cancelled():
-                del self._asked[output.request_id]
+                del asked[output.request_id]
                 self._engine.abort_request([output.request_id])
 
-    def _fail(self, error: EngineError) -> None:
-        for future, _ in self._asked.values():
-            give(future, error)
-        self._asked.clear()
-
-    def _end(self) -> None:
-        self._fail(EngineError("vLLM's engine in this process has ended"))
-        if self._engine is not None:
+    def _unmake(self) -> None:
+        """Ends the engine, so that another can be made."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
             from vllm.distributed import cleanup_dist_env_and_memory
 
-            self._engine.engine_core.shutdown()
-            self._engine = None
+            engine.engine_core.shutdown()
             cleanup_dist_env_and_memory()
+
+
+def fail(asked: Asked, error: EngineError) -> None:
+    """Tells all who wait."""
+    for future, _ in asked.values():
+        give(future, error)
+    asked.clear()
 
 
 def give(waiting: Future[Any], found: Any) -> None:

@@ -68,8 +68,9 @@ def opened(config: Config, policy: HFPolicy, keep: Path | None) -> Iterator[VLLM
         finally:
             sampler.close()
             server.stop()
+            # Without a run folder it stays where errors have named it.
             if server.log and server.log.exists() and keep is not None and keep.is_dir():
-                shutil.copy(server.log, keep)
+                shutil.move(server.log, keep / "vllm.log")
 
 
 def sampler_of(config: Config, policy: HFPolicy, exchange: Path) -> VLLMSampler:
@@ -82,10 +83,10 @@ def sampler_of(config: Config, policy: HFPolicy, exchange: Path) -> VLLMSampler:
         running.check()
         running.adapters = isinstance(model, Adapted) and running.takes_adapters()
     else:
-        arguments = {FLAG: routers is not None} | adapter_arguments(config.lora, policy) | given.engine_args
-        routers = routers if arguments[FLAG] else None
+        arguments = ({FLAG: True} if routers else {}) | adapter_arguments(config.lora, policy) | given.engine_args
+        routers = routers if arguments.get(FLAG) else None
         dtype = str(model.compute_dtype).removeprefix("torch.")
-        adapters = isinstance(model, Adapted) and bool(arguments["enable_lora"])
+        adapters = isinstance(model, Adapted) and bool(arguments.get("enable_lora"))
         first = exchange / (BASE if adapters else WEIGHTS)
         if isinstance(model, Adapted):
             model.save_whole(first, merged=not adapters)
@@ -94,7 +95,8 @@ def sampler_of(config: Config, policy: HFPolicy, exchange: Path) -> VLLMSampler:
         if given.in_process:
             server = Inside(first, dtype, arguments)
         else:
-            server = serving(first, given.python, dtype, arguments, exchange / "vllm.log")
+            log = Path(tempfile.gettempdir()) / f"{exchange.name}-vllm.log"
+            server = serving(first, given.python, dtype, arguments, log)
         server.adapters = adapters
     temperature, rows = config.rollout.temperature, given.batch_size
     return VLLMSampler(model, server, exchange, temperature, rows, given.timeout, warnings.warn, routers)
@@ -108,5 +110,5 @@ def adapter_arguments(lora: LoraConfig, policy: HFPolicy) -> dict[str, Any]:
     if not isinstance(policy.model, Adapted):
         return {}
     if policy.sparse and policy.device.type == "cpu":
-        return {"enable_lora": False}
+        return {}
     return {"enable_lora": True, "max_lora_rank": next((rank for rank in RANKS if rank >= lora.rank), RANKS[-1])}

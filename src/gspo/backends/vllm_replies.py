@@ -32,6 +32,8 @@ class Reply:
         self.tokenizer, self.size, self.routers = tokenizer, size, routers
         if routers is not None and so_far.routes is None:
             self.so_far = dataclasses.replace(so_far, routes=routers.unknown(len(so_far.tokens)))
+        if not so_far.stop:
+            self.so_far = self._ended(self.so_far, "")
 
     @property
     def sampled(self) -> int:
@@ -40,9 +42,8 @@ class Reply:
 
     @property
     def routed(self) -> int:
-        """Tokens from the start whose experts are known."""
-        routes = self.so_far.routes
-        return 0 if routes is None else int((routes[:, 0, 0] >= 0).sum())
+        """The first token whose experts the next part tells: those of the past belong to the weights of their time."""
+        return len(self.so_far.tokens) - 1 if self.sampled else 0
 
     def request(self) -> dict[str, Any]:
         """What to ask for: the rest of it."""
@@ -75,13 +76,9 @@ class Reply:
         self._believe(tokens, logp, spans, reason, earliest, latest)
         version = torch.tensor([int(name) for name, count in spans for _ in range(count)], dtype=torch.int64)
         routes = self._routes(experts, len(tokens))
-        self._append(torch.tensor(tokens, dtype=torch.int64), torch.tensor(logp, dtype=torch.float32), version, routes)
-        if reason != "abort":
-            self._end("eos" if reason == "stop" and tokens[-1] in self.sampling.stop_ids else reason)
-        elif self.sampled >= self.sampling.max_new_tokens:
-            self._end("length")
-        elif tokens and tokens[-1] in self.sampling.stop_ids:
-            self._end("eos")
+        part = torch.tensor(tokens, dtype=torch.int64), torch.tensor(logp, dtype=torch.float32), version, routes
+        # At once: a checkpoint may look at any time.
+        self.so_far = self._ended(self._grown(*part), "" if reason == "abort" else reason)
 
     def _believe(
         self, tokens: list[int], logp: list[float], spans: list[tuple[str, int]], reason: Any, earliest: int, latest: int
@@ -105,7 +102,7 @@ class Reply:
 
     def _routes(self, experts: Any, tokens: int) -> torch.Tensor | None:
         """Routes of all that came and the new `tokens`; the last of them was not read yet. What an interrupted request
-        does not tell stays unknown.
+        does not tell stays unknown: the next one reads it again, with other weights.
         """
         past, routers = self.so_far.routes, self.routers
         if past is None or routers is None:
@@ -119,12 +116,12 @@ class Reply:
                 raise EngineError(f"it answered with {error}") from None
         return routes
 
-    def _append(
+    def _grown(
         self, tokens: torch.Tensor, logp: torch.Tensor, version: torch.Tensor, routes: torch.Tensor | None
-    ) -> None:  # fmt: skip
+    ) -> Rollout:  # fmt: skip
         past = self.so_far
         logp = logp.clamp(max=0) if self.sampling.temperature > 0 else torch.zeros_like(logp)
-        self.so_far = Rollout(
+        return Rollout(
             prompt=past.prompt,
             tokens=torch.cat([past.tokens, tokens]),
             sampled=torch.cat([past.sampled, torch.ones(len(tokens), dtype=torch.bool)]),
@@ -134,17 +131,26 @@ class Reply:
             routes=routes,
         )
 
-    def _end(self, stop: str) -> None:
-        """Notes how it ended, and cuts it at a stop string that two parts share."""
-        past, start = self.so_far, len(self.so_far.prompt.tokens)
+    def _ended(self, past: Rollout, reason: str) -> Rollout:
+        """With how it ended, cut at a stop string that two parts share; as it is where it goes on. reason: the engine's."""
+        start = len(past.prompt.tokens)
         tokens = past.tokens[start:].tolist()
+        at_end = bool(tokens) and tokens[-1] in self.sampling.stop_ids
+        if reason in ("", "stop") and at_end:
+            stop = "eos"
+        elif reason:
+            stop = reason
+        elif len(tokens) >= self.sampling.max_new_tokens:
+            stop = "length"
+        else:
+            return past
         if self.sampling.stop and stop != "stop":
             end = StopStrings(self.tokenizer, self.sampling.stop).add(tokens)
             if end is not None:
                 tokens, stop = tokens[:end], "stop"
         upto = start + len(tokens)
         text = decode(self.tokenizer, tokens)
-        self.so_far = Rollout(
+        return Rollout(
             prompt=past.prompt, tokens=past.tokens[:upto], sampled=past.sampled[:upto], logp=past.logp[:upto],
             version=past.version[:upto], stop=stop, text=cut(text, self.sampling.stop) if stop == "stop" else text,
             routes=None if past.routes is None else past.routes[:upto],

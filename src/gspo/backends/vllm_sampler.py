@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from gspo import layout, types
 from gspo.backends.hf_lora import Adapted
@@ -21,7 +23,7 @@ from gspo.backends.hf_model import HFModel
 from gspo.backends.vllm_replies import Reply
 from gspo.backends.vllm_routes import Routers
 from gspo.backends.vllm_server import Engine, EngineError
-from gspo.ports import Policy, seed_of
+from gspo.ports import Policy, SamplerError, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
 WEIGHTS = "weights"  # the folder of the exchange that holds them
@@ -99,9 +101,9 @@ class VLLMSampler:
 
     def load(self, policy: Policy, version: int) -> None:
         """Takes over the policy's weights and version. Raises EngineError where the engine then has others."""
-        self.write(policy)
         self._gate(self._open.clear)
-        with self._control:
+        with self._control:  # an engine that is started again meanwhile must not read half a file
+            self.write(policy)
             self.version = version
             try:
                 self._swap()
@@ -113,10 +115,17 @@ class VLLMSampler:
     def write(self, policy: Policy) -> None:
         """Puts the policy's weights, or its adapter where the server takes one, where the server reads them."""
         folder = str(self.exchange / WEIGHTS)
-        if isinstance(self.model, Adapted) and not self.server.adapters:
-            self.model.save_whole(folder, merged=True)
-        else:
-            policy.save(folder)
+        try:
+            if isinstance(self.model, Adapted) and not self.server.adapters:
+                self.model.save_whole(folder, merged=True)
+            else:
+                policy.save(folder)
+        except (OSError, SafetensorError) as error:
+            free = shutil.disk_usage(self.exchange).free / 2**20
+            raise SamplerError(
+                f"the weights cannot be written to {self.exchange}, which has {free:,.0f} MiB left ({error}): name a folder "
+                "with room for them as sampler.exchange"
+            ) from None
 
     def _gate(self, turn: Callable[[], None]) -> None:
         """Opens or closes the gate that requests go through, and waits until it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -72,7 +73,7 @@ class Engine(Protocol):
         ...
 
     def stop(self) -> None:
-        """Ends it, where it is ours."""
+        """Ends it, where it is ours, for good."""
         ...
 
 
@@ -86,6 +87,7 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
         self.adapters = False
         self._client: Any = None
+        self._over = False
         self._begun = 0  # where in the log its present life begins
 
     @property
@@ -96,7 +98,7 @@ class Server:
     def start(self, say: Callable[[str], None] = lambda text: None) -> None:
         """Starts it where it is ours, and waits until it answers. Raises EngineError with the end of its log."""
         if self.command is not None:
-            self.stop()
+            self._end()
             self._log().parent.mkdir(parents=True, exist_ok=True)
             say(f"starting vLLM ({self.log})")
             with open(self._log(), "ab") as output:
@@ -109,8 +111,8 @@ class Server:
         while not self.answers():
             if self.process is not None and self.process.poll() is not None:
                 raise EngineError(f"vLLM ended with status {self.process.returncode}: {self.last_words()}")
-            if time.monotonic() > deadline or self._engine_died():
-                self.stop()
+            if self._over or time.monotonic() > deadline or self._engine_died():
+                self._end()
                 raise EngineError(f"nothing answers at {self.url}: {self.last_words()}")
             time.sleep(0.3)
 
@@ -118,7 +120,7 @@ class Server:
         """Whether it is up."""
         httpx = http()
         try:
-            return httpx.get(f"{self.url}/health", timeout=5.0).status_code == 200
+            return httpx.get(f"{self.url}/health", timeout=5.0, trust_env=not self.ours).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -127,9 +129,10 @@ class Server:
         httpx = http()
         try:
             if body is None:
-                answer = httpx.get(f"{self.url}{path}", timeout=CONTROL)
+                answer = httpx.get(f"{self.url}{path}", timeout=CONTROL, trust_env=not self.ours)
             else:
-                answer = httpx.post(f"{self.url}{path}", json=body, params=params, timeout=CONTROL)
+                options = {"params": params, "timeout": CONTROL, "trust_env": not self.ours}  # a proxy has no way to ours
+                answer = httpx.post(f"{self.url}{path}", json=body, **options)
         except httpx.HTTPError as error:
             raise EngineError(f"{self.url}{path}: {type(error).__name__}: {error}. {self.last_words()}") from None
         if answer.status_code != 200:
@@ -153,7 +156,9 @@ class Server:
         httpx = http()
         if self._client is None:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-            self._client = httpx.AsyncClient(base_url=self.url, timeout=timeout, limits=limits)
+            self._client = httpx.AsyncClient(
+                base_url=self.url, timeout=timeout, limits=limits, trust_env=not self.ours
+            )  # fmt: skip
         try:
             answer = await self._client.post(GENERATE, json={**body, **({"model": ADAPTER} if self.adapters else {})})
         except httpx.HTTPError as error:
@@ -198,15 +203,20 @@ class Server:
         return self.process is not None and b"EngineDeadError" in self._log().read_bytes()[self._begun :]
 
     def last_words(self) -> str:
-        """The last lines of its log that tell of an error, else its last lines."""
+        """The first and the last lines of its log that tell of an error, else its last lines."""
         if self.log is None or not self.log.exists():
             return "it runs elsewhere: look at its log"
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-400:]
-        errors = [line for line in lines if "rror" in line]  # Error, error:
-        return f"{self.log} ends with: " + " | ".join(line[-300:] for line in (errors or lines)[-3:])
+        lines = self.log.read_bytes()[self._begun :].decode("utf-8", errors="replace").strip().splitlines()
+        errors = [line for line in lines if "Error: " in line]  # the first is the cause, the last the consequence
+        told = [*errors[:1], *errors[1:][-2:]] or lines[-3:]
+        return f"{self.log} says: " + " | ".join(line[-300:] for line in told)
 
     def stop(self) -> None:
-        """Ends it, where it is ours."""
+        """Ends it, where it is ours, for good: whoever is starting it gives up."""
+        self._over = True
+        self._end()
+
+    def _end(self) -> None:
         if self.process is None:
             return
         if self.process.poll() is None:
@@ -230,14 +240,14 @@ def free_port() -> int:
 
 def serving(folder: Path, python: str | None, dtype: str, arguments: Mapping[str, Any], log: Path) -> Server:
     """A server of ours for the model in `folder`, not yet started. python: an interpreter whose environment has vLLM.
-    arguments: further ones of vLLM's, `{gpu_memory_utilization = 0.4}`; true is a flag.
+    arguments: further ones of vLLM's, `{gpu_memory_utilization = 0.4}`; true is a flag, false its `--no-` form.
     """
     port = free_port()
     options: dict[str, Any] = {"model": str(folder), "host": "127.0.0.1", "port": port, "dtype": dtype}
     command = [python or sys.executable, str(SIDE)]
     for name, value in (options | dict(arguments)).items():
-        flag = "--" + name.replace("_", "-")
-        if value is not False:
-            values = value if isinstance(value, (list, tuple)) else [] if value is True else [value]
-            command += [flag, *map(str, values)]
+        flag = name.replace("_", "-")
+        values = value if isinstance(value, (list, tuple)) else [] if isinstance(value, bool) else [value]
+        command += [f"--no-{flag}" if value is False else f"--{flag}"]
+        command += [json.dumps(each) if isinstance(each, dict) else str(each) for each in values]
     return Server(f"http://127.0.0.1:{port}", command, log)
