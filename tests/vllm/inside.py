@@ -9,7 +9,7 @@ import torch
 import gspo
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer
 from gspo.backends.vllm_server import EngineError
-from gspo.types import Rollout, Sampling
+from gspo.types import Sampling
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
 from tests.vllm.servers import (  # fmt: skip
     ENGINE_ARGS,
@@ -32,14 +32,12 @@ def tell(**found):
 def updates(name):
     """Agreement over weight updates, corrupt weights, interrupted replies, a lost engine."""
     policy = policy_of(name)
-    with served(policy, in_process=True) as sampler:
+    with served(policy, in_process=True, batch_size=4) as sampler:
         for version in range(1, 4):
             change(policy.model.model, 0.05, version)
             sampler.load(policy, version)
             tell(gap=float(gaps(sampler, policy, version).max()))
-        begun = [(Rollout.begun(p), 10 * i + j) for i, p in enumerate(prompts()) for j in range(8)]
-        jobs = [sampler.begin(*one, Sampling(90, routes=True)) for one in begun]
-        found, models = interrupt(sampler, policy, jobs, 0.02)
+        found, models = interrupt(sampler, policy, 0.02, routes=True)
         tell(versions=len(models), whole=all(int(r.sampled.sum()) == 90 for r in found))
         sampler.server._engine.step = broken
         rollouts = sampler.generate(prompts(), 2, Sampling(8))

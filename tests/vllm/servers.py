@@ -16,7 +16,7 @@ from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.backends.vllm_opening import sampler_of
 from gspo.config import Config, LoraConfig, ModelConfig, SamplerConfig
-from gspo.types import Prompt, Reply, Sampling
+from gspo.types import Prompt, Reply, Rollout, Sampling
 from tests.tiny_run import PIECES
 
 PYTHON = os.environ.get("GSPO_VLLM_PYTHON", "")
@@ -84,17 +84,23 @@ def prompts(count=4):
     return [Prompt(str(i), "", tuple(2 + (i * j) % 12 for j in range(1, 4 + 3 * i))) for i in range(1, count + 1)]
 
 
-def interrupt(sampler, policy, jobs, size):
-    """Moves the weights again and again while replies are sampled. The replies, and the weights of each version."""
-    models = {sampler.version: copy.deepcopy(policy.model.model.state_dict())}
-    while not all(job.done() for job in jobs):
-        time.sleep(0.05)
-        change(policy.model.model, size, len(models))
-        version = sampler.version + 1
-        models[version] = copy.deepcopy(policy.model.model.state_dict())
-        sampler.load(policy, version)
-    found = [job.result() for job in jobs]
-    assert sum(len(r.version[r.sampled].unique()) > 1 for r in found) > 2, "too fast to be interrupted"
+def interrupt(sampler, policy, size, routes=False):
+    """Moves the weights again and again while replies are sampled, until some were met. The replies, and the weights of
+    each version.
+    """
+    models, found, parts = {sampler.version: copy.deepcopy(policy.model.model.state_dict())}, [], 0
+    while parts < 3 and len(models) < 60:
+        begun = [(Rollout.begun(p), 10 * i + j) for i, p in enumerate(prompts()) for j in range(8)]
+        jobs = [sampler.begin(*one, Sampling(90, seed=len(found), routes=routes)) for one in begun]
+        while not all(job.done() for job in jobs):
+            time.sleep(0.05)
+            change(policy.model.model, size, len(models))
+            version = sampler.version + 1
+            models[version] = copy.deepcopy(policy.model.model.state_dict())
+            sampler.load(policy, version)
+        found += [job.result() for job in jobs]
+        parts = sum(len(r.version[r.sampled].unique()) > 1 for r in found)
+    assert parts >= 3, f"of {len(found)} replies {parts} were interrupted"
     return found, models
 
 

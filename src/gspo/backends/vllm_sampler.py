@@ -26,7 +26,7 @@ from gspo.backends.vllm_server import Engine, EngineError
 from gspo.ports import Policy, SamplerError, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
-WEIGHTS = "weights"  # the folder of the exchange that holds them
+WEIGHTS, NEXT = "weights", "next"  # the folders of the exchange: of now, and while they are written
 TRIES = 3  # failures in a row before the engine is given up
 PAUSE = 0.5  # seconds before another try
 PROBES, PROBE_TOKENS = 4, 16
@@ -101,9 +101,11 @@ class VLLMSampler:
 
     def load(self, policy: Policy, version: int) -> None:
         """Takes over the policy's weights and version. Raises EngineError where the engine then has others."""
+        self.write(policy)
         self._gate(self._open.clear)
-        with self._control:  # an engine that is started again meanwhile must not read half a file
-            self.write(policy)
+        with self._control:  # an engine that is started again meanwhile reads the old ones, whole
+            shutil.rmtree(self.exchange / WEIGHTS, ignore_errors=True)
+            (self.exchange / NEXT).rename(self.exchange / WEIGHTS)
             self.version = version
             try:
                 self._swap()
@@ -113,8 +115,8 @@ class VLLMSampler:
         self.check(policy)
 
     def write(self, policy: Policy) -> None:
-        """Puts the policy's weights, or its adapter where the server takes one, where the server reads them."""
-        folder = str(self.exchange / WEIGHTS)
+        """Writes the policy's weights, or its adapter where the server takes one, beside those that the server has."""
+        folder = str(self.exchange / NEXT)
         try:
             if isinstance(self.model, Adapted) and not self.server.adapters:
                 self.model.save_whole(folder, merged=True)
