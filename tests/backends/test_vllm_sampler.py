@@ -1,6 +1,7 @@
 """What the vLLM sampler makes of an engine that answers wrongly. tests/vllm has the tests against a real one."""
 
 import dataclasses
+import fcntl
 import json
 import threading
 import time
@@ -12,6 +13,7 @@ from safetensors import SafetensorError
 
 import gspo
 from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.vllm_opening import LOCK, sweep
 from gspo.backends.vllm_sampler import VLLMSampler
 from gspo.backends.vllm_server import GENERATE, EngineError, Server, serving
 from gspo.configfile import check_sampler, from_dict
@@ -292,3 +294,13 @@ def test_what_is_refused_before_a_run_has_a_folder(tmp_path, changes, message):
             config=settings(tmp_path / "run", sampler={"engine": "vllm"} | changes),
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
+
+
+def test_what_killed_runs_left_in_memory_is_swept(tmp_path):
+    for name in ("gspo-dead", "gspo-alive", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / LOCK).touch()
+    with open(tmp_path / "gspo-alive" / LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gspo-alive", "other"]

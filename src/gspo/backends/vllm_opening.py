@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.util
 import shutil
 import tempfile
@@ -19,6 +21,7 @@ from gspo.backends.vllm_sampler import WEIGHTS, VLLMSampler
 from gspo.backends.vllm_server import Engine, Server, http, serving
 from gspo.config import Config, LoraConfig, SamplerConfig
 
+MEMORY, LOCK = Path("/dev/shm"), "lock"
 BASE = "base"  # the folder of the exchange that holds the weights below an adapter
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 
@@ -52,8 +55,11 @@ def opened(config: Config, policy: HFPolicy, keep: Path | None) -> Iterator[VLLM
     Raises ValueError for what the user can mend, with the remedy.
     """
     check_sampler(config.sampler)
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="gspo-", dir=config.sampler.exchange or memory) as scratch:
+    if config.sampler.exchange is None and MEMORY.is_dir():
+        sweep(MEMORY)
+    place = config.sampler.exchange or (MEMORY if MEMORY.is_dir() else None)
+    with tempfile.TemporaryDirectory(prefix="gspo-", dir=place) as scratch, open(Path(scratch) / LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         sampler = sampler_of(config, policy, Path(scratch))
         server = sampler.server
         try:
@@ -71,6 +77,14 @@ def opened(config: Config, policy: HFPolicy, keep: Path | None) -> Iterator[VLLM
             # Without a run folder it stays where errors have named it.
             if server.log and server.log.exists() and keep is not None and keep.is_dir():
                 shutil.move(server.log, keep / "vllm.log")
+
+
+def sweep(place: Path) -> None:
+    """Deletes what runs that were killed have left in memory: folders whose lock nobody holds any more."""
+    for lock in place.glob(f"gspo-*/{LOCK}"):
+        with contextlib.suppress(OSError), open(lock, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def sampler_of(config: Config, policy: HFPolicy, exchange: Path) -> VLLMSampler:
