@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -207,7 +208,8 @@ class Server:
         if self.log is None or not self.log.exists():
             return "it runs elsewhere: look at its log"
         lines = self.log.read_bytes()[self._begun :].decode("utf-8", errors="replace").strip().splitlines()
-        errors = [line for line in lines if "Error: " in line]  # the first is the cause, the last the consequence
+        # First the cause, last what came of it.
+        errors = [line for line in lines if re.search(r"rror[:,] ", line) and " WARNING " not in line]
         told = [*errors[:1], *errors[1:][-2:]] or lines[-3:]
         return f"{self.log} says: " + " | ".join(line[-300:] for line in told)
 
