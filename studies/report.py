@@ -6,6 +6,7 @@ A table stands between `<!-- table: STUDY / SETTING -->` and `<!-- end -->`. Fig
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gspo.canvas import DARK, LIGHT, Theme, canvas, finish
+from gspo.study.analysis import interval, paired
 from gspo.study.spec import slug
 
 HERE = Path(__file__).resolve().parent
@@ -30,6 +32,16 @@ CURVES = (
 )  # fmt: skip
 SEEN = ("GRPO + R2", "GSPO", "GSPO auto")  # in the picture of all differences
 Line = dict[str, Any]
+LENGTHS, RECOMPUTED = ("lengths", "100 tokens"), ("likelihoods", "int4 sampler, the paper's ranges")
+PAIRS = (  # of the page's first table, across variants and studies: `--pairs` prints them
+    *(
+        (column, (*LENGTHS, name), (*LENGTHS, "GRPO 0.2"))
+        for name in ("GSPO 3e-2", "GSPO 3e-4")
+        for column in ("reward", "mean")
+    ),
+    *(("reward", (*RECOMPUTED, f"{name}, recomputed"), (*RECOMPUTED, f"{name}, engine")) for name in ("GSPO", "GRPO")),
+    *(("reward", ("after", "120 steps", name), ("evidence", "4 mini-batches", name)) for name in ("GSPO", "GRPO")),
+)
 
 
 def lines_of(study: str, by: str = "reward") -> list[Line]:
@@ -138,8 +150,23 @@ def figures() -> None:
                 shutil.copy(made, IMAGES / f"evidence-{slug(setting)}-{name}{suffix}.png")
 
 
+def difference(column: str, a: tuple[str, str, str], b: tuple[str, str, str]) -> str:
+    """Paired by seed, a minus b, each (study, setting, variant): n, mean and 95 % interval by Student's t."""
+
+    def rows(study: str, setting: str, variant: str) -> dict[int, float]:
+        with open(RESULTS / f"{study}.csv", newline="", encoding="utf-8") as file:
+            found = [row for row in csv.DictReader(file) if (row["setting"], row["variant"]) == (setting, variant)]
+        return {int(row["seed"]): float(row[column]) for row in found}
+
+    value = interval(paired(rows(*a), rows(*b)))
+    return f"{' / '.join(a)} - {' / '.join(b)}, {column}: n = {value.n}, {spell(vars(value), '+.3f')}"
+
+
 def main() -> None:
-    """Writes, or compares."""
+    """Writes, compares, or prints."""
+    if "--pairs" in sys.argv:
+        print("\n".join(difference(*pair) for pair in PAIRS))
+        return
     if "--check" in sys.argv:
         if PAGE.read_text(encoding="utf-8") != page():
             sys.exit(f"{PAGE.name} is out of date: run python studies/report.py")

@@ -151,7 +151,7 @@ def test_an_engine_that_is_lost_is_started_once_for_all(engine, tmp_path):
     engine.replies.append((200, {"choices": [choice()]}))
     sampler, starts = sampler_of(engine, tmp_path), []
 
-    def start(say=None):
+    def start():
         starts.append(1)
         raise EngineError("cannot start")
 

@@ -57,8 +57,12 @@ def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
         parameter.requires_grad_("lora_" in name)
         if "lora_" in name:
             parameter.data = parameter.data.to(model.device, torch.float32)  # small updates vanish in bfloat16
-    fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(HFModel) if field.init}
-    return Adapted(**fields)
+    return Adapted(**_fields(model))
+
+
+def _fields(model: HFModel) -> dict[str, Any]:
+    """What a model is made of, for another kind of the same."""
+    return {field.name: getattr(model, field.name) for field in dataclasses.fields(HFModel) if field.init}
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
@@ -134,7 +138,7 @@ class Unadapted(Adapted):
     @staticmethod
     def of(model: Adapted) -> Unadapted:
         """The same weights, in no second copy."""
-        return Unadapted(**{field.name: getattr(model, field.name) for field in dataclasses.fields(HFModel) if field.init})
+        return Unadapted(**_fields(model))
 
 
 def read_model(cfg: ModelConfig) -> HFModel:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -96,12 +96,11 @@ class Server:
         """Whether it was started here."""
         return self.command is not None
 
-    def start(self, say: Callable[[str], None] = lambda text: None) -> None:
+    def start(self) -> None:
         """Starts it where it is ours, and waits until it answers. Raises EngineError with the end of its log."""
         if self.command is not None:
             self._end()
             self._log().parent.mkdir(parents=True, exist_ok=True)
-            say(f"starting vLLM ({self.log})")
             with open(self._log(), "ab") as output:
                 self._begun = output.tell()
                 self.process = subprocess.Popen(
