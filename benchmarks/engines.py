@@ -1,9 +1,10 @@
 """Sampling: the embedded sampler against a vLLM server, the same tiny mixture and prompts, in turns.
 
-python benchmarks/engines.py --python .venv-vllm/bin/python [--repeats 7] [--tokens 96]
+python benchmarks/engines.py --python .venv-vllm/bin/python [--repeats 7] [--tokens 96] [--threads 1]
 
 Replies of exactly --tokens tokens to prompts of 12 tokens, 8 to a prompt; tokens a second over the whole call, likelihoods
-and routes included. The ratio is the median over paired repeats with a 95 % interval. Both have all cores, in turn.
+and routes included. The ratio is the median over paired repeats with a 95 % interval. Both compute with
+--threads threads, in turn; vLLM's server needs a core beside them, and two spinning threads on two cores wait for it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from paired import THREADS, median_interval
+from paired import median_interval
 
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
@@ -35,7 +36,7 @@ ROWS, EACH = (32, 128, 256), 8
 
 def compare(outline: dict[str, int], python: str, repeats: int, tokens: int) -> None:
     """Prints a line for each number of rows."""
-    config = tiny_qwen3_moe(**outline, layers=4, experts=16, top_k=2, context=256)
+    config = tiny_qwen3_moe(**outline, experts=16, top_k=2, context=256)
     tiny = build_tiny(config, longest_match_tokenizer(count_bits.PIECES))
     policy, vocabulary = HFPolicy(tiny), tiny.config.vocab_size
     arguments = {"enforce_eager": True, "max_model_len": 256}
@@ -56,9 +57,11 @@ def compare(outline: dict[str, int], python: str, repeats: int, tokens: int) -> 
                         begin = time.perf_counter()
                         samplers[name].generate(prompts, EACH, Sampling(tokens, seed=repeat + 2, routes=True))
                         rates[name].append(rows * tokens / (time.perf_counter() - begin))
-                ratio = median_interval([a / b for a, b in zip(rates["embedded"][2:], rates["vLLM"][2:])])
-                middle = {name: f"{statistics.median(values[2:]):,.0f}" for name, values in rates.items()}
-                print(rows, "rows, tokens/s", middle, "embedded / vLLM", ratio, flush=True)
+                ratios = [a / b for a, b in zip(rates["embedded"][2:], rates["vLLM"][2:])]
+                low, high, level = median_interval(ratios)
+                rate = ", ".join(f"{name} {statistics.median(values[2:]):,.0f}" for name, values in rates.items())
+                between = f"{statistics.median(ratios):.2f} [{low:.2f}, {high:.2f}] ({level:.1%})"
+                print(f"{rows} rows: {rate} tokens/s; embedded / vLLM {between}", flush=True)
         finally:
             served.close()
             served.server.stop()
@@ -70,9 +73,14 @@ def main() -> None:
     parser.add_argument("--python", required=True, help="interpreter whose environment has vLLM")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(THREADS)
-    os.environ |= {"OMP_NUM_THREADS": str(THREADS), "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    torch.set_num_threads(options.threads)
+    os.environ |= {
+        "OMP_NUM_THREADS": str(options.threads),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
     for name, outline in MODELS.items():
         print(name, flush=True)
         compare(outline, options.python, options.repeats, options.tokens)

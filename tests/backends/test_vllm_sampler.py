@@ -1,5 +1,6 @@
 """What the vLLM sampler makes of an engine that answers wrongly. tests/vllm has the tests against a real one."""
 
+import asyncio
 import dataclasses
 import fcntl
 import json
@@ -304,3 +305,36 @@ def test_what_killed_runs_left_in_memory_is_swept(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gspo-alive", "other"]
+
+
+def test_a_connection_that_was_idle_is_not_used_again(monkeypatch):
+    monkeypatch.setattr("gspo.backends.vllm_server.IDLE", 0.3)
+    ports = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            ports.append(self.client_address[1])
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
+        server = Server(f"http://127.0.0.1:{listening.server_port}")
+
+        async def ask():
+            for pause in (0.0, 0.0, 0.6):
+                await asyncio.sleep(pause)
+                await server.ask({}, 10.0)
+            await server.hang_up()
+
+        asyncio.run(ask())
+        listening.shutdown()
+    assert ports[0] == ports[1] != ports[2]

@@ -23,6 +23,7 @@ CONTROL = 300.0  # seconds that a weight update or a reset may take
 GENERATE = "/inference/v1/generate"
 ADAPTER = "policy"  # the name under which an adapter is served
 GRACE = 20.0  # seconds between asking a server to end and killing it
+IDLE = 2.0  # seconds after which a connection is not used again: a server closes it after 5, perhaps just then
 
 
 class EngineError(SamplerError):
@@ -155,7 +156,7 @@ class Server:
         """A reply, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
         httpx = http()
         if self._client is None:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
             self._client = httpx.AsyncClient(
                 base_url=self.url, timeout=timeout, limits=limits, trust_env=not self.ours
             )  # fmt: skip
