@@ -34,14 +34,14 @@ def test_five_weight_updates(name, dtype, limit, record_property):
 
 
 @pytest.fixture(scope="module")
-def moe():
+def mixture():
     policy = policy_of("moe")
     with served(policy) as sampler:
         yield policy, sampler
 
 
-def test_stale_weights_are_found_out(moe):
-    policy, sampler = moe
+def test_stale_weights_are_found_out(mixture):
+    policy, sampler = mixture
     sampler.load(policy, 1)
     change(policy.model.model, 0.02, 1)  # the engine is not told
     with pytest.raises(EngineError, match=r"disagree about version 1.*stale or corrupt"):
@@ -49,9 +49,9 @@ def test_stale_weights_are_found_out(moe):
     sampler.load(policy, 2)
 
 
-def test_corrupt_weights_are_found_out(moe):
+def test_corrupt_weights_are_found_out(mixture):
     """One expert of one layer, garbled between the trainer and the engine."""
-    policy, sampler = moe
+    policy, sampler = mixture
     sampler.load(policy, 3)
     file = sampler.exchange / WEIGHTS / "model.safetensors"
     weights = load_file(file)
@@ -64,9 +64,9 @@ def test_corrupt_weights_are_found_out(moe):
     sampler.load(policy, 4)
 
 
-def test_a_server_that_went_back_to_its_first_weights_is_found_out(moe):
+def test_a_server_that_went_back_to_its_first_weights_is_found_out(mixture):
     """As after a restart by somebody else: its version label is another. It gets the weights of now, and is asked again."""
-    policy, sampler = moe
+    policy, sampler = mixture
     sampler.load(policy, 5)
     sampler.server.call("/update_weight_version", {"new_version": "default"})
     sampler.server.command, command = None, sampler.server.command
@@ -77,15 +77,15 @@ def test_a_server_that_went_back_to_its_first_weights_is_found_out(moe):
     sampler.load(policy, 6)
 
 
-def test_the_same_seed_gives_the_same_replies(moe):
-    policy, sampler = moe
+def test_the_same_seed_gives_the_same_replies(mixture):
+    policy, sampler = mixture
     a, b, c = (sampler.generate(prompts(), 3, Sampling(16, seed=seed, stop_ids=(1,))) for seed in (1, 1, 2))
     assert [r.tokens.tolist() for r in a] == [r.tokens.tolist() for r in b] != [r.tokens.tolist() for r in c]
     assert len({tuple(r.tokens.tolist()) for r in a}) > 9, "the replies to a prompt are drawn apart"
 
 
-def test_replies_end_as_those_of_the_embedded_sampler(moe):
-    policy, sampler = moe
+def test_replies_end_as_those_of_the_embedded_sampler(mixture):
+    policy, sampler = mixture
     told = []
     found = sampler.generate(prompts(), 16, Sampling(40, seed=3, stop_ids=(1,), stop=("ab",)), told.append)
     assert (
@@ -100,8 +100,8 @@ def test_replies_end_as_those_of_the_embedded_sampler(moe):
         assert set(r.version.tolist()) == {-1, sampler.version} and (r.logp[r.sampled] < 0).all()
 
 
-def test_greedy_replies_are_the_likeliest_tokens(moe):
-    policy, sampler = moe
+def test_greedy_replies_are_the_likeliest_tokens(mixture):
+    policy, sampler = mixture
     for r in sampler.generate(prompts(2), 1, Sampling(8, temperature=0.0)):
         with torch.no_grad():
             logits = policy.model.model(r.tokens[None]).logits[0]
@@ -109,7 +109,7 @@ def test_greedy_replies_are_the_likeliest_tokens(moe):
         assert (r.logp == 0).all()
 
 
-def test_prompts_that_are_read_in_parts_keep_their_seeds(moe):
+def test_prompts_that_are_read_in_parts_keep_their_seeds(mixture):
     """More tokens than the engine reads at once: it dies of it where this is not mended."""
     _, sampler = moe
     before = len(sampler.said)

@@ -14,12 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 
-from gspo import layout, types
 from gspo.backends.hf_lora import Adapted
 from gspo.backends.hf_model import HFModel
+from gspo.backends.vllm_check import PROBE_TOKENS, ROUNDS, Check
 from gspo.backends.vllm_replies import Reply
 from gspo.backends.vllm_routes import Routers
 from gspo.backends.vllm_server import Engine, EngineError
@@ -29,18 +28,13 @@ from gspo.types import Prompt, Rollout, Sampling
 WEIGHTS, NEXT = "weights", "next"  # the folders of the exchange: of now, and while they are written
 TRIES = 3  # failures in a row before the engine is given up
 PAUSE = 0.5  # seconds before another try
-PROBES, PROBE_TOKENS = 4, 16
-# Mean |log mu - log pi| of the probes: always accepted, and never.
-FINE = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 5e-3}
-WRONG = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.03}
-WORSE = 5.0  # in between: times the largest gap so far, since it grows as a model sharpens
 
 
 class Job:
     """A reply that is being sampled. so_far: what came of it until the last weight update."""
 
     def __init__(self, reply: Reply, future: Future[Rollout]) -> None:
-        self._reply, self._future = reply, future
+        self._reply, self.future = reply, future
 
     @property
     def so_far(self) -> Rollout:
@@ -49,15 +43,15 @@ class Job:
 
     def done(self) -> bool:
         """Whether it ended, well or not."""
-        return self._future.done()
+        return self.future.done()
 
     def result(self) -> Rollout:
         """The reply. Raises SamplerError where the engine could not give it."""
-        return self._future.result()
+        return self.future.result()
 
     def cancel(self) -> None:
         """Gives it up."""
-        self._future.cancel()
+        self.future.cancel()
 
 
 class VLLMSampler:
@@ -77,7 +71,7 @@ class VLLMSampler:
         self.model, self.server, self.exchange = model, server, exchange
         self.temperature, self.timeout, self.tell = temperature, timeout, tell
         self.version = 0
-        self.gap = 0.0  # largest mean |log mu - log pi| of the checks so far
+        self.proof = Check(model.compute_dtype, model.config.vocab_size)
         self.probes: list[Rollout] = []  # those of the last check
         self._room = asyncio.Semaphore(batch_size)
         self._starts, self._control = 0, threading.Lock()
@@ -164,32 +158,31 @@ class VLLMSampler:
                 raise
 
     def check(self, policy: Policy) -> float:
-        """Mean |log mu - log pi| of a few tokens sampled now. Raises EngineError where it is too large: the engine holds
-        other weights than the policy, stale or corrupt ones.
+        """Mean |log mu - log pi| of a few tokens sampled now. Raises EngineError where it is too large, for other prompts
+        too: the engine holds other weights than the policy, stale or corrupt ones.
         """
-        g = torch.Generator().manual_seed(0)
-        size = self.model.config.vocab_size
-        prompts = [Prompt(f"probe {i}", "", tuple(torch.randint(size, (8,), generator=g).tolist())) for i in range(PROBES)]
+        for number in range(ROUNDS):
+            limit = self.proof.limit
+            seen = self.proof.compare(policy, self._probed(number))
+            if self.proof.accepts(seen):
+                return seen.gap
+        others = f", and {seen.other:.0%} of its experts are others" if seen.other else ""
+        raise EngineError(
+            f"vLLM and the trainer disagree about version {self.version} of the weights: the log-probabilities of "
+            f"{seen.tokens} tokens differ by {seen.gap:.2g} on average, above {limit:.2g}{others}. Its weights are stale or "
+            "corrupt, or it serves another model"
+        )
+
+    def _probed(self, number: int) -> list[Rollout]:
+        """Replies sampled now, to the prompts of a round of the check."""
         sampling = Sampling(PROBE_TOKENS, self.temperature, seed=self.version, routes=True)
-        begun = [(Rollout.begun(prompt), seed_of(self.version, i, 0)) for i, prompt in enumerate(prompts)]
+        prompts = self.proof.prompts(self.version, number)
+        begun = [(Rollout.begun(prompt), seed_of(self.version, i, number)) for i, prompt in enumerate(prompts)]
         # Beside the queue: it may be full of replies that take long.
         self.probes = [job.result() for job in [self._begin(*one, sampling, contextlib.nullcontext()) for one in begun]]
         if self.routers is not None and not any(int(one.routes.max()) >= 0 for one in self.probes):  # type: ignore[union-attr]
             self.routers, self.probes = None, [replace(one, routes=None) for one in self.probes]
-        known = [types.Reply(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in self.probes]
-        with torch.no_grad():
-            logp = policy.forward(layout.build(known, policy.shares_prompts)).logp.cpu()
-        gap = float((logp - torch.cat([reply.logp_mu for reply in known])).abs().mean())
-        dtype = self.model.compute_dtype
-        limit = min(WRONG[dtype], max(FINE[dtype], WORSE * self.gap)) if self.gap else WRONG[dtype]
-        if not gap <= limit:
-            raise EngineError(
-                f"vLLM and the trainer disagree about version {self.version} of the weights: the log-probabilities of "
-                f"{len(logp)} tokens differ by {gap:.2g} on average, above {limit:.2g}. Its weights are stale or corrupt, "
-                "or it serves another model"
-            )
-        self.gap = max(gap, self.gap)
-        return gap
+        return self.probes
 
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
@@ -201,7 +194,7 @@ class VLLMSampler:
             for j in range(n)
         ]
         try:
-            waiting = {job._future for job in jobs}
+            waiting = {job.future for job in jobs}
             while waiting:
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in done:

@@ -1,0 +1,79 @@
+"""The check of an engine's weights, on probes of a mixture whose experts the engine tells."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from gspo import layout, moe
+from gspo.backends.hf_model import wrap_model
+from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.hf_sampler import HFSampler
+from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.vllm_check import OTHER, Check
+from gspo.config import ModelConfig
+from gspo.demo import count_bits
+from gspo.rollout import reply_of
+from gspo.types import Sampling
+
+
+@pytest.fixture(scope="module")
+def probed():
+    """A policy, and replies that it sampled with its experts."""
+    tiny = build_tiny(
+        tiny_qwen3_moe(hidden=32, layers=3, experts=8, expert_width=32), longest_match_tokenizer(count_bits.PIECES)
+    )
+    with torch.no_grad():
+        for name, weight in tiny.model.named_parameters():
+            weight.mul_(6.0 if "experts" in name else 1.0)  # so that it matters which are taken
+    model = wrap_model(tiny.model, tiny.tokenizer, ModelConfig(device="cpu"))
+    check = Check(torch.float32, model.config.vocab_size)
+    probes = HFSampler(model).generate(check.prompts(1, 0), 1, Sampling(16, seed=1, routes=True))
+    return HFPolicy(model), check, probes
+
+
+def tied(policy, probes):
+    """The replies of an engine that, for a prompt token of the first, took the third expert for the second."""
+    routes = probes[0].routes.clone()
+    taken = set(routes[2, 0].tolist())
+    routes[2, 0, 1] = next(e for e in range(8) if e not in taken)
+    first = dataclasses.replace(probes[0], routes=routes)
+    with torch.no_grad():
+        logp = policy.forward(layout.build([reply_of(first, 0.0)]), replay=True).logp
+    mu = first.logp.clone()
+    mu[first.sampled] = logp
+    return [dataclasses.replace(first, logp=mu), *probes[1:]]
+
+
+def test_a_tie_that_the_engine_decided_otherwise_is_no_other_weight(probed):
+    policy, check, probes = probed
+    found = tied(policy, probes)
+    seen = check.compare(policy, found)
+    assert seen.gap < 1e-6 and 0 < seen.other < OTHER and check.accepts(seen)
+    blind = check.compare(policy, [dataclasses.replace(probe, routes=None) for probe in found])
+    assert blind.gap > 1e-4 and blind.other == 0  # which is why the experts are asked for, and other prompts tried
+
+
+def test_other_weights_are_seen_through_the_engines_experts(probed):
+    policy, check, probes = probed
+    before = copy.deepcopy(policy.model.model.state_dict())
+    for part in ("experts.down_proj", "q_proj", "embed_tokens"):
+        with torch.no_grad():
+            for name, weight in policy.model.model.named_parameters():
+                if part in name:
+                    weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+        assert not check.accepts(check.compare(policy, probes)), part
+        policy.model.model.load_state_dict(before)
+    with torch.no_grad():
+        for router in moe.routers(policy.model.model):
+            router.weight.copy_(router.weight.flip(0))
+    assert check.compare(policy, probes).other > OTHER
+    policy.model.model.load_state_dict(before)
+    assert check.accepts(check.compare(policy, probes))
+
+
+def test_each_round_and_version_has_prompts_of_its_own(probed):
+    _, check, _ = probed
+    seen = {prompt.tokens for version in range(3) for number in range(3) for prompt in check.prompts(version, number)}
+    assert len(seen) == 36
