@@ -124,3 +124,64 @@ def test_bad_input():
         layout.build([reply([], 2)])
     with pytest.raises(ValueError, match="at least one sampled token"):
         layout.build([reply([1], 1), reply([1, 2], 0)])
+
+
+def _grow(draw, tree, below, depth):
+    tokens, parent, sampled = tree
+    for _ in range(draw(st.integers(1, 3))):
+        tokens.append(draw(st.integers(0, 3)))
+        parent.append(below)
+        sampled.append(below >= 0 and draw(st.booleans()))
+        below = len(tokens) - 1
+    for _ in range(draw(st.integers(0, 2)) if depth < 2 else 0):
+        _grow(draw, tree, below, depth + 1)
+    if below not in parent:
+        tokens.append(9)
+        parent.append(below)
+        sampled.append(True)
+
+
+@st.composite
+def random_trees(draw):
+    """Replies whose histories branch, in depth-first order; each branch ends with a sampled token."""
+    out = []
+    for _ in range(draw(st.integers(1, 3))):
+        tree = [], [], []  # tokens, parents, sampled
+        _grow(draw, tree, -1, 0)
+        if draw(st.booleans()):
+            _grow(draw, tree, -1, 1)  # a history of which nothing was kept
+        tokens, parent, sampled = tree
+        logp = torch.arange(sum(sampled), dtype=torch.float32)
+        turn = torch.arange(sum(sampled)) // 2
+        made = Reply(torch.tensor(tokens), torch.tensor(sampled), logp, logp, 0.0, turn=turn, parent=torch.tensor(parent))
+        out.append(made)
+    return out
+
+
+@given(random_trees(), st.booleans(), st.integers(1, 80))
+@settings(max_examples=150, deadline=None)
+def test_branches_are_read_from_their_own_history_and_each_token_is_trained_on_once(replies, share, budget):
+    batch = layout.build(replies, share)
+    expected = []
+    for r in replies:
+        for at in r.sampled.nonzero()[:, 0].tolist():
+            path = []
+            while at >= 0:
+                path.insert(0, int(r.tokens[at]))
+                at = int(r.parent[at])
+            expected.append(path)
+    assert paths_to(batch) == expected
+    assert torch.equal(layout.may_look(batch.forest), naive_may_look(batch))
+    assert batch.turn.tolist() == [t for r in replies for t in r.turn.tolist()]
+    rows = layout.padded(batch, pad_id=-7)
+    assert rows.before.unique().numel() <= len(expected) == len(rows.before)
+    for before, path in zip(rows.before.tolist(), expected):
+        row, column = divmod(before, rows.tokens.shape[1])
+        assert rows.tokens[row, : column + 1].tolist() == path[:-1]
+    one = layout.packed(batch)
+    for before, path in zip(one.before.tolist(), expected):
+        assert one.tokens[0, one.mask[0, 0, before].nonzero()[:, 0]].tolist() == path[:-1]
+    for part in layout.micro_batches(replies, budget, share):
+        made = layout.build(part, share)
+        read = len(made.forest.tokens) if share else layout.padded(made, 0).tokens.numel()
+        assert read <= budget or len(part) == 1

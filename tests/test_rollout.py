@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from gspo.config import RolloutConfig
+from gspo.config import AlgorithmConfig, RolloutConfig
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.rollout import SynchronousSource, learnable, split
 from gspo.types import Group, Prompt, Rollout, Sampling
@@ -24,7 +24,7 @@ def rollout(reward, stop="eos", n=3, who=None, error=None):
 
 
 def made(*groups, **changes):
-    options = {"row": ALGORITHMS["gspo"], "scale": "group", "mask_truncated": False} | changes
+    options = {"row": ALGORITHMS["gspo"], "algorithm": AlgorithmConfig(), "mask_truncated": False} | changes
     return learnable([Group(prompt(str(i)), list(group)) for i, group in enumerate(groups)], **options)
 
 

@@ -37,7 +37,8 @@ def loss(
     kept = mask != 0
     length = kept.sum(1)
     there = length > 0
-    y = Replies.of(length[there])
+    begins = kept.int().diff(dim=1, prepend=kept.new_zeros(len(kept), 1).int()) == 1
+    y = Replies.of(length[there], begins.cumsum(1)[kept])  # what was not sampled in between parts two turns
     likelihoods = {"logp_old": logp_old[kept], "logp_mu": (logp_old if logp_mu is None else logp_mu)[kept]}
     A = advantages[there] if advantages.ndim == 1 else _by_reply(advantages, kept)[there]
     objective = PolicyObjective(row, config, max_completion_length or 1)

@@ -54,7 +54,8 @@ def build(replies: Sequence[Reply], share: bool = False) -> Batch:
         tokens.append(reply.tokens[keep:])
         if reply.routes is not None:
             routes.append(reply.routes[keep:])
-        parent.append(torch.cat([path[keep - 1 : keep] if keep else torch.tensor([-1]), new[:-1]]))
+        below = parents(reply)[keep:]
+        parent.append(torch.where(below < 0, -1, path[below]))
         paths.append(path)
         nodes.append(path[reply.sampled])
         size += len(new)
@@ -69,6 +70,7 @@ def build(replies: Sequence[Reply], share: bool = False) -> Batch:
         path=torch.cat(paths),
         node=node,
         reply=torch.repeat_interleave(torch.arange(len(replies)), length),
+        turn=torch.cat([turns(reply) for reply in replies]),
         length=length,
         logp_mu=torch.cat([reply.logp_mu for reply in replies]),
         logp_old=torch.cat([reply.logp_old for reply in replies]),
@@ -80,11 +82,40 @@ def build(replies: Sequence[Reply], share: bool = False) -> Batch:
     )
 
 
+def parents(reply: Reply) -> Tensor:
+    """The place in the reply of the token before each, -1 at a beginning: [L]."""
+    return torch.arange(-1, len(reply.tokens) - 1) if reply.parent is None else reply.parent
+
+
+def turns(reply: Reply) -> Tensor:
+    """The turn of each sampled token, [|y|]."""
+    return torch.zeros(len(reply.logp_mu), dtype=torch.int64) if reply.turn is None else reply.turn
+
+
 def _common_prefix(a: Reply, b: Reply) -> int:
-    """Leading tokens that two replies share: equal, and sampled in neither (a sampled token is trained on once each)."""
+    """Leading tokens that b may share with a, which stands before it: equal, sampled in neither (a sampled token is trained
+    on once each), and before any branch of b, and of a, whose end must lie below them (depth-first order).
+    """
     n = min(len(a.tokens), len(b.tokens))
     same = (a.tokens[:n] == b.tokens[:n]) & ~a.sampled[:n] & ~b.sampled[:n]
+    if b.parent is not None:
+        same &= b.parent[:n] == torch.arange(-1, n - 1)
+    if a.parent is not None:
+        branches = a.parent[a.parent != torch.arange(-1, len(a.tokens) - 1)]
+        if len(branches):
+            same &= torch.arange(n) <= branches.min()
     return int(same.long().cumprod(0).sum())
+
+
+def _paths(reply: Reply) -> list[int]:
+    """Tokens on each path of a reply, from its beginning to a leaf: the rows that it takes."""
+    if reply.parent is None:
+        return [len(reply.tokens)]
+    position, inner = [0] * len(reply.tokens), set()
+    for i, p in enumerate(reply.parent.tolist()):
+        position[i] = 0 if p < 0 else position[p] + 1
+        inner.add(p)
+    return [position[i] + 1 for i in range(len(position)) if i not in inner]
 
 
 def _forest(tokens: Tensor, parent: Tensor) -> Forest:
@@ -148,18 +179,20 @@ def micro_batches(replies: Sequence[Reply], max_tokens: int, share: bool = False
     With `share` replies keep their order, so that those of one prompt stay neighbours; else they are sorted by length,
     so that rows of a part need little padding.
     """
-    order = list(replies) if share else sorted(replies, key=lambda reply: len(reply.tokens))
+    widths = {id(reply): _paths(reply) for reply in replies}
+    order = list(replies) if share else sorted(replies, key=lambda reply: max(widths[id(reply)]))
     parts: list[list[Reply]] = []
-    size = 0
+    size = rows = 0
     for reply in order:
-        cost = len(reply.tokens)
+        width, more = max(widths[id(reply)]), len(widths[id(reply)])
+        alone = len(reply.tokens) if share else width * more
         if share and parts:
-            cost -= _common_prefix(parts[-1][-1], reply)
-            size += cost
+            size += alone - _common_prefix(parts[-1][-1], reply)
         else:
-            size = cost * (len(parts[-1]) + 1 if parts else 1)
+            rows += more
+            size = width * rows
         if not parts or size > max_tokens:
             parts.append([])
-            size = len(reply.tokens)
+            size, rows = alone, more
         parts[-1].append(reply)
     return parts

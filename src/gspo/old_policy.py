@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from gspo import moe
+from gspo import layout, moe
 from gspo.config import AlgorithmConfig
 from gspo.learner import Learner, Seen
-from gspo.objective.losses import sequence_ratio
+from gspo.objective.losses import level_ratio
 from gspo.objective.mismatch import mismatch
 from gspo.objective.ppo import gae, whiten
 from gspo.objective.replies import Replies
@@ -72,13 +72,13 @@ def probe(learner: Learner, replies: Sequence[Reply]) -> tuple[list[Reply], list
 
 def paired(replies: Sequence[Reply], seen: Sequence[Seen]) -> tuple[torch.Tensor, torch.Tensor, Replies]:
     """What the policy and the sampler say of the same tokens, log pi and log mu [N], and whose tokens they are."""
-    y = Replies.of(torch.tensor([len(one.logp) for one in seen]))
+    y = Replies.of(torch.tensor([len(one.logp) for one in seen]), torch.cat([layout.turns(reply) for reply in replies]))
     return torch.cat([one.logp for one in seen]), torch.cat([reply.logp_mu for reply in replies]), y
 
 
 def noise_ratio(logp: torch.Tensor, logp_mu: torch.Tensor, y: Replies, level: str) -> torch.Tensor:
-    """The ratio to mu, s_i [S] or w_it [N], of replies that the policy's present weights sampled: numerics alone."""
-    return sequence_ratio(logp, logp_mu, y) if level == "sequence" else (logp - logp_mu).exp()
+    """The ratio to mu at this level, of replies that the policy's present weights sampled: numerics alone."""
+    return level_ratio(level, logp, logp_mu, y)
 
 
 def disagreement(replies: Sequence[Reply], seen: Sequence[Seen]) -> dict[str, Any]:
@@ -96,4 +96,4 @@ def disagreement(replies: Sequence[Reply], seen: Sequence[Seen]) -> dict[str, An
 
 def before(reply: Reply) -> torch.Tensor:
     """The places of the tokens that the sampled ones were predicted from."""
-    return reply.sampled.nonzero()[:, 0] - 1
+    return layout.parents(reply)[reply.sampled]

@@ -60,7 +60,7 @@ class PolicyObjective:
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
         """The loss of each reply [S]; the KL term and the auxiliary loss are averaged over tokens as the loss is."""
-        logp, y = out.logp, Replies(batch.reply, batch.length)
+        logp, y = out.logp, Replies(batch.reply, batch.length, batch.turn)
         A, weight = batch.advantage.to(logp), None
         if self.correction != "none":
             weight = corrections.weights(self.correction, self.row.level, batch.logp_old, batch.logp_mu, y)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from gspo.config import RolloutConfig
+from gspo.config import AlgorithmConfig, RolloutConfig
 from gspo.guard import repetition
-from gspo.objective.advantages import group_advantages
+from gspo.objective.advantages import group_advantages, turn_advantages
 from gspo.objective.algorithms import Algorithm
 from gspo.ports import Sampler, SamplerError
 from gspo.types import Group, Prompt, Reply, Rollout, Sampling
@@ -35,6 +36,14 @@ class PromptSource(Protocol):
     def take(self, k: int) -> list[Prompt]:
         """The next k prompts."""
         ...
+
+
+class Handed:
+    """A scorer of what was scored already."""
+
+    def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
+        """The rollouts as they are."""
+        return rollouts
 
 
 Report = Callable[[str, int, int], None]
@@ -96,6 +105,7 @@ class SynchronousSource:
     def _sample(self) -> list[Group]:
         # A seed of its own for each batch, also after a resume: the position counts batches.
         number = self.prompts.position // self.num_prompts
+        assert isinstance(self.sampling.seed, int)
         sampling = dataclasses.replace(self.sampling, seed=self.sampling.seed * 1_000_003 + number)
         prompts = self.prompts.take(self.num_prompts)
         try:
@@ -129,16 +139,16 @@ class SynchronousSource:
 class Learnable:
     """What one rollout batch gives the learner.
 
-    groups: the replies of each group that is trained on. advantages: A_i of each rollout, in the order of the rollouts;
-    None where it is not trained on. counts: metrics.
+    groups: the replies of each group that is trained on. advantages: A_i of each rollout, in the order of the rollouts, or
+    A_ik of its turns; None where it is not trained on. counts: metrics.
     """
 
     groups: list[list[Reply]] = field(default_factory=list)
-    advantages: list[float | None] = field(default_factory=list)
+    advantages: list[float | list[float] | None] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
 
 
-def learnable(groups: Sequence[Group], row: Algorithm, scale: str, mask_truncated: bool) -> Learnable:
+def learnable(groups: Sequence[Group], row: Algorithm, algorithm: AlgorithmConfig, mask_truncated: bool) -> Learnable:
     """Advantages, and the replies that have one.
 
     A rollout without a reward, and with mask_truncated one that was cut off, leaves its group's mean and standard
@@ -149,16 +159,14 @@ def learnable(groups: Sequence[Group], row: Algorithm, scale: str, mask_truncate
     kept = torch.tensor([r.reward is not None and not (mask_truncated and r.stop == "length") for r in rollouts])
     left = torch.bincount(owner[kept], minlength=len(groups))
     kept &= left[owner] >= 2
-    rewards = torch.tensor([rollouts[i].reward for i in kept.nonzero()[:, 0]], dtype=torch.float64)
-    advantages = group_advantages(rewards, owner[kept], scale)
+    chosen = [rollouts[i] for i in kept.nonzero()[:, 0]]
+    rewards = torch.tensor([rollout.reward for rollout in chosen], dtype=torch.float64)
     result = Learnable(advantages=[None] * len(rollouts))
     replies: dict[int, list[Reply]] = {}
-    for index, advantage in zip(kept.nonzero()[:, 0].tolist(), advantages.tolist()):
-        rollout = rollouts[index]
-        reply = reply_of(rollout, advantage)
-        replies.setdefault(int(owner[index]), []).append(reply)
-        result.advantages[index] = advantage
-    equal = {i for i, group in replies.items() if all(reply.advantage == 0 for reply in group)}
+    for index, advantage in zip(kept.nonzero()[:, 0].tolist(), credited(chosen, owner[kept], algorithm)):
+        replies.setdefault(int(owner[index]), []).append(reply_of(rollouts[index], advantage))
+        result.advantages[index] = advantage if isinstance(advantage, float) else advantage.tolist()
+    equal = {i for i, group in replies.items() if not any(torch.as_tensor(reply.advantage).any() for reply in group)}
     result.groups = [group for i, group in replies.items() if not (row.drops_equal and i in equal)]
     result.counts = batch_metrics(rollouts) | {
         "frac_reward_zero_std": len(equal) / max(1, len(replies)),
@@ -169,10 +177,32 @@ def learnable(groups: Sequence[Group], row: Algorithm, scale: str, mask_truncate
     return result
 
 
-def reply_of(rollout: Rollout, advantage: float) -> Reply:
-    """A rollout for the learner, with the sampler as its pi_old."""
+def credited(rollouts: Sequence[Rollout], group: Tensor, algorithm: AlgorithmConfig) -> list[float | Tensor]:
+    """The advantage of each rollout, A_i or A_ik [turns]. group [S]: whose each is."""
+    scale = algorithm.scale_rewards or "group"
+    if algorithm.credit == "reply":
+        rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
+        return [*group_advantages(rewards, group, scale).tolist()]
+    return [*turn_advantages([turn_rewards(rollout) for rollout in rollouts], group, scale, algorithm.discount)]
+
+
+def turn_rewards(rollout: Rollout) -> tuple[float, ...]:
+    """r of each turn: all at the end, where turns are not rewarded apart."""
+    turns = 1 if rollout.turn is None else int(rollout.turn.max()) + 1
+    assert rollout.reward is not None
+    return rollout.turn_rewards or (*[0.0] * (turns - 1), rollout.reward)
+
+
+def reply_of(rollout: Rollout, advantage: float | Tensor) -> Reply:
+    """A rollout for the learner, with the sampler as its pi_old. advantage: A_i, or A_ik of its turns."""
     mu = rollout.logp[rollout.sampled]
-    return Reply(rollout.tokens, rollout.sampled, mu, mu, advantage, routes=rollout.routes, reward=rollout.reward or 0.0)
+    turn = None if rollout.turn is None else rollout.turn[rollout.sampled]
+    if isinstance(advantage, Tensor) and advantage.ndim:
+        advantage = advantage[torch.zeros(len(mu), dtype=torch.int64) if turn is None else turn]
+    return Reply(
+        rollout.tokens, rollout.sampled, mu, mu, advantage, routes=rollout.routes, reward=rollout.reward or 0.0, turn=turn,
+        parent=rollout.parent,
+    )  # fmt: skip
 
 
 def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -214,7 +244,7 @@ def describe(rollout: Rollout) -> dict[str, Any]:
         "version": int(rollout.version.max()),
         "stop": rollout.stop,
         "error": rollout.error,
-    }
+    } | ({"dialogue": list(rollout.dialogue)} if rollout.dialogue else {})
 
 
 def plain(rollout: Rollout) -> dict[str, Any]:

@@ -20,25 +20,34 @@ SHOWN = 32  # held-out prompts of which each evaluation keeps a reply
 
 def train(run: Run) -> Metrics:
     """Trains until the last step, or until asked to stop. Returns the last step's metrics."""
-    train, metrics = run.config.train, {}
+    train = run.config.train
+    metrics: Metrics = {}
     groups = iter(run.source)
     with checkpoint.stop_signals(run.log.note) as stop:
         if run.step == 0 and evaluates(run):
             run.log.metrics({"step": 0} | held_out(run))
         while run.step < train.steps and not stop.asked:
-            with saved_before_loss(run):
-                metrics = one_step(run, groups)
-            lost = synced(run, metrics)
-            collapsed = guarded(run, metrics)
-            run.log.metrics(metrics)
-            with saved_before_loss(run):
-                if lost is not None:
-                    raise lost
-            if collapsed and act(run, collapsed):
+            metrics, over = advance(run, groups, run.config.rollout.num_prompts)
+            if over:
                 break
             if run.step % train.save_every == 0 or run.step == train.steps or stop.asked:
                 save(run, needed=run.step == train.steps or stop.asked)
     return metrics
+
+
+def advance(run: Run, groups: Iterable[Group], count: int | None = None) -> tuple[Metrics, bool]:
+    """One step on `count` groups (None: on all), with all that belongs to it but the checkpoint. Returns its metrics, and
+    whether the run ends here: it collapsed.
+    """
+    with saved_before_loss(run):
+        metrics = one_step(run, groups, count)
+    lost = synced(run, metrics)
+    collapsed = guarded(run, metrics)
+    run.log.metrics(metrics)
+    with saved_before_loss(run):
+        if lost is not None:
+            raise lost
+    return metrics, bool(collapsed) and act(run, collapsed)
 
 
 @contextmanager
@@ -99,19 +108,14 @@ def act(run: Run, collapsed: str) -> bool:
     return True
 
 
-def one_step(run: Run, source: Iterable[Group]) -> Metrics:
-    """One rollout batch and its mini_batches x epochs updates. Returns the step's metrics."""
+def one_step(run: Run, source: Iterable[Group], count: int | None) -> Metrics:
+    """One rollout batch of `count` groups and its mini_batches x epochs updates. Returns the step's metrics."""
     begin = time.perf_counter()
-    groups = list(islice(source, run.config.rollout.num_prompts))
+    groups = list(islice(source, count))
     run.step += 1
     sampled = time.perf_counter()
-    algorithm = run.config.algorithm
-    batch = learnable(
-        groups,
-        run.objective.row,
-        algorithm.scale_rewards or "group",
-        run.config.rollout.mask_truncated_completions,
-    )
+    truncated = run.config.rollout.mask_truncated_completions
+    batch = learnable(groups, run.objective.row, run.config.algorithm, truncated)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     batch.counts |= {"staleness": staleness(rollouts, run.sampler.version), "rollouts/in_parts": in_parts(rollouts)}
     learned = learn(run, batch)

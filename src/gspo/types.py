@@ -33,8 +33,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How replies are sampled. `seed` fixes every reply; `stop_ids` end one (and are part of it). routes: record which
-    experts each token chose.
+    """How replies are sampled. `seed` fixes every reply, or is one for each prompt; `stop_ids` end one (and are part of it).
+    routes: record which experts each token chose.
     """
 
     max_new_tokens: int
@@ -43,7 +43,7 @@ class Sampling:
     top_k: int = 0
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
-    seed: int = 0
+    seed: int | tuple[int, ...] = 0
     routes: bool = False
 
 
@@ -57,6 +57,11 @@ class Rollout:
     stop: "eos" | "stop" | "length". reward: None until scored, or when every reward failed (then `error` says why).
     routes [L, layers, k] int16: the experts that the sampler chose for each token, -1 where the token was not read (the
     last one never is); None for a dense model, or where nobody asked.
+
+    A conversation has more: turn [L] int64, which turn of the policy sampled the token, -1 where none did; turn_rewards, r
+    of each turn, where turns are rewarded apart; and where its history was edited, parent [L] int64: the place of the token
+    before each on its path, -1 at a beginning, with the tokens in depth-first order (None: each follows the one before it).
+    dialogue: what was said, for those who read the log: messages with the `turn` that sampled them, and its `reward`.
     """
 
     prompt: Prompt
@@ -70,6 +75,10 @@ class Rollout:
     reward_parts: dict[str, float | None] = field(default_factory=dict)
     error: str | None = None
     routes: Tensor | None = None
+    turn: Tensor | None = None
+    turn_rewards: tuple[float, ...] | None = None
+    parent: Tensor | None = None
+    dialogue: tuple[dict[str, Any], ...] = ()
 
     @staticmethod
     def begun(prompt: Prompt) -> Rollout:
@@ -94,7 +103,9 @@ class Reply:
     advantage: A_i, a number, or A_it as a tensor [|y|] (GSPO-token). logp_old, logp_ref [|y|] float32: the
     log-probabilities of the sampled tokens under pi_old and the reference (None: no reference). routes [L, layers, k]
     int16: the experts that pi_old chose for each token, -1 unknown; None where they are not known. reward: r_i. values,
-    returns [|y|] float32: the old critic's V, and what the critic learns (PPO; None elsewhere).
+    returns [|y|] float32: the old critic's V, and what the critic learns (PPO; None elsewhere). turn [|y|] int64: the
+    number of the turn that each sampled token belongs to, those of a turn together; None: there is one. parent [L]: as in
+    Rollout.
     """
 
     tokens: Tensor
@@ -107,6 +118,8 @@ class Reply:
     reward: float = 0.0
     values: Tensor | None = None
     returns: Tensor | None = None
+    turn: Tensor | None = None
+    parent: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -129,8 +142,9 @@ class Batch:
     """What one forward pass reads, and the flat views that the equations read: N sampled tokens of S replies.
 
     path: the forest token that each token of each reply is, one reply after the other. node [N]: those of the sampled
-    tokens. reply [N]: the reply each belongs to, ascending. length [S]: |y_i|. advantage [S] or [N]. The other views are
-    [N]. routes [T, layers, k] int16: the experts that pi_old chose for each forest token.
+    tokens. reply [N]: the reply each belongs to, ascending. turn [N]: the turn of that reply, 0 where it has one alone.
+    length [S]: |y_i|. advantage [S] or [N]. The other views are [N]. routes [T, layers, k] int16: the experts that pi_old
+    chose for each forest token.
     """
 
     forest: Forest
@@ -145,6 +159,7 @@ class Batch:
     routes: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
+    turn: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with every tensor on `device`."""

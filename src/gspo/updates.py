@@ -131,7 +131,7 @@ def first_look(stats: Stats) -> Metrics:
 def floor(run: Run, noise: float) -> None:
     """A warning where the ratio's own noise reaches the clip range."""
     reach = min(run.objective.clip or (float("inf"),))
-    if noise >= reach and run.objective.row.level == "sequence" and run.objective.auto is None:
+    if noise >= reach and run.objective.row.level != "token" and run.objective.auto is None:
         recomputed = "recompute" in (run.config.algorithm.old_logprobs, run.old_logprobs)
         remedy = "" if recomputed else 'set algorithm.old_logprobs = "recompute", '
         run.log.warn(

@@ -30,7 +30,7 @@ def objective(name, logp, old, A, lengths, low, high, budget, mu=None, **constan
     for (w, s), a, n in zip(ratios(logp, old, lengths), A, lengths):
         if name == "gspo":
             total = total + torch.minimum(s * a, clip(s, low, high) * a) / S
-        elif name == "gspo_token":
+        elif name in ("gspo_token", "gspo_turn"):  # the same where each reply is one turn
             for t in range(n):
                 a_t = a[t] if isinstance(a, list) else a
                 s_t = s.detach() * torch.exp(logp[start + t]) / torch.exp(logp[start + t]).detach()

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.objective.advantages import group_advantages
+from gspo.objective.advantages import group_advantages, turn_advantages
 
 
 def adv(rewards, groups, scale="group"):
@@ -64,3 +64,32 @@ def test_group_advantages_ignore_shift_and_scale_of_rewards(rewards, factor, shi
 def test_bad_input(rewards, groups, scale, message):
     with pytest.raises(ValueError, match=message):
         adv(rewards, groups, scale)
+
+
+def test_turn_advantages_worked_by_hand():
+    # Returns to go: (1 + 2, 2) and (0 + .5, .5, .5); discount 1. R = 3 and 0.5: mean 1.75, std 2.5 / sqrt 2.
+    got = turn_advantages([[1.0, 2.0], [0.0, 0.0, 0.5]], torch.tensor([0, 0]))
+    std = 2.5 / 2**0.5
+    assert got[0].tolist() == pytest.approx([1.25 / std, 0.25 / std])
+    assert got[1].tolist() == pytest.approx([-1.25 / std] * 3)
+    # discount .5: G = (1 + 1, 2) and (.125, .25, .5); R = 2 and .125
+    got = turn_advantages([[1.0, 2.0], [0.0, 0.0, 0.5]], torch.tensor([0, 0]), "none", 0.5)
+    assert got[0].tolist() == pytest.approx([2 - 1.0625, 2 - 1.0625])
+    assert got[1].tolist() == pytest.approx([0.125 - 1.0625, 0.25 - 1.0625, 0.5 - 1.0625])
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.floats(-10, 10)), min_size=2, max_size=8),
+    st.sampled_from(["group", "batch", "none"]),
+)
+@settings(deadline=None)
+def test_one_reward_at_the_end_gives_every_turn_its_replys_advantage(replies, scale):
+    group = torch.zeros(len(replies), dtype=torch.int64)
+    whole = group_advantages(torch.tensor([reward for _, reward in replies], dtype=torch.float64), group, scale)
+    for A, found in zip(whole, turn_advantages([[0.0] * (k - 1) + [reward] for k, reward in replies], group, scale)):
+        assert (found - A).abs().max() <= 1e-12 * max(1.0, float(A.abs()))
+
+
+def test_equal_returns_teach_nothing_whatever_their_turns():
+    got = turn_advantages([[1.0, 0.0], [0.0, 1.0]], torch.tensor([0, 0]))
+    assert torch.cat(got).tolist() == [0, 0, 0, 0]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.objective.algorithms import ALGORITHMS
-from gspo.objective.losses import grpo, gspo, gspo_token, sequence_ratio
+from gspo.objective.losses import grpo, gspo, gspo_token, gspo_turn, sequence_ratio
 from gspo.objective.replies import Replies
 from tests.objective.reference import objective
 
@@ -55,7 +55,7 @@ def test_value_and_gradient_equal_a_naive_float64_loop(name, clip, seed):
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-11, atol=1e-14)
 
 
-STOPPED = {"gspo_token", "cispo", "dppo_tv", "dppo_kl", "minirl"}  # a stop-gradient has no numeric gradient
+STOPPED = {"gspo_token", "gspo_turn", "cispo", "dppo_tv", "dppo_kl", "minirl"}  # a stop-gradient has no numeric gradient
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in STOPPED])
@@ -171,3 +171,42 @@ def test_a_reply_weighs_the_same_whatever_its_length():
     logp = old.clone().requires_grad_()
     _, gradient = value_and_gradient("gspo", logp, old, torch.tensor([1.0, 1.0], dtype=torch.float64), y, 3e-4, 4e-4)
     assert float(gradient[:2].sum()) == pytest.approx(float(gradient[2:].sum()))
+
+
+TURNS = torch.tensor([0, 0, 1, 0, 0, 1, 1, 2, 2, 2, 2, 1, 1, 4, 4])  # some numbers are missing
+
+
+def by_turn(seed):
+    logp, old, _, y = case(seed, [3, 1, 7, 4])
+    g = torch.Generator().manual_seed(seed)
+    of_turn = {pair: float(torch.randn((), generator=g)) for pair in dict.fromkeys(zip(y.reply.tolist(), TURNS.tolist()))}
+    A = torch.tensor([of_turn[pair] for pair in zip(y.reply.tolist(), TURNS.tolist())], dtype=torch.float64)
+    return logp, old, A, Replies(y.reply, y.length, TURNS)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("clip", [(0.05, 0.07), (0.9, 5.0)])
+def test_gspo_by_turn_equals_a_naive_float64_loop(seed, clip):
+    logp, old, A, y = by_turn(seed)
+    total = logp.new_zeros(())
+    for i in range(4):
+        of_reply = [t for t in range(15) if int(y.reply[t]) == i]
+        for turn in sorted({int(TURNS[t]) for t in of_reply}):
+            tokens = [t for t in of_reply if int(TURNS[t]) == turn]
+            s = math.exp(sum(float(logp[t].detach() - old[t]) for t in tokens) / len(tokens))
+            for t in tokens:
+                s_t = s * torch.exp(logp[t] - logp[t].detach())
+                clipped = torch.clamp(s_t, 1 - clip[0], 1 + clip[1])
+                total = total + torch.minimum(s_t * A[t], clipped * A[t]) / len(of_reply)
+    expected = torch.autograd.grad(-total, logp)[0]
+    out = gspo_turn(logp, old, A, y, *clip)
+    torch.testing.assert_close(out.loss.sum(), -total, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(torch.autograd.grad(out.loss.sum(), logp)[0], expected, rtol=1e-11, atol=1e-14)
+
+
+def test_one_advantage_and_one_turn_a_reply_make_all_three_gspo():
+    logp, old, A, y = case(2)
+    expected = torch.autograd.grad(gspo(logp, old, A, y, 0.05, 0.07).loss.sum(), logp)[0]
+    for loss in (gspo_token, gspo_turn):
+        out = loss(logp, old, y.spread(A), y, 0.05, 0.07)
+        torch.testing.assert_close(torch.autograd.grad(out.loss.sum(), logp)[0], expected, rtol=1e-12, atol=1e-15)

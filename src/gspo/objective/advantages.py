@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,36 @@ def group_advantages(rewards: Tensor, group: Tensor, scale: str = "group") -> Te
     (Dr.GRPO). A group whose rewards are all equal (up to the rounding of a weighted sum) gives zeros exactly. Raises
     ValueError for a reward that is not finite, and for a group of one, which has no baseline.
     """
+    r, mean, std = _standards(rewards, group, scale)
+    return (r - mean) / std + 0.0  # no -0
+
+
+def turn_advantages(
+    rewards: Sequence[Sequence[float]], group: Tensor, scale: str = "group", discount: float = 1.0
+) -> list[Tensor]:
+    """A_ik = (G_ik - mean(R)) / std(R) for each turn k of each reply, for GSPO-token (Eq. 14 leaves A_it open).
+
+    rewards: r_ik of the turns of each of S replies. G_ik = sum over l >= k of discount^(l - k) r_il is the return to go of
+    a turn, R_i = G_i1 that of the whole reply; mean and std are taken over the R of a group. -> S tensors [turns], float64.
+    With discount 1 and one reward at the end, every turn has the reply's A_i (Eq. 6). A group whose R are all equal gives
+    zeros. Arguments and errors otherwise as in group_advantages.
+    """
+    to_go = [returns_to_go(turns, discount) for turns in rewards]
+    whole = torch.stack([G[0] for G in to_go]) if to_go else torch.zeros(0, dtype=torch.float64)
+    _, mean, std = _standards(whole, group, scale)
+    return [(G - mean[i]) / std[i] + 0.0 for i, G in enumerate(to_go)]
+
+
+def returns_to_go(rewards: Sequence[float], discount: float) -> Tensor:
+    """G_k = r_k + discount G_(k+1), [turns] float64."""
+    G = torch.tensor(rewards, dtype=torch.float64)
+    for k in range(len(G) - 2, -1, -1):
+        G[k] += discount * G[k + 1]
+    return G
+
+
+def _standards(rewards: Tensor, group: Tensor, scale: str) -> tuple[Tensor, Tensor, Tensor]:
+    """r, and mean and std that it is standardised with, each [S] float64; std is infinite for a group of equal rewards."""
     r = rewards.double()
     if not torch.isfinite(r).all():
         raise ValueError(f"rewards must be finite, got {rewards.tolist()}")
@@ -23,15 +55,14 @@ def group_advantages(rewards: Tensor, group: Tensor, scale: str = "group") -> Te
     if len(r) and count.min() < 2:
         raise ValueError("a group of one reply has no baseline: every group needs at least 2 rewards")
     zeros = r.new_zeros(len(count))
-    centred = r - (zeros.index_add(0, index, r) / count)[index]
+    mean = (zeros.index_add(0, index, r) / count)[index]
     low = zeros.scatter_reduce(0, index, r, "amin", include_self=False)
     high = zeros.scatter_reduce(0, index, r, "amax", include_self=False)
     flat = high - low <= 1e-12 + 1e-9 * torch.maximum(high.abs(), low.abs())
-    centred = torch.where(flat[index], 0.0, centred)  # divided by its own size, a rounding would be a full advantage
     if scale == "none":
-        return centred
-    if scale == "batch":
-        spread = r.std() if len(r) > 1 else r.new_zeros(())
+        std = torch.ones_like(r)
+    elif scale == "batch":
+        std = r.std().expand(len(r)) if len(r) > 1 else torch.ones_like(r)
     else:
-        spread = (zeros.index_add(0, index, centred**2) / (count - 1)).sqrt()[index]
-    return torch.where(centred == 0, 0.0, centred / spread)
+        std = (zeros.index_add(0, index, (r - mean) ** 2) / (count - 1)).sqrt()[index]
+    return r, mean, std.masked_fill(flat[index], torch.inf)  # divided by its own size, a rounding would be a full advantage

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from gspo.checks import nearest
 from gspo.config import AlgorithmConfig
-from gspo.configfile import nearest
 from gspo.objective import baselines, losses
 from gspo.objective.losses import Surrogate
 
@@ -23,13 +23,13 @@ Loss = Callable[..., Surrogate]
 class Algorithm:
     """One row.
 
-    level: what the ratio, the clip and their metrics count, "sequence" or "token". counts: the denominator of an update:
+    level: what the ratio and the clip count, "sequence", "turn" or "token". counts: the denominator of an update:
     "replies", "tokens", or "budget" (replies x max_completion_length, Dr.GRPO's constant). scale_rewards: the default
     first, then what else still deserves the name. epsilon, epsilon_high: the clip range, None for one without. constants:
     arguments of the loss beside them. likelihoods: those that its ratios divide by, "logp_old" and "logp_mu".
     critic: constants of a learned value function, whose advantages by token take the place of the group's; empty for none.
     drops_equal: groups whose rewards are all equal leave the denominator. sums: a reply's term grows with its length, and
-    its KL term is the sum over its tokens; otherwise the mean.
+    its KL term is the sum over its tokens; otherwise the mean. by_turn: A may differ from turn to turn.
     """
 
     loss: Loss
@@ -45,6 +45,7 @@ class Algorithm:
     mini_batches: int = 4
     drops_equal: bool = False
     sums: bool = False
+    by_turn: bool = False
 
 
 ANY_SCALE = ("group", "batch", "none")
@@ -55,8 +56,15 @@ GAE = {"gamma": 1.0, "lam": 0.95, "e_value": 0.2, "c_value": 0.5}
 
 ALGORITHMS: dict[str, Algorithm] = {
     "gspo": Algorithm(losses.gspo, "sequence", "replies", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 5"),
-    "gspo_token": Algorithm(losses.gspo_token, "sequence", "replies", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13"),
-    "grpo": Algorithm(losses.grpo, "token", "replies", ANY_SCALE, 0.2, 0.27, "arXiv 2402.03300; clip: 2507.18071"),
+    "gspo_token": Algorithm(
+        losses.gspo_token, "sequence", "replies", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13", by_turn=True
+    ),
+    "gspo_turn": Algorithm(
+        losses.gspo_turn, "turn", "replies", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13, by turn", by_turn=True
+    ),
+    "grpo": Algorithm(
+        losses.grpo, "token", "replies", ANY_SCALE, 0.2, 0.27, "arXiv 2402.03300; clip: 2507.18071", by_turn=True
+    ),
     "dr_grpo": Algorithm(losses.token_sum, "token", "budget", NO_STD, 0.2, 0.2, "arXiv 2503.20783", sums=True),
     "dapo": Algorithm(
         losses.token_sum, "token", "tokens", ANY_SCALE, 0.2, 0.28, "arXiv 2503.14476", drops_equal=True, sums=True
@@ -105,6 +113,7 @@ def resolve(config: AlgorithmConfig) -> tuple[Algorithm, AlgorithmConfig, list[s
             'choose algorithm.name = "grpo" for scaled rewards'
         )
     _check_correction(row, config)
+    _check_credit(row, config)
     critic = config.critic or ("shared" if row.critic else "none")
     if bool(row.critic) != (critic != "none"):
         raise ValueError(
@@ -166,6 +175,19 @@ def _check_correction(row: Algorithm, config: AlgorithmConfig) -> None:
         )
 
 
+def _check_credit(row: Algorithm, config: AlgorithmConfig) -> None:
+    """Whether advantages by turn have a place in the loss. Raises ValueError."""
+    if config.credit == "turn" and not row.by_turn:
+        known = ", ".join(name for name, each in ALGORITHMS.items() if each.by_turn)
+        raise ValueError(
+            f'algorithm.credit = "turn": {config.name} has one advantage for a whole reply; algorithm.name may be {known}'
+        )
+    if config.credit == "reply" and config.discount != 1:
+        raise ValueError(
+            f'algorithm.discount = {config.discount:g} has no effect with algorithm.credit = "reply": set credit = "turn"'
+        )
+
+
 def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
     """The row's constants with the configured changes. Raises ValueError for unknown ones, and for values out of range."""
     own = {**row.constants, **row.critic}
@@ -184,7 +206,7 @@ def odd_values(row: Algorithm, config: AlgorithmConfig) -> list[str]:
     """Warnings about settings that are possible and probably not meant."""
     found = []
     reach = max((e for e in (config.epsilon, config.epsilon_high) if isinstance(e, float)), default=None)
-    if row.level == "sequence" and reach is not None and reach > 0.05:
+    if row.level != "token" and reach is not None and reach > 0.05:
         found.append(
             f"clip range {config.epsilon:g}/{config.epsilon_high:g} on a sequence ratio: s_i is a geometric mean over the "
             f"reply and stays within some 1e-3 of 1, so such a clip never binds (the paper's is 3e-4/4e-4)"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gspo.objective.losses import sequence_ratio
+from gspo.objective.losses import level_ratio
 from gspo.objective.replies import Replies
 
 CAP = 2.0  # tis, seq_mis
@@ -41,6 +41,6 @@ def weights(name: str, level: str, logp_old: Tensor, logp_mu: Tensor, y: Replies
     """The weights of the correction `name`: [S] for sequence-level algorithms and seq_mis, else [N]. No gradient."""
     rule = CORRECTIONS[name]
     assert rule is not None
-    by_reply = level == "sequence" or name == "seq_mis"
-    r = sequence_ratio(logp_old, logp_mu, y) if by_reply else (logp_old - logp_mu).exp()
-    return rule(r.detach())
+    level = "sequence" if name == "seq_mis" else level
+    weight = rule(level_ratio(level, logp_old, logp_mu, y).detach())
+    return y.turns().spread(weight) if level == "turn" else weight

@@ -24,7 +24,8 @@ from gspo.objective.replies import Replies
 class Surrogate(NamedTuple):
     """An objective before its outer mean.
 
-    loss [S]: one term a reply, to be minimised. ratio: s_i [S] at sequence level, w_it [N] at token level.
+    loss [S]: one term a reply, to be minimised. ratio: s_i [S] at sequence level, w_it [N] at token level, s_ik at each
+    token [N] at turn level.
     clipped_low, clipped_high (bool, shaped as ratio): where the clip takes the gradient away, below and above.
     """
 
@@ -45,6 +46,13 @@ def sequence_ratio(logp: Tensor, logp_old: Tensor, y: Replies) -> Tensor:
     return y.mean(logp - logp_old).exp()
 
 
+def level_ratio(level: str, logp: Tensor, logp_old: Tensor, y: Replies) -> Tensor:
+    """The ratio that an algorithm of this level reads: "sequence" s_i [S], "turn" s_ik [turns], "token" w_it [N]."""
+    if level == "token":
+        return (logp - logp_old).exp()
+    return sequence_ratio(logp, logp_old, y if level == "sequence" else y.turns())
+
+
 def gspo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: float, e_high: float) -> Surrogate:
     """GSPO, Eq. 5: J = E[ 1/G sum_i min( s_i A_i, clip(s_i) A_i ) ] (arXiv 2507.18071)."""
     s = sequence_ratio(logp, logp_old, y)  # [S]
@@ -60,6 +68,18 @@ def gspo_token(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: flo
     since A_it may differ in sign within a reply.
     """
     s = y.spread(sequence_ratio(logp, logp_old, y).detach()) * (logp - logp.detach()).exp()  # [N]
+    term, low, high = clipped(s, y.spread(A), e_low, e_high)
+    return Surrogate(-y.mean(term), s, low, high)
+
+
+def gspo_turn(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: float, e_high: float) -> Surrogate:
+    """GSPO-token with the ratio of each turn k in place of the reply's: s_ik = (pi_theta(y_ik) / pi_old(y_ik))^(1/|y_ik|).
+
+    With one turn a reply it is GSPO-token. Not from the paper: an option for conversations, whose turns are replies of
+    their own to ever longer queries. A is [S] or, by token, [N].
+    """
+    turns = y.turns()
+    s = turns.spread(sequence_ratio(logp, logp_old, turns).detach()) * (logp - logp.detach()).exp()  # [N]
     term, low, high = clipped(s, y.spread(A), e_low, e_high)
     return Surrogate(-y.mean(term), s, low, high)
 
