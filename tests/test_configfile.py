@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gspo.checks import nearest
 from gspo.config import SECTIONS, Config, OptimizerConfig, RewardConfig, RolloutConfig, TrainConfig
-from gspo.configfile import all_keys, docs, from_dict, load, nearest, nearest_key, to_dict, to_toml
+from gspo.configfile import all_keys, docs, from_dict, load, nearest_key, to_dict, to_toml
 
 ROOT = Path(__file__).parents[1]
 

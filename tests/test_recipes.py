@@ -11,9 +11,10 @@ from transformers import AutoTokenizer
 
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer
 from gspo.build import resolved
+from gspo.checks import check_training
 from gspo.cli import main
 from gspo.config import EvalConfig
-from gspo.configfile import check_training, load, to_toml
+from gspo.configfile import load, to_toml
 from gspo.data.rewards import Rewards
 from gspo.data.tasks import load_prompts
 from gspo.data.templates import Encoder

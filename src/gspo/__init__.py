@@ -1,8 +1,10 @@
 """gspo: train language models with Group Sequence Policy Optimization (arXiv 2507.18071).
 
-`train`, `sft` and `evaluate` are whole runs. The parts stand alone: `gspo.objective` holds the equations.
+`train`, `sft` and `evaluate` are whole runs; `serve` is a model for agents that ask it themselves. The parts stand alone:
+`gspo.objective` holds the equations.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,15 +12,23 @@ if TYPE_CHECKING:
     from gspo.api import evaluate as evaluate
     from gspo.api import sft as sft
     from gspo.api import train as train
+    from gspo.conversation.trajectories import History as History
+    from gspo.conversation.trajectories import TrainConfig as TrainConfig
+    from gspo.conversation.trajectories import Trajectory as Trajectory
+    from gspo.conversation.trajectories import TrajectoryGroup as TrajectoryGroup
+    from gspo.serving.start import serve as serve
 
 __version__ = "0.1.0"
-__all__ = ["Result", "evaluate", "sft", "train"]
+WHERE = {
+    **dict.fromkeys(("Result", "evaluate", "sft", "train"), "gspo.api"),
+    **dict.fromkeys(("History", "TrainConfig", "Trajectory", "TrajectoryGroup"), "gspo.conversation.trajectories"),
+    "serve": "gspo.serving.start",
+}
+__all__ = sorted(WHERE)
 
 
 def __getattr__(name: str) -> Any:
     # Late, so that the command line answers --help without importing torch.
-    if name in __all__:
-        from gspo import api
-
-        return getattr(api, name)
+    if name in WHERE:
+        return getattr(importlib.import_module(WHERE[name]), name)
     raise AttributeError(f"module 'gspo' has no attribute {name!r}")

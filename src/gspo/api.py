@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gspo import build, checkpoint, cold_start, evaluation, report, trainer
+from gspo.checks import check_required, check_training
 from gspo.config import Config
-from gspo.configfile import as_config, check_required, check_training
+from gspo.configfile import as_config
 from gspo.parts import Given
 from gspo.runfiles import read_run
 from gspo.types import Group
@@ -51,7 +52,7 @@ def train(
     `sections` change it, as in `rollout={"num_prompts": 8}`. Raises ValueError for what cannot work, before training starts.
     """
     functions = _functions(reward)
-    made = _configured(config, sections, model, tokenizer, dataset)
+    made = configured(config, sections, model, tokenizer, dataset)
     check_training(made)
     if eval_dataset is not None and not made.eval.every:
         raise ValueError('eval_dataset is given but eval.every = 0: set eval={"every": STEPS} to evaluate on it')
@@ -74,7 +75,7 @@ def sft(
     **sections: dict[str, Any],
 ) -> Result:
     """Trains `model` to imitate the rows of `dataset`, which have `prompt` and `completion`. Arguments as in `train`."""
-    made = _configured(config, sections, model, tokenizer, dataset)
+    made = configured(config, sections, model, tokenizer, dataset)
     check_required(made)
     with build.imitating(made, resume, Given(model, tokenizer, dataset)) as (run, hf):
         metrics = cold_start.fit(run) or last_line(run.log.folder.path)
@@ -108,7 +109,8 @@ def last_line(folder: Path) -> dict[str, Any]:
     return read_run(folder).lines[-1]
 
 
-def _configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: Any, dataset: Any) -> Config:
+def configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: Any, dataset: Any = None) -> Config:
+    """The configuration of a Python call. Raises ValueError for arguments that do not go together."""
     if not isinstance(config, (Config, str, Path, dict, type(None))):
         raise ValueError(f"config: expected a TOML file, a Config or nested dicts, got a {type(config).__name__}")
     if isinstance(model, dict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from gspo.backends.hf_files import read_outline
 from gspo.backends.hf_lora import read_model
 from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_policy import HFPolicy
+from gspo.checks import check_sampler
 from gspo.config import Config
-from gspo.configfile import check_sampler
 from gspo.data.rewards import Rewards
 from gspo.data.tasks import PromptStream, load_rows
 from gspo.data.templates import Encoder
 from gspo.guard import Guard
+from gspo.handed import HandedSource
 from gspo.learner import Learner
 from gspo.objective.algorithms import resolve
 from gspo.opening import claimed, digest, open_run
@@ -32,9 +33,10 @@ from gspo.optimiser import Optimiser
 from gspo.parts import Given, check_routers, models_of, outline_of, prompts_of, samplers_of, samplings
 from gspo.policy_objective import PolicyObjective
 from gspo.progress import Progress
-from gspo.rollout import SynchronousSource
+from gspo.rollout import Handed, Report, Scorer, SynchronousSource
 from gspo.run import Run, restore
-from gspo.runlog import RunLog
+from gspo.runlog import RunFolder, RunLog
+from gspo.types import Prompt, Sampling
 
 
 def resolved(config: Config) -> tuple[Config, list[str]]:
@@ -71,50 +73,93 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
                 scorer.wait()
             with loading("the model"):  # last: what is wrong elsewhere shows in seconds, weights may take minutes
                 model, reference = models_of(config, given, last)
-        row, algorithm, _ = resolve(config.algorithm)
-        critic = Critic(model, algorithm.critic or "shared") if row.critic else None
-        policy = HFPolicy(
-            model, config.rollout.temperature, config.train.layout, config.train.gradient_checkpointing, critic,
-            router_logits=algorithm.aux_loss > 0,
-        )  # fmt: skip
-        per_step = (algorithm.mini_batches or 1) * algorithm.epochs
-        optimiser = Optimiser(
-            policy.parameters(), config.optimizer, config.train.steps * per_step, config.train.max_bad_updates
-        )
-        check_routers(config, model)
-        sampling, eval_sampling = samplings(config, model)
-        sampling = dataclasses.replace(sampling, routes=policy.sparse)
-        stream = PromptStream(prompts, config.task.seed)
-        source: Any = AheadSource if config.rollout.max_staleness else SynchronousSource
-        rollout = config.rollout
-        with (
-            samplers_of(config, policy, Path(config.log.dir)) as (sampler, evaluator),
-            open_run(config, folder, last, f"{algorithm.name} training") as (log, screen, state),
-        ):
-            warn_of(log, odd, heard, model)
-            run = Run(
-                config=config,
-                policy=policy,
-                reference=reference,
-                sampler=sampler,
-                evaluator=evaluator,
-                scorer=scorer,
-                prompts=stream,
-                held_out=held_out,
-                source=source(stream, sampler, scorer, rollout, sampling, screen.phase),
-                eval_sampling=eval_sampling,
-                learner=Learner(policy, optimiser, config.train.micro_batch_tokens, algorithm.router_replay != "none"),
-                objective=PolicyObjective(row, algorithm, rollout.max_completion_length),
-                log=log,
-                screen=screen,
-                decode=lambda token: str(model.tokenizer.decode([token])),
-                data=digest([*prompts, *held_out]),
-                guard=Guard(config.guard),
-            )
-            if state is not None:
-                restore(run, state)
-            log.event("info", f"{len(prompts)} training prompts, {len(held_out)} held out")
+
+        def source(sampler: Any, sampling: Sampling, report: Report) -> Any:
+            made: Any = AheadSource if config.rollout.max_staleness else SynchronousSource
+            return made(PromptStream(prompts, config.task.seed), sampler, scorer, config.rollout, sampling, report)
+
+        loaded = Loaded(model, reference, [*odd, *texts(heard)], prompts, held_out)
+        with assembled(config, loaded, folder, last, source, scorer) as run:
+            run.log.event("info", f"{len(prompts)} training prompts, {len(held_out)} held out")
             yield run, model
+
+
+@contextmanager
+def serving(config: Config, resume: bool = False, given: Given | None = None) -> Iterator[tuple[Run, HFModel]]:
+    """A run that trains on what agents hand over (handed.py), and its model."""
+    given = given or Given()
+    config, odd = resolved(config)
+    with claimed(config, resume) as (folder, last):
+        with warnings.catch_warnings(record=True) as heard, loading("the model"):
+            model, reference = models_of(config, given, last)
+
+        def source(sampler: Any, sampling: Sampling, report: Report) -> HandedSource:
+            return HandedSource(sampler, sampling)
+
+        loaded = Loaded(model, reference, [*odd, *texts(heard)])
+        with assembled(config, loaded, folder, last, source, Handed()) as run:
+            yield run, model
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What a run was loaded from. told: warnings of the settings and of the loading."""
+
+    model: HFModel
+    reference: HFPolicy | None
+    told: Sequence[str]
+    prompts: Sequence[Prompt] = ()
+    held_out: Sequence[Prompt] = ()
+
+
+@contextmanager
+def assembled(
+    config: Config, loaded: Loaded, folder: RunFolder | None, last: Path | None,
+    source: Callable[[Any, Sampling, Report], Any], scorer: Scorer,
+) -> Iterator[Run]:  # fmt: skip
+    """A run of loaded parts, with its samplers and its folder, and restored from the checkpoint `last` if there is one."""
+    model, rollout = loaded.model, config.rollout
+    row, algorithm, _ = resolve(config.algorithm)
+    critic = Critic(model, algorithm.critic or "shared") if row.critic else None
+    policy = HFPolicy(
+        model, rollout.temperature, config.train.layout, config.train.gradient_checkpointing, critic,
+        router_logits=algorithm.aux_loss > 0,
+    )  # fmt: skip
+    per_step = (algorithm.mini_batches or 1) * algorithm.epochs
+    updates = config.train.steps * per_step
+    optimiser = Optimiser(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates)
+    check_routers(config, model)
+    sampling, eval_sampling = samplings(config, model)
+    sampling = dataclasses.replace(sampling, routes=policy.sparse)
+    with (
+        samplers_of(config, policy, Path(config.log.dir)) as (sampler, evaluator),
+        open_run(config, folder, last, f"{algorithm.name} training") as (log, screen, state),
+    ):
+        warn_of(log, loaded.told, model)
+        groups = source(sampler, sampling, screen.phase)
+        run = Run(
+            config=config,
+            policy=policy,
+            reference=loaded.reference,
+            sampler=sampler,
+            evaluator=evaluator,
+            scorer=scorer,
+            prompts=getattr(groups, "prompts", groups),
+            held_out=loaded.held_out,
+            source=groups,
+            sampling=sampling,
+            eval_sampling=eval_sampling,
+            learner=Learner(policy, optimiser, config.train.micro_batch_tokens, algorithm.router_replay != "none"),
+            objective=PolicyObjective(row, algorithm, rollout.max_completion_length),
+            log=log,
+            screen=screen,
+            decode=lambda token: str(model.tokenizer.decode([token])),
+            data=digest([*loaded.prompts, *loaded.held_out]),
+            guard=Guard(config.guard),
+        )
+        if state is not None:
+            restore(run, state)
+        yield run
 
 
 @contextmanager
@@ -137,7 +182,7 @@ def imitating(
         optimiser = Optimiser(policy.parameters(), config.optimizer, config.train.steps, config.train.max_bad_updates)
         replies = [cold_start.imitated(row.prompt.tokens, row.completion) for row in rows]
         with open_run(config, folder, last, "cold start") as (log, screen, state):
-            warn_of(log, [], heard, model)
+            warn_of(log, texts(heard), model)
             run = cold_start.ColdStart(
                 config=config,
                 policy=policy,
@@ -153,9 +198,14 @@ def imitating(
             yield run, model
 
 
-def warn_of(log: RunLog, odd: Sequence[str], heard: Sequence[warnings.WarningMessage], model: HFModel) -> None:
-    """Into the log: odd settings, and what was heard while loading."""
-    for text in [*odd, *(str(one.message) for one in heard if issubclass(one.category, UserWarning))]:
+def texts(heard: Sequence[warnings.WarningMessage]) -> list[str]:
+    """The warnings that were heard."""
+    return [str(one.message) for one in heard if issubclass(one.category, UserWarning)]
+
+
+def warn_of(log: RunLog, told: Sequence[str], model: HFModel) -> None:
+    """Into the log: what is odd about the settings or the loading."""
+    for text in told:
         log.warn(text)
     if model.model.dtype != torch.float32:
         log.warn(

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,6 +57,10 @@ def parser() -> Parser:
     ):
         made = command(name, text, "1")
         made.add_argument("--resume", action="store_true", help="go on from the run folder's last checkpoint")
+    made = command(
+        "serve", "serve a model to agents over an OpenAI-compatible endpoint, and train it on what they send back", "1"
+    )
+    made.add_argument("--resume", action="store_true", help="go on from the run folder's last checkpoint")
     made = command("eval", "sample held-out prompts and report the accuracy with a 95 % interval", "1")
     made.add_argument("--out", type=Path, metavar="FILE", help="write each reply to this .jsonl file")
     made = command("compare", "run a study: algorithms x settings x seeds on equal terms, with intervals and verdicts")
@@ -139,6 +144,8 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 
         print(to_toml(dataclasses.replace(config, algorithm=resolve(config.algorithm)[1]), comments=True), end="")
         return 0
+    if arguments.command == "serve":
+        return serve(config, arguments.resume)
     from gspo import api
 
     if arguments.command == "eval":
@@ -147,6 +154,21 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     print(f"model   {result.folder / 'model'}" if result.finished else f"stopped {result.folder}")
     print(f"report  {result.folder / 'report.html'}")
     return 0 if result.finished else 130
+
+
+def serve(config: Any, resume: bool) -> int:
+    """`gspo serve`: until Ctrl-C, which saves what was trained."""
+    from gspo.checkpoint import stop_signals
+    from gspo.serving.start import serve
+
+    with serve(config=config, resume=resume) as model, stop_signals(lambda text: None) as stop:
+        # For the shell that the agent runs in; the key is of this run alone.
+        print(f"export OPENAI_BASE_URL={model.base_url}\nexport OPENAI_API_KEY={model.api_key}", flush=True)
+        print(f"model {model.name!r}; Ctrl-C ends and saves", file=sys.stderr, flush=True)
+        while not stop.asked:
+            time.sleep(0.1)
+    print(f"model   {model.folder / 'model'}")
+    return 0
 
 
 def evaluate(config: Any, out: Path | None) -> int:

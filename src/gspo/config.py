@@ -60,8 +60,7 @@ class LoraConfig:
     alpha: float | None = opt(None, above=0)
     """The adapters' output is multiplied by alpha / r; unset: 2 r."""
     targets: list[str] = opt(["all-linear"])
-    """Names of the layers that get one, such as `q_proj`; `all-linear`: every linear layer but the head. The experts of a
-    mixture are no linear layers: they and the routers stay as they are."""
+    """Names of the layers that get one, such as `q_proj`; `all-linear`: every linear layer but the head, not the experts."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,7 @@ class SamplerConfig:
     batch_size: int = opt(256, low=1)
     """Replies sampled at once, in rows. Less takes less memory."""
     quantize: str = opt("none", choices=("none", "int8", "int4"))
-    """Round the sampler's weights, to study how an algorithm bears a coarse engine: it samples with them, and its own
-    likelihoods are theirs. Takes a second copy of the model."""
+    """Round the sampler's weights, to study how an algorithm bears a coarse engine. Takes a second copy of the model."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +156,7 @@ class RolloutConfig:
     mask_truncated_completions: bool = opt(False)
     """Leave replies that reached max_completion_length out of their group and out of the update."""
     max_staleness: int = opt(0, low=0)
-    """Weight versions that sampling may run ahead of the trainer, with vLLM: it then works while the trainer does, and a
-    reply that a weight update interrupts goes on with the new weights. 0: in turns."""
+    """Weight versions that sampling may run ahead of the trainer, with vLLM, which then works while the trainer does."""
     delay: int = opt(0, low=0)
     """Train on rollouts that are this many steps old, to study how an algorithm bears stale data."""
 
@@ -169,7 +166,7 @@ class AlgorithmConfig:
     """The objective: a row of the table in objective/algorithms.py, and what may be set about it."""
 
     name: str = opt("gspo")
-    """`gspo`, `gspo_token`, `grpo`, `dr_grpo`, `dapo`, `luspo`, `gmpo`, `cispo`, `sapo`, `dppo_tv`, `dppo_kl`,
+    """`gspo`, `gspo_token`, `gspo_turn`, `grpo`, `dr_grpo`, `dapo`, `luspo`, `gmpo`, `cispo`, `sapo`, `dppo_tv`, `dppo_kl`,
     `minirl` or `ppo`."""
     epsilon: float | str | None = opt(None, above=0, high=1, choices=("auto",))
     """Left clip range: a ratio below 1 - epsilon is clipped. Unset: the algorithm's own. `auto`: both ends set themselves
@@ -186,6 +183,10 @@ class AlgorithmConfig:
     """Passes over one rollout batch."""
     scale_rewards: str | None = opt(None, choices=("group", "batch", "none"))
     """What A is divided by: the standard deviation of its group's rewards, of the batch's, or nothing. Unset: the row's."""
+    credit: str = opt("reply", choices=("reply", "turn"))
+    """Whom a reward is credited to: the whole `reply`, or each `turn` of a conversation for what followed it."""
+    discount: float = opt(1.0, above=0, high=1)
+    """Weight of the next turn's reward in a turn's return, with credit = "turn"."""
     old_logprobs: str = opt("auto", choices=("auto", "sampler", "recompute"))
     """Where pi_old comes from: the `sampler`'s own likelihoods, or one more forward pass of the trainer (`recompute`).
     `auto` decides at the first batch: recompute where numerics alone would clip more than 1 % of the tokens."""
@@ -242,8 +243,7 @@ class TrainConfig:
     micro_batch_tokens: int = opt(16384, low=1)
     """Most tokens, padding included, in one forward and backward pass. Changes memory, not gradients."""
     layout: str = opt("padded", choices=("padded", "packed"))
-    """`padded`: a row a reply. `packed`: one row, prompts shared by their replies; full attention only, and worth it only
-    for prompts several times longer than the replies."""
+    """`padded`: a row a reply. `packed`: one row with shared prompts, for prompts several times longer than the replies."""
     gradient_checkpointing: bool = opt(False)
     """Recompute activations in the backward pass: less memory, about a third more time."""
     save_every: int = opt(50, low=1)
@@ -275,6 +275,26 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
+class ServeConfig:
+    """The endpoint of `gspo serve`, for agents that ask the policy themselves."""
+
+    name: str = opt("policy")
+    """Name of the model in requests."""
+    host: str = opt("127.0.0.1")
+    """Address to listen at."""
+    port: int = opt(0, low=0, high=65535)
+    """Port to listen at; 0: any free one."""
+    max_body: int = opt(16777216, low=1024)
+    """Bytes that a request may have."""
+    max_concurrent: int = opt(1024, low=1)
+    """Requests at once; more are refused."""
+    timeout: float = opt(600.0, above=0)
+    """Seconds that an answer may take."""
+    max_age: int = opt(4, low=0)
+    """Weight versions that an answer may be old when it is trained on; older ones are left out and counted."""
+
+
+@dataclass(frozen=True)
 class LogConfig:
     """What a run leaves behind."""
 
@@ -295,8 +315,7 @@ class GuardConfig:
     """The collapse guard: early warnings, and what to do when they hold."""
 
     action: str = opt("warn", choices=("off", "warn", "stop", "rewind"))
-    """On an alarm: only `warn`; `stop` with a checkpoint; or `rewind`, back to the last good checkpoint with a lower
-    learning rate. `off`: watch nothing."""
+    """On an alarm `warn`, `stop` with a checkpoint, or `rewind` to the last good one with a lower rate; `off`: no watch."""
     patience: int = opt(3, low=1)
     """Steps in a row that an alarm must hold."""
     window: int = opt(10, low=1)
@@ -324,6 +343,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import tomli_w
 
+from gspo.checks import check, nearest
 from gspo.config import SECTIONS, Config
 
 
@@ -127,12 +128,6 @@ def all_keys() -> list[str]:
     return [f"{name}.{f.name}" for name, cls in SECTIONS.items() for f in dataclasses.fields(cls)]
 
 
-def nearest(word: str, known: typing.Iterable[str]) -> str:
-    """`, did you mean X?`, or nothing when no known word is near."""
-    close = difflib.get_close_matches(word, list(known), 1, 0.6)
-    return f", did you mean {close[0]}?" if close else ""
-
-
 def nearest_key(word: str) -> str:
     """As `nearest`, among the keys of every section, those of the word's own first. `word`: with or without a section."""
     section, _, name = word.rpartition(".")
@@ -209,89 +204,6 @@ def _in_range(where: str, value: Any, limits: typing.Mapping[str, Any]) -> None:
         raise ValueError(f"{where} = {value!r}: must be above {limits['above']}")
     if limits["high"] is not None and value > limits["high"]:
         raise ValueError(f"{where} = {value!r}: must be at most {limits['high']}")
-
-
-def check(config: Config) -> None:
-    """Checks that look at several fields at once. Raises ValueError with the remedy."""
-    reward, rollout = config.reward, config.rollout
-    if not reward.functions:
-        raise ValueError('reward.functions = []: name at least one, such as "task" or "exact"')
-    for name in reward.functions:
-        if name not in ("task", "exact", "math") and ":" not in name:
-            raise ValueError(
-                f"reward.functions: {name!r} is none of task, exact, math, module:function"
-                + nearest(name, ("task", "exact", "math"))
-            )
-    if reward.weights and not any(reward.weights):
-        raise ValueError(f"reward.weights = {reward.weights}: at least one must differ from 0")
-    if any(not text for text in rollout.stop):
-        raise ValueError(f"rollout.stop = {rollout.stop}: an empty string would end every reply at once")
-    for key, source in (("task.source", config.task.source), ("task.eval_source", config.task.eval_source)):
-        library, colon, name = (source or "").partition(":")
-        if colon and library != "reasoning_gym" and nearest(library, ["reasoning_gym"]):
-            raise ValueError(f"{key} = {source!r}: {library} is unknown, did you mean reasoning_gym:{name}?")
-    for tracker in config.log.trackers:
-        if tracker not in ("tensorboard", "wandb", "trackio"):
-            raise ValueError(
-                f"log.trackers: {tracker!r} is none of tensorboard, wandb, trackio"
-                + nearest(tracker, ("tensorboard", "wandb", "trackio"))
-            )
-    if not config.log.dir.strip():
-        raise ValueError("log.dir = '': name a folder for the run")
-
-
-def check_sampler(config: Config) -> None:
-    """Refuses options of one engine that another has no use for. Raises ValueError."""
-    sampler, defaults = config.sampler, Config().sampler
-    ahead = config.rollout.max_staleness
-    if ahead and sampler.engine == "embedded":
-        raise ValueError(
-            f"rollout.max_staleness = {ahead}: the embedded sampler shares its weights with the trainer and cannot run "
-            'ahead of it: set sampler.engine = "vllm", or study stale rollouts with rollout.delay'
-        )
-    if ahead and config.rollout.delay:
-        raise ValueError(f"rollout.max_staleness = {ahead} and rollout.delay = {config.rollout.delay}: set one of them to 0")
-    if config.lora.rank and sampler.quantize != "none":
-        raise ValueError(
-            f"sampler.quantize = {sampler.quantize!r} is for a model whose own weights are trained: set lora.rank = 0"
-        )
-    if sampler.engine == "embedded":
-        for name in ("in_process", "url", "python", "engine_args", "exchange"):
-            if getattr(sampler, name) != getattr(defaults, name):
-                raise ValueError(f'sampler.{name} is of no use to the embedded sampler: set sampler.engine = "vllm"')
-        return
-    if sampler.quantize != "none":
-        raise ValueError(
-            f"sampler.quantize = {sampler.quantize!r} rounds the embedded sampler's weights: with vLLM give "
-            'sampler.engine_args = {quantization = "..."}'
-        )
-    if sampler.in_process and (sampler.url or sampler.python):
-        raise ValueError("sampler.in_process = true: sampler.url and sampler.python are for a server")
-    if sampler.url and (sampler.python or sampler.engine_args):
-        raise ValueError("sampler.url names a server that runs already: sampler.python and engine_args are for one to start")
-
-
-def check_required(config: Config) -> None:
-    """Whether a model and a task are named. Raises ValueError."""
-    for key in ("model.path", "task.source"):
-        section, name = key.split(".")
-        if not getattr(getattr(config, section), name):
-            raise ValueError(f"{key} is required: give it in the file or as --{key} VALUE")
-
-
-def check_training(config: Config) -> None:
-    """What `gspo train` needs on top of `check`. Raises ValueError with the remedy."""
-    rollout = config.rollout
-    check_required(config)
-    check_sampler(config)
-    if rollout.top_p < 1 or rollout.top_k > 0:
-        key, value = ("rollout.top_p", rollout.top_p) if rollout.top_p < 1 else ("rollout.top_k", rollout.top_k)
-        raise ValueError(
-            f"{key} = {value}: training needs the whole distribution (top_p = 1, top_k = 0). A truncated one gives a "
-            "sampled token probability 0 as soon as the policy moves it out of the kept set, so the ratio is undefined; "
-            "scoring it untruncated biases the ratio. To sharpen sampling lower rollout.temperature; eval.top_p and "
-            "eval.top_k are free"
-        )
 
 
 def to_dict(config: Config) -> dict[str, dict[str, Any]]:

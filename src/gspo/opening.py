@@ -19,7 +19,7 @@ from gspo.types import Prompt
 
 # May differ between a run and its resumption: where it is, what it shows, when it stops.
 FREE = {
-    *("log", "guard", "model.device", "reward.timeout", "reward.workers"),
+    *("log", "guard", "serve", "model.device", "reward.timeout", "reward.workers"),
     *("sampler.batch_size", "sampler.url", "sampler.python", "sampler.exchange", "sampler.timeout"),
     *("eval.every", "eval.num_generations", "eval.temperature", "eval.top_p", "eval.top_k"),
     *("train.steps", "train.save_every", "train.keep_checkpoints", "train.micro_batch_tokens"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,13 +42,22 @@ class Sampler(Protocol):
         ...
 
 
-def seed_of(seed: int, prompt: int, reply: int) -> int:
+def key_of(seed: int | tuple[int, ...], prompt: int, reply: int) -> list[int]:
+    """What fixes one reply. prompt, reply: their numbers."""
+    return [seed, prompt, reply] if isinstance(seed, int) else [seed[prompt], reply]
+
+
+def seed_of(seed: int | tuple[int, ...], prompt: int, reply: int) -> int:
     """The seed of one reply, for engines that take one a reply. prompt, reply: their numbers."""
-    return int(np.random.SeedSequence([seed, prompt, reply]).generate_state(1, np.uint32)[0])
+    return int(np.random.SeedSequence(key_of(seed, prompt, reply)).generate_state(1, np.uint32)[0])
 
 
 class Job(Protocol):
-    """A reply that is being sampled. so_far: what came of it until the last weight update; whole once it is done."""
+    """A reply that is being sampled. so_far: what came of it until the last weight update; whole once it is done. future:
+    of the reply.
+    """
+
+    future: Future[Rollout]
 
     @property
     def so_far(self) -> Rollout:
@@ -67,16 +77,23 @@ class Job(Protocol):
         ...
 
 
-class StreamingSampler(Sampler, Protocol):
+class Speaker(Protocol):
+    """Whoever samples one reply at a time, many at once."""
+
+    version: int
+
+    def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
+        """Begins a reply: `so_far` holds the prompt alone."""
+        ...
+
+
+class StreamingSampler(Sampler, Speaker, Protocol):
     """A sampler that works while others do. A weight update interrupts its replies, and they go on with the new weights:
-    each token keeps the likelihood and the version of those that sampled it. probes: replies of the weights of now.
+    each token keeps the likelihood and the version of those that sampled it; `begin` also goes on with a reply. probes:
+    replies of the weights of now.
     """
 
     probes: list[Rollout]
-
-    def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
-        """Begins a reply (`so_far` holds the prompt alone), or goes on with one."""
-        ...
 
 
 class Policy(Protocol):

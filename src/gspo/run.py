@@ -10,6 +10,7 @@ from gspo import checkpoint
 from gspo.ahead import AheadSource
 from gspo.config import Config
 from gspo.guard import Guard
+from gspo.handed import HandedSource
 from gspo.learner import Learner
 from gspo.policy_objective import PolicyObjective
 from gspo.ports import Policy, Sampler
@@ -36,7 +37,8 @@ class Run:
     scorer: Scorer
     prompts: PromptSource
     held_out: Sequence[Prompt]
-    source: SynchronousSource | AheadSource
+    source: SynchronousSource | AheadSource | HandedSource
+    sampling: Sampling
     eval_sampling: Sampling
     learner: Learner
     objective: PolicyObjective

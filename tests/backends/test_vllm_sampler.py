@@ -17,7 +17,8 @@ from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.vllm_opening import LOCK, sweep
 from gspo.backends.vllm_sampler import VLLMSampler
 from gspo.backends.vllm_server import GENERATE, EngineError, Server, serving
-from gspo.configfile import check_sampler, from_dict
+from gspo.checks import check_sampler
+from gspo.configfile import from_dict
 from gspo.ports import SamplerError
 from gspo.types import Prompt, Rollout, Sampling
 from tests.tiny_run import ROWS, likes_a, model, settings
@@ -240,6 +241,16 @@ def test_one_that_ends_at_once(tmp_path):
     server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log")
     server.command = ["python3", "-c", "raise SystemExit('an Error of its own')"]
     with pytest.raises(EngineError, match=r"vLLM ended with status 1: .*an Error of its own"):
+        server.start()
+
+
+def test_a_cpus_cache_leaves_the_trainer_some_memory(tmp_path, monkeypatch):
+    server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log")
+    server.command = ["python3", "-c", "import os; raise SystemExit('Error: ' + os.environ['VLLM_CPU_KVCACHE_SPACE'])"]
+    with pytest.raises(EngineError, match=r"Error: 4$"):
+        server.start()
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")  # whoever sets it is heard
+    with pytest.raises(EngineError, match=r"Error: 7$"):
         server.start()
 
 

@@ -111,7 +111,7 @@ def test_greedy_replies_are_the_likeliest_tokens(mixture):
 
 def test_prompts_that_are_read_in_parts_keep_their_seeds(mixture):
     """More tokens than the engine reads at once: it dies of it where this is not mended."""
-    _, sampler = moe
+    _, sampler = mixture
     before = len(sampler.said)
     long = [Prompt(str(i), "", tuple(2 + (i * j) % 12 for j in range(1, 121))) for i in range(1, 151)]
     a, b = (sampler.generate(long, 1, Sampling(4, seed=5)) for _ in range(2))

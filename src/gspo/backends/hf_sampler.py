@@ -17,7 +17,7 @@ from gspo.backends.growing_cache import GrowingLayer
 from gspo.backends.hf_model import HFModel, far, probe
 from gspo.backends.rounding import BITS, round_weights
 from gspo.backends.stopping import Ends, cut, decode
-from gspo.ports import Policy
+from gspo.ports import Policy, key_of
 from gspo.types import Prompt, Rollout, Sampling
 
 PREFILL_TOKENS = 131072  # most prompt tokens, padding included, in one forward pass
@@ -175,12 +175,12 @@ class HFSampler:
     ) -> tuple[Tensor, Tensor, Ends]:
         """Samples a batch: tokens and log-probabilities [rows, max_new_tokens], and where the replies end."""
         model, new, device = self.model, sampling.max_new_tokens, self.model.device
-        distinct = {i: k for k, i in enumerate(dict.fromkeys(i for i, _ in rows))}
-        which = torch.tensor([distinct[i] for i, _ in rows])
-        cache, hidden, mask = self._prefill([prompts[i].tokens for i in distinct], which, new)
-        longest = max(len(prompts[i].tokens) for i in distinct)
+        distinct = {tokens: k for k, tokens in enumerate(dict.fromkeys(prompts[i].tokens for i, _ in rows))}
+        which = torch.tensor([distinct[prompts[i].tokens] for i, _ in rows])
+        cache, hidden, mask = self._prefill(list(distinct), which, new)
+        longest = max(map(len, distinct))
         if trail is not None:
-            trail.begin([len(prompts[i].tokens) for i in distinct], which)
+            trail.begin([len(tokens) for tokens in distinct], which)
         position = torch.tensor([[len(prompts[i].tokens)] for i, _ in rows], device=device)
         uniforms = _uniforms(sampling.seed, rows, new).to(device)
         tokens = torch.full((new, len(rows)), model.pad_id, device=device)
@@ -289,7 +289,7 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
     return (at if ids is None else ids.gather(-1, at))[:, 0], logp.gather(-1, at)[:, 0]
 
 
-def _uniforms(seed: int, rows: list[Row], count: int) -> Tensor:
-    """Uniforms [count, rows] float32: each reply's own, of a generator seeded with (seed, prompt, reply)."""
-    each = [np.random.default_rng([seed, *row]).random(count, dtype=np.float32) for row in rows]
+def _uniforms(seed: int | tuple[int, ...], rows: list[Row], count: int) -> Tensor:
+    """Uniforms [count, rows] float32: each reply's own."""
+    each = [np.random.default_rng(key_of(seed, *row)).random(count, dtype=np.float32) for row in rows]
     return torch.from_numpy(np.stack(each, axis=1))

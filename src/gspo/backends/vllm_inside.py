@@ -15,10 +15,10 @@ from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
-from gspo.backends.vllm_server import ADAPTER, CONTROL, GRACE, SIDE, START, EngineError
+from gspo.backends.vllm_server import ADAPTER, CONTROL, GRACE, ROOM, SIDE, START, EngineError
 from gspo.ports import SamplerError
 
-QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **ROOM}
 Calls = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 Asked = dict[str, tuple[Future[dict[str, Any]], Any]]  # of each request: who waits, and what came until now
 

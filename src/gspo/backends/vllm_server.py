@@ -22,6 +22,9 @@ START = 900.0  # seconds that a server may take to answer: it loads weights, and
 CONTROL = 300.0  # seconds that a weight update or a reset may take
 GENERATE = "/inference/v1/generate"
 ADAPTER = "policy"  # the name under which an adapter is served
+ROOM = {
+    "VLLM_CPU_KVCACHE_SPACE": "4"
+}  # GiB, on a CPU: vLLM's own default is nearly all memory, and the trainer is there too
 GRACE = 20.0  # seconds between asking a server to end and killing it
 IDLE = 2.0  # seconds after which a connection is not used again: a server closes it after 5, perhaps just then
 
@@ -106,7 +109,7 @@ class Server:
                 self._begun = output.tell()
                 self.process = subprocess.Popen(
                     self.command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                    env=os.environ | {"GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"},
+                    env=ROOM | os.environ | {"GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"},
                 )  # fmt: skip
         deadline = time.monotonic() + (START if self.process else 10.0)
         while not self.answers():

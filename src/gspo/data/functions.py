@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gspo.configfile import nearest
+from gspo.checks import nearest
 
 
 def load_function(spec: str, key: str) -> Callable[..., Any]:

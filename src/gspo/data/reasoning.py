@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.configfile import nearest
+from gspo.checks import nearest
 from gspo.data.functions import describe
 
 PREFIX = "reasoning_gym:"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from gspo.checks import nearest
 from gspo.config import RewardConfig, TaskConfig
-from gspo.configfile import nearest
 from gspo.data.reasoning import PREFIX
 from gspo.data.scorers import Function, Result, Row
 from gspo.data.workers import Channel, Thread, Way, Worker, score_rows

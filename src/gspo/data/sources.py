@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gspo.checks import nearest
 from gspo.config import TaskConfig
-from gspo.configfile import nearest
 from gspo.data import reasoning, workers
 from gspo.data.functions import describe, load_function, unknown_arguments
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from gspo.checks import nearest
 from gspo.config import EvalConfig, TaskConfig
-from gspo.configfile import nearest
 from gspo.data.reasoning import PREFIX
 from gspo.data.sources import Table, generate, has_splits, read, table
 from gspo.data.templates import Encoder, check_messages

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
+from gspo.checks import nearest
 from gspo.config import TaskConfig
-from gspo.configfile import nearest
 
 
 class Encoder:
@@ -48,7 +49,7 @@ class Encoder:
                 'or use a tokenizer with a chat template (and task.template = "auto")'
             )
         text = prompt if self.system is None else f"{self.system}\n\n{prompt}"
-        return self._plain(text), _opens_thinking(text)
+        return self.plain(text), _opens_thinking(text)
 
     def _chat(self, messages: list[dict[str, Any]]) -> tuple[tuple[int, ...], bool]:
         if self.system is not None:
@@ -56,28 +57,30 @@ class Encoder:
                 raise ValueError("has a system message of its own, and task.system is set: unset one of them")
             messages = [{"role": "system", "content": self.system}, *messages]
         begun = messages[-1]["role"] == "assistant"  # a reply that the model is to carry on
-        text = self._render(messages, add_generation_prompt=not begun, continue_final_message=begun)
+        text = self.render(messages, add_generation_prompt=not begun, continue_final_message=begun)
         thinking = _opens_thinking(text)
         if thinking:  # it may be but an instruction that names the tag: look at the reply's beginning alone
-            start = str(messages[-1]["content"]) if begun else text.removeprefix(self._render(messages))
+            start = str(messages[-1]["content"]) if begun else text.removeprefix(self.render(messages))
             thinking = _opens_thinking(start)
-        return tuple(self._bare(text)), thinking  # the template has written BOS itself
+        return tuple(self.bare(text)), thinking  # the template has written BOS itself
 
-    def _render(self, messages: list[dict[str, Any]], **how: bool) -> str:
+    def render(self, messages: Sequence[dict[str, Any]], **how: Any) -> str:
+        """The text of messages under the chat template. Raises ValueError with what the template says against them."""
         try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, **how, **self.args)
+            return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **how, **self.args)
         except Exception as error:  # templates raise anything
             raise ValueError(f"the chat template refuses it: {error}") from error
 
-    def _bare(self, text: str) -> list[int]:
+    def bare(self, text: str) -> list[int]:
         """Token ids without special ones. Raises ValueError for text that the tokenizer has no tokens for."""
         try:
             return self.tokenizer(text, add_special_tokens=False)["input_ids"]
         except Exception as error:  # a plain Exception, where there is no unknown token
             raise ValueError(f"cannot be encoded by the tokenizer ({error}): {text!r:.80}") from error
 
-    def _plain(self, text: str) -> tuple[int, ...]:
-        bare = self._bare(text)
+    def plain(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text that a reply is to follow."""
+        bare = self.bare(text)
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         if bos is not None and bare[:1] == [bos]:
             return tuple(bare)
@@ -92,7 +95,7 @@ class Encoder:
         if eos is None:
             raise ValueError("the tokenizer has no EOS token, so a reply cannot end: set tokenizer.eos_token")
         try:
-            ids = self._bare(text)
+            ids = self.bare(text)
         except ValueError as error:
             raise ValueError(f"the completion {error}") from error
         return tuple(ids) if ids[-1:] == [eos] else (*ids, eos)

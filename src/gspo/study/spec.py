@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gspo.build import resolved
+from gspo.checks import check_training, nearest
 from gspo.config import Config
-from gspo.configfile import as_config, check_training, load, nearest, nested, to_dict
+from gspo.configfile import as_config, load, nested, to_dict
 
 Tables = dict[str, dict[str, Any]]
 KEYS = ("title", "plan", "base", "seeds", "baseline", "metric", "last", "workers", "threads", "variants", "settings")

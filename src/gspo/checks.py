@@ -1,0 +1,120 @@
+"""Checks that look at several fields of a configuration at once. All raise ValueError with the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from gspo.config import Config
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`, did you mean X?`, or nothing when no known word is near."""
+    close = difflib.get_close_matches(word, list(known), 1, 0.6)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def check(config: Config) -> None:
+    """Checks that look at several fields at once. Raises ValueError with the remedy."""
+    reward, rollout = config.reward, config.rollout
+    if not reward.functions:
+        raise ValueError('reward.functions = []: name at least one, such as "task" or "exact"')
+    for name in reward.functions:
+        if name not in ("task", "exact", "math") and ":" not in name:
+            raise ValueError(
+                f"reward.functions: {name!r} is none of task, exact, math, module:function"
+                + nearest(name, ("task", "exact", "math"))
+            )
+    if reward.weights and not any(reward.weights):
+        raise ValueError(f"reward.weights = {reward.weights}: at least one must differ from 0")
+    if any(not text for text in rollout.stop):
+        raise ValueError(f"rollout.stop = {rollout.stop}: an empty string would end every reply at once")
+    for key, source in (("task.source", config.task.source), ("task.eval_source", config.task.eval_source)):
+        library, colon, name = (source or "").partition(":")
+        if colon and library != "reasoning_gym" and nearest(library, ["reasoning_gym"]):
+            raise ValueError(f"{key} = {source!r}: {library} is unknown, did you mean reasoning_gym:{name}?")
+    for tracker in config.log.trackers:
+        if tracker not in ("tensorboard", "wandb", "trackio"):
+            raise ValueError(
+                f"log.trackers: {tracker!r} is none of tensorboard, wandb, trackio"
+                + nearest(tracker, ("tensorboard", "wandb", "trackio"))
+            )
+    if not config.log.dir.strip():
+        raise ValueError("log.dir = '': name a folder for the run")
+
+
+def check_sampler(config: Config) -> None:
+    """Refuses options of one engine that another has no use for. Raises ValueError."""
+    sampler, defaults = config.sampler, Config().sampler
+    ahead = config.rollout.max_staleness
+    if ahead and sampler.engine == "embedded":
+        raise ValueError(
+            f"rollout.max_staleness = {ahead}: the embedded sampler shares its weights with the trainer and cannot run "
+            'ahead of it: set sampler.engine = "vllm", or study stale rollouts with rollout.delay'
+        )
+    if ahead and config.rollout.delay:
+        raise ValueError(f"rollout.max_staleness = {ahead} and rollout.delay = {config.rollout.delay}: set one of them to 0")
+    if config.lora.rank and sampler.quantize != "none":
+        raise ValueError(
+            f"sampler.quantize = {sampler.quantize!r} is for a model whose own weights are trained: set lora.rank = 0"
+        )
+    if sampler.engine == "embedded":
+        for name in ("in_process", "url", "python", "engine_args", "exchange"):
+            if getattr(sampler, name) != getattr(defaults, name):
+                raise ValueError(f'sampler.{name} is of no use to the embedded sampler: set sampler.engine = "vllm"')
+        return
+    if sampler.quantize != "none":
+        raise ValueError(
+            f"sampler.quantize = {sampler.quantize!r} rounds the embedded sampler's weights: with vLLM give "
+            'sampler.engine_args = {quantization = "..."}'
+        )
+    if sampler.in_process and (sampler.url or sampler.python):
+        raise ValueError("sampler.in_process = true: sampler.url and sampler.python are for a server")
+    if sampler.url and (sampler.python or sampler.engine_args):
+        raise ValueError("sampler.url names a server that runs already: sampler.python and engine_args are for one to start")
+
+
+def check_required(config: Config, *keys: str) -> None:
+    """Whether these are named, or a model and a task. Raises ValueError."""
+    for key in keys or ("model.path", "task.source"):
+        section, name = key.split(".")
+        if not getattr(getattr(config, section), name):
+            raise ValueError(f"{key} is required: give it in the file or as --{key} VALUE")
+
+
+def check_training(config: Config) -> None:
+    """What `gspo train` needs on top of `check`. Raises ValueError with the remedy."""
+    check_required(config)
+    check_sampler(config)
+    check_whole(config)
+
+
+def check_serving(config: Config) -> None:
+    """What `gspo serve` needs on top of `check`. Raises ValueError with the remedy."""
+    check_required(config, "model.path")
+    check_sampler(config)
+    check_whole(config)
+    for key, value, remedy in (
+        (
+            "eval.every",
+            config.eval.every,
+            'agents evaluate themselves and note it with `await model.log(groups, split="val")`',
+        ),
+        ("rollout.delay", config.rollout.delay, "agents hand their trajectories over when they like"),
+        ("rollout.max_staleness", config.rollout.max_staleness, "serve.max_age says how old an answer may be"),
+    ):
+        if value:
+            raise ValueError(f"{key} = {value}: {remedy}; set it to 0")
+
+
+def check_whole(config: Config) -> None:
+    """Training needs the whole distribution. Raises ValueError where it is truncated."""
+    rollout = config.rollout
+    if rollout.top_p < 1 or rollout.top_k > 0:
+        key, value = ("rollout.top_p", rollout.top_p) if rollout.top_p < 1 else ("rollout.top_k", rollout.top_k)
+        raise ValueError(
+            f"{key} = {value}: training needs the whole distribution (top_p = 1, top_k = 0). A truncated one gives a "
+            "sampled token probability 0 as soon as the policy moves it out of the kept set, so the ratio is undefined; "
+            "scoring it untruncated biases the ratio. To sharpen sampling lower rollout.temperature; eval.top_p and "
+            "eval.top_k are free"
+        )
