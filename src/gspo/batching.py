@@ -1,0 +1,97 @@
+"""A sampler of whole batches as one that takes a reply at a time: those that come together are sampled together."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+
+from gspo.ports import Sampler
+from gspo.types import Prompt, Rollout, Sampling
+
+WINDOW = 0.005  # seconds without another request after which a batch is closed
+
+
+class Waiting:
+    """A reply that waits for its batch. so_far: its prompt, until it is done."""
+
+    def __init__(self, begun: Rollout, seed: int, sampling: Sampling) -> None:
+        self.begun, self.seed, self.sampling = begun, seed, sampling
+        self.future: Future[Rollout] = Future()
+
+    @property
+    def so_far(self) -> Rollout:
+        """What is known of the reply."""
+        return self.future.result() if self.future.done() and not self.future.exception() else self.begun
+
+    def done(self) -> bool:
+        """Whether it ended, well or not."""
+        return self.future.done()
+
+    def result(self) -> Rollout:
+        """The reply. Raises what sampling raised."""
+        return self.future.result()
+
+    def cancel(self) -> None:
+        """Gives it up, if its batch has not begun."""
+        self.future.cancel()
+
+
+class Batching:
+    """Takes replies one at a time for a sampler of whole batches. still: held while it samples; whoever changes the weights
+    takes it.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler, self.still = sampler, threading.Lock()
+        self._queue: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    @property
+    def version(self) -> int:
+        """That of the weights of now."""
+        return self.sampler.version
+
+    def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Waiting:
+        """Begins a reply: `so_far` holds the prompt alone."""
+        waiting = Waiting(so_far, seed, sampling)
+        self._queue.put(waiting)
+        return waiting
+
+    def close(self) -> None:
+        """Ends the thread once all that was begun is done."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        over = False
+        while not over:
+            batch: list[Waiting] = []
+            one = self._queue.get()
+            while one is not None:
+                batch.append(one)
+                try:
+                    one = self._queue.get(timeout=WINDOW)
+                except queue.Empty:
+                    break
+            over = one is None
+            kinds: dict[Sampling, list[Waiting]] = {}
+            for waiting in batch:
+                if waiting.future.set_running_or_notify_cancel():
+                    kinds.setdefault(replace(waiting.sampling, seed=0), []).append(waiting)
+            for sampling, together in kinds.items():
+                self._sample(sampling, together)
+
+    def _sample(self, sampling: Sampling, together: list[Waiting]) -> None:
+        prompts: list[Prompt] = [waiting.begun.prompt for waiting in together]
+        try:
+            with self.still:
+                made = self.sampler.generate(prompts, 1, replace(sampling, seed=tuple(one.seed for one in together)))
+        except Exception as error:  # whoever waits for a reply hears of it
+            for waiting in together:
+                waiting.future.set_exception(error)
+            return
+        for waiting, rollout in zip(together, made):
+            waiting.future.set_result(rollout)

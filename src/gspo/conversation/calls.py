@@ -1,0 +1,126 @@
+"""What was asked of the policy and what it answered, token by token, until it has been trained on."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gspo.types import Rollout
+
+Message = dict[str, Any]
+Key = tuple[str, str, str]  # what makes two messages equal
+TEXT = "text"  # the role of a text that is to be completed
+
+
+@dataclass(frozen=True)
+class Call:
+    """One answer of the policy.
+
+    id: of the answer. messages: as they were asked. message: the answer as a chat message. rendered: the messages with its
+    own earlier answers in the words that were sampled. read, said: the texts of what it read and of all that it sampled;
+    words: `said` without the token that ended it, as a template shows it. rollout: the tokens of both, unscored. unfit: why
+    it cannot be trained on; "" where it can.
+    """
+
+    id: str
+    messages: Sequence[Message]
+    message: Message
+    rendered: Sequence[Message]
+    read: str
+    said: str
+    words: str
+    rollout: Rollout
+    unfit: str = ""
+
+    @property
+    def sampled(self) -> int:
+        """Number of sampled tokens."""
+        return int(self.rollout.sampled.sum())
+
+
+def content_of(message: Message) -> str:
+    """A message's text: that of its parts, where it has several. Raises ValueError for a part that is no text."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise ValueError(f"a message has a part that is no text, {part!r:.80}: the policy reads text alone")
+        texts.append(str(part.get("text", "")))
+    return "".join(texts)
+
+
+def key(message: Message) -> Key:
+    """What two messages must share to be the same: role, text, tool calls."""
+    calls = []
+    for call in message.get("tool_calls") or []:
+        function = call.get("function") or {}
+        arguments = function.get("arguments", "")
+        calls.append([function.get("name"), arguments if isinstance(arguments, str) else json.dumps(arguments)])
+    return str(message.get("role")), content_of(message), json.dumps(calls)
+
+
+class Calls:
+    """The calls of a run by id and by answer. most: how many are kept; the oldest go first. Safe between threads."""
+
+    def __init__(self, most: int = 100_000) -> None:
+        self.most = most
+        self._by_id: dict[str, Call] = {}
+        self._by_answer: dict[Key, dict[str, Call]] = {}
+        self._by_text: dict[str, Call] = {}  # of completed texts alone
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, call: Call) -> None:
+        """Keeps a call."""
+        with self._lock:
+            self._by_id[call.id] = call
+            self._by_answer.setdefault(key(call.message), {})[call.id] = call
+            if call.messages[0].get("role") == TEXT:
+                self._by_text[call.read + call.said] = call
+            while len(self._by_id) > self.most:
+                self._drop(next(iter(self._by_id.values())))
+
+    def get(self, id: str) -> Call | None:
+        """The call of this id."""
+        return self._by_id.get(id)
+
+    def answered(self, message: Message, before: Sequence[Message]) -> list[Call]:
+        """The calls that were asked `before` and answered `message`, newest first."""
+        with self._lock:
+            found = list(self._by_answer.get(key(message), {}).values())
+        asked = [key(one) for one in before]
+        return [call for call in reversed(found) if [key(one) for one in call.messages] == asked]
+
+    def begun(self, text: str) -> Call | None:
+        """The call whose completed text is the longest that `text` begins with."""
+        with self._lock:
+            for size in sorted({len(whole) for whole in self._by_text}, reverse=True):
+                if size <= len(text) and (found := self._by_text.get(text[:size])):
+                    return found
+        return None
+
+    def forget(self, before: int) -> int:
+        """Drops calls that weights older than version `before` finished. Returns how many."""
+        with self._lock:
+            old = [call for call in self._by_id.values() if int(call.rollout.version.max()) < before]
+            for call in old:
+                self._drop(call)
+        return len(old)
+
+    def _drop(self, call: Call) -> None:
+        del self._by_id[call.id]
+        same = self._by_answer[key(call.message)]
+        del same[call.id]
+        if not same:
+            del self._by_answer[key(call.message)]
+        if self._by_text.get(call.read + call.said) is call:
+            del self._by_text[call.read + call.said]

@@ -1,0 +1,187 @@
+"""Chat messages -> the policy's answers, each kept with its tokens (calls.py).
+
+What the policy said before is not tokenised again: where a conversation goes on from an answer of its own, the tokens that
+it read and sampled then are the beginning of what it reads now. Where the history was edited, or the template shows it in
+other words, there is no such answer, and the text as it stands is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gspo.conversation.calls import TEXT, Call, Calls, Message, content_of
+from gspo.conversation.tools import Malformed, convention
+from gspo.data.templates import Encoder
+from gspo.ports import Speaker
+from gspo.types import Prompt, Rollout, Sampling
+
+Tools = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How an answer is sampled; None: as in training. stop: strings that end it."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+class Chat:
+    """The policy as one who chats.
+
+    speaker: whoever samples. encoder: of the model's chat template. sampling: as in training. context: most tokens that the
+    model reads, if it has a limit. calls: where answers are kept.
+    """
+
+    def __init__(
+        self, speaker: Speaker, encoder: Encoder, sampling: Sampling, context: int | None, calls: Calls | None = None
+    ) -> None:  # fmt: skip
+        self.speaker, self.encoder, self.sampling, self.context = speaker, encoder, sampling, context
+        self.calls = Calls() if calls is None else calls
+        self.malformed = 0  # answers that set out to call a tool and did not say how
+        self._parse = convention(encoder.template)
+        self._run, self._count = secrets.token_hex(4), itertools.count()
+
+    async def answer(
+        self, messages: Sequence[Message], tools: Tools = (), asked: Asked = Asked(), n: int = 1, id: str = ""
+    ) -> list[Call]:  # fmt: skip
+        """`n` answers. id: theirs are `id`-0, `id`-1 ... Raises ValueError for messages that cannot be read."""
+        text, tokens, rendered = self.encoded(messages, tools)
+        return await self._ask(messages, rendered, text, tokens, asked, n, id, bool(tools))
+
+    async def complete(self, text: str, asked: Asked = Asked(), n: int = 1, id: str = "") -> list[Call]:
+        """`n` continuations of a text."""
+        messages = [{"role": TEXT, "content": text}]
+        earlier = self.calls.begun(text)
+        tokens = self.encoder.plain(text) if earlier is None else self._tokens(earlier, text)
+        return await self._ask(messages, messages, text, tokens, asked, n, id)
+
+    def encoded(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[str, tuple[int, ...], Sequence[Message]]:
+        """What the policy reads: the text, its tokens, and the messages in the words that were sampled."""
+        if self.encoder.template is None:
+            raise ValueError(
+                "the model's tokenizer has no chat template (or task.template is none): ask for completions of a text, or "
+                "set tokenizer.chat_template"
+            )
+        if not messages:
+            raise ValueError("messages: at least one is needed")
+        shown = [templated(message) for message in messages]
+        for at in reversed([i for i, message in enumerate(messages) if message.get("role") == "assistant"]):
+            for call in self.calls.answered(messages[at], messages[:at]):
+                rendered = [*call.rendered, {"role": "assistant", "content": call.words}, *shown[at + 1 :]]
+                text = self._text(rendered, tools)
+                if text.startswith(call.read + call.said):
+                    return text, self._tokens(call, text), rendered
+        text = self._text(shown, tools)
+        return text, tuple(self.encoder.bare(text)), shown
+
+    def _text(self, messages: Sequence[Message], tools: Tools) -> str:
+        begun = messages[-1].get("role") == "assistant"  # an answer that is to be carried on
+        more = {"tools": list(tools)} if tools else {}
+        return self.encoder.render(messages, add_generation_prompt=not begun, continue_final_message=begun, **more)
+
+    def _tokens(self, call: Call, text: str) -> tuple[int, ...]:
+        """Those of a call, and of what a text has beyond it."""
+        return (*call.rollout.tokens.tolist(), *self.encoder.bare(text[len(call.read + call.said) :]))
+
+    async def _ask(
+        self, messages: Sequence[Message], rendered: Sequence[Message], text: str, tokens: tuple[int, ...], asked: Asked,
+        n: int, id: str, tools: bool = False,
+    ) -> list[Call]:  # fmt: skip
+        number = next(self._count)
+        id = id or f"call-{self._run}-{number}"
+        sampling = self._sampling(asked, len(tokens))
+        prompt = Prompt(id, list(messages), tokens)
+        seed = asked.seed if asked.seed is not None else number
+        assert isinstance(self.sampling.seed, int)
+        seeds = np.random.SeedSequence([self.sampling.seed, seed]).generate_state(n).tolist()
+        jobs = [self.speaker.begin(Rollout.begun(prompt), each, sampling) for each in seeds]
+        try:
+            made = await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
+        except BaseException:  # whoever asked has gone, or the sampler is lost
+            for job in jobs:
+                job.cancel()
+            raise
+        calls = [self._call(f"{id}-{i}", messages, rendered, text, one, tools, sampling) for i, one in enumerate(made)]
+        for call in calls:
+            self.calls.add(call)
+        return calls
+
+    def _sampling(self, asked: Asked, size: int) -> Sampling:
+        """Raises ValueError where the prompt leaves no room for an answer."""
+        most = asked.max_tokens or self.sampling.max_new_tokens
+        if self.context is not None:
+            if size >= self.context:
+                raise ValueError(f"the messages have {size} tokens; the model reads at most {self.context}: shorten them")
+            most = min(most, self.context - size)
+        given = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k")}
+        changed = {name: value for name, value in given.items() if value is not None}
+        stop = (*self.sampling.stop, *asked.stop)
+        return replace(self.sampling, max_new_tokens=most, stop=stop, seed=0, **changed)
+
+    def _call(
+        self, id: str, messages: Sequence[Message], rendered: Sequence[Message], text: str, rollout: Rollout, tools: bool,
+        sampling: Sampling,
+    ) -> Call:  # fmt: skip
+        sampled = rollout.tokens[rollout.sampled].tolist()
+        words = self.decode(sampled[:-1] if rollout.stop == "eos" else sampled)
+        content = words
+        for end in sampling.stop if rollout.stop == "stop" else ():
+            content = content.partition(end)[0]
+        message = self._message(id, content) if tools else {"role": "assistant", "content": content}
+        wrong = [
+            f"{name} {getattr(sampling, name):g} (trained at {getattr(self.sampling, name):g})"
+            for name in ("temperature", "top_p", "top_k")
+            if getattr(sampling, name) != getattr(self.sampling, name)
+        ]
+        unfit = f"sampled at {', '.join(wrong)}" if wrong else ""
+        return Call(id, list(messages), message, rendered, text, self.decode(sampled), words, rollout, unfit)
+
+    def _message(self, id: str, content: str) -> Message:
+        """An answer with the tool calls that it makes."""
+        if self._parse is None:
+            return {"role": "assistant", "content": content}
+        try:
+            beside, found = self._parse(content)
+        except Malformed:
+            self.malformed += 1
+            return {"role": "assistant", "content": content}
+        calls = [
+            {"id": f"{id}-tool-{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
+            for i, (name, given) in enumerate(found)
+        ]
+        return {"role": "assistant", "content": beside} | ({"tool_calls": calls} if calls else {})
+
+    def decode(self, tokens: list[int]) -> str:
+        """Their text, special tokens included."""
+        return str(self.encoder.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def templated(message: Message) -> Message:
+    """A message as chat templates read it: its content a string, the arguments of tool calls an object. Raises ValueError
+    for one without a role.
+    """
+    if not isinstance(message.get("role"), str):
+        raise ValueError(f"messages: one has no role: {message!r:.80}")
+    shown = {name: message[name] for name in ("role", "name", "tool_call_id", "reasoning_content") if message.get(name)}
+    shown["content"] = content_of(message)
+    calls = []
+    for call in message.get("tool_calls") or []:
+        function = dict(call.get("function") or {})
+        with contextlib.suppress(ValueError, TypeError):  # what is no JSON is shown as it stands
+            function["arguments"] = json.loads(function.get("arguments", "{}"))
+        calls.append({"id": call.get("id", ""), "type": "function", "function": function})
+    return shown | ({"tool_calls": calls} if calls else {})

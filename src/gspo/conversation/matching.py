@@ -1,0 +1,153 @@
+"""Trajectories -> rollouts: which sampled tokens each is made of. What does not match is left out, counted, and named."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gspo.conversation.calls import Call, Calls, Message, content_of
+from gspo.conversation.trajectories import id_of, plain
+from gspo.conversation.tree import woven
+from gspo.types import Group, Prompt, Rollout
+
+UNKNOWN = "its id is of no call that is known: another model's, of another run, or of weights long gone"
+NONE = "no answer of the policy to these messages reads like it"
+SEVERAL = "several answers of the policy read like it, and it has no id"
+OLD = "the weights that sampled it are too old"
+ALONE = "there is no other in its group to compare its reward with"
+TWICE = "it was in another trajectory, or trained on, before"
+
+
+@dataclass
+class Matched:
+    """What came of trajectories.
+
+    groups: those with anything to train on. left_out: how many answers were left out, by reason. unusable: how many
+    trajectories, by reason. empty: groups without a trajectory. failed: exceptions in place of trajectories. calls: ids of
+    the calls that are trained on.
+    """
+
+    groups: list[Group] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    unusable: Counter[str] = field(default_factory=Counter)
+    empty: int = 0
+    failed: int = 0
+    calls: set[str] = field(default_factory=set)
+
+    def reasons(self) -> str:
+        """Everything that was left out, in words."""
+        told = [f"{count} answers: {why}" for why, count in self.left_out.items()]
+        told += [f"{count} trajectories: {why}" for why, count in self.unusable.items()]
+        told += [f"{self.empty} groups without a trajectory"] * bool(self.empty)
+        told += [f"{self.failed} trajectories that ended in an exception"] * bool(self.failed)
+        return "; ".join(told)
+
+
+def matched(groups: Iterable[Any], calls: Calls, trained: set[str], oldest: int) -> Matched:
+    """The groups as rollouts. trained: ids of calls that were trained on before. oldest: the oldest version of the weights
+    whose tokens may still be.
+    """
+    found = Matched()
+    for number, group in enumerate(groups):
+        found.failed += len(getattr(group, "exceptions", ()))
+        trajectories = list(getattr(group, "trajectories", group))
+        found.empty += not trajectories
+        before = set(found.calls)
+        made = [_rollout(f"group {number}", one, calls, trained, oldest, found) for one in trajectories]
+        kept = [rollout for rollout in made if rollout is not None]
+        if len(kept) == 1:
+            found.unusable[ALONE] += 1
+            found.calls = before
+        elif kept:
+            found.groups.append(Group(kept[0].prompt, kept))
+    return found
+
+
+def _rollout(
+    name: str, trajectory: Any, calls: Calls, trained: set[str], oldest: int, found: Matched
+) -> Rollout | None:  # fmt: skip
+    """A trajectory as a rollout, or None where nothing of it can be trained on."""
+    reward, by_turn = float(trajectory.reward), getattr(trajectory, "turn_rewards", None)
+    if not all(math.isfinite(number) for number in (reward, *(by_turn or ()))):
+        found.unusable["a reward that is no finite number"] += 1
+        return None
+    read = _Reading(calls, trained | found.calls, oldest)
+    for history in (trajectory, *(getattr(trajectory, "additional_histories", None) or ())):
+        read.history(history.messages_and_choices, by_turn or ())
+    if by_turn is not None and len(by_turn) != read.turns:
+        found.unusable[f"{len(by_turn)} turn_rewards for {read.turns} answers"] += 1
+        return None
+    found.left_out += read.left_out
+    if not read.chosen:
+        found.unusable["none of its answers can be trained on"] += 1
+        return None
+    found.calls |= {call.id for _, call in read.chosen}
+    first = read.chosen[0][1]
+    rollout = woven(Prompt(name, list(first.messages), first.rollout.prompt.tokens), read.chosen)
+    return replace(
+        rollout,
+        reward=reward + sum(by_turn or ()),
+        turn_rewards=None if by_turn is None else (*map(float, by_turn[:-1]), float(by_turn[-1]) + reward),
+        dialogue=tuple(read.dialogue),
+        text=read.chosen[-1][1].words,
+        reward_parts={key: float(value) for key, value in trajectory.metrics.items()},
+    )
+
+
+class _Reading:
+    """The histories of one trajectory, read in order. chosen: the calls that are trained on, each with its turn."""
+
+    def __init__(self, calls: Calls, used: set[str], oldest: int) -> None:
+        self.calls, self.used, self.oldest = calls, used, oldest
+        self.turns = 0
+        self.chosen: list[tuple[int, Call]] = []
+        self.left_out: Counter[str] = Counter()
+        self.dialogue: list[dict[str, Any]] = []
+
+    def history(self, items: Sequence[Any], rewards: Sequence[float]) -> None:
+        """A conversation. What an earlier one held already is not told, or counted, again."""
+        before: list[Message] = []
+        for item in items:
+            message = plain(item)
+            shown: dict[str, Any] = {"role": message.get("role"), "content": content_of(message)}
+            if message.get("tool_calls"):
+                shown["tool_calls"] = [dict(one.get("function") or {}) for one in message["tool_calls"]]
+            if message.get("role") == "assistant":
+                call, why = _call(id_of(item), message, before, self.calls)
+                if call is not None and any(call is one for _, one in self.chosen):
+                    before.append(message)
+                    continue
+                shown |= self._answer(call, why)
+                if self.turns <= len(rewards):
+                    shown["reward"] = rewards[self.turns - 1]
+            self.dialogue.append(shown)
+            before.append(message)
+
+    def _answer(self, call: Call | None, why: str) -> dict[str, Any]:
+        turn, self.turns = self.turns, self.turns + 1
+        if call is not None:
+            why = _unfit(call, self.used, self.oldest)
+        if call is None or why:
+            self.left_out[why] += 1
+            return {"left_out": why}
+        self.chosen.append((turn, call))
+        return {"turn": turn}
+
+
+def _call(id: str | None, message: Message, before: Sequence[Message], calls: Calls) -> tuple[Call | None, str]:
+    """The call that gave an answer, or why it is not known."""
+    if id is not None and (call := calls.get(id)) is not None:
+        return call, ""
+    answered = calls.answered(message, before)
+    if len(answered) == 1:
+        return answered[0], ""
+    return None, SEVERAL if answered else UNKNOWN if id is not None else NONE
+
+
+def _unfit(call: Call, used: set[str], oldest: int) -> str:
+    """Why a call cannot be trained on, "" where it can."""
+    versions = call.rollout.version[call.rollout.sampled]
+    return call.unfit or (TWICE if call.id in used else OLD if int(versions.min()) < oldest else "")

@@ -1,0 +1,105 @@
+"""What an agent hands back: conversations with their rewards, in groups that began alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class History:
+    """A conversation beside the main one, such as that of a sub-agent."""
+
+    messages_and_choices: list[Any]
+    tools: list[dict[str, Any]] | None = None
+
+
+@dataclass
+class Trajectory:
+    """One run of an agent, and what it was worth.
+
+    messages_and_choices: the conversation in order: messages (dicts) and the choices of the endpoint's responses as the
+    client returned them. reward: of all of it. turn_rewards: of each of the policy's answers in turn, on top of it.
+    additional_histories: more conversations that the same reward is for. metrics: numbers to average and log. metadata:
+    what tells it from others.
+    """
+
+    messages_and_choices: list[Any] = field(default_factory=list)
+    reward: float = 0.0
+    turn_rewards: list[float] | None = None
+    additional_histories: list[Any] = field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    logs: list[str] = field(default_factory=list)
+    start_time: float = field(default_factory=time.monotonic, repr=False)
+
+    def log(self, message: str) -> None:
+        """Adds a line to its log."""
+        self.logs.append(message)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as messages alone, for the next request."""
+        return [plain(item) for item in self.messages_and_choices]
+
+    def finish(self) -> Trajectory:
+        """Notes its duration in seconds."""
+        self.metrics["duration"] = time.monotonic() - self.start_time
+        return self
+
+
+class TrajectoryGroup:
+    """Trajectories that began alike: their rewards are compared with each other, at least two are needed.
+
+    trajectories: also with exceptions among them, as asyncio.gather(return_exceptions=True) returns them; they are counted.
+    """
+
+    def __init__(self, trajectories: Iterable[Any], metadata: dict[str, Any] | None = None) -> None:
+        every = list(trajectories)
+        self.trajectories = [one for one in every if not isinstance(one, BaseException)]
+        self.exceptions = [one for one in every if isinstance(one, BaseException)]
+        self.metadata = metadata or {}
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.trajectories)
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+
+LEVELS = {"sequence": "gspo", "turn": "gspo_turn", "token": "grpo"}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How one call of `train` learns; None: as the run does.
+
+    learning_rate: of this call's updates. importance_sampling_level: what has a ratio and a clip of its own: "sequence"
+    (GSPO), "turn" or "token" (GRPO); the run must have been made for it, since a clip range fits one level only.
+    """
+
+    learning_rate: float | None = None
+    importance_sampling_level: str | None = None
+
+
+def plain(item: Any) -> dict[str, Any]:
+    """A message as a dict, of a dict, a choice, a response, or a message object of a client library."""
+    if isinstance(item, dict):
+        return item.get("message", item)
+    if hasattr(item, "choices"):
+        item = item.choices[0]
+    message = getattr(item, "message", item)
+    if hasattr(message, "model_dump"):
+        return message.model_dump(exclude_none=True)
+    raise ValueError(f"a trajectory holds a {type(item).__name__}: messages (dicts) and choices of responses are expected")
+
+
+def id_of(item: Any) -> str | None:
+    """The id of the call that gave a choice or a response; None where it has none."""
+    if isinstance(item, dict):
+        return item.get("id") if "message" in item or item.get("role") == "assistant" else None
+    if hasattr(item, "choices"):
+        item = item.choices[0]
+    return getattr(item, "id", None)

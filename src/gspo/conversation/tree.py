@@ -1,0 +1,93 @@
+"""The calls of one conversation -> one rollout. Histories that were edited in between branch: a tree of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gspo.conversation.calls import Call
+from gspo.types import Prompt, Rollout
+
+
+def woven(prompt: Prompt, calls: Sequence[tuple[int, Call]]) -> Rollout:
+    """The rollout, unscored, of these calls, each with the number of its turn. prompt: what the conversation is called.
+
+    A call joins where its prompt leaves what was read and sampled before: a token that it shares with an earlier call is
+    one token, and each sampled token stands once. Two answers to the same prompt are two branches.
+    """
+    if not calls:
+        raise ValueError("a conversation needs at least one call")
+    grown = _Tree(calls[0][1].rollout)
+    for number, call in calls:
+        grown.add(number, call.rollout)
+    return grown.rollout(prompt, calls[-1][1].rollout.stop)
+
+
+class _Tree:
+    def __init__(self, like: Rollout) -> None:
+        self.paths: list[Tensor] = []  # the nodes of each call
+        self.columns = {
+            "tokens": torch.empty(0, dtype=torch.int64), "sampled": torch.empty(0, dtype=torch.bool),
+            "logp": torch.empty(0), "version": torch.empty(0, dtype=torch.int64),
+            "turn": torch.empty(0, dtype=torch.int64), "parent": torch.empty(0, dtype=torch.int64),
+        }  # fmt: skip
+        if like.routes is not None:
+            self.columns["routes"] = like.routes[:0]
+
+    def add(self, number: int, rollout: Rollout) -> None:
+        """Another call."""
+        start = len(rollout.prompt.tokens)
+        shared = self._shared(rollout.tokens[:start])
+        keep, size = len(shared), len(self.columns["tokens"])
+        count = len(rollout.tokens) - keep
+        nodes = torch.arange(size, size + count)
+        before = torch.cat([shared[-1:] if keep else torch.tensor([-1]), nodes[:-1]])
+        new = {
+            "tokens": rollout.tokens[keep:], "sampled": rollout.sampled[keep:], "logp": rollout.logp[keep:],
+            "version": rollout.version[keep:], "turn": torch.where(rollout.sampled[keep:], number, -1), "parent": before,
+        }  # fmt: skip
+        if "routes" in self.columns:
+            routes = rollout.routes
+            assert routes is not None, "calls of one model have routes, or none has"
+            new["routes"] = routes[keep:]
+            known = self.columns["routes"][shared]
+            unread = known[:, 0, 0] < 0  # the last token of an answer, which this call is the first to read
+            self.columns["routes"][shared[unread]] = routes[:keep][unread]
+        self.columns = {name: torch.cat([column, new[name]]) for name, column in self.columns.items()}
+        self.paths.append(torch.cat([shared, nodes]))
+
+    def _shared(self, prompt: Tensor) -> Tensor:
+        """The nodes of the longest beginning of a prompt that stands already; of the newest call among equals."""
+        best = torch.empty(0, dtype=torch.int64)
+        for path in reversed(self.paths):
+            n = min(len(path), len(prompt))
+            same = int((self.columns["tokens"][path[:n]] == prompt[:n]).long().cumprod(0).sum())
+            if same > len(best):
+                best = path[:same]
+        return best
+
+    def rollout(self, prompt: Prompt, stop: str) -> Rollout:
+        """All of it, in depth-first order."""
+        parent = self.columns["parent"]
+        chain = torch.equal(parent, torch.arange(-1, len(parent) - 1))
+        columns = dict(self.columns) if chain else self._ordered()
+        return Rollout(prompt=prompt, stop=stop, **(columns | {"parent": None} if chain else columns))
+
+    def _ordered(self) -> dict[str, Tensor]:
+        parents = self.columns["parent"].tolist()
+        children: dict[int, list[int]] = {}
+        for node, above in enumerate(parents):
+            children.setdefault(above, []).append(node)
+        order, stack = [], list(reversed(children[-1]))
+        while stack:
+            node = stack.pop()
+            order.append(node)
+            stack.extend(reversed(children.get(node, ())))
+        old = torch.tensor(order)
+        place = torch.empty_like(old)
+        place[old] = torch.arange(len(old))
+        found = {name: column[old] for name, column in self.columns.items()}
+        above = found["parent"]
+        return found | {"parent": torch.where(above < 0, -1, place[above])}

@@ -1,0 +1,200 @@
+"""The model behind an endpoint: asked by agents, trained on what they hand back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import uvicorn
+
+from gspo import trainer
+from gspo.batching import Batching
+from gspo.config import Config
+from gspo.conversation.calls import Calls
+from gspo.conversation.chat import Chat
+from gspo.conversation.matching import matched
+from gspo.conversation.trajectories import LEVELS, TrainConfig, Trajectory, TrajectoryGroup
+from gspo.data.templates import Encoder
+from gspo.handed import HandedSource
+from gspo.run import Metrics, Run, save
+from gspo.serving.endpoint import application
+from gspo.serving.schema import TrainRequest
+
+BEGIN = 30.0  # seconds until the endpoint must listen
+
+
+class ServedModel:
+    """A policy that agents ask at `base_url` with `api_key`, under `name`, and that trains on their trajectories.
+
+    folder: of the run. Made by gspo.serve.
+    """
+
+    def __init__(self, run: Run, chat: Chat, still: AbstractContextManager[Any], base_url: str, api_key: str) -> None:
+        self.run, self.chat, self.still = run, chat, still
+        self.base_url, self.api_key, self.name = base_url, api_key, run.config.serve.name
+        self.folder = run.log.folder.path
+        self._trained: set[str] = set()
+        self._turn = threading.Lock()
+
+    @property
+    def step(self) -> int:
+        """Steps trained."""
+        return self.run.step
+
+    def openai_client(self, **options: Any) -> Any:
+        """An openai.AsyncOpenAI for this endpoint. Raises ValueError where openai is not installed."""
+        try:
+            from openai import AsyncOpenAI
+        except ImportError:
+            raise ValueError('openai_client() needs the package openai: pip install "gspo[agents]"') from None
+        return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, **options)
+
+    async def train(self, groups: Iterable[Any], config: TrainConfig | None = None) -> Metrics:
+        """One step on these groups of trajectories (gspo's or ART's). Returns its metrics.
+
+        Raises ValueError where nothing of them can be trained on, with the reasons; what else is left out is counted in
+        the metrics and named in the log. Answers are trained on once.
+        """
+        return await asyncio.to_thread(self._train, list(groups), config or TrainConfig())
+
+    async def log(self, groups: Iterable[Any], split: str = "val") -> Metrics:
+        """Notes the rewards and metrics of trajectories that are not trained on."""
+        every = [one for group in groups for one in getattr(group, "trajectories", group)]
+        if not every:
+            raise ValueError("log: there is no trajectory")
+        numbers: dict[str, list[float]] = {"reward": [float(one.reward) for one in every]}
+        for one in every:
+            for name, value in one.metrics.items():
+                numbers.setdefault(name, []).append(float(value))
+        found = {f"{split}/{name}": sum(values) / len(values) for name, values in numbers.items()}
+        self.run.log.metrics({"step": self.step} | found)
+        return found
+
+    def save(self) -> None:
+        """A checkpoint, from which `resume=True` goes on."""
+        with self._turn:
+            save(self.run)
+
+    def _train(self, groups: list[Any], config: TrainConfig) -> Metrics:
+        with self._turn:
+            run, source = self.run, self.run.source
+            assert isinstance(source, HandedSource)
+            level, asked = run.objective.row.level, config.importance_sampling_level
+            if asked is not None and asked != level:
+                known = LEVELS.get(asked)
+                remedy = f'make the run with algorithm.name = "{known}"' if known else f"allowed are {', '.join(LEVELS)}"
+                raise ValueError(
+                    f"importance_sampling_level = {asked!r}: this run's algorithm, {run.config.algorithm.name}, is of level "
+                    f"{level!r}; {remedy}"
+                )
+            oldest = run.sampler.version - run.config.serve.max_age
+            found = matched(groups, self.chat.calls, self._trained, oldest)
+            if not found.groups:
+                raise ValueError(f"there is nothing to train on: {found.reasons() or 'no group was given'}")
+            if found.reasons():
+                run.log.warn(f"step {run.step + 1} leaves out {found.reasons()}")
+            with self.still, self._scaled(config.learning_rate):
+                metrics, over = trainer.advance(run, source.give(found.groups))
+                self._trained |= found.calls
+                self.chat.calls.forget(run.sampler.version - run.config.serve.max_age)
+                if run.step % run.config.train.save_every == 0:
+                    save(run, needed=False)
+            if over:
+                raise RuntimeError(f"the run collapsed and was stopped: see {self.folder / 'events.jsonl'}")
+            return metrics | {
+                "answers/trained": len(found.calls),
+                "answers/left_out": sum(found.left_out.values()),
+                "trajectories/left_out": sum(found.unusable.values()) + found.failed,
+            }
+
+    @contextmanager
+    def _scaled(self, lr: float | None) -> Iterator[None]:
+        """The optimiser with the learning rate of one call."""
+        optimiser = self.run.learner.optimiser
+        before = optimiser.scale
+        if lr is not None:
+            optimiser.scale = lr / self.run.config.optimizer.lr
+        try:
+            yield
+        finally:
+            if lr is not None:
+                optimiser.scale = before
+
+
+@contextmanager
+def served(run: Run, encoder: Encoder, context: int | None) -> Iterator[ServedModel]:
+    """The model of a run behind its endpoint, until the end of the context."""
+    config, key = run.config, secrets.token_urlsafe(24)
+    with ExitStack() as stack:
+        speaker: Any = run.sampler
+        still: AbstractContextManager[Any] = contextlib.nullcontext()
+        if not hasattr(speaker, "begin"):
+            speaker = Batching(run.sampler)
+            stack.callback(speaker.close)
+            still = speaker.still
+        chat = Chat(speaker, encoder, run.sampling, context, Calls())
+        made: list[ServedModel] = []
+
+        async def train(request: TrainRequest) -> dict[str, Any]:
+            groups = [
+                TrajectoryGroup(_trajectory(one.model_dump()) for one in group.trajectories) for group in request.groups
+            ]
+            how = TrainConfig(request.learning_rate, request.importance_sampling_level)
+            metrics = await made[0].train(groups, how)
+            return {"step": metrics["step"], "metrics": _finite(metrics)}
+
+        app = application(chat, config.serve.name, key, config.serve, train)
+        url = stack.enter_context(listening(app, config))
+        made.append(ServedModel(run, chat, still, f"{url}/v1", key))
+        yield made[0]
+
+
+@contextmanager
+def listening(app: Any, config: Config) -> Iterator[str]:
+    """An application at its address, in a thread of its own. Raises ValueError where nothing can listen there."""
+    serve = config.serve
+    settings = uvicorn.Config(
+        app, host=serve.host, port=serve.port, log_level="error", access_log=False, timeout_keep_alive=75,
+        timeout_graceful_shutdown=5, lifespan="off",
+    )  # fmt: skip
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=_run, args=(server,), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + BEGIN
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > deadline:
+            raise ValueError(f"serve.host = {serve.host!r}, serve.port = {serve.port}: nothing can listen there")
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    host = f"[{serve.host}]" if ":" in serve.host else serve.host
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10.0)
+
+
+def _run(server: uvicorn.Server) -> None:
+    with contextlib.suppress(SystemExit):  # uvicorn's way to say that it cannot listen
+        server.run()
+
+
+def _trajectory(body: dict[str, Any]) -> Trajectory:
+    histories = [_History(**one) for one in body.pop("additional_histories")]
+    return Trajectory(**body, additional_histories=histories)
+
+
+class _History:
+    def __init__(self, messages_and_choices: list[Any], **more: Any) -> None:
+        self.messages_and_choices = messages_and_choices
+
+
+def _finite(metrics: Metrics) -> Metrics:
+    """JSON has no nan."""
+    return {name: None if value != value else value for name, value in metrics.items()}

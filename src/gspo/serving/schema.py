@@ -1,0 +1,185 @@
+"""What a client may ask, in OpenAI's words. What cannot be granted is refused, never ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MOST_ANSWERS = 128
+# What asks for nothing that matters here.
+HARMLESS = {
+    "user", "metadata", "store", "service_tier", "parallel_tool_calls", "stream_options", "safety_identifier",
+    "prompt_cache_key",
+}  # fmt: skip
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "tool_choice": ("auto", "none"), "response_format": ({"type": "text"},), "best_of": (1,), "echo": (False,),
+    "top_logprobs": (0,), "suffix": ("",), "functions": ([],), "modalities": (["text"],), "logit_bias": ({},),
+    "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "min_p": (0,),
+}  # fmt: skip
+
+Text = Annotated[str, Field(max_length=1 << 22)]
+
+
+def sound(text: str) -> str:
+    """The text itself. Raises ValueError for half a surrogate pair, which no tokenizer reads."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("holds half a surrogate pair, which is no text") from None
+    return text
+
+
+def all_sound(value: Any) -> None:
+    """Looks through everything in a JSON value."""
+    if isinstance(value, str):
+        sound(value)
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            sound(name)
+            all_sound(one)
+    elif isinstance(value, list):
+        for one in value:
+            all_sound(one)
+
+
+class Part(BaseModel):
+    """A part of a message: text."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text"]
+    text: Text
+
+
+class FunctionCall(BaseModel):
+    """The function that a tool call names."""
+
+    name: str
+    arguments: Text = "{}"
+
+
+class ToolCall(BaseModel):
+    """A tool call of an earlier answer."""
+
+    model_config = ConfigDict(extra="allow")
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(BaseModel):
+    """A message of a conversation."""
+
+    model_config = ConfigDict(extra="allow")
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ChatMessage:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("a message without content")
+        return self
+
+
+class Function(BaseModel):
+    """A function that the policy may call."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    """A tool that the policy may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class Asking(BaseModel):
+    """What both kinds of request share."""
+
+    model_config = ConfigDict(extra="allow")
+    model: str
+    n: int = Field(1, ge=1, le=MOST_ANSWERS)
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0, le=1 << 30)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    stop: str | list[str] | None = None
+    max_tokens: int | None = Field(None, ge=1, le=1 << 30)
+    stream: bool | None = False
+
+    @field_validator("stop")
+    @classmethod
+    def _stops(cls, stop: Any) -> Any:
+        listed = [stop] if isinstance(stop, str) else stop or []
+        if len(listed) > 16 or not all(listed):
+            raise ValueError("at most 16 strings, none of them empty")
+        return stop
+
+    @model_validator(mode="after")
+    def _grantable(self) -> Asking:
+        for name, value in (self.model_extra or {}).items():
+            if name not in HARMLESS and value is not None and value not in NEUTRAL.get(name, ()):
+                raise ValueError(f"{name} = {value!r:.60} cannot be granted here: leave it out")
+        all_sound(self.model_dump())
+        return self
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The strings that end an answer."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class ChatRequest(Asking):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
+    tools: list[Tool] | None = None
+    logprobs: bool | None = False
+    max_completion_tokens: int | None = Field(None, ge=1, le=1 << 30)
+
+
+Tokens = list[Annotated[int, Field(ge=0)]]
+
+
+class CompletionRequest(Asking):
+    """POST /v1/completions."""
+
+    prompt: Text
+    logprobs: int | None = Field(None, ge=0, le=1)
+
+
+class TrajectoryBody(BaseModel):
+    """A trajectory as JSON."""
+
+    messages_and_choices: list[dict[str, Any]] = Field(max_length=10_000)
+    reward: float
+    turn_rewards: list[float] | None = None
+    metrics: dict[str, float] = {}
+    metadata: dict[str, Any] = {}
+    additional_histories: list[dict[str, Any]] = []
+
+
+class GroupBody(BaseModel):
+    """A group of trajectories as JSON."""
+
+    trajectories: list[TrajectoryBody]
+
+
+class TrainRequest(BaseModel):
+    """POST /v1/train."""
+
+    groups: list[GroupBody] = Field(min_length=1)
+    learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
+    importance_sampling_level: Literal["sequence", "turn", "token"] | None = None
+
+    @model_validator(mode="after")
+    def _sound(self) -> TrainRequest:
+        all_sound(self.model_dump())
+        return self

@@ -1,0 +1,69 @@
+"""`gspo.serve`: a model behind an endpoint, for the length of a `with`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from gspo import build, checkpoint, report
+from gspo.api import Source, configured
+from gspo.checks import check_serving
+from gspo.config import Config
+from gspo.data.templates import Encoder
+from gspo.parts import Given
+from gspo.run import save
+from gspo.serving.model import ServedModel, served
+
+
+def serve(
+    model: Any = None, *, tokenizer: Any = None, config: Source = None, resume: bool = False, **sections: Any
+) -> Serving:
+    """A model that agents ask over an OpenAI-compatible endpoint and that trains on their trajectories:
+
+        async with gspo.serve("path/to/model", log={"dir": "runs/agent"}) as model:
+            client = model.openai_client()
+            ...
+            await model.train(groups)
+
+    Arguments as in gspo.train; no task is needed. On leaving, a checkpoint and the model are written. Raises ValueError for
+    what cannot work, before anything starts.
+    """
+    made = configured(config, sections, model, tokenizer)
+    check_serving(made)
+    return Serving(made, resume, Given(model, tokenizer))
+
+
+class Serving:
+    """A context, plain or async, that gives a ServedModel."""
+
+    def __init__(self, config: Config, resume: bool, given: Given) -> None:
+        self.config, self.resume, self.given = config, resume, given
+        self._stack = ExitStack()
+
+    def __enter__(self) -> ServedModel:
+        with ExitStack() as stack:
+            run, hf = stack.enter_context(build.serving(self.config, self.resume, self.given))
+            begun = run.step
+
+            def finish() -> None:
+                folder = run.log.folder.path
+                if run.step > begun:
+                    save(run)
+                checkpoint.write_folder(folder / "model", lambda path: hf.save(path))
+                if run.step:
+                    report.write_report([folder])
+
+            stack.callback(finish)
+            encoder = Encoder(hf.tokenizer, self.config.task)
+            model = stack.enter_context(served(run, encoder, hf.context_length))
+            self._stack = stack.pop_all()
+        return model
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.__exit__(*exception)
+
+    async def __aenter__(self) -> ServedModel:
+        return self.__enter__()
+
+    async def __aexit__(self, *exception: Any) -> None:
+        self.__exit__(*exception)

@@ -1,0 +1,187 @@
+import asyncio
+import json
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+from gspo.conversation.chat import Asked
+from gspo.conversation.tools import Malformed, bare, convention, functions, listed, tagged
+from gspo.types import Rollout
+from tests.conversation.talking import CHATML, HEADERS, TEMPLATES, TOOLS, chat, tokenizer
+
+ASK = [{"role": "user", "content": "what is in the box"}]
+
+
+class Says:
+    """A speaker with a script: texts, and whether each ends with EOS; in the tokenizer's own tokens or one a character."""
+
+    version = 1
+
+    def __init__(self, template, *script, spelled=False):
+        self.tokenizer, self.script, self.spelled, self.asked = tokenizer(template), list(script), spelled, []
+
+    def begin(self, so_far, seed, sampling):
+        text, stop = self.script.pop(0)
+        parts = text if self.spelled else [text]
+        ids = [t for part in parts for t in self.tokenizer(part, add_special_tokens=False)["input_ids"]]
+        ids += [self.tokenizer.eos_token_id] * (stop == "eos")
+        size = len(so_far.prompt.tokens) + len(ids)
+        sampled = torch.arange(size) >= len(so_far.prompt.tokens)
+        made = Rollout(
+            so_far.prompt, torch.tensor([*so_far.prompt.tokens, *ids]), sampled, -sampled.float(),
+            torch.where(sampled, 1, -1), stop,
+        )  # fmt: skip
+        self.asked.append((seed, sampling))
+        future = Future()
+        future.set_result(made)
+        return type("Job", (), {"future": future, "cancel": lambda self: None})()
+
+
+def answers(talk, *requests, tools=()):
+    return [asyncio.run(talk.answer(messages, tools))[0] for messages in requests]
+
+
+CALL = '<tool_call>\n{"arguments": {"key":  "é"}, "name":"lookup"}\n</tool_call>'
+
+
+@pytest.mark.parametrize("spelled", [False, True])
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [("chatml", "two pears"), ("chatml", CALL), ("headers", "two pears"), ("headers", '[TOOL_CALLS][{"name": "lookup"}]')],
+)
+def test_an_answer_is_read_again_as_the_tokens_that_were_sampled(template, said, spelled):
+    talk = chat(template, speaker=Says(template, (said, "eos"), ("done", "eos"), spelled=spelled))
+    (first,) = answers(talk, ASK, tools=TOOLS)
+    more = {"role": "tool" if first.message.get("tool_calls") else "user", "content": "go on"}
+    (second,) = answers(talk, [*ASK, first.message, more], tools=TOOLS)
+    before = first.rollout.tokens.tolist()
+    assert list(second.rollout.prompt.tokens[: len(before)]) == before
+    assert second.read.startswith(first.read + first.said)
+
+
+def test_an_answer_that_was_cut_off_is_closed_by_the_template():
+    talk = chat("chatml", speaker=Says("chatml", ("two pe", "length"), ("done", "eos")))
+    (first,) = answers(talk, ASK)
+    (second,) = answers(talk, [*ASK, first.message, {"role": "user", "content": "go on"}])
+    assert list(second.rollout.prompt.tokens[: len(first.rollout.tokens)]) == first.rollout.tokens.tolist()
+    assert second.read[len(first.read + first.said) :].startswith("<|im_end|>\n")
+
+
+def test_thinking_that_the_template_leaves_out_is_not_read():
+    talk = chat("chatml", speaker=Says("chatml", ("<think>hm</think>\n\npears", "eos"), ("done", "eos")))
+    (first,) = answers(talk, ASK)
+    (second,) = answers(talk, [*ASK, first.message, {"role": "user", "content": "go on"}])
+    assert "<think>" not in second.read and "assistant\npears<|im_end|>" in second.read
+
+
+def test_an_answer_carried_on():
+    talk = chat("chatml", speaker=Says("chatml", ("two", "length"), (" pears", "eos")))
+    (first,) = answers(talk, ASK)
+    (second,) = answers(talk, [*ASK, first.message])
+    assert second.read == first.read + "two" and second.message["content"] == " pears"
+
+
+def test_a_history_in_other_words_is_read_in_them():
+    talk = chat("chatml", speaker=Says("chatml", ("two pears", "eos"), ("done", "eos")))
+    (first,) = answers(talk, ASK)
+    other = [{"role": "user", "content": "what is in the bag"}]
+    (second,) = answers(talk, [*other, first.message, {"role": "user", "content": "go on"}])
+    assert "what is in the bag" in second.read and "box" not in second.read
+
+
+def test_texts_are_completed_and_gone_on_with():
+    talk = chat("chatml", speaker=Says("chatml", ("two pears", "eos"), ("done", "eos"), spelled=True))
+    (first,) = asyncio.run(talk.complete("in the box: "))
+    (second,) = asyncio.run(talk.complete(first.read + first.said + "\nin the bag: "))
+    assert list(second.rollout.prompt.tokens[: len(first.rollout.tokens)]) == first.rollout.tokens.tolist()
+
+
+def test_tool_calls_become_messages_and_malformed_ones_stay_text():
+    talk = chat("chatml", speaker=Says("chatml", (f"so\n{CALL}", "eos"), ("<tool_call>{oops", "eos"), (CALL, "eos")))
+    good, bad = answers(talk, ASK, ASK, tools=TOOLS)
+    (call,) = good.message["tool_calls"]
+    assert good.message["content"] == "so" and call["function"]["name"] == "lookup"
+    assert json.loads(call["function"]["arguments"]) == {"key": "é"}
+    assert bad.message == {"role": "assistant", "content": "<tool_call>{oops"} and talk.malformed == 1
+    assert answers(talk, ASK)[0].message["content"] == CALL  # nobody offered a tool
+
+
+def test_how_it_was_sampled_decides_whether_it_may_be_trained_on():
+    talk = chat("chatml", speaker=Says("chatml", *[("a", "eos")] * 4))
+    for asked, unfit in (
+        (Asked(), ""),
+        (Asked(temperature=1.0), ""),
+        (Asked(temperature=0.5), "temperature 0.5"),
+        (Asked(top_p=0.9), "top_p"),
+    ):
+        (call,) = asyncio.run(talk.answer(ASK, asked=asked))
+        assert (unfit in call.unfit) if unfit else not call.unfit
+
+
+def test_seeds_stops_and_lengths_reach_the_sampler():
+    talk = chat("chatml", speaker=Says("chatml", *[("a END b", "stop")] * 3))
+    first, second = asyncio.run(talk.answer(ASK, asked=Asked(max_tokens=7, stop=("END",), seed=5), n=2))
+    (again,) = asyncio.run(talk.answer(ASK, asked=Asked(seed=5)))
+    seeds, samplings = zip(*talk.speaker.asked)
+    assert seeds[0] != seeds[1] and seeds[0] == seeds[2]
+    assert samplings[0].max_new_tokens == 7 and samplings[0].stop == ("END",)
+    assert first.message["content"] == "a " and first.said == "a END b" and first.id != second.id
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        ([], "at least one"),
+        ([{"content": "x"}], "no role"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "no text"),
+        ([{"role": "user", "content": "x " * 5000}], "reads at most 4096"),
+    ],
+)
+def test_bad_messages(messages, why):
+    with pytest.raises(ValueError, match=why):
+        asyncio.run(chat().answer(messages))
+
+
+def test_a_model_without_a_template_cannot_chat():
+    talk = chat()
+    talk.encoder.template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        asyncio.run(talk.answer(ASK))
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "found"),
+    [
+        (tagged, "no call", ("no call", [])),
+        (tagged, 'a <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call><tool_call>{"name": "g"}</tool_call>',
+         ("a", [("f", {"x": 1}), ("g", {})])),
+        (functions, "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n<parameter=y>\na b\n</parameter>\n"
+         "</function>\n</tool_call>",
+         ("", [("f", {"x": 1, "y": "a b"})])),
+        (listed, 'a [TOOL_CALLS][{"name": "f", "arguments": {}}]', ("a", [("f", {})])),
+        (bare, '{"name": "f", "parameters": {"x": null}}', ("", [("f", {"x": None})])),
+        (bare, "no call", ("no call", [])),
+    ],
+)  # fmt: skip
+def test_conventions(parse, text, found):
+    assert parse(text) == found
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (tagged, "<tool_call>"), (tagged, "<tool_call>{}</tool_call>"), (tagged, "<tool_call>[1]</tool_call>"),
+        (tagged, '<tool_call>{"name": "f", "arguments": "x"}</tool_call>'), (functions, "<tool_call>f(x)</tool_call>"),
+        (listed, "[TOOL_CALLS] f"), (listed, '[TOOL_CALLS]{"name": "f"}'), (bare, '{"name": "f", '),
+    ],
+)  # fmt: skip
+def test_malformed_calls(parse, text):
+    with pytest.raises(Malformed):
+        parse(text)
+
+
+def test_the_template_tells_the_convention():
+    assert convention(CHATML) is tagged and convention(HEADERS) is listed
+    assert convention("<tool_call><function=") is functions and convention("no tools") is None and convention(None) is None
+    assert set(TEMPLATES) == {"chatml", "headers"}

@@ -1,0 +1,110 @@
+"""Random conversations: every trained token is one that was sampled, after what was read then, with its own likelihood."""
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from gspo.conversation.calls import content_of
+from gspo.conversation.matching import matched
+from gspo.conversation.trajectories import History, Trajectory, TrajectoryGroup
+from tests.conversation.talking import TEMPLATES, TOOLS, WORDS, chat
+
+
+def edited(rng, messages):
+    """A history that a client changed: thinking taken out, messages summarised, an answer in other words."""
+    messages = [dict(message) for message in messages]
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    kind = rng.choice(["think", "summary", "words"]) if answers else ""
+    if kind == "think":
+        for i in answers:
+            messages[i]["content"] = content_of(messages[i]).split("</think>")[-1].strip()
+    elif kind == "summary":
+        messages = [{"role": "user", "content": "so far: much"}, *messages[rng.choice(answers) + 1 :]]
+    elif kind == "words":
+        messages[rng.choice(answers)]["content"] = "I said nothing of the kind"
+    return messages
+
+
+async def conversation(rng, talk):
+    """What an agent would hand back, and the calls that it made."""
+    tools = TOOLS if rng.random() < 0.6 else []
+    items, others, made = [], [], []
+    if rng.random() < 0.5:
+        items.append({"role": "system", "content": "be " + rng.choice(WORDS.split())})
+    items.append({"role": "user", "content": " ".join(rng.choices(WORDS.split(), k=4))})
+    for _ in range(rng.randint(1, 5)):
+        if rng.random() < 0.2:  # another history beside this one: a branch, or an edited one
+            start = [plain(item) for item in items[: rng.randint(1, len(items))]]
+            while len(start) > 1 and start[-1]["role"] == "assistant":
+                start.pop()
+            start = edited(rng, start) if rng.random() < 0.5 else start
+            if start and start[-1]["role"] != "assistant" and start[0]["role"] != "tool":
+                calls = await talk.answer(start, tools)
+                made += calls
+                others.append(History([*start, calls[0].message | {"id": calls[0].id}]))
+        messages = [plain(item) for item in items]
+        if rng.random() < 0.15:
+            items = messages = edited(rng, messages)
+        calls = await talk.answer(messages, tools, n=rng.choice([1, 1, 2]))
+        made += calls
+        chosen = rng.choice(calls)
+        with_id = rng.random() < 0.5
+        items = [*items, {"message": chosen.message, "id": chosen.id} if with_id else dict(chosen.message)]
+        if chosen.message.get("tool_calls"):
+            items.append({"role": "tool", "content": rng.choice(WORDS.split()), "tool_call_id": "x"})
+        else:
+            items.append({"role": "user", "content": "go on, " + rng.choice(WORDS.split())})
+    return Trajectory(items, reward=rng.random(), additional_histories=others), made
+
+
+def plain(item):
+    return item.get("message", item)
+
+
+def path(rollout, at):
+    """The tokens up to place `at`, along the tree."""
+    tokens = []
+    while at >= 0:
+        tokens.insert(0, int(rollout.tokens[at]))
+        at = int(rollout.parent[at]) if rollout.parent is not None else at - 1
+    return tokens
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_every_trained_token_was_sampled_after_what_it_stands_after(template):
+    left_out, trained, branched = Counter(), 0, 0
+    for seed in range(150):
+        rng, talk = random.Random(seed), chat(template, seed)
+        trajectories, calls = zip(*(asyncio.run(conversation(rng, talk)) for _ in range(2)))
+        found = matched([TrajectoryGroup(trajectories)], talk.calls, set(), 0)
+        left_out += found.left_out
+        known = {call.id: call.rollout for each in calls for call in each}
+        heard = [rollout for each in talk.speaker.heard.values() for rollout in each]
+        seen = 0
+        for rollout in (rollout for group in found.groups for rollout in group.rollouts):
+            branched += rollout.parent is not None
+            for turn in rollout.turn.unique().tolist():
+                if turn < 0:
+                    continue
+                places = (rollout.turn == turn).nonzero()[:, 0]
+                context = path(rollout, int(places[0]))[:-1]
+                # exactly what the speaker sampled, for the prompt that it read then
+                said, logp = rollout.tokens[places].tolist(), rollout.logp[places]
+                assert any(
+                    list(one.prompt.tokens) == context
+                    and one.tokens[one.sampled].tolist() == said
+                    and torch.equal(one.logp[one.sampled], logp)
+                    for one in heard
+                )
+                assert path(rollout, int(places[-1])) == context + said  # one behind the other
+                assert (rollout.version[places] == 3).all()
+                assert rollout.sampled[places].all()
+                seen += 1
+            assert int(rollout.sampled.sum()) == int((rollout.turn >= 0).sum())
+        assert seen == len(found.calls) and found.calls <= set(known)
+        trained += seen
+    print(f"{template}: {trained} answers trained, {branched} trees, left out {dict(left_out)}")
+    assert trained > 500 and branched > 50

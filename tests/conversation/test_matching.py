@@ -1,0 +1,174 @@
+"""Trajectories that do not match, or are worth nothing that can be told: left out, counted and named; the rest is kept."""
+
+import asyncio
+import math
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gspo.conversation import matching
+from gspo.conversation.calls import Calls
+from gspo.conversation.matching import matched
+from gspo.conversation.trajectories import History, Trajectory, TrajectoryGroup
+from tests.conversation.talking import chat
+
+ASK = [{"role": "user", "content": "what is in the box"}]
+MORE = {"role": "user", "content": "go on"}
+
+
+def talked(talk, turns=1):
+    """A conversation, and its calls."""
+    items, calls = [*ASK], []
+    for _ in range(turns):
+        (call,) = asyncio.run(talk.answer(items))
+        calls.append(call)
+        items = [*items, call.message, MORE]
+    return items[:-1], calls
+
+
+def choice(call):
+    """As OpenAI's client gives it."""
+    return SimpleNamespace(id=call.id, message=SimpleNamespace(model_dump=lambda exclude_none: dict(call.message)))
+
+
+def group(*trajectories):
+    return TrajectoryGroup(trajectories)
+
+
+def found_in(talk, *groups, trained=(), oldest=0):
+    return matched(groups, talk.calls, set(trained), oldest)
+
+
+def pair(talk, trajectory):
+    """A group of this trajectory and of one with which nothing is wrong."""
+    ask = [{"role": "user", "content": f"what else {len(talk.calls)}"}]
+    (call,) = asyncio.run(talk.answer(ask))
+    return group(trajectory, Trajectory([*ask, replace_version(talk, call)], 0.0))
+
+
+def replace_version(talk, call):
+    """A choice of the newest weights, so that it is never too old."""
+    rollout = replace(call.rollout, version=torch.where(call.rollout.sampled, 99, -1))
+    talk.calls.add(replace(call, rollout=rollout))
+    return choice(call)
+
+
+def first(found):
+    return found.groups[0].rollouts[0]
+
+
+def test_a_conversation_is_one_row_of_its_tokens():
+    talk = chat(seed=2)
+    items, calls = talked(talk, 3)
+    rollout = first(found_in(talk, pair(talk, Trajectory(items, 2.0, metrics={"m": 1}))))
+    assert rollout.reward == 2.0 and rollout.reward_parts == {"m": 1.0} and rollout.turn_rewards is None
+    last = calls[-1].rollout
+    if rollout.parent is None:
+        assert torch.equal(rollout.tokens, last.tokens)
+    assert int(rollout.sampled.sum()) == sum(call.sampled for call in calls)
+    assert [one.get("turn") for one in rollout.dialogue] == [None, 0, None, 1, None, 2]
+
+
+def test_choices_and_responses_name_their_call():
+    talk = chat(seed=2)
+    _, (one,) = talked(talk)
+    _, (two,) = talked(talk)
+    response = SimpleNamespace(choices=[choice(two)])
+    found = found_in(talk, group(Trajectory([*ASK, choice(one)], 1.0), Trajectory([*ASK, response], 0.0)))
+    assert found.calls == {one.id, two.id} and not found.reasons()
+
+
+def test_rewards_by_turn():
+    talk = chat(seed=2)
+    items, _ = talked(talk, 2)
+    rollout = first(found_in(talk, pair(talk, Trajectory(items, 1.0, turn_rewards=[0.5, 0.25]))))
+    assert rollout.turn_rewards == (0.5, 1.25) and rollout.reward == 1.75
+    assert [one["reward"] for one in rollout.dialogue if "turn" in one] == [0.5, 0.25]
+    found = found_in(talk, group(Trajectory(items, 1.0, turn_rewards=[0.5])))
+    assert found.unusable == Counter({"1 turn_rewards for 2 answers": 1}) and not found.groups and not found.calls
+
+
+def test_histories_share_what_they_have_in_common():
+    talk = chat(seed=2)
+    items, calls = talked(talk, 2)
+    (other,) = asyncio.run(talk.answer([*items[:2], {"role": "user", "content": "no, the other"}]))
+    branch = History([*items[:2], {"role": "user", "content": "no, the other"}, choice(other)])
+    found = found_in(talk, pair(talk, Trajectory(items, 1.0, additional_histories=[branch])))
+    assert not found.left_out and found.calls > {call.id for call in (*calls, other)}
+    rollout = first(found)
+    assert int(rollout.sampled.sum()) == sum(call.sampled for call in (*calls, other))
+    assert sum(row["role"] == "assistant" for row in rollout.dialogue) == 3
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a_reward_that_is_no_number(reward):
+    talk = chat(seed=2)
+    found = found_in(talk, group(*pair(talk, Trajectory([], reward)), *pair(talk, Trajectory([], reward))))
+    assert found.unusable == Counter({"a reward that is no finite number": 2}) and len(found.groups[0].rollouts) == 2
+
+
+def test_what_the_policy_never_said():
+    talk = chat(seed=2)
+    made_up = [*ASK, {"role": "assistant", "content": "I made this up"}]
+    found = found_in(talk, group(Trajectory(made_up, 1.0)), group(Trajectory(ASK, 1.0)), group())
+    assert found.left_out == Counter({matching.NONE: 1}) and found.empty == 1 and not found.groups
+    assert found.unusable == Counter({"none of its answers can be trained on": 2})
+    assert "2 trajectories" in found.reasons() and "1 groups without" in found.reasons()
+
+
+def test_an_id_of_another_run():
+    talk, other = chat(seed=2), chat(seed=3)
+    _, (call,) = talked(other)
+    found = found_in(talk, group(Trajectory([*ASK, choice(replace(call, id="chatcmpl-elsewhere"))], 1.0)))
+    assert found.left_out == Counter({matching.UNKNOWN: 1})
+
+
+def test_an_answer_that_two_calls_gave_needs_its_id():
+    talk = chat(seed=2)
+    _, (call,) = talked(talk)
+    talk.calls.add(replace(call, id="again"))
+    found = found_in(talk, group(Trajectory([*ASK, call.message], 1.0)))
+    assert found.left_out == Counter({matching.SEVERAL: 1})
+    assert call.id in found_in(talk, pair(talk, Trajectory([*ASK, choice(call)], 1.0))).calls
+
+
+def test_what_is_too_old_unfit_or_trained_on_already():
+    talk = chat(seed=2)
+    items, (call,) = talked(talk)
+    assert found_in(talk, group(Trajectory(items, 1.0)), oldest=4).left_out == Counter({matching.OLD: 1})
+    assert found_in(talk, group(Trajectory(items, 1.0)), trained=[call.id]).left_out == Counter({matching.TWICE: 1})
+    twice = found_in(talk, pair(talk, Trajectory(items, 1.0)), group(Trajectory(items, 0.0)))
+    assert len(twice.groups) == 1 and twice.left_out == Counter({matching.TWICE: 1})
+    talk.calls.add(replace(call, unfit="sampled at temperature 0.5"))
+    assert found_in(talk, group(Trajectory(items, 1.0))).left_out == Counter({"sampled at temperature 0.5": 1})
+
+
+def test_exceptions_in_place_of_trajectories_are_counted():
+    talk = chat(seed=2)
+    found = found_in(talk, group(ValueError("the agent fell over"), *pair(talk, Trajectory(talked(talk)[0], 1.0))))
+    assert found.failed == 1 and len(found.groups[0].rollouts) == 2
+
+
+def test_one_alone_in_its_group_waits_for_another():
+    talk = chat(seed=2)
+    items, _ = talked(talk)
+    found = found_in(talk, group(Trajectory(items, 1.0)))
+    assert found.unusable == Counter({matching.ALONE: 1}) and not found.groups and not found.calls
+
+
+def test_something_else_in_a_trajectory():
+    with pytest.raises(ValueError, match="holds a int"):
+        found_in(chat(), group(Trajectory([*ASK, 5], 1.0)))
+
+
+def test_calls_are_forgotten_by_age_and_by_number():
+    talk = chat(seed=2)
+    _, calls = talked(talk, 3)
+    assert talk.calls.forget(3) == 0 and talk.calls.forget(4) == 3 and len(talk.calls) == 0
+    few = Calls(most=2)
+    for call in calls:
+        few.add(call)
+    assert len(few) == 2 and few.get(calls[0].id) is None and not few.answered(calls[0].message, calls[0].messages)

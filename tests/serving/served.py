@@ -1,0 +1,31 @@
+"""A tiny served model, and ways to ask it."""
+
+import httpx
+
+import gspo
+from gspo.backends.tiny import build_tiny, tiny_qwen3_moe
+from tests.conversation.talking import tokenizer
+
+
+def tiny(template="chatml"):
+    """A model that says anything, with a chat template."""
+    outline = tiny_qwen3_moe(hidden=32, layers=2, experts=4, expert_width=32, heads=2, kv_heads=1, context=512)
+    return build_tiny(outline, tokenizer(template))
+
+
+def serving(folder, template="chatml", made=None, **sections):
+    """A context with a ServedModel; further sections of the configuration change it."""
+    made = made or tiny(template)
+    base = {
+        "rollout": {"num_prompts": 1, "max_completion_length": 12}, "optimizer": {"lr": 1e-2},
+        "algorithm": {"mini_batches": 1}, "log": {"dir": str(folder)},
+    }  # fmt: skip
+    for name, table in sections.items():
+        base[name] = base.get(name, {}) | table
+    return gspo.serve(made.model, tokenizer=made.tokenizer, **base)
+
+
+def post(model, path, body, key=None, **options):
+    """A request, as JSON unless `options` say otherwise."""
+    headers = {"authorization": f"Bearer {model.api_key if key is None else key}"}
+    return httpx.post(f"{model.base_url}{path}", json=body, headers=headers, timeout=60.0, **options)

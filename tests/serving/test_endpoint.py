@@ -1,0 +1,209 @@
+"""The endpoint, asked by OpenAI's client and by clients that mean no good."""
+
+import asyncio
+import json
+import time
+
+import httpx
+import openai
+import pytest
+import torch
+
+from gspo import layout
+from gspo.rollout import reply_of
+from gspo.serving.endpoint import POLL
+from tests.conversation.talking import TOOLS
+from tests.serving.served import post, serving
+
+ASK = [{"role": "user", "content": "what is in the box"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("serve") / "run", serve={"max_body": 20_000, "max_concurrent": 24}) as served:
+        yield served
+
+
+def asked(model, **request):
+    return asyncio.run(_asked(model, **request))
+
+
+async def _asked(model, messages=ASK, **request):
+    async with model.openai_client() as client:
+        return await client.chat.completions.create(model="policy", messages=messages, **request)
+
+
+def test_an_answer_is_what_was_sampled_with_the_policys_likelihoods(model):
+    answer = asked(model, logprobs=True, tools=TOOLS)
+    (choice,) = answer.choices
+    call = model.chat.calls.get(choice.id)
+    rollout = call.rollout
+    assert choice.finish_reason in ("stop", "length") and answer.usage.completion_tokens == call.sampled <= 12
+    assert answer.usage.prompt_tokens == len(rollout.prompt.tokens)
+    told = [one.logprob for one in choice.logprobs.content]
+    assert told == pytest.approx(rollout.logp[rollout.sampled].tolist())
+    batch = layout.build([reply_of(rollout, 0.0)])
+    with torch.no_grad():
+        logp = model.run.policy.forward(batch).logp
+    assert logp.tolist() == pytest.approx(told, abs=1e-5)
+    assert rollout.routes is not None and call.unfit == ""
+
+
+def test_n_seed_and_lengths(model):
+    one, two = asked(model, n=3, seed=7), asked(model, n=3, seed=7)
+    words = [choice.message.content for choice in one.choices]
+    assert words == [choice.message.content for choice in two.choices] and len(set(words)) > 1
+    assert asked(model, max_tokens=2).usage.completion_tokens <= 2
+    assert asked(model, max_completion_tokens=3).usage.completion_tokens <= 3
+
+
+def test_many_at_once_are_sampled_together(model):
+    sizes, generate = [], model.run.sampler.generate
+
+    def counted(prompts, n, sampling):
+        sizes.append(len(prompts))
+        return generate(prompts, n, sampling)
+
+    model.run.sampler.generate = counted
+    try:
+
+        async def all_of_them():
+            async with model.openai_client() as client:
+                asks = [client.chat.completions.create(model="policy", messages=ASK, seed=i) for i in range(20)]
+                return await asyncio.gather(*asks)
+
+        answers = asyncio.run(all_of_them())
+    finally:
+        del model.run.sampler.generate
+    assert sum(sizes) == 20 and max(sizes) >= 5
+    alone = asked(model, seed=3)  # whoever is sampled beside it changes nothing
+    assert answers[3].choices[0].message.content == alone.choices[0].message.content
+
+
+def test_streams(model):
+    async def streamed():
+        async with model.openai_client() as client:
+            stream = await client.chat.completions.create(model="policy", messages=ASK, seed=7, n=2, stream=True)
+            return [chunk async for chunk in stream]
+
+    chunks = asyncio.run(streamed())
+    whole = asked(model, seed=7, n=2)
+    for choice in whole.choices:
+        deltas = [one for chunk in chunks for one in chunk.choices if one.index == choice.index]
+        assert "".join(one.delta.content or "" for one in deltas) == choice.message.content
+        assert deltas[-1].finish_reason == choice.finish_reason and deltas[0].delta.role == "assistant"
+        assert model.chat.calls.get(deltas[0].id) is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_completions_and_models(model):
+    async def all_of_it():
+        async with model.openai_client() as client:
+            done = await client.completions.create(model="policy", prompt="in the box ", n=2, seed=1, logprobs=1)
+            stream = await client.completions.create(model="policy", prompt="in the box ", seed=1, stream=True)
+            pieces = [piece async for piece in stream]
+            return done, pieces, await client.models.list(), await client.models.retrieve("policy")
+
+    done, pieces, listed, one = asyncio.run(all_of_it())
+    assert len(done.choices) == 2 and len(done.choices[0].logprobs.tokens) == len(done.choices[0].logprobs.token_logprobs)
+    assert "".join(choice.text for piece in pieces for choice in piece.choices) == done.choices[0].text
+    assert [each.id for each in listed.data] == ["policy"] == [one.id]
+
+
+def test_what_is_asked_by_nobody_is_not_kept(model):
+    """A client that goes away before its answer."""
+    before = len(model.chat.calls)
+    with model.still:
+        with pytest.raises(openai.APITimeoutError):
+            asyncio.run(_gone(model))
+        time.sleep(3 * POLL)
+    asked(model, seed=1)
+    before += 1
+    assert len(model.chat.calls) == before
+
+
+async def _gone(model):
+    async with model.openai_client(max_retries=0, timeout=2 * POLL) as client:
+        await client.chat.completions.create(model="policy", messages=ASK, n=4)
+
+
+GOOD = {"model": "policy", "messages": ASK}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        ({}, 400, "model"),
+        ({"model": "policy"}, 400, "messages"),
+        (GOOD | {"model": "gpt-4"}, 404, "it is 'policy'"),
+        (GOOD | {"messages": []}, 400, "at least 1"),
+        (GOOD | {"messages": "hello"}, 400, "messages"),
+        (GOOD | {"messages": [{"role": "king", "content": "x"}]}, 400, "role"),
+        (GOOD | {"messages": [{"role": "user"}]}, 400, "without content"),
+        (GOOD | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 400, "messages"),
+        (GOOD | {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "unicode"),
+        (GOOD | {"messages": [{"role": "user", "content": "x " * 2000}]}, 400, "reads at most 512"),
+        (GOOD | {"n": 0}, 400, "n:"),
+        (GOOD | {"n": 100000}, 400, "n:"),
+        (GOOD | {"temperature": -1}, 400, "temperature"),
+        (GOOD | {"top_p": 0}, 400, "top_p"),
+        (GOOD | {"max_tokens": 0}, 400, "max_tokens"),
+        (GOOD | {"stop": [""]}, 400, "none of them empty"),
+        (GOOD | {"frequency_penalty": 1}, 400, "frequency_penalty = 1 cannot be granted"),
+        (GOOD | {"response_format": {"type": "json_object"}}, 400, "response_format"),
+        (GOOD | {"tool_choice": "required", "tools": TOOLS}, 400, "tool_choice"),
+        (GOOD | {"tools": [{"type": "function"}]}, 400, "tools"),
+    ],
+)
+def test_bad_requests_are_answered_with_the_reason(model, body, status, why):
+    content = json.dumps(body)
+    headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
+    answer = httpx.post(f"{model.base_url}/chat/completions", content=content, headers=headers)
+    assert answer.status_code == status and why in answer.json()["error"]["message"]
+
+
+def test_neutral_settings_are_granted(model):
+    more = {
+        "frequency_penalty": 0,
+        "response_format": {"type": "text"},
+        "tool_choice": "auto",
+        "user": "me",
+        "logit_bias": None,
+    }
+    assert post(model, "/chat/completions", GOOD | more).status_code == 200
+
+
+def test_who_has_no_key_gets_nothing(model):
+    for key in ("y", "x", model.api_key[:-1]):
+        answer = post(model, "/chat/completions", GOOD, key=key)
+        assert answer.status_code == 401 and "API key" in answer.json()["error"]["message"]
+    assert httpx.get(f"{model.base_url}/models").status_code == 401
+    assert httpx.get(model.base_url.removesuffix("/v1") + "/health").status_code == 200
+
+
+def test_what_is_too_large_is_refused_with_and_without_a_length(model):
+    large = GOOD | {"messages": [{"role": "user", "content": "x" * 30_000}]}
+    assert post(model, "/chat/completions", large).status_code == 413
+    content = json.dumps(large).encode()
+    headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
+    parts = (content[i : i + 1000] for i in range(0, len(content), 1000))
+    assert httpx.post(f"{model.base_url}/chat/completions", content=parts, headers=headers).status_code == 413
+
+
+def test_what_is_too_much_is_refused(model):
+    async def flood():
+        async with model.openai_client(max_retries=0) as client:
+            asks = [client.chat.completions.create(model="policy", messages=ASK) for _ in range(80)]
+            return await asyncio.gather(*asks, return_exceptions=True)
+
+    found = asyncio.run(flood())
+    refused = [one for one in found if isinstance(one, openai.RateLimitError)]
+    assert refused and len(refused) + sum(hasattr(one, "choices") for one in found) == 80
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"[" * 10_000])
+def test_what_is_no_json(model, body):
+    headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
+    for path in ("/chat/completions", "/completions", "/train"):
+        answer = httpx.post(f"{model.base_url}{path}", content=body, headers=headers)
+        assert answer.status_code == 400 and answer.json()["error"]["message"]

@@ -1,0 +1,172 @@
+"""Whole runs: an agent with OpenAI's client asks, is rewarded, and the model learns from the tokens that were sampled."""
+
+import asyncio
+import json
+import string
+
+import pytest
+
+import gspo
+from gspo import Trajectory, TrajectoryGroup
+from tests.conversation.talking import TOOLS
+from tests.serving.served import post, serving, tiny
+
+ASK = [{"role": "user", "content": "what is in the box"}]
+
+
+def worth(text):
+    """Share of lower-case letters."""
+    return sum(c in string.ascii_lowercase for c in text) / max(1, len(text))
+
+
+async def agent(client, turns=1):
+    items = [*ASK]
+    reward = 0.0
+    for _ in range(turns):
+        answer = await client.chat.completions.create(model="policy", messages=[plain(one) for one in items], tools=TOOLS)
+        items.append(answer.choices[0])
+        reward += worth(answer.choices[0].message.content or "") / turns
+        items.append({"role": "user", "content": "go on"})
+    return Trajectory(items[:-1], reward=reward, metrics={"turns": turns})
+
+
+def plain(item):
+    return item if isinstance(item, dict) else item.message.model_dump(exclude_none=True)
+
+
+async def collected(model, groups=2, size=4, turns=1):
+    async with model.openai_client() as client:
+        made = [await asyncio.gather(*(agent(client, turns) for _ in range(size))) for _ in range(groups)]
+    return [TrajectoryGroup(one) for one in made]
+
+
+def test_an_agent_of_two_turns_learns(tmp_path):
+    async def main():
+        async with serving(tmp_path / "run") as model:
+            rewards = []
+            for _ in range(20):
+                metrics = await model.train(
+                    await collected(model, 2, 12, 2), gspo.TrainConfig(importance_sampling_level="sequence")
+                )
+                rewards.append(metrics["reward"])
+                assert metrics["mismatch/prob_max"] < 1e-4 and metrics["ratio/noise_floor"] < 1e-5  # the very tokens
+                assert metrics["answers/trained"] == 48 and metrics["answers/left_out"] == 0
+                assert metrics["staleness"] == 0
+            assert (await model.log(await collected(model, 1)))["val/reward"] > 0
+            return rewards
+
+    rewards = asyncio.run(main())
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.07
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    assert {row["turn"] for row in lines[-1]["dialogue"] if "turn" in row} == {0, 1}
+    assert (tmp_path / "run" / "report.html").exists() and (tmp_path / "run" / "model" / "model.safetensors").exists()
+    assert "val/reward" in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
+def test_old_answers_are_trained_on_until_they_are_too_old(tmp_path):
+    async def main():
+        async with serving(tmp_path / "run", serve={"max_age": 1}) as model:
+            first, second, third = [await collected(model) for _ in range(3)]
+            assert (await model.train(first))["staleness"] == 0
+            stale = await model.train(second)
+            assert stale["staleness"] == 1 and stale["ratio/noise_floor"] < 1e-5  # of fresh replies, whatever is stale
+            with pytest.raises(ValueError, match=r"nothing to train on: 8 answers: .*(too old|long gone)"):
+                await model.train(third)
+            with pytest.raises(ValueError, match="nothing to train on: 8 answers"):
+                await model.train(second)
+            assert model.step == 2
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_trained_on_is_named_and_the_rest_trained(tmp_path):
+    async def main():
+        async with serving(tmp_path / "run") as model:
+            good, bad = await collected(model, 2)
+            bad.trajectories[0].reward = float("nan")
+            (alone,) = await collected(model, 1, 1)
+            mixed = [good, bad, alone, TrajectoryGroup([]), TrajectoryGroup([Trajectory(ASK, 1.0)]), good]
+            metrics = await model.train(mixed)
+            assert metrics["answers/trained"] == 7 and metrics["groups/dropped"] == 0
+            assert metrics["trajectories/left_out"] == 1 + 1 + 1 + 4  # nan, alone, without an answer, handed over twice
+            for groups, config, why in (
+                ([], None, "no group was given"),
+                ([TrajectoryGroup([])], None, "1 groups without"),
+                (await collected(model), gspo.TrainConfig(importance_sampling_level="token"), 'algorithm.name = "grpo"'),
+                (await collected(model), gspo.TrainConfig(importance_sampling_level="word"), "allowed are sequence"),
+            ):
+                with pytest.raises(ValueError, match=why):
+                    await model.train(groups, config)
+
+    asyncio.run(main())
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert "step 1 leaves out" in events and "no finite number" in events
+
+
+def test_training_over_http(tmp_path):
+    made = tiny()
+
+    async def gathered(model):
+        return await collected(model, 1)
+
+    def body(groups):
+        def message(item):
+            return item if isinstance(item, dict) else {"id": item.id, "message": plain(item)}
+
+        return {"groups": [{"trajectories": [{"messages_and_choices": [message(one) for one in t.messages_and_choices],
+                "reward": t.reward, "turn_rewards": [0.5]} for t in group]} for group in groups]}  # fmt: skip
+
+    with serving(tmp_path / "run", made=made) as model:
+        answer = post(model, "/train", body(asyncio.run(gathered(model))) | {"learning_rate": 1e-3})
+        assert answer.status_code == 200 and answer.json()["step"] == 1
+        assert answer.json()["metrics"]["lr"] == pytest.approx(1e-3)
+        again = post(model, "/train", {"groups": [{"trajectories": []}]})
+        assert again.status_code == 400 and "nothing to train on" in again.json()["error"]["message"]
+    with pytest.raises(ValueError, match=r"log\.dir"), serving(tmp_path / "run", made=made):
+        pass  # a run folder is never overwritten
+
+
+def test_resume(tmp_path):
+    made = tiny()
+    with serving(tmp_path / "run", made=made) as model:
+        asyncio.run(model.train(asyncio.run(collected(model))))
+    options = {"tokenizer": made.tokenizer, "config": tmp_path / "run" / "config.toml"}
+    with gspo.serve(made.model, resume=True, **options) as model:
+        assert model.step == 1 and model.run.sampler.version == 1
+        asyncio.run(model.train(asyncio.run(collected(model))))
+        assert model.step == 2
+
+
+def test_turns_are_credited_for_what_follows_them(tmp_path):
+    async def main():
+        sections = {"algorithm": {"name": "gspo_turn", "credit": "turn", "mini_batches": 1}}
+        async with serving(tmp_path / "run", **sections) as model:
+            groups = await collected(model, 1, 4, 2)
+            for i, one in enumerate(groups[0]):
+                one.turn_rewards, one.reward = [float(i), 0.5], 1.0
+            metrics = await model.train(groups, gspo.TrainConfig(importance_sampling_level="turn"))
+            assert metrics["reward"] == pytest.approx(1.5 + 1.5)
+
+    asyncio.run(main())
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    # R = i + 1.5: mean 3, std 1.29; the second turn's return is 1.5 in all of them
+    assert [row["advantage"] for row in lines] == [
+        pytest.approx([(i - 1.5) / 1.2910, -1.5 / 1.2910], abs=1e-3) for i in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"eval": {"every": 1}}, r"eval.every = 1: .*model\.log"),
+        ({"rollout": {"delay": 1}}, "rollout.delay"),
+        ({"rollout": {"top_p": 0.5}}, "whole distribution"),
+        ({"algorithm": {"credit": "turn"}}, "one advantage for a whole reply"),
+        ({"algorithm": {"discount": 0.5}}, "has no effect"),
+        ({"serve": {"port": 70000}}, "serve.port"),
+        ({"serve": {"host": "203.0.113.1"}}, "nothing can listen there"),
+    ],
+)
+def test_bad_settings(tmp_path, sections, why):
+    with pytest.raises(ValueError, match=why), serving(tmp_path / "run", **sections):
+        pass
