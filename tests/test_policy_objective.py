@@ -85,7 +85,7 @@ def test_the_kl_term_weighs_replies_as_the_objective_does(name):
     plain, _, _ = update(batch, name=name)
     held, _, stats = update(batch, name=name, beta=0.5)
     by_reply = stats["kl_ref"].split(LENGTHS)
-    whole = name in ("gspo", "gspo_token", "grpo", "gmpo", "sapo")
+    whole = name in ("gspo", "gspo_token", "gspo_turn", "grpo", "gmpo", "sapo")
     want = torch.stack([part.mean() if whole else part.sum() for part in by_reply])
     torch.testing.assert_close((held - plain) / 0.5, want, rtol=1e-9, atol=1e-9)
 

@@ -21,6 +21,7 @@ from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_policy import HFPolicy
 from gspo.checks import check_sampler
 from gspo.config import Config
+from gspo.data.functions import load_function
 from gspo.data.rewards import Rewards
 from gspo.data.tasks import PromptStream, load_rows
 from gspo.data.templates import Encoder
@@ -52,6 +53,14 @@ def resolved(config: Config) -> tuple[Config, list[str]]:
     return config, found
 
 
+def scorer_of(config: Config, given: Given) -> Any:
+    """Whoever scores: the rewards, or nobody, where an environment does."""
+    if config.task.environment is None:
+        return Rewards(config.reward, config.task, given.functions)
+    load_function(config.task.environment, "task.environment")  # what is wrong with it shows before a model is loaded
+    return Handed()
+
+
 def loading(what: str) -> AbstractContextManager[Any]:
     """A spinner where there is a terminal."""
     return Console(stderr=True).status(f"loading {what}")
@@ -64,7 +73,7 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
     config, odd = resolved(config)
     with (
         claimed(config, resume) as (folder, last),
-        Rewards(config.reward, config.task, given.functions) as scorer,
+        scorer_of(config, given) as scorer,
     ):
         with warnings.catch_warnings(record=True) as heard:
             with loading("the prompts"):
@@ -218,7 +227,7 @@ def warn_of(log: RunLog, told: Sequence[str], model: HFModel) -> None:
 def evaluating(config: Config) -> Iterator[dict[str, Any]]:
     """The arguments of evaluation.evaluate for the model and the held-out prompts that `config` names."""
     check_sampler(config)
-    with Rewards(config.reward, config.task) as scorer:
+    with scorer_of(config, Given()) as scorer:
         with loading("the prompts"):
             _, held_out = prompts_of(config, Given(), read_outline(config.model))
             if not held_out:

@@ -87,6 +87,20 @@ def check_training(config: Config) -> None:
     check_required(config)
     check_sampler(config)
     check_whole(config)
+    check_environment(config)
+
+
+def check_environment(config: Config) -> None:
+    """What goes together with an environment. Raises ValueError."""
+    if config.task.environment is None:
+        return
+    if config.reward.functions != ["task"] or config.reward.weights:
+        raise ValueError("reward.functions and reward.weights have no effect: task.environment gives the reward itself")
+    if config.rollout.max_staleness:
+        raise ValueError(
+            f"rollout.max_staleness = {config.rollout.max_staleness}: episodes of task.environment are not interrupted by "
+            "weight updates yet: set it to 0"
+        )
 
 
 def check_serving(config: Config) -> None:

@@ -9,20 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-
-def opt(
-    default: Any,
-    *,
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    """A field with its allowed range: `low` and `high` are allowed themselves, `above` is not."""
-    limits = {"low": low, "above": above, "high": high, "choices": choices}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata=limits)
-    return field(default=default, metadata=limits)
+from gspo.loop_config import EvalConfig, GuardConfig, LogConfig, OptimizerConfig, ServeConfig, TrainConfig, opt
 
 
 @dataclass(frozen=True)
@@ -91,6 +78,12 @@ class TaskConfig:
     """`auto`: the tokenizer's chat template if it has one. `none`: the prompt as it stands."""
     template_args: dict[str, Any] = opt({})
     """Arguments of the chat template, such as `enable_thinking = false`."""
+    environment: str | None = opt(None)
+    """`module:Class` of an environment that each prompt is played in, over several turns; it gives the reward itself."""
+    max_turns: int = opt(10, low=1)
+    """Answers of the policy after which an episode of an environment is cut off."""
+    step_timeout: float = opt(60.0, above=0)
+    """Seconds that an environment may take for one step. An episode that takes longer is left out of its group."""
 
 
 @dataclass(frozen=True)
@@ -204,128 +197,6 @@ class AlgorithmConfig:
     """Where PPO's value head stands: on the policy's hidden states, or on a copy of its trunk. Unset: shared for ppo."""
     constants: dict[str, Any] = opt({})
     """Changes of the row's own constants, such as `{tau_neg = 1.1}` of sapo."""
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """AdamW and its schedule. All counts are updates, of which a step has mini_batches x epochs."""
-
-    lr: float = opt(1e-6, above=0)
-    """Learning rate at its highest."""
-    beta1: float = opt(0.9, low=0, high=0.999999)
-    """Decay of the gradient's mean."""
-    beta2: float = opt(0.999, low=0, high=0.999999)
-    """Decay of the squared gradient's mean."""
-    eps: float = opt(1e-8, above=0)
-    """Added to the denominator."""
-    weight_decay: float = opt(0.0, low=0)
-    """Decoupled weight decay."""
-    warmup: int = opt(0, low=0)
-    """Updates over which the learning rate rises from 0."""
-    schedule: str = opt("constant", choices=("constant", "linear", "cosine"))
-    """How it falls after the warm-up, until the last step."""
-    min_lr: float = opt(0.0, low=0, high=1)
-    """Where it falls to, as a share of lr."""
-    max_grad_norm: float = opt(1.0, above=0)
-    """Gradients longer than this are scaled down to it."""
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """The loop."""
-
-    steps: int = opt(100, low=1)
-    """Rollout batches (`gspo sft`: updates)."""
-    seed: int = opt(0, low=0)
-    """Seed of the sampled replies."""
-    batch_size: int = opt(64, low=1)
-    """`gspo sft`: rows an update."""
-    micro_batch_tokens: int = opt(16384, low=1)
-    """Most tokens, padding included, in one forward and backward pass. Changes memory, not gradients."""
-    layout: str = opt("padded", choices=("padded", "packed"))
-    """`padded`: a row a reply. `packed`: one row with shared prompts, for prompts several times longer than the replies."""
-    gradient_checkpointing: bool = opt(False)
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-    save_every: int = opt(50, low=1)
-    """Steps between checkpoints; the last step is always saved."""
-    keep_checkpoints: int = opt(2, low=1)
-    """Checkpoints kept; older ones are deleted."""
-    max_bad_updates: int = opt(3, low=0)
-    """Updates with a non-finite loss or gradient are skipped; more than this many in a row stop the run."""
-
-
-@dataclass(frozen=True)
-class EvalConfig:
-    """Evaluation on held-out prompts, in training and by `gspo eval`."""
-
-    every: int = opt(0, low=0)
-    """Steps between evaluations in training; 0: none. Otherwise also before the first step and after the last."""
-    num_prompts: int = opt(256, low=1)
-    """Held-out prompts."""
-    num_generations: int = opt(1, low=1)
-    """Replies a prompt."""
-    temperature: float = opt(1.0, low=0)
-    """Sampling temperature; 0 takes the likeliest token."""
-    top_p: float = opt(1.0, above=0, high=1)
-    """Nucleus sampling."""
-    top_k: int = opt(0, low=0)
-    """Sample from the k likeliest tokens, 0 for all."""
-    max_completion_length: int | None = opt(None, low=1)
-    """Longest reply, in tokens; unset: as in [rollout]."""
-
-
-@dataclass(frozen=True)
-class ServeConfig:
-    """The endpoint of `gspo serve`, for agents that ask the policy themselves."""
-
-    name: str = opt("policy")
-    """Name of the model in requests."""
-    host: str = opt("127.0.0.1")
-    """Address to listen at."""
-    port: int = opt(0, low=0, high=65535)
-    """Port to listen at; 0: any free one."""
-    max_body: int = opt(16777216, low=1024)
-    """Bytes that a request may have."""
-    max_concurrent: int = opt(1024, low=1)
-    """Requests at once; more are refused."""
-    timeout: float = opt(600.0, above=0)
-    """Seconds that an answer may take."""
-    max_age: int = opt(4, low=0)
-    """Weight versions that an answer may be old when it is trained on; older ones are left out and counted."""
-
-
-@dataclass(frozen=True)
-class LogConfig:
-    """What a run leaves behind."""
-
-    dir: str = opt("runs/run")
-    """Run folder. One that exists is resumed (`--resume`) or refused, never overwritten."""
-    trackers: list[str] = opt([])
-    """Any of `tensorboard`, `wandb`, `trackio`."""
-    project: str = opt("gspo")
-    """Project name for the trackers."""
-    token_rollouts: int = opt(4, low=0)
-    """Rollouts a step that are logged with each token's log-probability and log-ratio."""
-    rollouts: bool = opt(True)
-    """Write every rollout to rollouts.jsonl."""
-
-
-@dataclass(frozen=True)
-class GuardConfig:
-    """The collapse guard: early warnings, and what to do when they hold."""
-
-    action: str = opt("warn", choices=("off", "warn", "stop", "rewind"))
-    """On an alarm `warn`, `stop` with a checkpoint, or `rewind` to the last good one with a lower rate; `off`: no watch."""
-    patience: int = opt(3, low=1)
-    """Steps in a row that an alarm must hold."""
-    window: int = opt(10, low=1)
-    """Steps over which the reward is averaged."""
-    collapse: float = opt(0.5, above=0, high=1)
-    """A reward below this share of its running best counts as collapsed."""
-    lr_factor: float = opt(0.5, above=0, high=1)
-    """What the learning rate is multiplied by at each rewind."""
-    max_rewinds: int = opt(2, low=0)
-    """Rewinds before the run stops."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from gspo.backends.hf_model import HFModel, probe, wrap_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
 from gspo.config import Config, ModelConfig
+from gspo.conversation.episodes import Episodes
+from gspo.data.functions import load_function
 from gspo.data.tasks import load_prompts
 from gspo.data.templates import Encoder
 from gspo.ports import Sampler
@@ -130,16 +132,28 @@ def samplers_of(config: Config, policy: HFPolicy, keep: Path | None = None) -> I
         from gspo.backends.vllm_opening import opened
 
         with opened(config, policy, keep) as engine:
-            yield engine, engine
+            one = playing(config, policy.model, engine)
+            yield one, one
         return
     exact = HFSampler(policy.model, config.sampler.batch_size)
+    both = playing(config, policy.model, exact)
     if config.sampler.quantize == "none":
-        yield exact, exact
+        yield both, both
         return
     coarse = dataclasses.replace(policy.model, model=copy.deepcopy(policy.model.model))
     sampler = HFSampler(coarse, config.sampler.batch_size, config.sampler.quantize)
     sampler.load(policy, 0)
-    yield sampler, exact
+    yield playing(config, policy.model, sampler), both
+
+
+def playing(config: Config, model: HFModel, sampler: Sampler) -> Sampler:
+    """The sampler, or one of whole episodes where the task has an environment."""
+    task = config.task
+    if task.environment is None:
+        return sampler
+    make = load_function(task.environment, "task.environment")
+    encoder = Encoder(model.tokenizer, task)
+    return Episodes(sampler, encoder, model.context_length, make, task.prompt_column, task.max_turns, task.step_timeout)
 
 
 def check_routers(config: Config, model: HFModel) -> None:

@@ -22,7 +22,10 @@ class Sampler(Protocol):
     SamplerError where it cannot go on; after `load` did, `version` is the new one all the same.
     """
 
-    version: int
+    @property
+    def version(self) -> int:
+        """That of the weights of now."""
+        ...
 
     def generate(
         self,
@@ -80,7 +83,10 @@ class Job(Protocol):
 class Speaker(Protocol):
     """Whoever samples one reply at a time, many at once."""
 
-    version: int
+    @property
+    def version(self) -> int:
+        """That of the weights of now."""
+        ...
 
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
         """Begins a reply: `so_far` holds the prompt alone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,7 +39,19 @@ class PromptSource(Protocol):
 
 
 class Handed:
-    """A scorer of what was scored already."""
+    """A scorer of what was scored already. It stands in for data/rewards.py's, which has prompts to check and workers."""
+
+    def __enter__(self) -> Handed:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def check(self, prompts: Iterable[Prompt]) -> None:
+        """Nothing is asked of the prompts."""
+
+    def wait(self) -> None:
+        """Nothing is waited for."""
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The rollouts as they are."""

@@ -103,7 +103,9 @@ def test_tool_calls_become_messages_and_malformed_ones_stay_text():
     (call,) = good.message["tool_calls"]
     assert good.message["content"] == "so" and call["function"]["name"] == "lookup"
     assert json.loads(call["function"]["arguments"]) == {"key": "é"}
-    assert bad.message == {"role": "assistant", "content": "<tool_call>{oops"} and talk.malformed == 1
+    assert (
+        bad.message["content"] == "<tool_call>{oops" and "never closed" in bad.message["malformed"] and talk.malformed == 1
+    )
     assert answers(talk, ASK)[0].message["content"] == CALL  # nobody offered a tool
 
 

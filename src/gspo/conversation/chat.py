@@ -39,6 +39,10 @@ class Asked:
     seed: int | None = None
 
 
+class TooLong(ValueError):
+    """Messages that leave no room for an answer."""
+
+
 class Chat:
     """The policy as one who chats.
 
@@ -125,7 +129,7 @@ class Chat:
         most = asked.max_tokens or self.sampling.max_new_tokens
         if self.context is not None:
             if size >= self.context:
-                raise ValueError(f"the messages have {size} tokens; the model reads at most {self.context}: shorten them")
+                raise TooLong(f"the messages have {size} tokens; the model reads at most {self.context}: shorten them")
             most = min(most, self.context - size)
         given = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k")}
         changed = {name: value for name, value in given.items() if value is not None}
@@ -156,9 +160,9 @@ class Chat:
             return {"role": "assistant", "content": content}
         try:
             beside, found = self._parse(content)
-        except Malformed:
+        except Malformed as error:
             self.malformed += 1
-            return {"role": "assistant", "content": content}
+            return {"role": "assistant", "content": content, "malformed": str(error)}
         calls = [
             {"id": f"{id}-tool-{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
             for i, (name, given) in enumerate(found)

@@ -99,12 +99,13 @@ def _load(
             raise ValueError(f"{source.label}, row {number}: {error}") from error
 
     second = [built(held_out, "eval", number, row) for number, row in held_out]
-    taken = {_key(prompt_of(item)) for item in second}
+    played = task.environment is not None
+    taken = {_key(prompt_of(item), played) for item in second}
     first: list[T] = []
     left_out = 0
     for number, row in train:
         item = built(train, "train", number, row)
-        if _key(prompt_of(item)) in taken:
+        if _key(prompt_of(item), played) in taken:
             left_out += 1
             continue
         first.append(item)
@@ -155,8 +156,9 @@ def _held_out(task: TaskConfig, eval: EvalConfig, eval_rows: Any) -> Table:
     return found.part(0, eval.num_prompts)
 
 
-def _key(prompt: Prompt) -> str:
-    return json.dumps(prompt.messages, sort_keys=True, default=str)
+def _key(prompt: Prompt, played: bool) -> str:
+    """What two prompts must share to be the same; for those that are played, what their environments hide too."""
+    return json.dumps([prompt.messages, prompt.columns if played else None], sort_keys=True, default=str)
 
 
 def _prompt(

@@ -1,0 +1,105 @@
+"""What an episode is played in: a small protocol, and a base class for environments with tools."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gspo.conversation.calls import Message, content_of
+
+
+@dataclass(frozen=True)
+class Step:
+    """What follows an answer. messages: for the policy to read next. reward: of this answer. done: the episode ends here;
+    its reward is the sum over all answers. metrics: numbers to add up over the episode, and to average and log.
+    """
+
+    messages: Sequence[Message] = ()
+    reward: float = 0.0
+    done: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Environment(Protocol):
+    """One episode, used once. It is made from a row of the task: `Class(row)`, a dict with the prompt's column and all
+    others. Many are played at once, so what takes long must be awaited. tools: JSON schemas of what the policy may call.
+    """
+
+    tools: Sequence[dict[str, Any]]
+
+    async def start(self) -> Sequence[Message]:
+        """The messages that the policy reads first."""
+        ...
+
+    async def step(self, answer: Message) -> Step:
+        """What follows an answer of the policy: a message with `content`, and `tool_calls` where it made any; `malformed`
+        says what is wrong with one that set out to call a tool and did not say how.
+        """
+        ...
+
+
+class ToolEnvironment:
+    """An environment whose tools are functions, plain or async, with type hints and a docstring that describes them and
+    each argument (`Args:`). Mistakes in calling them, their own errors, and calls of over `tool_timeout` seconds are told to
+    the policy and counted. An answer without a call goes to `end`.
+    """
+
+    functions: Sequence[Callable[..., Any]] = ()
+    tool_timeout = 10.0
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        from transformers.utils import get_json_schema
+
+        self.row = row
+        self._functions = {function.__name__: function for function in self.functions_of()}
+        self.tools = [get_json_schema(function) for function in self._functions.values()]
+
+    def functions_of(self) -> Sequence[Callable[..., Any]]:
+        """The tools; methods of the environment may be among them."""
+        return self.functions
+
+    async def start(self) -> Sequence[Message]:
+        """The row's prompt: a string, or messages."""
+        prompt = self.row["prompt"]
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+
+    async def end(self, answer: str) -> float:
+        """The reward of an answer that calls no tool, which ends the episode."""
+        raise NotImplementedError
+
+    async def step(self, answer: Message) -> Step:
+        """Runs the tools that the answer calls, or ends."""
+        if "malformed" in answer:
+            told = {"role": "tool", "content": f"error: no call could be read: {answer['malformed']}"}
+            return Step([told], metrics={"tools/malformed": 1})
+        calls = answer.get("tool_calls") or ()
+        if not calls:
+            return Step(reward=float(await self.end(content_of(answer))), done=True)
+        counts: Counter[str] = Counter({"tools/calls": len(calls)})
+        messages = []
+        for call in calls:
+            said, problem = await self._run(call["function"]["name"], call["function"]["arguments"])
+            if problem:
+                counts[f"tools/{problem}"] += 1
+            messages.append({"role": "tool", "tool_call_id": call.get("id", ""), "content": said})
+        return Step(messages, metrics=dict(counts))
+
+    async def _run(self, name: str, arguments: str) -> tuple[str, str]:
+        """What a tool says, and what went wrong: "unknown", "errors" or "timeouts"; "" where nothing did."""
+        function = self._functions.get(name)
+        if function is None:
+            return f"error: there is no tool {name!r}, only {', '.join(self._functions)}", "unknown"
+        try:
+            given = json.loads(arguments)
+            inspect.signature(function).bind(**given)
+            made = function(**given) if inspect.iscoroutinefunction(function) else asyncio.to_thread(function, **given)
+            return str(await asyncio.wait_for(made, self.tool_timeout)), ""
+        except TimeoutError:
+            return f"error: {name} took more than {self.tool_timeout:g} seconds", "timeouts"
+        except Exception as error:  # for the policy to read
+            return f"error: {type(error).__name__}: {error}"[:500], "errors"

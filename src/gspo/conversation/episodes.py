@@ -1,0 +1,158 @@
+"""Episodes in environments, as a sampler: prompts in, rewarded conversations out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gspo.batching import Batching
+from gspo.conversation.calls import Call, Calls, Message
+from gspo.conversation.chat import Asked, Chat, TooLong
+from gspo.conversation.environment import Environment, Step
+from gspo.conversation.tree import woven
+from gspo.data.templates import Encoder
+from gspo.ports import Policy, Sampler, SamplerError, seed_of
+from gspo.types import Prompt, Rollout, Sampling
+
+Make = Callable[[Mapping[str, Any]], Environment]
+
+
+class Episodes:
+    """A sampler whose replies are whole episodes, rewarded by their environments.
+
+    make: an environment of a row. context: most tokens that the model reads. max_turns: answers after which an episode is
+    cut off. step_timeout: seconds that an environment may take for one step. An episode whose environment fails has no
+    reward, and the reason as its `error`.
+    """
+
+    def __init__(
+        self, sampler: Sampler, encoder: Encoder, context: int | None, make: Make, column: str, max_turns: int,
+        step_timeout: float,
+    ) -> None:  # fmt: skip
+        self.sampler, self.encoder, self.context, self.make, self.column = sampler, encoder, context, make, column
+        self.max_turns, self.step_timeout = max_turns, step_timeout
+        self._speaker: Any = sampler if hasattr(sampler, "begin") else Batching(sampler)
+
+    @property
+    def version(self) -> int:
+        """That of the weights of now."""
+        return self.sampler.version
+
+    def load(self, policy: Policy, version: int) -> None:
+        """Takes over the policy's weights."""
+        self.sampler.load(policy, version)
+
+    def generate(
+        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
+    ) -> list[Rollout]:  # fmt: skip
+        """`n` episodes of each prompt, in the order of the prompts, scored."""
+        return asyncio.run(self._all(prompts, n, sampling, progress or (lambda done: None)))
+
+    async def _all(
+        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None]
+    ) -> list[Rollout]:  # fmt: skip
+        done = 0
+
+        async def one(i: int, j: int) -> Rollout:
+            nonlocal done
+            # Each has calls of its own: another's answer in the same words is not this one's.
+            chat = Chat(self._speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
+            made = await Episode(self, chat, prompts[i], seed_of(sampling.seed, i, j)).play()
+            done += 1
+            progress(done)
+            return made
+
+        tasks = [asyncio.ensure_future(one(i, j)) for i in range(len(prompts)) for j in range(n)]
+        try:
+            return counted(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def counted(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """The rollouts with 0 for what others of them counted, so that means are over all."""
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward_parts)
+    return [
+        rollout
+        if rollout.reward is None
+        else replace(rollout, reward_parts={name: rollout.reward_parts.get(name, 0.0) for name in names})
+        for rollout in rollouts
+    ]
+
+
+class Episode:
+    """One episode while it is played."""
+
+    def __init__(self, rules: Episodes, chat: Chat, prompt: Prompt, seed: int) -> None:
+        self.rules, self.chat, self.prompt, self.seed = rules, chat, prompt, seed
+        self.calls: list[Call] = []
+        self.rewards: list[float] = []
+        self.metrics: Counter[str] = Counter()
+        self.messages: list[Message] = []
+        self.dialogue: list[dict[str, Any]] = []
+
+    async def play(self) -> Rollout:
+        """To its end, its limits, or its failure."""
+        try:
+            cut = await self._turns()
+        except SamplerError:
+            raise
+        except Exception as error:  # a failed episode is data
+            reason = "timed out" if isinstance(error, TimeoutError) else str(error)
+            return self._rollout(None, f"environment: {type(error).__name__}: {reason}"[:300])
+        rollout = self._rollout(sum(self.rewards), None)
+        return replace(rollout, stop="length") if cut else rollout
+
+    async def _turns(self) -> bool:
+        """Plays. Returns whether it was cut off."""
+        row = {**self.prompt.columns, self.rules.column: self.prompt.messages}
+        environment = self.rules.make(row)
+        self._hear(await self._in_time(environment.start()))
+        for turn in range(self.rules.max_turns):
+            try:
+                (call,) = await self.chat.answer(self.messages, environment.tools, Asked(seed=self.seed + turn))
+            except TooLong:
+                self.metrics["turns/context_full"] += 1
+                if not self.calls:
+                    raise
+                return True
+            self.calls.append(call)
+            step: Step = await self._in_time(environment.step(call.message))
+            self.rewards.append(float(step.reward))
+            self.metrics.update(step.metrics)
+            told = {"role": "assistant", "content": call.words, "turn": turn, "reward": float(step.reward)}
+            self.messages.append(call.message)
+            self.dialogue.append(told)
+            if step.done:
+                return False
+            self._hear(step.messages)
+        self.metrics["turns/limit"] += 1
+        return True
+
+    def _hear(self, messages: Sequence[Message]) -> None:
+        self.messages.extend(messages)
+        self.dialogue.extend({"role": one.get("role"), "content": one.get("content")} for one in messages)
+
+    async def _in_time(self, made: Any) -> Any:
+        return await asyncio.wait_for(made, self.rules.step_timeout)
+
+    def _rollout(self, reward: float | None, error: str | None) -> Rollout:
+        if not self.calls:
+            begun = Rollout.begun(self.prompt)
+            return replace(begun, stop="error", error=error, dialogue=tuple(self.dialogue))
+        first = self.calls[0].rollout.prompt
+        rollout = woven(replace(self.prompt, tokens=first.tokens), list(enumerate(self.calls)))
+        parts: dict[str, float | None] = {"reward": reward, "turns": float(len(self.calls))}
+        return replace(
+            rollout,
+            reward=reward,
+            reward_parts=parts | dict(self.metrics),
+            turn_rewards=None if reward is None else tuple(self.rewards),
+            text=self.calls[-1].words,
+            dialogue=tuple(self.dialogue),
+            error=error,
+        )

@@ -1,0 +1,197 @@
+"""Environments: whole runs on a tiny model, tools that go wrong, limits, and failures as data."""
+
+import asyncio
+import json
+import time
+
+import pytest
+import torch
+
+import gspo
+from gspo.config import TaskConfig
+from gspo.conversation.environment import Step, ToolEnvironment
+from gspo.conversation.episodes import Episodes
+from gspo.data.templates import Encoder
+from gspo.types import Prompt, Sampling
+from tests.conversation.talking import tokenizer
+from tests.conversation.test_chat import Says
+from tests.serving.served import tiny
+
+ROW = {"prompt": "what is in the box", "value": "42"}
+
+
+class Scripted(Says):
+    """A sampler of whole replies, from a script."""
+
+    def begin(self, so_far, seed, sampling):
+        if not self.script:
+            self.script.append(("nothing", "eos"))
+        return super().begin(so_far, seed, sampling)
+
+
+class Box(ToolEnvironment):
+    """Has tools that work, fail, and hang."""
+
+    tool_timeout = 0.2
+
+    def functions_of(self):
+        return [self.lookup, self.slow, self.aside]
+
+    def lookup(self, key: str) -> str:
+        """Looks up.
+
+        Args:
+            key: what
+        """
+        return {"apples": self.row["value"]}[key]
+
+    def slow(self) -> str:
+        """Sleeps."""
+        time.sleep(1)
+        return "late"
+
+    async def aside(self, number: int) -> int:
+        """Adds.
+
+        Args:
+            number: what
+        """
+        return number + 1
+
+    async def end(self, answer):
+        if answer == "fall over":
+            raise RuntimeError("the environment fell over")
+        if answer == "sleep":
+            await asyncio.sleep(5)
+        return float(self.row["value"] in answer)
+
+
+class Quiz:
+    """Without tools: two questions, each answer rewarded."""
+
+    tools = ()
+
+    def __init__(self, row):
+        self.asked = 0
+
+    async def start(self):
+        return [{"role": "user", "content": "say a"}]
+
+    async def step(self, answer):
+        self.asked += 1
+        letters = sum(c.islower() for c in answer["content"]) / max(1, len(answer["content"]))
+        return Step(
+            [{"role": "user", "content": "again"}], reward=letters, done=self.asked == 2, metrics={"letters": letters}
+        )
+
+
+def played(*script, make=Box, context=4096, **limits):
+    sampler = Scripted("chatml", *script)
+    encoder = Encoder(tokenizer("chatml"), TaskConfig())
+    rules = {"max_turns": 4, "step_timeout": 1.0} | limits
+    episodes = Episodes(sampler, encoder, context, make, "prompt", **rules)
+    prompt = Prompt("0", ROW["prompt"], tuple(encoder.prompt(ROW["prompt"])[0]), {"value": "42"})
+    (rollout,) = episodes.generate([prompt], 1, Sampling(50, stop_ids=(tokenizer("chatml").eos_token_id,)))
+    return rollout
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>", "eos"
+
+
+def test_a_tool_is_used_and_the_answer_rewarded():
+    rollout = played(call("lookup", key="apples"), call("aside", number=41), ("it is 42", "eos"))
+    assert rollout.reward == 1.0 and rollout.turn_rewards == (0.0, 0.0, 1.0) and rollout.error is None
+    assert rollout.turn.unique().tolist() == [-1, 0, 1, 2] and rollout.parent is None  # one row, nothing read twice
+    assert [one["content"] for one in rollout.dialogue if one["role"] == "tool"] == ["42", "42"]
+    assert rollout.reward_parts == {"reward": 1.0, "turns": 3.0, "tools/calls": 2}
+    assert rollout.sampled.sum() == sum(rollout.turn >= 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "told", "counted"),
+    [
+        (call("steal", key="x"), "there is no tool 'steal', only lookup, slow, aside", "tools/unknown"),
+        (call("lookup", key="pears"), "KeyError: 'pears'", "tools/errors"),
+        (call("lookup", wrong="x"), "TypeError: missing a required argument: 'key'", "tools/errors"),
+        (call("slow"), "slow took more than 0.2 seconds", "tools/timeouts"),
+        (("<tool_call>{oops", "eos"), "no call could be read: <tool_call> is never closed", "tools/malformed"),
+    ],
+)
+def test_what_goes_wrong_with_a_tool_is_told_and_counted(said, told, counted):
+    rollout = played(said, ("it is 42", "eos"))
+    assert told in rollout.dialogue[2]["content"] and rollout.dialogue[2]["role"] == "tool"
+    assert rollout.reward_parts[counted] == 1 and rollout.reward == 1.0
+
+
+def test_limits_cut_an_episode_off():
+    rollout = played(*[call("lookup", key="apples")] * 9, max_turns=3)
+    assert rollout.stop == "length" and rollout.reward == 0.0 and rollout.reward_parts["turns/limit"] == 1
+    assert len(rollout.turn_rewards) == 3
+    rollout = played(*[call("lookup", key="apples")] * 9, max_turns=9, context=800)
+    assert rollout.stop == "length" and rollout.reward_parts["turns/context_full"] == 1
+
+
+@pytest.mark.parametrize(("said", "why"), [("fall over", "RuntimeError: the environment fell over"), ("sleep", "timed out")])
+def test_an_environment_that_fails_is_data(said, why):
+    rollout = played((said, "eos"))
+    assert rollout.reward is None and why in rollout.error and len(rollout.dialogue) >= 1
+
+
+def test_an_environment_that_cannot_be_made_is_data():
+    def broken(row):
+        raise ValueError("no such room")
+
+    rollout = played(make=broken)
+    assert rollout.reward is None and "no such room" in rollout.error and not rollout.sampled.any()
+
+
+def test_whole_runs_learn_from_an_environment_and_resume(tmp_path):
+    made = tiny()
+    rows = [{"prompt": f"say a, {i}"} for i in range(40)]
+    sections = {
+        "task": {"environment": f"{__name__}:Quiz"},
+        "rollout": {"num_prompts": 4, "num_generations": 8, "max_completion_length": 8},
+        "algorithm": {"name": "gspo_token", "credit": "turn", "mini_batches": 1}, "optimizer": {"lr": 1e-2},
+        "eval": {"every": 8, "num_prompts": 4}, "log": {"dir": str(tmp_path / "run")},
+    }  # fmt: skip
+    gspo.train(made.model, rows, tokenizer=made.tokenizer, train={"steps": 8, "save_every": 4}, **sections)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert all(line["mismatch/prob_max"] < 1e-4 and line["reward/turns"] == 2 for line in steps)
+    assert steps[-1]["reward"] > steps[0]["reward"] and lines[-1]["eval/reward"] > 0
+    rollouts = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    assert all(len(row["advantage"]) == 2 and len(row["dialogue"]) == 4 for row in rollouts)
+    again = gspo.train(
+        made.model, rows, tokenizer=made.tokenizer, train={"steps": 9, "save_every": 4}, resume=True, **sections
+    )
+    assert again.finished and again.metrics["step"] == 9
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"task": {"environment": "nowhere:Box"}}, "there is no module 'nowhere'"),
+        ({"task": {"environment": f"{__name__}:Quiz"}, "reward": {"functions": ["exact"]}}, "gives the reward itself"),
+        ({"task": {"environment": f"{__name__}:Quiz"}, "rollout": {"max_staleness": 1}, "sampler": {"engine": "vllm"}},
+         "not interrupted"),
+    ],
+)  # fmt: skip
+def test_bad_settings(tmp_path, sections, why):
+    made, rows = tiny(), [{"prompt": f"a {i}"} for i in range(20)]
+    with pytest.raises(ValueError, match=why):
+        gspo.train(made.model, rows, tokenizer=made.tokenizer, config=sections, log={"dir": str(tmp_path / "run")})
+
+
+def test_the_same_seed_plays_the_same_episodes():
+    from gspo.backends.hf_sampler import HFSampler
+
+    made = tiny()
+    encoder = Encoder(made.tokenizer, TaskConfig())
+    episodes = Episodes(HFSampler(made), encoder, 512, Quiz, "prompt", 4, 5.0)
+    prompts = [Prompt(str(i), f"say {i}", (5, 6)) for i in range(3)]
+    one, two = (
+        episodes.generate(prompts, 4, Sampling(6, seed=3, stop_ids=(made.tokenizer.eos_token_id,))) for _ in range(2)
+    )
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(one, two))
+    assert len({tuple(r.tokens.tolist()) for r in one}) > 6
