@@ -204,3 +204,17 @@ def test_no_runs_and_no_metrics(tmp_path):
         write_report([])
     with pytest.raises(ValueError, match=r"no metrics\.jsonl"):
         write_report([tmp_path])
+
+
+def test_conversations_are_shown_turn_by_turn(tmp_path):
+    said = [
+        {"role": "user", "content": "which <box>?"},
+        {"role": "assistant", "content": "look a", "turn": 0, "reward": -0.02},
+        {"role": "tool", "content": "nothing"},
+        {"role": "assistant", "content": "made up", "left_out": "no answer of the policy"},
+    ]
+    rollouts(tmp_path, [row(step, "which <box>?", 1.0, "look a", dialogue=said) for step in (1, 2)])
+    shown = samples.before_and_after(tmp_path, escape)
+    for text in ("turn 1, trained, reward −0.02", "tool", "nothing", "left out: no answer of the policy", "which &lt;box&gt;?"):
+        assert text in shown, text
+    assert shown.count('<div class="reply">look a</div>') == 2 and "<box>" not in shown

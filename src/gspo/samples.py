@@ -35,14 +35,31 @@ def before_and_after(folder: Path, escape: Escape) -> str:
     for name, row in zip(("Before", "After"), pair):
         cards.append(
             f'<div class="card"><h3>{name}: step {row["step"]}</h3><p class="about">{escape(_about(row))}</p>'
-            f'<div class="prompt">{escape(prompt_text(row))}</div>'
-            f'<div class="reply">{escape(_shorten(str(row.get("completion", ""))))}</div></div>'
+            f"{_said(row, escape)}</div>"
         )
     same = "the same prompt" if prompt_text(pair[0]) == prompt_text(pair[1]) else "the prompts most alike"
     return (
         f'<h2>A reply before and after</h2><p class="note">To {same} before and after training; each '
         f'with the median reward of its time.</p><div class="pair">{"".join(cards)}</div>'
     )
+
+
+def _said(row: dict[str, Any], escape: Escape) -> str:
+    """The prompt and the reply; a conversation turn by turn: who spoke, what was trained on, and what it was worth."""
+    if not row.get("dialogue"):
+        reply = escape(_shorten(str(row.get("completion", ""))))
+        return f'<div class="prompt">{escape(prompt_text(row))}</div><div class="reply">{reply}</div>'
+    turns = []
+    for one in row["dialogue"]:
+        trained = "turn" in one
+        notes = [f"turn {one['turn'] + 1}, trained" if trained else str(one.get("role", ""))]
+        notes += [f"reward {value:+.2f}".replace("-", "−") for value in [one.get("reward")] if value is not None]
+        notes += [f"left out: {why}" for why in [one.get("left_out")] if why]
+        turns.append(
+            f'<p class="about">{escape(", ".join(notes))}</p>'
+            f'<div class="{"reply" if trained else "prompt"}">{escape(_shorten(str(one.get("content", "")), 2000))}</div>'
+        )
+    return "".join(turns)
 
 
 def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
