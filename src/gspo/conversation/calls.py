@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from gspo.types import Rollout
 
 Message = dict[str, Any]
 Key = tuple[str, str, str]  # what makes two messages equal
 TEXT = "text"  # the role of a text that is to be completed
+MOST = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,18 @@ def key(message: Message) -> Key:
     return str(message.get("role")), content_of(message), json.dumps(calls)
 
 
-class Calls:
-    """The calls of a run by id and by answer. most: how many are kept; the oldest go first. Safe between threads."""
+def size(call: Call) -> int:
+    """Bytes of its tensors."""
+    return sum(value.nbytes for value in vars(call.rollout).values() if isinstance(value, Tensor))
 
-    def __init__(self, most: int = 100_000) -> None:
-        self.most = most
+
+class Calls:
+    """The calls of a run by id and by answer. most: bytes of tensors that are kept; the oldest calls go first. Safe between
+    threads.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self.most, self._held = most, 0
         self._by_id: dict[str, Call] = {}
         self._by_answer: dict[Key, dict[str, Call]] = {}
         self._by_text: dict[str, Call] = {}  # of completed texts alone
@@ -86,7 +96,8 @@ class Calls:
             self._by_answer.setdefault(key(call.message), {})[call.id] = call
             if call.messages[0].get("role") == TEXT:
                 self._by_text[call.read + call.said] = call
-            while len(self._by_id) > self.most:
+            self._held += size(call)
+            while self._held > self.most and len(self._by_id) > 1:
                 self._drop(next(iter(self._by_id.values())))
 
     def get(self, id: str) -> Call | None:
@@ -118,6 +129,7 @@ class Calls:
 
     def _drop(self, call: Call) -> None:
         del self._by_id[call.id]
+        self._held -= size(call)
         same = self._by_answer[key(call.message)]
         del same[call.id]
         if not same:
