@@ -86,9 +86,7 @@ def test_kill_9_frees_the_folder_though_a_child_lives_on(tmp_path):
         "import os, sys, time\n"
         "from gspo.runlog import RunFolder\n"
         "folder = RunFolder.create(sys.argv[1], '')\n"
-        "child = os.fork()\n"
-        "if not child: time.sleep(60)\n"
-        "print(child, flush=True)\n"
+        "if not os.fork(): print(os.getpid(), flush=True)\n"  # the child, once it has let go of the lock
         "time.sleep(60)\n"
     )
     run = tmp_path / "run"
