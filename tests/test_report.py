@@ -215,6 +215,12 @@ def test_conversations_are_shown_turn_by_turn(tmp_path):
     ]
     rollouts(tmp_path, [row(step, "which <box>?", 1.0, "look a", dialogue=said) for step in (1, 2)])
     shown = samples.before_and_after(tmp_path, escape)
-    for text in ("turn 1, trained, reward −0.02", "tool", "nothing", "left out: no answer of the policy", "which &lt;box&gt;?"):
+    for text in (
+        "turn 1, trained, reward −0.02",
+        "tool",
+        "nothing",
+        "left out: no answer of the policy",
+        "which &lt;box&gt;?",
+    ):
         assert text in shown, text
     assert shown.count('<div class="reply">look a</div>') == 2 and "<box>" not in shown
