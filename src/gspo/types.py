@@ -54,7 +54,8 @@ class Rollout:
     tokens [L] int64: prompt and reply. sampled [L] bool: True where the policy chose the token; |y| counts these.
     logp [L] float32: log-probability under the sampler itself (mu), 0 where not sampled.
     version [L] int64: the version of the weights that sampled the token, -1 where not sampled.
-    stop: "eos" | "stop" | "length". reward: None until scored, or when every reward failed (then `error` says why).
+    stop: "eos" | "stop" | "length", or "error" where nothing was sampled. reward: None until scored, or when every reward
+    failed (then `error` says why).
     routes [L, layers, k] int16: the experts that the sampler chose for each token, -1 where the token was not read (the
     last one never is); None for a dense model, or where nobody asked.
 

@@ -207,3 +207,16 @@ def test_what_is_no_json(model, body):
     for path in ("/chat/completions", "/completions", "/train"):
         answer = httpx.post(f"{model.base_url}{path}", content=body, headers=headers)
         assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "trajectory",
+    [
+        {"messages_and_choices": [], "reward": 1, "additional_histories": [{}]},
+        {"messages_and_choices": [{"role": "user", "content": 5}], "reward": 1},
+        {"messages_and_choices": [{"role": "assistant", "content": [{"type": "image_url"}]}], "reward": 1},
+    ],
+)
+def test_trajectories_that_are_none_are_no_error_of_ours(model, trajectory):
+    answer = post(model, "/train", {"groups": [{"trajectories": [trajectory]}]})
+    assert answer.status_code == 400 and answer.json()["error"]["message"]

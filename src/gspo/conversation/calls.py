@@ -51,6 +51,8 @@ def content_of(message: Message) -> str:
         return ""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise ValueError(f"a message has a {type(content).__name__} for its content: a text is expected")
     texts = []
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text":

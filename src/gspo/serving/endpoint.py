@@ -95,7 +95,6 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
 
     app = FastAPI(title="gspo", description="The policy that is being trained.", docs_url=None, redoc_url=None)
     app.add_middleware(Limits, key=key, config=config)
-    app.state.chat = chat
     _errors(app)
 
     def checked(request: Asking) -> None:

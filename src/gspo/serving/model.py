@@ -19,7 +19,7 @@ from gspo.config import Config
 from gspo.conversation.calls import Calls
 from gspo.conversation.chat import Chat
 from gspo.conversation.matching import matched
-from gspo.conversation.trajectories import LEVELS, TrainConfig, Trajectory, TrajectoryGroup
+from gspo.conversation.trajectories import LEVELS, History, TrainConfig, Trajectory, TrajectoryGroup
 from gspo.data.templates import Encoder
 from gspo.handed import HandedSource
 from gspo.run import Metrics, Run, save
@@ -186,13 +186,7 @@ def _run(server: uvicorn.Server) -> None:
 
 
 def _trajectory(body: dict[str, Any]) -> Trajectory:
-    histories = [_History(**one) for one in body.pop("additional_histories")]
-    return Trajectory(**body, additional_histories=histories)
-
-
-class _History:
-    def __init__(self, messages_and_choices: list[Any], **more: Any) -> None:
-        self.messages_and_choices = messages_and_choices
+    return Trajectory(**(body | {"additional_histories": [History(**one) for one in body["additional_histories"]]}))
 
 
 def _finite(metrics: Metrics) -> Metrics:

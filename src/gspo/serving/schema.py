@@ -145,14 +145,17 @@ class ChatRequest(Asking):
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 30)
 
 
-Tokens = list[Annotated[int, Field(ge=0)]]
-
-
 class CompletionRequest(Asking):
     """POST /v1/completions."""
 
     prompt: Text
     logprobs: int | None = Field(None, ge=0, le=1)
+
+
+class HistoryBody(BaseModel):
+    """A conversation beside the main one as JSON."""
+
+    messages_and_choices: list[dict[str, Any]] = Field(max_length=10_000)
 
 
 class TrajectoryBody(BaseModel):
@@ -163,7 +166,7 @@ class TrajectoryBody(BaseModel):
     turn_rewards: list[float] | None = None
     metrics: dict[str, float] = {}
     metadata: dict[str, Any] = {}
-    additional_histories: list[dict[str, Any]] = []
+    additional_histories: list[HistoryBody] = []
 
 
 class GroupBody(BaseModel):
