@@ -526,6 +526,19 @@ def test_ctrl_c_while_scoring_leaves_nothing_behind(tmp_path):
         assert process.communicate()[0].split() == ["begin", "interrupted", "True", "1.0", "True"]
 
 
+def test_a_late_reader_of_a_closed_worker_takes_nothing_of_the_next():
+    with named("length") as rewards:
+        rewards.wait()
+        old = rewards.workers[0]
+        number = old.connection.fileno()
+        rewards.close()
+        rewards._start()  # as after Ctrl-C, while a thread may still be about to read
+        assert rewards.workers[0].connection.fileno() != number
+        with pytest.raises(workers.Lost, match="SIGKILL"):
+            old.receive(1.0)
+        assert rewards.score([rollout("a")])[0].reward == 1
+
+
 def test_rewards_start_in_the_background():
     with named("length") as rewards:
         assert not rewards.workers[0].ready

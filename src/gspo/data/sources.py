@@ -181,6 +181,6 @@ def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[
     except EOFError:
         raise RuntimeError(f"{source}: the process that makes its items died") from None
     finally:
-        workers.kill(process, connection)
+        workers.kill(process)
     first, second = (Table(source, entries, range(len(entries))) for entries in answer)
     return first, second

@@ -141,13 +141,16 @@ def spawn(request: tuple[Any, ...]) -> tuple[subprocess.Popen[bytes], Connection
     return process, ours
 
 
-def kill(process: subprocess.Popen[bytes], connection: Connection) -> None:
-    """Ends a worker and what it started."""
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends a worker and what it started.
+
+    Its connection is left to be collected: another thread may be about to read from it, and a number closed here would
+    be given to the next worker's connection, whose first message that thread would take.
+    """
     if process.returncode is None:  # not reaped yet, so the number is still its own
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    connection.close()
 
 
 class Worker:
@@ -206,7 +209,7 @@ class Worker:
         with self.lock:
             if self.closed:
                 raise RuntimeError("the reward worker is closed")
-            kill(self.process, self.connection)
+            kill(self.process)
             self.process, self.connection = spawn(self.request)
             self.ready = False
 
@@ -214,7 +217,7 @@ class Worker:
         """Kill the process, for good."""
         with self.lock:
             self.closed = True
-            kill(self.process, self.connection)
+            kill(self.process)
 
 
 class Thread:
