@@ -5,37 +5,26 @@ from __future__ import annotations
 import queue
 import threading
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from gspo.ports import Sampler
+from gspo.ports import Job, Sampler
 from gspo.types import Prompt, Rollout, Sampling
 
 WINDOW = 0.005  # seconds without another request after which a batch is closed
 
 
+@dataclass(frozen=True, eq=False)
 class Waiting:
-    """A reply that waits for its batch. so_far: its prompt, until it is done."""
+    """A reply that waits for its batch."""
 
-    def __init__(self, begun: Rollout, seed: int, sampling: Sampling) -> None:
-        self.begun, self.seed, self.sampling = begun, seed, sampling
-        self.future: Future[Rollout] = Future()
+    begun: Rollout
+    seed: int
+    sampling: Sampling
+    future: Future[Rollout] = field(default_factory=Future)
 
-    @property
-    def so_far(self) -> Rollout:
-        """What is known of the reply."""
+    def now(self) -> Rollout:
+        """Its prompt, or the whole of it once it is done."""
         return self.future.result() if self.future.done() and not self.future.exception() else self.begun
-
-    def done(self) -> bool:
-        """Whether it ended, well or not."""
-        return self.future.done()
-
-    def result(self) -> Rollout:
-        """The reply. Raises what sampling raised."""
-        return self.future.result()
-
-    def cancel(self) -> None:
-        """Gives it up, if its batch has not begun."""
-        self.future.cancel()
 
 
 class Batching:
@@ -54,11 +43,11 @@ class Batching:
         """That of the weights of now."""
         return self.sampler.version
 
-    def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Waiting:
+    def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
         """Begins a reply: `so_far` holds the prompt alone."""
         waiting = Waiting(so_far, seed, sampling)
         self._queue.put(waiting)
-        return waiting
+        return Job(waiting.future, waiting.now)
 
     def close(self) -> None:
         """Ends the thread once all that was begun is done."""

@@ -55,29 +55,30 @@ def seed_of(seed: int | tuple[int, ...], prompt: int, reply: int) -> int:
     return int(np.random.SeedSequence(key_of(seed, prompt, reply)).generate_state(1, np.uint32)[0])
 
 
-class Job(Protocol):
-    """A reply that is being sampled. so_far: what came of it until the last weight update; whole once it is done. future:
-    of the reply.
+class Job:
+    """A reply that is being sampled. future: of the reply; it raises SamplerError where the engine could not give it. now:
+    tells what came of it so far.
     """
 
-    future: Future[Rollout]
+    def __init__(self, future: Future[Rollout], now: Callable[[], Rollout]) -> None:
+        self.future, self._now = future, now
 
     @property
     def so_far(self) -> Rollout:
-        """What is known of it."""
-        ...
+        """What came of it until the last weight update; whole once it is done."""
+        return self._now()
 
     def done(self) -> bool:
         """Whether it ended, well or not."""
-        ...
+        return self.future.done()
 
     def result(self) -> Rollout:
         """The reply. Raises SamplerError where the engine could not give it."""
-        ...
+        return self.future.result()
 
     def cancel(self) -> None:
         """Gives it up."""
-        ...
+        self.future.cancel()
 
 
 class Speaker(Protocol):

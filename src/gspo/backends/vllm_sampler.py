@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -22,36 +22,12 @@ from gspo.backends.vllm_check import PROBE_TOKENS, ROUNDS, Check
 from gspo.backends.vllm_replies import Reply
 from gspo.backends.vllm_routes import Routers
 from gspo.backends.vllm_server import Engine, EngineError
-from gspo.ports import Policy, SamplerError, seed_of
+from gspo.ports import Job, Policy, SamplerError, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
 WEIGHTS, NEXT = "weights", "next"  # the folders of the exchange: of now, and while they are written
 TRIES = 3  # failures in a row before the engine is given up
 PAUSE = 0.5  # seconds before another try
-
-
-class Job:
-    """A reply that is being sampled. so_far: what came of it until the last weight update."""
-
-    def __init__(self, reply: Reply, future: Future[Rollout]) -> None:
-        self._reply, self.future = reply, future
-
-    @property
-    def so_far(self) -> Rollout:
-        """What is known of the reply; whole once it is done."""
-        return self._reply.so_far
-
-    def done(self) -> bool:
-        """Whether it ended, well or not."""
-        return self.future.done()
-
-    def result(self) -> Rollout:
-        """The reply. Raises SamplerError where the engine could not give it."""
-        return self.future.result()
-
-    def cancel(self) -> None:
-        """Gives it up."""
-        self.future.cancel()
 
 
 class VLLMSampler:
@@ -215,7 +191,7 @@ class VLLMSampler:
     def _begin(self, so_far: Rollout, seed: int, sampling: Sampling, room: AbstractAsyncContextManager[Any]) -> Job:
         routers = self.routers if sampling.routes else None
         reply = Reply(so_far, seed, sampling, self.model.tokenizer, self.model.config.vocab_size, routers)
-        return Job(reply, asyncio.run_coroutine_threadsafe(self._sample(reply, room), self._loop))
+        return Job(asyncio.run_coroutine_threadsafe(self._sample(reply, room), self._loop), lambda: reply.so_far)
 
     async def _sample(self, reply: Reply, room: AbstractAsyncContextManager[Any]) -> Rollout:
         failures = 0
