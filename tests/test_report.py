@@ -213,10 +213,11 @@ def test_conversations_are_shown_turn_by_turn(tmp_path):
         {"role": "tool", "content": "nothing"},
         {"role": "assistant", "content": "made up", "left_out": "no answer of the policy"},
     ]
-    rollouts(tmp_path, [row(step, "which <box>?", 1.0, "look a", dialogue=said) for step in (1, 2)])
+    tokens = {"tokens": ["look ", "a"], "log_ratio": [0.1, -0.1], "token_turns": [0, 0]}
+    rollouts(tmp_path, [row(step, "which <box>?", 1.0, "look a", dialogue=said, **tokens) for step in (1, 2)])
     shown = samples.before_and_after(tmp_path, escape)
     for text in (
-        "turn 1, trained, reward −0.02",
+        "turn 1, reward −0.02",
         "tool",
         "nothing",
         "left out: no answer of the policy",
@@ -224,3 +225,15 @@ def test_conversations_are_shown_turn_by_turn(tmp_path):
     ):
         assert text in shown, text
     assert shown.count('<div class="reply">look a</div>') == 2 and "<box>" not in shown
+    shown = samples.coloured(tmp_path / "rollouts.jsonl", escape)
+    assert "turn 1, trained, reward −0.02" in shown and ">look </i>" in shown and shown.count("nothing") == 1
+
+
+def test_tokens_stand_in_the_turns_that_sampled_them(tmp_path):
+    said = [{"role": "assistant", "content": content, "turn": turn} for turn, content in enumerate("abc")]
+    tokens = {"tokens": ["b", "a", "a"], "log_ratio": [0.1] * 3, "token_turns": [1, 0, 0]}
+    rollouts(tmp_path, [row(1, "p", 1.0, dialogue=said, **tokens)])
+    shown = samples.coloured(tmp_path / "rollouts.jsonl", escape)
+    first, second, third = shown.split('<p class="about">turn ')[1:]
+    assert first.count(">a</i>") == 2 and second.count(">b</i>") == 1 and third.count("</i>") == 0
+    assert first.startswith("1, trained") and third.startswith("3</p>")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median_low as median
 from typing import Any
@@ -44,20 +45,24 @@ def before_and_after(folder: Path, escape: Escape) -> str:
     )
 
 
-def _said(row: dict[str, Any], escape: Escape) -> str:
-    """The prompt and the reply; a conversation turn by turn: who spoke, what was trained on, and what it was worth."""
+def _said(row: dict[str, Any], escape: Escape, replies: Callable[[int], str] | None = None) -> str:
+    """The prompt and the reply; a conversation turn by turn: who spoke, and what it was worth. replies: the HTML of what the
+    policy said in a turn; None: the text.
+    """
     if not row.get("dialogue"):
-        reply = escape(_shorten(str(row.get("completion", ""))))
+        reply = replies(0) if replies else escape(_shorten(str(row.get("completion", ""))))
         return f'<div class="prompt">{escape(prompt_text(row))}</div><div class="reply">{reply}</div>'
     turns = []
     for one in row["dialogue"]:
-        trained = "turn" in one
-        notes = [f"turn {one['turn'] + 1}, trained" if trained else str(one.get("role", ""))]
+        spoken, shown = "turn" in one, escape(_shorten(str(one.get("content", "")), 2000))
+        notes = [f"turn {one['turn'] + 1}" if spoken else str(one.get("role", ""))]
         notes += [f"reward {value:+.2f}".replace("-", "−") for value in [one.get("reward")] if value is not None]
         notes += [f"left out: {why}" for why in [one.get("left_out")] if why]
+        if spoken and replies:
+            notes[0] += ", trained" if (coloured := replies(one["turn"])) else ""
+            shown = coloured or shown
         turns.append(
-            f'<p class="about">{escape(", ".join(notes))}</p>'
-            f'<div class="{"reply" if trained else "prompt"}">{escape(_shorten(str(one.get("content", "")), 2000))}</div>'
+            f'<p class="about">{escape(", ".join(notes))}</p><div class="{"reply" if spoken else "prompt"}">{shown}</div>'
         )
     return "".join(turns)
 
@@ -101,8 +106,7 @@ def coloured(path: Path, escape: Escape, most: int = 6) -> str:
     top = (sizes[int(0.98 * (len(sizes) - 1))] if sizes else 0.0) or 1e-6
     cards = [
         f'<div class="card"><p class="about">{escape(_about(row))}</p>'
-        f'<div class="prompt">{escape(prompt_text(row))}</div>'
-        f'<div class="reply">{_tokens(row, top, escape)}</div></div>'
+        f"{_said(row, escape, partial(_tokens, row, top, escape))}</div>"
         for row in rows
     ]
     swatches = "".join(f'<i class="{shade(v, 1.0)}"></i>' for v in (-1, -0.7, -0.45, -0.2, 0, 0.2, 0.45, 0.7, 1))
@@ -127,11 +131,13 @@ def shade(value: float | None, top: float) -> str:
     return f"{'u' if value > 0 else 'd'}{level}" if level else ""
 
 
-def _tokens(row: dict[str, Any], top: float, escape: Escape) -> str:
-    tokens, ratios = row["tokens"], row["log_ratio"]
-    logps = row.get("logp") or [None] * len(tokens)
+def _tokens(row: dict[str, Any], top: float, escape: Escape, turn: int) -> str:
+    """Those of a turn that were trained on."""
+    nothing, turns = [None] * len(row["tokens"]), row.get("token_turns") or [0] * len(row["tokens"])
+    each = zip(row["tokens"], row["log_ratio"], row.get("logp") or nothing, turns)
+    tokens = [one[:3] for one in each if one[3] == turn]
     spans, half = [], MOST_TOKENS // 2
-    for i, (token, ratio, logp) in enumerate(zip(tokens, ratios, logps)):
+    for i, (token, ratio, logp) in enumerate(tokens):
         if len(tokens) > MOST_TOKENS and half <= i < len(tokens) - half:
             if i == half:
                 spans.append(f'<span class="gap"> … {len(tokens) - 2 * half:,} tokens left out … </span>')

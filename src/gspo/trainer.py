@@ -192,4 +192,6 @@ def rollout_lines(run: Run, groups: Sequence[Group], batch: Learnable) -> list[M
             "logp": reply.logp_mu.tolist(),
             "log_ratio": (seen.logp - reply.logp_mu).tolist(),  # how far this step's updates moved the token
         }
+        if reply.turn is not None:
+            lines[i]["token_turns"] = reply.turn.tolist()
     return lines
