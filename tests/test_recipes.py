@@ -53,7 +53,8 @@ def test_a_recipe_resolves(path):
 
 
 def test_the_demo_recipes_are_the_demos_own():
-    for name, target in (("demo", "train"), ("demo_cold_start", "cold_start")):
+    for name in ("demo", "demo_cold_start", "demo_agent", "demo_agent_cold_start"):
+        target = {"demo": "train", "demo_agent": "agent_train"}.get(name, name.removeprefix("demo_"))
         link = ROOT / "configs" / f"{name}.toml"
         assert link.resolve() == (ROOT / "src" / "gspo" / "demo" / f"{target}.toml").resolve()
 

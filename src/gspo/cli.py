@@ -71,7 +71,8 @@ def parser() -> Parser:
     made = command("report", "draw the figures and the report of one run, or lay several over each other", fields=False)
     made.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folders; the report goes into the first")
     made = command("demo", "a tiny mixture of experts learns by GSPO that working it out pays", fields=False)
-    made.add_argument("--dir", default="runs/demo", help="run folder (default: %(default)s)")
+    made.add_argument("--agent", action="store_true", help="the agents' demo: conversations with a tool")
+    made.add_argument("--dir", help="run folder (default: runs/demo, runs/demo-agent)")
     made.add_argument("--seed", type=int, default=0, help="seed of the whole demo (default: %(default)s)")
     made.add_argument("--resume", action="store_true", help="go on with a demo that was stopped")
     command("config", "print the resolved configuration with each field's meaning and unit", "?")
@@ -133,7 +134,8 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if arguments.command == "demo":
         from gspo.demo import play
 
-        return play.play(Path(arguments.dir), arguments.seed, arguments.resume)
+        folder = arguments.dir or ("runs/demo-agent" if arguments.agent else "runs/demo")
+        return play.play(Path(folder), arguments.seed, arguments.resume, "agent" if arguments.agent else "reply")
     if arguments.command == "compare":
         from gspo.study.compare import compare
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,47 @@ from rich.text import Text
 from gspo import api
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.configfile import load
-from gspo.demo import count_bits
+from gspo.demo import boxes, count_bits
 from gspo.runfiles import first_step, last_step, read_lines
 from gspo.samples import choose_pair
 
 HERE = Path(__file__).parent
 
 
-def play(folder: Path, seed: int = 0, resume: bool = False) -> int:
+@dataclass(frozen=True)
+class Demo:
+    """A demo. name: of its two configuration files. pieces, template: of its tokenizer. imitated, learned: what its two
+    parts do, in words. watched: metrics of the evaluations to tell, with their names in words.
+    """
+
+    name: str
+    pieces: Sequence[str]
+    template: str | None
+    imitated: str
+    learned: str
+    watched: Mapping[str, tuple[str, str]]
+
+    def file(self, part: str) -> Path:
+        """The configuration of a part."""
+        return HERE / f"{self.name}{part}.toml"
+
+
+DEMOS = {
+    "reply": Demo(
+        "", count_bits.PIECES, None, "a Qwen3-MoE with random weights imitates worked solutions and guesses",
+        "rewards alone tell it which of the two pays", {"eval/reward/worked": ("Worked replies", ".0%")},
+    ),
+    "agent": Demo(
+        "agent_", boxes.PIECES, boxes.TEMPLATE, "a Qwen3-MoE with random weights imitates lookers and guessers",
+        "rewards of whole conversations tell it that looking pays",
+        {"eval/reward/looks": ("Looks", ".2f"), "eval/reward": ("Reward", ".2f")},
+    ),
+}  # fmt: skip
+
+
+def play(folder: Path, seed: int = 0, resume: bool = False, kind: str = "reply") -> int:
     """The whole demo into `folder`, its cold start into `folder`-cold-start. Returns the exit status."""
+    demo = DEMOS[kind]
     console = Console(highlight=False)
     begin = time.perf_counter()
     start = folder.with_name(f"{folder.name}-cold-start")
@@ -29,14 +63,14 @@ def play(folder: Path, seed: int = 0, resume: bool = False) -> int:
     for used in () if resume else (folder, start):
         if used.is_file() or (used.exists() and any(used.iterdir())):
             raise ValueError(f"{used} exists: give another --dir, or go on with a stopped demo by --resume")
-    console.print("[bold]1  Cold start[/]: a Qwen3-MoE with random weights imitates worked solutions and guesses")
+    console.print(f"[bold]1  Cold start[/]: {demo.imitated}")
     if not (start / "model").exists():
-        done = _cold_start(start, seed, resume and (start / "config.toml").exists())
+        done = _cold_start(demo, start, seed, resume and (start / "config.toml").exists())
         if not done:
             return 130
-    console.print("\n[bold]2  GSPO[/]: rewards alone tell it which of the two pays")
+    console.print(f"\n[bold]2  GSPO[/]: {demo.learned}")
     trained = api.train(
-        config=HERE / "train.toml",
+        config=demo.file("train"),
         resume=resume and (folder / "config.toml").exists(),
         model=str(start / "model"),
         task={"seed": seed},
@@ -45,13 +79,15 @@ def play(folder: Path, seed: int = 0, resume: bool = False) -> int:
     )
     if not trained.finished:
         return 130
-    _tell(console, folder, time.perf_counter() - begin)
+    _tell(console, demo, folder, time.perf_counter() - begin)
     return 0
 
 
-def _cold_start(folder: Path, seed: int, resume: bool) -> bool:
-    tiny = build_tiny(tiny_qwen3_moe(context=256), longest_match_tokenizer(count_bits.PIECES), seed)
-    recipe = load(HERE / "cold_start.toml")
+def _cold_start(demo: Demo, folder: Path, seed: int, resume: bool) -> bool:
+    tokenizer = longest_match_tokenizer(demo.pieces)
+    tokenizer.chat_template = demo.template
+    tiny = build_tiny(tiny_qwen3_moe(context=256), tokenizer, seed)
+    recipe = load(demo.file("cold_start"))
     result = api.sft(
         tiny.model,
         tokenizer=tiny.tokenizer,
@@ -63,7 +99,7 @@ def _cold_start(folder: Path, seed: int, resume: bool) -> bool:
     return result.finished
 
 
-def _tell(console: Console, folder: Path, seconds: float) -> None:
+def _tell(console: Console, demo: Demo, folder: Path, seconds: float) -> None:
     """The story in numbers, and a reply before and after."""
     lines = list(read_lines(folder / "metrics.jsonl"))
     evaluated = [line for line in lines if "eval/accuracy" in line]
@@ -75,17 +111,20 @@ def _tell(console: Console, folder: Path, seconds: float) -> None:
         low, high = line["eval/accuracy_low"], line["eval/accuracy_high"]
         return f"{line['eval/accuracy']:.1%} ({low:.1%} to {high:.1%})"
 
+    count, low, high = after["eval/prompts"], steps[-1]["clip/epsilon"], steps[-1]["clip/epsilon_high"]
     console.print(
-        f"\n[bold]Held-out accuracy[/]  {share(before)}  ->  [bold]{share(after)}[/], 512 questions never trained on"
+        f"\n[bold]Held-out accuracy[/]  {share(before)}  ->  [bold]{share(after)}[/], {count:.0f} questions never trained on"
     )
-    console.print(
-        f"[bold]Worked replies[/]     {before['eval/reward/worked']:.0%}  ->  [bold]{after['eval/reward/worked']:.0%}[/]"
-    )
-    console.print(f"[bold]Clipped tokens[/]     {clipped:.0%} at the paper's clip range 3e-4/4e-4")
+    for metric, (name, form) in demo.watched.items():
+        console.print(f"[bold]{name:<18}[/]  {before[metric]:{form}}  ->  [bold]{after[metric]:{form}}[/]")
+    console.print(f"[bold]Clipped tokens[/]     {clipped:.0%} at the clip range {low:g}/{high:g}")
     replies = folder / "evaluations.jsonl"
     pair = choose_pair(first_step(replies), last_step(replies))
     assert pair is not None, "train.toml evaluates before the first step and after the last"
     console.print(Text.assemble("\nA held-out question: ", (pair[0]["prompt"], "bold")))
     for name, rollout in zip(("Before", "After"), pair):
-        console.print(Text(f"{name}: {rollout['completion']}", "green" if rollout["reward"] == 1 else "red"))
+        said = (
+            " ".join(f"{one['role']}: {one['content']}" for one in rollout.get("dialogue", [])[1:]) or rollout["completion"]
+        )
+        console.print(Text(f"{name}: {said}", "green" if rollout["reward"] > 0.5 else "red"))
     console.print(f"\nReport: [bold]{folder / 'report.html'}[/]   whole demo: {seconds:.0f} s")
