@@ -115,7 +115,11 @@ def test_of_several_agents_the_one_that_is_trained_counts():
         ),
         ("vf-quiz", {"config": {"fault": "no such room"}}, "no such room"),
         ("vf-letters", {"config": {"agent": {"sampling": {"temperature": 0.5}}}}, "sampled at temperature 0.5"),
-        ("vf-letters", {"config": {"agent": {"sampling": {"presence_penalty": 1}}}}, "presence_penalty = 1"),
+        (
+            "vf-letters",
+            {"config": {"agent": {"sampling": {"presence_penalty": 1}}}},
+            "presence_penalty = 1 cannot",
+        ),
     ],
 )
 def test_an_episode_that_fails_is_data(source, task, why):
@@ -157,8 +161,8 @@ def test_a_lost_sampler_ends_the_run():
         played("vf-letters", sampler=Lost("chatml"), n=2)
 
 
-def run(folder, made=None, **changes):
-    made = made or tiny()
+def run(folder, resume=False, **changes):
+    made = tiny()
     sections = {
         "task": {"source": "verifiers:vf-letters"},
         "rollout": {"num_prompts": 4, "num_generations": 4, "max_completion_length": 8},
@@ -167,7 +171,7 @@ def run(folder, made=None, **changes):
     }  # fmt: skip
     for section, table in changes.items():
         sections[section] = sections[section] | table if section in sections else table
-    return gspo.train(made.model, tokenizer=made.tokenizer, **sections)
+    return gspo.train(made.model, tokenizer=made.tokenizer, resume=resume, **sections)
 
 
 def lines(folder, name):
@@ -175,7 +179,8 @@ def lines(folder, name):
 
 
 def test_a_whole_run_and_its_evaluation(tmp_path):
-    result = run(tmp_path / "run", task={"source": "verifiers:vf-letters", "eval_split": "test", "size": 16})
+    task = {"eval_split": "test", "size": 16}
+    result = run(tmp_path / "run", task=task, train={"save_every": 1})
     assert result.finished and result.metrics["rollouts/failed"] == 0 and result.metrics["mismatch/prob_max"] < 1e-4
     found = lines(tmp_path / "run", "rollouts")
     assert len(found) == 32 and all(row["prompt"][-1]["content"].startswith("train: say a") for row in found)
@@ -189,6 +194,8 @@ def test_a_whole_run_and_its_evaluation(tmp_path):
     )  # fmt: skip
     assert metrics["eval/prompts"] == 3 and 0 <= metrics["eval/reward"] <= 1.5
     assert [group.prompt.messages[-1]["content"] for group in groups] == [f"test: say a, {i}" for i in range(3)]
+    again = run(tmp_path / "run", resume=True, task=task, train={"save_every": 1, "steps": 3})
+    assert again.finished and again.metrics["step"] == 3 and again.metrics["rollouts/failed"] == 0
 
 
 def test_an_endless_taskset_gives_as_many_tasks_as_are_asked_for(tmp_path):

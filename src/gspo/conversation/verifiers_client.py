@@ -11,14 +11,14 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import ChatDialect
 
+from gspo.conversation.asking import check_granted
 from gspo.conversation.calls import Call
 from gspo.conversation.chat import Asked, Chat, TooLong
 from gspo.ports import SamplerError
 
-# What a harness may say that changes nothing; all else that it may say is `asked` or refused.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "tool_choice": ("auto", "none"), "response_format": ({"type": "text"},), "logit_bias": ({},),
-    "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "min_p": (0,),
+GRANTED = {
+    "model", "messages", "tools", "stream", "n", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
+    "stop",
 }  # fmt: skip
 
 
@@ -90,9 +90,7 @@ class PolicyClient(vf.Client):
 
 def asked(body: Mapping[str, Any], seed: int) -> Asked:
     """How a request wants its answer sampled. Raises ValueError for what cannot be granted."""
-    for name, allowed in NEUTRAL.items():
-        if body.get(name) is not None and body[name] not in allowed:
-            raise ValueError(f"{name} = {body[name]!r}: the policy's answers are sampled without it")
+    check_granted({name: value for name, value in body.items() if name not in GRANTED})
     most = body.get("max_tokens") or body.get("max_completion_tokens")
     stop = body.get("stop") or ()
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
