@@ -76,8 +76,8 @@ def test_the_same_seed_plays_the_same_episodes():
 
 
 def test_tools_are_called_and_what_goes_wrong_with_them_is_told():
-    script = [call("box_lookup", key="apples"), call("box_steal"), call("box_lookup", key="pears"), ("<tool_call>{42", "eos")]
-    (rollout,) = played("vf-box", *script)
+    used = [call("box_lookup", key="apples"), call("box_steal"), call("box_lookup", key="pears")]
+    (rollout,) = played("vf-box", *used, ("<tool_call>{42", "eos"))
     assert rollout.reward == 1.0 and rollout.reward_parts["tools"] == 3 and rollout.reward_parts["turns"] == 4
     told = [one["content"] for one in rollout.dialogue if one["role"] == "tool"]
     assert told[0] == "42" and told[1] == "error: unknown tool 'box_steal'" and "pears" in told[2]
