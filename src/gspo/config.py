@@ -55,9 +55,9 @@ class TaskConfig:
     """The prompts, and what a right answer is."""
 
     source: str = opt("")
-    """`reasoning_gym:NAME`, a .jsonl, .parquet or .csv file, `module:function`, or a Hugging Face data set id. Required."""
+    """`reasoning_gym:NAME`, `verifiers:NAME`, a .jsonl, .parquet or .csv file, `module:function`, a Hub id. Required."""
     config: dict[str, Any] = opt({})
-    """Passed on to the source: a reasoning-gym task's own options, a function's arguments, a data set's `name`."""
+    """For the source: options of a reasoning-gym task, a function's arguments, a data set's `name`, verifiers' `[env]`."""
     split: str = opt("train")
     """Split of a Hugging Face data set to train on."""
     size: int | None = opt(None, low=1)
@@ -67,7 +67,7 @@ class TaskConfig:
     eval_source: str | None = opt(None)
     """Source of the held-out prompts; unset: a generated task makes its own, other sources give up their last rows."""
     eval_split: str | None = opt(None)
-    """Split of a Hugging Face data set to evaluate on."""
+    """Split of a Hugging Face data set, or of a taskset of verifiers, to evaluate on."""
     prompt_column: str = opt("prompt")
     """Column with the prompt: a string or a list of chat messages."""
     completion_column: str = opt("completion")
@@ -83,7 +83,7 @@ class TaskConfig:
     max_turns: int = opt(10, low=1)
     """Answers of the policy after which an episode of an environment is cut off."""
     step_timeout: float = opt(60.0, above=0)
-    """Seconds that an environment may take for one step. An episode that takes longer is left out of its group."""
+    """Seconds that an environment may take between two answers. An episode that takes longer is left out of its group."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from gspo.backends.hf_lora import Unadapted, adapted, read_model
 from gspo.backends.hf_model import HFModel, probe, wrap_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
+from gspo.checks import played
 from gspo.config import Config, ModelConfig
 from gspo.conversation.episodes import Episodes
 from gspo.data.functions import load_function
@@ -131,29 +132,37 @@ def samplers_of(config: Config, policy: HFPolicy, keep: Path | None = None) -> I
     if config.sampler.engine == "vllm":
         from gspo.backends.vllm_opening import opened
 
-        with opened(config, policy, keep) as engine:
-            one = playing(config, policy.model, engine)
+        with opened(config, policy, keep) as engine, playing(config, policy.model, engine) as one:
             yield one, one
         return
     exact = HFSampler(policy.model, config.sampler.batch_size)
-    both = playing(config, policy.model, exact)
-    if config.sampler.quantize == "none":
-        yield both, both
-        return
-    coarse = dataclasses.replace(policy.model, model=copy.deepcopy(policy.model.model))
-    sampler = HFSampler(coarse, config.sampler.batch_size, config.sampler.quantize)
-    sampler.load(policy, 0)
-    yield playing(config, policy.model, sampler), both
+    with playing(config, policy.model, exact) as both:
+        if config.sampler.quantize == "none":
+            yield both, both
+            return
+        coarse = dataclasses.replace(policy.model, model=copy.deepcopy(policy.model.model))
+        sampler = HFSampler(coarse, config.sampler.batch_size, config.sampler.quantize)
+        sampler.load(policy, 0)
+        with playing(config, policy.model, sampler) as rounded:
+            yield rounded, both
 
 
-def playing(config: Config, model: HFModel, sampler: Sampler) -> Sampler:
-    """The sampler, or one of whole episodes where the task has an environment."""
+@contextmanager
+def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sampler]:
+    """The sampler, or one of whole episodes where the task is played in an environment."""
     task = config.task
-    if task.environment is None:
-        return sampler
-    make = load_function(task.environment, "task.environment")
+    if not played(task):
+        yield sampler
+        return
     encoder = Encoder(model.tokenizer, task)
-    return Episodes(sampler, encoder, model.context_length, make, task.prompt_column, task.max_turns, task.step_timeout)
+    if task.environment is None:
+        from gspo.conversation.verifiers_episodes import VerifiersEpisodes
+
+        with VerifiersEpisodes(sampler, encoder, model.context_length, task) as episodes:
+            yield episodes
+        return
+    make = load_function(task.environment, "task.environment")
+    yield Episodes(sampler, encoder, model.context_length, make, task.prompt_column, task.max_turns, task.step_timeout)
 
 
 def check_routers(config: Config, model: HFModel) -> None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo.checks import nearest
+from gspo.checks import VERIFIERS, nearest
 from gspo.config import TaskConfig
 from gspo.data import reasoning, workers
 from gspo.data.functions import describe, load_function, unknown_arguments
+from gspo.data.tasksets import tasks_of
 
 SUFFIXES = (".jsonl", ".parquet", ".csv")
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -58,7 +59,9 @@ def table(rows: Any, label: str) -> Table:
 
 
 def has_splits(source: str) -> bool:
-    """Whether a source is a Hugging Face data set, which alone has splits."""
+    """Whether a source is a Hugging Face data set, or a taskset with an option `split`."""
+    if source.startswith(VERIFIERS):
+        return True
     generated = source.startswith(reasoning.PREFIX) or FUNCTION.fullmatch(source)
     return bool(source) and not generated and Path(source).suffix not in SUFFIXES
 
@@ -66,6 +69,8 @@ def has_splits(source: str) -> bool:
 def read(source: str, task: TaskConfig, split: str, key: str = "task.source") -> Table:
     """The rows of a source that is not generated. `key` named it. Raises ValueError with the remedy."""
     where = f"{key} = {source!r}"
+    if source.startswith(VERIFIERS):
+        return table(tasks_of(source, task, None if split == task.split else split).rows, source)
     if FUNCTION.fullmatch(source):
         return _call(source, task, key)
     path = Path(source)

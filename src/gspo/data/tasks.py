@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from gspo.checks import nearest
+from gspo.checks import VERIFIERS, nearest, played
 from gspo.config import EvalConfig, TaskConfig
 from gspo.data.reasoning import PREFIX
 from gspo.data.sources import Table, generate, has_splits, read, table
@@ -99,13 +99,13 @@ def _load(
             raise ValueError(f"{source.label}, row {number}: {error}") from error
 
     second = [built(held_out, "eval", number, row) for number, row in held_out]
-    played = task.environment is not None
-    taken = {_key(prompt_of(item), played) for item in second}
+    whole = played(task)
+    taken = {_key(prompt_of(item), whole) for item in second}
     first: list[T] = []
     left_out = 0
     for number, row in train:
         item = built(train, "train", number, row)
-        if _key(prompt_of(item), played) in taken:
+        if _key(prompt_of(item), whole) in taken:
             left_out += 1
             continue
         first.append(item)
@@ -165,7 +165,7 @@ def _prompt(
     which: str, number: int, row: Mapping[str, Any], task: TaskConfig, encoder: Encoder, limit: int | None
 ) -> Prompt:
     source = (task.eval_source or task.source) if which == "eval" else task.source
-    column = "question" if source.startswith(PREFIX) else task.prompt_column
+    column = {PREFIX: "question", VERIFIERS: "prompt"}.get(source.partition(":")[0] + ":", task.prompt_column)
     messages = _cell(row, column, "task.prompt_column")
     for name in ("prompts", "completions"):
         if name in row:

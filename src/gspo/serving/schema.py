@@ -6,18 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-MOST_ANSWERS = 128
-# What asks for nothing that matters here.
-HARMLESS = {
-    "user", "metadata", "store", "service_tier", "parallel_tool_calls", "stream_options", "safety_identifier",
-    "prompt_cache_key",
-}  # fmt: skip
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tool_choice": ("auto", "none"), "response_format": ({"type": "text"},), "best_of": (1,), "echo": (False,),
-    "top_logprobs": (0,), "suffix": ("",), "functions": ([],), "modalities": (["text"],), "logit_bias": ({},),
-    "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "min_p": (0,),
-}  # fmt: skip
+from gspo.conversation.asking import check_granted
 
+MOST_ANSWERS = 128
 Text = Annotated[str, Field(max_length=1 << 22)]
 
 
@@ -124,9 +115,7 @@ class Asking(BaseModel):
 
     @model_validator(mode="after")
     def _grantable(self) -> Asking:
-        for name, value in (self.model_extra or {}).items():
-            if name not in HARMLESS and value is not None and value not in NEUTRAL.get(name, ()):
-                raise ValueError(f"{name} = {value!r:.60} cannot be granted here: leave it out")
+        check_granted(self.model_extra or {})
         all_sound(self.model_dump())
         return self
 

@@ -1,0 +1,24 @@
+"""What a client may ask beside its messages. What cannot be granted is refused, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# What asks for nothing that matters here.
+HARMLESS = {
+    "user", "metadata", "store", "service_tier", "parallel_tool_calls", "stream_options", "safety_identifier",
+    "prompt_cache_key",
+}  # fmt: skip
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "tool_choice": ("auto", "none"), "response_format": ({"type": "text"},), "best_of": (1,), "echo": (False,),
+    "top_logprobs": (0,), "suffix": ("",), "functions": ([],), "modalities": (["text"],), "logit_bias": ({},),
+    "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "min_p": (0,),
+}  # fmt: skip
+
+
+def check_granted(options: Mapping[str, Any]) -> None:
+    """Raises ValueError for an option, in OpenAI's words, that asks for what is not done."""
+    for name, value in options.items():
+        if name not in HARMLESS and value is not None and value not in NEUTRAL.get(name, ()):
+            raise ValueError(f"{name} = {value!r:.60} cannot be granted here: leave it out")

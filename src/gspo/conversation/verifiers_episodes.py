@@ -1,0 +1,232 @@
+"""Environments of the library `verifiers` (0.4), as a sampler: tasks in, rewarded conversations out.
+
+The environment's own harness, tools, run and rewards play; the policy is its model. What was sampled is kept token by token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import verifiers.v1 as vf
+from verifiers.v1.interception import InterceptionServerConfig
+
+from gspo.batching import Batching
+from gspo.config import TaskConfig
+from gspo.conversation import verifiers_harness
+from gspo.conversation.calls import Calls
+from gspo.conversation.chat import Chat
+from gspo.conversation.episodes import counted
+from gspo.conversation.tree import woven
+from gspo.conversation.verifiers_client import Playing, PolicyClient
+from gspo.data.functions import describe
+from gspo.data.tasksets import check_installed, tasks_of, taskset_options
+from gspo.data.templates import Encoder
+from gspo.ports import Policy, Sampler, seed_of
+from gspo.types import Prompt, Rollout, Sampling
+
+AT_ONCE = 256  # episodes: harnesses may be processes or containers
+HARNESS = "gspo_chat"
+sys.modules.setdefault(HARNESS, verifiers_harness)  # verifiers imports a harness by a name without dots
+# Of the kind whose requests verifiers hands to its client one by one. Nothing listens at the address, and nobody asks it
+# but harnesses that look for the model's context.
+NOWHERE = vf.TrainClientConfig(base_url="http://127.0.0.1:9/v1", api_key_var="GSPO_NO_KEY")
+
+
+def settings(source: str, task: TaskConfig, split: str | None = None) -> vf.EnvConfig:
+    """The configuration of an environment: `task.config`, in the words of verifiers' own `[env]`. Where nobody says by which
+    harness and where an agent runs, it chats in this process, unless the tasks need a container. Raises ValueError.
+    """
+    check_installed(source)
+    given = copy.deepcopy(task.config) | {"taskset": taskset_options(source, task, split)}
+    name = given["taskset"]["id"]
+    try:
+        made = vf.resolve_env_config(given)
+        free = vf.default_harness_id(name) == "bash" and not vf.task_type(name).NEEDS_CONTAINER
+    except Exception as error:
+        raise ValueError(f"{source}: task.config = {task.config!r} does not fit: {describe(error)}") from error
+    chat = {"harness": vf.harness_config_type(HARNESS)(id=HARNESS), "runtime": vf.SubprocessConfig()}
+    for role, agent in made:
+        if isinstance(agent, vf.AgentConfig):
+            update = {"max_turns": task.max_turns} if agent.max_turns is None else {}
+            if free and not set(chat) & agent.model_fields_set:
+                update |= chat
+            setattr(made, role, agent.model_copy(update=update))
+    if not isinstance(made.interception, InterceptionServerConfig):
+        made.interception = InterceptionServerConfig()  # one server for all episodes, which the client is handed to
+    return made
+
+
+def sources(task: TaskConfig) -> list[tuple[str, str | None]]:
+    """Where prompts come from: each source, and the split of its taskset where it is another than configured."""
+    named: list[tuple[str, str | None]] = [(task.source, None)]
+    if task.eval_source or task.eval_split:
+        named.append((task.eval_source or task.source, task.eval_split))
+    return named
+
+
+def check(task: TaskConfig) -> None:
+    """Raises ValueError for environments that cannot be made, before a model is loaded."""
+    for source, split in sources(task):
+        settings(source, task, split)
+
+
+class VerifiersEpisodes:
+    """A sampler whose replies are whole episodes, rewarded by their environment.
+
+    context: most tokens that the model reads. task.step_timeout: seconds that an environment may take between two requests
+    to the policy, and for its rewards. An episode that fails has no reward, and the reason as its `error`. A context: what
+    environments share (tool servers) lives in it.
+    """
+
+    def __init__(self, sampler: Sampler, encoder: Encoder, context: int | None, task: TaskConfig) -> None:
+        self.sampler, self.encoder, self.context, self.task = sampler, encoder, context, task
+        self._speaker: Any = sampler if hasattr(sampler, "begin") else Batching(sampler)
+        self._client = PolicyClient()
+        self._made = [
+            (vf.load_environment(settings(source, task, split)), tasks_of(source, task, split))
+            for source, split in sources(task)
+        ]
+        self._runner, self._stack = asyncio.Runner(), AsyncExitStack()
+
+    def __enter__(self) -> VerifiersEpisodes:
+        try:
+            self._runner.run(self._open())
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._runner.run(self._stack.aclose())
+        self._runner.close()
+        if isinstance(self._speaker, Batching):
+            self._speaker.close()
+
+    async def _open(self) -> None:
+        for env, _ in self._made:
+            await self._stack.enter_async_context(env.serving())
+            # verifiers makes clients of configurations; its server takes a client object in no other way.
+            env._interception.clients[NOWHERE.model_dump_json()] = self._client
+
+    @property
+    def version(self) -> int:
+        """That of the weights of now."""
+        return self.sampler.version
+
+    def load(self, policy: Policy, version: int) -> None:
+        """Takes over the policy's weights."""
+        self.sampler.load(policy, version)
+
+    def generate(
+        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
+    ) -> list[Rollout]:  # fmt: skip
+        """`n` episodes of each prompt, in the order of the prompts, scored."""
+        return self._runner.run(self._all(prompts, n, sampling, progress or (lambda done: None)))
+
+    async def _all(
+        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None]
+    ) -> list[Rollout]:  # fmt: skip
+        done, gate = 0, asyncio.Semaphore(AT_ONCE)
+
+        async def one(i: int, j: int) -> Rollout:
+            nonlocal done
+            async with gate:
+                made = await self._play(prompts[i], seed_of(sampling.seed, i, j), sampling)
+            done += 1
+            progress(done)
+            return made
+
+        tasks = [asyncio.ensure_future(one(i, j)) for i in range(len(prompts)) for j in range(n)]
+        try:
+            return counted(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # their containers and servers go before the next step
+
+    async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
+        """One episode, to its end, its limits, or its failure. Raises SamplerError."""
+        key = prompt.columns["task"]
+        env, task = next((env, held.by_content[key]) for env, held in self._made if key in held.by_content)
+        chat = Chat(self._speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
+        how = vf.SamplingConfig(
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_new_tokens
+        )
+        playing, traces = Playing(chat, seed, self.task.step_timeout), list[str]()
+
+        def begun(trace: vf.Trace) -> None:
+            traces.append(trace.id)
+            self._client.talks[trace.id] = playing
+
+        try:
+            async with playing.clock:
+                context = vf.ModelContext(model="policy", client=NOWHERE, sampling=how)
+                episode = await env.run_slot(env.slots(task)[0], context, on_trace=begun)
+        except TimeoutError:
+            return _failed(prompt, f"the environment took more than task.step_timeout = {playing.limit:g} seconds")
+        except Exception as error:  # a failed episode is data
+            return _failed(prompt, describe(error))
+        finally:
+            for name in traces:
+                self._client.talks.pop(name, None)
+            if playing.lost is not None:
+                raise playing.lost
+        return _rollout(prompt, env, episode, playing)
+
+
+def _failed(prompt: Prompt, why: str, dialogue: tuple[dict[str, Any], ...] = ()) -> Rollout:
+    error = f"environment: {why}"[:300]
+    return replace(Rollout.begun(prompt), stop="error", error=error, dialogue=dialogue)
+
+
+def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing) -> Rollout:
+    """What an episode that ended is worth, with the tokens of the one agent that is trained."""
+    trained = [trace for trace in episode.traces if trace.agent.trainable]
+    if len(trained) != 1:
+        why = "".join(f": {error.type}: {error.message}" for error in episode.errors[-1:])
+        return _failed(prompt, f"{len(trained)} of its agents' runs are to be trained, one is expected{why}")
+    trace, calls = trained[0], playing.calls[trained[0].id]
+    told = dialogue(trace)
+    unfit = [call.unfit for call in calls if call.unfit]
+    missing = [name for name, reward in trace.rewards.items() if reward is None]
+    if not (env.complete(episode) and trace.ok):
+        errors = [*episode.errors, *(error for one in episode.traces for error in one.errors), *trace.errors]
+        why = f"{errors[-1].type}: {errors[-1].message}" if errors else "verifiers calls the episode incomplete"
+        return _failed(prompt, why, told)
+    if not calls:
+        return _failed(prompt, "it ended before the policy answered" + ": the context is full" * playing.full, told)
+    if unfit:
+        return _failed(prompt, f"an answer was {unfit[0]}: take it out of the agent's `sampling`", told)
+    if missing or not trace.rewards:
+        return _failed(prompt, f"no reward of {', '.join(missing) or 'any kind'} was given", told)
+    cut = trace.is_truncated or trace.is_timeout or playing.full
+    parts: dict[str, float | None] = {"reward": trace.reward, "turns": float(len(calls))}
+    parts |= {"turns/context_full": 1.0} if playing.full else {}
+    parts |= {"tools/malformed": float(playing.chat.malformed)} if playing.chat.malformed else {}
+    for name, value in {**{name: one.score for name, one in trace.rewards.items()}, **trace.metrics}.items():
+        parts.setdefault(name, value)
+    rollout = woven(replace(prompt, tokens=calls[0].rollout.prompt.tokens), list(enumerate(calls)))
+    return replace(
+        rollout, reward=trace.reward, reward_parts=parts, text=calls[-1].words, dialogue=told,
+        stop="length" if cut else rollout.stop,
+    )  # fmt: skip
+
+
+def dialogue(trace: Any) -> tuple[dict[str, Any], ...]:
+    """What was said in a trace, for those who read the log."""
+    told, turn = [], 0
+    for node in trace.nodes:
+        message = node.message.model_dump(mode="json", exclude_none=True)
+        shown = {"role": message["role"], "content": message.get("content", "")}
+        if message.get("tool_calls"):
+            shown["tool_calls"] = [{name: call[name] for name in ("name", "arguments")} for call in message["tool_calls"]]
+        if node.sampled:
+            shown["turn"], turn = turn, turn + 1
+        told.append(shown)
+    return tuple(told)

@@ -1,0 +1,103 @@
+"""Tasksets of the library `verifiers`: their tasks as rows of a source."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from gspo.checks import VERIFIERS
+from gspo.config import TaskConfig
+from gspo.data.functions import describe
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """The tasks of a taskset. by_content: each under a fingerprint of its data. rows: their prompts, and fingerprints."""
+
+    by_content: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+
+def library(source: str) -> Any:
+    """The module verifiers.v1. Raises ValueError where it is not installed."""
+    try:
+        import verifiers.v1 as vf
+    except ImportError as error:
+        raise ValueError(f"{source} needs verifiers 0.4: pip install 'gspo[verifiers]' ({error})") from None
+    return vf
+
+
+def taskset_options(source: str, task: TaskConfig, split: str | None) -> dict[str, Any]:
+    """The options of the taskset, with its id. split: its option of that name; None: as configured. Raises ValueError."""
+    options = task.config.get("taskset", {})
+    if not isinstance(options, dict):
+        raise ValueError(f"task.config.taskset = {options!r}: expected a table with the options of the taskset")
+    if "id" in options:
+        raise ValueError(f"task.config.taskset.id = {options['id']!r}: the source names it, as {VERIFIERS}{options['id']}")
+    return options | ({} if split is None else {"split": split}) | {"id": source.removeprefix(VERIFIERS)}
+
+
+def tasks_of(source: str, task: TaskConfig, split: str | None = None) -> Tasks:
+    """The tasks of the source `verifiers:ID`; task.size bounds an endless taskset. Raises ValueError with the remedy."""
+    options = taskset_options(source, task, split)
+    return _loaded(source, json.dumps(options, sort_keys=True, default=str), task.size)
+
+
+@lru_cache(maxsize=4)  # rows first, then the tasks to play
+def _loaded(source: str, options: str, size: int | None) -> Tasks:
+    vf = library(source)
+    given = json.loads(options)
+    check_installed(source)
+    try:
+        taskset = vf.load_taskset(vf.taskset_config_type(given["id"]).model_validate(given))
+        if not taskset.bounded:
+            if size is None:
+                raise ValueError("it is endless: set task.size")
+            taskset = taskset.take(size + size // 9 + 1)  # a tenth is held out
+        found = list(taskset)
+    except Exception as error:
+        raise ValueError(f"{source}: its tasks could not be loaded: {describe(error)}") from error
+    keys = [fingerprint(one.data) for one in found]
+    rows = [{"prompt": messages_of(one.data), "task": key} for key, one in zip(keys, found)]
+    return Tasks(dict(zip(keys, found)), rows)
+
+
+def check_installed(source: str) -> None:
+    """Raises ValueError unless there is a taskset of this name; the current folder is searched first."""
+    vf, name = library(source), source.removeprefix(VERIFIERS)
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = None
+    try:
+        module = vf.import_taskset(name)
+        vf.taskset_config_type(name)
+    except Exception as error:
+        if hasattr(module, "load_environment"):
+            raise ValueError(
+                f"{source}: it has a load_environment, as environments for verifiers before 0.4 do: install a version of it "
+                "that exports a Taskset"
+            ) from None
+        raise ValueError(f"{source}: {describe(error)}") from error
+
+
+def fingerprint(data: Any) -> str:
+    """What two tasks of the same content share."""
+    content = data.model_dump(mode="json", exclude={"idx"})
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def messages_of(data: Any) -> list[dict[str, Any]]:
+    """The messages that a task begins with; where a user of the environment opens, what the task is called."""
+    begin = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
+    prompt = data.prompt
+    if prompt is None:
+        prompt = data.description or data.name or f"task {data.idx}"
+    if isinstance(prompt, str):
+        return [*begin, {"role": "user", "content": prompt}]
+    return [*begin, *(message.model_dump(mode="json", exclude_none=True) for message in prompt)]
