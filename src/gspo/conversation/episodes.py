@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,23 +54,34 @@ class Episodes:
     async def _all(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None]
     ) -> list[Rollout]:  # fmt: skip
-        done = 0
-
-        async def one(i: int, j: int) -> Rollout:
-            nonlocal done
+        async def play(i: int, j: int) -> Rollout:
             # Each has calls of its own: another's answer in the same words is not this one's.
             chat = Chat(self._speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
-            made = await Episode(self, chat, prompts[i], seed_of(sampling.seed, i, j)).play()
-            done += 1
-            progress(done)
-            return made
+            return await Episode(self, chat, prompts[i], seed_of(sampling.seed, i, j)).play()
 
-        tasks = [asyncio.ensure_future(one(i, j)) for i in range(len(prompts)) for j in range(n)]
-        try:
-            return counted(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await at_once(play, len(prompts), n, progress)
+
+
+async def at_once(
+    play: Callable[[int, int], Awaitable[Rollout]], count: int, n: int, progress: Callable[[int], None]
+) -> list[Rollout]:  # fmt: skip
+    """`n` episodes of each of `count` prompts, prompt after prompt. play: by the number of the prompt and of its episode."""
+    done = 0
+
+    async def one(i: int, j: int) -> Rollout:
+        nonlocal done
+        made = await play(i, j)
+        done += 1
+        progress(done)
+        return made
+
+    tasks = [asyncio.ensure_future(one(i, j)) for i in range(count) for j in range(n)]
+    try:
+        return counted(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # what they hold goes before the next step
 
 
 def counted(rollouts: Sequence[Rollout]) -> list[Rollout]:

@@ -21,7 +21,7 @@ from gspo.config import TaskConfig
 from gspo.conversation import verifiers_harness
 from gspo.conversation.calls import Calls
 from gspo.conversation.chat import Chat
-from gspo.conversation.episodes import counted
+from gspo.conversation.episodes import at_once
 from gspo.conversation.tree import woven
 from gspo.conversation.verifiers_client import Playing, PolicyClient
 from gspo.data.functions import describe
@@ -132,23 +132,13 @@ class VerifiersEpisodes:
     async def _all(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None]
     ) -> list[Rollout]:  # fmt: skip
-        done, gate = 0, asyncio.Semaphore(AT_ONCE)
+        gate = asyncio.Semaphore(AT_ONCE)
 
-        async def one(i: int, j: int) -> Rollout:
-            nonlocal done
+        async def play(i: int, j: int) -> Rollout:
             async with gate:
-                made = await self._play(prompts[i], seed_of(sampling.seed, i, j), sampling)
-            done += 1
-            progress(done)
-            return made
+                return await self._play(prompts[i], seed_of(sampling.seed, i, j), sampling)
 
-        tasks = [asyncio.ensure_future(one(i, j)) for i in range(len(prompts)) for j in range(n)]
-        try:
-            return counted(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # their containers and servers go before the next step
+        return await at_once(play, len(prompts), n, progress)
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         """One episode, to its end, its limits, or its failure. Raises SamplerError."""
