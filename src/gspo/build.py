@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from gspo.data.tasks import PromptStream, load_rows
 from gspo.data.templates import Encoder
 from gspo.guard import Guard
 from gspo.handed import HandedSource
+from gspo.judging.judge import Judge
+from gspo.judging.reward_model import RewardModel
 from gspo.learner import Learner
 from gspo.objective.algorithms import resolve
 from gspo.opening import claimed, digest, open_run
@@ -53,12 +55,22 @@ def resolved(config: Config) -> tuple[Config, list[str]]:
     return config, found
 
 
-def scorer_of(config: Config, given: Given) -> Any:
+@contextmanager
+def scorer_of(config: Config, given: Given) -> Iterator[Any]:
     """Whoever scores: the rewards, or nobody, where an environment does."""
-    if config.task.environment is None:
-        return Rewards(config.reward, config.task, given.functions)
-    load_function(config.task.environment, "task.environment")  # what is wrong with it shows before a model is loaded
-    return Handed()
+    if config.task.environment is not None:
+        load_function(config.task.environment, "task.environment")  # what is wrong with it shows before a model is loaded
+        yield Handed()
+        return
+    with ExitStack() as stack:
+        made: dict[str, Any] = {}
+        if "judge" in config.reward.functions:
+            made["judge"] = Judge(config.judge)
+        if "model" in config.reward.functions:
+            made["model"] = RewardModel(config.reward_model)
+        for one in made.values():
+            stack.callback(one.close)
+        yield stack.enter_context(Rewards(config.reward, config.task, given.functions, made))
 
 
 def loading(what: str) -> AbstractContextManager[Any]:
