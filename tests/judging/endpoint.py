@@ -40,7 +40,7 @@ class Endpoint:
 
     def questions(self):
         """The requests but for the first small one."""
-        return [body for body in self.asked if material(body).get("QUESTION") != "What is 1 + 1?"]
+        return [body for body in self.asked if material(body).get("QUESTION") != "1 + 1 = ?"]
 
     def reply(self, request: Request, body: dict):
         with self.lock:

@@ -71,7 +71,7 @@ class Judge:
 
     def wait(self) -> None:
         """Asks one small question. Raises ValueError where the endpoint refuses it or cannot be reached."""
-        probe = questions.scored(self.config.rubric, "What is 1 + 1?", "2", None, self.config.scale)
+        probe = questions.scored(self.config.rubric, "1 + 1 = ?", "2", None, self.config.scale)
         try:
             self.line.run(self._complete(probe)).result()
         except Failed as error:

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from gspo.data.functions import describe
 
 T = TypeVar("T")
+NO_KEY = "none"
+"""What is sent to an endpoint that asks for no key: the client wants one."""
 
 
 class Failed(Exception):
@@ -28,12 +30,12 @@ class Unreadable(Exception):
 
 
 def key_of(variable: str, where: str) -> str:
-    """The API key in an environment variable; "none" where no variable is named. Raises ValueError where it is not set.
+    """The API key in an environment variable; NO_KEY where no variable is named. Raises ValueError where it is not set.
 
     where: the configuration key, for the error. What is no name of a variable is not shown: it may be the key itself.
     """
     if not variable:
-        return "none"
+        return NO_KEY
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
         raise ValueError(f"{where}: expected the name of an environment variable, never the key itself")
     key = os.environ.get(variable, "").strip()
@@ -97,7 +99,8 @@ class Line:
 
     def _clean(self, text: str) -> str:
         """An error in one line, without the key, which an endpoint may repeat."""
-        return " ".join(text.replace(self._key, "***").split())[:200]
+        shown = text if self._key == NO_KEY else text.replace(self._key, "***")
+        return " ".join(shown.split())[:200]
 
     def note(self, reason: str) -> None:
         """A question that got no opinion."""

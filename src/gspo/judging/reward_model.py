@@ -118,7 +118,7 @@ class Served:
     def wait(self) -> None:
         """Asks for one score. Raises ValueError where there is none."""
         try:
-            self.line.run(self._score(asked("What is 1 + 1?", "2"))).result()
+            self.line.run(self._score(asked("1 + 1 = ?", "2"))).result()
         except Failed as error:
             raise ValueError(
                 f"reward_model.url = {self.config.url!r}, reward_model.path = {self.config.path!r}: {error}"
