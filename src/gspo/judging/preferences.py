@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 METHODS = ("bradley_terry", "win_rate")
-STEPS = 100  # of Newton's method, which takes about ten
-CLOSE = 1e-10  # gradient at which it has converged, in games
+STEPS = 100  # at most, of Newton's method, which takes about ten
+CLOSE = 1e-12  # gradient at which it has converged, as a share of the games
+ROUNDING = 1e-12  # of the objective, relative: a step that lowers it by less may be a step up
 
 
 def wins(n: int, outcomes: Iterable[tuple[int, int, float]]) -> np.ndarray:
@@ -50,14 +51,14 @@ def bradley_terry(games: np.ndarray, prior: float = 1.0) -> list[float | None]:
         p = _sigmoid(theta[:, None] - theta[None, :])
         own = _sigmoid(theta)
         slope = (games * (1 - p)).sum(1) - (games.T * p).sum(1) + prior * (0.5 - own)
-        if np.abs(slope).max(initial=0.0) < CLOSE:
+        if np.abs(slope).max(initial=0.0) < CLOSE * (prior + games.sum()):
             break
         weight = (games + games.T) * p * (1 - p)
         curvature = np.diag(weight.sum(1) + prior * own * (1 - own)) - weight
         step = np.linalg.solve(curvature, slope)
         for _ in range(STEPS):
             better = _log_posterior(theta + step, games, prior)
-            if better >= value:
+            if better >= value - ROUNDING * (1 + abs(value)):
                 break
             step = step / 2
         theta, value = theta + step, better
