@@ -83,6 +83,9 @@ class One:
     def score(self, rollouts, progress=None):
         return [dataclasses.replace(rollout, reward=1.0) for rollout in rollouts]
 
+    def counts(self):
+        return {}
+
 
 def prompts(count, lengths=length_of):
     return [Prompt(str(i), "", (2, 3), {"length": partial(lengths, i)}) for i in range(count)]

@@ -68,6 +68,7 @@ class AheadSource:
             total = len(rollouts)
             scored = iter(self.scorer.score(rollouts, partial(self._scored, total)))
             self.seconds = {"time/sample": waited - begin, "time/score": time.perf_counter() - waited}
+            self.seconds |= self.scorer.counts()
             for _ in batch:
                 self.flights.popleft()
             yield from [Group(flight.prompt, [next(scored) for _ in flight.jobs]) for flight in batch]

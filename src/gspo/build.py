@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from gspo.backends.hf_lora import read_model
 from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_policy import HFPolicy
 from gspo.checks import check_environment, check_sampler, played
-from gspo.config import Config
+from gspo.config import Config, TaskConfig
 from gspo.data.functions import load_function
 from gspo.data.rewards import Rewards
 from gspo.data.tasks import PromptStream, load_rows
@@ -28,6 +28,8 @@ from gspo.data.tasksets import library
 from gspo.data.templates import Encoder
 from gspo.guard import Guard
 from gspo.handed import HandedSource
+from gspo.judging.judge import Judge
+from gspo.judging.reward_model import RewardModel
 from gspo.learner import Learner
 from gspo.objective.algorithms import resolve
 from gspo.opening import claimed, digest, open_run
@@ -54,23 +56,37 @@ def resolved(config: Config) -> tuple[Config, list[str]]:
     return config, found
 
 
-def scorer_of(config: Config, given: Given) -> Any:
+@contextmanager
+def scorer_of(config: Config, given: Given) -> Iterator[Any]:
     """Whoever scores: the rewards, or nobody, where an environment does."""
-    task = config.task
-    if not played(task):
-        return Rewards(config.reward, task, given.functions)
+    if played(config.task):
+        _check_played(config.task, given)
+        yield Handed()
+        return
+    with ExitStack() as stack:
+        made: dict[str, Any] = {}
+        if "judge" in config.reward.functions:
+            made["judge"] = Judge(config.judge)
+        if "model" in config.reward.functions:
+            made["model"] = RewardModel(config.reward_model)
+        for one in made.values():
+            stack.callback(one.close)
+        yield stack.enter_context(Rewards(config.reward, config.task, given.functions, made))
+
+
+def _check_played(task: TaskConfig, given: Given) -> None:
+    """What is wrong with an environment shows before a model is loaded. Raises ValueError."""
     if given.functions:
         raise ValueError("reward: has no effect, the environment gives the reward itself; leave it out")
-    if task.environment is not None:  # what is wrong with it shows before a model is loaded
+    if task.environment is not None:
         load_function(task.environment, "task.environment")
-        return Handed()
+        return
     library(task.source)
     if given.rows is not None or given.eval_rows is not None:
         raise ValueError(f"task.source = {task.source!r} has tasks of its own: leave dataset and eval_dataset out")
     from gspo.conversation.verifiers_episodes import check
 
     check(task)
-    return Handed()
 
 
 def loading(what: str) -> AbstractContextManager[Any]:

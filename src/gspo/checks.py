@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from gspo.config import Config, TaskConfig
+from gspo.config import NAMED, Config, JudgeConfig, RewardModelConfig, TaskConfig
 
 VERIFIERS = "verifiers:"
 """What sources of the library verifiers begin with."""
@@ -24,11 +24,10 @@ def check(config: Config) -> None:
     if not reward.functions:
         raise ValueError('reward.functions = []: name at least one, such as "task" or "exact"')
     for name in reward.functions:
-        if name not in ("task", "exact", "math") and ":" not in name:
-            raise ValueError(
-                f"reward.functions: {name!r} is none of task, exact, math, module:function"
-                + nearest(name, ("task", "exact", "math"))
-            )
+        if name not in NAMED and ":" not in name:
+            near = nearest(name, NAMED)
+            raise ValueError(f"reward.functions: {name!r} is none of {', '.join(NAMED)}, module:function{near}")
+    check_judging(config)
     if reward.weights and not any(reward.weights):
         raise ValueError(f"reward.weights = {reward.weights}: at least one must differ from 0")
     if any(not text for text in rollout.stop):
@@ -45,6 +44,64 @@ def check(config: Config) -> None:
             )
     if not config.log.dir.strip():
         raise ValueError("log.dir = '': name a folder for the run")
+
+
+def check_judging(config: Config) -> None:
+    """What the rewards `model` and `judge` need, where they are named. Raises ValueError."""
+    reward = config.reward
+    if "model" in reward.functions:
+        check_reward_model(config.reward_model)
+    if "judge" in reward.functions:
+        check_judge(config.judge)
+        compares = reward.functions[0] == "judge" and config.judge.mode != "score"
+        if compares and config.eval.every and config.eval.num_generations < 2:
+            raise ValueError(
+                f"eval.num_generations = {config.eval.num_generations}: judge.mode = {config.judge.mode!r} compares the "
+                "replies to a prompt, so an evaluation needs at least 2"
+            )
+
+
+def check_used(config: Config) -> None:
+    """Refuses options of rewards that are not named. Raises ValueError."""
+    for name, section, now, default in (
+        ("model", "reward_model", config.reward_model, RewardModelConfig()),
+        ("judge", "judge", config.judge, JudgeConfig()),
+    ):
+        if name not in config.reward.functions and now != default:
+            raise ValueError(f'[{section}] has no effect: add "{name}" to reward.functions')
+
+
+def check_judge(judge: JudgeConfig) -> None:
+    """What a judge needs. Raises ValueError."""
+    if not judge.model:
+        raise ValueError("judge.model is required: the name of a model at the endpoint judge.url")
+    if not judge.rubric.strip():
+        raise ValueError("judge.rubric is required: say in words what makes a reply good")
+    for name in ("model", "messages", "stream", "n"):
+        if name in judge.request:
+            raise ValueError(f"judge.request.{name}: is set by the judge itself; remove it")
+
+
+def check_reward_model(model: RewardModelConfig) -> None:
+    """What a reward model needs. Raises ValueError."""
+    if not model.path:
+        raise ValueError("reward_model.path is required: a folder or Hugging Face id, or with url the server's name for it")
+    defaults = RewardModelConfig()
+    if model.url is None:
+        for name in ("key_variable", "timeout", "retries", "max_concurrent"):
+            if getattr(model, name) != getattr(defaults, name):
+                raise ValueError(f"reward_model.{name} is for a server: set reward_model.url")
+        return
+    for name in ("revision", "device", "dtype", "batch_size", "trust_remote_code", "allow_pickle"):
+        if getattr(model, name) != getattr(defaults, name):
+            raise ValueError(f"reward_model.{name} is of no use to a server, reward_model.url = {model.url!r}: remove it")
+    if model.label is not None and not model.label.isdecimal():
+        raise ValueError(f"reward_model.label = {model.label!r}: a server's labels go by their number, such as 0")
+    if (model.max_length is None) != (model.too_long == "none"):
+        raise ValueError(
+            f"reward_model.max_length = {model.max_length}, reward_model.too_long = {model.too_long!r}: a server cuts texts "
+            "to max_length from the side too_long; give both, or neither, to have it refuse texts that it cannot read"
+        )
 
 
 def check_sampler(config: Config) -> None:
@@ -92,6 +149,7 @@ def check_training(config: Config) -> None:
     check_sampler(config)
     check_whole(config)
     check_environment(config)
+    check_used(config)
 
 
 def played(task: TaskConfig) -> bool:

@@ -9,7 +9,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from gspo.judging_config import JudgeConfig, RewardModelConfig
 from gspo.loop_config import EvalConfig, GuardConfig, LogConfig, OptimizerConfig, ServeConfig, TrainConfig, opt
+
+NAMED = ("task", "exact", "math", "model", "judge")
+"""The rewards that `reward.functions` names, beside module:function."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ class RewardConfig:
     """What a reply is worth."""
 
     functions: list[str] = opt(["task"])
-    """Any of `task` (the source's own scorer), `exact`, `math`, and `module:function`."""
+    """Any of `task` (the source's own scorer), `exact`, `math`, `model` (see [reward_model]), `judge` (see [judge]), and
+    `module:function`."""
     weights: list[float] = opt([])
     """One weight a function; empty: all 1."""
     answer_column: str = opt("answer")
@@ -207,6 +212,8 @@ class Config:
     lora: LoraConfig = field(default_factory=LoraConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)

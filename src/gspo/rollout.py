@@ -27,6 +27,10 @@ class Scorer(Protocol):
         """The same rollouts, scored."""
         ...
 
+    def counts(self) -> dict[str, float]:
+        """What was counted while scoring, since this was last asked."""
+        ...
+
 
 class PromptSource(Protocol):
     """Hands out prompts, pass after pass (data/tasks.py)."""
@@ -57,6 +61,10 @@ class Handed:
         """The rollouts as they are."""
         return rollouts
 
+    def counts(self) -> dict[str, float]:
+        """Nothing is counted."""
+        return {}
+
 
 Report = Callable[[str, int, int], None]
 
@@ -64,7 +72,7 @@ Report = Callable[[str, int, int], None]
 def sample_groups(
     sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], n: int, sampling: Sampling, report: Report
 ) -> tuple[list[Group], dict[str, float]]:
-    """n scored rollouts of each prompt, and the seconds that sampling and scoring took.
+    """n scored rollouts of each prompt; the seconds that sampling and scoring took, and what the scorer counted.
 
     `report(phase, done, total)` is told how far it is.
     """
@@ -74,7 +82,7 @@ def sample_groups(
     sampled = time.perf_counter()
     scored = scorer.score(rollouts, lambda done: report("scoring", done, total))
     groups = [Group(prompt, scored[i * n : (i + 1) * n]) for i, prompt in enumerate(prompts)]
-    return groups, {"time/sample": sampled - begin, "time/score": time.perf_counter() - sampled}
+    return groups, {"time/sample": sampled - begin, "time/score": time.perf_counter() - sampled} | scorer.counts()
 
 
 class SynchronousSource:
@@ -82,7 +90,7 @@ class SynchronousSource:
 
     num_prompts groups of num_generations rollouts a batch. delay: batches that wait between sampling and use, so a batch
     is used `delay` weight versions late (the first ones less). waiting: those that do. newest: the batch sampled last.
-    seconds: what sampling took for the last batch handed out.
+    seconds: what sampling took for the last batch handed out, and what the scorer counted.
     """
 
     def __init__(

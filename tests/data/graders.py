@@ -113,3 +113,17 @@ def process_id(prompts, completions, **columns):
 
 
 not_a_function = 3
+
+
+def compares(prompts, completions, **columns):
+    """Each reply's place among those to its prompt."""
+    if "hang" in completions:
+        time.sleep(1000)
+    if "exit" in completions:
+        os._exit(3)
+    if "raise" in completions:
+        raise ValueError("no order")
+    return [float(sorted(completions).index(completion)) for completion in completions]
+
+
+compares.by_group = True

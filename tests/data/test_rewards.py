@@ -377,6 +377,79 @@ def test_a_single_reply_that_hangs_says_nothing_about_many():
         assert rewards.ways["hangs"].level == scorers.BATCH
 
 
+# Functions that compare the replies to a prompt
+
+
+def shapes(rewards, count=2):
+    """The rewards of `count` groups of four, each its prompt's replies in one call."""
+    with rewards:
+        scored = rewards.score([rollout(reply, i // 4) for i, reply in enumerate("abcdefgh" * 2)][: 4 * count])
+    return [r.reward for r in scored], [r.error for r in scored]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_function_by_group_sees_whole_groups_alone(workers):
+    assert shapes(named("compares", workers=workers), 4)[0] == [0, 1, 2, 3] * 4
+
+
+@pytest.mark.parametrize("kind", ["hang", "exit", "raise"])
+def test_a_failed_group_is_left_out_as_a_whole(kind):
+    with named("compares", timeout=0.3, workers=1) as rewards:
+        scored = rewards.score([rollout(reply, i // 4) for i, reply in enumerate([*"abcd", *"ef", kind, "h", *"ijkl"])])
+        again = rewards.score([rollout(reply, i // 4) for i, reply in enumerate([kind, *"bcd", *"efgh"])])
+    assert [r.reward for r in scored] == [0, 1, 2, 3, None, None, None, None, 0, 1, 2, 3]
+    assert [r.reward for r in again] == [None] * 4 + [0, 1, 2, 3]
+    assert all(r.error.startswith("compares: ") for r in scored[4:8])
+
+
+def test_async_groups_are_scored_at_the_same_time():
+    at_work, most = 0, 0
+
+    @gspo.by_group
+    async def compares(prompts, completions, **columns):
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        await asyncio.sleep(0.05)
+        at_work -= 1
+        if "f" in completions:
+            raise ConnectionError
+        return [float(sorted(completions).index(c)) for c in completions]
+
+    assert shapes(in_process(compares))[0] == [0, 1, 2, 3] + [None] * 4
+    assert most == 2
+
+
+def test_a_group_whose_process_died_between_calls_is_scored_whole():
+    with named("compares", workers=1, timeout=0.3) as rewards:
+        rewards.score([rollout(reply) for reply in "ab"])
+        rewards.ways["compares"].level = scorers.SINGLY
+        os.kill(rewards.workers[0].process.pid, signal.SIGKILL)
+        scored = rewards.score([rollout(reply, i // 2) for i, reply in enumerate("abcd")])
+    assert [r.reward for r in scored] == [None, None, 0, 1]
+
+
+def test_what_a_callable_says_of_itself():
+    class Own:
+        spoken, limit, needs = True, 5.0, {"gold": "own.column"}
+        counted = 0
+
+        def __call__(self, prompts, completions, gold):
+            self.counted += len(completions)
+            time.sleep(0.5)
+            return [float(c == g) for c, g in zip(completions, gold)]
+
+        def counts(self):
+            return {"seen": float(self.counted)}
+
+    with in_process(Own(), timeout=0.1) as rewards:
+        scored = rewards.score([rollout("<think>no</think>yes", gold="yes")])
+        assert scored[0].reward == 1
+        assert rewards.counts() == {"scoring/Own/seen": 1}
+        with pytest.raises(ValueError, match=r"no column 'gold' .* set own.column to one of: gole"):
+            rewards.check([rollout("", gole="").prompt])
+
+
 def test_tensors_and_arrays_are_lists_of_numbers():
     import numpy
     import torch
@@ -404,7 +477,7 @@ def test_tensors_and_arrays_are_lists_of_numbers():
             {"functions": ["exakt"]},
             {},
             (),
-            "'exakt' is none of task, exact, math, module:function, did you mean exact",
+            "'exakt' is none of task, exact, math, model, judge, module:function, did you mean exact",
         ),
         (
             {"functions": ["exact"], "weights": [1.0]},

@@ -49,22 +49,22 @@ def read_outline(cfg: ModelConfig) -> Outline:
     return Outline(load_tokenizer(cfg), config)
 
 
-def pick_device(name: str) -> torch.device:
-    """`model.device` as torch has it. Raises ValueError where this machine has no such device."""
+def pick_device(name: str, key: str = "model.device") -> torch.device:
+    """The option `key` as torch has it. Raises ValueError where this machine has no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"model.device = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps") from None
+        raise ValueError(f"{key} = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps") from None
     if device.type not in ("cpu", "cuda", "mps"):
-        raise ValueError(f"model.device = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps")
+        raise ValueError(f"{key} = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         found = f"only {count} CUDA GPUs, counted from 0" if count else "no CUDA GPU that torch can use"
-        raise ValueError(f'model.device = {name!r}: this machine has {found}; set model.device = "auto"')
+        raise ValueError(f'{key} = {name!r}: this machine has {found}; set {key} = "auto"')
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f'model.device = {name!r}: this machine has no MPS device; set model.device = "auto"')
+        raise ValueError(f'{key} = {name!r}: this machine has no MPS device; set {key} = "auto"')
     return device
 
 

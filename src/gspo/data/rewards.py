@@ -8,12 +8,12 @@ import itertools
 import queue
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from gspo.checks import nearest
-from gspo.config import RewardConfig, TaskConfig
+from gspo.config import NAMED, RewardConfig, TaskConfig
 from gspo.data.reasoning import PREFIX
 from gspo.data.scorers import Function, Result, Row
 from gspo.data.workers import Channel, Thread, Way, Worker, score_rows
@@ -26,10 +26,21 @@ class Rewards:
     Named rewards (`reward.functions`) run in processes that start here, at once and in the background, and
     are killed when a call hangs. `functions` are Python callables, plain or async,
     `f(prompts, completions, **columns) -> list[float | None]`; they run in threads, which cannot be killed
-    but are left behind. Weights are those of the names, then those of the callables.
+    but are left behind. Weights are those of the names, then those of the callables. `made`: callables for names that
+    need more than a worker has, such as a model; they run in threads too.
+
+    What a callable may say of itself, as attributes: by_group and spoken (scorers.py); limit, the seconds that a call may
+    take in place of reward.timeout; needs, the columns that it asks for, each with the configuration key that names it;
+    wait(), called before the run; counts(), numbers for the metrics.
     """
 
-    def __init__(self, reward: RewardConfig, task: TaskConfig, functions: Sequence[Callable[..., Any]] = ()) -> None:
+    def __init__(
+        self,
+        reward: RewardConfig,
+        task: TaskConfig,
+        functions: Sequence[Callable[..., Any]] = (),
+        made: Mapping[str, Callable[..., Any]] | None = None,
+    ) -> None:
         """Raises ValueError when a reward does not suit the task.
 
         Beside callables, the default `task` is dropped where the source has no scorer of its own.
@@ -40,8 +51,7 @@ class Rewards:
         if functions and specs == ["task"] and not scored:
             specs = []
         _check(specs, task, scored)
-        self.answer_column = reward.answer_column if {"exact", "math"} & set(specs) else None
-        self.timeout = reward.timeout
+        self.needs = {reward.answer_column: "reward.answer_column"} if {"exact", "math"} & set(specs) else {}
         labels = [spec.rpartition(":")[2] for spec in specs]
         labels += [getattr(f, "__name__", type(f).__name__).strip("<>") for f in functions]
         self.names = _distinct(labels)
@@ -54,32 +64,47 @@ class Rewards:
                 f"weights: {', '.join(self.names)}"
             )
         self.weights = dict(zip(self.names, weights))
-        self.specs = dict(zip(self.names, specs))
-        self.functions = {name: Function(f) for name, f in zip(self.names[len(specs) :], functions)}
+        made = made or {}
+        self.specs = {name: spec for name, spec in zip(self.names, specs) if spec not in made}
+        own = {name: made[spec] for name, spec in zip(self.names, specs) if spec in made}
+        self.callables = own | dict(zip(self.names[len(specs) :], functions))
+        self.functions = {name: Function(f) for name, f in self.callables.items()}
+        self.limits = {name: getattr(f, "limit", reward.timeout) for name, f in self.callables.items()}
+        for function in self.callables.values():
+            self.needs |= getattr(function, "needs", {})
+        self.timeout = reward.timeout
         self.ways = {name: Way() for name in self.names}
-        self._settings = specs, reward, task
+        self._settings = list(self.specs.values()), reward, task
         self._start()
 
     def _start(self) -> None:
         specs, reward, task = self._settings
         self.workers = [Worker(specs, reward, task) for _ in range(reward.workers if specs else 0)]
-        self.threads = {name: Thread(function, self.timeout) for name, function in self.functions.items()}
+        self.threads = {name: Thread(function, self.limits[name]) for name, function in self.functions.items()}
 
     def check(self, prompts: Iterable[Prompt]) -> None:
-        """Raises ValueError when a prompt lacks the column with the right answer."""
-        column = self.answer_column
+        """Raises ValueError when a prompt lacks a column, such as that with the right answer."""
         for prompt in prompts:
-            if column is not None and column not in prompt.columns:
-                raise ValueError(
-                    f"prompt {prompt.id}: there is no column {column!r} with the right answer"
-                    f"{nearest(column, prompt.columns)}; set reward.answer_column to one of: "
-                    f"{', '.join(prompt.columns) or '(none)'}"
-                )
+            for column, key in self.needs.items():
+                if column not in prompt.columns:
+                    raise ValueError(
+                        f"prompt {prompt.id}: there is no column {column!r} with the right answer"
+                        f"{nearest(column, prompt.columns)}; set {key} to one of: {', '.join(prompt.columns) or '(none)'}"
+                    )
 
     def wait(self) -> None:
         """Until the workers are ready. Raises ValueError for a reward function that cannot be loaded."""
         for worker in self.workers:
             worker.wait()
+        for function in self.callables.values():
+            getattr(function, "wait", lambda: None)()
+
+    def counts(self) -> dict[str, float]:
+        """What the callables counted since this was last asked, as `scoring/NAME/...`."""
+        told: dict[str, dict[str, float]] = {
+            name: getattr(function, "counts", dict)() for name, function in self.callables.items()
+        }
+        return {f"scoring/{name}/{key}": value for name, counts in told.items() for key, value in counts.items()}
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The rollouts with `reward`, `reward_parts` (by name; None: no opinion, or failed) and `error`.
@@ -101,7 +126,8 @@ class Rewards:
 
         def run(channel: Channel, name: str, spec: str, start: int, stop: int) -> None:
             rows = [_row(rollout) for rollout in rollouts[start:stop]]
-            results[name][start:stop] = score_rows(channel, spec, rows, self.timeout, self.ways[name], done)
+            limit = self.limits.get(name, self.timeout)
+            results[name][start:stop] = score_rows(channel, spec, rows, limit, self.ways[name], done)
 
         jobs: queue.SimpleQueue[tuple[str, str, int, int]] = queue.SimpleQueue()
         for start, stop in _chunks(rollouts, len(self.workers)):
@@ -153,9 +179,9 @@ def _check(specs: list[str], task: TaskConfig, scored: bool) -> None:
             "reward.answer_column, or a function of yours as module:function"
         )
     for spec in specs:
-        if spec not in ("task", "exact", "math") and ":" not in spec:
-            near = nearest(spec, ("task", "exact", "math"))
-            raise ValueError(f"reward.functions: {spec!r} is none of task, exact, math, module:function{near}")
+        if spec not in NAMED and ":" not in spec:
+            near = nearest(spec, NAMED)
+            raise ValueError(f"reward.functions: {spec!r} is none of {', '.join(NAMED)}, module:function{near}")
     for spec, package in (("task", "reasoning_gym"), ("math", "math_verify")):
         if spec in specs and importlib.util.find_spec(package) is None:
             raise ValueError(f"reward {spec} needs the package {package}: pip install 'gspo[tasks]'")
@@ -168,7 +194,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 def _row(rollout: Rollout) -> Row:
     prompt = rollout.prompt
-    return Row(prompt.messages, rollout.text, prompt.task, prompt.columns, prompt.opens_thinking)
+    return Row(prompt.messages, rollout.text, prompt.task, prompt.columns, prompt.opens_thinking, prompt.id)
 
 
 def _chunks(rollouts: list[Rollout], count: int) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from gspo.config import RewardConfig, TaskConfig
@@ -22,12 +23,15 @@ Result = tuple[float | None, str | None]
 
 
 class Message(NamedTuple):
-    """The level at work, and the results of the next rows; `failed` says why the level before it was given up."""
+    """The level at work, and the results of the next rows; `failed` says why the level before it was given up. grouped:
+    a call is for all replies to a prompt.
+    """
 
     level: int
     results: Sequence[Result] = ()
     failed: str = ""
     late: bool = False
+    grouped: bool = False
 
 
 class Late(Exception):
@@ -38,13 +42,22 @@ class Late(Exception):
 
 
 class Row(NamedTuple):
-    """One reply to score. opens_thinking: the prompt ends inside an open <think>."""
+    """One reply to score. opens_thinking: the prompt ends inside an open <think>. group: the prompt's id."""
 
     prompt: str | list[dict[str, Any]]
     completion: str
     task: str
     columns: dict[str, Any]
     opens_thinking: bool = False
+    group: str = ""
+
+
+def by_group(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a reward function that compares replies: each call gets all replies to one prompt and no others, also after
+    another call failed.
+    """
+    function.by_group = True  # type: ignore[attr-defined]
+    return function
 
 
 class PerReply:
@@ -67,11 +80,14 @@ class PerReply:
 class Function:
     """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async.
 
-    Without `**columns` in its signature it gets the columns that it names.
+    Without `**columns` in its signature it gets the columns that it names. What it may say of itself, as attributes:
+    by_group, see there; spoken: it wants replies without their thinking.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
+        self.by_group = bool(getattr(function, "by_group", False))
+        self.said = spoken if getattr(function, "spoken", False) else lambda row: row.completion
         call = getattr(function, "__call__", None)  # noqa: B004
         self.concurrent = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
         self.names: set[str] | None = None
@@ -83,13 +99,14 @@ class Function:
             self.names = {p.name for p in parameters}
 
     def stream(self, rows: list[Row], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[Message]:
-        """The results in the order of the rows, from one call if that works, else from one call a row.
+        """The results in the order of the rows, from one call if that works, else from one call a row; by group, from
+        one call a group.
 
         `timeout` (seconds) cancels async calls; a plain call that hangs is the caller's to notice. A message
         without results announces the next level.
         """
         failed, late = "", False
-        if level == BATCH and len(rows) > 1:
+        if level == BATCH and len(rows) > 1 and not self.by_group:
             try:
                 results = self._call(rows, runner, timeout)
             except BaseException as error:  # one row at a time shows which is to blame
@@ -98,23 +115,29 @@ class Function:
                 yield Message(BATCH, results)
                 return
         if level < SINGLY and self.concurrent:
-            yield Message(TOGETHER, (), failed, late)
-            yield Message(TOGETHER, runner.run(self._together(rows, timeout)))
+            yield Message(TOGETHER, (), failed, late, self.by_group)
+            yield Message(TOGETHER, runner.run(self._together(self._units(rows), timeout)))
             return
-        yield Message(SINGLY, (), failed, late)
-        for row in rows:
+        yield Message(SINGLY, (), failed, late, self.by_group)
+        for unit in self._units(rows):
             try:
-                results = self._call([row], runner, timeout)
+                results = self._call(unit, runner, timeout)
             except BaseException as error:
-                results = [(None, _why(error))]
+                results = [(None, _why(error))] * len(unit)
             yield Message(SINGLY, results)
+
+    def _units(self, rows: list[Row]) -> list[list[Row]]:
+        """The rows of each call, where there are several."""
+        if not self.by_group:
+            return [[row] for row in rows]
+        return [list(group) for _, group in groupby(rows, lambda row: row.group)]
 
     def _start(self, rows: list[Row]) -> Any:
         columns = {name: None for row in rows for name in row.columns}
         if self.names is not None:
             columns = {name: None for name in columns if name in self.names}
         values = {name: [row.columns.get(name) for row in rows] for name in columns}
-        return self.function(prompts=[row.prompt for row in rows], completions=[row.completion for row in rows], **values)
+        return self.function(prompts=[row.prompt for row in rows], completions=[self.said(row) for row in rows], **values)
 
     def _call(self, rows: list[Row], runner: asyncio.Runner, timeout: float) -> list[Result]:
         returned = self._start(rows)
@@ -122,14 +145,14 @@ class Function:
             returned = runner.run(_within(returned, timeout))
         return _results(returned, len(rows))
 
-    async def _together(self, rows: list[Row], timeout: float) -> list[Result]:
-        async def one(row: Row) -> Result:
+    async def _together(self, units: list[list[Row]], timeout: float) -> list[Result]:
+        async def one(unit: list[Row]) -> list[Result]:
             try:
-                return _results(await _within(self._start([row]), timeout), 1)[0]
+                return _results(await _within(self._start(unit), timeout), len(unit))
             except BaseException as error:
-                return None, _why(error)
+                return [(None, _why(error))] * len(unit)
 
-        return list(await asyncio.gather(*map(one, rows)))
+        return [result for results in await asyncio.gather(*map(one, units)) for result in results]
 
 
 async def _within(awaitable: Awaitable[Any], timeout: float) -> Any:

@@ -35,11 +35,13 @@ class Way:
     """How a function is called from now on, and what is to be said of it.
 
     Calls for many replies that time out would do so in every step, and a judge be paid twice: they are not tried again.
-    `news` is for the caller to take: one text for the first such time-out, one for the first other failure.
+    `news` is for the caller to take: one text for the first such time-out, one for the first other failure. grouped: a
+    call is for all replies to a prompt.
     """
 
     def __init__(self) -> None:
         self.level = BATCH
+        self.grouped = False
         self.news: list[str] = []
         self._told: set[bool] = set()
 
@@ -48,11 +50,12 @@ class Way:
         if late in self._told:
             return
         self._told.add(late)
+        each = "prompt" if self.grouped else "reply"
         self.news.append(
-            f"a call for {count} replies {why} (reward.timeout) and was given up. From now on each reply gets a call "
+            f"a call for {count} replies {why} (reward.timeout) and was given up. From now on each {each} gets a call "
             "of its own. Raise reward.timeout to wait for all at once, or make the function handle a single bad reply"
             if late
-            else f"a call for {count} replies failed ({why}), so each reply got a call of its own. "
+            else f"a call for {count} replies failed ({why}), so each {each} got a call of its own. "
             "Make the function handle a single bad reply, by returning None for it"
         )
 
@@ -97,6 +100,7 @@ def score_rows(
             while len(results) < len(rows):
                 message = channel.receive(timeout + GRACE)
                 level = message.level
+                way.grouped |= message.grouped
                 if message.failed:
                     failed(message.failed, message.late)
                 if late:
@@ -111,13 +115,19 @@ def score_rows(
                 failed(str(error), isinstance(error, Late))
                 continue
             lost += 1
-            more: list[Result] = [(None, str(error))]
+            blamed = _group(rows[len(results) :]) if way.grouped else 1
+            more: list[Result] = [(None, str(error))] * blamed
             if lost == MAX_LOST:
                 skipped = None, f"not scored: {lost} calls before it hung or crashed"
-                more += [skipped] * (len(rows) - len(results) - 1)
+                more += [skipped] * (len(rows) - len(results) - blamed)
         results += more
         done(len(more))
     return results
+
+
+def _group(rows: list[Row]) -> int:
+    """How many of the rows, from the first on, are replies to the same prompt."""
+    return next((i for i, row in enumerate(rows) if row.group != rows[0].group), len(rows))
 
 
 def spawn(request: tuple[Any, ...]) -> tuple[subprocess.Popen[bytes], Connection]:

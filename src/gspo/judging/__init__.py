@@ -1,0 +1,1 @@
+"""Rewards that models and people give: classifiers, judges, preferences."""

@@ -1,0 +1,149 @@
+"""A sequence classifier of transformers in this process: texts -> one score each. Padding changes no score."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from gspo.backends.hf_files import local, pick_device
+from gspo.config import RewardModelConfig
+from gspo.judging.transcripts import Messages, text_of, words_of
+
+disable_progress_bar()  # of loading weights: the run has its own
+WHERE = "reward_model.path"
+
+
+class Classifier:
+    """Scores conversations by the logit or probability of one label. Its weights are read by `load`."""
+
+    def __init__(self, cfg: RewardModelConfig) -> None:
+        """Reads all but the weights. Raises ValueError for what is wrong with it."""
+        self.cfg = cfg
+        self.device = pick_device(cfg.device, "reward_model.device")
+        self.model: Any = None
+        options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+        self.config = self._read(lambda: AutoConfig.from_pretrained(local(cfg.path), **options))
+        self.tokenizer = self._read(lambda: AutoTokenizer.from_pretrained(local(cfg.path), **options))
+        self.label = label_of(self.config, cfg)
+        longest = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        self.longest = min(x for x in (cfg.max_length, longest, 1 << 30) if x is not None)
+        self.several = self.config.num_labels > 1 and self.config.problem_type != "multi_label_classification"
+
+    def _read(self, load: Callable[[], Any]) -> Any:
+        try:
+            return load()
+        except Exception as error:  # transformers raises many kinds here
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if "trust_remote_code" in str(error):
+                first = "it brings its own Python code. Read it; to run it set reward_model.trust_remote_code = true"
+            elif "safetensors" in str(error) and not self.cfg.allow_pickle:
+                first += " If it has pickled weights that you trust, set reward_model.allow_pickle = true"
+            folder = Path(self.cfg.path).expanduser().is_dir()
+            hint = "" if folder else "neither a folder here nor a model of the Hugging Face hub: "
+            raise ValueError(f"{WHERE} = {self.cfg.path!r}: {hint}{first}") from error
+
+    def load(self) -> None:
+        """Reads the weights. Raises ValueError where some are not there: its score would be random."""
+        if self.model is not None:
+            return
+        cfg = self.cfg
+        options: dict[str, Any] = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+        if not cfg.allow_pickle:
+            options["use_safetensors"] = True
+        with torch.random.fork_rng(devices=[]):  # weights that are not there would be drawn
+            model, told = self._read(
+                lambda: AutoModelForSequenceClassification.from_pretrained(
+                    local(cfg.path), dtype=getattr(torch, cfg.dtype), output_loading_info=True, **options
+                )
+            )
+        lacking = sorted({*told["missing_keys"], *(str(key) for key, *_ in told.get("mismatched_keys", ()))})
+        if lacking:
+            raise ValueError(
+                f"{WHERE} = {cfg.path!r}: {', '.join(lacking[:3])} is not among its weights and would be random. It is no "
+                f"sequence classifier (config.json: {', '.join(self.config.architectures or ['?'])}); give one with a head"
+            )
+        self.model = model.to(self.device).eval().requires_grad_(False)
+
+    def encode(self, messages: Messages) -> tuple[list[int], list[int]] | None:
+        """Token ids and token types of a conversation that ends with the reply; None where it is too long.
+
+        With a chat template, of the whole; without one, of prompt and reply as a pair of texts.
+        """
+        special = not self.tokenizer.chat_template
+        if special:
+            made = self.tokenizer(text_of(messages[:-1]), words_of(messages[-1]))
+        else:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False)
+            made = self.tokenizer(text, add_special_tokens=False)
+        ids, extra = made["input_ids"], len(made["input_ids"]) - self.longest
+        types = made.get("token_type_ids") or [0] * len(ids)
+        if extra <= 0:
+            return ids, types
+        if self.cfg.too_long == "none":
+            return None
+        if self.cfg.too_long == "right":
+            return ids[: self.longest], types[: self.longest]
+        first = int(special and ids[0] in self.tokenizer.all_special_ids)  # [CLS], which such a classifier reads
+        return ids[:first] + ids[first + extra :], types[:first] + types[first + extra :]
+
+    @torch.inference_mode()
+    def scores(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[float]:
+        """The score of each row of token ids and types, in batches of rows of about one length."""
+        found = [0.0] * len(rows)
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
+        for start in range(0, len(order), self.cfg.batch_size):
+            batch = order[start : start + self.cfg.batch_size]
+            for i, score in zip(batch, self._batch([rows[i] for i in batch]).tolist()):
+                found[i] = score
+        return found
+
+    def _batch(self, rows: Sequence[tuple[list[int], list[int]]]) -> Tensor:
+        """[B] scores. Padding stands on the right, so that no token before it sees it."""
+        config = self.model.config.get_text_config()
+        pad = config.pad_token_id
+        if pad is None:  # then the score is read at a row's last token: it is found where it differs from the padding
+            ends = {ids[-1] for ids, _ in rows}
+            pad = next(token for token in range(len(ends) + 1) if token not in ends)
+        ids = pad_sequence([torch.tensor(ids) for ids, _ in rows], True, pad).to(self.device)
+        mask = pad_sequence([torch.ones(len(ids), dtype=torch.int64) for ids, _ in rows], True, 0).to(self.device)
+        more = {}
+        if "token_type_ids" in self.tokenizer.model_input_names:
+            more["token_type_ids"] = pad_sequence([torch.tensor(types) for _, types in rows], True, 0).to(self.device)
+        with self._padded_by(config, pad):
+            logits = self.model(input_ids=ids, attention_mask=mask, **more).logits.float()  # [B, labels]
+        if self.cfg.output == "logit":
+            return logits[:, self.label]
+        return (logits.softmax(-1) if self.several else logits.sigmoid())[:, self.label]
+
+    @contextlib.contextmanager
+    def _padded_by(self, config: Any, pad: int) -> Any:
+        before = config.pad_token_id
+        config.pad_token_id = pad
+        try:
+            yield
+        finally:
+            config.pad_token_id = before
+
+
+def label_of(config: Any, cfg: RewardModelConfig) -> int:
+    """The number of the label that the score is of. Raises ValueError where it is not said, or unknown."""
+    names = {int(number): str(name) for number, name in config.id2label.items()}
+    if cfg.label is None:
+        if len(names) == 1:
+            return 0
+        raise ValueError(
+            f"{WHERE} = {cfg.path!r}: it has {len(names)} labels ({', '.join(names.values())}): say by reward_model.label "
+            "whose score is the reward; if it is no classifier but a language model, give a trained reward model"
+        )
+    for number, name in names.items():
+        if cfg.label in (name, str(number)):
+            return number
+    raise ValueError(f"reward_model.label = {cfg.label!r}: the classifier's labels are {', '.join(names.values())}")

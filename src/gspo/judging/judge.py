@@ -1,0 +1,215 @@
+"""A judge: a language model that scores replies by a rubric, or compares them with each other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import Any
+
+from gspo.checks import check_judge
+from gspo.config import JudgeConfig
+from gspo.configfile import from_dict
+from gspo.conversation.trajectories import TrajectoryGroup
+from gspo.judging import questions
+from gspo.judging.cache import Cache, key_of
+from gspo.judging.line import Failed, Line, Unreadable
+from gspo.judging.line import key_of as api_key_of
+from gspo.judging.preferences import from_ranks, rewards
+from gspo.judging.questions import Question
+from gspo.judging.transcripts import conversations, rewarded, shared, text_of
+
+ALONE = "a group of one has nothing to be compared with"
+NO_LIMIT = 1e8
+"""Seconds, three years: each request has its own limit."""
+
+
+class Judge:
+    """A reward function: asks a model at an OpenAI-compatible endpoint what replies are worth by a rubric.
+
+    In mode "score" each reply is judged alone; in the others ("group", "rank", "pairs") all replies to a prompt, and each
+    call gets those of one prompt. A reply that the judge has no readable answer for gets None, never a number. Equal
+    replies to a prompt get equal rewards. The API key stands in an environment variable.
+    """
+
+    limit = NO_LIMIT
+    spoken = True
+    __name__ = "judge"
+
+    def __init__(self, config: JudgeConfig | None = None, **fields: Any) -> None:
+        """The fields of [judge], as a JudgeConfig or by name. Raises ValueError for what is missing or out of range."""
+        self.config = config or from_dict({"judge": fields}).judge
+        config = self.config
+        check_judge(config)
+        key = api_key_of(config.key_variable, "judge.key_variable")
+        self.by_group = config.mode != "score"
+        self.needs = {config.reference_column: "judge.reference_column"} if config.reference_column else {}
+        self.cache = Cache(config.cache, "judge.cache")
+        self.line = Line("judge", config.url, key, config.timeout, config.retries, config.max_concurrent)
+        self._asked: dict[str, asyncio.Task[Any]] = {}
+
+    async def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
+        """A reward for each reply, or None; by group, the replies are those to one prompt."""
+        references = columns.get(self.config.reference_column or "") or [None] * len(completions)
+        shown = [text_of(prompt) for prompt in prompts]
+        known = [None if reference is None else str(reference) for reference in references]
+        return await self._there(lambda: self._judge(shown, list(completions), known))
+
+    async def score_group(self, group: Any, reference: str | None = None) -> TrajectoryGroup:
+        """The group with rewards set, for `model.train`. What all trajectories begin with is the question, the rest of each
+        its reply. A trajectory without an opinion is left out and counted as an exception.
+        """
+        found = conversations(group)
+        start = shared(found)
+        question = text_of(found[0][:start]) if found else ""
+        replies = [text_of(messages[start:]) for messages in found]
+        asked = [question] * len(replies), replies, [reference] * len(replies)
+        return rewarded(group, await self._there(lambda: self._judge(*asked)), "judge")
+
+    def wait(self) -> None:
+        """Asks one small question. Raises ValueError where the endpoint refuses it or cannot be reached."""
+        probe = questions.scored(self.config.rubric, "1 + 1 = ?", "2", None, self.config.scale)
+        try:
+            self.line.run(self._complete(probe)).result()
+        except Failed as error:
+            raise ValueError(f"judge.url = {self.config.url!r}, judge.model = {self.config.model!r}: {error}") from None
+        except Unreadable:
+            pass  # the next answer may be better; those that are not are counted
+        self.line.counts()  # this one is not
+
+    def counts(self) -> dict[str, float]:
+        """What was counted since this was last asked: requests, answers from the cache, repeated requests, questions
+        without an opinion (failed), tokens read and written, and seconds of waiting, added up over requests. Warns of new
+        reasons for none.
+        """
+        return self.line.counts()
+
+    def close(self) -> None:
+        """Ends its connections."""
+        self.line.close()
+        self.cache.close()
+
+    async def _there(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.wrap_future(self.line.run(work()))
+
+    # What follows runs in the line's own loop.
+
+    async def _judge(
+        self, prompts: list[str], replies: list[str], references: list[str | None]
+    ) -> list[float | None]:  # fmt: skip
+        config = self.config
+        if not self.by_group:
+            each = [
+                self._ask(questions.scored(config.rubric, prompt, reply, reference, config.scale))
+                for prompt, reply, reference in zip(prompts, replies, references)
+            ]
+            return list(await asyncio.gather(*each))
+        if len(replies) < 2:
+            if replies:
+                self.line.note(ALONE)
+            return [None] * len(replies)
+        distinct = sorted(set(replies))
+        random.Random(key_of([config.seed, prompts[0], distinct])).shuffle(distinct)
+        if config.mode == "pairs":
+            values = await self._pairs(prompts[0], distinct, references[0])
+        else:
+            values = await self._together(prompts[0], distinct, references[0])
+        if config.mode == "rank":  # each reply takes a place, equal ones too
+            return from_ranks([values[distinct.index(reply)] for reply in replies])
+        return [values[distinct.index(reply)] for reply in replies]
+
+    async def _together(self, prompt: str, replies: list[str], reference: str | None) -> list[float | None]:
+        config = self.config
+        if config.mode == "rank":
+            question = questions.ranked(config.rubric, prompt, replies, reference)
+        else:
+            question = questions.together(config.rubric, prompt, replies, reference, config.scale)
+        return await self._ask(question) or [None] * len(replies)
+
+    async def _pairs(self, prompt: str, replies: list[str], reference: str | None) -> list[float | None]:
+        """Bradley-Terry strengths; each two are asked about in both orders, which count as one game."""
+        if len(replies) == 1:
+            return [0.0]
+        rubric = self.config.rubric
+        pairs = list(combinations(range(len(replies)), 2))
+        asked = [
+            self._ask(questions.paired(rubric, prompt, replies[a], replies[b], reference))
+            for i, j in pairs
+            for a, b in ((i, j), (j, i))
+        ]
+        said = await asyncio.gather(*asked)
+        outcomes = []
+        for (i, j), first, second in zip(pairs, said[::2], said[1::2]):
+            known = [first] if first is not None else []
+            known += [1 - second] if second is not None else []
+            if known:
+                outcomes.append((i, j, sum(known) / len(known)))
+        return rewards(len(replies), outcomes)
+
+    async def _ask(self, question: Question) -> Any:
+        """What the judge says, or None, which is counted. A question that is being asked is not asked again."""
+        config = self.config
+        key = key_of([self.line.url, config.model, config.request, question.messages("")])
+        known = self.cache.get(key)
+        if known is not None:
+            try:
+                found = question.read(questions.object_of(known))
+            except Unreadable:
+                pass  # the file was changed by others
+            else:
+                self.line.total["cached"] += 1
+                return found
+        task = self._asked.get(key)
+        if task is None:
+            task = self._asked[key] = asyncio.ensure_future(self._attempts(question, key))
+            task.add_done_callback(lambda _: self._asked.pop(key))
+        else:
+            self.line.total["cached"] += 1
+        found, reason = await asyncio.shield(task)
+        if reason:
+            self.line.note(reason)
+        return found
+
+    async def _attempts(self, question: Question, key: str) -> tuple[Any, str]:
+        """What the judge says, or why it says nothing."""
+        reason = ""
+        for attempt in range(self.config.retries + 1):
+            self.line.total["retries"] += attempt > 0
+            try:
+                text = await self._complete(question)
+                found = question.read(questions.object_of(text))
+            except Failed as error:  # the client has repeated it
+                return None, str(error)
+            except Unreadable as error:
+                reason = f"unreadable answer: {error}"
+            else:
+                self.cache.put(key, text)
+                return found, ""
+        return None, reason
+
+    async def _complete(self, question: Question) -> str:
+        """The text of one answer. Raises Failed or Unreadable."""
+        config = self.config
+        messages: Any = question.messages(secrets.token_hex(8))
+
+        async def send(client: Any) -> Any:
+            raw = client.chat.completions.with_raw_response
+            return await raw.create(model=config.model, messages=messages, extra_body=config.request)
+
+        answer = await self.line.request(send)
+        self.line.total["retries"] += answer.retries_taken
+        try:
+            body = json.loads(answer.text)
+            choice = body["choices"][0]
+            text = choice["message"]["content"]
+            self.line.total["tokens"] += int((body.get("usage") or {}).get("total_tokens") or 0)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise Unreadable("no chat completion") from None
+        if choice.get("finish_reason") == "length":
+            raise Unreadable("cut off at the judge's own limit")
+        if not isinstance(text, str):
+            raise Unreadable("no text")
+        return text

@@ -1,0 +1,171 @@
+"""A reward model: a trained classifier that scores replies, in this process or behind a server of vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from gspo.checks import check_reward_model
+from gspo.config import RewardModelConfig
+from gspo.configfile import from_dict
+from gspo.conversation.trajectories import TrajectoryGroup
+from gspo.judging.judge import NO_LIMIT
+from gspo.judging.line import Failed, Line, key_of
+from gspo.judging.transcripts import Messages, conversations, rewarded
+
+
+class RewardModel:
+    """A reward function: the score that a sequence classifier gives to prompt and reply.
+
+    One copy of it stands in this process, beside the policy, and scores a whole rollout batch at once; or a server is asked.
+    It reads the prompt's messages and the reply, without thinking, under its own chat template.
+    """
+
+    limit = NO_LIMIT
+    spoken = True
+    __name__ = "model"
+
+    def __init__(self, config: RewardModelConfig | None = None, **fields: Any) -> None:
+        """The fields of [reward_model], as a RewardModelConfig or by name. Raises ValueError for what cannot work."""
+        self.config = config or from_dict({"reward_model": fields}).reward_model
+        check_reward_model(self.config)
+        self.scorer: Local | Served = Served(self.config) if self.config.url else Local(self.config)
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
+        """The score of each reply; None where it is too long, or the server had no answer."""
+        return self.scorer.scores([asked(prompt, reply) for prompt, reply in zip(prompts, completions)])
+
+    async def score_group(self, group: Any) -> TrajectoryGroup:
+        """The group with rewards set, for `model.train`; each conversation is scored as a whole. A trajectory without a
+        score is left out and counted as an exception.
+        """
+        values = await asyncio.to_thread(self.scorer.scores, conversations(group))
+        finite = [value if value is not None and math.isfinite(value) else None for value in values]
+        return rewarded(group, finite, "model")
+
+    def wait(self) -> None:
+        """Loads the classifier, or asks the server. Raises ValueError where that fails."""
+        self.scorer.wait()
+
+    def counts(self) -> dict[str, float]:
+        """What was counted since this was last asked: replies that were too long (`too_long`), or the server's answers as a
+        judge's. Warns the first time that a reply is too long.
+        """
+        return self.scorer.counts()
+
+    def close(self) -> None:
+        """Ends the connections to a server, or lets the classifier go."""
+        self.scorer.close()
+
+
+class Local:
+    """The classifier in this process. It is loaded at its first use."""
+
+    def __init__(self, config: RewardModelConfig) -> None:
+        from gspo.judging.classifier import Classifier  # torch
+
+        self.classifier = Classifier(config)
+        self.lock = threading.Lock()
+        self.total: Counter[str] = Counter()
+        self.warned = False
+
+    def wait(self) -> None:
+        """Loads it."""
+        with self.lock:
+            self.classifier.load()
+
+    def scores(self, conversations: Sequence[Messages]) -> list[float | None]:
+        """The score of each conversation."""
+        with self.lock:
+            self.classifier.load()
+            rows = [self.classifier.encode(messages) for messages in conversations]
+            scores = iter(self.classifier.scores([row for row in rows if row is not None]))
+            self.total["too_long"] += sum(row is None for row in rows)
+            return [None if row is None else next(scores) for row in rows]
+
+    def counts(self) -> dict[str, float]:
+        """As RewardModel.counts."""
+        new, self.total = float(self.total["too_long"]), Counter()
+        if new and not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"reward model: {new:g} replies are, with their prompts, longer than {self.classifier.longest} tokens and "
+                'get no score; reward_model.too_long = "left" or "right" scores what is left of them',
+                stacklevel=1,
+            )
+        return {"too_long": new}
+
+    def close(self) -> None:
+        """Lets its memory go."""
+        self.classifier.model = None
+
+
+class Served:
+    """The classifier behind `/classify` of a vLLM server, which applies its chat template. One request a reply."""
+
+    def __init__(self, config: RewardModelConfig) -> None:
+        key = key_of(config.key_variable, "reward_model.key_variable")
+        assert config.url is not None
+        self.config = config
+        self.line = Line("reward model", config.url, key, config.timeout, config.retries, config.max_concurrent)
+        self.counts, self.close = self.line.counts, self.line.close
+
+    def wait(self) -> None:
+        """Asks for one score. Raises ValueError where there is none."""
+        try:
+            self.line.run(self._score(asked("1 + 1 = ?", "2"))).result()
+        except Failed as error:
+            raise ValueError(
+                f"reward_model.url = {self.config.url!r}, reward_model.path = {self.config.path!r}: {error}"
+            ) from None
+        self.line.counts()
+
+    def scores(self, conversations: Sequence[Messages]) -> list[float | None]:
+        """The score of each conversation."""
+
+        async def one(messages: Messages) -> float | None:
+            try:
+                return await self._score(messages)
+            except Failed as error:
+                self.line.note(str(error))
+                return None
+
+        async def every() -> list[float | None]:
+            return list(await asyncio.gather(*map(one, conversations)))
+
+        return self.line.run(every()).result()
+
+    async def _score(self, messages: Messages) -> float:
+        config = self.config
+        body: dict[str, Any] = {
+            "model": config.path, "messages": messages, "use_activation": config.output == "probability",
+        }  # fmt: skip
+        if config.max_length is not None and config.too_long != "none":
+            body |= {"truncate_prompt_tokens": config.max_length, "truncation_side": config.too_long}
+
+        async def send(client: Any) -> Any:
+            return await client.post("/classify", body=body, cast_to=object)
+
+        answer = await self.line.request(send)
+        try:
+            scores = [float(x) for x in answer["data"][0]["probs"]]
+            self.line.total["tokens"] += int((answer.get("usage") or {}).get("total_tokens") or 0)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            raise Failed("its answer is not that of vLLM's /classify") from None
+        label = 0 if config.label is None else int(config.label)
+        if label >= len(scores) or (config.label is None and len(scores) > 1):
+            raise Failed(f"the classifier has {len(scores)} labels: give the number of one as reward_model.label")
+        return scores[label]
+
+
+def asked(prompt: Any, reply: str) -> Messages:
+    """Prompt and reply as a conversation; a prompt that begins the reply is carried on."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+    if messages and messages[-1].get("role") == "assistant":
+        return [*messages[:-1], {"role": "assistant", "content": str(messages[-1]["content"]) + reply}]
+    return [*messages, {"role": "assistant", "content": reply}]

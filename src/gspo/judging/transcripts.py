@@ -1,0 +1,70 @@
+"""Conversations as a judge or a reward model reads them, and trajectories with the rewards that these give."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gspo.conversation.trajectories import TrajectoryGroup, plain
+
+Messages = list[dict[str, Any]]
+
+
+class NoOpinion(Exception):
+    """Stands in a group for a trajectory that got no reward."""
+
+
+def text_of(messages: str | Sequence[dict[str, Any]]) -> str:
+    """A prompt as text: itself, the words of a lone user message, or each message under its role."""
+    if isinstance(messages, str):
+        return messages
+    if len(messages) == 1 and messages[0].get("role") == "user":
+        return words_of(messages[0])
+    return "\n\n".join(f"[{message.get('role', '')}]\n{words_of(message)}" for message in messages)
+
+
+def words_of(message: dict[str, Any]) -> str:
+    """The words of a message and, as JSON, its tool calls."""
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = "".join(str(part.get("text", "")) for part in content)
+    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    told = [json.dumps(call, ensure_ascii=False, default=str) for call in calls]
+    return "\n".join([content] * bool(content) + told)
+
+
+def conversations(group: Any) -> list[Messages]:
+    """The messages of each trajectory; those of further histories follow the main one's."""
+    found = []
+    for trajectory in group:
+        histories = (trajectory, *(getattr(trajectory, "additional_histories", None) or ()))
+        found.append([plain(item) for history in histories for item in history.messages_and_choices])
+    return found
+
+
+def shared(found: Sequence[Messages]) -> int:
+    """How many first messages all conversations have in common; at least the last one of each is its own."""
+    most = min((len(messages) for messages in found), default=1) - 1
+    return next((i for i in range(most) if any(one[i] != found[0][i] for one in found)), max(most, 0))
+
+
+def rewarded(group: Any, values: Sequence[float | None], name: str = "preference") -> TrajectoryGroup:
+    """The group with these rewards, in copies of its trajectories; also in their metrics, as `name`.
+
+    A trajectory without a reward (None) is left out, and an exception stands in its place, which is counted. Raises
+    ValueError where there are not as many values as trajectories.
+    """
+    trajectories = list(group)
+    if len(values) != len(trajectories):
+        raise ValueError(f"{len(values)} rewards for {len(trajectories)} trajectories: give one for each, or None")
+    made: list[Any] = []
+    for trajectory, value in zip(trajectories, values):
+        if value is None:
+            made.append(NoOpinion(f"{name} had no opinion on it"))
+            continue
+        one = copy.copy(trajectory)
+        one.reward, one.metrics = float(value), {**trajectory.metrics, name: float(value)}
+        made.append(one)
+    return TrajectoryGroup([*made, *getattr(group, "exceptions", ())], getattr(group, "metadata", None))

@@ -1,0 +1,79 @@
+"""The configuration of rewards that models give: a reward model, and a judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gspo.loop_config import opt
+
+
+@dataclass(frozen=True)
+class RewardModelConfig:
+    """The reward `model`: a sequence classifier of transformers, in this process or served by vLLM."""
+
+    path: str = opt("")
+    """Folder or Hugging Face id of the classifier; with url, the name that the server knows it by. Required."""
+    revision: str | None = opt(None)
+    """Branch, tag or commit of a Hugging Face id."""
+    label: str | None = opt(None)
+    """Name or number of the label whose score is the reward; a classifier with several labels needs one."""
+    output: str = opt("logit", choices=("logit", "probability"))
+    """The score: the label's `logit`, or its `probability` (a sigmoid for one label, else a softmax)."""
+    max_length: int | None = opt(None, low=1)
+    """Most tokens of prompt and reply together; unset: as many as the classifier can read."""
+    too_long: str = opt("none", choices=("none", "left", "right"))
+    """What a longer text gets: `none`, no opinion; or its score without its beginning (`left`) or its end (`right`)."""
+    device: str = opt("auto")
+    """`auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
+    dtype: str = opt("float32", choices=("float32", "bfloat16"))
+    """Type of the weights."""
+    batch_size: int = opt(16, low=1)
+    """Texts scored at once."""
+    trust_remote_code: bool = opt(False)
+    """Run Python code that comes with the classifier. Only for models whose code you have read."""
+    allow_pickle: bool = opt(False)
+    """Accept weights that are not safetensors. Loading such a file can run code."""
+    url: str | None = opt(None)
+    """Address of a vLLM server with the classifier, such as `http://127.0.0.1:8000`; it is asked at `/classify`."""
+    key_variable: str = opt("")
+    """Environment variable with that server's API key; empty: it asks for none."""
+    timeout: float = opt(120.0, above=0)
+    """Seconds that the server may take for one reply, retries included."""
+    retries: int = opt(3, low=0)
+    """Times that a failed request is repeated (429, 5xx, lost connections), with growing waits."""
+    max_concurrent: int = opt(16, low=1, high=4096)
+    """Requests to the server at once."""
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """The reward `judge`: a language model behind any OpenAI-compatible endpoint, with a rubric."""
+
+    model: str = opt("")
+    """Name of the model at the endpoint. Required."""
+    url: str = opt("https://api.openai.com/v1")
+    """The endpoint, such as `http://127.0.0.1:8000/v1`."""
+    key_variable: str = opt("OPENAI_API_KEY")
+    """Environment variable with the API key; empty: the endpoint asks for none."""
+    rubric: str = opt("")
+    """What makes a reply good, in words. Required."""
+    mode: str = opt("score", choices=("score", "group", "rank", "pairs"))
+    """`score`: each reply alone, on the scale. `group`: all replies of a prompt together, scored against each other. `rank`:
+    all together, ranked; evenly spaced rewards. `pairs`: each two, in both orders; Bradley-Terry strengths."""
+    scale: int = opt(10, low=1)
+    """Highest score; the lowest is 0. The reward is score / scale."""
+    reference_column: str | None = opt(None)
+    """Column with a reference answer that the judge is shown."""
+    request: dict[str, Any] = opt({"temperature": 0})
+    """Further fields of each request, such as `{reasoning_effort = "low"}`."""
+    timeout: float = opt(120.0, above=0)
+    """Seconds that one answer may take, retries included."""
+    retries: int = opt(3, low=0)
+    """Times that a failed request (429, 5xx, lost connections) is repeated, with growing waits, and an unreadable answer."""
+    max_concurrent: int = opt(16, low=1, high=4096)
+    """Requests at once."""
+    cache: str | None = opt(None)
+    """SQLite file that keeps answers, for later runs too and for several at once; unset: they are kept in memory."""
+    seed: int = opt(0, low=0)
+    """Seed of the order in which replies are shown together."""

@@ -1,0 +1,146 @@
+import asyncio
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gspo
+from gspo.config import RewardConfig, TaskConfig
+from gspo.data.rewards import Rewards
+from gspo.judging.preferences import Preferred, bradley_terry, from_ranks, rewards, win_rate, wins
+from gspo.judging.transcripts import NoOpinion, rewarded
+from tests.data.tools import rollout
+
+
+def posterior(theta, games, prior):
+    """As a naive loop."""
+    total = 0.0
+    for i in range(len(theta)):
+        for j in range(len(theta)):
+            total -= games[i][j] * math.log1p(math.exp(theta[j] - theta[i]))
+        total -= prior / 2 * (math.log1p(math.exp(theta[i])) + math.log1p(math.exp(-theta[i])))
+    return total
+
+
+def climbed(games, prior):
+    """The maximum, by coordinate steps that halve."""
+    theta, size = [0.0] * len(games), 1.0
+    while size > 1e-7:
+        moved = False
+        for i, sign in itertools.product(range(len(theta)), (1, -1)):
+            tried = [*theta]
+            tried[i] += sign * size
+            if posterior(tried, games, prior) > posterior(theta, games, prior) + 1e-15:
+                theta, moved = tried, True
+        size = size if moved else size / 2
+    return theta
+
+
+@pytest.mark.parametrize("prior", [0.1, 1.0, 3.0])
+def test_strengths_are_those_of_a_naive_climber(prior):
+    games = np.array([[0, 3, 0.5, 1], [1, 0, 0, 0], [0.5, 2, 0, 0], [0, 0, 4, 0]])
+    assert bradley_terry(games, prior) == pytest.approx(climbed(games, prior), abs=1e-4)
+
+
+def test_strengths_by_hand():
+    """One win of a over b, prior p: theta_a = -theta_b = x with 1 - sigmoid(2x) = p (sigmoid(x) - 1/2). At p = 2 and
+    u = e^x: 1/(1 + u^2) = (u - 1)/(u + 1), that is u^3 - u^2 - 2 = 0... whose root is 1.69562.
+    """
+    u = 1.6956207695598
+    assert u**3 - u**2 - 2 == pytest.approx(0, abs=1e-9)
+    assert bradley_terry(wins(2, [(0, 1, 1)]), 2.0) == pytest.approx([math.log(u), -math.log(u)])
+
+
+def test_all_wins_stay_finite_and_in_order():
+    games = wins(8, [(i, j, 1) for i in range(8) for j in range(i + 1, 8)] * 1000)
+    found = bradley_terry(games)
+    assert all(math.isfinite(x) for x in found) and found == sorted(found, reverse=True)
+    assert sum(found) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_cycle_makes_equals():
+    outcomes = [(0, 1, 1), (1, 2, 1), (2, 0, 1)]
+    assert rewards(3, outcomes) == pytest.approx([0, 0, 0], abs=1e-12)
+    assert rewards(3, outcomes, "win_rate") == [0.5, 0.5, 0.5]
+
+
+def test_who_was_not_compared_has_no_reward():
+    for method in ("bradley_terry", "win_rate"):
+        first, second, third = rewards(3, [(0, 1, 1)], method)
+        assert first > second and third is None
+        assert rewards(1, [], method) == [None] and rewards(0, [], method) == []
+
+
+def test_win_rates_count_ties_half():
+    assert win_rate(wins(3, [(0, 1, 1), (0, 2, 0.5), (1, 2, 0)])) == [0.75, 0, 0.75]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from([0, 0.5, 1])), max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_the_numbering_of_replies_does_not_matter(outcomes):
+    outcomes = [one for one in outcomes if one[0] != one[1]]
+    mirrored = [(5 - j, 5 - i, 1 - o) for i, j, o in outcomes]
+    for method in ("bradley_terry", "win_rate"):
+        a, b = rewards(6, outcomes, method), rewards(6, mirrored, method)[::-1]
+        assert [x is None for x in a] == [x is None for x in b]
+        assert [x for x in a if x is not None] == pytest.approx([x for x in b if x is not None], abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([1, 2, 3], [1, 0.5, 0]), ([3, 1, 2], [0, 1, 0.5]), ([1, 1, 1], [0.5] * 3), ([1, 1, 2], [0.75, 0.75, 0]),
+        ([1, None, 5], [1, None, 0]), ([2], [None]), ([], []), ([1, None], [None, None]),
+    ],
+)  # fmt: skip
+def test_ranks_are_evenly_spaced(ranks, expected):
+    assert from_ranks(ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: wins(2, [(0, 0, 1)]), "two different replies"),
+        (lambda: wins(2, [(0, 2, 1)]), "numbered from 0 to 1"),
+        (lambda: wins(2, [(0, 1, float("nan"))]), "expected 1 "),
+        (lambda: wins(2, [(0, 1, 2)]), "expected 1 "),
+        (lambda: bradley_terry(np.zeros((2, 2)), 0.0), "prior = 0.0"),
+        (lambda: from_ranks([1, float("inf")]), "finite"),
+        (lambda: rewards(2, [], "elo"), "bradley_terry, win_rate"),
+        (lambda: rewarded(gspo.TrajectoryGroup([]), [1.0]), "1 rewards for 0 trajectories"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_preferences_as_a_reward_function():
+    seen = []
+
+    async def longer(prompt, a, b, worth):
+        seen.append((prompt, a, b))
+        await asyncio.sleep(0)
+        return worth * (len(a) > len(b)) if "?" not in a + b else None
+
+    texts = ["aaa", "a", "aa", "a", "b", "bb", "?", "?"]
+    with Rewards(RewardConfig(), TaskConfig(), [Preferred(longer, "win_rate")]) as function:
+        scored = function.score([rollout(text, i // 4, prompt=f"p{i // 4}", worth=1) for i, text in enumerate(texts)])
+    assert [r.reward for r in scored] == [1, 0, 0.5, 0, 0, 1, None, None]
+    assert len(seen) == 3 + 3  # equal replies are one
+    assert {prompt for prompt, *_ in seen} == {"p0", "p1"}
+    assert scored[0].reward_parts == {"longer": 1}
+
+
+def test_a_group_of_trajectories_with_rewards():
+    group = gspo.TrajectoryGroup(
+        [gspo.Trajectory([{"role": "user", "content": "q"}], metrics={"steps": 2.0}) for _ in range(3)], {"id": 7}
+    )
+    made = rewarded(group, [0.5, None, 2.0])
+    assert [one.reward for one in made] == [0.5, 2.0]
+    assert made.trajectories[0].metrics == {"steps": 2.0, "preference": 0.5} and made.metadata == {"id": 7}
+    assert len(made.exceptions) == 1 and isinstance(made.exceptions[0], NoOpinion)
+    assert [one.reward for one in group] == [0, 0, 0]  # as it was

@@ -1,0 +1,100 @@
+"""Whole runs whose reward is a model's or a judge's."""
+
+import json
+
+import pytest
+
+import gspo
+from gspo.runfiles import read_lines
+from tests import tiny_run
+from tests.judging.classifiers import saved
+from tests.judging.endpoint import listening, material, said, score
+
+
+def train(folder, functions, **sections):
+    tiny = tiny_run.model()
+    made = tiny_run.settings(
+        folder / "run", train={"steps": 2}, eval={"every": 0}, reward={"functions": functions, "timeout": 0.01}, **sections
+    )
+    result = gspo.train(tiny.model, tiny_run.ROWS, config=made, tokenizer=tiny.tokenizer)
+    return list(read_lines(folder / "run" / "metrics.jsonl")), list(read_lines(folder / "run" / "events.jsonl")), result
+
+
+def test_a_run_with_a_reward_model(tmp_path):
+    saved(tmp_path / "classifier")
+    steps, _, _ = train(tmp_path, ["model"], reward_model={"path": str(tmp_path / "classifier")})
+    assert [step["rollouts/failed"] for step in steps] == [0, 0]
+    assert all(step["reward/model"] == pytest.approx(step["reward"]) and step["reward_std"] > 0 for step in steps)
+    assert [step["scoring/model/too_long"] for step in steps] == [0, 0]
+
+
+def share(body):
+    """The share of the letter a; nothing readable for an empty reply."""
+    reply = material(body)["REPLY"]
+    return score(round(10 * reply.count("a") / len(reply))) if reply else said("It is empty.")
+
+
+def test_a_run_with_a_judge(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "sk-hidden-7")
+    with listening(share) as endpoint:
+        judge = {"model": "m", "url": endpoint.url, "rubric": "Likes a.", "key_variable": "JUDGE_KEY", "retries": 0}
+        cache = {"cache": str(tmp_path / "answers")}
+        steps, events, _ = train(tmp_path, ["judge", "tests.data.graders:length"], judge=judge | cache)
+    rollouts = list(read_lines(tmp_path / "run" / "rollouts.jsonl"))
+    assert len(rollouts) == 64
+    for one in rollouts:
+        reply = one["completion"]
+        expected = round(10 * reply.count("a") / len(reply)) / 10 if reply else None
+        assert one["reward_parts"] == {"judge": expected, "length": len(reply)}
+    asked = {(one["prompt"], one["completion"]) for one in rollouts}
+    assert 0 < sum(step["scoring/judge/requests"] for step in steps) <= len(asked) + 4  # unreadable ones in each step
+    assert all(step["scoring/judge/requests"] + step["scoring/judge/cached"] == 32 for step in steps)
+    assert all("sk-hidden-7" not in path.read_text() for path in (tmp_path / "run").glob("*.*l"))
+    assert any(not one["completion"] for one in rollouts) == any("no opinion" in json.dumps(event) for event in events)
+
+
+def test_a_run_with_a_judge_of_groups(tmp_path):
+    def places(body):
+        shown = {title.split()[1]: len(text) for title, text in material(body).items() if title.startswith("REPLY ")}
+        return said(json.dumps({"ranks": {k: 1 + sum(m < n for m in shown.values()) for k, n in shown.items()}}))
+
+    with listening(places) as endpoint:
+        judge = {"model": "m", "url": endpoint.url, "rubric": "Short.", "key_variable": "", "mode": "rank"}
+        steps, _, _ = train(tmp_path, ["judge"], judge=judge)
+        assert len(endpoint.asked) == 1 + 2 * 8  # the first small question, and one a group
+    assert [step["reward"] for step in steps] == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("functions", "sections", "message"),
+    [
+        (["judge"], {}, "judge.model is required"),
+        (["judge"], {"judge": {"model": "m"}}, "judge.rubric is required"),
+        (["judge"], {"judge": {"model": "m", "rubric": "r", "key_variable": "NO_SUCH_KEY"}}, "NO_SUCH_KEY"),
+        (
+            ["judge"],
+            {"judge": {"model": "m", "rubric": "r", "key_variable": "", "url": "http://127.0.0.1:9/v1", "retries": 0}},
+            "cannot be reached",
+        ),
+        (
+            ["judge"],
+            {"judge": {"model": "m", "rubric": "r", "key_variable": "", "reference_column": "gold"}},
+            "there is no column 'gold' with the right answer; set judge.reference_column to one of: answer",
+        ),
+        (
+            ["judge"],
+            {"judge": {"model": "m", "rubric": "r", "key_variable": "", "mode": "group"}, "eval": {"every": 1}},
+            "compares the replies to a prompt, so an evaluation needs at least 2",
+        ),
+        (["model"], {}, "reward_model.path is required"),
+        (["exact"], {"judge": {"model": "m"}}, r"\[judge\] has no effect: add \"judge\" to reward.functions"),
+        (["exact"], {"reward_model": {"path": "m"}}, r"\[reward_model\] has no effect: add \"model\""),
+    ],
+)
+def test_what_cannot_work_stops_before_the_run(functions, sections, message, tmp_path):
+    tiny = tiny_run.model()
+    made = {"log": {"dir": str(tmp_path / "run")}, "reward": {"functions": functions}, **sections}
+    made["rollout"] = {"max_completion_length": 8}
+    with pytest.raises(ValueError, match=message):
+        gspo.train(tiny.model, tiny_run.ROWS, config=made, tokenizer=tiny.tokenizer)
+    assert not (tmp_path / "run").exists()
