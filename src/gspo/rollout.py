@@ -45,12 +45,6 @@ class PromptSource(Protocol):
 class Handed:
     """A scorer of what was scored already. It stands in for data/rewards.py's, which has prompts to check and workers."""
 
-    def __enter__(self) -> Handed:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
     def check(self, prompts: Iterable[Prompt]) -> None:
         """Nothing is asked of the prompts."""
 
