@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,20 +20,11 @@ from gspo.types import Prompt, Rollout, Sampling
 Make = Callable[[Mapping[str, Any]], Environment]
 
 
-class Episodes:
-    """A sampler whose replies are whole episodes, rewarded by their environments.
+class WholeEpisodes:
+    """A sampler whose replies are whole episodes, as `_play` plays one; `sampler` samples its answers."""
 
-    make: an environment of a row. context: most tokens that the model reads. max_turns: answers after which an episode is
-    cut off. step_timeout: seconds that an environment may take for one step. An episode whose environment fails has no
-    reward, and the reason as its `error`.
-    """
-
-    def __init__(
-        self, sampler: Sampler, encoder: Encoder, context: int | None, make: Make, column: str, max_turns: int,
-        step_timeout: float,
-    ) -> None:  # fmt: skip
-        self.sampler, self.encoder, self.context, self.make, self.column = sampler, encoder, context, make, column
-        self.max_turns, self.step_timeout = max_turns, step_timeout
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
         self._speaker: Any = sampler if hasattr(sampler, "begin") else Batching(sampler)
 
     @property
@@ -49,17 +40,40 @@ class Episodes:
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[Rollout]:  # fmt: skip
         """`n` episodes of each prompt, in the order of the prompts, scored."""
-        return asyncio.run(self._all(prompts, n, sampling, progress or (lambda done: None)))
 
-    async def _all(
-        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None]
-    ) -> list[Rollout]:  # fmt: skip
-        async def play(i: int, j: int) -> Rollout:
-            # Each has calls of its own: another's answer in the same words is not this one's.
-            chat = Chat(self._speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
-            return await Episode(self, chat, prompts[i], seed_of(sampling.seed, i, j)).play()
+        def play(i: int, j: int) -> Awaitable[Rollout]:
+            return self._play(prompts[i], seed_of(sampling.seed, i, j), sampling)
 
-        return await at_once(play, len(prompts), n, progress)
+        return self._run(at_once(play, len(prompts), n, progress or (lambda done: None)))
+
+    def _run(self, work: Coroutine[Any, Any, list[Rollout]]) -> list[Rollout]:
+        return asyncio.run(work)
+
+    async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
+        """One episode, to its end, its limits, or its failure, which is data. Raises SamplerError."""
+        raise NotImplementedError
+
+
+class Episodes(WholeEpisodes):
+    """Episodes that are rewarded by environments of ours.
+
+    make: an environment of a row. context: most tokens that the model reads. max_turns: answers after which an episode is
+    cut off. step_timeout: seconds that an environment may take for one step. An episode whose environment fails has no
+    reward, and the reason as its `error`.
+    """
+
+    def __init__(
+        self, sampler: Sampler, encoder: Encoder, context: int | None, make: Make, column: str, max_turns: int,
+        step_timeout: float,
+    ) -> None:  # fmt: skip
+        super().__init__(sampler)
+        self.encoder, self.context, self.make, self.column = encoder, context, make, column
+        self.max_turns, self.step_timeout = max_turns, step_timeout
+
+    async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
+        # Each has calls of its own: another's answer in the same words is not this one's.
+        chat = Chat(self._speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
+        return await Episode(self, chat, prompt, seed).play()
 
 
 async def at_once(

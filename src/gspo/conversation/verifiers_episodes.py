@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -21,13 +21,13 @@ from gspo.config import TaskConfig
 from gspo.conversation import verifiers_harness
 from gspo.conversation.calls import Calls
 from gspo.conversation.chat import Chat
-from gspo.conversation.episodes import at_once
+from gspo.conversation.episodes import WholeEpisodes
 from gspo.conversation.tree import woven
 from gspo.conversation.verifiers_client import Playing, PolicyClient
 from gspo.data.functions import describe
 from gspo.data.tasksets import check_installed, tasks_of, taskset_options
 from gspo.data.templates import Encoder
-from gspo.ports import Policy, Sampler, seed_of
+from gspo.ports import Sampler
 from gspo.types import Prompt, Rollout, Sampling
 
 AT_ONCE = 256  # episodes: harnesses may be processes or containers
@@ -76,8 +76,8 @@ def check(task: TaskConfig) -> None:
         settings(source, task, split)
 
 
-class VerifiersEpisodes:
-    """A sampler whose replies are whole episodes, rewarded by their environment.
+class VerifiersEpisodes(WholeEpisodes):
+    """Episodes that are rewarded by environments of verifiers.
 
     context: most tokens that the model reads. task.step_timeout: seconds that an environment may take between two requests
     to the policy, and for its rewards. An episode that fails has no reward, and the reason as its `error`. A context: what
@@ -85,14 +85,14 @@ class VerifiersEpisodes:
     """
 
     def __init__(self, sampler: Sampler, encoder: Encoder, context: int | None, task: TaskConfig) -> None:
-        self.sampler, self.encoder, self.context, self.task = sampler, encoder, context, task
-        self._speaker: Any = sampler if hasattr(sampler, "begin") else Batching(sampler)
+        super().__init__(sampler)
+        self.encoder, self.context, self.task = encoder, context, task
         self._client = PolicyClient()
         self._made = [
             (vf.load_environment(settings(source, task, split)), tasks_of(source, task, split))
             for source, split in sources(task)
         ]
-        self._runner, self._stack = asyncio.Runner(), AsyncExitStack()
+        self._runner, self._stack, self._gate = asyncio.Runner(), AsyncExitStack(), asyncio.Semaphore(AT_ONCE)
 
     def __enter__(self) -> VerifiersEpisodes:
         try:
@@ -114,34 +114,14 @@ class VerifiersEpisodes:
             # verifiers makes clients of configurations; its server takes a client object in no other way.
             env._interception.clients[NOWHERE.model_dump_json()] = self._client
 
-    @property
-    def version(self) -> int:
-        """That of the weights of now."""
-        return self.sampler.version
-
-    def load(self, policy: Policy, version: int) -> None:
-        """Takes over the policy's weights."""
-        self.sampler.load(policy, version)
-
-    def generate(
-        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
-    ) -> list[Rollout]:  # fmt: skip
-        """`n` episodes of each prompt, in the order of the prompts, scored."""
-        return self._runner.run(self._all(prompts, n, sampling, progress or (lambda done: None)))
-
-    async def _all(
-        self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None]
-    ) -> list[Rollout]:  # fmt: skip
-        gate = asyncio.Semaphore(AT_ONCE)
-
-        async def play(i: int, j: int) -> Rollout:
-            async with gate:
-                return await self._play(prompts[i], seed_of(sampling.seed, i, j), sampling)
-
-        return await at_once(play, len(prompts), n, progress)
+    def _run(self, work: Coroutine[Any, Any, list[Rollout]]) -> list[Rollout]:
+        return self._runner.run(work)
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
-        """One episode, to its end, its limits, or its failure. Raises SamplerError."""
+        async with self._gate:
+            return await self._played(prompt, seed, sampling)
+
+    async def _played(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         key = prompt.columns["task"]
         env, task = next((env, held.by_content[key]) for env, held in self._made if key in held.by_content)
         chat = Chat(self._speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
