@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag, field_validator, model_validator
 
 MOST_ANSWERS = 128
+DEEPEST = 100  # levels of a JSON value; Python's own limit is not far beyond
+COOLEST = 0.01  # least temperature above 0: logits divided by less overflow
 # What asks for nothing that matters here.
 HARMLESS = {
     "user", "metadata", "store", "service_tier", "parallel_tool_calls", "stream_options", "safety_identifier",
@@ -30,17 +32,19 @@ def sound(text: str) -> str:
     return text
 
 
-def all_sound(value: Any) -> None:
-    """Looks through everything in a JSON value."""
+def all_sound(value: Any, deep: int = 0) -> None:
+    """Looks through a whole JSON value. Raises ValueError for half a surrogate pair, and where it is nested too deeply."""
+    if deep > DEEPEST:
+        raise ValueError(f"is nested more than {DEEPEST} levels deep")
     if isinstance(value, str):
         sound(value)
     elif isinstance(value, dict):
         for name, one in value.items():
             sound(name)
-            all_sound(one)
+            all_sound(one, deep + 1)
     elif isinstance(value, list):
         for one in value:
-            all_sound(one)
+            all_sound(one, deep + 1)
 
 
 class Part(BaseModel):
@@ -67,7 +71,7 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
 
-class ChatMessage(BaseModel):
+class Said(BaseModel):
     """A message of a conversation."""
 
     model_config = ConfigDict(extra="allow")
@@ -76,6 +80,20 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+
+
+SAYS_SOMETHING: dict[str, Any] = {
+    "anyOf": [
+        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+        {"required": ["tool_calls"], "properties": {"role": {"const": "assistant"}, "tool_calls": {"minItems": 1}}},
+    ]
+}
+
+
+class ChatMessage(Said):
+    """A message for the policy to read."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=SAYS_SOMETHING)
 
     @model_validator(mode="after")
     def _says_something(self) -> ChatMessage:
@@ -100,10 +118,21 @@ class Tool(BaseModel):
     function: Function
 
 
+def _is_neutral(name: str, value: Any) -> bool:
+    """False is not 0 here."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in NEUTRAL.get(name, ()))
+
+
+def _tell_extras(schema: dict[str, Any]) -> None:
+    granted = {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
+    schema["properties"] |= {name: {} for name in sorted(HARMLESS)} | granted
+    schema["additionalProperties"] = False
+
+
 class Asking(BaseModel):
     """What both kinds of request share."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True, json_schema_extra=_tell_extras)
     model: str
     n: int = Field(1, ge=1, le=MOST_ANSWERS)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
@@ -113,6 +142,13 @@ class Asking(BaseModel):
     stop: str | list[str] | None = None
     max_tokens: int | None = Field(None, ge=1, le=1 << 30)
     stream: bool | None = False
+
+    @field_validator("temperature")
+    @classmethod
+    def _warm(cls, temperature: float | None) -> float | None:
+        if temperature is not None and 0 < temperature < COOLEST:
+            raise ValueError(f"0, or at least {COOLEST:g}")
+        return temperature
 
     @field_validator("stop")
     @classmethod
@@ -124,10 +160,10 @@ class Asking(BaseModel):
 
     @model_validator(mode="after")
     def _grantable(self) -> Asking:
-        for name, value in (self.model_extra or {}).items():
-            if name not in HARMLESS and value is not None and value not in NEUTRAL.get(name, ()):
-                raise ValueError(f"{name} = {value!r:.60} cannot be granted here: leave it out")
         all_sound(self.model_dump())
+        for name, value in (self.model_extra or {}).items():
+            if name not in HARMLESS and value is not None and not _is_neutral(name, value):
+                raise ValueError(f"{name} = {value!r:.60} cannot be granted here: leave it out")
         return self
 
     @property
@@ -148,23 +184,46 @@ class ChatRequest(Asking):
 class CompletionRequest(Asking):
     """POST /v1/completions."""
 
-    prompt: Text
+    prompt: Annotated[Text, Field(min_length=1)]
     logprobs: int | None = Field(None, ge=0, le=1)
+
+
+class HandedMessage(Said):
+    """A message that an agent hands back; an answer may have the id of its choice."""
+
+    id: str | None = None
+
+
+class HandedChoice(BaseModel):
+    """A choice of a response, as the endpoint gave it."""
+
+    model_config = ConfigDict(extra="allow")
+    id: str | None = None
+    message: Said
+
+
+def _kind(item: Any) -> str:
+    return "choice" if isinstance(item, HandedChoice) or (isinstance(item, dict) and "message" in item) else "message"
+
+
+Item = Annotated[
+    Annotated[HandedChoice, Tag("choice")] | Annotated[HandedMessage, Tag("message")], Discriminator(_kind)
+]  # fmt: skip
 
 
 class HistoryBody(BaseModel):
     """A conversation beside the main one as JSON."""
 
-    messages_and_choices: list[dict[str, Any]] = Field(max_length=10_000)
+    messages_and_choices: list[Item] = Field(max_length=10_000)
 
 
 class TrajectoryBody(BaseModel):
     """A trajectory as JSON."""
 
-    messages_and_choices: list[dict[str, Any]] = Field(max_length=10_000)
+    messages_and_choices: list[Item] = Field(max_length=10_000)
     reward: float
     turn_rewards: list[float] | None = None
-    metrics: dict[str, float] = {}
+    metrics: dict[str, FiniteFloat] = {}
     metadata: dict[str, Any] = {}
     additional_histories: list[HistoryBody] = []
 
@@ -179,10 +238,25 @@ class TrainRequest(BaseModel):
     """POST /v1/train."""
 
     groups: list[GroupBody] = Field(min_length=1)
-    learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
+    learning_rate: float | None = Field(None, gt=0, le=1)
     importance_sampling_level: Literal["sequence", "turn", "token"] | None = None
 
     @model_validator(mode="after")
     def _sound(self) -> TrainRequest:
         all_sound(self.model_dump())
         return self
+
+
+class Reason(BaseModel):
+    """Why a request failed."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Failure(BaseModel):
+    """A failed request, as OpenAI tells of it."""
+
+    error: Reason
