@@ -109,6 +109,17 @@ def test_tool_calls_become_messages_and_malformed_ones_stay_text():
     assert answers(talk, ASK)[0].message["content"] == CALL  # nobody offered a tool
 
 
+@pytest.mark.parametrize(
+    "said",
+    ['{"name": "lookup", "arguments": ' + "[" * 2000, r'{"name": "\ud800", "arguments": {}}'],
+    ids=["deep", "no text"],
+)
+def test_calls_that_nobody_could_read_are_malformed(said):
+    talk = chat("chatml", speaker=Says("chatml", (f"<tool_call>{said}</tool_call>", "eos")))
+    (answer,) = answers(talk, ASK, tools=TOOLS)
+    assert "tool_calls" not in answer.message and answer.message["malformed"] and talk.malformed == 1
+
+
 def test_how_it_was_sampled_decides_whether_it_may_be_trained_on():
     talk = chat("chatml", speaker=Says("chatml", *[("a", "eos")] * 4))
     for asked, unfit in (

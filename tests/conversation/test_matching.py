@@ -4,13 +4,14 @@ import asyncio
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import reduce
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gspo.conversation import matching
-from gspo.conversation.calls import Calls, size
+from gspo.conversation.calls import Calls, follow, size
 from gspo.conversation.matching import matched
 from gspo.conversation.trajectories import History, Trajectory, TrajectoryGroup
 from tests.conversation.talking import chat
@@ -108,6 +109,8 @@ def test_a_reward_that_is_no_number(reward):
     talk = chat(seed=2)
     found = found_in(talk, group(*pair(talk, Trajectory([], reward)), *pair(talk, Trajectory([], reward))))
     assert found.unusable == Counter({"a reward that is no finite number": 2}) and len(found.groups[0].rollouts) == 2
+    huge = group(Trajectory(talked(talk)[0], 1e308, turn_rewards=[1e308]))
+    assert found_in(talk, huge).unusable == Counter({"a reward that is no finite number": 1})
 
 
 def test_what_the_policy_never_said():
@@ -171,4 +174,8 @@ def test_calls_are_forgotten_by_age_and_by_number():
     few = Calls(most=size(calls[1]) + size(calls[2]))
     for call in calls:
         few.add(call)
-    assert len(few) == 2 and few.get(calls[0].id) is None and not few.answered(calls[0].message, calls[0].messages)
+    traces = [reduce(follow, (*call.messages, call.message), b"") for call in calls]
+    assert [few.answered(trace) for trace in traces] == [[], [calls[1]], [calls[2]]]
+    assert len(few) == 2 and few.get(calls[0].id) is None
+    developer, system = ({"role": role, "content": "be brief"} for role in ("developer", "system"))
+    assert follow(b"", developer) == follow(b"", system) != follow(b"x", system)

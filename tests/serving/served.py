@@ -7,9 +7,9 @@ from gspo.backends.tiny import build_tiny, tiny_qwen3_moe
 from tests.conversation.talking import tokenizer
 
 
-def tiny(template="chatml"):
+def tiny(template="chatml", context=512):
     """A model that says anything, with a chat template."""
-    outline = tiny_qwen3_moe(hidden=32, layers=2, experts=4, expert_width=32, heads=2, kv_heads=1, context=512)
+    outline = tiny_qwen3_moe(hidden=32, layers=2, experts=4, expert_width=32, heads=2, kv_heads=1, context=context)
     return build_tiny(outline, tokenizer(template))
 
 

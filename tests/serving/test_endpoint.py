@@ -11,7 +11,6 @@ import torch
 
 from gspo import layout
 from gspo.rollout import reply_of
-from gspo.serving.endpoint import POLL
 from tests.conversation.talking import TOOLS
 from tests.serving.served import post, serving
 
@@ -116,18 +115,26 @@ def test_what_is_asked_by_nobody_is_not_kept(model):
     with model.still:
         with pytest.raises(openai.APITimeoutError):
             asyncio.run(_gone(model))
-        time.sleep(3 * POLL)
+        time.sleep(1)
     asked(model, seed=1)
     before += 1
     assert len(model.chat.calls) == before
 
 
 async def _gone(model):
-    async with model.openai_client(max_retries=0, timeout=2 * POLL) as client:
+    async with model.openai_client(max_retries=0, timeout=1) as client:
         await client.chat.completions.create(model="policy", messages=ASK, n=4)
 
 
 GOOD = {"model": "policy", "messages": ASK}
+
+
+def deep(levels):
+    return [deep(levels - 1)] if levels else 1
+
+
+def called(arguments):
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +150,15 @@ GOOD = {"model": "policy", "messages": ASK}
         (GOOD | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 400, "messages"),
         (GOOD | {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "unicode"),
         (GOOD | {"messages": [{"role": "user", "content": "x " * 2000}]}, 400, "reads at most 512"),
+        (GOOD | {"messages": [{"role": "user", "content": "x", "more": deep(101)}]}, 400, "100 levels deep"),
+        (GOOD | {"user": deep(950)}, 400, ""),
+        (GOOD | {"messages": [*ASK, called("[" * 10_000), {"role": "tool", "content": "x"}]}, 400, "reads at most 512"),
         (GOOD | {"n": 0}, 400, "n:"),
+        (GOOD | {"n": "1"}, 400, "n:"),
+        (GOOD | {"stream": "yes"}, 400, "stream"),
+        (GOOD | {"logprobs": 1}, 400, "logprobs"),
+        (GOOD | {"temperature": 1e-300}, 400, "at least 0.01"),
+        (GOOD | {"min_p": False}, 400, "min_p"),
         (GOOD | {"n": 100000}, 400, "n:"),
         (GOOD | {"temperature": -1}, 400, "temperature"),
         (GOOD | {"top_p": 0}, 400, "top_p"),
@@ -171,6 +186,26 @@ def test_neutral_settings_are_granted(model):
         "logit_bias": None,
     }
     assert post(model, "/chat/completions", GOOD | more).status_code == 200
+
+
+def test_the_smallest_top_p_leaves_the_likeliest_token(model):
+    (least,), (best,) = [asked(model, **how).choices for how in ({"top_p": 5e-324}, {"temperature": 0})]
+    assert least.message.content == best.message.content
+
+
+def test_a_prompt_without_tokens_is_nobody_elses_fault(model):
+    answer = post(model, "/completions", {"model": "policy", "prompt": ""})
+    assert answer.status_code == 400 and "prompt" in answer.json()["error"]["message"]
+
+
+def test_the_document_tells_what_is_granted(model):
+    headers = {"authorization": f"Bearer {model.api_key}"}
+    told = httpx.get(model.base_url.removesuffix("/v1") + "/openapi.json", headers=headers).json()
+    asking = told["components"]["schemas"]["ChatRequest"]
+    assert asking["properties"]["model"]["enum"] == ["policy"] and not asking["additionalProperties"]
+    assert asking["properties"]["min_p"]["enum"] == [0, None] and asking["properties"]["user"] == {}
+    answers = told["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert "422" not in answers and set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
 
 
 def test_who_has_no_key_gets_nothing(model):
@@ -215,6 +250,12 @@ def test_what_is_no_json(model, body):
         {"messages_and_choices": [], "reward": 1, "additional_histories": [{}]},
         {"messages_and_choices": [{"role": "user", "content": 5}], "reward": 1},
         {"messages_and_choices": [{"role": "assistant", "content": [{"type": "image_url"}]}], "reward": 1},
+        {"messages_and_choices": [{"role": "assistant", "content": "x", "tool_calls": [5]}], "reward": 1},
+        {"messages_and_choices": [{"role": "assistant", "content": "x", "tool_calls": [{"function": 5}]}], "reward": 1},
+        {"messages_and_choices": [{"role": "assistant", "content": "x", "id": []}], "reward": 1},
+        {"messages_and_choices": [{"message": 5}], "reward": 1},
+        {"messages_and_choices": ["message"], "reward": 1},
+        {"messages_and_choices": [], "reward": 1, "metrics": {"a": "x"}},
     ],
 )
 def test_trajectories_that_are_none_are_no_error_of_ours(model, trajectory):

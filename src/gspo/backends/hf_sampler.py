@@ -280,6 +280,7 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
         if sampling.top_p < 1:
             probs = logits.softmax(-1)
             out = probs.cumsum(-1) - probs >= sampling.top_p
+            out[:, 0] = False  # the likeliest stays, however small top_p is
             logits = logits.masked_fill(out, -torch.inf)
             last = last - out.sum(-1, keepdim=True)
     logp = logits.log_softmax(-1)

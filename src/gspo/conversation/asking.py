@@ -20,5 +20,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 def check_granted(options: Mapping[str, Any]) -> None:
     """Raises ValueError for an option, in OpenAI's words, that asks for what is not done."""
     for name, value in options.items():
-        if name not in HARMLESS and value is not None and value not in NEUTRAL.get(name, ()):
+        if name not in HARMLESS and value is not None and not _is_neutral(name, value):
             raise ValueError(f"{name} = {value!r:.60} cannot be granted here: leave it out")
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """False is not 0 here."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in NEUTRAL.get(name, ()))

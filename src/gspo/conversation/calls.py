@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Sequence
@@ -61,14 +62,21 @@ def content_of(message: Message) -> str:
     return "".join(texts)
 
 
-def key(message: Message) -> Key:
-    """What two messages must share to be the same: role, text, tool calls."""
+def follow(trace: bytes, message: Message) -> bytes:
+    """What a conversation is known by after one more message. It begins at b""; conversations of the same messages, by role,
+    text and tool calls, have the same.
+    """
+    return hashlib.sha256(trace + json.dumps(_key(message)).encode()).digest()
+
+
+def _key(message: Message) -> Key:
     calls = []
     for call in message.get("tool_calls") or []:
         function = call.get("function") or {}
         arguments = function.get("arguments", "")
         calls.append([function.get("name"), arguments if isinstance(arguments, str) else json.dumps(arguments)])
-    return str(message.get("role")), content_of(message), json.dumps(calls)
+    role = "system" if message.get("role") == "developer" else str(message.get("role"))  # as the endpoint takes it
+    return role, content_of(message), json.dumps(calls)
 
 
 def size(call: Call) -> int:
@@ -77,14 +85,15 @@ def size(call: Call) -> int:
 
 
 class Calls:
-    """The calls of a run by id and by answer. most: bytes of tensors that are kept; the oldest calls go first. Safe between
-    threads.
+    """The calls of a run by id and by conversation. most: bytes of tensors that are kept; the oldest calls go first. Safe
+    between threads.
     """
 
     def __init__(self, most: int = MOST) -> None:
         self.most, self._held = most, 0
         self._by_id: dict[str, Call] = {}
-        self._by_answer: dict[Key, dict[str, Call]] = {}
+        self._traces: dict[str, bytes] = {}  # of each call's conversation, its answer included
+        self._by_trace: dict[bytes, dict[str, Call]] = {}
         self._by_text: dict[str, Call] = {}  # of completed texts alone
         self._lock = threading.Lock()
 
@@ -93,9 +102,12 @@ class Calls:
 
     def add(self, call: Call) -> None:
         """Keeps a call."""
+        trace = b""
+        for message in (*call.messages, call.message):
+            trace = follow(trace, message)
         with self._lock:
-            self._by_id[call.id] = call
-            self._by_answer.setdefault(key(call.message), {})[call.id] = call
+            self._by_id[call.id], self._traces[call.id] = call, trace
+            self._by_trace.setdefault(trace, {})[call.id] = call
             if call.messages[0].get("role") == TEXT:
                 self._by_text[call.read + call.said] = call
             self._held += size(call)
@@ -106,12 +118,10 @@ class Calls:
         """The call of this id."""
         return self._by_id.get(id)
 
-    def answered(self, message: Message, before: Sequence[Message]) -> list[Call]:
-        """The calls that were asked `before` and answered `message`, newest first."""
+    def answered(self, trace: bytes) -> list[Call]:
+        """The calls whose conversation, with their answer at its end, is known by `trace` (follow); newest first."""
         with self._lock:
-            found = list(self._by_answer.get(key(message), {}).values())
-        asked = [key(one) for one in before]
-        return [call for call in reversed(found) if [key(one) for one in call.messages] == asked]
+            return list(reversed(self._by_trace.get(trace, {}).values()))
 
     def begun(self, text: str) -> Call | None:
         """The call whose completed text is the longest that `text` begins with."""
@@ -132,9 +142,9 @@ class Calls:
     def _drop(self, call: Call) -> None:
         del self._by_id[call.id]
         self._held -= size(call)
-        same = self._by_answer[key(call.message)]
-        del same[call.id]
-        if not same:
-            del self._by_answer[key(call.message)]
+        trace = self._traces.pop(call.id)
+        del self._by_trace[trace][call.id]
+        if not self._by_trace[trace]:
+            del self._by_trace[trace]
         if self._by_text.get(call.read + call.said) is call:
             del self._by_text[call.read + call.said]

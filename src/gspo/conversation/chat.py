@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gspo.conversation.calls import TEXT, Call, Calls, Message, content_of
+from gspo.conversation.calls import TEXT, Call, Calls, Message, content_of, follow
 from gspo.conversation.tools import Malformed, convention
 from gspo.data.templates import Encoder
 from gspo.ports import Speaker
@@ -83,8 +83,9 @@ class Chat:
         if not messages:
             raise ValueError("messages: at least one is needed")
         shown = [templated(message) for message in messages]
+        traces = list(itertools.accumulate(messages, follow, initial=b""))[1:]
         for at in reversed([i for i, message in enumerate(messages) if message.get("role") == "assistant"]):
-            for call in self.calls.answered(messages[at], messages[:at]):
+            for call in self.calls.answered(traces[at]):
                 rendered = [*call.rendered, {"role": "assistant", "content": call.words}, *shown[at + 1 :]]
                 text = self._text(rendered, tools)
                 if text.startswith(call.read + call.said):
@@ -105,6 +106,8 @@ class Chat:
         self, messages: Sequence[Message], rendered: Sequence[Message], text: str, tokens: tuple[int, ...], asked: Asked,
         n: int, id: str, tools: bool = False,
     ) -> list[Call]:  # fmt: skip
+        if not tokens:
+            raise ValueError("the prompt has no tokens: there is nothing to go on from")
         number = next(self._count)
         id = id or f"call-{self._run}-{number}"
         sampling = self._sampling(asked, len(tokens))
@@ -160,12 +163,13 @@ class Chat:
             return {"role": "assistant", "content": content}
         try:
             beside, found = self._parse(content)
-        except Malformed as error:
+            texts = [json.dumps(given) for _, given in found]
+        except (Malformed, RecursionError) as error:  # also a thousand opening brackets
             self.malformed += 1
             return {"role": "assistant", "content": content, "malformed": str(error)}
         calls = [
-            {"id": f"{id}-tool-{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
-            for i, (name, given) in enumerate(found)
+            {"id": f"{id}-tool-{i}", "type": "function", "function": {"name": name, "arguments": given}}
+            for i, ((name, _), given) in enumerate(zip(found, texts))
         ]
         return {"role": "assistant", "content": beside} | ({"tool_calls": calls} if calls else {})
 
@@ -185,7 +189,7 @@ def templated(message: Message) -> Message:
     calls = []
     for call in message.get("tool_calls") or []:
         function = dict(call.get("function") or {})
-        with contextlib.suppress(ValueError, TypeError):  # what is no JSON is shown as it stands
+        with contextlib.suppress(ValueError, TypeError, RecursionError):  # what is no JSON is shown as it stands
             function["arguments"] = json.loads(function.get("arguments", "{}"))
         calls.append({"id": call.get("id", ""), "type": "function", "function": function})
     return shown | ({"tool_calls": calls} if calls else {})

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gspo.conversation.calls import Call, Calls, Message, content_of
+from gspo.conversation.calls import Call, Calls, content_of, follow
 from gspo.conversation.trajectories import id_of, plain
 from gspo.conversation.tree import woven
 from gspo.types import Group, Prompt, Rollout
@@ -71,7 +71,7 @@ def _rollout(
 ) -> Rollout | None:  # fmt: skip
     """A trajectory as a rollout, or None where nothing of it can be trained on."""
     reward, by_turn = float(trajectory.reward), getattr(trajectory, "turn_rewards", None)
-    if not all(math.isfinite(number) for number in (reward, *(by_turn or ()))):
+    if not math.isfinite(reward + sum(by_turn or ())):
         found.unusable["a reward that is no finite number"] += 1
         return None
     read = _Reading(calls, trained | found.calls, oldest)
@@ -109,22 +109,21 @@ class _Reading:
 
     def history(self, items: Sequence[Any], rewards: Sequence[float]) -> None:
         """A conversation. What an earlier one held already is not told, or counted, again."""
-        before: list[Message] = []
+        trace = b""
         for item in items:
             message = plain(item)
+            trace = follow(trace, message)
             shown: dict[str, Any] = {"role": message.get("role"), "content": content_of(message)}
             if message.get("tool_calls"):
                 shown["tool_calls"] = [dict(one.get("function") or {}) for one in message["tool_calls"]]
             if message.get("role") == "assistant":
-                call, why = _call(id_of(item), message, before, self.calls)
+                call, why = _call(id_of(item), trace, self.calls)
                 if call is not None and any(call is one for _, one in self.chosen):
-                    before.append(message)
                     continue
                 shown |= self._answer(call, why)
                 if self.turns <= len(rewards):
                     shown["reward"] = rewards[self.turns - 1]
             self.dialogue.append(shown)
-            before.append(message)
 
     def _answer(self, call: Call | None, why: str) -> dict[str, Any]:
         turn, self.turns = self.turns, self.turns + 1
@@ -137,11 +136,11 @@ class _Reading:
         return {"turn": turn}
 
 
-def _call(id: str | None, message: Message, before: Sequence[Message], calls: Calls) -> tuple[Call | None, str]:
-    """The call that gave an answer, or why it is not known."""
+def _call(id: str | None, trace: bytes, calls: Calls) -> tuple[Call | None, str]:
+    """The call that gave the answer at the end of this conversation, or why it is not known."""
     if id is not None and (call := calls.get(id)) is not None:
         return call, ""
-    answered = calls.answered(message, before)
+    answered = calls.answered(trace)
     if len(answered) == 1:
         return answered[0], ""
     return None, SEVERAL if answered else UNKNOWN if id is not None else NONE

@@ -90,7 +90,7 @@ def _call(text: str, arguments: str) -> tuple[str, dict[str, Any]]:
 
 
 def _checked(call: Any, arguments: str) -> tuple[str, dict[str, Any]]:
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not _is_text(call["name"]):
         raise Malformed(f"a call without a name: {call!r:.80}")
     given = call.get(arguments, {})
     if not isinstance(given, dict):
@@ -104,3 +104,8 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _is_text(name: str) -> bool:
+    """False for half a surrogate pair, which JSON can write and nobody can send."""
+    return name.encode("utf-8", "ignore").decode() == name

@@ -83,6 +83,10 @@ class TrainConfig:
     learning_rate: float | None = None
     importance_sampling_level: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.learning_rate is not None and not 0 < self.learning_rate <= 1:
+            raise ValueError(f"learning_rate = {self.learning_rate}: must be above 0 and at most 1")
+
 
 def plain(item: Any) -> dict[str, Any]:
     """A message as a dict, of a dict, a choice, a response, or a message object of a client library."""

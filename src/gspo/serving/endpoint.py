@@ -9,85 +9,22 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as AnyHTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gspo.config import ServeConfig
 from gspo.conversation.calls import Call
 from gspo.conversation.chat import Asked, Chat
 from gspo.ports import SamplerError
-from gspo.serving.schema import Asking, ChatRequest, CompletionRequest, TrainRequest
+from gspo.serving.limits import Limits, failed
+from gspo.serving.schema import Asking, ChatRequest, CompletionRequest, Failure, TrainRequest
 
 T = TypeVar("T")
-POLL = 0.5  # seconds between two looks whether a client is still there
-KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "invalid_request_error",
-         429: "rate_limit_error"}  # fmt: skip
 Train = Callable[[TrainRequest], Awaitable[dict[str, Any]]]
-
-
-def failed(status: int, message: str) -> JSONResponse:
-    """An error in OpenAI's shape."""
-    body = {"message": message, "type": KINDS.get(status, "api_error"), "param": None, "code": None}
-    headers = {"www-authenticate": "Bearer"} if status == 401 else None
-    return JSONResponse({"error": body}, status, headers)
-
-
-class Limits:
-    """Refuses what is unauthorised, too large or too much, before any of it is read. key: the bearer token; `open` paths
-    need none.
-    """
-
-    open = ("/health",)
-
-    def __init__(self, app: ASGIApp, key: str, config: ServeConfig) -> None:
-        self.app, self.key, self.config, self.running = app, key, config, 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request through, or answers it."""
-        if scope["type"] != "http" or scope["path"] in self.open:
-            await self.app(scope, receive, send)
-            return
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        given = headers.get(b"authorization", b"")
-        refused = None
-        if not secrets.compare_digest(given, b"Bearer " + self.key.encode()):
-            refused = failed(401, "no or another API key: send the one of this run as a bearer token")
-        elif int(headers.get(b"content-length", b"0") or 0) > self.config.max_body:
-            refused = self._large()
-        elif self.running >= self.config.max_concurrent:
-            refused = failed(429, f"{self.running} requests are under way (serve.max_concurrent): try again later")
-        if refused is not None:
-            await refused(scope, receive, send)
-            return
-        self.running += 1
-        try:
-            await self._limited(scope, receive, send)
-        finally:
-            self.running -= 1
-
-    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A body without a length is counted as it comes."""
-        seen = 0
-
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self.config.max_body:
-                raise HTTPException(413, self._too_large)
-            return message
-
-        await self.app(scope, counted, send)
-
-    @property
-    def _too_large(self) -> str:
-        return f"the body is larger than {self.config.max_body} bytes (serve.max_body)"
-
-    def _large(self) -> JSONResponse:
-        return failed(413, self._too_large)
 
 
 def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Train | None = None) -> FastAPI:
@@ -96,6 +33,7 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
     app = FastAPI(title="gspo", description="The policy that is being trained.", docs_url=None, redoc_url=None)
     app.add_middleware(Limits, key=key, config=config)
     _errors(app)
+    app.openapi = lambda: _described(app, name)  # type: ignore[method-assign]
 
     def checked(request: Asking) -> None:
         if request.model != name:
@@ -105,17 +43,17 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
     def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", **NEEDS_KEY)
     def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(name)]}
 
-    @app.get("/v1/models/{model:path}", responses=REFUSED)
+    @app.get("/v1/models/{model:path}", **NEEDS_KEY)
     def model(model: str) -> dict[str, Any]:
         if model != name:
             raise HTTPException(404, f"the model {model!r:.80} is not served here: it is {name!r}")
         return _model(name)
 
-    @app.post("/v1/chat/completions", responses=REFUSED)
+    @app.post("/v1/chat/completions", **ASKED)
     async def chat_completions(request: ChatRequest, http: Request) -> Any:
         checked(request)
         messages = [_asked_message(message.model_dump(exclude_none=True)) for message in request.messages]
@@ -127,7 +65,7 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
         answer = _answer(id, "chat.completion", name, choices, calls)
         return StreamingResponse(_chat_events(answer), media_type="text/event-stream") if request.stream else answer
 
-    @app.post("/v1/completions", responses=REFUSED)
+    @app.post("/v1/completions", **ASKED)
     async def completions(request: CompletionRequest, http: Request) -> Any:
         checked(request)
         id = f"cmpl-{secrets.token_hex(12)}"
@@ -139,16 +77,45 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
 
     if train is not None:
 
-        @app.post("/v1/train", responses=REFUSED)
+        @app.post("/v1/train", **SENT)
         async def train_on(request: TrainRequest) -> dict[str, Any]:
             return await train(request)
 
     return app
 
 
-REFUSED: dict[int | str, dict[str, Any]] = {
-    status: {"description": KINDS[status].replace("_", " ")} for status in (400, 401, 404, 413, 429)
-}
+REFUSED: dict[int, str] = {
+    400: "it cannot be read, or not be granted", 401: "no or another API key", 404: "there is no such model",
+    408: "the body never ended", 413: "the body is too large", 429: "too many requests at once",
+    499: "the client went away", 503: "the sampler is lost", 504: "no answer in time",
+}  # fmt: skip
+
+
+def _route(*statuses: int) -> dict[str, Any]:
+    """What the documentation says of a route that needs the key. The middleware looks at it."""
+    told: dict[int | str, Any] = {status: {"model": Failure, "description": REFUSED[status]} for status in statuses}
+    return {"responses": told, "dependencies": [Depends(HTTPBearer(auto_error=False))]}
+
+
+STREAM = {200: {"description": "an answer, as JSON or as a stream", "content": {"text/event-stream": {}}}}
+NEEDS_KEY, SENT = _route(401, 404, 429), _route(*REFUSED)
+ASKED = SENT | {"responses": SENT["responses"] | STREAM}
+
+
+def _described(app: FastAPI, name: str) -> dict[str, Any]:
+    """The OpenAPI document: it knows the one model there is, and that we answer 400 where FastAPI has 422."""
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schemas = made["components"]["schemas"]
+        asked = [schemas[request.__name__]["properties"]["model"] for request in (ChatRequest, CompletionRequest)]
+        for path in made["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+                asked += [one["schema"] for one in operation.get("parameters", ()) if one["name"] == "model"]
+        for field in asked:
+            field["enum"] = [name]
+        app.openapi_schema = made
+    return app.openapi_schema
 
 
 def _errors(app: FastAPI) -> None:
@@ -171,21 +138,25 @@ def _errors(app: FastAPI) -> None:
     async def lost(request: Request, error: SamplerError) -> JSONResponse:
         return failed(503, str(error))
 
+    @app.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> JSONResponse:
+        return failed(500, f"{type(error).__name__}: {error}")
+
 
 async def _while_there(http: Request, answering: Awaitable[T], timeout: float) -> T:
     """What is answered, unless the client goes away or it takes too long: then it is given up."""
     task = asyncio.ensure_future(answering)
-    deadline = time.monotonic() + timeout
+    gone = asyncio.ensure_future(http.receive())  # the body was read: what comes next is the end of the connection
     try:
-        while not task.done():
-            await asyncio.wait([task], timeout=POLL)
-            if not task.done() and await http.is_disconnected():
-                raise HTTPException(499, "the client went away")
-            if not task.done() and time.monotonic() > deadline:
-                raise HTTPException(504, f"no answer within {timeout:g} seconds (serve.timeout)")
-        return task.result()
+        done, _ = await asyncio.wait([task, gone], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if task in done:
+            return task.result()
+        if gone in done:
+            raise HTTPException(499, "the client went away")
+        raise HTTPException(504, f"no answer within {timeout:g} seconds (serve.timeout)")
     finally:
         task.cancel()
+        gone.cancel()
 
 
 def _asked(request: Asking, most: int | None) -> Asked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import threading
 import time
@@ -143,7 +144,8 @@ def served(run: Run, encoder: Encoder, context: int | None) -> Iterator[ServedMo
 
         async def train(request: TrainRequest) -> dict[str, Any]:
             groups = [
-                TrajectoryGroup(_trajectory(one.model_dump()) for one in group.trajectories) for group in request.groups
+                TrajectoryGroup(_trajectory(one.model_dump(exclude_none=True)) for one in group.trajectories)
+                for group in request.groups
             ]
             how = TrainConfig(request.learning_rate, request.importance_sampling_level)
             metrics = await made[0].train(groups, how)
@@ -189,6 +191,10 @@ def _trajectory(body: dict[str, Any]) -> Trajectory:
     return Trajectory(**(body | {"additional_histories": [History(**one) for one in body["additional_histories"]]}))
 
 
-def _finite(metrics: Metrics) -> Metrics:
-    """JSON has no nan."""
-    return {name: None if value != value else value for name, value in metrics.items()}
+def _finite(value: Any) -> Any:
+    """The same with None for nan and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

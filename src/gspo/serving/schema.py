@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag, field_validator, model_validator
 
-from gspo.conversation.asking import check_granted
+from gspo.conversation.asking import HARMLESS, NEUTRAL, check_granted
 
 MOST_ANSWERS = 128
+DEEPEST = 100  # levels of a JSON value; Python's own limit is not far beyond
+COOLEST = 0.01  # least temperature above 0: logits divided by less overflow
 Text = Annotated[str, Field(max_length=1 << 22)]
 
 
@@ -21,17 +23,19 @@ def sound(text: str) -> str:
     return text
 
 
-def all_sound(value: Any) -> None:
-    """Looks through everything in a JSON value."""
+def all_sound(value: Any, deep: int = 0) -> None:
+    """Looks through a whole JSON value. Raises ValueError for half a surrogate pair, and where it is nested too deeply."""
+    if deep > DEEPEST:
+        raise ValueError(f"is nested more than {DEEPEST} levels deep")
     if isinstance(value, str):
         sound(value)
     elif isinstance(value, dict):
         for name, one in value.items():
             sound(name)
-            all_sound(one)
+            all_sound(one, deep + 1)
     elif isinstance(value, list):
         for one in value:
-            all_sound(one)
+            all_sound(one, deep + 1)
 
 
 class Part(BaseModel):
@@ -58,7 +62,7 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
 
-class ChatMessage(BaseModel):
+class Said(BaseModel):
     """A message of a conversation."""
 
     model_config = ConfigDict(extra="allow")
@@ -67,6 +71,20 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+
+
+SAYS_SOMETHING: dict[str, Any] = {
+    "anyOf": [
+        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+        {"required": ["tool_calls"], "properties": {"role": {"const": "assistant"}, "tool_calls": {"minItems": 1}}},
+    ]
+}
+
+
+class ChatMessage(Said):
+    """A message for the policy to read."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=SAYS_SOMETHING)
 
     @model_validator(mode="after")
     def _says_something(self) -> ChatMessage:
@@ -91,10 +109,16 @@ class Tool(BaseModel):
     function: Function
 
 
+def _tell_extras(schema: dict[str, Any]) -> None:
+    granted = {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
+    schema["properties"] |= {name: {} for name in sorted(HARMLESS)} | granted
+    schema["additionalProperties"] = False
+
+
 class Asking(BaseModel):
     """What both kinds of request share."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True, json_schema_extra=_tell_extras)
     model: str
     n: int = Field(1, ge=1, le=MOST_ANSWERS)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
@@ -104,6 +128,13 @@ class Asking(BaseModel):
     stop: str | list[str] | None = None
     max_tokens: int | None = Field(None, ge=1, le=1 << 30)
     stream: bool | None = False
+
+    @field_validator("temperature")
+    @classmethod
+    def _warm(cls, temperature: float | None) -> float | None:
+        if temperature is not None and 0 < temperature < COOLEST:
+            raise ValueError(f"0, or at least {COOLEST:g}")
+        return temperature
 
     @field_validator("stop")
     @classmethod
@@ -115,8 +146,8 @@ class Asking(BaseModel):
 
     @model_validator(mode="after")
     def _grantable(self) -> Asking:
-        check_granted(self.model_extra or {})
         all_sound(self.model_dump())
+        check_granted(self.model_extra or {})
         return self
 
     @property
@@ -137,23 +168,46 @@ class ChatRequest(Asking):
 class CompletionRequest(Asking):
     """POST /v1/completions."""
 
-    prompt: Text
+    prompt: Annotated[Text, Field(min_length=1)]
     logprobs: int | None = Field(None, ge=0, le=1)
+
+
+class HandedMessage(Said):
+    """A message that an agent hands back; an answer may have the id of its choice."""
+
+    id: str | None = None
+
+
+class HandedChoice(BaseModel):
+    """A choice of a response, as the endpoint gave it."""
+
+    model_config = ConfigDict(extra="allow")
+    id: str | None = None
+    message: Said
+
+
+def _kind(item: Any) -> str:
+    return "choice" if isinstance(item, HandedChoice) or (isinstance(item, dict) and "message" in item) else "message"
+
+
+Item = Annotated[
+    Annotated[HandedChoice, Tag("choice")] | Annotated[HandedMessage, Tag("message")], Discriminator(_kind)
+]  # fmt: skip
 
 
 class HistoryBody(BaseModel):
     """A conversation beside the main one as JSON."""
 
-    messages_and_choices: list[dict[str, Any]] = Field(max_length=10_000)
+    messages_and_choices: list[Item] = Field(max_length=10_000)
 
 
 class TrajectoryBody(BaseModel):
     """A trajectory as JSON."""
 
-    messages_and_choices: list[dict[str, Any]] = Field(max_length=10_000)
+    messages_and_choices: list[Item] = Field(max_length=10_000)
     reward: float
     turn_rewards: list[float] | None = None
-    metrics: dict[str, float] = {}
+    metrics: dict[str, FiniteFloat] = {}
     metadata: dict[str, Any] = {}
     additional_histories: list[HistoryBody] = []
 
@@ -168,10 +222,25 @@ class TrainRequest(BaseModel):
     """POST /v1/train."""
 
     groups: list[GroupBody] = Field(min_length=1)
-    learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
+    learning_rate: float | None = Field(None, gt=0, le=1)
     importance_sampling_level: Literal["sequence", "turn", "token"] | None = None
 
     @model_validator(mode="after")
     def _sound(self) -> TrainRequest:
         all_sound(self.model_dump())
         return self
+
+
+class Reason(BaseModel):
+    """Why a request failed."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Failure(BaseModel):
+    """A failed request, as OpenAI tells of it."""
+
+    error: Reason
