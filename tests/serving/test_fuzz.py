@@ -63,7 +63,8 @@ def test_generated_requests(model, tmp_path):
     found = Counter((urlsplit(one["request"]["url"]).path, one["response"]["status"]) for one in entries)
     for path in ("/v1/chat/completions", "/v1/completions"):
         assert found[path, 200] and found[path, 400]
-    assert found["/v1/train", 400] and sum(found.values()) >= 6 * EXAMPLES
+    # Two of the six routes have nothing to vary.
+    assert found["/v1/train", 400] and found["/health", 200] and sum(found.values()) >= 4 * EXAMPLES
     answers(model)
 
 
