@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gspo.api import evaluate as evaluate
     from gspo.api import sft as sft
     from gspo.api import train as train
+    from gspo.conversation.gather import gather as gather
     from gspo.conversation.trajectories import History as History
     from gspo.conversation.trajectories import TrainConfig as TrainConfig
     from gspo.conversation.trajectories import Trajectory as Trajectory
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 WHERE = {
     **dict.fromkeys(("Result", "evaluate", "sft", "train"), "gspo.api"),
     **dict.fromkeys(("History", "TrainConfig", "Trajectory", "TrajectoryGroup"), "gspo.conversation.trajectories"),
+    "gather": "gspo.conversation.gather",
     "serve": "gspo.serving.start",
 }
 __all__ = sorted(WHERE)
