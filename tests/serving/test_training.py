@@ -52,7 +52,12 @@ def test_an_agent_of_two_turns_learns(tmp_path):
                 assert metrics["mismatch/prob_max"] < 1e-4 and metrics["ratio/noise_floor"] < 1e-5  # the very tokens
                 assert metrics["answers/trained"] == 48 and metrics["answers/left_out"] == 0
                 assert metrics["staleness"] == 0
-            assert (await model.log(await collected(model, 1)))["val/reward"] > 0
+            groups = await collected(model, 1)
+            assert (await model.log(groups))["val/reward"] > 0
+            assert (await model.log(groups[0], "test", metrics={"mine": 3}))["test/mine"] == 3
+            assert await model.log(metrics={"mine": 4.0}, step=7) == {"val/mine": 4.0}
+            with pytest.raises(ValueError, match="no trajectory"):
+                await model.log([])
             return rewards
 
     rewards = asyncio.run(main())

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils.logging import disable_progress_bar
 
 from gspo.backends.hf_files import Outline, embedded, load_error, local, outline, pick_device, read_outline
+from gspo.backends.intruders import undo_patches
 from gspo.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -164,6 +165,7 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
     The model is changed in place: moved to the device and cast to the dtype of `cfg`, where it is given. Raises
     ValueError where tokenizer and model do not fit, RuntimeError where the model cannot be scored exactly.
     """
+    undo_patches()
     if cfg is not None:
         nn.Module.to(model, device=pick_device(cfg.device), dtype=DTYPES[cfg.dtype])
     cfg = cfg or ModelConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ class TrajectoryGroup:
 
     def __init__(self, trajectories: Iterable[Any], metadata: dict[str, Any] | None = None) -> None:
         every = list(trajectories)
+        if any(inspect.isawaitable(one) for one in every):
+            raise ValueError("a group takes trajectories, not what is still to be awaited: see gspo.gather")
         self.trajectories = [one for one in every if not isinstance(one, BaseException)]
         self.exceptions = [one for one in every if isinstance(one, BaseException)]
         self.metadata = metadata or {}

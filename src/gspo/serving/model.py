@@ -8,7 +8,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -17,8 +17,10 @@ import uvicorn
 from gspo import trainer
 from gspo.batching import Batching
 from gspo.config import Config
+from gspo.conversation import art
 from gspo.conversation.calls import Calls
 from gspo.conversation.chat import Chat
+from gspo.conversation.gather import Gathered, gather
 from gspo.conversation.matching import matched
 from gspo.conversation.trajectories import LEVELS, History, TrainConfig, Trajectory, TrajectoryGroup
 from gspo.data.templates import Encoder
@@ -56,25 +58,43 @@ class ServedModel:
             raise ValueError('openai_client() needs the package openai: pip install "gspo[agents]"') from None
         return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, **options)
 
-    async def train(self, groups: Iterable[Any], config: TrainConfig | None = None) -> Metrics:
+    def __getattr__(self, name: str) -> Any:
+        if name in art.MEMBERS:
+            raise AttributeError(f"a gspo model has no {name}: what ART calls so is {art.MEMBERS[name]} here")
+        raise AttributeError(f"a gspo model has no {name}")
+
+    async def gather(self, groups: Iterable[Iterable[Awaitable[Any]]], **how: Any) -> Gathered:
+        """gspo.gather, shown on the run's screen, with what fails in its log."""
+        return await gather(groups, progress=self.run.screen.phase, tell=self.run.log.warn, **how)
+
+    async def train(self, groups: Iterable[Any], config: Any = None, **more: Any) -> Metrics:
         """One step on these groups of trajectories (gspo's or ART's). Returns its metrics.
 
-        Raises ValueError where nothing of them can be trained on, with the reasons; what else is left out is counted in
-        the metrics and named in the log. Answers are trained on once.
+        config: a TrainConfig, gspo's or ART's; its fields may be given as arguments as well. Raises ValueError for what
+        cannot be set for one call, and where nothing of the groups can be trained on, with the reasons; what else is left
+        out is counted in the metrics and named in the log. Answers are trained on once.
         """
-        return await asyncio.to_thread(self._train, list(groups), config or TrainConfig())
+        return await asyncio.to_thread(self._train, list(groups), art.settings(config, more))
 
-    async def log(self, groups: Iterable[Any], split: str = "val") -> Metrics:
-        """Notes the rewards and metrics of trajectories that are not trained on."""
-        every = [one for group in groups for one in getattr(group, "trajectories", group)]
-        if not every:
-            raise ValueError("log: there is no trajectory")
-        numbers: dict[str, list[float]] = {"reward": [float(one.reward) for one in every]}
+    async def log(
+        self, groups: Iterable[Any] | None = None, split: str = "val", *, metrics: Mapping[str, float] | None = None,
+        step: int | None = None,
+    ) -> Metrics:  # fmt: skip
+        """Notes the rewards and metrics of groups or trajectories that are not trained on, and `metrics` as they are.
+
+        step: it belongs to; None: the newest. Raises ValueError where there is nothing to note.
+        """
+        every = [one for group in groups or () for one in getattr(group, "trajectories", [group])]
+        every = [one for one in every if not isinstance(one, BaseException)]
+        if not every and not metrics:
+            raise ValueError("log: there is no trajectory, and no metrics are given")
+        numbers: dict[str, list[float]] = {}
         for one in every:
-            for name, value in one.metrics.items():
+            for name, value in {"reward": one.reward, **one.metrics}.items():
                 numbers.setdefault(name, []).append(float(value))
-        found = {f"{split}/{name}": sum(values) / len(values) for name, values in numbers.items()}
-        self.run.log.metrics({"step": self.step} | found)
+        found = {name: sum(values) / len(values) for name, values in numbers.items()} | dict(metrics or {})
+        found = {f"{split}/{name}": value for name, value in found.items()}
+        self.run.log.metrics({"step": self.step if step is None else step} | found)
         return found
 
     def save(self) -> None:

@@ -1,0 +1,62 @@
+"""What users of ART (Agent Reinforcement Trainer) write, as gspo understands it, or where gspo has it instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gspo.conversation.trajectories import TrainConfig
+
+NOTHING = "there is nothing like it"
+# Of art.TrainConfig, art.dev.TrainConfig and the backends' train: the value that asks for nothing, and where it is set.
+ELSEWHERE: dict[str, tuple[Any, str]] = {
+    "kl_penalty_coef": (0, "algorithm.beta"),
+    "kl_penalty_reference_step": (None, "algorithm.beta, of the model that training began with"),
+    "kl_ref_adapter_path": (None, "algorithm.beta, of the model that training began with"),
+    "epsilon": (None, "algorithm.epsilon"),
+    "epsilon_high": (None, "algorithm.epsilon_high"),
+    "ppo": (False, "algorithm.name"),
+    "scale_rewards": (True, "algorithm.scale_rewards"),
+    "truncated_importance_sampling": (None, "algorithm.correction"),
+    "precalculate_logprobs": (False, "algorithm.old_logprobs"),
+    "save_checkpoint": (True, "train.save_every"),
+    "verbose": (False, "the run folder's events.jsonl and metrics.jsonl"),
+    "logprob_calculation_chunk_size": (1024, "train.micro_batch_tokens"),
+    "advantage_balance": (0, NOTHING),
+    "max_negative_advantage_importance_sampling_weight": (None, NOTHING),
+    "mask_prob_ratio": (False, NOTHING),
+    "kimi_k2_tau": (None, NOTHING),
+    "allow_training_without_logprobs": (False, NOTHING),
+    "plot_tensors": (False, NOTHING),
+    "scale_learning_rate_by_reward_std_dev": (False, NOTHING),
+    "num_trajectories_learning_rate_multiplier_power": (0, NOTHING),
+}
+OURS = ("learning_rate", "importance_sampling_level")
+# Of art.Model and art.TrainableModel.
+MEMBERS = {
+    "inference_base_url": "base_url", "inference_api_key": "api_key", "inference_model_name": "name",
+    "get_inference_name": "name", "get_step": "step", "delete_checkpoints": "train.keep_checkpoints",
+    "train_sft": "gspo.sft",
+    "register": "gspo.serve, which gives a model that is ready", "backend": "gspo.serve, which gives a model that is ready",
+}  # fmt: skip
+
+
+def settings(config: Any, given: Mapping[str, Any]) -> TrainConfig:
+    """How a call of `train` learns. config: gspo's TrainConfig, or ART's. given: its further arguments, as ART takes them.
+
+    Raises ValueError for what this call cannot grant, with the field of the configuration that can, and TypeError for what
+    neither knows.
+    """
+    asked = {} if config is None else dict(vars(config))
+    asked |= given.get("_config") or {}
+    asked |= {name: value for name, value in given.items() if name != "_config"}
+    for name, value in asked.items():
+        if name in OURS:
+            continue
+        if name not in ELSEWHERE:
+            raise TypeError(f"train() has no argument {name!r}: it takes {', '.join(OURS)}")
+        neutral, where = ELSEWHERE[name]
+        if value != neutral:
+            remedy = where if where == NOTHING else f"the run has it as {where}"
+            raise ValueError(f"{name} = {value!r}: train() cannot set it for one call; {remedy}")
+    return TrainConfig(**{name: asked[name] for name in OURS if name in asked})

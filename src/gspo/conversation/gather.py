@@ -1,0 +1,93 @@
+"""Many runs of an agent at once, in groups. Runs that fail are data: counted, told, and left out."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import warnings
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+from gspo.conversation.trajectories import TrajectoryGroup
+from gspo.progress import Progress
+
+
+class Gathered(list[TrajectoryGroup]):
+    """The groups with at least two runs that ended well. failed: how many did not, by reason. dropped: groups left out."""
+
+    def __init__(self, groups: Iterable[TrajectoryGroup], failed: Counter[str], dropped: int) -> None:
+        super().__init__(groups)
+        self.failed, self.dropped = failed, dropped
+
+
+async def gather(
+    groups: Iterable[Iterable[Awaitable[Any]]],
+    *,
+    at_once: int | None = None,
+    max_exceptions: float = 0,
+    progress: Callable[[str, int, int], None] | None = None,
+    tell: Callable[[str], None] = warnings.warn,
+) -> Gathered:
+    """Awaits runs of an agent, each of which gives a trajectory:
+
+        groups = await gspo.gather([agent(client, question) for _ in range(8)] for question in questions)
+
+    at_once: how many run at a time; None: all. max_exceptions: how many may fail, or what share of them if it is below 1;
+    more raise RuntimeError, and the rest are cancelled. progress: told a name, how many are done, and of how many; None: a
+    bar in the terminal. tell: told what failed.
+    """
+    runs = [list(group) for group in groups]
+    total, done, failed = sum(map(len, runs)), 0, Counter[str]()
+    allowed = math.floor(max_exceptions * total) if 0 < max_exceptions < 1 else max_exceptions
+    room = asyncio.Semaphore(at_once or max(1, total))
+
+    async def one(run: Awaitable[Any]) -> Any:
+        nonlocal done
+        try:
+            async with room:
+                made = await _trajectory(run)
+        except Exception as error:
+            failed[f"{type(error).__name__}: {error}"[:200]] += 1
+            if failed.total() > allowed:
+                raise RuntimeError(
+                    f"{failed.total()} of {total} runs of the agent failed, more than max_exceptions = {max_exceptions:g}: "
+                    f"{_told(failed)}"
+                ) from error
+            made = error
+        finally:
+            if inspect.iscoroutine(run):
+                run.close()  # one that never began
+        done += 1
+        show("agent", done, total)
+        return made
+
+    with ExitStack() as stack:
+        show = progress or stack.enter_context(Progress(0, title="agent")).phase
+        tasks = [[asyncio.ensure_future(one(run)) for run in group] for group in runs]
+        try:
+            await asyncio.gather(*(task for group in tasks for task in group))
+        finally:
+            for task in (task for group in tasks for task in group):
+                task.cancel()
+    made = [TrajectoryGroup(task.result() for task in group) for group in tasks]
+    kept = [group for group in made if len(group) > 1]
+    if failed:
+        tell(
+            f"{failed.total()} of {total} runs of the agent failed: {_told(failed)}; {len(made) - len(kept)} of {len(made)} "
+            "groups are dropped, for fewer than two are left in them"
+        )
+    return Gathered(kept, failed, len(made) - len(kept))
+
+
+async def _trajectory(run: Awaitable[Any]) -> Any:
+    made = await run
+    if not hasattr(made, "messages_and_choices"):
+        raise TypeError(f"it returned a {type(made).__name__}, not a trajectory")
+    return made
+
+
+def _told(failed: Counter[str]) -> str:
+    return ", ".join(f"{count} x {reason}" for reason, count in failed.most_common(3)) + (", ..." if len(failed) > 3 else "")

@@ -1,0 +1,46 @@
+"""What a user of ART gives to `train`: taken, or refused with the field that has it here."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import gspo
+from gspo.configfile import all_keys
+from gspo.conversation.art import ELSEWHERE, NOTHING, settings
+
+
+def test_what_is_taken():
+    assert settings(None, {}) == gspo.TrainConfig()
+    assert settings(gspo.TrainConfig(1e-5, "turn"), {}) == gspo.TrainConfig(1e-5, "turn")
+    art = SimpleNamespace(learning_rate=5e-6, kl_penalty_coef=0.0)
+    assert settings(art, {"_config": {"importance_sampling_level": "sequence"}, "verbose": False}) == gspo.TrainConfig(
+        5e-6, "sequence"
+    )
+    assert settings(None, {"learning_rate": 1e-4, "ppo": False}) == gspo.TrainConfig(1e-4)
+    assert settings(art, {"learning_rate": 1e-4}).learning_rate == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"_config": {"epsilon": 0.2}}, r"epsilon = 0.2: .* the run has it as algorithm\.epsilon"),
+        ({"kl_penalty_coef": 0.1}, r"algorithm\.beta"),
+        ({"_config": {"kimi_k2_tau": 1.0}}, "there is nothing like it"),
+        ({"learning_rate": 0}, "above 0 and at most 1"),
+        ({"learning_rate": float("nan")}, "above 0 and at most 1"),
+    ],
+)
+def test_what_is_refused(given, why):
+    with pytest.raises(ValueError, match=why):
+        settings(None, given)
+
+
+def test_what_nobody_knows():
+    with pytest.raises(TypeError, match="no argument 'lr': it takes learning_rate, importance_sampling_level"):
+        settings(None, {"lr": 1})
+
+
+def test_the_fields_that_are_named_exist():
+    keys = set(all_keys())
+    named = {where.partition(",")[0] for _, where in ELSEWHERE.values() if where != NOTHING}
+    assert {name for name in named if name.partition(".")[0] in ("algorithm", "train")} <= keys

@@ -1,0 +1,97 @@
+"""Many runs of an agent at once: what fails is counted and told, and never more runs than asked for."""
+
+import asyncio
+
+import pytest
+
+import gspo
+from gspo.conversation.gather import Gathered
+
+
+async def run(name, error=None, after=0):
+    for _ in range(after):
+        await asyncio.sleep(0)
+    if error:
+        raise error
+    return gspo.Trajectory([{"role": "user", "content": name}], reward=1.0)
+
+
+def gathered(groups, **how):
+    told = []
+    found = asyncio.run(gspo.gather(groups, tell=told.append, **how))
+    return found, told
+
+
+def names(groups):
+    return [[one.messages_and_choices[0]["content"] for one in group] for group in groups]
+
+
+def test_groups_keep_their_order_and_are_what_train_takes():
+    found, told = gathered([[run("a", after=9), run("b")], (run(name) for name in "cd")])
+    assert isinstance(found, Gathered) and names(found) == [["a", "b"], ["c", "d"]] and not told
+    assert found.dropped == 0 and not found.failed and isinstance(found[0], gspo.TrajectoryGroup)
+
+
+def test_runs_that_fail_are_counted_and_a_group_of_fewer_than_two_is_dropped():
+    wrong = ValueError("no such tool")
+    groups = [[run("a"), run("b"), run("c", wrong)], [run("d"), run("e", wrong), run("f", OSError("gone"))]]
+    found, told = gathered(groups, max_exceptions=0.5)
+    assert names(found) == [["a", "b"]] and found[0].exceptions == [wrong]
+    assert found.dropped == 1 and found.failed == {"ValueError: no such tool": 2, "OSError: gone": 1}
+    (line,) = told
+    assert line.startswith("3 of 6 runs") and "2 x ValueError: no such tool" in line and "1 of 2 groups are dropped" in line
+
+
+@pytest.mark.parametrize(("allowed", "raised"), [(0, True), (1, True), (2, False), (0.25, True), (0.5, False)])
+def test_too_many_that_fail_stop_the_rest(allowed, raised):
+    ended = []
+
+    async def slow():
+        try:
+            await asyncio.sleep(0 if not raised else 60)
+        finally:
+            ended.append(1)
+        return gspo.Trajectory([], 0.0)
+
+    groups = [[slow(), slow(), run("a", ValueError("x")), run("b", ValueError("x"), after=3)]]
+    if not raised:
+        assert len(gathered(groups, max_exceptions=allowed)[0][0]) == 2
+        return
+    with pytest.raises(
+        RuntimeError, match=rf"of 4 runs of the agent failed, more than max_exceptions = {allowed}: .* x ValueError: x"
+    ):
+        gathered(groups, max_exceptions=allowed)
+    assert ended == [1, 1]
+
+
+def test_what_is_no_trajectory_is_a_failure():
+    async def forgot():
+        return None
+
+    with pytest.raises(RuntimeError, match="TypeError: it returned a NoneType, not a trajectory"):
+        gathered([[forgot()]])
+
+
+@pytest.mark.parametrize("at_once", [1, 3, None])
+@pytest.mark.filterwarnings("error")
+def test_as_many_at_once_as_asked_for(at_once):
+    now, most, shown = 0, 0, []
+
+    async def counted():
+        nonlocal now, most
+        now, most = now + 1, max(most, now + 1)
+        await asyncio.sleep(0)
+        now -= 1
+        return gspo.Trajectory([], 0.0)
+
+    gathered([[counted() for _ in range(5)] for _ in range(2)], at_once=at_once, progress=lambda *told: shown.append(told))
+    assert most == (at_once or 10) and shown == [("agent", n, 10) for n in range(1, 11)]
+    with pytest.raises(RuntimeError):  # those that never began are closed, so Python has nothing to warn of
+        gathered([[run("a", ValueError("x"))], [run(name) for name in "bcdef"]], at_once=1)
+
+
+def test_a_group_does_not_await():
+    runs = [run("a")]
+    with pytest.raises(ValueError, match=r"gspo\.gather"):
+        gspo.TrajectoryGroup(runs)
+    runs[0].close()
