@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from gspo.ports import Job, Sampler
 from gspo.types import Prompt, Rollout, Sampling
 
-WINDOW = 0.005  # seconds without another request after which a batch is closed
+# A batch is closed without another request for so many seconds; while it has fewer than one of the last four had, for this
+# share of what the last one took: who comes too late waits for all of it.
+WINDOW, SHARE = 0.005, 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,7 @@ class Batching:
     def __init__(self, sampler: Sampler) -> None:
         self.sampler, self.still = sampler, threading.Lock()
         self._queue: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
+        self._patience, self._sizes = WINDOW, deque([1], 4)
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -62,7 +67,7 @@ class Batching:
             while one is not None:
                 batch.append(one)
                 try:
-                    one = self._queue.get(timeout=WINDOW)
+                    one = self._queue.get(timeout=self._patience if len(batch) < max(self._sizes) else WINDOW)
                 except queue.Empty:
                     break
             over = one is None
@@ -70,8 +75,11 @@ class Batching:
             for waiting in batch:
                 if waiting.future.set_running_or_notify_cancel():
                     kinds.setdefault(replace(waiting.sampling, seed=0), []).append(waiting)
+            begin = time.monotonic()
             for sampling, together in kinds.items():
                 self._sample(sampling, together)
+            self._sizes.append(len(batch))
+            self._patience = max(WINDOW, SHARE * (time.monotonic() - begin))
 
     def _sample(self, sampling: Sampling, together: list[Waiting]) -> None:
         prompts: list[Prompt] = [waiting.begun.prompt for waiting in together]
