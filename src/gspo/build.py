@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,9 @@ def scorer_of(config: Config, given: Given) -> Iterator[Any]:
     with ExitStack() as stack:
         made: dict[str, Any] = {}
         if "judge" in config.reward.functions:
-            made["judge"] = Judge(config.judge)
+            made["judge"] = stack.enter_context(closing(Judge(config.judge)))
         if "model" in config.reward.functions:
-            made["model"] = RewardModel(config.reward_model)
-        for one in made.values():
-            stack.callback(one.close)
+            made["model"] = stack.enter_context(closing(RewardModel(config.reward_model)))
         yield stack.enter_context(Rewards(config.reward, config.task, given.functions, made))
 
 

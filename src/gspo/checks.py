@@ -23,10 +23,7 @@ def check(config: Config) -> None:
     reward, rollout = config.reward, config.rollout
     if not reward.functions:
         raise ValueError('reward.functions = []: name at least one, such as "task" or "exact"')
-    for name in reward.functions:
-        if name not in NAMED and ":" not in name:
-            near = nearest(name, NAMED)
-            raise ValueError(f"reward.functions: {name!r} is none of {', '.join(NAMED)}, module:function{near}")
+    check_names(reward.functions)
     check_judging(config)
     if reward.weights and not any(reward.weights):
         raise ValueError(f"reward.weights = {reward.weights}: at least one must differ from 0")
@@ -44,6 +41,14 @@ def check(config: Config) -> None:
             )
     if not config.log.dir.strip():
         raise ValueError("log.dir = '': name a folder for the run")
+
+
+def check_names(functions: Iterable[str]) -> None:
+    """The names in reward.functions. Raises ValueError."""
+    for name in functions:
+        if name not in NAMED and ":" not in name:
+            near = nearest(name, NAMED)
+            raise ValueError(f"reward.functions: {name!r} is none of {', '.join(NAMED)}, module:function{near}")
 
 
 def check_judging(config: Config) -> None:

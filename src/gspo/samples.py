@@ -59,8 +59,9 @@ def _said(row: dict[str, Any], escape: Escape, replies: Callable[[int], str] | N
         notes += [f"reward {value:+.2f}".replace("-", "−") for value in [one.get("reward")] if value is not None]
         notes += [f"left out: {why}" for why in [one.get("left_out")] if why]
         if spoken and replies:
-            notes[0] += ", trained" if (coloured := replies(one["turn"])) else ""
-            shown = coloured or shown
+            spans = replies(one["turn"])
+            notes[0] += ", trained" if spans else ""
+            shown = spans or shown
         turns.append(
             f'<p class="about">{escape(", ".join(notes))}</p><div class="{"reply" if spoken else "prompt"}">{shown}</div>'
         )

@@ -55,6 +55,7 @@ def test_an_agent_of_two_turns_learns(tmp_path):
             groups = await collected(model, 1)
             assert (await model.log(groups))["val/reward"] > 0
             assert (await model.log(groups[0], "test", metrics={"mine": 3}))["test/mine"] == 3
+            assert await model.log([list(group) for group in groups]) == await model.log(groups)
             assert await model.log(metrics={"mine": 4.0}, step=7) == {"val/mine": 4.0}
             with pytest.raises(ValueError, match="no trajectory"):
                 await model.log([])

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gspo.checks import nearest
-from gspo.config import NAMED, RewardConfig, TaskConfig
+from gspo.checks import check_names, nearest
+from gspo.config import RewardConfig, TaskConfig
 from gspo.data.reasoning import PREFIX
 from gspo.data.scorers import Function, Result, Row
 from gspo.data.workers import Channel, Thread, Way, Worker, score_rows
@@ -178,10 +178,7 @@ def _check(specs: list[str], task: TaskConfig, scored: bool) -> None:
             f'reward.functions: {name} has no scorer of its own for "task"; use "exact" or "math" with '
             "reward.answer_column, or a function of yours as module:function"
         )
-    for spec in specs:
-        if spec not in NAMED and ":" not in spec:
-            near = nearest(spec, NAMED)
-            raise ValueError(f"reward.functions: {spec!r} is none of {', '.join(NAMED)}, module:function{near}")
+    check_names(specs)
     for spec, package in (("task", "reasoning_gym"), ("math", "math_verify")):
         if spec in specs and importlib.util.find_spec(package) is None:
             raise ValueError(f"reward {spec} needs the package {package}: pip install 'gspo[tasks]'")

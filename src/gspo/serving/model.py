@@ -84,7 +84,9 @@ class ServedModel:
 
         step: it belongs to; None: the newest. Raises ValueError where there is nothing to note.
         """
-        every = [one for group in groups or () for one in getattr(group, "trajectories", [group])]
+        every: list[Any] = []
+        for group in groups or ():
+            every += group if isinstance(group, (list, tuple)) else getattr(group, "trajectories", [group])
         every = [one for one in every if not isinstance(one, BaseException)]
         if not every and not metrics:
             raise ValueError("log: there is no trajectory, and no metrics are given")
