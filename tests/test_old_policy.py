@@ -56,7 +56,13 @@ def test_replay_in_every_layout(tmp_path, replay):
     algorithm = {"router_replay": replay}
     whole = numbers(train(tmp_path / "a", algorithm=algorithm, **FAST).folder)
     for i, changes in enumerate(
-        ({"layout": "packed"}, {"micro_batch_tokens": 40}, {"gradient_checkpointing": True, "micro_batch_tokens": 60})
+        (
+            {"layout": "packed"},
+            {"layout": "shared"},
+            {"micro_batch_tokens": 40},
+            {"gradient_checkpointing": True, "micro_batch_tokens": 60},
+            {"gradient_checkpointing": True, "layout": "shared"},
+        )
     ):
         options = FAST | {"train": {"steps": 4} | changes}
         other = numbers(train(tmp_path / f"b{i}", algorithm=algorithm, **options).folder)

@@ -73,8 +73,9 @@ def test_values_do_not_depend_on_the_layout():
     critic = Critic(tiny, "copy")
     torch.nn.init.normal_(critic.head.weight)
     batch = layout.build(replies(), share=True)
-    a, b = (HFPolicy(tiny, layout=way, critic=critic).forward(batch).values for way in ("padded", "packed"))
-    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    a, *others = (HFPolicy(tiny, layout=way, critic=critic).forward(batch).values for way in ("padded", "packed", "shared"))
+    for b in others:
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_advantages_are_gae_of_the_old_critic():

@@ -97,6 +97,7 @@ def test_first_update_is_on_policy(tmp_path):
         {"algorithm": {"name": "dr_grpo", "beta": 0.1, "kl_estimator": "k2"}},
         {"algorithm": {"name": "dapo", "old_logprobs": "recompute"}},
         {"train": {"layout": "packed", "micro_batch_tokens": 64}},
+        {"train": {"layout": "shared", "gradient_checkpointing": True}},
         {"train": {"gradient_checkpointing": True}},
         {"rollout": {"temperature": 0.7, "mask_truncated_completions": True}},
         {"algorithm": {"name": "luspo", "epsilon": "auto"}},
@@ -129,7 +130,14 @@ def test_every_setting_runs(tmp_path, changes):
 def test_layout_micro_batches_and_checkpointing_change_no_number(tmp_path):
     plain = numbers(train(tmp_path / "a").folder)
     for i, changes in enumerate(
-        ({"layout": "packed"}, {"micro_batch_tokens": 40}, {"gradient_checkpointing": True, "layout": "packed"})
+        (
+            {"layout": "packed"},
+            {"layout": "shared"},
+            {"layout": "padded"},
+            {"micro_batch_tokens": 40},
+            {"gradient_checkpointing": True, "layout": "packed"},
+            {"gradient_checkpointing": True, "layout": "shared", "micro_batch_tokens": 40},
+        )
     ):
         other = numbers(train(tmp_path / f"b{i}", train=changes).folder)
         for m, n in zip(plain[:2], other[:2]):  # later steps may sample another token after a rounding

@@ -1,7 +1,8 @@
 """Replies -> one forest of tokens, and forest -> what a transformer reads. Layout is cost, never meaning.
 
-Token i may look at token j exactly when `j <= i <= last[j]` (types.Forest). Two layouts compute it: `padded` walks each
-path from root to leaf as a row of its own, `packed` puts the forest into one row under that mask.
+Token i may look at token j exactly when `j <= i <= last[j]` (types.Forest). Three layouts compute it: `padded` walks each
+path from root to leaf as a row of its own; `packed` puts the forest into one row under that mask; `shared` puts it into
+one row whose attention is computed segment by segment.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gspo.segments import Plan, plan
 from gspo.types import Batch, Forest, Reply
+
+GATHERING = 1.15  # tokens that padded rows may read in the time of one of `shared` (benchmarks/update.py)
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Rows:
     tokens, position [B, L] int64. mask [1, 1, L, L] bool (True: may look), or None for plain causal rows, whose padding
     stands on the right where no real token sees it. node [B*L]: the forest token at each place, -1 for padding.
     place [T]: one place of each forest token. before [N]: the place of the token before each sampled token, from whose
-    hidden state it was predicted.
+    hidden state it was predicted. plan: how attention is computed where neither a mask nor causal order says it.
     """
 
     tokens: Tensor
@@ -31,6 +35,7 @@ class Rows:
     node: Tensor
     place: Tensor
     before: Tensor
+    plan: Plan | None = None
 
 
 def build(replies: Sequence[Reply], share: bool = False) -> Batch:
@@ -145,23 +150,34 @@ def may_look(forest: Forest) -> Tensor:
     return (index[None, :] <= index[:, None]) & (index[:, None] <= forest.last[None, :])
 
 
+def leaves(forest: Forest) -> Tensor:
+    """The tokens that end a path, [B]."""
+    return (forest.last == torch.arange(len(forest.last))).nonzero()[:, 0]
+
+
+def worth_sharing(forest: Forest) -> bool:
+    """Whether `shared` is faster than `padded`: it reads each token once and pads nothing, but gathers what attention reads
+    from one row, layer by layer.
+    """
+    places = len(leaves(forest)) * (int(forest.position.max()) + 1)
+    return places > GATHERING * len(forest.tokens)
+
+
 def padded(batch: Batch, pad_id: int) -> Rows:
     """Each path from root to leaf as a row, padded on the right."""
     forest = batch.forest
-    is_leaf = torch.ones(len(forest.tokens), dtype=torch.bool)
-    is_leaf[forest.parent[forest.parent >= 0]] = False
-    leaves = is_leaf.nonzero()[:, 0]  # [B]
+    ends = leaves(forest)
     index = torch.arange(len(forest.tokens))
-    row, node = ((index <= leaves[:, None]) & (leaves[:, None] <= forest.last)).nonzero().T  # whom each leaf may look at
+    row, node = ((index <= ends[:, None]) & (ends[:, None] <= forest.last)).nonzero().T  # whom each leaf may look at
     width = int(forest.position.max()) + 1
     place = row * width + forest.position[node]
-    tokens = torch.full((len(leaves) * width,), pad_id)
+    tokens = torch.full((len(ends) * width,), pad_id)
     tokens[place] = forest.tokens[node]
     standing = torch.full_like(tokens, -1)
     standing[place] = node
     where = torch.empty_like(forest.tokens)
     where[node.flip(0)] = place.flip(0)
-    position = torch.arange(width).expand(len(leaves), width)
+    position = torch.arange(width).expand(len(ends), width)
     return Rows(tokens.view(-1, width), position, None, standing, where, where[forest.parent[batch.node]])
 
 
@@ -171,6 +187,14 @@ def packed(batch: Batch) -> Rows:
     mask = may_look(forest)[None, None]
     all_tokens = torch.arange(len(forest.tokens))
     return Rows(forest.tokens[None], forest.position[None], mask, all_tokens, all_tokens, forest.parent[batch.node])
+
+
+def shared(batch: Batch) -> Rows:
+    """The forest as one row, its attention by segments."""
+    forest = batch.forest
+    all_tokens = torch.arange(len(forest.tokens))
+    before = forest.parent[batch.node]
+    return Rows(forest.tokens[None], forest.position[None], None, all_tokens, all_tokens, before, plan(forest))
 
 
 def micro_batches(replies: Sequence[Reply], max_tokens: int, share: bool = False) -> list[list[Reply]]:

@@ -57,8 +57,9 @@ class TrainConfig:
     """`gspo sft`: rows an update."""
     micro_batch_tokens: int = opt(16384, low=1)
     """Most tokens, padding included, in one forward and backward pass. Changes memory, not gradients."""
-    layout: str = opt("padded", choices=("padded", "packed"))
-    """`padded`: a row a reply. `packed`: one row with shared prompts, for prompts several times longer than the replies."""
+    layout: str = opt("auto", choices=("auto", "padded", "packed", "shared"))
+    """`padded`: a row a reply. `shared`: a prompt is computed once for all its replies, and nothing is padded. `packed`: the
+    same under one dense mask. `auto`: the faster of the first two, batch by batch, where the model can be read in both."""
     gradient_checkpointing: bool = opt(False)
     """Recompute activations in the backward pass: less memory, about a third more time."""
     save_every: int = opt(50, low=1)

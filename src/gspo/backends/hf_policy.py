@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
@@ -11,18 +12,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gspo import layout, moe
+from gspo.backends import hf_attention
 from gspo.backends.hf_critic import Critic
 from gspo.backends.hf_model import HFModel
 from gspo.types import Batch, Outputs, Routing
 
+log = logging.getLogger(__name__)
 HEAD_ELEMENTS = 1 << 26  # logits held at once: 256 MiB in float32
 
 
 class HFPolicy:
     """A causal language model of transformers as ports.Policy.
 
-    temperature: the sampling temperature at which log-probabilities are taken. layout: "padded" or "packed".
-    Raises ValueError for a packed layout on a model whose layers are not all full attention.
+    temperature: the sampling temperature at which log-probabilities are taken. layout: "padded", "packed", "shared", or
+    "auto": for each batch the faster of the first and the last. Raises ValueError for a layout that the model cannot be
+    read in.
     """
 
     def __init__(
@@ -34,15 +38,10 @@ class HFPolicy:
         critic: Critic | None = None,
         router_logits: bool = False,
     ):
-        if layout == "packed" and not model.has_full_attention:
-            raise ValueError(
-                'train.layout = "packed" needs full attention in every layer, which '
-                f'{type(model.model).__name__} has not: use train.layout = "padded"'
-            )
         self.model = model
         self.temperature = temperature
-        self.layout = layout
-        self.shares_prompts = layout == "packed"
+        self.layout = self._possible(layout, [model, *([critic.own] if critic is not None and critic.own else [])])
+        self.shares_prompts = self.layout != "padded"
         self.sparse = bool(moe.routers(model.model))
         self.critic = critic
         self.router_logits = router_logits
@@ -51,6 +50,33 @@ class HFPolicy:
             model.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": moe.checkpoint_contexts}
             )
+
+    @staticmethod
+    def _possible(layout: str, models: list[HFModel]) -> str:
+        """The layout, where these models can be read in it."""
+        name = type(models[0].model).__name__
+        if layout == "packed" and not models[0].has_full_attention:
+            raise ValueError(
+                'train.layout = "packed" needs full attention in every layer, which '
+                f'{name} has not: use train.layout = "padded"'
+            )
+        if layout not in ("auto", "shared") or all(map(hf_attention.enable, models)):
+            return layout
+        if layout == "shared":
+            raise ValueError(
+                f'train.layout = "shared" needs sdpa attention on a CPU, of a kind that gspo knows, which {name} has not '
+                f'here (it runs {models[0].attention} on {models[0].device.type}): use train.layout = "padded"'
+            )
+        log.info("%s is trained on padded rows, as its attention cannot share prompts here", name)
+        return "padded"
+
+    def _rows(self, batch: Batch) -> layout.Rows:
+        """How this batch is read."""
+        if self.layout == "packed":
+            return layout.packed(batch)
+        if self.layout == "shared" or (self.layout == "auto" and layout.worth_sharing(batch.forest)):
+            return layout.shared(batch)
+        return layout.padded(batch, self.model.pad_id)
 
     @property
     def device(self) -> torch.device:
@@ -85,7 +111,7 @@ class HFPolicy:
 
     def forward(self, batch: Batch, *, entropy: bool = False, routing: bool = False, replay: bool = False) -> Outputs:
         """One forward pass: log-probabilities at the sampling temperature, and what else is asked for."""
-        rows = layout.packed(batch) if self.layout == "packed" else layout.padded(batch, self.model.pad_id)
+        rows = self._rows(batch)
         device = self.model.device
         # Only the checkpointed layers look at the mode: dropout is 0 in either.
         self.model.model.train(self.gradient_checkpointing and torch.is_grad_enabled())
@@ -94,11 +120,10 @@ class HFPolicy:
             seen, logits = None, self.router_logits and torch.is_grad_enabled()
             if routing and self.sparse:
                 seen = stack.enter_context(moe.record(self.model.model, entropy=True, logits=logits))
-            inputs = {
-                "input_ids": rows.tokens.to(device),
-                "position_ids": rows.position.to(device),
-                "attention_mask": None if rows.mask is None else rows.mask.to(device),
-            }
+            inputs: dict[str, Any] = {"input_ids": rows.tokens.to(device), "position_ids": rows.position.to(device)}
+            inputs["attention_mask"] = None if rows.mask is None else rows.mask.to(device)
+            if rows.plan is not None:
+                inputs |= hf_attention.over(rows.plan)
             hidden = self.model.hidden(**inputs)
             routed = None if seen is None else _routing(seen, asked, rows.place.to(device), logits)
         before = rows.before.to(device)

@@ -1,0 +1,230 @@
+"""Attention over a forest of tokens, as an attention implementation of transformers: "gspo".
+
+Without a forest it is transformers' own "sdpa". With one (the keyword argument `forest`, which a model's layers hand
+down), each piece of segments.Plan is one call of a fused kernel, and the pieces of a token are put together by their
+log-sum-exp: o = sum_p exp(lse_p - lse) o_p. The backward pass of a piece needs no more than the whole's o and lse.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from gspo.backends.hf_model import HFModel, far, probe
+from gspo.segments import Piece, Plan, plan
+from gspo.types import Forest
+
+NAME = "gspo"
+# What layers hand down that changes nothing here; any other argument means a kind of attention that is not known.
+HARMLESS = {"position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states", "output_router_logits"}
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+class Part:
+    """A piece of a plan, made ready for the kernel: its indices, its padding, and its mask for each window."""
+
+    def __init__(self, piece: Piece, plan: Plan) -> None:
+        self.causal, self.position = piece.causal, plan.position
+        self.queries, self.keys, self.seen = piece.queries, piece.keys, piece.seen
+        self.asked = piece.queries[piece.asked]  # tokens, in the order of the rows
+        self.where = piece.asked.nonzero(as_tuple=True)
+        self.unasked = None if piece.asked.all() else ~piece.asked
+        self.masks: dict[Any, Tensor | None] = {}
+
+    def mask(self, window: int | None, like: Tensor, repeats: int) -> Tensor | None:
+        """What is added to the scores, [B, 1, 1 or repeats * L, L'], finite: a row may see no key."""
+        key = window, like.dtype, repeats
+        if key not in self.masks:
+            # Without a window, what pads a causal row stands behind all that looks.
+            hidden = None if self.seen.all() or (self.causal and window is None) else ~self.seen[:, None, None]
+            if window is not None:
+                back = self.position[self.queries][:, :, None] - self.position[self.keys][:, None]  # [B, L, L']
+                far = (back >= window) | (back < 0)
+                far = far[:, None] if self.causal else far[:, None].repeat(1, 1, repeats, 1)
+                hidden = far if hidden is None else hidden | far
+            least = torch.finfo(like.dtype).min / 2
+            made = None if hidden is None else torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, least)
+            self.masks[key] = made
+        return self.masks[key]
+
+    def rows(self, x: Tensor, repeats: int) -> Tensor:
+        """Of the queries x [T, H, D]: [B, H, L, D], or [B, H / repeats, repeats * L, D] for those that look above, whose
+        heads of one key head are no more than further queries.
+        """
+        return self.folded(x[self.queries], repeats)  # [B, L, H, D]
+
+    def folded(self, rows: Tensor, repeats: int) -> Tensor:
+        """As `rows`, of what stands in them already."""
+        if self.causal:
+            return rows.transpose(1, 2)
+        return rows.unflatten(2, (-1, repeats)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+
+    def tokens(self, rows: Tensor, repeats: int) -> Tensor:
+        """Back from `rows` to the tokens asked for, [tokens, H, D]."""
+        if self.causal:
+            rows = rows.transpose(1, 2)
+        else:
+            rows = rows.unflatten(2, (repeats, -1)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+        return rows.flatten(0, 1) if self.unasked is None else rows[self.where]
+
+    def looked_at(self, x: Tensor, repeats: int) -> Tensor:
+        """Of the keys or values x [T, H', D]: [B, H' * repeats or H', L', D]."""
+        rows = x[self.keys].transpose(1, 2)
+        return rows.repeat_interleave(repeats, 1) if self.causal and repeats > 1 else rows
+
+    def look_back(self, rows: Tensor, repeats: int) -> Tensor:
+        """The gradient [B * L', H', D] of what `looked_at` gave, for the tokens of `keys`."""
+        if self.causal and repeats > 1:
+            rows = rows.unflatten(1, (-1, repeats)).sum(2)
+        return rows.transpose(1, 2).flatten(0, 1)
+
+
+class Parts:
+    """A plan made ready for the kernel."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.depth = plan.depth
+        self.parts = [Part(piece, plan) for piece in plan.pieces]
+        self.windows: list[int | None] = []  # of each layer that looked, in their order
+
+
+class Forested(torch.autograd.Function):
+    """Queries [T, H, D], keys and values [T, H', D] -> [T, H, D]. H is a multiple of H'. window: how many tokens back a
+    token may look, itself included; None: all.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, forest: Parts, window: int | None, scale: float) -> Tensor:
+        """Each piece by itself, then together."""
+        repeats = q.shape[1] // k.shape[1]
+        out, lse = q.new_empty(q.shape), None
+        kept: list[Tensor] = []
+        for part in forest.parts:
+            mask, causal = part.mask(window, q, repeats), part.causal and window is None
+            rows = part.rows(q, repeats), part.looked_at(k, repeats), part.looked_at(v, repeats)
+            o, l = flash(*rows, 0.0, causal, attn_mask=mask, scale=scale)
+            o, l = part.tokens(o, repeats), part.tokens(l[..., None], repeats)  # [tokens, H, D], [tokens, H, 1]
+            if lse is None:
+                lse = l.new_empty((*q.shape[:2], 1))
+            at = part.asked
+            if not part.causal:
+                before = lse[at]
+                o = torch.lerp(o, out[at], (before - l).sigmoid().to(o.dtype))
+                l = torch.logaddexp(before, l)
+            out[at], lse[at] = o, l
+            kept += rows
+        ctx.save_for_backward(out, lse, *kept)
+        ctx.forest, ctx.window, ctx.scale, ctx.shapes = forest, window, scale, (q.shape, k.shape)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Each piece with the whole's output and log-sum-exp."""
+        out, lse, *kept = ctx.saved_tensors
+        shape, key_shape = ctx.shapes
+        grad, window, repeats = grads[0], ctx.window, shape[1] // key_shape[1]
+        dq, dk, dv = (torch.zeros(size, dtype=out.dtype) for size in (shape, key_shape, key_shape))
+        for i, part in enumerate(ctx.forest.parts):
+            mask, causal = part.mask(window, out, repeats), part.causal and window is None
+            g, o, l = (x[part.queries] for x in (grad, out, lse))
+            if part.unasked is not None:  # they look at nothing, whatever stands there
+                g[part.unasked], l[part.unasked] = 0.0, torch.finfo(l.dtype).max
+            g, o, l = (part.folded(x, repeats) for x in (g, o, l))
+            rows = kept[3 * i : 3 * i + 3]
+            found = flash_backward(g, *rows, o, l[..., 0], 0.0, causal, attn_mask=mask, scale=ctx.scale)
+            at = part.asked
+            dq[at] = part.tokens(found[0], repeats) if part.causal else dq[at] + part.tokens(found[0], repeats)
+            for total, one in zip((dk, dv), found[1:]):
+                total.index_add_(0, part.keys.flatten(), part.look_back(one, repeats))
+        return dq, dk, dv, None, None, None
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    forest: Parts | None = None,
+    **more: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Queries [1, H, T, D], keys and values [1, H', T, D] of a forest -> [1, T, H, D]; without one, transformers' sdpa.
+
+    Raises NotImplementedError for a kind of attention that the forest's kernel does not know.
+    """
+    if forest is None:
+        more |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+    unknown = sorted(name for name, given in more.items() if given is not None and name not in HARMLESS)
+    if unknown or dropout or query.shape[-1] != value.shape[-1]:
+        raise NotImplementedError(f"attention over a forest with {unknown or 'dropout, or values of another width'}")
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    forest.windows.append(sliding_window)
+    window = None if sliding_window is None or sliding_window >= forest.depth else sliding_window
+    return Forested.apply(q, k, v, forest, window, q.shape[-1] ** -0.5 if scaling is None else scaling)[None], None
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def over(shape: Plan) -> dict[str, Any]:
+    """What a model is given beside its tokens, in one row. Any other attention than this one fails on the empty mask."""
+    return {"attention_mask": torch.empty(1, 1, 0, 0, dtype=torch.bool), "forest": Parts(shape)}
+
+
+def enable(model: HFModel) -> bool:
+    """Gives the model this attention, if it then reads a forest as its plain rows, layer by layer. Else changes nothing."""
+    if model.attention == NAME:
+        return True
+    if model.attention != "sdpa" or model.device.type != "cpu" or "position_ids" not in model.inputs:
+        return False
+    windows: list[int | None] = []
+    model.model.set_attn_implementation(NAME)
+    with torch.no_grad():
+        good = _reads_forests(model, windows)
+    if not good or windows != _windows(model.config):
+        model.model.set_attn_implementation("sdpa")
+        return False
+    return True
+
+
+def _reads_forests(model: HFModel, windows: list[int | None]) -> bool:
+    """Tries it on a prompt with two replies; notes the window that each layer asks for."""
+    tokens, parent = probe(model, 7)[0], torch.tensor([-1, 0, 1, 2, 3, 2, 5])
+    forest = Forest(tokens, torch.tensor([6, 6, 6, 4, 4, 6, 6]), parent, torch.tensor([0, 1, 2, 3, 4, 3, 4]))
+    was_training = model.model.training
+    try:
+        model.model.eval()
+        given = over(plan(forest))
+        one = model.hidden(input_ids=tokens[None], position_ids=forest.position[None], **given)[0]
+        windows += given["forest"].windows
+        plain = [model.hidden(input_ids=tokens[None, path])[0, -1] for path in ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])]
+    except (TypeError, ValueError, RuntimeError, IndexError):  # NotImplementedError among them
+        return False
+    finally:
+        model.model.train(was_training)
+    return not (far(model, one[4], plain[0]) or far(model, one[6], plain[1]))
+
+
+def _windows(config: Any) -> list[int | None] | None:
+    """The window of each layer by the configuration; None where it has layers of another kind."""
+    depth, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if not kinds:
+        return [window if getattr(config, "use_sliding_window", True) else None] * depth
+    if not set(kinds) <= {"full_attention", "sliding_attention"}:
+        return None
+    return [window if kind == "sliding_attention" else None for kind in kinds]

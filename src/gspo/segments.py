@@ -1,0 +1,158 @@
+"""Forest -> the pieces in which its attention is computed, without a mask over all tokens.
+
+A segment is a run of tokens in which each but the last has one child alone, the next token: a prompt, a reply, a turn. A
+token looks back within its segment, and at all of every segment above it. In depth-first order a segment and all that
+hangs below it are neighbours, so both are slices of the forest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gspo.types import Forest
+
+ALIKE = 0.8  # rows of one piece are at least this share of its longest
+MERGE = 64  # keys that a token could look at in the time that putting two pieces together takes
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One batched attention: B rows, each of which looks from some tokens at others.
+
+    queries [B, L], keys [B, L']: indices of forest tokens, padded on the right. asked [B, L], seen [B, L'] bool: False for
+    padding, and for queries whose answer another row gives. causal: the two are equal, and a token looks at itself and
+    those before it; else each looks at all that is seen in its row.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    asked: Tensor
+    seen: Tensor
+    causal: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All pieces of a forest: for each token they hold all that it may look at, once. No token is asked for twice in a
+    piece. Each is asked for by one causal piece, and these come first. depth: tokens on the longest path. position [T]: as
+    in Forest.
+    """
+
+    pieces: tuple[Piece, ...]
+    position: Tensor
+    depth: int
+
+
+Span = tuple[int, int]  # from, up to
+
+
+@dataclass
+class Segment:
+    """One segment: its tokens, those up to `last` that hang below it, how many segments stand above it, and the one right
+    above. repeated: it is looked through by all that hang from its end, in `copies` rows in all.
+    """
+
+    begin: int
+    end: int
+    last: int
+    level: int = 0
+    above: Segment | None = None
+    copies: int = 0
+    repeated: bool = False
+
+    @property
+    def row(self) -> list[Span]:
+        """Its tokens, after those of the repeated segments right above it."""
+        return [*(self.above.row if self.above and self.above.repeated else ()), (self.begin, self.end)]
+
+
+def plan(forest: Forest) -> Plan:
+    """How to compute the attention of a forest."""
+    found = segments(forest)
+    for one in reversed(found):  # those below come first
+        one.repeated = one.last >= one.end and _cheaper_repeated(one)
+        if one.above:
+            one.above.copies += one.copies if one.repeated else 1
+    causal: list[Row] = []
+    above: dict[int, list[Row]] = {}
+    answered = 0  # up to here each token has been asked for
+    for one in found:
+        if one.repeated:
+            continue
+        causal.append(Row(one.row, one.row, sum(max(0, min(end, answered) - begin) for begin, end in one.row)))
+        answered = one.end
+        if one.last >= one.end:
+            above.setdefault(one.level, []).append(Row([(one.end, one.last + 1)], one.row))
+    pieces = [_piece(rows, True) for rows in _alike(causal)]
+    pieces += [_piece(rows, False) for level in sorted(above) for rows in _alike(above[level])]
+    return Plan(tuple(pieces), forest.position, int(forest.position.max()) + 1)
+
+
+def segments(forest: Forest) -> list[Segment]:
+    """The segments of a forest, in its order."""
+    size = len(forest.parent)
+    children = torch.bincount(forest.parent[forest.parent >= 0], minlength=size)
+    begins = (forest.parent != torch.arange(-1, size - 1)) | (children[forest.parent] > 1)
+    begins[0] = True
+    starts = begins.nonzero()[:, 0].tolist()
+    found: list[Segment] = []
+    by_end: dict[int, Segment] = {}
+    for begin, end in zip(starts, [*starts[1:], size]):
+        above = by_end.get(int(forest.parent[begin]))
+        one = Segment(begin, end, int(forest.last[begin]), 0 if above is None else above.level + 1, above)
+        found.append(one)
+        by_end[end - 1] = one
+    return found
+
+
+def _cheaper_repeated(trunk: Segment) -> bool:
+    """Whether a trunk is better looked through in each row below it than by a piece of its own, whose answers must be put
+    together with theirs: that repeats its queries, half its square for each row.
+    """
+    return (trunk.copies - 1) * (trunk.end - trunk.begin) ** 2 < 2 * MERGE * (trunk.last + 1 - trunk.end)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Spans of tokens that look, and that they look at; the first `unasked` that look have their answer elsewhere."""
+
+    queries: list[Span]
+    keys: list[Span]
+    unasked: int = 0
+
+    def sizes(self) -> tuple[int, int]:
+        """Keys and queries."""
+        count = [sum(end - begin for begin, end in spans) for spans in (self.keys, self.queries)]
+        return count[0], count[1]
+
+
+def _alike(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows of like length together, so that little is padded."""
+    groups: list[list[Row]] = []
+    for row in sorted(rows, key=Row.sizes, reverse=True):
+        if groups:
+            (k, q), (most_k, most_q) = row.sizes(), groups[-1][0].sizes()
+            if k >= ALIKE * most_k and ALIKE * most_q <= q <= most_q / ALIKE:
+                groups[-1].append(row)
+                continue
+        groups.append([row])
+    return groups
+
+
+def _piece(rows: Sequence[Row], causal: bool) -> Piece:
+    queries, asked = _index([row.queries for row in rows])
+    keys, seen = (queries, asked) if causal else _index([row.keys for row in rows])
+    unasked = torch.tensor([row.unasked for row in rows])
+    return Piece(queries, keys, asked & (torch.arange(queries.shape[1]) >= unasked[:, None]), seen, causal)
+
+
+def _index(rows: Sequence[Sequence[Span]]) -> tuple[Tensor, Tensor]:
+    """The tokens of each row's spans, and where there are any: [B, L] int64, and bool."""
+    lists = [torch.cat([torch.arange(*span) for span in spans]) for spans in rows]
+    index = torch.nn.utils.rnn.pad_sequence(lists, batch_first=True)
+    size = torch.tensor([len(one) for one in lists])
+    return index, torch.arange(index.shape[1]) < size[:, None]

@@ -1,0 +1,122 @@
+"""Attention over a forest against a naive softmax under the forest's mask, in float64."""
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo import layout
+from gspo.backends import hf_attention
+from gspo.backends.hf_attention import Forested, Parts
+from gspo.backends.hf_policy import HFPolicy
+from gspo.segments import plan
+from tests.backends.families import FAMILIES, tiny
+from tests.backends.test_hf_policy import replies, scored
+from tests.test_layout import random_replies, random_trees, reply
+
+family = cache(tiny)
+SHARES = {"qwen3_moe", "qwen3", "llama", "gpt2", "mixtral", "olmoe", "cohere", "granite", "gemma3"}
+
+
+def naive(q, k, v, forest, window, scale):
+    """Softmax over all that a token may look at: [T, H, D]."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    allowed = layout.may_look(forest)
+    if window is not None:
+        allowed &= forest.position[:, None] - forest.position < window
+    scores = (torch.einsum("ihd,jhd->hij", q, k) * scale).masked_fill(~allowed, -torch.inf)
+    return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v)
+
+
+def compare(forest, window, heads, draw):
+    size = len(forest.tokens)
+    shapes = [(size, heads[0], 8), (size, heads[1], 8), (size, heads[1], 8)]
+    ours = [torch.randn(shape, dtype=torch.float64, generator=draw).requires_grad_() for shape in shapes]
+    theirs = [x.detach().clone().requires_grad_() for x in ours]
+    parts = Parts(plan(forest))
+    window = None if window is None or window >= parts.depth else window
+    one, other = Forested.apply(*ours, parts, window, 0.3), naive(*theirs, forest, window, 0.3)
+    gradient = torch.randn(one.shape, dtype=torch.float64, generator=draw)
+    one.backward(gradient)
+    other.backward(gradient)
+    for a, b in zip((one.detach(), *(x.grad for x in ours)), (other.detach(), *(x.grad for x in theirs))):
+        assert float((a - b).abs().max()) < 1e-12
+
+
+@given(
+    st.one_of(random_trees(), random_replies()),
+    st.booleans(),
+    st.sampled_from([None, 1, 2, 3]),
+    st.sampled_from([(4, 2), (2, 2), (3, 1)]),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_forest_any_window(made, share, window, heads):
+    compare(layout.build(made, share).forest, window, heads, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("window", [None, 50])
+def test_long_trunks_of_different_length(window):
+    made = []
+    for prompt, tokens in ((300, (20, 31, 9)), (270, (25, 12)), (40, (3, 4))):
+        made += [reply(range(prompt), size, first=10_000 * i + 1000) for i, size in enumerate(tokens)]
+    forest = layout.build(made, True).forest
+    assert any(not piece.causal for piece in plan(forest).pieces)
+    compare(forest, window, (4, 2), torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_families_that_share(name):
+    model = tiny(name)
+    before = model.attention
+    assert hf_attention.enable(model) == (name in SHARES)
+    assert model.attention == ("gspo" if name in SHARES else before)
+
+
+@pytest.mark.parametrize("name", sorted(SHARES))
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_sharing_changes_neither_values_nor_gradients(name, checkpointing, monkeypatch):
+    monkeypatch.setattr("gspo.segments.MERGE", 0.01)  # so that even short prompts are put together with their replies
+    made = replies(family(name))  # prompts of 4, 9 and 1 tokens, of which windows of 8 hide some
+    plain = scored(HFPolicy(family(name)), layout.build(made))
+    policy = HFPolicy(family(name), layout="shared", gradient_checkpointing=checkpointing)
+    for share in (False, True):
+        for one, other in zip(scored(policy, layout.build(made, share)), plain):
+            assert float((one - other).abs().max()) < 2e-5 * max(1.0, float(other.abs().max()))
+
+
+def test_a_model_that_cannot_share_is_read_in_rows(caplog):
+    with caplog.at_level("INFO"):
+        assert HFPolicy(family("bloom"), layout="auto").layout == "padded"
+    assert "BloomForCausalLM is trained on padded rows" in caplog.text
+    with pytest.raises(ValueError, match=r'train\.layout = "shared" needs sdpa attention.*Bloom.*"padded"'):
+        HFPolicy(family("bloom"), layout="shared")
+
+
+def test_other_attention_fails_on_a_forest_rather_than_being_wrong():
+    model, forest = tiny("llama"), layout.build([reply([5, 6], 3, first=7)]).forest
+    with pytest.raises((RuntimeError, IndexError, ValueError)):
+        model.hidden(input_ids=forest.tokens[None], position_ids=forest.position[None], **hf_attention.over(plan(forest)))
+
+
+def test_a_layer_with_a_window_of_its_own_is_noticed():
+    model = tiny("gemma3")
+    next(m for m in model.model.modules() if getattr(m, "sliding_window", None)).sliding_window = 9
+    assert not hf_attention.enable(model)
+    assert model.attention == "sdpa"
+
+
+def test_unknown_arguments_are_refused():
+    q = torch.zeros(1, 2, 1, 8)
+    parts = Parts(plan(layout.build([reply([5], 1)]).forest))
+    with pytest.raises(NotImplementedError, match="softcap"):
+        hf_attention.attention(None, q, q, q, None, forest=parts, softcap=3.0)
+
+
+def test_half_precision():
+    with torch.autocast("cpu", torch.bfloat16):
+        made = replies(family("llama"))
+        one = HFPolicy(family("llama"), layout="shared").forward(layout.build(made, True)).logp
+        other = HFPolicy(family("llama"), layout="padded").forward(layout.build(made)).logp
+    assert float((one - other).abs().max()) < 0.05

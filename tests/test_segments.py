@@ -1,0 +1,71 @@
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo import layout
+from gspo.segments import plan, segments
+from tests.test_layout import random_replies, random_trees, reply
+
+ANY = st.one_of(random_trees(), random_replies())
+
+
+@given(ANY, st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_the_pieces_hold_each_pair_that_may_look_once(replies, share):
+    forest = layout.build(replies, share).forest
+    size = len(forest.tokens)
+    found = torch.zeros(size, size, dtype=torch.int64)
+    causal = torch.zeros(size, dtype=torch.int64)
+    made = plan(forest)
+    for number, piece in enumerate(made.pieces):
+        asked = piece.queries[piece.asked]
+        assert len(asked.unique()) == len(asked)
+        if piece.causal:
+            assert torch.equal(piece.queries, piece.keys)
+            assert all(before.causal for before in made.pieces[:number])
+            causal[asked] += 1
+        for row, column in piece.asked.nonzero().tolist():
+            seen = piece.keys[row, piece.seen[row] & (torch.arange(piece.keys.shape[1]) <= column if piece.causal else True)]
+            found[piece.queries[row, column], seen] += 1
+    assert torch.equal(found, layout.may_look(forest).long())
+    assert torch.equal(causal, torch.ones(size, dtype=torch.int64))
+    assert made.depth == int(forest.position.max()) + 1
+
+
+@given(ANY, st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_segments_are_the_runs_between_branches(replies, share):
+    forest = layout.build(replies, share).forest
+    found = segments(forest)
+    assert [t for one in found for t in range(one.begin, one.end)] == list(range(len(forest.tokens)))
+    for one in found:
+        assert forest.parent[one.begin + 1 : one.end].tolist() == list(range(one.begin, one.end - 1))
+        assert int(forest.parent[one.begin]) == (-1 if one.above is None else one.above.end - 1)
+        assert int((forest.parent == one.end - 1).sum()) != 1  # it ends at a leaf or a branch
+        assert one.level == (0 if one.above is None else one.above.level + 1)
+
+
+def test_a_long_prompt_is_looked_at_and_a_short_one_looked_through():
+    def queries(prompt, tokens, group):
+        made = plan(layout.build([reply(range(prompt), tokens, first=1000 * i + 5000) for i in range(group)], True).forest)
+        return [(piece.causal, list(piece.queries.shape), int(piece.asked.sum())) for piece in made.pieces]
+
+    assert queries(10, 60, 8) == [(True, [8, 70], 490)]  # the first row answers for the prompt
+    assert queries(512, 64, 8) == [(True, [1, 512], 512), (True, [8, 64], 512), (False, [1, 512], 512)]
+
+
+def test_rows_of_one_piece_are_of_like_length():
+    made = plan(layout.build([reply([i], 10 * i + 9) for i in range(1, 12)]).forest)
+    for piece in made.pieces:
+        assert int(piece.seen.sum(1).min()) >= 0.8 * piece.keys.shape[1]
+
+
+def test_the_faster_layout():
+    def worth(prompt, tokens, group, share=True):
+        made = [reply(range(prompt), tokens, first=1000 * i + 5000) for i in range(group)]
+        return layout.worth_sharing(layout.build(made, share).forest)
+
+    assert worth(512, 64, 8) and worth(64, 256, 8)
+    assert not worth(4, 60, 8) and not worth(40, 40, 1)
+    uneven = [reply([1, 2], size) for size in (5, 50, 90)]
+    assert layout.worth_sharing(layout.build(uneven).forest)  # nothing shared, much padding
