@@ -1,9 +1,11 @@
+import dataclasses
 import math
 import random
 
 import pytest
 import torch
 
+from gspo import layout
 from gspo.config import AlgorithmConfig, OptimizerConfig
 from gspo.learner import Imitation, Learner
 from gspo.objective.algorithms import ALGORITHMS, resolve
@@ -67,6 +69,118 @@ def test_micro_batches_and_order_change_no_gradient(name, beta):
         shuffled = random.Random(seed).sample(batch, len(batch))
         metrics, parts = gradient_of(name, shuffled, budget, beta)
         torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-15)
+
+
+class Watched(Bigram):
+    """Notes the replies of each forward pass, and whether its backward pass was run."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.passed = [], []
+
+    def forward(self, batch, **asked):
+        out = super().forward(batch, **asked)
+        number = len(self.read)
+        self.read.append(len(batch.length))
+        if out.logp.requires_grad:
+            out.logp.register_hook(lambda gradient: self.passed.append(number))
+        return out
+
+
+def watched_update(name, batch, max_tokens=10_000, steps=1, **config):
+    """The policy after updates, their gradients, and the last one's metrics."""
+    policy, kept = Watched(), []
+    row, resolved, _ = resolve(AlgorithmConfig(name=name, **config))
+    optimiser = Optimiser(policy.parameters(), OptimizerConfig(lr=1e-3, max_grad_norm=1e9), 10, 0)
+    step = optimiser.adamw.step
+    optimiser.adamw.step = lambda: (kept.append(policy.table.grad.clone()), step())
+    learner = Learner(policy, optimiser, max_tokens)
+    for some in batch if steps > 1 else [batch]:
+        metrics, _ = learner.update(PolicyObjective(row, resolved, 9), some)
+        metrics |= learner.skipped
+    return policy, kept, metrics
+
+
+def full_gradient(name, batch, **config):
+    """Of all replies in one pass, nothing left out."""
+    policy = Bigram()
+    row, resolved, _ = resolve(AlgorithmConfig(name=name, **config))
+    objective, built = PolicyObjective(row, resolved, 9), layout.build(batch)
+    terms, _ = objective.terms(policy.forward(built, entropy=True), built)
+    (terms.sum() / objective.denominator(batch)).backward()
+    return policy.table.grad
+
+
+def some_idle(seed=0, every=2, **options):
+    return [
+        dataclasses.replace(r, advantage=0.0 if i % every else r.advantage) for i, r in enumerate(replies(seed, **options))
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if not row.critic])
+@pytest.mark.parametrize("max_tokens", [10_000, 1])
+def test_what_has_zero_gradient_is_left_out_and_changes_nothing(name, max_tokens):
+    batch = [dataclasses.replace(r, logp_ref=None) for r in some_idle()]
+    policy, (gradient,), metrics = watched_update(name, batch, max_tokens)
+    assert sum(policy.read) == 3  # the others have A = 0
+    torch.testing.assert_close(gradient, full_gradient(name, batch), rtol=1e-12, atol=0)
+    tokens = [len(r.logp_old) for r in batch]
+    assert metrics["skipped/replies"] == pytest.approx(sum(tokens[1::2]) / sum(tokens))
+    assert metrics["skipped/backward"] == pytest.approx(
+        sum(n for i, n in enumerate(sorted(tokens[::2])) if max_tokens == 1 and i not in policy.passed) / sum(tokens)
+    )
+
+
+def test_clipped_micro_batches_skip_their_backward_pass():
+    batch = [dataclasses.replace(r, logp_ref=None) for r in replies()]
+    policy, (gradient,), metrics = watched_update("gspo", batch, 1)
+    assert len(policy.read) == 6 and 0 < len(policy.passed) < 6
+    assert 0 < metrics["skipped/backward"] == pytest.approx(metrics["clip_ratio/tokens"])
+    torch.testing.assert_close(gradient, full_gradient("gspo", batch), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("config", [{"beta": 0.1}, {"aux_loss": 0.1}])
+def test_nothing_is_left_out_where_another_term_has_a_gradient(config):
+    batch = some_idle()
+    objective = PolicyObjective(*resolve(AlgorithmConfig(**config))[:2], 9)
+    assert not any(map(objective.idle, batch))
+    if "beta" in config:
+        policy, (gradient,), metrics = watched_update("gspo", batch, 1, **config)
+        assert len(policy.passed) == 6 and metrics["skipped/replies"] == metrics["skipped/backward"] == 0
+        torch.testing.assert_close(gradient, full_gradient("gspo", batch, **config), rtol=1e-12, atol=0)
+
+
+def test_advantages_by_token_are_idle_only_if_all_are_zero():
+    objective = PolicyObjective(*resolve(AlgorithmConfig(name="gspo_token"))[:2], 9)
+    reply = replies()[0]
+    assert objective.idle(dataclasses.replace(reply, advantage=torch.zeros(3)))
+    assert not objective.idle(dataclasses.replace(reply, advantage=torch.tensor([0.0, 0.1, 0.0])))
+
+
+def test_an_update_without_any_gradient_still_shows_the_optimiser_zeros():
+    """Its momentum then moves the weights, as if all had been computed."""
+    first, nothing = replies(), [dataclasses.replace(r, advantage=0.0) for r in replies(1)]
+    batch = [[dataclasses.replace(r, logp_ref=None) for r in some] for some in (first, nothing)]
+    policy, gradients, metrics = watched_update("gspo", batch, 1, steps=2)
+    assert len(gradients) == 2 and not gradients[1].any()
+    assert metrics["skipped/replies"] == 0 and metrics["skipped/backward"] > 0.5
+    moved = Bigram()
+    adamw = torch.optim.AdamW([moved.table], lr=1e-3, weight_decay=0.0)
+    for gradient in gradients:
+        moved.table.grad = gradient
+        adamw.step()
+    torch.testing.assert_close(policy.table, moved.table, rtol=1e-12, atol=0)
+
+
+def test_clip_fractions_count_idle_replies_too():
+    batch = [dataclasses.replace(r, logp_ref=None) for r in some_idle(every=3)]
+    _, _, left_out = watched_update("gspo", batch)
+    policy, built = Bigram(), layout.build(batch)
+    objective = PolicyObjective(*resolve(AlgorithmConfig())[:2], 9)
+    _, stats = objective.terms(policy.forward(built, entropy=True), built)
+    whole = objective.summary(stats)
+    for name in ("low_mean", "high_mean", "region_mean", "tokens", "replies", "positive", "negative"):
+        assert left_out[f"clip_ratio/{name}"] == pytest.approx(whole[f"clip_ratio/{name}"], nan_ok=True)
 
 
 def test_metrics_do_not_depend_on_micro_batches():

@@ -38,12 +38,16 @@ class Objective(Protocol):
         """What the sum of all terms of this update is divided by."""
         ...
 
+    def idle(self, reply: Reply) -> bool:
+        """Whether its terms have zero gradient whatever the policy says of it."""
+        ...
+
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
         """The terms to be summed, [S] or [N], and detached statistics, each [S] or [N]."""
         ...
 
-    def summary(self, stats: Stats) -> dict[str, Any]:
-        """Metrics of one update from the statistics of all its micro-batches."""
+    def summary(self, stats: Stats, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Metrics of an update on `replies` from the statistics of all its micro-batches, which idle replies are not in."""
         ...
 
 
@@ -54,19 +58,24 @@ class Imitation:
         """Completion tokens."""
         return float(sum(int(reply.sampled.sum()) for reply in replies))
 
+    def idle(self, reply: Reply) -> bool:
+        """Every completion is imitated."""
+        return False
+
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
         """-log pi of each token [N]."""
         assert out.entropy is not None
         return -out.logp, {"entropy": out.entropy, "nll": -out.logp.detach()}
 
-    def summary(self, stats: Stats) -> dict[str, float]:
+    def summary(self, stats: Stats, replies: Sequence[Reply]) -> dict[str, float]:
         """loss: nats a token."""
         return {"loss": float(stats["nll"].mean()), "entropy": float(stats["entropy"].mean())}
 
 
 class Learner:
     """A policy and its optimiser. `max_tokens`: most tokens, padding included, in one forward pass. `replay`: updates use
-    the experts of their replies' routes (Routing Replay).
+    the experts of their replies' routes (Routing Replay). skipped: what the last update left out, as shares of its sampled
+    tokens: of idle replies, and of other micro-batches' backward passes.
     """
 
     def __init__(self, policy: Policy, optimiser: Optimiser, max_tokens: int, replay: bool = False):
@@ -74,24 +83,38 @@ class Learner:
         self.optimiser = optimiser
         self.max_tokens = max_tokens
         self.replay = replay
+        self.skipped: dict[str, float] = {}
 
     def update(self, objective: Objective, replies: Sequence[Reply]) -> tuple[dict[str, Any], Stats]:
-        """One optimiser step on these replies. Returns its metrics and the statistics behind them."""
+        """One optimiser step on these replies. Returns its metrics and the statistics behind them.
+
+        What has exactly zero gradient is left out: idle replies altogether, and the backward pass of micro-batches. The
+        denominator counts them, so the gradient is that of the whole. One backward pass is always run: the optimiser then
+        sees zeros, as it would have, and not nothing.
+        """
         denominator = objective.denominator(replies)
+        active = [reply for reply in replies if not objective.idle(reply)] or list(replies)
         gathered: dict[str, list[Tensor]] = defaultdict(list)
         total = torch.zeros((), dtype=torch.float64)
-        for part in layout.micro_batches(replies, self.max_tokens, self.policy.shares_prompts):
+        parts = layout.micro_batches(active, self.max_tokens, self.policy.shares_prompts)
+        passed = 0  # tokens whose backward pass was run
+        for left, part in zip(range(len(parts) - 1, -1, -1), parts):
             batch = layout.build(part, self.policy.shares_prompts)
             out = self.policy.forward(batch, entropy=True, routing=True, replay=self.replay)
-            terms, stats = objective.terms(out, batch.to(self.policy.device))
+            said = cut(out)
+            terms, stats = objective.terms(said, batch.to(self.policy.device))
             loss = terms.sum() / denominator
             loss.backward()
+            if pull(out, said, always=not left and not passed):
+                passed += len(batch.node)
             total += loss.detach().cpu().double()
             for name, value in stats.items():
                 gathered[name].append(value)
         done = self.optimiser.step(float(total))
         merged = {name: torch.cat(values).cpu() for name, values in gathered.items()}
-        return {"loss": float(total)} | objective.summary(merged) | done, merged
+        every, read = (sum(len(reply.logp_old) for reply in some) for some in (replies, active))
+        self.skipped = {"skipped/replies": 1 - read / every, "skipped/backward": (read - passed) / every}
+        return {"loss": float(total)} | objective.summary(merged, replies) | done, merged
 
     @torch.no_grad()
     def read(self, policy: Policy, replies: Sequence[Reply], *, routing: bool = False, replay: bool = False) -> list[Seen]:
@@ -108,3 +131,29 @@ class Learner:
                 routes = out.routing.own.cpu()[batch.path].split([len(reply.tokens) for reply in part])
             found |= {id(reply): Seen(*seen) for reply, *seen in zip(part, logps, routes, values)}
         return [found[id(reply)] for reply in replies]
+
+
+def cut(out: Outputs) -> Outputs:
+    """The same, cut off from the policy: gradients stop here, where `pull` finds them."""
+
+    def leaf(x: Tensor | None) -> Tensor | None:
+        return x if x is None or not x.requires_grad else x.detach().requires_grad_()
+
+    routing = None if out.routing is None else out.routing._replace(logits=leaf(out.routing.logits))
+    logp = leaf(out.logp)
+    assert logp is not None
+    return Outputs(logp, leaf(out.entropy), routing, leaf(out.values))
+
+
+def pull(out: Outputs, said: Outputs, always: bool) -> bool:
+    """Passes the gradients that `cut` stopped on to the policy's parameters, where any is not zero (or `always`). Returns
+    whether it did.
+    """
+    pairs = [(out.logp, said.logp), (out.entropy, said.entropy), (out.values, said.values)]
+    if out.routing is not None and said.routing is not None:
+        pairs.append((out.routing.logits, said.routing.logits))
+    found = [(x, leaf.grad) for x, leaf in pairs if x is not None and leaf is not None and leaf.grad is not None]
+    if not always and not any(bool(gradient.any()) for _, gradient in found):
+        return False
+    torch.autograd.backward([x for x, _ in found], [gradient for _, gradient in found])
+    return True

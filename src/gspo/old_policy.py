@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,22 +26,28 @@ def needs_pass(config: AlgorithmConfig) -> bool:
     return config.old_logprobs == "recompute" or config.router_replay == "R2"
 
 
-def recall(learner: Learner, groups: Groups, config: AlgorithmConfig) -> tuple[Groups, list[Seen]]:
-    """The replies with what the trainer's policy, not yet updated, says of them; and what it said.
+def recall(
+    learner: Learner, groups: Groups, config: AlgorithmConfig, idle: Callable[[Reply], bool]
+) -> tuple[Groups, list[Reply], list[Seen]]:
+    """The replies with what the trainer's policy, not yet updated, says of them; those that are not idle, and what it said.
 
-    Its likelihoods become pi_old's where old_logprobs = "recompute"; its experts do, unless R3 keeps the sampler's.
+    Its likelihoods become pi_old's where old_logprobs = "recompute"; its experts do, unless R3 keeps the sampler's. Idle
+    replies are read for their experts alone, as nothing else of them is used.
     """
     replies = [reply for group in groups for reply in group]
+    known = [reply for reply in replies if not idle(reply)] or replies
     replays = config.router_replay == "R3"
-    seen = learner.read(learner.policy, replies, routing=learner.policy.sparse, replay=replays)
-    recalled = iter(seen)
+    read = replies if config.router_replay == "R2" else known
+    found = dict(zip(map(id, read), learner.read(learner.policy, read, routing=learner.policy.sparse, replay=replays)))
 
     def filled(reply: Reply) -> Reply:
-        found = next(recalled)
-        logp_old = found.logp if config.old_logprobs == "recompute" else reply.logp_old
-        return dataclasses.replace(reply, logp_old=logp_old, routes=reply.routes if replays else found.routes)
+        seen = found.get(id(reply))
+        if seen is None:
+            return reply
+        logp_old = seen.logp if config.old_logprobs == "recompute" else reply.logp_old
+        return dataclasses.replace(reply, logp_old=logp_old, routes=reply.routes if replays else seen.routes)
 
-    return [[filled(reply) for reply in group] for group in groups], seen
+    return [[filled(reply) for reply in group] for group in groups], known, [found[id(reply)] for reply in known]
 
 
 def estimate(learner: Learner, groups: Groups, critic: Mapping[str, float], scale: str) -> Groups:

@@ -55,8 +55,12 @@ class PolicyObjective:
     def denominator(self, replies: Sequence[Reply]) -> float:
         """Replies, sampled tokens, or replies x max_completion_length, as the algorithm counts them."""
         if self.row.counts == "tokens":
-            return float(sum(len(reply.logp_old) for reply in replies))
+            return float(tokens(replies))
         return float(len(replies) * (self.max_completion_length if self.row.counts == "budget" else 1))
+
+    def idle(self, reply: Reply) -> bool:
+        """A reply without advantage, where no other term has a gradient: KL, auxiliary loss, critic."""
+        return not (self.beta or self.aux_loss or self.critic or torch.as_tensor(reply.advantage).any())
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
         """The loss of each reply [S]; the KL term and the auxiliary loss are averaged over tokens as the loss is."""
@@ -104,18 +108,23 @@ class PolicyObjective:
         limits = {} if self.clip is None else dict(zip(("e_low", "e_high"), self.clip))
         return self.row.loss(logp=logp, A=A, y=y, **given, **limits, **self.constants)
 
-    def summary(self, stats: Stats) -> dict[str, Any]:
-        """Metrics of one update. low_mean and high_mean count replies for sequence-level algorithms, else tokens."""
+    def summary(self, stats: Stats, replies: Sequence[Reply] = ()) -> dict[str, Any]:
+        """Metrics of one update. low_mean and high_mean count replies for sequence-level algorithms, else tokens.
+
+        replies: all of the update; those that the statistics leave out are not clipped.
+        """
         y = Replies.of(stats["length"])
         count = y.mean if self.row.level == "sequence" else (lambda x: x)
-        low, high = (float(count(stats[name]).mean()) for name in ("low", "high"))
+        of = {"replies": max(len(replies), len(y.length)), "tokens": max(tokens(replies), len(y.reply))}
+        each = of["replies" if self.row.level == "sequence" else "tokens"]
+        low, high = (float(count(stats[name]).sum()) / each for name in ("low", "high"))
         clipped, A = stats["low"] + stats["high"], stats["advantage"]
         metrics: dict[str, Any] = {
             "clip_ratio/low_mean": low,
             "clip_ratio/high_mean": high,
             "clip_ratio/region_mean": low + high,
-            "clip_ratio/tokens": float(clipped.mean()),
-            "clip_ratio/replies": float((y.sum(clipped) > 0).float().mean()),
+            "clip_ratio/tokens": float(clipped.sum()) / of["tokens"],
+            "clip_ratio/replies": int((y.sum(clipped) > 0).sum()) / of["replies"],
             "clip_ratio/positive": float(clipped[A > 0].mean()),
             "clip_ratio/negative": float(clipped[A < 0].mean()),
             "ratio/mean": float(stats["ratio"].mean()),
@@ -144,10 +153,10 @@ class PolicyObjective:
             share += float(clipped.double().mean() * (A * sign > 0).double().mean())
         return share
 
-    def watch(self, stats: Stats) -> None:
-        """Shows an update to a clip range that sets itself."""
+    def watch(self, stats: Stats, replies: Sequence[Reply]) -> None:
+        """Shows an update to a clip range that sets itself. replies: all of the update."""
         if self.auto is not None:
-            self.auto.see(Replies.of(stats["length"]).spread(stats["ratio"]), stats["advantage"])
+            self.auto.see(Replies.of(stats["length"]).spread(stats["ratio"]), stats["advantage"], tokens(replies))
 
     def settle(self, noise: Tensor) -> bool:
         """Ends a step: a clip range that sets itself moves. noise: ratios that numerics alone moved, [S] or [N]. Returns
@@ -166,3 +175,8 @@ class PolicyObjective:
         """Continue from `state_dict()`."""
         if self.auto is not None:
             self.auto.load_state_dict(state)
+
+
+def tokens(replies: Sequence[Reply]) -> int:
+    """Sampled tokens."""
+    return sum(len(reply.logp_old) for reply in replies)

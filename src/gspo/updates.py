@@ -32,7 +32,7 @@ def learn(run: Run, batch: Learnable) -> Metrics:
     algorithm = decided(run, known)
     seen = None
     if needs_pass(algorithm):
-        groups, seen = recall(run.learner, groups, algorithm)
+        groups, known, seen = recall(run.learner, groups, algorithm, run.objective.idle)
     if run.source.delay:
         known, seen = probe(run.learner, known)
     if seen is not None:
@@ -48,14 +48,15 @@ def learn(run: Run, batch: Learnable) -> Metrics:
         for part in parts:
             run.screen.phase("updating", len(updates), len(parts) * algorithm.epochs)
             update, stats = run.learner.update(run.objective, part)
-            run.objective.watch(stats)
+            run.objective.watch(stats, part)
+            update |= run.learner.skipped
             if not updates:
                 metrics = metrics or first_look(stats)
                 if run.source.delay and algorithm.old_logprobs == "sampler":
                     assert seen is not None
                     logp, logp_mu, y = paired(known, seen)
                     noise = noise_ratio(logp, logp_mu, y, run.objective.row.level)
-                    numerics = run.objective.numerics(logp, logp_mu, y, stats["advantage"])
+                    numerics = run.objective.numerics(logp, logp_mu, y, stats["advantage"]) * (1 - update["skipped/replies"])
                 else:  # no update yet: the ratio is nothing but noise
                     noise, numerics = stats["ratio"], update["clip_ratio/tokens"]
                 floor(run, std(noise))
@@ -146,6 +147,6 @@ def nothing_learned(run: Run) -> Metrics:
         "loss clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean clip_ratio/tokens clip_ratio/replies "
         "clip_ratio/positive clip_ratio/negative clip_ratio/numerics clip_ratio/staleness ratio/mean ratio/std "
         "ratio/noise_floor mismatch/kl mismatch/prob_mean mismatch/prob_max mismatch/beyond_2x mismatch/weight_mean "
-        "mismatch/weight_std mismatch/ess entropy kl grad_norm lr"
+        "mismatch/weight_std mismatch/ess entropy kl grad_norm lr skipped/replies skipped/backward"
     )
     return dict.fromkeys(names.split()) | {"updates": 0, "updates/skipped": 0.0}

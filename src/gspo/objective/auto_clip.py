@@ -43,11 +43,13 @@ class AutoClip:
         """The right end."""
         return self.shape * self.e_low
 
-    def see(self, ratio: Tensor, A: Tensor) -> None:
-        """Takes in an update's ratio and advantage of each of its tokens, [N]."""
+    def see(self, ratio: Tensor, A: Tensor, tokens: int | None = None) -> None:
+        """Takes in an update's ratio and advantage of each of its tokens, [N]. tokens: of the whole update, where others
+        had A = 0.
+        """
         excess = torch.where(A > 0, (ratio - 1) / self.shape, 1 - ratio)[A != 0]  # clipped where it is above e_low
         self._now += histogram(excess)
-        self._tokens += len(ratio)
+        self._tokens += len(ratio) if tokens is None else tokens
 
     def settle(self, noise: Tensor) -> None:
         """Ends a step: sets the range from the ratios of the last steps. noise: ratios that nothing but numerics moved."""
