@@ -1,15 +1,13 @@
 """The policy scores what the sampler sampled, whatever the layout."""
 
-import math
 from functools import cache
 
 import pytest
 import torch
 
 from gspo import layout
-from gspo.backends.hf_policy import HFPolicy, head_logprobs
+from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
-from gspo.objective.divergence import entropy as exact_entropy
 from gspo.types import Prompt, Reply, Sampling
 from tests.backends.families import FAMILIES, FULL_ATTENTION, tiny
 
@@ -72,25 +70,3 @@ def test_padding_and_neighbours_change_nothing():
 def test_packed_rows_need_full_attention():
     with pytest.raises(ValueError, match=r'train\.layout = "packed" needs full attention.*"padded"'):
         HFPolicy(family("gemma3"), layout="packed")
-
-
-@pytest.mark.parametrize("size", [1 << 26, 40, 1])
-def test_head_in_chunks_equals_the_whole(size, monkeypatch):
-    monkeypatch.setattr("gspo.backends.hf_policy.HEAD_ELEMENTS", size)
-    g = torch.Generator().manual_seed(0)
-    states = torch.randn(9, 5, generator=g, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(11, 5, generator=g, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(0, 11, (9,), generator=g)
-    logp, entropy = head_logprobs(lambda h: h @ weight.T, states, targets, 0.7, True)
-    expected = (states @ weight.T / 0.7).log_softmax(-1)
-    torch.testing.assert_close(logp, expected.gather(-1, targets[:, None])[:, 0])
-    torch.testing.assert_close(entropy, exact_entropy(expected).detach())
-    found = torch.autograd.grad(logp.sum(), [states, weight])
-    torch.testing.assert_close(found, torch.autograd.grad(expected.gather(-1, targets[:, None]).sum(), [states, weight]))
-
-
-def test_impossible_words_have_no_entropy():
-    logits = torch.tensor([[0.0, 0.0, -math.inf]])
-    logp, entropy = head_logprobs(lambda h: h, logits, torch.tensor([1]), 1.0, True)
-    assert logp.tolist() == pytest.approx([-math.log(2)])
-    assert entropy.tolist() == pytest.approx([math.log(2)])

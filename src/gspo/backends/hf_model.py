@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils.logging import disable_progress_bar
 
 from gspo.backends.hf_files import Outline, embedded, load_error, local, outline, pick_device, read_outline
+from gspo.backends.hf_head import Head
 from gspo.backends.intruders import undo_patches
 from gspo.config import ModelConfig
 
@@ -91,16 +92,15 @@ class HFModel:
         with self.precision():
             return self.body(**inputs).last_hidden_state
 
+    @property
+    def head(self) -> Head:
+        """What makes logits of hidden states, as the model's own forward pass does, but in float32 whatever the weights."""
+        linear = self.model.get_output_embeddings()
+        return Head(linear.weight, getattr(linear, "bias", None), self.logit_scale, self.logit_cap)
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [..., V] of hidden states [..., H]: the head in float32 whatever the weights, then
-        the scale and soft-cap that the model's own forward pass applies.
-        """
-        head = self.model.get_output_embeddings()
-        bias = getattr(head, "bias", None)
-        with torch.autocast(hidden.device.type, enabled=False):
-            logits = F.linear(hidden.float(), head.weight.float(), None if bias is None else bias.float())
-            logits = logits if self.logit_scale == 1 else logits * self.logit_scale
-            return logits if self.logit_cap is None else self.logit_cap * torch.tanh(logits / self.logit_cap)
+        """Float32 logits [..., V] of hidden states [..., H], without gradient."""
+        return self.head.logits(hidden)
 
     @property
     def context_length(self) -> int | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from gspo import layout, moe
 from gspo.backends import hf_attention
@@ -18,7 +17,6 @@ from gspo.backends.hf_model import HFModel
 from gspo.types import Batch, Outputs, Routing
 
 log = logging.getLogger(__name__)
-HEAD_ELEMENTS = 1 << 26  # logits held at once: 256 MiB in float32
 
 
 class HFPolicy:
@@ -130,7 +128,8 @@ class HFPolicy:
         states = hidden.flatten(0, 1)[before]  # [N, H]
         values = None if self.critic is None else self.critic(states, before, inputs)
         targets = batch.forest.tokens[batch.node].to(device)
-        return Outputs(*head_logprobs(self.model.logits, states, targets, self.temperature, entropy), routed, values)
+        logp, entropies = self.model.head.logprobs(states, targets, self.temperature, entropy)
+        return Outputs(logp, None if entropies is None else entropies.detach(), routed, values)
 
 
 def _row_routes(batch: Batch, rows: layout.Rows) -> Tensor:
@@ -152,32 +151,3 @@ def _routing(seen: moe.Record, asked: moe.Replay | None, place: Tensor, with_log
     used = at(chosen)
     own = used if asked is None else at(asked.own())
     return Routing(used, own, at(entropy), seen.experts, None if logits is None else at(logits))
-
-
-def head_logprobs(
-    logits: Callable[[Tensor], Tensor], states: Tensor, targets: Tensor, temperature: float, entropy: bool
-) -> tuple[Tensor, Tensor | None]:
-    """log softmax(logits(states) / temperature) at `targets`, by chunks whose logits are recomputed in the backward pass.
-
-    states [N, H], targets [N] -> log-probabilities [N] float32, and entropies [N] if asked for (without gradient).
-    """
-
-    def chunk(h: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
-        z = logits(h) / temperature  # [n, V]
-        lse = z.logsumexp(-1)
-        logp = z.gather(-1, target[:, None])[:, 0] - lse
-        if not entropy:
-            return logp, None
-        with torch.no_grad():
-            p = (z - lse[:, None]).exp_()
-            # H = lse - sum p z; a logit of -inf has p = 0 and adds nothing
-            return logp, lse.detach() - (p * z.masked_fill(p == 0, 0.0)).sum(-1)
-
-    with torch.no_grad():
-        vocabulary = logits(states[:1]).shape[-1]
-    size = max(1, HEAD_ELEMENTS // vocabulary)
-    if len(states) <= size:
-        return chunk(states, targets)
-    parts = [checkpoint(chunk, h, t, use_reentrant=False) for h, t in zip(states.split(size), targets.split(size))]
-    logps = torch.cat([part[0] for part in parts])
-    return logps, torch.cat([part[1] for part in parts]) if entropy else None

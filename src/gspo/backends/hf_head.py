@@ -1,0 +1,279 @@
+"""The head of a language model: log-probabilities and entropies of tokens without the logits of them all in memory.
+
+The vocabulary is done block by block. The forward pass keeps a running maximum and sums of each row, as flash attention
+does. The backward pass forms a block's probabilities again, and writes its rows of the weight's gradient once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+BLOCK = 1 << 24  # elements of a block of logits: 64 MiB in float32
+KEPT = 1 << 26  # exponentials kept for the backward pass, which forms all others again: 256 MiB in float32
+ROUND = 64  # the words of a block are a multiple of this, for the sake of the matrix products
+
+
+@dataclass(frozen=True)
+class Head:
+    """Logits cap tanh(scale (W h + b) / cap) of states h; without a cap, scale (W h + b). weight [V, H], bias [V].
+
+    They are computed in float32 whatever the weights are, and in float64 for states in float64.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+    cap: float | None = None
+
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits [..., V] of states [..., H], without gradient."""
+        rows = _Rows(self, states.reshape(-1, states.shape[-1]))
+        out = rows.states.new_empty(len(rows.states), len(self.weight))
+        for words in rows.blocks():
+            rows.logits(words, out[:, words])
+        return out.view(*states.shape[:-1], -1)
+
+    def logprobs(
+        self, states: Tensor, targets: Tensor, temperature: float = 1.0, entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """log softmax(logits / temperature) at `targets` [N], and the entropies in nats [N] if asked for.
+
+        states [N, H]. Both have gradients with respect to states, weight and bias.
+        """
+        inputs = (states, self.weight, self.bias)
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+            return _LogProbs.apply(*inputs, self.scale, self.cap, targets, temperature, entropy)
+        with torch.no_grad():
+            found = _forward(_Rows(self, states, temperature), targets, entropy)
+        return found.logp, found.entropy
+
+
+class _Rows:
+    """N states in the wide type, and their logits at a temperature, block after block of the vocabulary.
+
+    size: words in a block. All products write into tensors that are there already: autocast leaves such products alone.
+    """
+
+    def __init__(self, head: Head, states: Tensor, temperature: float = 1.0, size: int | None = None):
+        self.head, self.temperature = head, temperature
+        wide = torch.promote_types(states.dtype, torch.float32)
+        self.given, self.states = states, states.to(wide)
+        # Only a bias makes a word impossible; 0 * inf would make the entropy nan.
+        self.bias = None if head.bias is None else head.bias.to(wide).clamp(min=-1e30)
+        casts = states.shape[1] if head.weight.dtype != wide else 1
+        blocks = -(-len(head.weight) * max(1, len(states), casts) // BLOCK)
+        self.size = size or ROUND * -(-len(head.weight) // (blocks * ROUND))
+        self._cast: tuple[int, Tensor] | None = None
+
+    def blocks(self) -> Iterator[slice]:
+        """The vocabulary in parts of `size` words; the last may be smaller."""
+        words = len(self.head.weight)
+        return (slice(start, min(start + self.size, words)) for start in range(0, words, self.size))
+
+    def room(self, words: slice) -> Tensor:
+        """A new tensor for a block of logits."""
+        return self.states.new_empty(len(self.states), words.stop - words.start)
+
+    def weight(self, words: slice) -> Tensor:
+        """A block of the weight in the wide type."""
+        if self.head.weight.dtype == self.states.dtype:
+            return self.head.weight[words]
+        if self._cast is None or self._cast[0] != words.start:
+            self._cast = words.start, self.head.weight[words].to(self.states.dtype)
+        return self._cast[1]
+
+    def logits(self, words: slice, out: Tensor) -> Tensor:
+        """Writes a block's logits / temperature into `out` [N, words]."""
+        half = self.head.weight.dtype
+        if out.is_cuda and torch.version.hip is None and half == self.given.dtype != self.states.dtype:
+            out.copy_(torch.mm(self.given, self.head.weight[words].T, out_dtype=out.dtype))  # no cast, the same sums
+        else:
+            torch.mm(self.states, self.weight(words).T, out=out)
+        if self.bias is not None:
+            out.add_(self.bias[words])
+        scale, cap, T = self.head.scale, self.head.cap, self.temperature
+        if cap is not None:
+            return out.mul_(scale / cap).tanh_().mul_(cap / T)
+        return out if scale == T else out.mul_(scale / T)
+
+    def slope(self, logits: Tensor) -> Tensor | None:
+        """1 - tanh^2: what the cap makes of a gradient at these logits. None without a cap."""
+        if self.head.cap is None:
+            return None
+        tanh = logits * (self.temperature / self.head.cap)
+        return tanh.mul_(tanh).neg_().add_(1)
+
+
+@dataclass
+class _Found:
+    """What a forward pass found of N rows.
+
+    top: the highest logit. total: the sum of exp(logits - top). kept: exp(logits - top) of the first blocks, by their
+    first word, with `top` as it was then. mean_word [N, H]: the sum over words of p W, where it was asked for.
+    """
+
+    logp: Tensor
+    entropy: Tensor | None
+    top: Tensor
+    total: Tensor
+    kept: dict[int, tuple[Tensor, Tensor]]
+    mean_word: Tensor | None
+
+
+def _forward(rows: _Rows, targets: Tensor, entropy: bool, keep: bool = False, mean_word: bool = False) -> _Found:
+    """One pass over the vocabulary. e = exp(z - top) throughout; where `top` rises, the sums so far shrink."""
+    at_target = rows.states.new_zeros(len(targets))
+    top = torch.full_like(at_target, torch.finfo(at_target.dtype).min)
+    total, e_z = torch.zeros_like(top), torch.zeros_like(top)  # sums of e, and of e (z - top)
+    pulled = torch.zeros_like(rows.states) if mean_word else None
+    room, spare, kept = None, None, {}
+    for words in rows.blocks():
+        width = words.stop - words.start
+        room = rows.room(words) if room is None else room
+        z = rows.logits(words, room[:, :width])
+        column, inside = _columns(targets, words)
+        at_target += z.gather(1, column)[:, 0].where(inside, 0)
+        old, top = top, torch.maximum(top, z.amax(1))
+        fade = (old - top).exp_()
+        stays = keep and words.stop * len(targets) <= KEPT
+        spare = rows.room(words) if stays or spare is None else spare
+        e = torch.exp(z.sub_(top[:, None]), out=spare[:, :width])
+        if entropy:
+            e_z = fade * (e_z + (old - top) * total) + z.mul_(e).sum(1)
+        total = fade * total + e.sum(1)
+        if pulled is not None:
+            pulled.mul_(fade[:, None]).addmm_(e, rows.weight(words))
+        if stays:
+            kept[words.start], spare = (e, top), None
+    log_total = total.log()
+    return _Found(
+        logp=at_target - top - log_total,
+        entropy=log_total - e_z / total if entropy else None,
+        top=top,
+        total=total,
+        kept=kept,
+        mean_word=None if pulled is None else pulled.div_(total[:, None]),
+    )
+
+
+def _columns(targets: Tensor, words: slice) -> tuple[Tensor, Tensor]:
+    """Where each target stands in a block [N, 1] (anywhere, if it is in another), and whether it is in this one [N]."""
+    column = targets - words.start
+    inside = (column >= 0) & (column < words.stop - words.start)
+    return (column * inside)[:, None], inside
+
+
+@dataclass
+class _Coming:
+    """What comes into a backward pass over N rows.
+
+    logp [N]: its gradient, times scale / temperature. entropy: the same of the entropy, and its value. top, total: of
+    `_Found`.
+    """
+
+    logp: Tensor
+    entropy: tuple[Tensor, Tensor] | None
+    targets: Tensor
+    top: Tensor
+    total: Tensor
+
+    def of_logits(self, e: Tensor, top: Tensor, words: slice) -> Tensor:
+        """The gradient of a block's logits in place of e = exp(logits - top), with d logp = 1 - p, d H = -p (log p + H).
+
+        Of a near certain word 1 - p keeps its digits, as it does not with p = exp(logits - log sum exp).
+        """
+        share = (top - self.top).exp_().div_(self.total)  # p / e
+        if self.entropy is None:
+            e.mul_(-(share * self.logp)[:, None])
+        else:
+            gradient, value = self.entropy
+            minus_p_log_p = torch.special.entr(e.mul_(share[:, None]))
+            e.mul_(-(self.logp + gradient * value)[:, None]).addcmul_(minus_p_log_p, gradient[:, None])
+        column, inside = _columns(self.targets, words)
+        return e.scatter_add_(1, column, self.logp.where(inside, 0)[:, None])
+
+
+def _backward(
+    rows: _Rows, coming: _Coming, kept: dict[int, tuple[Tensor, Tensor]], needs: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of states, weight and bias, those that are needed. `kept` is used up, and overwritten."""
+    weight, bias = rows.head.weight, rows.head.bias
+    d_states = torch.zeros_like(rows.states) if needs[0] else None
+    d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if needs[1] else None
+    d_bias = torch.empty_like(bias) if needs[2] and bias is not None else None
+    room = None
+    for words in rows.blocks():
+        slope = None
+        if words.start in kept:
+            e, top = kept.pop(words.start)
+        else:
+            room = rows.room(words) if room is None else room
+            z, top = rows.logits(words, room[:, : words.stop - words.start]), coming.top
+            slope = rows.slope(z)
+            e = z.sub_(top[:, None]).exp_()
+        dz = coming.of_logits(e, top, words)
+        if slope is not None:
+            dz.mul_(slope)
+        if d_states is not None:
+            d_states.addmm_(dz, rows.weight(words))
+        if d_weight is not None:
+            same = d_weight.dtype == dz.dtype
+            part = d_weight[words] if same else dz.new_empty(dz.shape[1], weight.shape[1])
+            torch.mm(dz.T, rows.states, out=part)
+            if not same:
+                d_weight[words] = part
+        if d_bias is not None:
+            d_bias[words] = dz.sum(0)
+    return d_states, d_weight, d_bias
+
+
+class _LogProbs(torch.autograd.Function):
+    """`Head.logprobs` with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, states, weight, bias, scale, cap, targets, temperature, entropy):
+        rows = _Rows(Head(weight, bias, scale, cap), states, temperature)
+        # Under a frozen head the gradient of the states is ready when logp is: (W[target] - sum p W) scale / temperature.
+        frozen = not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2])
+        ahead = frozen and cap is None and len(states) * len(weight) > KEPT
+        found = _forward(rows, targets, entropy, keep=cap is None and not ahead, mean_word=ahead)
+        pull = found.mean_word
+        if pull is not None:
+            pull = pull.neg_().add_(weight[targets]).mul_(scale / temperature)
+        ctx.set_materialize_grads(False)
+        ctx.kept, ctx.options, ctx.size = found.kept, (scale, cap, temperature), rows.size
+        ctx.save_for_backward(states, weight, bias, targets, found.top, found.total, found.entropy, pull)
+        return found.logp, found.entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_logp: Tensor | None, d_entropy: Tensor | None):
+        states, weight, bias, targets, top, total, entropy, pull = ctx.saved_tensors
+        kept, ctx.kept = ctx.kept, {}
+        scale, cap, temperature = ctx.options
+        d_logp = torch.zeros_like(top) if d_logp is None else d_logp
+        if pull is not None and d_entropy is None:
+            return (pull * d_logp[:, None]).to(states.dtype), *(None,) * 7
+        live = (d_logp if d_entropy is None else d_logp.abs() + d_entropy.abs()).nonzero()[:, 0]
+        every = torch.zeros_like(states) if len(live) < len(top) else None
+        if every is not None:  # the tokens of clipped replies take no part
+            states, targets, top, total, d_logp = (x[live] for x in (states, targets, top, total, d_logp))
+            d_entropy, entropy = (None if x is None else x[live] for x in (d_entropy, entropy))
+            for start, pair in kept.items():
+                kept[start] = pair[0][live], pair[1][live]
+        factor = scale / temperature
+        of_entropy = None if d_entropy is None else (d_entropy * factor, entropy)
+        rows = _Rows(Head(weight, bias, scale, cap), states, temperature, ctx.size)  # the blocks that were kept
+        coming = _Coming(d_logp * factor, of_entropy, targets, top, total)
+        d_states, d_weight, d_bias = _backward(rows, coming, kept, ctx.needs_input_grad[:3])
+        if d_states is not None:
+            d_states = d_states.to(states.dtype)
+            d_states = d_states if every is None else every.index_copy_(0, live, d_states)
+        return d_states, d_weight, d_bias, *(None,) * 5
