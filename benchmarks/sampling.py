@@ -2,10 +2,10 @@
 
 python benchmarks/sampling.py [--rows 32 128 256] [--repeats 5] [--threads 2] [--out FILE.json]
 
-All sample the same number of tokens from the same model with the same kernels (no end-of-sequence token), in
-turns within each repeat, so that a slow moment of the machine hits all of them. Reported are medians, and the
-median of the ratios of one repeat. `ends apart` is a run whose replies end at different times: there
-`generate` keeps finished rows in its batch, and only tokens of replies count.
+All sample the same number of tokens from the same model, transformers with its own grouped_mm experts (no
+end-of-sequence token), in turns within each repeat, so that a slow moment of the machine hits all of them. Reported
+are medians, and the median of the ratios of one repeat. `ends apart` is a run whose replies end at different times:
+there `generate` keeps finished rows in its batch, and only tokens of replies count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -48,6 +49,17 @@ def make_prompts(model: HFModel, count: int, length: int) -> list[Prompt]:
     return [Prompt(id=str(i), messages="", tokens=tuple(row)) for i, row in enumerate(ids)]
 
 
+@contextmanager
+def own_experts(model: HFModel) -> Iterator[None]:
+    """transformers' fastest experts, as it is used without gspo."""
+    ours = model.config._experts_implementation
+    model.model.set_experts_implementation("grouped_mm")
+    try:
+        yield
+    finally:
+        model.model.set_experts_implementation(ours)
+
+
 def embedded(model: HFModel, prompts: list[Prompt], reply: int, stop_ids: tuple[int, ...]) -> Callable[[], int]:
     sampler = HFSampler(model, batch_size=len(prompts) * G)
     seeds = iter(range(10**9))
@@ -72,7 +84,8 @@ def generate(model: HFModel, prompts: list[Prompt], reply: int, stop_ids: tuple[
 
     def run() -> int:
         model.model.generation_config.eos_token_id = None
-        out = model.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        with own_experts(model):
+            out = model.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
         out = out[:, ids.shape[1] :]
         if not stop_ids:
             return out.numel()
@@ -95,7 +108,8 @@ def continuous(model: HFModel, prompts: list[Prompt], reply: int, stop_ids: tupl
 
     def run() -> int:
         attention = model.attention
-        out = model.model.generate_batch(inputs=inputs, generation_config=config, progress_bar=False)
+        with own_experts(model):
+            out = model.model.generate_batch(inputs=inputs, generation_config=config, progress_bar=False)
         model.model.set_attn_implementation(attention)  # it leaves its own behind
         return sum(len(o.generated_tokens) for o in out.values())
 

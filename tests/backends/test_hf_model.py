@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from gspo.backends import hf_experts
 from gspo.backends.hf_model import load_model, wrap_model
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config import ModelConfig
@@ -135,7 +136,8 @@ def test_stop_ids_join_generation_config_and_tokenizer():
 
 
 def test_experts(saved):
-    assert load(saved).model.config._experts_implementation == "grouped_mm"
+    assert load(saved).model.config._experts_implementation == hf_experts.NAME
+    assert load(saved, experts="grouped_mm").model.config._experts_implementation == "grouped_mm"
     assert load(saved, experts="eager").model.config._experts_implementation == "eager"
     tokens = torch.randint(2, 40, (1, 9))
     a, b = load(saved).hidden(input_ids=tokens), load(saved, experts="eager").hidden(input_ids=tokens)

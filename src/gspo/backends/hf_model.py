@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from gspo.backends import hf_experts
 from gspo.backends.hf_files import Outline, embedded, load_error, local, outline, pick_device, read_outline
 from gspo.backends.hf_head import Head
 from gspo.backends.intruders import undo_patches
@@ -221,7 +222,8 @@ def _choose_experts(model: PreTrainedModel, wanted: str) -> None:
     if not model._can_set_experts_implementation():
         return
     if wanted == "auto":
-        wanted = "grouped_mm" if _grouped_mm_runs(model.device, model.dtype) else "eager"
+        grouped = hf_experts.NAME if hf_experts.runs_on(model.device) else "grouped_mm"
+        wanted = grouped if _grouped_mm_runs(model.device, model.dtype) else "eager"
     model.set_experts_implementation(wanted)
 
 

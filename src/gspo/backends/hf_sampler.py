@@ -16,11 +16,14 @@ from gspo import moe
 from gspo.backends.growing_cache import GrowingLayer
 from gspo.backends.hf_model import HFModel, far, probe
 from gspo.backends.rounding import BITS, round_weights
+from gspo.backends.shared_prompt import SharedCache, shared_attention
 from gspo.backends.stopping import Ends, cut, decode
+from gspo.backends.trail import Trail
 from gspo.ports import Policy, key_of
 from gspo.types import Prompt, Rollout, Sampling
 
 PREFILL_TOKENS = 131072  # most prompt tokens, padding included, in one forward pass
+SHARED_POSITIONS = 4096  # copies of prompts, in tokens, from which on it pays to read one for all replies
 Row = tuple[int, int]  # the index of a prompt and of its reply
 
 
@@ -47,16 +50,32 @@ class HFSampler:
 
     def _check_cache(self) -> None:
         """A token decoded from the cache must come out as in a plain forward pass."""
+        was_training = self.model.model.training
+        self.model.model.eval()
+        self.shares = self.plain_cache and self.model.device.type == "cpu"
+        if self.shares:
+            try:
+                self.shares = self._decodes_well(shared=True)
+            except (TypeError, ValueError, RuntimeError, IndexError):
+                self.shares = False
+        if not self._decodes_well(shared=False):
+            raise RuntimeError(
+                f"{type(self.model.model).__name__} gives other results with its key-value cache than without"
+            )
+        self.model.model.train(was_training)
+
+    def _decodes_well(self, shared: bool) -> bool:
         model, tokens = self.model, probe(self.model, 5)
-        was_training = model.model.training
-        model.model.eval()
         with self.mode():
-            cache = self._prefill([tuple(tokens[0, :4].tolist())], torch.zeros(2, dtype=torch.long), 1)[0]
-            hidden = model.hidden(input_ids=tokens[:, 4:].expand(2, 1), past_key_values=cache)
-            if far(model, hidden, model.hidden(input_ids=tokens)[:, 4:].expand_as(hidden)):
-                name = type(model.model).__name__
-                raise RuntimeError(f"{name} gives other results with its key-value cache than without")
-        model.model.train(was_training)
+            rows = torch.zeros(2, dtype=torch.long)
+            cache = self._prefill([tuple(tokens[0, :4].tolist())], rows, 1, shared)[0]
+            hidden = self._read(cache, input_ids=tokens[:, 4:].expand(2, 1))
+            return not far(model, hidden, model.hidden(input_ids=tokens)[:, 4:].expand_as(hidden))
+
+    def _read(self, cache: Cache, **inputs: Tensor) -> Tensor:
+        """Hidden states [B, 1, H] of one more token a row."""
+        with shared_attention(self.model.config) if isinstance(cache, SharedCache) else nullcontext():
+            return self.model.hidden(past_key_values=cache, **inputs)
 
     def load(self, policy: Policy, version: int) -> None:
         """Take over the policy's weights, which costs nothing where the model is shared, and its version."""
@@ -141,16 +160,21 @@ class HFSampler:
         if chunk:
             yield chunk
 
-    def _prefill(self, prompts: list[tuple[int, ...]], rows: Tensor, new: int) -> tuple[Cache, Tensor, Tensor | None]:
+    def _prefill(
+        self, prompts: list[tuple[int, ...]], rows: Tensor, new: int, shared: bool
+    ) -> tuple[Cache, Tensor, Tensor | None]:
         """Reads each prompt once, with room for `new` tokens more. Returns the cache, with a row for each of
         `rows` (indices into `prompts`), their last hidden states [B, H], and the additive attention mask [B,
-        1, 1, room].
+        1, 1, room]. shared: the cache is one whose rows share their prompts.
         """
         model, longest = self.model, max(map(len, prompts))
         pads = torch.tensor([[longest - len(prompt)] for prompt in prompts])  # on the left
         ids = torch.tensor([[model.pad_id] * int(pad) + list(prompt) for pad, prompt in zip(pads, prompts)])
         cache, mask, inputs, rows = DynamicCache(config=model.config), None, {}, rows.to(model.device)
-        if self.plain_cache:
+        if shared:
+            cache = SharedCache(model.config.num_hidden_layers, new)
+            mask = torch.zeros(1, 1, 1, longest + new, dtype=model.compute_dtype).expand(len(rows), -1, -1, -1)
+        elif self.plain_cache:
             cache.layers = [GrowingLayer(longest + new) for _ in range(model.config.num_hidden_layers)]
             # On a CPU a mask of zeros is faster than none: transformers then packs the heads that share keys.
             if pads.any() or model.device.type == "cpu":
@@ -162,7 +186,10 @@ class HFSampler:
             inputs = {"attention_mask": (place >= 0).long(), "position_ids": place.clamp(min=0)}
             inputs = {name: value.to(model.device) for name, value in inputs.items()}
         hidden = model.hidden(input_ids=ids.to(model.device), past_key_values=cache, **inputs)[:, -1]
-        cache.reorder_cache(rows)  # type: ignore[arg-type]  # any integer type will do
+        if isinstance(cache, SharedCache):
+            cache.fan_out(rows, torch.arange(longest) < pads if pads.any() else None)
+        else:
+            cache.reorder_cache(rows)  # type: ignore[arg-type]  # any integer type will do
         return cache, hidden[rows], mask
 
     def _decode(
@@ -177,8 +204,9 @@ class HFSampler:
         model, new, device = self.model, sampling.max_new_tokens, self.model.device
         distinct = {tokens: k for k, tokens in enumerate(dict.fromkeys(prompts[i].tokens for i, _ in rows))}
         which = torch.tensor([distinct[prompts[i].tokens] for i, _ in rows])
-        cache, hidden, mask = self._prefill(list(distinct), which, new)
         longest = max(map(len, distinct))
+        shared = self.shares and (len(rows) - len(distinct)) * longest >= SHARED_POSITIONS
+        cache, hidden, mask = self._prefill(list(distinct), which, new, shared)
         if trail is not None:
             trail.begin([len(tokens) for tokens in distinct], which)
         position = torch.tensor([[len(prompts[i].tokens)] for i, _ in rows], device=device)
@@ -200,10 +228,10 @@ class HFSampler:
                 cache.reorder_cache(kept)  # type: ignore[arg-type]
                 live, position = live[kept], position[kept]
                 mask = None if mask is None else mask[kept]
-            inputs = {"past_key_values": cache, "input_ids": tokens[t, live][:, None]}
+            inputs = {"input_ids": tokens[t, live][:, None]}
             if mask is not None:
                 inputs |= {"attention_mask": mask[..., : longest + t + 1], "position_ids": position + t}
-            hidden = model.hidden(**inputs)[:, -1]
+            hidden = self._read(cache, **inputs)[:, -1]
             if trail is not None:
                 trail.add(live)
         if not torch.isfinite(logps).all():
@@ -223,42 +251,6 @@ class HFSampler:
             stop=stop,
             text=cut(text, sampling.stop) if stop == "stop" else text,
         )
-
-
-class Trail:
-    """The experts that the rows of a batch choose while they are decoded."""
-
-    def __init__(self, record: moe.Record) -> None:
-        self.record = record
-        self.steps: list[Tensor] = []  # [rows, layers, k] each
-
-    def _take(self) -> Tensor:
-        chosen = self.record.take()
-        assert chosen is not None
-        return chosen.transpose(0, 1)  # [tokens, layers, k]
-
-    def begin(self, sizes: list[int], which: Tensor) -> None:
-        """After the prompts were read, `sizes` tokens each, padded on the left. which [rows]: each row's prompt."""
-        read = self._take().unflatten(0, (len(sizes), -1)).cpu()
-        self.prompts = [prompt[len(prompt) - size :] for prompt, size in zip(read, sizes)]
-        self.which = which.tolist()
-
-    def add(self, live: Tensor) -> None:
-        """After another token of each row in `live` was read."""
-        chosen = self._take()
-        step = chosen.new_full((len(self.which), *chosen.shape[1:]), -1)
-        step[live] = chosen
-        self.steps.append(step)
-
-    def routes(self, row: int, count: int) -> Tensor:
-        """[count, layers, k]: the row's prompt and reply; -1 for its last token, which was never read."""
-        if not hasattr(self, "stacked"):
-            self.stacked = torch.stack(self.steps, 1).cpu() if self.steps else None
-        prompt = self.prompts[self.which[row]]
-        reply = prompt.new_full((count - len(prompt), *prompt.shape[1:]), -1)
-        if self.stacked is not None:
-            reply[:-1] = self.stacked[row, : len(reply) - 1]
-        return torch.cat([prompt, reply])
 
 
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,156 @@
+"""Decoding on a CPU in which all replies to a prompt read one copy of its keys and values.
+
+At decoding, attention on a CPU waits for memory: with 8 replies to a prompt, most of what it reads is 8 copies of that
+prompt. Here a layer's cache holds each prompt once and the replies apart, and attention (`attend`) reads both. Softmax
+goes over both parts together, so the numbers are those of plain attention, but for the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.masking_utils import sdpa_mask
+
+from gspo.backends.growing_cache import GrowingLayer
+
+NAME = "gspo_shared_prompt"
+
+
+class SharedCache(DynamicCache):
+    """The cache of a model with full attention in every layer. It reads the prompts [P, L], then `fan_out` makes it one
+    of the replies. room: most tokens of a reply.
+    """
+
+    layers: list[SharedLayer]  # type: ignore[assignment]
+
+    def __init__(self, layers: int, room: int) -> None:
+        super().__init__()
+        self.layers = [SharedLayer(room) for _ in range(layers)]
+
+    def fan_out(self, which: Tensor, hide: Tensor | None) -> None:
+        """From here on row i is a reply to prompt `which[i]`. hide [P, L]: padding of the prompts; None without any."""
+        dtype = self.layers[0].prompt_keys.dtype
+        self.bias = None if hide is None else torch.zeros(hide.shape, dtype=dtype).masked_fill_(hide, torch.finfo(dtype).min)
+        self.which = which
+        self._arrange()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep, drop or repeat replies: row i becomes the present row `beam_idx[i]`. Prompts without any are forgotten."""
+        kept, self.which = self.which[beam_idx].unique(return_inverse=True)
+        if len(kept) < len(self.layers[0].prompt_keys):
+            self.bias = None if self.bias is None else self.bias[kept]
+            for layer in self.layers:
+                layer.prompt_keys, layer.prompt_values = layer.prompt_keys[kept], layer.prompt_values[kept]
+        for layer in self.layers:
+            layer.reorder_cache(beam_idx)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        places = Places(self.which, self.bias)
+        for layer in self.layers:
+            layer.places = places
+
+
+class SharedLayer(GrowingLayer):
+    """One layer: the prompts' keys and values [P, heads, L, D], and those of the replies, which grow."""
+
+    prompt_keys: Tensor
+    prompt_values: Tensor
+    prompt_length = 0
+    places: Places
+
+    def get_seq_length(self) -> int:
+        """Positions written, the prompt's included."""
+        return self.prompt_length + self.length
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        """Append keys and values; returns those of the prompts, then those of the replies alone."""
+        if not self.prompt_length:
+            self.prompt_keys = key_states.to(value_states.dtype).contiguous()  # else each token's product copies them
+            self.prompt_values = value_states.contiguous()
+            self.prompt_length = key_states.shape[2]
+            return key_states, value_states
+        keys, values = super().update(key_states, value_states)
+        keys.layer = self  # type: ignore[attr-defined]  # for `attend`
+        return keys, values
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep, drop or repeat replies."""
+        if self.length:
+            super().reorder_cache(beam_idx)
+
+
+class Places:
+    """The rows of a batch by prompt: row i replies to prompt `which[i]`, and each prompt has as many places for replies
+    as the one with most of them needs. bias [P, L]: what is added to the scores of the prompts' positions.
+    """
+
+    def __init__(self, which: Tensor, bias: Tensor | None) -> None:
+        counts = which.bincount()
+        self.prompts, self.each = len(counts), int(counts.max())
+        order = which.argsort(stable=True)
+        number = torch.arange(len(which)) - (counts.cumsum(0) - counts)[which[order]]  # within a prompt
+        self.place = torch.empty_like(which)  # of each row
+        self.place[order] = which[order] * self.each + number
+        self.row = which.new_zeros(self.prompts * self.each)  # at each place; any where there is none
+        self.row[self.place] = torch.arange(len(which))
+        self.in_order = len(self.row) == len(which) and torch.equal(self.row, self.place)
+        self.bias = None if bias is None else bias[:, None, None]
+
+    def by_prompt(self, x: Tensor) -> Tensor:
+        """[rows, heads, g, D] -> [P, heads, each * g, D]."""
+        x = x if self.in_order else x.index_select(0, self.row)
+        return x.unflatten(0, (self.prompts, self.each)).transpose(1, 2).flatten(2, 3)
+
+    def by_row(self, x: Tensor) -> Tensor:
+        """[P, heads, each * g, D] -> [rows, heads, g, D]."""
+        x = x.unflatten(2, (self.each, -1)).transpose(1, 2).flatten(0, 1)
+        return x if self.in_order else x.index_select(0, self.place)
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one new token a row, query [B, H, 1, D], as an attention function of transformers.
+
+    The mask is not read: the layer knows its padding. Raises NotImplementedError for attention of other kinds.
+    """
+    layer: SharedLayer | None = getattr(key, "layer", None)
+    odd = [name for name in ("softcap", "s_aux", "position_bias") if more.get(name) is not None]
+    if layer is None or query.shape[2] != 1 or odd:
+        raise NotImplementedError(f"{type(module).__name__} attends in a way of its own: {odd}")
+    places, read = layer.places, layer.prompt_length
+    q = query.unflatten(1, (key.shape[1], -1)).squeeze(3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    prompt = places.by_prompt(q) @ layer.prompt_keys.transpose(2, 3)  # [P, heads, each * g, L]
+    if places.bias is not None:
+        prompt = prompt + places.bias
+    scores = torch.cat([places.by_row(prompt), q @ key.transpose(2, 3)], -1)  # [B, heads, g, all positions]
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    out = weights[..., read:] @ value + places.by_row(places.by_prompt(weights[..., :read]) @ layer.prompt_values)
+    return out.reshape(query.shape[0], 1, query.shape[1], -1), None
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+@contextmanager
+def shared_attention(config: Any) -> Iterator[None]:
+    """The model of this configuration decodes with `attend` within. Not for several threads with one model."""
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before

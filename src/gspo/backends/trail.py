@@ -1,0 +1,44 @@
+"""Routing Replay in the embedded sampler: which experts each reply's tokens chose."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gspo import moe
+
+
+class Trail:
+    """The experts that the rows of a batch choose while they are decoded."""
+
+    def __init__(self, record: moe.Record) -> None:
+        self.record = record
+        self.steps: list[Tensor] = []  # [rows, layers, k] each
+
+    def _take(self) -> Tensor:
+        chosen = self.record.take()
+        assert chosen is not None
+        return chosen.transpose(0, 1)  # [tokens, layers, k]
+
+    def begin(self, sizes: list[int], which: Tensor) -> None:
+        """After the prompts were read, `sizes` tokens each, padded on the left. which [rows]: each row's prompt."""
+        read = self._take().unflatten(0, (len(sizes), -1)).cpu()
+        self.prompts = [prompt[len(prompt) - size :] for prompt, size in zip(read, sizes)]
+        self.which = which.tolist()
+
+    def add(self, live: Tensor) -> None:
+        """After another token of each row in `live` was read."""
+        chosen = self._take()
+        step = chosen.new_full((len(self.which), *chosen.shape[1:]), -1)
+        step[live] = chosen
+        self.steps.append(step)
+
+    def routes(self, row: int, count: int) -> Tensor:
+        """[count, layers, k]: the row's prompt and reply; -1 for its last token, which was never read."""
+        if not hasattr(self, "stacked"):
+            self.stacked = torch.stack(self.steps, 1).cpu() if self.steps else None
+        prompt = self.prompts[self.which[row]]
+        reply = prompt.new_full((count - len(prompt), *prompt.shape[1:]), -1)
+        if self.stacked is not None:
+            reply[:-1] = self.stacked[row, : len(reply) - 1]
+        return torch.cat([prompt, reply])

@@ -1,0 +1,87 @@
+"""Decoding with one copy of each prompt: the replies of plain decoding, also where rows end or prompts are padded."""
+
+import pytest
+import torch
+
+from gspo.backends import hf_sampler
+from gspo.backends.growing_cache import FIRST_BLOCK
+from gspo.backends.hf_sampler import HFSampler
+from gspo.backends.shared_prompt import NAME, Places, SharedCache, attend
+from gspo.types import Sampling
+from tests.backends.families import FAMILIES, FULL_ATTENTION, prompts, tiny
+from tests.backends.test_hf_sampler import full_forward, same
+
+
+@pytest.fixture(autouse=True)
+def shared_however_small(monkeypatch):
+    monkeypatch.setattr(hf_sampler, "SHARED_POSITIONS", 0)
+
+
+def plain(model, *asked, **kwargs):
+    sampler = HFSampler(model, **kwargs)
+    sampler.shares = False
+    return sampler.generate(*asked)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replies_and_likelihoods_are_those_of_plain_decoding(family):
+    model = tiny(family)
+    sampler = HFSampler(model, batch_size=11)
+    assert sampler.shares == (family in FULL_ATTENTION)
+    asked = prompts(3, 11, 7, 7, 25), 4, Sampling(max_new_tokens=20, temperature=0.8, stop_ids=(1, 5, 6), seed=3)
+    rollouts = sampler.generate(*asked)
+    assert model.attention != NAME and len({len(r.tokens) for r in rollouts}) > 5  # rows end apart
+    assert same(rollouts, plain(model, *asked, batch_size=11))
+    for rollout in rollouts:
+        want = full_forward(model, rollout, 0.8).gather(1, rollout.tokens[1:, None])[:, 0]
+        assert (want - rollout.logp[1:])[rollout.sampled[1:]].abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_long_replies(attention):
+    model = tiny("qwen3_moe")
+    model.model.set_attn_implementation(attention)
+    asked = prompts(40, 1, 17), 2, Sampling(max_new_tokens=FIRST_BLOCK + 20, stop_ids=(3,), seed=1)
+    assert same(HFSampler(model).generate(*asked), plain(model, *asked))
+
+
+def test_prompts_all_of_whose_replies_ended_are_forgotten(monkeypatch):
+    held = []
+    arrange = SharedCache._arrange
+    monkeypatch.setattr(SharedCache, "_arrange", lambda self: (arrange(self), held.append(len(self.layers[0].prompt_keys))))
+    model = tiny("qwen3")
+    asked = prompts(5, 9, 9, 6), 2, Sampling(max_new_tokens=40, stop_ids=tuple(range(2, 9)), seed=1)
+    assert same(HFSampler(model).generate(*asked), plain(model, *asked))
+    run = held[held.index(4) :]  # before it, the sampler's own check
+    assert run == sorted(run, reverse=True) and run[-1] < 4
+
+
+def test_few_copies_are_not_worth_it(monkeypatch):
+    shared, fan_out = [], SharedCache.fan_out
+    monkeypatch.setattr(SharedCache, "fan_out", lambda self, *args: (shared.append(1), fan_out(self, *args)))
+    monkeypatch.setattr(hf_sampler, "SHARED_POSITIONS", 1000)
+    sampler = HFSampler(tiny("qwen3"))
+    shared.clear()  # its check of the cache
+    for length, expected in ((99, 0), (100, 1)):  # 11 replies: 10 copies
+        sampler.generate(prompts(length), 11, Sampling(max_new_tokens=2))
+        assert len(shared) == expected
+
+
+def test_places():
+    draw = torch.Generator().manual_seed(0)
+    for which, in_order in (([0, 0, 1, 1], True), ([1, 0, 1, 0], False), ([0, 2, 2, 1, 2], False)):
+        places = Places(torch.tensor(which), None)
+        x = torch.randn(len(which), 3, 2, 5, generator=draw)
+        by_prompt = places.by_prompt(x)
+        each = max(which.count(p) for p in which)
+        assert places.in_order == in_order and by_prompt.shape == (max(which) + 1, 3, each * 2, 5)
+        assert torch.equal(places.by_row(by_prompt), x)
+        for row, prompt in enumerate(which):
+            number = which[:row].count(prompt)
+            assert torch.equal(by_prompt[prompt, :, 2 * number : 2 * number + 2], x[row])
+
+
+def test_attention_of_other_kinds_is_refused():
+    x = torch.zeros(2, 4, 1, 8)
+    with pytest.raises(NotImplementedError, match="attends in a way of its own"):
+        attend(torch.nn.Identity(), x, x, x, None, softcap=3.0)
