@@ -49,7 +49,7 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
             groups = iter(run.source)
             while commands.wait():
                 begin = time.perf_counter()
-                metrics = trainer.one_step(run, groups)
+                metrics = trainer.one_step(run, groups, PROMPTS)
                 trainer.synced(run, metrics)
                 commands.answer({
                     "seconds": time.perf_counter() - begin,

@@ -6,9 +6,10 @@ order and the number of processes change no gradient.
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from gspo import layout
 from gspo.optimiser import Optimiser
 from gspo.ports import Policy
 from gspo.types import Batch, Outputs, Reply, Stats
+
+Made = TypeVar("Made")
 
 
 class Seen(NamedTuple):
@@ -86,7 +89,16 @@ class Learner:
         self.skipped: dict[str, float] = {}
 
     def update(self, objective: Objective, replies: Sequence[Reply]) -> tuple[dict[str, Any], Stats]:
-        """One optimiser step on these replies. Returns its metrics and the statistics behind them.
+        """One optimiser step on these replies. Returns its metrics and the statistics behind them. Where memory does not
+        suffice, max_tokens is halved and all is done again; RuntimeError where that does not help either.
+        """
+        gathered, total = self._within_memory(replies, lambda: self._gradient(objective, replies))
+        done = self.optimiser.step(total)
+        merged = {name: torch.cat(values).cpu() for name, values in gathered.items()}
+        return {"loss": total} | objective.summary(merged, replies) | done, merged
+
+    def _gradient(self, objective: Objective, replies: Sequence[Reply]) -> tuple[dict[str, list[Tensor]], float]:
+        """Adds up the gradient of an update. Returns its statistics, micro-batch by micro-batch, and the loss.
 
         What has exactly zero gradient is left out: idle replies altogether, and the backward pass of micro-batches. The
         denominator counts them, so the gradient is that of the whole. One backward pass is always run: the optimiser then
@@ -110,15 +122,38 @@ class Learner:
             total += loss.detach().cpu().double()
             for name, value in stats.items():
                 gathered[name].append(value)
-        done = self.optimiser.step(float(total))
-        merged = {name: torch.cat(values).cpu() for name, values in gathered.items()}
         every, read = (sum(len(reply.logp_old) for reply in some) for some in (replies, active))
         self.skipped = {"skipped/replies": 1 - read / every, "skipped/backward": (read - passed) / every}
-        return {"loss": float(total)} | objective.summary(merged, replies) | done, merged
+        return gathered, float(total)
+
+    def _within_memory(self, replies: Sequence[Reply], attempt: Callable[[], Made]) -> Made:
+        """What `attempt` makes of these replies, with micro-batches that fit."""
+        while True:
+            try:
+                return attempt()
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                sizes = [len(reply.tokens) for reply in replies]
+                longest, most = max(sizes), min(self.max_tokens, sum(sizes))
+                if most <= longest:
+                    raise RuntimeError(
+                        f"out of memory with one reply of {longest} tokens at a time: set train.gradient_checkpointing = "
+                        "true, lower rollout.max_completion_length, or train adapters (lora.rank)"
+                    ) from error
+            # The error is gone here, and with it the tensors that it held.
+            self.optimiser.clear()
+            self.max_tokens = max(longest, most // 2)
+            gc.collect()
+            if self.policy.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     @torch.no_grad()
     def read(self, policy: Policy, replies: Sequence[Reply], *, routing: bool = False, replay: bool = False) -> list[Seen]:
-        """What `policy` says of each reply (pi_old recomputed, or a reference), without gradient."""
+        """What `policy` says of each reply (pi_old recomputed, or a reference), without gradient. Of memory as `update`."""
+        return self._within_memory(replies, lambda: self._said(policy, replies, routing, replay))
+
+    def _said(self, policy: Policy, replies: Sequence[Reply], routing: bool, replay: bool) -> list[Seen]:
         found: dict[int, Seen] = {}
         for part in layout.micro_batches(replies, self.max_tokens, policy.shares_prompts):
             batch = layout.build(part, policy.shares_prompts)
@@ -131,6 +166,11 @@ class Learner:
                 routes = out.routing.own.cpu()[batch.path].split([len(reply.tokens) for reply in part])
             found |= {id(reply): Seen(*seen) for reply, *seen in zip(part, logps, routes, values)}
         return [found[id(reply)] for reply in replies]
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether this is a GPU's or a CPU's way to say that memory did not suffice."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def cut(out: Outputs) -> Outputs:

@@ -52,7 +52,7 @@ class Optimiser:
             for group in self.adamw.param_groups:
                 group["lr"] = lr
             self.adamw.step()
-        self.adamw.zero_grad(set_to_none=True)
+        self.clear()
         self.updates += 1
         self.bad_in_a_row = 0 if good else self.bad_in_a_row + 1
         if self.bad_in_a_row > self.max_bad:
@@ -61,6 +61,10 @@ class Optimiser:
                 f'{norm}): lower optimizer.lr = {self.config.lr:g}, or set model.dtype = "float32"'
             )
         return {"grad_norm": norm, "lr": lr, "updates/skipped": float(not good)}
+
+    def clear(self) -> None:
+        """Forgets the gradients that were added up."""
+        self.adamw.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, besides the parameters."""

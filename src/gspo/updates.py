@@ -41,13 +41,16 @@ def learn(run: Run, batch: Learnable) -> Metrics:
         groups = estimate(run.learner, groups, run.objective.critic, algorithm.scale_rewards or "batch")
     if run.reference is not None:
         groups = refer(run, groups, run.reference)
-    parts = split(groups, algorithm.mini_batches or 1)
+    parts, room = split(groups, algorithm.mini_batches or 1), run.learner.max_tokens
     updates: list[Metrics] = []
     noise, numerics = torch.ones(1), 0.0
     for _ in range(algorithm.epochs):
         for part in parts:
             run.screen.phase("updating", len(updates), len(parts) * algorithm.epochs)
             update, stats = run.learner.update(run.objective, part)
+            if run.learner.max_tokens < room:
+                room = run.learner.max_tokens
+                run.log.warn(f"memory did not suffice: micro-batches have at most {room} tokens from here on")
             run.objective.watch(stats, part)
             update |= run.learner.skipped
             if not updates:

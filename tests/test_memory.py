@@ -1,0 +1,71 @@
+"""Memory that does not suffice, for real: a process whose address space is capped."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import resource, sys
+import torch
+from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.tiny import build_tiny
+from gspo.config import AlgorithmConfig, OptimizerConfig
+from gspo.learner import Learner
+from gspo.objective.algorithms import resolve
+from gspo.optimiser import Optimiser
+from gspo.policy_objective import PolicyObjective
+from gspo.types import Reply
+from tests.backends.families import FAMILIES, TOKENIZER
+
+torch.set_num_threads(1)
+count, room = int(sys.argv[1]), int(sys.argv[2])
+shape = FAMILIES["qwen3"] | {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
+shape |= {"max_position_embeddings": 4096}
+
+
+def learner(max_tokens):
+    policy = HFPolicy(build_tiny(shape, TOKENIZER))
+    return Learner(policy, Optimiser(policy.parameters(), OptimizerConfig(lr=1e-3, eps=1e-3), 10, 0), max_tokens)
+
+
+length = 12000 // count
+draw = torch.Generator().manual_seed(0)
+replies = [
+    Reply(torch.randint(2, 28, (length,), generator=draw), torch.arange(length) >= 5, torch.full((length - 5,), -3.0),
+          torch.full((length - 5,), -3.0), float(i % 2) - 0.5)
+    for i in range(count)
+]
+objective = PolicyObjective(*resolve(AlgorithmConfig(name="grpo"))[:2], 100)
+small, large = learner(2000), learner(10**6)
+expected, _ = small.update(objective, replies)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
+found, _ = large.update(objective, replies)
+assert found["loss"] == expected["loss"] or abs(found["loss"] / expected["loss"] - 1) < 1e-4, (found, expected)
+for one, other in zip(small.policy.parameters(), large.policy.parameters()):
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+print(large.max_tokens)
+"""
+
+
+def run(count, room):
+    root = Path(__file__).parents[1]
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(count), str(room)], cwd=root, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_update_is_made_again_with_smaller_micro_batches():
+    done = run(count=60, room=400 << 20)
+    assert done.returncode == 0, done.stderr
+    assert 200 <= int(done.stdout) < 10_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_one_reply_that_does_not_fit_is_an_error_with_a_remedy():
+    done = run(count=4, room=60 << 20)
+    assert done.returncode == 1
+    assert "out of memory with one reply of 3000 tokens" in done.stderr and "train.gradient_checkpointing" in done.stderr
