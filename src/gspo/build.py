@@ -37,6 +37,7 @@ from gspo.optimiser import Optimiser
 from gspo.parts import Given, check_routers, models_of, outline_of, prompts_of, samplers_of, samplings
 from gspo.policy_objective import PolicyObjective
 from gspo.progress import Progress
+from gspo.refill import RefilledSource
 from gspo.rollout import Handed, Report, Scorer, SynchronousSource
 from gspo.run import Run, restore
 from gspo.runlog import RunFolder, RunLog
@@ -45,7 +46,7 @@ from gspo.types import Prompt, Sampling
 
 def resolved(config: Config) -> tuple[Config, list[str]]:
     """The configuration with the algorithm's defaults filled in, and warnings. Raises ValueError."""
-    _, algorithm, found = resolve(config.algorithm)
+    _, algorithm, found = resolve(config.algorithm, config.rollout.refill)
     config = dataclasses.replace(config, algorithm=algorithm)
     assert algorithm.mini_batches is not None
     if config.rollout.num_prompts % algorithm.mini_batches:
@@ -110,8 +111,11 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
                 model, reference = models_of(config, given, last)
 
         def source(sampler: Any, sampling: Sampling, report: Report) -> Any:
-            made: Any = AheadSource if config.rollout.max_staleness else SynchronousSource
-            return made(PromptStream(prompts, config.task.seed), sampler, scorer, config.rollout, sampling, report)
+            stream, rollout = PromptStream(prompts, config.task.seed), config.rollout
+            if rollout.refill:
+                return RefilledSource(stream, sampler, scorer, rollout, config.algorithm, sampling, report)
+            made: Any = AheadSource if rollout.max_staleness else SynchronousSource
+            return made(stream, sampler, scorer, rollout, sampling, report)
 
         loaded = Loaded(model, reference, [*odd, *texts(heard)], prompts, held_out)
         with assembled(config, loaded, folder, last, source, scorer) as run:

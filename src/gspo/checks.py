@@ -153,8 +153,20 @@ def check_training(config: Config) -> None:
     check_required(config)
     check_sampler(config)
     check_whole(config)
+    check_refill(config)
     check_environment(config)
     check_used(config)
+
+
+def check_refill(config: Config) -> None:
+    """What a refilled batch does not go with. Raises ValueError."""
+    rollout = config.rollout
+    for name, value in (("max_staleness", rollout.max_staleness), ("delay", rollout.delay)):
+        if rollout.refill and value:
+            raise ValueError(
+                f"rollout.refill = {rollout.refill} and rollout.{name} = {value}: a batch is refilled by the very weights "
+                "that then learn from it, so none can be sampled ahead; set one of them to 0"
+            )
 
 
 def played(task: TaskConfig) -> bool:
@@ -199,6 +211,7 @@ def check_serving(config: Config) -> None:
             config.eval.every,
             'agents evaluate themselves and note it with `await model.log(groups, split="val")`',
         ),
+        ("rollout.refill", config.rollout.refill, "agents choose which trajectories they hand over"),
         ("rollout.delay", config.rollout.delay, "agents hand their trajectories over when they like"),
         ("rollout.max_staleness", config.rollout.max_staleness, "serve.max_age says how old an answer may be"),
     ):

@@ -153,6 +153,8 @@ class RolloutConfig:
     """Strings that end a reply; they stay part of it."""
     mask_truncated_completions: bool = opt(False)
     """Leave replies that reached max_completion_length out of their group and out of the update."""
+    refill: int = opt(0, low=0)
+    """Rounds of further prompts that may be sampled until num_prompts groups have rewards that differ; 0: none."""
     max_staleness: int = opt(0, low=0)
     """Weight versions that sampling may run ahead of the trainer, with vLLM, which then works while the trainer does."""
     delay: int = opt(0, low=0)

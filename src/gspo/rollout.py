@@ -79,6 +79,11 @@ def sample_groups(
     return groups, {"time/sample": sampled - begin, "time/score": time.perf_counter() - sampled} | scorer.counts()
 
 
+def added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    """Sums by name; what one of them lacks counts 0."""
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in one | other}
+
+
 class SynchronousSource:
     """Groups, batch after batch, each sampled with the weights of the moment that it is asked for.
 
@@ -127,7 +132,7 @@ class SynchronousSource:
         except SamplerError:
             self.prompts.position -= self.num_prompts  # a resumed run asks for them again
             raise
-        self.seconds = {name: self.seconds.get(name, 0.0) + value for name, value in seconds.items()}
+        self.seconds = added(self.seconds, seconds)
         return groups
 
     def drop(self) -> None:
@@ -163,32 +168,46 @@ class Learnable:
 
 
 def learnable(groups: Sequence[Group], row: Algorithm, algorithm: AlgorithmConfig, mask_truncated: bool) -> Learnable:
-    """Advantages, and the replies that have one.
+    """Advantages, and the replies that have one. Groups that are left out, wholly or in part, are counted."""
+    advantages, replies = trained_on(groups, algorithm, mask_truncated)
+    left = [group for group in replies if group]
+    teaching = [group for group in left if teaches(group)]
+    return Learnable(
+        groups=teaching if row.drops_equal else left,
+        advantages=[A.tolist() if isinstance(A, Tensor) else A for A in advantages],
+        counts=sampled_metrics([rollout for group in groups for rollout in group.rollouts])
+        | {
+            "frac_reward_zero_std": (len(left) - len(teaching)) / max(1, len(left)),
+            "reward_std": _mean_std(left),
+            "groups/dropped": float(len(groups) - len(left)),
+        },
+    )
+
+
+def trained_on(
+    groups: Sequence[Group], algorithm: AlgorithmConfig, mask_truncated: bool
+) -> tuple[list[float | Tensor | None], list[list[Reply]]]:
+    """The advantage of each rollout, None where it is not trained on, and the replies of each group that are.
 
     A rollout without a reward, and with mask_truncated one that was cut off, leaves its group's mean and standard
-    deviation and every denominator. A group with fewer than two left is dropped. Both are counted.
+    deviation and every denominator. A group with fewer than two left has none.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     owner = torch.tensor([i for i, group in enumerate(groups) for _ in group.rollouts], dtype=torch.int64)
     kept = torch.tensor([r.reward is not None and not (mask_truncated and r.stop == "length") for r in rollouts])
-    left = torch.bincount(owner[kept], minlength=len(groups))
-    kept &= left[owner] >= 2
-    chosen = [rollouts[i] for i in kept.nonzero()[:, 0]]
-    rewards = torch.tensor([rollout.reward for rollout in chosen], dtype=torch.float64)
-    result = Learnable(advantages=[None] * len(rollouts))
-    replies: dict[int, list[Reply]] = {}
-    for index, advantage in zip(kept.nonzero()[:, 0].tolist(), credited(chosen, owner[kept], algorithm)):
-        replies.setdefault(int(owner[index]), []).append(reply_of(rollouts[index], advantage))
-        result.advantages[index] = advantage if isinstance(advantage, float) else advantage.tolist()
-    equal = {i for i, group in replies.items() if not any(torch.as_tensor(reply.advantage).any() for reply in group)}
-    result.groups = [group for i, group in replies.items() if not (row.drops_equal and i in equal)]
-    result.counts = batch_metrics(rollouts) | {
-        "frac_reward_zero_std": len(equal) / max(1, len(replies)),
-        "reward_std": _mean_std(rewards, owner[kept]),
-        "rollouts/failed": float(sum(r.reward is None for r in rollouts)),
-        "groups/dropped": float(len(groups) - len(replies)),
-    }
-    return result
+    kept &= torch.bincount(owner[kept], minlength=len(groups))[owner] >= 2
+    indices = kept.nonzero()[:, 0].tolist()
+    advantages: list[float | Tensor | None] = [None] * len(rollouts)
+    replies: list[list[Reply]] = [[] for _ in groups]
+    for index, advantage in zip(indices, credited([rollouts[i] for i in indices], owner[kept], algorithm)):
+        advantages[index] = advantage
+        replies[int(owner[index])].append(reply_of(rollouts[index], advantage))
+    return advantages, replies
+
+
+def teaches(group: Sequence[Reply]) -> bool:
+    """Whether an advantage in a group differs from zero."""
+    return any(bool(torch.as_tensor(reply.advantage).any()) for reply in group)
 
 
 def credited(rollouts: Sequence[Rollout], group: Tensor, algorithm: AlgorithmConfig) -> list[float | Tensor]:
@@ -217,6 +236,11 @@ def reply_of(rollout: Rollout, advantage: float | Tensor) -> Reply:
         rollout.tokens, rollout.sampled, mu, mu, advantage, routes=rollout.routes, reward=rollout.reward or 0.0, turn=turn,
         parent=rollout.parent,
     )  # fmt: skip
+
+
+def sampled_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What a step tells of the replies that were sampled for it."""
+    return batch_metrics(rollouts) | {"rollouts/failed": float(sum(r.reward is None for r in rollouts))}
 
 
 def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -266,8 +290,8 @@ def plain(rollout: Rollout) -> dict[str, Any]:
     return {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "prompt"}
 
 
-def _mean_std(rewards: torch.Tensor, group: torch.Tensor) -> float:
-    stds = [float(rewards[group == i].std()) for i in group.unique()]
+def _mean_std(groups: Sequence[list[Reply]]) -> float:
+    stds = [float(torch.tensor([reply.reward for reply in group], dtype=torch.float64).std()) for group in groups]
     return sum(stds) / len(stds) if stds else 0.0
 
 

@@ -15,6 +15,7 @@ from gspo.learner import Learner
 from gspo.policy_objective import PolicyObjective
 from gspo.ports import Policy, Sampler
 from gspo.progress import Progress
+from gspo.refill import RefilledSource
 from gspo.rollout import PromptSource, Scorer, SynchronousSource
 from gspo.runlog import RunLog
 from gspo.types import Prompt, Sampling
@@ -37,7 +38,7 @@ class Run:
     scorer: Scorer
     prompts: PromptSource
     held_out: Sequence[Prompt]
-    source: SynchronousSource | AheadSource | HandedSource
+    source: SynchronousSource | RefilledSource | AheadSource | HandedSource
     sampling: Sampling
     eval_sampling: Sampling
     learner: Learner

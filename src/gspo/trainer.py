@@ -118,6 +118,7 @@ def one_step(run: Run, source: Iterable[Group], count: int | None) -> Metrics:
     batch = learnable(groups, run.objective.row, run.config.algorithm, truncated)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     batch.counts |= {"staleness": staleness(rollouts, run.sampler.version), "rollouts/in_parts": in_parts(rollouts)}
+    batch.counts |= run.source.seconds
     learned = learn(run, batch)
     trained = time.perf_counter()
     run.tokens += int(batch.counts["tokens"])
@@ -128,7 +129,6 @@ def one_step(run: Run, source: Iterable[Group], count: int | None) -> Metrics:
         {"step": run.step}
         | batch.counts
         | learned
-        | run.source.seconds
         | {
             "time/train": trained - sampled,
             "time/step": end - begin,

@@ -75,3 +75,7 @@ def test_what_is_no_longer_the_algorithm_is_an_error(settings, message):
 def test_odd_values_are_warned_of(settings, message):
     _, _, warnings = resolve(AlgorithmConfig(**settings))
     assert any(message in warning for warning in warnings)
+
+
+def test_dapo_with_its_refill_is_not_warned_of():
+    assert resolve(AlgorithmConfig(name="dapo"), refill=1)[2] == []

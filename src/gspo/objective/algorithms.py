@@ -95,8 +95,8 @@ ALGORITHMS: dict[str, Algorithm] = {
 }  # fmt: skip
 
 
-def resolve(config: AlgorithmConfig) -> tuple[Algorithm, AlgorithmConfig, list[str]]:
-    """The row, the settings with its defaults filled in, and warnings about odd values.
+def resolve(config: AlgorithmConfig, refill: int = 0) -> tuple[Algorithm, AlgorithmConfig, list[str]]:
+    """The row, the settings with its defaults filled in, and warnings about odd values. refill: rollout.refill.
 
     Raises ValueError where a setting would make it another algorithm than its name says, or would have no effect.
     """
@@ -120,6 +120,11 @@ def resolve(config: AlgorithmConfig) -> tuple[Algorithm, AlgorithmConfig, list[s
             f"algorithm.critic = {critic!r}: {config.name} "
             + ('learns from values and needs a critic: "shared" or "copy"' if row.critic else 'has no use for one: "none"')
         )
+    if row.critic and refill:
+        raise ValueError(
+            f"rollout.refill = {refill}: {config.name} also learns from groups whose rewards are all equal, by its values; "
+            "set it to 0"
+        )
     low, high = (config.epsilon, config.epsilon_high) if config.epsilon is not None else (row.epsilon, row.epsilon_high)
     filled = dataclasses.replace(
         config,
@@ -130,7 +135,7 @@ def resolve(config: AlgorithmConfig) -> tuple[Algorithm, AlgorithmConfig, list[s
         constants=_constants(row, config),
         critic=critic if row.critic else config.critic,
     )
-    return row, filled, odd_values(row, filled)
+    return row, filled, odd_values(row, filled, refill)
 
 
 def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
@@ -202,8 +207,8 @@ def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
     return {**own, **config.constants}
 
 
-def odd_values(row: Algorithm, config: AlgorithmConfig) -> list[str]:
-    """Warnings about settings that are possible and probably not meant."""
+def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int) -> list[str]:
+    """Warnings about settings that are possible and probably not meant. refill: rollout.refill."""
     found = []
     reach = max((e for e in (config.epsilon, config.epsilon_high) if isinstance(e, float)), default=None)
     if row.level != "token" and reach is not None and reach > 0.05:
@@ -236,10 +241,10 @@ def odd_values(row: Algorithm, config: AlgorithmConfig) -> list[str]:
             f'old_logprobs = "recompute": {config.name} divides by mu alone, so the forward pass for pi_old changes no '
             "gradient, only the metric kl"
         )
-    if row.drops_equal:
+    if row.drops_equal and not refill:
         found.append(
-            f"{config.name} refills groups whose rewards are all equal with new prompts; here they are only dropped, "
-            "so updates hold fewer groups than num_prompts / mini_batches"
+            f"{config.name} refills groups whose rewards are all equal with new prompts; with rollout.refill = 0 they are "
+            "only dropped, so updates hold fewer groups than num_prompts / mini_batches"
         )
     if config.beta > 0 and config.kl_estimator == "k1":
         found.append('kl_estimator = "k1" as a loss has zero gradient on average: use k2 or k3 to hold the policy back')

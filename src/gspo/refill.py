@@ -1,0 +1,103 @@
+"""Batches of groups that teach: prompts are sampled until the rewards of enough groups differ (DAPO, arXiv 2503.14476)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gspo.config import AlgorithmConfig, RolloutConfig
+from gspo.ports import Sampler, SamplerError
+from gspo.rollout import PromptSource, Report, Scorer, added, sample_groups, sampled_metrics, teaches, trained_on
+from gspo.types import Group, Sampling
+
+
+class RefilledSource:
+    """Groups, batch after batch, each sampled with the weights of the moment that it is asked for (rollout.refill > 0).
+
+    A batch begins with num_prompts prompts. Further rounds follow, `refill` at most, while fewer groups than that teach:
+    while fewer have an advantage that is not zero, as training sees it. Attributes as in rollout.SynchronousSource;
+    seconds: also what the step tells of all replies that were sampled for it, and `refill/...`.
+    """
+
+    delay = 0
+
+    def __init__(
+        self, prompts: PromptSource, sampler: Sampler, scorer: Scorer, config: RolloutConfig, algorithm: AlgorithmConfig,
+        sampling: Sampling, report: Report = lambda phase, done, total: None,
+    ):  # fmt: skip
+        self.prompts, self.sampler, self.scorer = prompts, sampler, scorer
+        self.config, self.algorithm = config, algorithm
+        self.sampling, self.report = sampling, report
+        self.newest: list[Group] = []
+        self.seconds: dict[str, float] = {}
+
+    def __iter__(self) -> Iterator[Group]:
+        while True:
+            self.newest = self._batch()
+            yield from self.newest
+
+    def _batch(self) -> list[Group]:
+        begin, size = self.prompts.position, self.config.num_prompts
+        sampled: list[Group] = []
+        teaching: list[bool] = []
+        spent: dict[str, float] = {}
+        rounds = 0
+        try:
+            while rounds <= self.config.refill and (count := prompts_to_ask(size, teaching)):
+                groups, seconds = self._round(count, len(sampled))
+                sampled += groups
+                _, replies = trained_on(groups, self.algorithm, self.config.mask_truncated_completions)
+                teaching += map(teaches, replies)
+                spent = added(spent, seconds)
+                rounds += 1
+        except SamplerError:
+            self.prompts.position = begin  # a resumed run asks for them again, from the first round on
+            raise
+        self.seconds = spent | sampled_metrics([rollout for group in sampled for rollout in group.rollouts])
+        self.seconds |= {
+            "refill/queries": len(sampled),
+            "refill/rounds": rounds - 1,
+            "refill/signal": sum(teaching) / len(teaching),
+            "refill/unused": max(0, sum(teaching) - size),
+        }
+        return [sampled[i] for i in choose(size, teaching)]
+
+    def _round(self, count: int, before: int) -> tuple[list[Group], dict[str, float]]:
+        """The groups of the next prompts. before: groups that the batch has already."""
+        # Rounds differ in size, so it is the prompts handed out before it that give each a seed of its own.
+        assert isinstance(self.sampling.seed, int)
+        sampling = dataclasses.replace(self.sampling, seed=self.sampling.seed * 1_000_003 + self.prompts.position)
+        n = self.config.num_generations
+
+        def report(phase: str, done: int, total: int) -> None:
+            self.report(phase, before * n + done, before * n + total)
+
+        return sample_groups(self.sampler, self.scorer, self.prompts.take(count), n, sampling, report)
+
+    def drop(self) -> None:
+        """Nothing waits here: what a batch has no use for is given up at once, since later it would be stale."""
+
+    def state_dict(self) -> list[Any]:
+        """Nothing waits here."""
+        return []
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        """Nothing waits here."""
+
+
+def prompts_to_ask(size: int, teaching: Sequence[bool]) -> int:
+    """Prompts that the next round samples for a batch of `size` groups: as many as are missing, over the share of groups
+    that taught, `size` at most; 0 where there are enough. teaching: of each group sampled so far, whether it teaches.
+    """
+    found = sum(teaching)
+    if not found:
+        return size
+    return min(size, -(-max(0, size - found) * len(teaching) // found))
+
+
+def choose(size: int, teaching: Sequence[bool]) -> list[int]:
+    """Which groups make the batch, in the order of their prompts: the first `size` that teach, and where there are fewer,
+    also the first ones that do not.
+    """
+    return sorted(sorted(range(len(teaching)), key=lambda i: not teaching[i])[:size])

@@ -1,0 +1,235 @@
+"""Batches that are refilled: what is asked for, what is handed out, and whole runs that resume."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gspo
+from gspo.config import AlgorithmConfig, RolloutConfig
+from gspo.ports import SamplerError
+from gspo.refill import RefilledSource, choose, prompts_to_ask
+from gspo.types import Sampling
+from tests.conversation.test_episodes import Quiz  # noqa: F401  an environment, named below
+from tests.serving.served import tiny
+from tests.test_rollout import Echo, Stream
+from tests.test_train import Failing, lines, numbers
+from tests.tiny_run import ROWS, model, settings
+
+P, G = 4, 3
+
+
+class Marks:
+    """Gives the prompt of number i the rewards marks(i), one a reply."""
+
+    def __init__(self, marks):
+        self.marks = marks
+
+    def score(self, rollouts, progress=None):
+        progress(len(rollouts))
+        return [
+            dataclasses.replace(r, reward=self.marks(int(r.prompt.id))[j % G], reward_parts={})
+            for j, r in enumerate(rollouts)
+        ]
+
+    def counts(self):
+        return {"scoring/marks/requests": 1}
+
+
+def teaches_if(those):
+    return lambda number: (1.0, 0.0, 0.0) if those(number) else (1.0, 1.0, 1.0)
+
+
+def source_of(marks, refill, sampler=None, stream=None, report=lambda *args: None, algorithm=None, **rollout):
+    config = RolloutConfig(num_prompts=P, num_generations=G, refill=refill, **rollout)
+    algorithm = algorithm or AlgorithmConfig()
+    return RefilledSource(
+        stream or Stream(), sampler or Echo(), Marks(marks), config, algorithm, Sampling(5, seed=7), report
+    )  # fmt: skip
+
+
+def batch(source, groups=None):
+    groups = iter(source) if groups is None else groups
+    return [int(next(groups).prompt.id) for _ in range(P)]
+
+
+def test_a_batch_is_refilled_until_enough_groups_teach():
+    sampler = Echo()
+    source = source_of(teaches_if(lambda i: i % 3 == 0), 5, sampler)
+    groups = iter(source)
+    assert batch(source, groups) == [0, 3, 6, 9]
+    # 2 of 4 taught, so 2 / (1/2) more were asked for; then 3 of 8, so 1 / (3/8)
+    assert [asked[0] for asked in sampler.asked] == [4, 4, 3]
+    counts = source.seconds
+    assert {key: counts[key] for key in counts if key.startswith("refill/")} == {
+        "refill/queries": 11, "refill/rounds": 2, "refill/signal": 4 / 11, "refill/unused": 0,
+    }  # fmt: skip
+    assert source.prompts.position == 11
+    assert batch(source, groups) == [12, 15, 18, 21]
+
+
+def test_what_is_left_over_is_given_up_and_counted():
+    source = source_of(teaches_if(lambda i: i == 0 or i >= 4), 1)
+    assert batch(source) == [0, 4, 5, 6]
+    assert (source.seconds["refill/queries"], source.seconds["refill/unused"]) == (8, 1)
+
+
+def test_the_bound_is_kept_and_the_batch_filled_up_in_the_order_of_the_prompts():
+    source = source_of(teaches_if(lambda i: i in (2, 9)), 2)
+    groups = iter(source)
+    assert batch(source, groups) == [0, 1, 2, 9]
+    assert (source.seconds["refill/queries"], source.seconds["refill/rounds"]) == (12, 2)
+    assert [int(group.prompt.id) for group in source.newest] == [0, 1, 2, 9]
+
+
+def test_nothing_is_refilled_where_all_teach():
+    source = source_of(teaches_if(lambda i: True), 5)
+    assert batch(source) == [0, 1, 2, 3]
+    assert (source.seconds["refill/queries"], source.seconds["refill/rounds"], source.seconds["refill/signal"]) == (4, 0, 1)
+
+
+def test_the_numbers_of_a_step_are_of_all_replies_that_were_sampled():
+    source = source_of(lambda i: ((1.0, 1.0, None), (1.0, 0.0, 0.0))[i % 2], 1)
+    batch(source)
+    assert source.seconds["refill/queries"] == 8
+    assert source.seconds["reward"] == pytest.approx((4 * 2 + 4) / (4 * 2 + 4 * 3))
+    assert source.seconds["rollouts/failed"] == 4
+    assert source.seconds["tokens"] == 8 * G * 3
+    assert source.seconds["scoring/marks/requests"] == 2  # one a round
+
+
+@pytest.mark.parametrize(
+    ("marks", "options", "teaching"),
+    [
+        (lambda i: (1.0, 0.0, None), {}, True),
+        (lambda i: (1.0, None, None), {}, False),
+        (lambda i: (1.0, 0.0, 0.0), {"mask_truncated_completions": True}, False),  # each is cut off
+        (lambda i: (0.3, 0.1 + 0.2, 0.3), {}, False),  # equal up to rounding
+        (lambda i: (1.0, 0.0, 0.0), {"algorithm": AlgorithmConfig(name="gspo_turn", credit="turn")}, True),
+        (lambda i: (1.0, 1.0, 1.0), {"algorithm": AlgorithmConfig(name="gspo_turn", credit="turn")}, False),
+    ],
+)
+def test_what_teaches_is_what_training_sees(marks, options, teaching):
+    class Cut(Echo):
+        def generate(self, *args):
+            return [dataclasses.replace(r, stop="length") for r in super().generate(*args)]
+
+    source = source_of(marks, 1, sampler=Cut(), **options)
+    batch(source)
+    assert source.seconds["refill/signal"] == (1 if teaching else 0)
+
+
+def test_each_round_has_a_seed_of_its_own_also_after_a_resume():
+    sampler, stream = Echo(), Stream()
+    source = source_of(teaches_if(lambda i: i % 3 == 0), 5, sampler, stream)
+    groups = iter(source)
+    batch(source, groups), batch(source, groups)
+    seeds = [asked[2] for asked in sampler.asked]
+    assert len(set(seeds)) == len(seeds) == 6
+    again, resumed = Echo(), Stream()
+    resumed.position = 11
+    batch(source_of(teaches_if(lambda i: i % 3 == 0), 5, again, resumed))
+    assert again.asked == sampler.asked[3:]
+
+
+def test_a_sampler_that_dies_in_a_round_gives_all_prompts_of_the_batch_back():
+    class Dies(Echo):
+        def generate(self, *args):
+            if len(self.asked) == 4:
+                raise SamplerError("dead")
+            return super().generate(*args)
+
+    stream = Stream()
+    source = source_of(teaches_if(lambda i: i % 3 == 0), 5, Dies(), stream)
+    groups = iter(source)
+    batch(source, groups)
+    with pytest.raises(SamplerError):
+        batch(source, groups)
+    assert stream.position == 11
+
+
+def test_progress_counts_on_over_the_rounds():
+    seen = []
+    source = source_of(teaches_if(lambda i: i % 2), 2, report=lambda *args: seen.append(args))
+    batch(source)
+    assert seen == [("scoring", 12, 12), ("scoring", 24, 24)]
+
+
+@given(st.integers(1, 50), st.lists(st.booleans(), max_size=200))
+def test_rounds_and_batches_have_the_right_size(size, teaching):
+    asked = prompts_to_ask(size, teaching)
+    missing = max(0, size - sum(teaching))
+    assert (asked == 0) == (missing == 0) and missing <= asked <= size
+    if len(teaching) < size:
+        return
+    chosen = choose(size, teaching)
+    assert len(set(chosen)) == size and chosen == sorted(chosen)
+    assert sum(teaching[i] for i in chosen) == min(size, sum(teaching))
+
+
+def begins_with_a_digit(prompts, completions, **columns):
+    """Right or wrong, and in many groups the same for all."""
+    return [float(c[:1] in ("1", "2")) for c in completions]
+
+
+def train(folder, resume=False, **changes):
+    made = model()
+    options = {
+        "rollout": {"refill": 8}, "algorithm": {"name": "dapo"}, "eval": {"every": 0}, "train": {"steps": 4},
+    } | changes  # fmt: skip
+    return gspo.train(
+        made.model, ROWS, begins_with_a_digit, tokenizer=made.tokenizer, resume=resume, config=settings(folder, **options)
+    )
+
+
+def test_a_run_trains_on_groups_that_teach_alone_and_a_resumed_one_is_bit_equal(tmp_path, monkeypatch):
+    whole = train(tmp_path / "whole")
+    steps = numbers(whole.folder)
+    assert all(m["frac_reward_zero_std"] == 0 and m["groups/dropped"] == 0 for m in steps)
+    assert all(m["refill/queries"] >= 8 + m["refill/rounds"] for m in steps)
+    assert sum(m["refill/rounds"] for m in steps) > len(steps)  # several in some step
+    assert [m["tokens_total"] for m in steps] == torch.tensor([m["tokens"] for m in steps]).cumsum(0).tolist()
+    rows = lines(whole.folder / "rollouts.jsonl")
+    assert len(rows) == 4 * 8 * 4
+    assert all({r["reward"] for r in rows[i : i + 4]} == {0.0, 1.0} for i in range(0, len(rows), 4))
+
+    rounds = [m["refill/rounds"] + 1 for m in steps]
+    step = next(k for k in range(1, 4) if rounds[k] > 1)
+    with monkeypatch.context() as patch:
+        Failing(patch, "generate", sum(rounds[:step]) + 2)  # in the second round of a batch
+        with pytest.raises(SamplerError, match="the engine is dead"):
+            train(tmp_path / "part")
+    again = train(tmp_path / "part", resume=True)
+    assert numbers(again.folder) == steps
+    assert (again.folder / "rollouts.jsonl").read_text() == (whole.folder / "rollouts.jsonl").read_text()
+
+
+def test_an_environments_groups_are_refilled(tmp_path):
+    made = tiny()
+    result = gspo.train(
+        made.model, [{"prompt": f"say a, {i}"} for i in range(40)], tokenizer=made.tokenizer,
+        task={"environment": f"{__name__}:Quiz"}, algorithm={"name": "gspo_token", "credit": "turn", "mini_batches": 1},
+        rollout={"num_prompts": 4, "num_generations": 2, "max_completion_length": 1, "refill": 2}, eval={"every": 0},
+        train={"steps": 2}, log={"dir": str(tmp_path / "run")},
+    )  # fmt: skip
+    steps = lines(result.folder / "metrics.jsonl")
+    assert len(steps) == 2 and all(m["refill/queries"] >= 4 for m in steps) and any(m["refill/rounds"] for m in steps)
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"rollout": {"refill": 1, "delay": 2}}, "rollout.refill = 1 and rollout.delay = 2: .*set one of them to 0"),
+        (
+            {"rollout": {"refill": 1, "max_staleness": 2}, "sampler": {"engine": "vllm"}},
+            "rollout.refill = 1 and rollout.max_staleness = 2",
+        ),
+        ({"rollout": {"refill": 1}, "algorithm": {"name": "ppo"}}, "rollout.refill = 1: ppo also learns from groups"),
+        ({"rollout": {"refill": -1}}, "rollout.refill = -1"),
+    ],
+)
+def test_what_a_refill_does_not_go_with(tmp_path, sections, why):
+    with pytest.raises(ValueError, match=why):
+        train(tmp_path / "run", **sections)
