@@ -108,6 +108,7 @@ def test_micro_batches_keep_every_reply_and_the_token_budget(replies, budget, sh
         batch = layout.build(part, share)
         read = len(batch.forest.tokens) if share else layout.padded(batch, 0).tokens.numel()
         assert read <= budget or len(part) == 1
+        assert layout.size(part, share) == read
 
 
 def test_advantages_by_token():

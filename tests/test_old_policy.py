@@ -1,14 +1,16 @@
 """pi_old and its experts in whole runs: Routing Replay, stale rollouts, a coarse sampler."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
 
 import gspo
+from gspo.backends.hf_sampler import HFSampler
 from gspo.backends.tiny import build_tiny
 from tests.test_train import lines, numbers, train
-from tests.tiny_run import PIECES, ROWS, likes_a, longest_match_tokenizer, settings
+from tests.tiny_run import PIECES, ROWS, likes_a, longest_match_tokenizer, model, settings
 
 FAST = {"optimizer": {"lr": 2e-2}, "train": {"steps": 4}, "eval": {"every": 0}}
 
@@ -172,3 +174,35 @@ def test_auto_never_recomputes_for_an_algorithm_that_has_no_use_for_it(tmp_path)
     options = FAST | {"sampler": {"quantize": "int4"}}
     (text,) = decision(train(tmp_path / "run", algorithm={"name": "dppo_tv", "old_logprobs": "auto"}, **options).folder)
     assert 'is "sampler"' in text
+
+
+@pytest.mark.parametrize("algorithm", [{"old_logprobs": "recompute"}, {"router_replay": "R2", "epsilon": "auto"}], ids=str)
+def test_stale_rollouts_with_a_pass_of_pi_old_show_numerics_on_those_of_now(tmp_path, algorithm):
+    for line in numbers(train(tmp_path / "run", algorithm=algorithm, rollout={"delay": 1}, **FAST).folder):
+        assert line["mismatch/kl"] < 1e-10 and line["ratio/noise_floor"] < 1e-5
+        assert line["moe/sampler_agreement"] == 1 and line["clip_ratio/numerics"] == 0
+
+
+@pytest.mark.parametrize("idle", ["first", "last"])
+def test_mini_batches_without_any_advantage_are_read_against_the_recomputed_pi_old(tmp_path, idle, monkeypatch):
+    """Of 4 mini-batches one, or two, has nothing to learn; the sampler is coarse and tells no experts."""
+    sampled = HFSampler.generate
+
+    def without_routes(self, *args, **kwargs):
+        return [dataclasses.replace(one, routes=None) for one in sampled(self, *args, **kwargs)]
+
+    def reward(prompts, completions, **columns):
+        each = likes_a(prompts, completions)
+        none = range(8) if idle == "first" else range(16, len(each))
+        return [0.0 if i in none else r for i, r in enumerate(each)]
+
+    monkeypatch.setattr(HFSampler, "generate", without_routes)
+    algorithm = {"old_logprobs": "recompute", "mini_batches": 4}
+    changes = FAST | {"algorithm": algorithm, "sampler": {"quantize": "int4"}, "train": {"steps": 2}}
+    tiny = model(0)
+    config = settings(tmp_path / "run", **changes)
+    gspo.train(tiny.model, ROWS, reward, tokenizer=tiny.tokenizer, config=config)
+    for line in numbers(tmp_path / "run"):
+        assert line["updates"] == 4 and line["mismatch/prob_max"] > 1e-3
+        assert "moe/volatility" in line
+        assert line["clip_ratio/numerics"] == 0

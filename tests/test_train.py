@@ -133,7 +133,6 @@ def test_layout_micro_batches_and_checkpointing_change_no_number(tmp_path):
         (
             {"layout": "packed"},
             {"layout": "shared"},
-            {"layout": "padded"},
             {"micro_batch_tokens": 40},
             {"gradient_checkpointing": True, "layout": "packed"},
             {"gradient_checkpointing": True, "layout": "shared", "micro_batch_tokens": 40},

@@ -175,6 +175,9 @@ def assembled(
         open_run(config, folder, last, f"{algorithm.name} training") as (log, screen, state),
     ):
         warn_of(log, loaded.told, model)
+        if policy.layout != config.train.layout:
+            kind = f"{type(model.model).__name__} with {model.attention} attention on {model.device.type}"
+            log.event("info", f"trains on padded rows: {kind} cannot share prompts")
         groups = source(sampler, sampling, screen.phase)
         run = Run(
             config=config,
@@ -188,7 +191,7 @@ def assembled(
             source=groups,
             sampling=sampling,
             eval_sampling=eval_sampling,
-            learner=Learner(policy, optimiser, config.train.micro_batch_tokens, algorithm.router_replay != "none"),
+            learner=Learner(policy, optimiser, config.train.micro_batch_tokens, algorithm.router_replay != "none", log.warn),
             objective=PolicyObjective(row, algorithm, rollout.max_completion_length),
             log=log,
             screen=screen,
@@ -226,7 +229,7 @@ def imitating(
                 config=config,
                 policy=policy,
                 rows=PromptStream(replies, config.task.seed),
-                learner=Learner(policy, optimiser, config.train.micro_batch_tokens),
+                learner=Learner(policy, optimiser, config.train.micro_batch_tokens, tell=log.warn),
                 log=log,
                 screen=screen,
                 data=digest([row.prompt for row in rows]),

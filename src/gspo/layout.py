@@ -197,11 +197,20 @@ def shared(batch: Batch) -> Rows:
     return Rows(forest.tokens[None], forest.position[None], None, all_tokens, all_tokens, before, plan(forest))
 
 
+def size(replies: Sequence[Reply], share: bool) -> int:
+    """Tokens that one forward pass of these replies reads, padding included."""
+    if share:
+        return len(build(replies, share).forest.tokens)
+    paths = [length for reply in replies for length in _paths(reply)]
+    return max(paths) * len(paths)
+
+
 def micro_batches(replies: Sequence[Reply], max_tokens: int, share: bool = False) -> list[list[Reply]]:
     """Splits replies so that no part reads more than `max_tokens` tokens, padding included; a longer reply is alone.
 
-    With `share` replies keep their order, so that those of one prompt stay neighbours; else they are sorted by length,
-    so that rows of a part need little padding.
+    With `share` replies keep their order, so that those of one prompt stay neighbours, and nothing is padded (where
+    `worth_sharing` says no, rows are, by less than GATHERING); else they are sorted by length, so that rows of a part need
+    little padding.
     """
     widths = {id(reply): _paths(reply) for reply in replies}
     order = list(replies) if share else sorted(replies, key=lambda reply: max(widths[id(reply)]))

@@ -77,27 +77,33 @@ class Imitation:
 
 class Learner:
     """A policy and its optimiser. `max_tokens`: most tokens, padding included, in one forward pass. `replay`: updates use
-    the experts of their replies' routes (Routing Replay). skipped: what the last update left out, as shares of its sampled
-    tokens: of idle replies, and of other micro-batches' backward passes.
+    the experts of their replies' routes (Routing Replay). tell: hears where memory does not suffice. skipped: what the last
+    update left out, as shares of its sampled tokens: of idle replies, and of other micro-batches' backward passes.
     """
 
-    def __init__(self, policy: Policy, optimiser: Optimiser, max_tokens: int, replay: bool = False):
+    def __init__(
+        self, policy: Policy, optimiser: Optimiser, max_tokens: int, replay: bool = False,
+        tell: Callable[[str], None] = lambda text: None,
+    ):  # fmt: skip
         self.policy = policy
         self.optimiser = optimiser
         self.max_tokens = max_tokens
-        self.replay = replay
+        self.replay, self.tell = replay, tell
         self.skipped: dict[str, float] = {}
 
     def update(self, objective: Objective, replies: Sequence[Reply]) -> tuple[dict[str, Any], Stats]:
         """One optimiser step on these replies. Returns its metrics and the statistics behind them. Where memory does not
         suffice, max_tokens is halved and all is done again; RuntimeError where that does not help either.
         """
-        gathered, total = self._within_memory(replies, lambda: self._gradient(objective, replies))
+        active = [reply for reply in replies if not objective.idle(reply)] or list(replies)
+        gathered, total = self._within_memory(active, lambda: self._gradient(objective, replies, active))
         done = self.optimiser.step(total)
         merged = {name: torch.cat(values).cpu() for name, values in gathered.items()}
         return {"loss": total} | objective.summary(merged, replies) | done, merged
 
-    def _gradient(self, objective: Objective, replies: Sequence[Reply]) -> tuple[dict[str, list[Tensor]], float]:
+    def _gradient(
+        self, objective: Objective, replies: Sequence[Reply], active: Sequence[Reply]
+    ) -> tuple[dict[str, list[Tensor]], float]:
         """Adds up the gradient of an update. Returns its statistics, micro-batch by micro-batch, and the loss.
 
         What has exactly zero gradient is left out: idle replies altogether, and the backward pass of micro-batches. The
@@ -105,7 +111,6 @@ class Learner:
         sees zeros, as it would have, and not nothing.
         """
         denominator = objective.denominator(replies)
-        active = [reply for reply in replies if not objective.idle(reply)] or list(replies)
         gathered: dict[str, list[Tensor]] = defaultdict(list)
         total = torch.zeros((), dtype=torch.float64)
         parts = layout.micro_batches(active, self.max_tokens, self.policy.shares_prompts)
@@ -134,16 +139,19 @@ class Learner:
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-                sizes = [len(reply.tokens) for reply in replies]
-                longest, most = max(sizes), min(self.max_tokens, sum(sizes))
-                if most <= longest:
+                share = self.policy.shares_prompts
+                parts = layout.micro_batches(replies, self.max_tokens, share)
+                most = max(layout.size(part, share) for part in parts)
+                if len(parts) == len(replies):
                     raise RuntimeError(
-                        f"out of memory with one reply of {longest} tokens at a time: set train.gradient_checkpointing = "
-                        "true, lower rollout.max_completion_length, or train adapters (lora.rank)"
+                        f"out of memory with one reply at a time, of up to {most} tokens: set "
+                        "train.gradient_checkpointing = true, lower rollout.max_completion_length, or train adapters "
+                        "(lora.rank)"
                     ) from error
             # The error is gone here, and with it the tensors that it held.
             self.optimiser.clear()
-            self.max_tokens = max(longest, most // 2)
+            self.max_tokens = most // 2
+            self.tell(f"memory did not suffice: micro-batches have at most {self.max_tokens} tokens from here on")
             gc.collect()
             if self.policy.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -170,7 +178,7 @@ class Learner:
 
 def out_of_memory(error: RuntimeError) -> bool:
     """Whether this is a GPU's or a CPU's way to say that memory did not suffice."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return any(words in str(error) for words in ("out of memory", "ALLOC_FAILED", "can't allocate memory"))
 
 
 def cut(out: Outputs) -> Outputs:

@@ -57,7 +57,8 @@ class TrainConfig:
     """`gspo sft`: rows an update."""
     micro_batch_tokens: int = opt(16384, low=1)
     """Most tokens, padding included, in one forward and backward pass. Changes memory, not gradients. Halved, and the pass
-    made again, whenever memory does not suffice."""
+    made again, whenever memory does not suffice; a resumed run begins with this number again. Under `auto` a batch that is
+    read in padded rows may have 15 % more."""
     layout: str = opt("auto", choices=("auto", "padded", "packed", "shared"))
     """`padded`: a row a reply. `shared`: a prompt is computed once for all its replies, and nothing is padded. `packed`: the
     same under one dense mask. `auto`: the faster of the first two, batch by batch, where the model can be read in both."""

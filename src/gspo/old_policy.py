@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,17 +27,16 @@ def needs_pass(config: AlgorithmConfig) -> bool:
 
 
 def recall(
-    learner: Learner, groups: Groups, config: AlgorithmConfig, idle: Callable[[Reply], bool]
+    learner: Learner, groups: Groups, config: AlgorithmConfig, unread: Container[int] = ()
 ) -> tuple[Groups, list[Reply], list[Seen]]:
-    """The replies with what the trainer's policy, not yet updated, says of them; those that are not idle, and what it said.
+    """The replies with what the trainer's policy, not yet updated, says of them; those that updates read, and what it said.
 
-    Its likelihoods become pi_old's where old_logprobs = "recompute"; its experts do, unless R3 keeps the sampler's. Idle
-    replies are read for their experts alone, as nothing else of them is used.
+    Its likelihoods become pi_old's where old_logprobs = "recompute"; its experts do, unless R3 keeps the sampler's. unread:
+    ids of replies that no update reads.
     """
     replies = [reply for group in groups for reply in group]
-    known = [reply for reply in replies if not idle(reply)] or replies
+    read = [reply for reply in replies if id(reply) not in unread]
     replays = config.router_replay == "R3"
-    read = replies if config.router_replay == "R2" else known
     found = dict(zip(map(id, read), learner.read(learner.policy, read, routing=learner.policy.sparse, replay=replays)))
 
     def filled(reply: Reply) -> Reply:
@@ -47,7 +46,7 @@ def recall(
         logp_old = seen.logp if config.old_logprobs == "recompute" else reply.logp_old
         return dataclasses.replace(reply, logp_old=logp_old, routes=reply.routes if replays else seen.routes)
 
-    return [[filled(reply) for reply in group] for group in groups], known, [found[id(reply)] for reply in known]
+    return [[filled(reply) for reply in group] for group in groups], read, [found[id(reply)] for reply in read]
 
 
 def estimate(learner: Learner, groups: Groups, critic: Mapping[str, float], scale: str) -> Groups:

@@ -32,25 +32,24 @@ def learn(run: Run, batch: Learnable) -> Metrics:
     algorithm = decided(run, known)
     seen = None
     if needs_pass(algorithm):
-        groups, known, seen = recall(run.learner, groups, algorithm, run.objective.idle)
+        groups, read, seen = recall(run.learner, groups, algorithm, unread(run, groups, algorithm.mini_batches or 1))
     if run.source.delay:
         known, seen = probe(run.learner, known)
+    elif seen is not None:
+        known = read
     if seen is not None:
         metrics = disagreement(known, seen)
     if run.objective.critic:
         groups = estimate(run.learner, groups, run.objective.critic, algorithm.scale_rewards or "batch")
     if run.reference is not None:
         groups = refer(run, groups, run.reference)
-    parts, room = split(groups, algorithm.mini_batches or 1), run.learner.max_tokens
+    parts = split(groups, algorithm.mini_batches or 1)
     updates: list[Metrics] = []
     noise, numerics = torch.ones(1), 0.0
     for _ in range(algorithm.epochs):
         for part in parts:
             run.screen.phase("updating", len(updates), len(parts) * algorithm.epochs)
             update, stats = run.learner.update(run.objective, part)
-            if run.learner.max_tokens < room:
-                room = run.learner.max_tokens
-                run.log.warn(f"memory did not suffice: micro-batches have at most {room} tokens from here on")
             run.objective.watch(stats, part)
             update |= run.learner.skipped
             if not updates:
@@ -71,6 +70,15 @@ def learn(run: Run, batch: Learnable) -> Metrics:
     metrics["lr"] = updates[-1]["lr"]
     metrics["updates/skipped"] = sum(update["updates/skipped"] for update in updates)
     return metrics | {"updates": len(updates)} | move_clip(run, noise)
+
+
+def unread(run: Run, groups: Groups, mini_batches: int) -> set[int]:
+    """Ids of the replies that no update reads: idle ones, beside others that are not."""
+    found = set()
+    for part in split(groups, mini_batches):
+        idle = {id(reply) for reply in part if run.objective.idle(reply)}
+        found |= idle if len(idle) < len(part) else set()
+    return found
 
 
 def decided(run: Run, known: Sequence[Reply]) -> AlgorithmConfig:

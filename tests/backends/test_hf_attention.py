@@ -86,12 +86,16 @@ def test_sharing_changes_neither_values_nor_gradients(name, checkpointing, monke
             assert float((one - other).abs().max()) < 2e-5 * max(1.0, float(other.abs().max()))
 
 
-def test_a_model_that_cannot_share_is_read_in_rows(caplog):
-    with caplog.at_level("INFO"):
-        assert HFPolicy(family("bloom"), layout="auto").layout == "padded"
-    assert "BloomForCausalLM is trained on padded rows" in caplog.text
+def test_a_model_that_cannot_share_is_read_in_rows():
+    assert HFPolicy(family("bloom"), layout="auto").layout == "padded"
     with pytest.raises(ValueError, match=r'train\.layout = "shared" needs sdpa attention.*Bloom.*"padded"'):
         HFPolicy(family("bloom"), layout="shared")
+
+
+def test_queries_that_are_scaled_by_their_place_in_the_row_are_not_shared():
+    model = tiny("llama")
+    model.config.attn_temperature_tuning = True  # as in Llama 4
+    assert not hf_attention.enable(model) and model.attention == "sdpa"
 
 
 def test_other_attention_fails_on_a_forest_rather_than_being_wrong():

@@ -1,12 +1,16 @@
 """Decoding with one copy of each prompt: the replies of plain decoding, also where rows end or prompts are padded."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from gspo.backends import hf_sampler
 from gspo.backends.growing_cache import FIRST_BLOCK
+from gspo.backends.hf_lora import adapted
 from gspo.backends.hf_sampler import HFSampler
 from gspo.backends.shared_prompt import NAME, Places, SharedCache, attend
+from gspo.config import LoraConfig
 from gspo.types import Sampling
 from tests.backends.families import FAMILIES, FULL_ATTENTION, prompts, tiny
 from tests.backends.test_hf_sampler import full_forward, same
@@ -85,3 +89,20 @@ def test_attention_of_other_kinds_is_refused():
     x = torch.zeros(2, 4, 1, 8)
     with pytest.raises(NotImplementedError, match="attends in a way of its own"):
         attend(torch.nn.Identity(), x, x, x, None, softcap=3.0)
+
+
+def test_adapters_and_half_precision():
+    adapters = adapted(tiny("qwen3_moe"), LoraConfig(rank=4))
+    for name, weight in adapters.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    asked = prompts(3, 11, 7), 4, Sampling(max_new_tokens=15, stop_ids=(1, 5), seed=3)
+    sampler = HFSampler(adapters)
+    assert sampler.shares and same(sampler.generate(*asked), plain(adapters, *asked))
+    half = dataclasses.replace(tiny("qwen3"), autocast=torch.bfloat16)
+    shared, usual = HFSampler(half), plain(half, *asked)
+    assert shared.shares
+    for one, other in zip(shared.generate(*asked), usual):
+        first = len(one.prompt.tokens)  # later ones may differ by a rounding
+        assert one.tokens[first] == other.tokens[first]
+        assert abs(float(one.logp[first] - other.logp[first])) < 0.05

@@ -189,14 +189,15 @@ def enable(model: HFModel) -> bool:
     """Gives the model this attention, if it then reads a forest as its plain rows, layer by layer. Else changes nothing."""
     if model.attention == NAME:
         return True
-    if model.attention != "sdpa" or model.device.type != "cpu" or "position_ids" not in model.inputs:
+    expected = _windows(model.config)
+    if model.attention != "sdpa" or model.device.type != "cpu" or "position_ids" not in model.inputs or expected is None:
         return False
     windows: list[int | None] = []
-    model.model.set_attn_implementation(NAME)
+    model.config._attn_implementation = NAME
     with torch.no_grad():
         good = _reads_forests(model, windows)
-    if not good or windows != _windows(model.config):
-        model.model.set_attn_implementation("sdpa")
+    if not good or windows != expected:
+        model.config._attn_implementation = "sdpa"
         return False
     return True
 
@@ -212,7 +213,7 @@ def _reads_forests(model: HFModel, windows: list[int | None]) -> bool:
         one = model.hidden(input_ids=tokens[None], position_ids=forest.position[None], **given)[0]
         windows += given["forest"].windows
         plain = [model.hidden(input_ids=tokens[None, path])[0, -1] for path in ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])]
-    except (TypeError, ValueError, RuntimeError, IndexError):  # NotImplementedError among them
+    except Exception:  # a model's own code may fail in any way where it does not know such rows
         return False
     finally:
         model.model.train(was_training)
@@ -220,7 +221,11 @@ def _reads_forests(model: HFModel, windows: list[int | None]) -> bool:
 
 
 def _windows(config: Any) -> list[int | None] | None:
-    """The window of each layer by the configuration; None where it has layers of another kind."""
+    """The window of each layer by the configuration; None where it has layers of another kind, or scales its queries by
+    their place in the row.
+    """
+    if getattr(config, "attn_temperature_tuning", False):
+        return None
     depth, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if not kinds:

@@ -28,7 +28,7 @@ def cpu_experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, t
         return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
     count, k = top_k_index.shape
     expert, order = torch.sort(top_k_index.reshape(-1))  # [T * k]
-    ends = torch.searchsorted(expert, torch.arange(self.num_experts), right=True, out_int32=True)
+    ends = torch.searchsorted(expert, torch.arange(self.num_experts, device=expert.device), right=True, out_int32=True)
     x = hidden_states.index_select(0, order // k).to(self.gate_up_proj.dtype)
     x = self._apply_gate(F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends))
     x = F.grouped_mm(x, self.down_proj.transpose(1, 2), offs=ends)

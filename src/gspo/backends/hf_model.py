@@ -277,6 +277,8 @@ def _check_logits(model: HFModel) -> None:
 
 def _all_layers_full(config: Any) -> bool:
     """What the configuration says of the layers."""
+    if getattr(config, "attn_temperature_tuning", False):
+        return False  # queries are scaled by their place in the row
     kinds = getattr(config, "layer_types", None)
     if kinds:
         return all(kind == "full_attention" for kind in kinds)

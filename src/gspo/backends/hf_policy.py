@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
@@ -15,8 +14,6 @@ from gspo.backends import hf_attention
 from gspo.backends.hf_critic import Critic
 from gspo.backends.hf_model import HFModel
 from gspo.types import Batch, Outputs, Routing
-
-log = logging.getLogger(__name__)
 
 
 class HFPolicy:
@@ -65,7 +62,6 @@ class HFPolicy:
                 f'train.layout = "shared" needs sdpa attention on a CPU, of a kind that gspo knows, which {name} has not '
                 f'here (it runs {models[0].attention} on {models[0].device.type}): use train.layout = "padded"'
             )
-        log.info("%s is trained on padded rows, as its attention cannot share prompts here", name)
         return "padded"
 
     def _rows(self, batch: Batch) -> layout.Rows:
