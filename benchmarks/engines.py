@@ -10,11 +10,13 @@ and routes included. The ratio is the median over paired repeats with a 95 % int
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from paired import median_interval
@@ -34,8 +36,9 @@ MODELS = {
 ROWS, EACH = (32, 128, 256), 8
 
 
-def compare(outline: dict[str, int], python: str, repeats: int, tokens: int) -> None:
-    """Prints a line for each number of rows."""
+def compare(outline: dict[str, int], python: str, repeats: int, tokens: int) -> list[dict[str, Any]]:
+    """A line for each number of rows, printed and returned."""
+    found: list[dict[str, Any]] = []
     config = tiny_qwen3_moe(**outline, experts=16, top_k=2, context=256)
     tiny = build_tiny(config, longest_match_tokenizer(count_bits.PIECES))
     policy, vocabulary = HFPolicy(tiny), tiny.config.vocab_size
@@ -62,9 +65,12 @@ def compare(outline: dict[str, int], python: str, repeats: int, tokens: int) -> 
                 rate = ", ".join(f"{name} {statistics.median(values[2:]):,.0f}" for name, values in rates.items())
                 between = f"{statistics.median(ratios):.2f} [{low:.2f}, {high:.2f}] ({level:.1%})"
                 print(f"{rows} rows: {rate} tokens/s; embedded / vLLM {between}", flush=True)
+                speeds = {name: statistics.median(values[2:]) for name, values in rates.items()}
+                found.append({"rows": rows, "ratio": statistics.median(ratios), "low": low, "high": high, "rates": speeds})
         finally:
             served.close()
             served.server.stop()
+    return found
 
 
 def main() -> None:
@@ -74,6 +80,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="write the results to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     os.environ |= {
@@ -81,9 +88,13 @@ def main() -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
+    results: list[dict[str, Any]] = []
     for name, outline in MODELS.items():
         print(name, flush=True)
-        compare(outline, options.python, options.repeats, options.tokens)
+        found = compare(outline, options.python, options.repeats, options.tokens)
+        results += [{"model": name} | one for one in found]
+    if options.out:
+        options.out.write_text(json.dumps({"repeats": options.repeats, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from machine import GIB, Memory, free_memory
 from paired import Commands, Worker, median_interval, take_turns
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gspo.backends.hf_head import Head
 
-GIB = 1 << 30
 CHUNK = 1 << 26  # logits in a checkpointed chunk: 256 MiB in float32
 
 
@@ -68,30 +68,6 @@ VARIANTS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
 }
 
 
-class Memory:
-    """The peak of a step above what stood before it, in GiB."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.on_gpu = device.type == "cuda"
-        if self.on_gpu:
-            torch.cuda.reset_peak_memory_stats(device)
-            self.base = torch.cuda.memory_allocated(device)
-        else:
-            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-            self.base = self._resident("VmRSS")
-
-    def peak(self) -> float:
-        """The highest so far."""
-        if self.on_gpu:
-            return (torch.cuda.max_memory_allocated() - self.base) / GIB
-        return (self._resident("VmHWM") - self.base) / GIB
-
-    @staticmethod
-    def _resident(name: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-
 def work(variant: str, args: argparse.Namespace) -> None:
     """A worker: forward and backward of one variant, again and again."""
     commands = Commands()
@@ -117,21 +93,13 @@ def work(variant: str, args: argparse.Namespace) -> None:
         commands.answer({"seconds": time.perf_counter() - start, "GiB": memory.peak()})
 
 
-def free(device: str) -> float:
-    """Free memory in GiB."""
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info(device)[0] / GIB
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) / (1 << 20) for line in lines if line.startswith("MemAvailable"))
-
-
 def left_out(variant: str, tokens: int, args: argparse.Namespace) -> str | None:
     """Why a variant cannot run; None where it can."""
     if variant == "liger" and not (args.device.startswith("cuda") and importlib.util.find_spec("liger_kernel")):
         return "needs a GPU and liger-kernel"
     need = (4 if args.entropy else 3) * tokens * args.vocabulary * 4 / GIB + 4
-    if variant == "full" and need > free(args.device):
-        return f"needs about {need:.0f} GiB, {free(args.device):.0f} are free"
+    if variant == "full" and need > free_memory(args.device):
+        return f"needs about {need:.0f} GiB, {free_memory(args.device):.0f} are free"
     return None
 
 

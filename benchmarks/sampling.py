@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from paired import median_interval
 from transformers import GenerationConfig
 
 from gspo.backends.hf_model import HFModel
@@ -136,6 +137,8 @@ def compare(runs: dict[str, Callable[[], int]], repeats: int, clock: Callable[[]
             "lowest": min(speeds[name]),
             "highest": max(speeds[name]),
             "ratio_to_generate": statistics.median(ratios[name]),
+            "ratio_low": median_interval(ratios[name])[0],
+            "ratio_high": median_interval(ratios[name])[1],
         }
         for name in runs
     }

@@ -1,7 +1,8 @@
 """Seconds of one update's forward and backward pass: prompts of P tokens, G replies of R each, by layout, in turns.
 
 A dense model and a mixture of experts of 3 M parameters (chain.py), float32. "padded": a row a reply, as other frameworks
-train. "auto": what `gspo train` does. Each figure is the median of paired ratios; at least 5 repeats.
+train. "auto": what `gspo train` does. Each figure is the median of paired ratios; at least 5 repeats. roofline: the
+operations that the forest needs, each token once, at the machine's rate for a large matrix product, over the time taken.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import chain
 import torch
+from machine import matmul_rate
 from paired import median_interval
 from transformers import Qwen3MoeForCausalLM
 
@@ -69,6 +71,20 @@ def one_pass(policy: HFPolicy, made: list[Reply], budget: int) -> Callable[[], N
     return run
 
 
+def operations(model: HFModel, made: list[Reply]) -> float:
+    """Of a forward and backward pass that computes each token once: products with the weights, and attention."""
+    config, forest = model.config, layout.build(made, share=True).forest
+    weights = sum(p.numel() for name, p in model.body.named_parameters() if p.ndim == 2 and "embed" not in name)
+    experts = sum(p.numel() for p in model.body.parameters() if p.ndim == 3)  # [experts, ...]
+    if experts:
+        weights += experts * config.num_experts_per_tok / config.num_experts
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = config.num_hidden_layers * config.num_attention_heads * width
+    sampled = sum(len(reply.logp_old) for reply in made)
+    looks = float((forest.position + 1).sum())
+    return 6 * (weights * len(forest.tokens) + config.vocab_size * config.hidden_size * sampled) + 12 * heads * looks
+
+
 def in_turns(runs: dict[str, Callable[[], None]], repeats: int, clock: Callable[[], float]) -> dict[str, list[float]]:
     """Seconds of each, after one unrecorded round."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -97,22 +113,27 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     results: list[dict[str, Any]] = []
+    rate = matmul_rate()
     for kind, make in (("dense", dense), ("mixture", mixture)):
         model = make()
         policies = {name: HFPolicy(model, layout=name) for name in options.layouts}
         for shape in SHAPES:
             made = replies(*shape)
             seconds = in_turns({n: one_pass(p, made, options.budget) for n, p in policies.items()}, options.repeats, clock)
+            needed = operations(model, made) / rate
             line = f"{kind}, P {shape[0]} R {shape[1]} G {shape[2]}, {shape[3]} prompts:"
             for name, own in seconds.items():
                 ratios = [a / b for a, b in zip(seconds["padded"], own)]
                 low, high, _ = median_interval(ratios)
                 found = {"seconds": statistics.median(own), "ratio": statistics.median(ratios), "low": low, "high": high}
+                found |= {"roofline": needed / found["seconds"], "repeats": options.repeats}
                 results.append({"model": kind, "shape": shape, "layout": name} | found)
-                line += f"  {name} {found['seconds']:.3f} s ({found['ratio']:.2f} [{low:.2f}, {high:.2f}])"
+                line += f"  {name} {found['seconds']:.3f} s, {found['roofline']:.0%} of the roofline"
+                line += f" ({found['ratio']:.2f} [{low:.2f}, {high:.2f}])"
             print(line, flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    report = {"threads": options.threads, "clock": options.clock, "torch": torch.__version__, "results": results}
+    report: dict[str, Any] = {"matmul_gflops": rate / 1e9}
+    report |= {"threads": options.threads, "clock": options.clock, "torch": torch.__version__, "results": results}
     options.out.write_text(json.dumps(report, indent=1) + "\n")
     print(f"written to {options.out}")
 
