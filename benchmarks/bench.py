@@ -62,7 +62,7 @@ def of_head(raw: Any) -> Iterator[tuple[str, Figure]]:
     for one in raw["results"]:
         for name, own in one["variants"].items():
             base = next((key for key in ("to_full", "to_chunks") if key in own), None)
-            if name in ("full", "left_out") or base is None:
+            if name == "full" or base is None:
                 continue
             low, high = own["interval"]
             more = {"against": base[3:], "seconds": own["seconds"], "GiB": own["GiB"]}

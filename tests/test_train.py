@@ -321,3 +321,14 @@ def test_a_full_disk_at_a_checkpoint(tmp_path, monkeypatch):
         train(tmp_path / "late", **options)
     assert not list((tmp_path / "late" / "checkpoints").iterdir())
     assert [line["step"] for line in lines(tmp_path / "late" / "metrics.jsonl")] == list(range(7))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_padded_rows_in_place_of_shared_prompts_are_told(tmp_path, attention):
+    tiny = model(0)
+    tiny.model.set_attn_implementation(attention)
+    config = settings(tmp_path / "run", train={"steps": 1})
+    gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config)
+    told = [event["text"] for event in lines(tmp_path / "run" / "events.jsonl") if "padded rows" in event["text"]]
+    expected = "trains on padded rows: Qwen3MoeForCausalLM with eager attention on cpu cannot share prompts"
+    assert told == ([expected] if attention == "eager" else [])

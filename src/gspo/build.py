@@ -175,9 +175,7 @@ def assembled(
         open_run(config, folder, last, f"{algorithm.name} training") as (log, screen, state),
     ):
         warn_of(log, loaded.told, model)
-        if policy.layout != config.train.layout:
-            kind = f"{type(model.model).__name__} with {model.attention} attention on {model.device.type}"
-            log.event("info", f"trains on padded rows: {kind} cannot share prompts")
+        note_layout(log, policy, config)
         groups = source(sampler, sampling, screen.phase)
         run = Run(
             config=config,
@@ -204,6 +202,14 @@ def assembled(
         yield run
 
 
+def note_layout(log: RunLog, policy: HFPolicy, config: Config) -> None:
+    """Says so where train.layout = "auto" cannot share prompts."""
+    if policy.layout != config.train.layout:
+        model = policy.model
+        kind = f"{type(model.model).__name__} with {model.attention} attention on {model.device.type}"
+        log.event("info", f"trains on padded rows: {kind} cannot share prompts")
+
+
 @contextmanager
 def imitating(
     config: Config, resume: bool = False, given: Given | None = None
@@ -225,6 +231,7 @@ def imitating(
         replies = [cold_start.imitated(row.prompt.tokens, row.completion) for row in rows]
         with open_run(config, folder, last, "cold start") as (log, screen, state):
             warn_of(log, texts(heard), model)
+            note_layout(log, policy, config)
             run = cold_start.ColdStart(
                 config=config,
                 policy=policy,

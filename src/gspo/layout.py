@@ -16,7 +16,7 @@ from torch import Tensor
 from gspo.segments import Plan, plan
 from gspo.types import Batch, Forest, Reply
 
-GATHERING = 1.15  # tokens that padded rows may read in the time of one of `shared` (benchmarks/update.py)
+GATHERING = 1.15  # tokens that padded rows may read in the time of one of `shared` (docs/log.md)
 
 
 @dataclass(frozen=True)

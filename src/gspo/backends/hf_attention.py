@@ -2,7 +2,8 @@
 
 Without a forest it is transformers' own "sdpa". With one (the keyword argument `forest`, which a model's layers hand
 down), each piece of segments.Plan is one call of a fused kernel, and the pieces of a token are put together by their
-log-sum-exp: o = sum_p exp(lse_p - lse) o_p. The backward pass of a piece needs no more than the whole's o and lse.
+log-sum-exp: o = sum_p exp(lse_p - lse) o_p (the tiles of FlashAttention, arXiv 2205.14135). The backward pass of a piece
+needs no more than the whole's o and lse.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from gspo.backends.hf_model import HFModel, far, probe
+from gspo.backends.hf_model import HFModel, far, probe, windows
 from gspo.segments import Piece, Plan, plan
 from gspo.types import Forest
 
@@ -189,20 +190,20 @@ def enable(model: HFModel) -> bool:
     """Gives the model this attention, if it then reads a forest as its plain rows, layer by layer. Else changes nothing."""
     if model.attention == NAME:
         return True
-    expected = _windows(model.config)
+    expected = windows(model.config)
     if model.attention != "sdpa" or model.device.type != "cpu" or "position_ids" not in model.inputs or expected is None:
         return False
-    windows: list[int | None] = []
+    asked: list[int | None] = []
     model.config._attn_implementation = NAME
     with torch.no_grad():
-        good = _reads_forests(model, windows)
-    if not good or windows != expected:
+        good = _reads_forests(model, asked)
+    if not good or asked != expected:
         model.config._attn_implementation = "sdpa"
         return False
     return True
 
 
-def _reads_forests(model: HFModel, windows: list[int | None]) -> bool:
+def _reads_forests(model: HFModel, asked: list[int | None]) -> bool:
     """Tries it on a prompt with two replies; notes the window that each layer asks for."""
     tokens, parent = probe(model, 7)[0], torch.tensor([-1, 0, 1, 2, 3, 2, 5])
     forest = Forest(tokens, torch.tensor([6, 6, 6, 4, 4, 6, 6]), parent, torch.tensor([0, 1, 2, 3, 4, 3, 4]))
@@ -211,25 +212,10 @@ def _reads_forests(model: HFModel, windows: list[int | None]) -> bool:
         model.model.eval()
         given = over(plan(forest))
         one = model.hidden(input_ids=tokens[None], position_ids=forest.position[None], **given)[0]
-        windows += given["forest"].windows
+        asked += given["forest"].windows
         plain = [model.hidden(input_ids=tokens[None, path])[0, -1] for path in ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])]
     except Exception:  # a model's own code may fail in any way where it does not know such rows
         return False
     finally:
         model.model.train(was_training)
     return not (far(model, one[4], plain[0]) or far(model, one[6], plain[1]))
-
-
-def _windows(config: Any) -> list[int | None] | None:
-    """The window of each layer by the configuration; None where it has layers of another kind, or scales its queries by
-    their place in the row.
-    """
-    if getattr(config, "attn_temperature_tuning", False):
-        return None
-    depth, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if not kinds:
-        return [window if getattr(config, "use_sliding_window", True) else None] * depth
-    if not set(kinds) <= {"full_attention", "sliding_attention"}:
-        return None
-    return [window if kind == "sliding_attention" else None for kind in kinds]

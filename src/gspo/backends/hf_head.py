@@ -1,7 +1,7 @@
 """The head of a language model: log-probabilities and entropies of tokens without the logits of them all in memory.
 
-The vocabulary is done block by block. The forward pass keeps a running maximum and sums of each row, as flash attention
-does. The backward pass forms a block's probabilities again, and writes its rows of the weight's gradient once.
+The vocabulary is done block by block. The forward pass keeps a running maximum and sums of each row (online softmax,
+arXiv 1805.02867). The backward pass forms a block's probabilities again, and writes its rows of the weight's gradient once.
 """
 
 from __future__ import annotations

@@ -275,16 +275,25 @@ def _check_logits(model: HFModel) -> None:
         )
 
 
-def _all_layers_full(config: Any) -> bool:
-    """What the configuration says of the layers."""
+def windows(config: Any) -> list[int | None] | None:
+    """The sliding window of each layer by the configuration, in tokens, None where a layer has none. None for a model with
+    layers of another kind, or whose queries are scaled by their place in the row.
+    """
     if getattr(config, "attn_temperature_tuning", False):
-        return False  # queries are scaled by their place in the row
+        return None
+    window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
-    if kinds:
-        return all(kind == "full_attention" for kind in kinds)
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    longest = getattr(config, "max_position_embeddings", None)
-    return not window or (longest is not None and window >= longest)
+    if not kinds:
+        return [window if getattr(config, "use_sliding_window", True) else None] * config.num_hidden_layers
+    if not set(kinds) <= {"full_attention", "sliding_attention"}:
+        return None
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def _all_layers_full(config: Any) -> bool:
+    """Whether no layer has a window that hides anything."""
+    found, longest = windows(config), getattr(config, "max_position_embeddings", None)
+    return found is not None and all(not one or (longest is not None and one >= longest) for one in found)
 
 
 def _mask_describes(model: HFModel) -> bool:
