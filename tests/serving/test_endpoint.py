@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from functools import reduce
 
 import httpx
 import openai
@@ -130,7 +131,7 @@ GOOD = {"model": "policy", "messages": ASK}
 
 
 def deep(levels):
-    return [deep(levels - 1)] if levels else 1
+    return reduce(lambda inner, _: [inner], range(levels), 1)
 
 
 def called(arguments):
@@ -151,7 +152,7 @@ def called(arguments):
         (GOOD | {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "unicode"),
         (GOOD | {"messages": [{"role": "user", "content": "x " * 2000}]}, 400, "reads at most 512"),
         (GOOD | {"messages": [{"role": "user", "content": "x", "more": deep(101)}]}, 400, "100 levels deep"),
-        (GOOD | {"user": deep(950)}, 400, ""),
+        pytest.param(json.dumps(GOOD)[:-1] + ', "user": ' + "[" * 950 + "]" * 950 + "}", 400, "", id="nested"),
         (GOOD | {"messages": [*ASK, called("[" * 10_000), {"role": "tool", "content": "x"}]}, 400, "reads at most 512"),
         (GOOD | {"n": 0}, 400, "n:"),
         (GOOD | {"n": "1"}, 400, "n:"),
@@ -171,7 +172,7 @@ def called(arguments):
     ],
 )
 def test_bad_requests_are_answered_with_the_reason(model, body, status, why):
-    content = json.dumps(body)
+    content = body if isinstance(body, str) else json.dumps(body)
     headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
     answer = httpx.post(f"{model.base_url}/chat/completions", content=content, headers=headers)
     assert answer.status_code == status and why in answer.json()["error"]["message"]
