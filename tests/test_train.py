@@ -15,8 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
-from gspo import checkpoint
+from gspo import build, checkpoint
 from gspo.backends.hf_sampler import HFSampler
+from gspo.optimiser import Optimiser
 from gspo.ports import SamplerError
 from tests.tiny_run import ROWS, likes_a, model, settings
 
@@ -166,6 +167,20 @@ def test_resume_is_bit_equal(tmp_path, changes):
     train(folder, resume=True, optimizer=schedule, **changes)
     assert numbers(folder) == numbers(whole.folder)
     assert (folder / "rollouts.jsonl").read_text() == (whole.folder / "rollouts.jsonl").read_text()
+
+
+def test_offloading_changes_no_number_and_may_begin_at_a_resume(tmp_path, monkeypatch):
+    changes = {"algorithm": {"beta": 0.05}}
+    away = {"offload_reference": True, "offload_optimizer": True}
+    folder = train(tmp_path / "run", **changes).folder
+    plain = numbers(folder)
+    (folder / "checkpoints" / "step_000006").rename(tmp_path / "gone")
+    monkeypatch.setattr(build, "Optimiser", lambda *given: Optimiser(*given[:4], offload=True))  # a CPU run has it off
+    train(folder, resume=True, train=away, **changes)
+    assert numbers(folder) == plain
+    assert numbers(train(tmp_path / "away", train=away, **changes).folder) == plain
+    told = [event["text"] for event in lines(tmp_path / "away" / "events.jsonl")]
+    assert sum("move nothing: the model is on a CPU" in text for text in told) == 1
 
 
 def test_resume_goes_on_from_an_earlier_end(tmp_path):
@@ -330,5 +345,5 @@ def test_padded_rows_in_place_of_shared_prompts_are_told(tmp_path, attention):
     config = settings(tmp_path / "run", train={"steps": 1})
     gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config)
     told = [event["text"] for event in lines(tmp_path / "run" / "events.jsonl") if "padded rows" in event["text"]]
-    expected = "trains on padded rows: Qwen3MoeForCausalLM with eager attention on cpu cannot share prompts"
+    expected = "trains on padded rows: Qwen3MoeForCausalLM cannot share prompts: it runs eager attention, not sdpa"
     assert told == ([expected] if attention == "eager" else [])

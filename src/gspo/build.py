@@ -19,7 +19,7 @@ from gspo.backends.hf_files import read_outline
 from gspo.backends.hf_lora import read_model
 from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_policy import HFPolicy
-from gspo.checks import check_environment, check_sampler, played
+from gspo.checks import check_environment, check_reference, check_sampler, played
 from gspo.config import Config, TaskConfig
 from gspo.data.functions import load_function
 from gspo.data.rewards import Rewards
@@ -54,6 +54,7 @@ def resolved(config: Config) -> tuple[Config, list[str]]:
             f"rollout.num_prompts = {config.rollout.num_prompts} cannot be split into algorithm.mini_batches = "
             f"{algorithm.mini_batches} equal updates: make it a multiple"
         )
+    check_reference(config)
     return config, found
 
 
@@ -166,7 +167,7 @@ def assembled(
     )  # fmt: skip
     per_step = (algorithm.mini_batches or 1) * algorithm.epochs
     updates = config.train.steps * per_step
-    optimiser = Optimiser(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates)
+    optimiser = optimiser_of(config, policy, updates)
     check_routers(config, model)
     sampling, eval_sampling = samplings(config, model)
     sampling = dataclasses.replace(sampling, routes=policy.sparse)
@@ -175,7 +176,7 @@ def assembled(
         open_run(config, folder, last, f"{algorithm.name} training") as (log, screen, state),
     ):
         warn_of(log, loaded.told, model)
-        note_layout(log, policy, config)
+        note_what_is_not_done(log, policy, config)
         groups = source(sampler, sampling, screen.phase)
         run = Run(
             config=config,
@@ -202,12 +203,18 @@ def assembled(
         yield run
 
 
-def note_layout(log: RunLog, policy: HFPolicy, config: Config) -> None:
-    """Says so where train.layout = "auto" cannot share prompts."""
-    if policy.layout != config.train.layout:
-        model = policy.model
-        kind = f"{type(model.model).__name__} with {model.attention} attention on {model.device.type}"
-        log.event("info", f"trains on padded rows: {kind} cannot share prompts")
+def optimiser_of(config: Config, policy: HFPolicy, updates: int) -> Optimiser:
+    """The optimiser of a run of so many updates."""
+    offload = config.train.offload_optimizer and policy.device.type != "cpu"
+    return Optimiser(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates, offload)
+
+
+def note_what_is_not_done(log: RunLog, policy: HFPolicy, config: Config) -> None:
+    """Says so where train.layout = "auto" cannot share prompts, and where there is nothing to offload from."""
+    if policy.unshared:
+        log.event("info", f"trains on padded rows: {policy.unshared}")
+    if policy.device.type == "cpu" and (config.train.offload_optimizer or config.train.offload_reference):
+        log.event("info", "train.offload_optimizer and train.offload_reference move nothing: the model is on a CPU")
 
 
 @contextmanager
@@ -227,11 +234,11 @@ def imitating(
             with loading("the model"):
                 model, _ = models_of(config, given, last)
         policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
-        optimiser = Optimiser(policy.parameters(), config.optimizer, config.train.steps, config.train.max_bad_updates)
+        optimiser = optimiser_of(config, policy, config.train.steps)
         replies = [cold_start.imitated(row.prompt.tokens, row.completion) for row in rows]
         with open_run(config, folder, last, "cold start") as (log, screen, state):
             warn_of(log, texts(heard), model)
-            note_layout(log, policy, config)
+            note_what_is_not_done(log, policy, config)
             run = cold_start.ColdStart(
                 config=config,
                 policy=policy,

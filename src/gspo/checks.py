@@ -174,6 +174,13 @@ def played(task: TaskConfig) -> bool:
     return task.environment is not None or task.source.startswith(VERIFIERS)
 
 
+def check_reference(config: Config) -> None:
+    """Whether there is a reference model where one is to be offloaded. Raises ValueError."""
+    if config.train.offload_reference and (config.lora.rank or not config.algorithm.beta):
+        key = f"lora.rank = {config.lora.rank}" if config.lora.rank else "algorithm.beta = 0"
+        raise ValueError(f"train.offload_reference: with {key} there is no reference model to offload: leave it off")
+
+
 def check_environment(config: Config) -> None:
     """What goes together with an environment. Raises ValueError."""
     task = config.task

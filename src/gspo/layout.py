@@ -2,7 +2,7 @@
 
 Token i may look at token j exactly when `j <= i <= last[j]` (types.Forest). Three layouts compute it: `padded` walks each
 path from root to leaf as a row of its own; `packed` puts the forest into one row under that mask; `shared` puts it into
-one row whose attention is computed segment by segment.
+one row whose attention is computed by the branches of the forest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gspo.segments import Plan, plan
 from gspo.types import Batch, Forest, Reply
 
 GATHERING = 1.15  # tokens that padded rows may read in the time of one of `shared` (docs/log.md)
@@ -26,7 +25,8 @@ class Rows:
     tokens, position [B, L] int64. mask [1, 1, L, L] bool (True: may look), or None for plain causal rows, whose padding
     stands on the right where no real token sees it. node [B*L]: the forest token at each place, -1 for padding.
     place [T]: one place of each forest token. before [N]: the place of the token before each sampled token, from whose
-    hidden state it was predicted. plan: how attention is computed where neither a mask nor causal order says it.
+    hidden state it was predicted. forest: whose branches say who looks at whom, where neither a mask nor causal order
+    does.
     """
 
     tokens: Tensor
@@ -35,7 +35,7 @@ class Rows:
     node: Tensor
     place: Tensor
     before: Tensor
-    plan: Plan | None = None
+    forest: Forest | None = None
 
 
 def build(replies: Sequence[Reply], share: bool = False) -> Batch:
@@ -190,11 +190,11 @@ def packed(batch: Batch) -> Rows:
 
 
 def shared(batch: Batch) -> Rows:
-    """The forest as one row, its attention by segments."""
+    """The forest as one row without a mask over all its tokens."""
     forest = batch.forest
     all_tokens = torch.arange(len(forest.tokens))
     before = forest.parent[batch.node]
-    return Rows(forest.tokens[None], forest.position[None], None, all_tokens, all_tokens, before, plan(forest))
+    return Rows(forest.tokens[None], forest.position[None], None, all_tokens, all_tokens, before, forest)
 
 
 def size(replies: Sequence[Reply], share: bool) -> int:

@@ -145,8 +145,8 @@ class Learner:
                 if len(parts) == len(replies):
                     raise RuntimeError(
                         f"out of memory with one reply at a time, of up to {most} tokens: set "
-                        "train.gradient_checkpointing = true, lower rollout.max_completion_length, or train adapters "
-                        "(lora.rank)"
+                        "train.gradient_checkpointing = true, on a GPU train.offload_optimizer = true, lower "
+                        "rollout.max_completion_length, or train adapters (lora.rank)"
                     ) from error
             # The error is gone here, and with it the tensors that it held.
             self.optimiser.clear()

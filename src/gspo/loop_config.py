@@ -45,6 +45,9 @@ class OptimizerConfig:
     """Gradients longer than this are scaled down to it."""
 
 
+LAYOUTS = ("auto", "padded", "packed", "shared")
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """The loop."""
@@ -59,11 +62,18 @@ class TrainConfig:
     """Most tokens, padding included, in one forward and backward pass. Changes memory, not gradients. Halved, and the pass
     made again, whenever memory does not suffice; a resumed run begins with this number again. Under `auto` a batch that is
     read in padded rows may have 15 % more."""
-    layout: str = opt("auto", choices=("auto", "padded", "packed", "shared"))
+    layout: str = opt("auto", choices=LAYOUTS)
     """`padded`: a row a reply. `shared`: a prompt is computed once for all its replies, and nothing is padded. `packed`: the
-    same under one dense mask. `auto`: the faster of the first two, batch by batch, where the model can be read in both."""
+    same under one dense mask. `auto`: the faster of the first two, batch by batch, where the model can be read in both; on
+    a GPU `padded`."""
     gradient_checkpointing: bool = opt(False)
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    offload_optimizer: bool = opt(False)
+    """On a GPU: AdamW's moments, 8 bytes a weight, wait in the host's memory between updates, where they take up to twice
+    that."""
+    offload_reference: bool = opt(False)
+    """On a GPU: the reference model of `algorithm.beta` waits in the host's memory while it is not asked. With adapters
+    (`lora.rank`) there is none to move."""
     save_every: int = opt(50, low=1)
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: int = opt(2, low=1)

@@ -26,7 +26,7 @@ FREE = {
     *("sampler.batch_size", "sampler.url", "sampler.python", "sampler.exchange", "sampler.timeout"),
     *("eval.every", "eval.num_generations", "eval.temperature", "eval.top_p", "eval.top_k"),
     *("train.steps", "train.save_every", "train.keep_checkpoints", "train.micro_batch_tokens"),
-    *("train.gradient_checkpointing", "train.max_bad_updates"),
+    *("train.gradient_checkpointing", "train.max_bad_updates", "train.offload_optimizer", "train.offload_reference"),
 }
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gspo.config import OptimizerConfig
+from gspo.offload import Offloaded
 
 
 def lr_at(update: int, total: int, config: OptimizerConfig) -> float:
@@ -23,10 +24,14 @@ def lr_at(update: int, total: int, config: OptimizerConfig) -> float:
 
 class Optimiser:
     """One optimiser step a call. `max_bad` updates in a row with a non-finite loss or gradient are skipped and counted;
-    one more raises RuntimeError. scale: factor of the scheduled learning rate.
+    one more raises RuntimeError. scale: factor of the scheduled learning rate. offload: AdamW's moments wait in the host's
+    memory between steps.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], config: OptimizerConfig, total_updates: int, max_bad: int):
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], config: OptimizerConfig, total_updates: int, max_bad: int,
+        offload: bool = False,
+    ):  # fmt: skip
         self.parameters = list(parameters)
         self.config = config
         self.total = total_updates
@@ -42,6 +47,7 @@ class Optimiser:
             weight_decay=config.weight_decay,
             fused=all(p.is_floating_point() for p in self.parameters),
         )
+        self.moments: torch.optim.AdamW | Offloaded = Offloaded(self.adamw, self.parameters) if offload else self.adamw
 
     def step(self, loss: float) -> dict[str, float]:
         """Clips and applies the accumulated gradients, then clears them. `loss` is only looked at for being finite."""
@@ -51,7 +57,7 @@ class Optimiser:
         if good:
             for group in self.adamw.param_groups:
                 group["lr"] = lr
-            self.adamw.step()
+            self.moments.step()
         self.clear()
         self.updates += 1
         self.bad_in_a_row = 0 if good else self.bad_in_a_row + 1
@@ -68,10 +74,10 @@ class Optimiser:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, besides the parameters."""
-        return {"adamw": self.adamw.state_dict(), "updates": self.updates, "bad_in_a_row": self.bad_in_a_row}
+        return {"adamw": self.moments.state_dict(), "updates": self.updates, "bad_in_a_row": self.bad_in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.adamw.load_state_dict(state["adamw"])
+        self.moments.load_state_dict(state["adamw"])
         self.updates = state["updates"]
         self.bad_in_a_row = state["bad_in_a_row"]

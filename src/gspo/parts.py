@@ -67,7 +67,8 @@ def models_of(config: Config, given: Given, last: Path | None) -> tuple[HFModel,
     if config.algorithm.beta > 0 and begin is not None:
         frozen = dataclasses.replace(begin, model=copy.deepcopy(begin.model))
         frozen.model.requires_grad_(False)
-        reference = HFPolicy(frozen, config.rollout.temperature, config.train.layout)
+        rests = config.train.offload_reference
+        reference = HFPolicy(frozen, config.rollout.temperature, config.train.layout, rests=rests)
     if last is not None:
         saved = read_model(named(config, last))
         if not loaded or begin is None:

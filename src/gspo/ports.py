@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -124,6 +125,10 @@ class Policy(Protocol):
         Gradients of the log-probabilities flow when autograd is on. replay: every router takes the experts of
         batch.routes, weighted by its own logits of today.
         """
+        ...
+
+    def awake(self) -> AbstractContextManager[None]:
+        """Around forward passes of a policy that rests elsewhere in between."""
         ...
 
     def parameters(self) -> Iterable[nn.Parameter]:

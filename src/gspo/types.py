@@ -137,6 +137,10 @@ class Forest:
     parent: Tensor
     position: Tensor
 
+    def to(self, device: torch.device | str) -> Forest:
+        """The same forest on `device`."""
+        return Forest(**{name: value.to(device, non_blocking=True) for name, value in vars(self).items()})
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -168,9 +172,8 @@ class Batch:
         def move(value: Any) -> Any:
             return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
 
-        forest = Forest(**{name: move(value) for name, value in vars(self.forest).items()})
         views = {name: move(value) for name, value in vars(self).items() if name != "forest"}
-        return Batch(forest=forest, **views)
+        return Batch(forest=self.forest.to(device), **views)
 
 
 class Routing(NamedTuple):

@@ -127,7 +127,8 @@ def mean(values: list[Any]) -> Any:
 
 def refer(run: Run, groups: Groups, reference: Policy) -> Groups:
     """The same replies with their log-probabilities under the reference."""
-    seen = iter(run.learner.read(reference, [reply for group in groups for reply in group]))
+    with reference.awake():
+        seen = iter(run.learner.read(reference, [reply for group in groups for reply in group]))
     return [[dataclasses.replace(reply, logp_ref=next(seen).logp) for reply in group] for group in groups]
 
 

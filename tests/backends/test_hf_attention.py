@@ -11,6 +11,8 @@ from gspo import layout
 from gspo.backends import hf_attention
 from gspo.backends.hf_attention import Forested, Parts
 from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.tiny import build_tiny, longest_match_tokenizer
+from gspo.config import ModelConfig
 from gspo.segments import plan
 from tests.backends.families import FAMILIES, tiny
 from tests.backends.test_hf_policy import replies, scored
@@ -35,7 +37,7 @@ def compare(forest, window, heads, draw):
     shapes = [(size, heads[0], 8), (size, heads[1], 8), (size, heads[1], 8)]
     ours = [torch.randn(shape, dtype=torch.float64, generator=draw).requires_grad_() for shape in shapes]
     theirs = [x.detach().clone().requires_grad_() for x in ours]
-    parts = Parts(plan(forest))
+    parts = Parts(forest)
     window = None if window is None or window >= parts.depth else window
     one, other = Forested.apply(*ours, parts, window, 0.3), naive(*theirs, forest, window, 0.3)
     gradient = torch.randn(one.shape, dtype=torch.float64, generator=draw)
@@ -70,7 +72,7 @@ def test_long_trunks_of_different_length(window):
 def test_the_families_that_share(name):
     model = tiny(name)
     before = model.attention
-    assert hf_attention.enable(model) == (name in SHARES)
+    assert (hf_attention.refusal(model) == "") == (name in SHARES)
     assert model.attention == ("gspo" if name in SHARES else before)
 
 
@@ -88,32 +90,64 @@ def test_sharing_changes_neither_values_nor_gradients(name, checkpointing, monke
 
 def test_a_model_that_cannot_share_is_read_in_rows():
     assert HFPolicy(family("bloom"), layout="auto").layout == "padded"
-    with pytest.raises(ValueError, match=r'train\.layout = "shared" needs sdpa attention.*Bloom.*"padded"'):
+    with pytest.raises(ValueError, match=r'"shared" does not work with Bloom.*: it runs eager.*"padded"'):
         HFPolicy(family("bloom"), layout="shared")
 
 
 def test_queries_that_are_scaled_by_their_place_in_the_row_are_not_shared():
     model = tiny("llama")
     model.config.attn_temperature_tuning = True  # as in Llama 4
-    assert not hf_attention.enable(model) and model.attention == "sdpa"
+    assert "does not know" in hf_attention.refusal(model) and model.attention == "sdpa"
 
 
 def test_other_attention_fails_on_a_forest_rather_than_being_wrong():
     model, forest = tiny("llama"), layout.build([reply([5, 6], 3, first=7)]).forest
     with pytest.raises((RuntimeError, IndexError, ValueError)):
-        model.hidden(input_ids=forest.tokens[None], position_ids=forest.position[None], **hf_attention.over(plan(forest)))
+        model.hidden(
+            input_ids=forest.tokens[None], position_ids=forest.position[None], **hf_attention.over(forest, model.device)
+        )
 
 
 def test_a_layer_with_a_window_of_its_own_is_noticed():
     model = tiny("gemma3")
     next(m for m in model.model.modules() if getattr(m, "sliding_window", None)).sliding_window = 9
-    assert not hf_attention.enable(model)
+    assert "windows of [9" in hf_attention.refusal(model)
     assert model.attention == "sdpa"
+
+
+def test_wrong_gradients_are_noticed(monkeypatch):
+    right = Forested.backward
+
+    def blind(ctx, *grads):
+        dq, *others = right(ctx, *grads)
+        return torch.zeros_like(dq), *others
+
+    monkeypatch.setattr(Forested, "backward", staticmethod(blind))
+    assert "gradients" in hf_attention.refusal(tiny("qwen3"))
+    monkeypatch.setattr(Forested, "backward", staticmethod(right))
+    assert not hf_attention.refusal(tiny("qwen3"))
+
+
+def test_the_reason_of_a_failure_is_told(monkeypatch):
+    def broken(*given):
+        raise RuntimeError("out of resource\nat line 1")
+
+    monkeypatch.setattr(Parts, "attend", broken)
+    with pytest.raises(ValueError, match=r'"shared" does not work with Qwen3.* here: RuntimeError: out of resource. Use'):
+        HFPolicy(tiny("qwen3"), layout="shared")
+    assert HFPolicy(tiny("qwen3"), layout="auto").unshared.endswith("RuntimeError: out of resource")
+
+
+def test_a_deep_model_in_half_precision_shares():
+    config = {"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 28, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}
+    model = build_tiny(config, longest_match_tokenizer(list("abcdefgh")), 0, ModelConfig(device="cpu", dtype="bfloat16"))
+    assert model.model.dtype == torch.bfloat16 and not hf_attention.refusal(model)
 
 
 def test_unknown_arguments_are_refused():
     q = torch.zeros(1, 2, 1, 8)
-    parts = Parts(plan(layout.build([reply([5], 1)]).forest))
+    parts = Parts(layout.build([reply([5], 1)]).forest)
     with pytest.raises(NotImplementedError, match="softcap"):
         hf_attention.attention(None, q, q, q, None, forest=parts, softcap=3.0)
 

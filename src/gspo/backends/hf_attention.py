@@ -1,9 +1,9 @@
 """Attention over a forest of tokens, as an attention implementation of transformers: "gspo".
 
 Without a forest it is transformers' own "sdpa". With one (the keyword argument `forest`, which a model's layers hand
-down), each piece of segments.Plan is one call of a fused kernel, and the pieces of a token are put together by their
-log-sum-exp: o = sum_p exp(lse_p - lse) o_p (the tiles of FlashAttention, arXiv 2205.14135). The backward pass of a piece
-needs no more than the whole's o and lse.
+down), a CPU computes it piece by piece: each piece of segments.Plan is one call of a fused kernel, and the pieces of a
+token are put together by their log-sum-exp: o = sum_p exp(lse_p - lse) o_p (the tiles of FlashAttention, arXiv 2205.14135).
+The backward pass of a piece needs no more than the whole's o and lse. A GPU computes it by blocks (hf_flex.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from gspo.backends.hf_model import HFModel, far, probe, windows
+from gspo.backends.hf_flex import Blocks
+from gspo.backends.hf_model import TOLERANCE, HFModel, far, probe, windows
 from gspo.segments import Piece, Plan, plan
 from gspo.types import Forest
 
@@ -87,12 +88,18 @@ class Part:
 
 
 class Parts:
-    """A plan made ready for the kernel."""
+    """A forest made ready for a CPU's kernel. depth: tokens on its longest path."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.depth = plan.depth
-        self.parts = [Part(piece, plan) for piece in plan.pieces]
+    def __init__(self, forest: Forest) -> None:
+        made = plan(forest)
+        self.depth = made.depth
+        self.parts = [Part(piece, made) for piece in made.pieces]
         self.windows: list[int | None] = []  # of each layer that looked, in their order
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float) -> Tensor:
+        """Queries [1, H, T, D], keys and values [1, H', T, D] -> [1, T, H, D]."""
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        return Forested.apply(q, k, v, self, window, scale)[None]
 
 
 class Forested(torch.autograd.Function):
@@ -155,7 +162,7 @@ def attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    forest: Parts | None = None,
+    forest: Parts | Blocks | None = None,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Queries [1, H, T, D], keys and values [1, H', T, D] of a forest -> [1, T, H, D]; without one, transformers' sdpa.
@@ -171,51 +178,79 @@ def attention(
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     forest.windows.append(sliding_window)
     window = None if sliding_window is None or sliding_window >= forest.depth else sliding_window
-    return Forested.apply(q, k, v, forest, window, q.shape[-1] ** -0.5 if scaling is None else scaling)[None], None
+    return forest.attend(query, key, value, window, query.shape[-1] ** -0.5 if scaling is None else scaling), None
 
 
 AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-def over(shape: Plan) -> dict[str, Any]:
-    """What a model is given beside its tokens, in one row. Any other attention than this one fails on the empty mask."""
-    return {"attention_mask": torch.empty(1, 1, 0, 0, dtype=torch.bool), "forest": Parts(shape)}
+def over(forest: Forest, device: torch.device) -> dict[str, Any]:
+    """What a model on `device` is given beside its tokens, in one row. Any other attention than this one fails on the empty
+    mask.
+    """
+    made = Blocks(forest.to(device)) if device.type == "cuda" else Parts(forest)
+    return {"attention_mask": torch.empty(1, 1, 0, 0, dtype=torch.bool, device=device), "forest": made}
 
 
-def enable(model: HFModel) -> bool:
-    """Gives the model this attention, if it then reads a forest as its plain rows, layer by layer. Else changes nothing."""
+def refusal(model: HFModel) -> str:
+    """Gives the model this attention, if it then reads a forest as its plain rows, layer by layer, forward and backward: "".
+    Else changes nothing and says why.
+    """
     if model.attention == NAME:
-        return True
+        return ""
     expected = windows(model.config)
-    if model.attention != "sdpa" or model.device.type != "cpu" or "position_ids" not in model.inputs or expected is None:
-        return False
-    asked: list[int | None] = []
+    if model.attention != "sdpa":
+        return f"it runs {model.attention} attention, not sdpa"
+    if model.device.type not in ("cpu", "cuda"):
+        return f"it runs on {model.device.type}"
+    if not {"position_ids", "inputs_embeds"} <= model.inputs or expected is None:
+        return "its attention is of a kind that gspo does not know"
     model.config._attn_implementation = NAME
-    with torch.no_grad():
-        good = _reads_forests(model, asked)
-    if not good or asked != expected:
+    why = _misread(model, expected)
+    if why:
         model.config._attn_implementation = "sdpa"
-        return False
-    return True
+    return why
 
 
-def _reads_forests(model: HFModel, asked: list[int | None]) -> bool:
-    """Tries it on a prompt with two replies; notes the window that each layer asks for."""
-    tokens, parent = probe(model, 7)[0], torch.tensor([-1, 0, 1, 2, 3, 2, 5])
-    forest = Forest(tokens, torch.tensor([6, 6, 6, 4, 4, 6, 6]), parent, torch.tensor([0, 1, 2, 3, 4, 3, 4]))
+def _misread(model: HFModel, expected: list[int | None]) -> str:
+    """Tries it on prompts with two replies; what is wrong, "" where nothing is. expected: the window of each layer."""
     was_training = model.model.training
     try:
         model.model.eval()
-        given = over(plan(forest))
-        one = model.hidden(input_ids=tokens[None], position_ids=forest.position[None], **given)[0]
-        asked += given["forest"].windows
-        plain = [model.hidden(input_ids=tokens[None, path])[0, -1] for path in ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])]
-    except Exception:  # a model's own code may fail in any way where it does not know such rows
-        return False
+        for sizes in ((3, 2), (100, 60)) if model.device.type == "cuda" else ((3, 2),):  # on a GPU also more than a block
+            forest, paths = _trial(*sizes)
+            given = over(forest, model.device)
+            embedded = model.model.get_input_embeddings()(probe(model, len(forest.tokens))).detach().requires_grad_()
+            with torch.enable_grad():
+                position = forest.position[None].to(model.device)
+                one = model.hidden(inputs_embeds=embedded, position_ids=position, **given)[0]
+                ours = one[torch.stack([path[-1] for path in paths])].float()
+                plain = torch.stack([model.hidden(inputs_embeds=embedded[:, path])[0, -1] for path in paths]).float()
+            if given["forest"].windows != expected:
+                return f"its layers look through windows of {given['forest'].windows}, not {expected}"
+            if far(model, ours, plain):
+                return "it reads a row with branches otherwise than its rows"
+            direction = torch.linspace(-1, 1, ours.numel(), device=ours.device).view_as(ours)
+            gradients = [torch.autograd.grad((x * direction).sum(), embedded)[0].float() for x in (ours, plain)]
+            if not (gradients[0] - gradients[1]).norm() <= 4 * TOLERANCE[model.compute_dtype] * gradients[1].norm():
+                return "the gradients of a row with branches are not those of its rows"
+    except Exception as error:  # a model's own code may fail in any way where it does not know such rows
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     finally:
         model.model.train(was_training)
-    return not (far(model, one[4], plain[0]) or far(model, one[6], plain[1]))
+    return ""
+
+
+def _trial(prompt: int, reply: int) -> tuple[Forest, list[Tensor]]:
+    """A prompt with two replies, and their paths."""
+    size, fork = prompt + 2 * reply, prompt + reply
+    tokens = torch.arange(size)
+    last = torch.full((size,), size - 1)
+    last[prompt:fork] = fork - 1
+    parent, position = tokens - 1, tokens.clone()
+    parent[fork] = prompt - 1
+    position[fork:] -= reply
+    return Forest(tokens, last, parent, position), [tokens[:fork], torch.cat([tokens[:prompt], tokens[fork:]])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from gspo import layout, moe
 from gspo.backends import hf_attention
 from gspo.backends.hf_critic import Critic
 from gspo.backends.hf_model import HFModel
+from gspo.loop_config import LAYOUTS
+from gspo.offload import Resting
 from gspo.types import Batch, Outputs, Routing
 
 
@@ -20,8 +22,8 @@ class HFPolicy:
     """A causal language model of transformers as ports.Policy.
 
     temperature: the sampling temperature at which log-probabilities are taken. layout: "padded", "packed", "shared", or
-    "auto": for each batch the faster of the first and the last. Raises ValueError for a layout that the model cannot be
-    read in.
+    "auto": for each batch the faster of the first and the last, on a GPU the first. rests: the model waits in the
+    host's memory while it is not `awake`. Raises ValueError for a layout that the model cannot be read in.
     """
 
     def __init__(
@@ -32,37 +34,43 @@ class HFPolicy:
         gradient_checkpointing: bool = False,
         critic: Critic | None = None,
         router_logits: bool = False,
+        rests: bool = False,
     ):
         self.model = model
         self.temperature = temperature
+        self.unshared = ""  # why "auto" came out as "padded"
         self.layout = self._possible(layout, [model, *([critic.own] if critic is not None and critic.own else [])])
         self.shares_prompts = self.layout != "padded"
         self.sparse = bool(moe.routers(model.model))
         self.critic = critic
         self.router_logits = router_logits
+        self.resting = Resting(model.model) if rests else None
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             model.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": moe.checkpoint_contexts}
             )
 
-    @staticmethod
-    def _possible(layout: str, models: list[HFModel]) -> str:
+    def _possible(self, layout: str, models: list[HFModel]) -> str:
         """The layout, where these models can be read in it."""
         name = type(models[0].model).__name__
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout = {layout!r}: allowed are {', '.join(LAYOUTS)}")
         if layout == "packed" and not models[0].has_full_attention:
             raise ValueError(
                 'train.layout = "packed" needs full attention in every layer, which '
                 f'{name} has not: use train.layout = "padded"'
             )
-        if layout not in ("auto", "shared") or all(map(hf_attention.enable, models)):
+        if layout == "auto" and models[0].device.type == "cuda":  # until it has been timed there
+            self.unshared = 'on a GPU prompts are shared only where train.layout = "shared" says so'
+            return "padded"
+        if layout not in ("auto", "shared"):
             return layout
-        if layout == "shared":
-            raise ValueError(
-                f'train.layout = "shared" needs sdpa attention on a CPU, of a kind that gspo knows, which {name} has not '
-                f'here (it runs {models[0].attention} on {models[0].device.type}): use train.layout = "padded"'
-            )
-        return "padded"
+        why = next((why for model in models if (why := hf_attention.refusal(model))), "")
+        if why and layout == "shared":
+            raise ValueError(f'train.layout = "shared" does not work with {name} here: {why}. Use train.layout = "padded"')
+        self.unshared = why and f"{name} cannot share prompts: {why}"
+        return "padded" if why else layout
 
     def _rows(self, batch: Batch) -> layout.Rows:
         """How this batch is read."""
@@ -76,6 +84,10 @@ class HFPolicy:
     def device(self) -> torch.device:
         """Where the model is."""
         return self.model.device
+
+    def awake(self) -> AbstractContextManager[None]:
+        """Around forward passes: its model stands where it works meanwhile."""
+        return nullcontext() if self.resting is None else self.resting.awake()
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """What the optimiser trains: the weights, and those of the critic."""
@@ -116,8 +128,8 @@ class HFPolicy:
                 seen = stack.enter_context(moe.record(self.model.model, entropy=True, logits=logits))
             inputs: dict[str, Any] = {"input_ids": rows.tokens.to(device), "position_ids": rows.position.to(device)}
             inputs["attention_mask"] = None if rows.mask is None else rows.mask.to(device)
-            if rows.plan is not None:
-                inputs |= hf_attention.over(rows.plan)
+            if rows.forest is not None:
+                inputs |= hf_attention.over(rows.forest, device)
             hidden = self.model.hidden(**inputs)
             routed = None if seen is None else _routing(seen, asked, rows.place.to(device), logits)
         before = rows.before.to(device)

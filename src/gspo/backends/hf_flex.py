@@ -1,0 +1,97 @@
+"""Attention over a forest on a GPU: FlexAttention, whose kernel leaves out the blocks of pairs that may not look.
+
+Token i looks at j where `j <= i <= last[j]`, and under a window W only from its ancestor W - 1 above on: `start[i] <= j`.
+Which blocks of that mask are empty, full or mixed follows from the ends of each block, without the mask itself.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from gspo.types import Forest
+
+BLOCK = 128  # queries and keys of a block
+GRAPHS = 64  # compiled variants at most: with and without gradients, and for sizes that happen to be equal
+# torch picks a kernel for decoding where a row is short, and finds none that fits the blocks.
+OPTIONS = {"FORCE_USE_FLEX_ATTENTION": True}
+
+
+class Blocks:
+    """A forest made ready for a GPU's kernel. depth: tokens on its longest path."""
+
+    def __init__(self, forest: Forest) -> None:
+        self.forest = forest
+        self.depth = int(forest.position.max()) + 1
+        self.windows: list[int | None] = []  # of each layer that looked, in their order
+        self.masks: dict[int | None, BlockMask] = {}
+
+    def mask(self, window: int | None) -> BlockMask:
+        """Who may look at whom, made once for all layers with this window."""
+        if window not in self.masks:
+            self.masks[window] = block_mask(self.forest.last, starts(self.forest.parent, window))
+        return self.masks[window]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float) -> Tensor:
+        """Queries [1, H, T, D], keys and values [1, H', T, D] -> [1, T, H, D]."""
+        grouped = query.shape[1] != key.shape[1]
+        o: Tensor = kernel()(
+            query, key, value, block_mask=self.mask(window), scale=scale, enable_gqa=grouped, kernel_options=OPTIONS
+        )
+        return o.transpose(1, 2)
+
+
+@cache
+def kernel() -> Any:
+    """FlexAttention, compiled for forests of any size. Past its limit of variants torch would silently take the plain
+    computation, with all pairs in memory: `fullgraph` makes that an error.
+    """
+    torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
+
+
+def starts(parent: Tensor, window: int | None) -> Tensor:
+    """The first token that each may look at: its ancestor window - 1 above. -1: all ancestors. parent, result [T]."""
+    root = len(parent)  # stands above every root, and above itself
+    if window is None:
+        return torch.full_like(parent, -1)
+    up = torch.cat([torch.where(parent < 0, root, parent), parent.new_full((1,), root)])
+    found, left = torch.arange(root + 1, device=parent.device), window - 1
+    while left:  # by powers of two
+        if left & 1:
+            found = up[found]
+        up, left = up[up], left >> 1
+    return torch.where(found == root, -1, found)[:root]
+
+
+def block_mask(last: Tensor, start: Tensor) -> BlockMask:
+    """The mask over the tokens of a forest. last [T]: as in types.Forest. start [T]: as `starts` gives it."""
+    size = len(last)
+    first = torch.arange(0, size, BLOCK, device=last.device)  # token of each block
+    end = (first + BLOCK).clamp(max=size) - 1
+
+    def by_block(x: Tensor, padding: int) -> Tensor:
+        return F.pad(x, (0, len(first) * BLOCK - size), value=padding).view(-1, BLOCK)
+
+    furthest, nearest = by_block(last, -1).amax(1), by_block(last, size).amin(1)
+    low, high = by_block(start, size).amin(1)[:, None], by_block(start, -1).amax(1)[:, None]
+    some = (first <= end[:, None]) & (first[:, None] <= furthest) & (low <= end)  # [blocks that look, blocks looked at]
+    full = some & (end <= first[:, None]) & (end[:, None] <= nearest) & (high <= first)
+
+    def may_look(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (start[i] <= j) & (j <= i) & (i <= last[j])
+
+    mixed, whole = _listed(some & ~full), _listed(full)
+    return BlockMask.from_kv_blocks(*mixed, *whole, BLOCK_SIZE=BLOCK, mask_mod=may_look, seq_lengths=(size, size))
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks each looks at, and these before the others: int32 [1, 1, blocks], [1, 1, blocks, blocks]."""
+    count = blocks.sum(1, dtype=torch.int32)
+    order = blocks.int().argsort(dim=1, descending=True, stable=True).to(torch.int32)
+    return count[None, None], order[None, None].contiguous()

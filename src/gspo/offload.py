@@ -1,0 +1,107 @@
+"""What waits in the host's memory while a GPU needs its own: AdamW's moments between steps, a model between its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+BUCKET = 1 << 26  # weights whose moments are on the device at once: 512 MiB
+
+
+class Offloaded:
+    """Steps an AdamW some weights at a time, with the numbers of a plain step: AdamW looks at each weight by itself."""
+
+    def __init__(self, adamw: torch.optim.AdamW, parameters: Sequence[nn.Parameter]) -> None:
+        self.adamw, self.parameters = adamw, parameters
+        self.host: dict[nn.Parameter, dict[str, Tensor]] = {}
+
+    def buckets(self) -> Iterator[list[nn.Parameter]]:
+        """The weights that have a gradient, in parts of about BUCKET numbers."""
+        part: list[nn.Parameter] = []
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                continue
+            if part and sum(p.numel() for p in part) + parameter.numel() > BUCKET:
+                yield part
+                part = []
+            part.append(parameter)
+        if part:
+            yield part
+
+    def step(self) -> None:
+        """One step; the gradients are used up."""
+        parts = list(self.buckets())
+        waiting = {p: p.grad for part in parts for p in part}
+        for parameter in waiting:
+            parameter.grad = None  # AdamW leaves out what has none
+        for part in parts:
+            for parameter in part:
+                parameter.grad = waiting.pop(parameter)
+                if parameter in self.host:
+                    self.adamw.state[parameter] = fetched(self.host[parameter], parameter.device)
+            self.adamw.step()
+            for parameter in part:
+                parameter.grad = None
+                self._keep(parameter, self.adamw.state.pop(parameter))
+
+    def _keep(self, parameter: nn.Parameter, state: dict[str, Tensor]) -> None:
+        host = self.host.setdefault(parameter, {})
+        for name, value in state.items():
+            if name not in host:
+                host[name] = room(value, parameter.device)
+            host[name].copy_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As AdamW's own."""
+        state = {i: dict(self.host[p]) for i, p in enumerate(self.parameters) if p in self.host}
+        return self.adamw.state_dict() | {"state": state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from the state of an AdamW, offloaded or not."""
+        self.adamw.load_state_dict(state | {"state": {}})
+        for i, parameter in enumerate(self.parameters):
+            if i in state["state"]:
+                self._keep(parameter, state["state"][i])
+            else:
+                self.host.pop(parameter, None)
+
+
+class Resting:
+    """A frozen model that stands on its device only while it is awake. What the host holds never changes, so nothing is
+    copied back.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+        self.device = self.tensors[0].device
+        self.host = [room(x, self.device).copy_(x.detach()) for x in self.tensors]
+        self.rest()
+
+    def rest(self) -> None:
+        """Gives the device's memory back."""
+        for x, host in zip(self.tensors, self.host):
+            x.data = host
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """The model stands on its device meanwhile."""
+        try:
+            for x, host in zip(self.tensors, self.host):
+                x.data = host.to(self.device, non_blocking=True, copy=True)
+            yield
+        finally:
+            self.rest()
+
+
+def room(like: Tensor, device: torch.device) -> Tensor:
+    """Room in the host's memory for such a tensor, from where a GPU may copy while it computes."""
+    return torch.empty_like(like, device="cpu", requires_grad=False, pin_memory=device.type == "cuda")
+
+
+def fetched(state: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """A copy on the device."""
+    return {name: torch.empty_like(value, device=device).copy_(value, non_blocking=True) for name, value in state.items()}

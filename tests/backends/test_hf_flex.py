@@ -1,0 +1,109 @@
+"""FlexAttention over a forest. On a CPU it has a forward kernel alone, and a plain computation of both directions."""
+
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
+
+from gspo import layout
+from gspo.backends import hf_attention, hf_flex
+from gspo.backends.hf_flex import Blocks, block_mask, starts
+from gspo.backends.hf_policy import HFPolicy
+from tests.backends.families import tiny
+from tests.backends.test_hf_attention import naive
+from tests.backends.test_hf_policy import replies
+from tests.test_layout import random_replies, random_trees, reply
+
+
+def wide(*cases):
+    """The forest of prompts with replies of these lengths."""
+    made = []
+    for prompt, sizes in cases:
+        made += [reply(range(prompt), size, first=10_000 * i + 1000) for i, size in enumerate(sizes)]
+    return layout.build(made, True).forest
+
+
+def allowed(forest, window):
+    """[T, T] bool: who may look at whom."""
+    seen = layout.may_look(forest)
+    return seen if window is None else seen & (forest.position[:, None] - forest.position < window)
+
+
+@given(st.one_of(random_trees(), random_replies()), st.booleans(), st.sampled_from([None, 1, 2, 3, 5, 100]))
+@settings(max_examples=150, deadline=None)
+def test_the_mask_and_its_blocks(made, share, window):
+    forest = layout.build(made, share).forest
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hf_flex, "BLOCK", 4)
+        mask = block_mask(forest.last, starts(forest.parent, window))
+    size = len(forest.tokens)
+    seen, place = allowed(forest, window), torch.arange(size)
+    assert torch.equal(mask.mask_mod(None, None, place[:, None], place[None]), seen)
+    blocks = -(-size // 4)
+    room = torch.nn.functional.pad(seen, (0, 4 * blocks - size, 0, 4 * blocks - size)).view(blocks, 4, blocks, 4)
+    for i in range(blocks):
+        mixed = mask.kv_indices[0, 0, i, : mask.kv_num_blocks[0, 0, i]].tolist()
+        full = mask.full_kv_indices[0, 0, i, : mask.full_kv_num_blocks[0, 0, i]].tolist()
+        assert not set(mixed) & set(full)
+        rows = min(4, size - 4 * i)
+        assert all(room[i, :rows, j, : min(4, size - 4 * j)].all() for j in full)
+        assert {j for j in range(blocks) if room[i, :, j].any()} <= {*mixed, *full}
+
+
+def test_blocks_that_nobody_looks_at_are_left_out():
+    forest = wide((300, (200, 31, 290)), (270, (250, 120)), (40, (3, 4)))
+    mask = Blocks(forest).mask(None)
+    size, side = len(forest.tokens), mask.kv_num_blocks.shape[-1]
+    seen = torch.nn.functional.pad(layout.may_look(forest), (0, 128 * side - size, 0, 128 * side - size))
+    needed = seen.view(side, 128, side, 128).any(3).any(1)
+    assert int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum()) == int(needed.sum()) == 42 < side**2
+
+
+@pytest.mark.parametrize("window", [None, 1, 50, 300])
+def test_values_and_gradients(window, monkeypatch):
+    monkeypatch.setattr(hf_flex, "kernel", lambda: flex_attention)
+    # The computation without a kernel has a backward pass on a CPU too; torch refuses it for the kernel's sake.
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *given: None)
+    forest, draw = wide((150, (100, 31)), (40, (3, 4))), torch.Generator().manual_seed(0)
+    size = len(forest.tokens)
+    ours = [torch.randn(size, heads, 16, dtype=torch.float64, generator=draw).requires_grad_() for heads in (4, 2, 2)]
+    theirs = [x.detach().clone().requires_grad_() for x in ours]
+    one = Blocks(forest).attend(*(x.transpose(0, 1)[None] for x in ours), window, 0.3)[0]
+    other = naive(*theirs, forest, window, 0.3)
+    gradient = torch.randn(one.shape, dtype=torch.float64, generator=draw)
+    one.backward(gradient)
+    other.backward(gradient)
+    for a, b in zip((one.detach(), *(x.grad for x in ours)), (other.detach(), *(x.grad for x in theirs))):
+        assert float((a - b).abs().max()) < 1e-12
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_few_compiled_kernels_for_all_forests():
+    hf_flex.kernel.cache_clear()
+    draw = torch.Generator().manual_seed(0)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    forests = [wide((200, (20, 9)))]  # two blocks, as there are two key heads: such a coincidence takes a variant
+    forests += [wide((300, (200, 31)), (270, (size,))) for size in (120, 60, 9, 300)] + [wide((20, (3, 4)))]
+    for forest in forests:
+        for window in (None, 50):
+            q, k, v = (torch.randn(1, heads, len(forest.tokens), 16, generator=draw) for heads in (4, 2, 2))
+            one = Blocks(forest).attend(q, k, v, window, 0.3)[0]
+            other = naive(*(x[0].transpose(0, 1) for x in (q, k, v)), forest, window, 0.3)
+            assert float((one - other).abs().max()) < 1e-5
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= before + 3 < hf_flex.GRAPHS
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gemma3", "gpt2"])
+def test_a_model_reads_a_forest_by_blocks(name, monkeypatch):
+    monkeypatch.setattr(hf_flex, "kernel", lambda: flex_attention)
+    model = tiny(name)
+    made = replies(model)
+    policy = HFPolicy(model, layout="shared")
+    with torch.no_grad():
+        plain = HFPolicy(model).forward(layout.build(made)).logp
+        monkeypatch.setattr(hf_attention, "Parts", Blocks)
+        shared = policy.forward(layout.build(made, True)).logp
+    assert float((shared - plain).abs().max()) < 2e-5

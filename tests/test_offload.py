@@ -1,0 +1,136 @@
+"""AdamW with its moments in the host's memory steps as a plain one, to the last bit."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gspo import build, configfile, offload
+from gspo.config import AlgorithmConfig, Config, LoraConfig, OptimizerConfig, TrainConfig
+from gspo.offload import Resting
+from gspo.optimiser import Optimiser
+from gspo.parts import Given, models_of
+from tests.backends.families import tiny
+from tests.tiny_run import model, settings
+
+CONFIG = OptimizerConfig(lr=1e-2, weight_decay=0.1, warmup=2)
+
+
+def weights():
+    draw = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(size, generator=draw)) for size in ((3, 4), (5,), (40,), (2, 2), ())]
+
+
+def optimiser(own, offloaded):
+    return Optimiser(own, CONFIG, 10, 0, offload=offloaded)
+
+
+def step(made, seed, without=()):
+    draw = torch.Generator().manual_seed(seed)
+    for i, parameter in enumerate(made.parameters):
+        gradient = torch.randn(parameter.shape, generator=draw)
+        parameter.grad = None if i in without else gradient
+    return made.step(1.0)
+
+
+def same(one, other):
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters, other.parameters))
+
+
+@pytest.mark.parametrize("bucket", [1, 20, 1000])
+def test_steps_as_a_plain_optimiser(bucket, monkeypatch):
+    monkeypatch.setattr(offload, "BUCKET", bucket)
+    plain, ours = optimiser(weights(), False), optimiser(weights(), True)
+    for seed in range(5):
+        without = (1, 3) if seed == 2 else ()  # weights that saw no gradient are not stepped
+        assert step(plain, seed, without) == step(ours, seed, without)
+        same(plain, ours)
+        assert not ours.adamw.state and all(p.grad is None for p in ours.parameters)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_checkpoint_of_either_continues_in_the_other(first):
+    begun, other = optimiser(weights(), first), optimiser(weights(), not first)
+    for seed in range(3):
+        step(begun, seed)
+    with torch.no_grad():
+        for a, b in zip(begun.parameters, other.parameters):
+            b.copy_(a)
+    other.load_state_dict(copy.deepcopy(begun.state_dict()))
+    for seed in range(3, 6):
+        step(begun, seed)
+        step(other, seed)
+        same(begun, other)
+
+
+def test_a_loaded_state_is_a_copy():
+    ours = optimiser(weights(), True)
+    step(ours, 0)
+    state = copy.deepcopy(ours.state_dict())
+    again = optimiser(weights(), True)
+    again.load_state_dict(state)
+    kept = copy.deepcopy(state["adamw"]["state"])
+    step(again, 1)
+    assert all(torch.equal(state["adamw"]["state"][i][name], kept[i][name]) for i in kept for name in kept[i])
+
+
+def test_buckets_hold_no_more_than_their_size_or_one_weight():
+    ours = offload.Offloaded(optimiser(weights(), False).adamw, weights())
+    for parameter in ours.parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    ours.parameters[3].grad = None
+    sizes = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offload, "BUCKET", 20)
+        sizes = [[p.numel() for p in part] for part in ours.buckets()]
+    assert sizes == [[12, 5], [40], [1]]
+
+
+def test_a_loaded_state_takes_the_room_that_is_there():
+    ours = optimiser(weights(), True)
+    step(ours, 0)
+    before = {id(x) for state in ours.moments.host.values() for x in state.values()}
+    state = copy.deepcopy(ours.state_dict())
+    del state["adamw"]["state"][1]
+    ours.load_state_dict(state)
+    after = {id(x) for state in ours.moments.host.values() for x in state.values()}
+    assert after < before and len(ours.moments.host) == len(ours.parameters) - 1
+
+
+def test_a_model_rests_on_the_host_and_works_on_its_device():
+    model = tiny("qwen3").model
+    weight = model.lm_head.weight
+    expected = {name: x.clone() for name, x in model.state_dict().items()}
+    resting = Resting(model)
+    held = weight.data_ptr()
+    with pytest.raises(KeyError), resting.awake():
+        assert weight.data_ptr() != held and weight is model.lm_head.weight
+        assert all(torch.equal(x, expected[name]) for name, x in model.state_dict().items())
+        raise KeyError
+    assert weight.data_ptr() == held
+    assert all(torch.equal(x, expected[name]) for name, x in model.state_dict().items())
+
+
+@pytest.mark.parametrize("offload_optimizer", [False, True])
+def test_a_run_offloads_where_it_is_told_and_has_a_gpu(offload_optimizer):
+    train = TrainConfig(offload_optimizer=offload_optimizer)
+    for device in ("cpu", "cuda"):
+        policy = SimpleNamespace(device=torch.device(device), parameters=weights)
+        made = build.optimiser_of(Config(train=train), policy, 10)
+        assert isinstance(made.moments, offload.Offloaded) == (offload_optimizer and device == "cuda")
+
+
+@pytest.mark.parametrize("rests", [False, True])
+def test_the_reference_rests_where_told(tmp_path, rests):
+    given = model(0)
+    changes = {"algorithm": {"beta": 0.1}, "train": {"offload_reference": rests}, "task": {"source": "(given)"}}
+    config = configfile.as_config(None, settings(tmp_path / "run", **changes))
+    _, reference = models_of(config, Given(model=given.model, tokenizer=given.tokenizer), None)
+    assert (reference.resting is not None) == rests
+
+
+def test_a_reference_that_is_not_there_cannot_be_offloaded():
+    for more in ({}, {"algorithm": AlgorithmConfig(beta=0.1), "lora": LoraConfig(rank=4)}):
+        with pytest.raises(ValueError, match=r"train\.offload_reference: with .* there is no reference model"):
+            build.resolved(Config(train=TrainConfig(offload_reference=True), **more))
