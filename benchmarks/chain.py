@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -49,15 +49,21 @@ def make_item(seed: int) -> Item:
     return Item(f"{expression} mod {MODULUS}?", f"{';'.join(steps)};so {value}", value)
 
 
-def make_items(n: int, seed: int = 0) -> list[Item]:
-    """`n` items with different prompts. Seeds a million apart share no item's seed."""
+def make_items(n: int, seed: int = 0, examples: int = 0) -> list[Item]:
+    """`n` items with different prompts. Seeds a million apart share no item's seed. examples: so many others, worked, stand
+    before each question, some 81 tokens each.
+    """
     items: dict[str, Item] = {}
     index = seed * 1_000_000
     while len(items) < n:
         item = make_item(index)
         items.setdefault(item.prompt, item)
         index += 1
-    return list(items.values())
+    if not examples:
+        return list(items.values())
+    worked = [f"{item.prompt}{item.completion} " for item in make_items(n + examples, seed + 1)]
+    shown = ("".join(worked[i : i + examples]) for i in range(n))
+    return [replace(item, prompt=text + item.prompt) for text, item in zip(shown, items.values())]
 
 
 def score(completion: str, answer: int) -> float:
@@ -100,7 +106,7 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeConfig:
         moe_intermediate_size=128,
         norm_topk_prob=True,
         tie_word_embeddings=True,
-        max_position_embeddings=256,
+        max_position_embeddings=1024,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         dtype="float32",
@@ -113,12 +119,27 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3MoeFor
     return Qwen3MoeForCausalLM._from_config(make_config(tokenizer), experts_implementation="grouped_mm")
 
 
+def random_groups(prompt: int, reply: int, group: int, prompts: int) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Prompts of `prompt` random tokens, each with `group` replies of `reply` tokens: always the same ones."""
+    draw = torch.Generator().manual_seed(0)
+    return [
+        (torch.randint(3, 30, (prompt,), generator=draw), list(torch.randint(3, 30, (group, reply), generator=draw)))
+        for _ in range(prompts)
+    ]
+
+
 def write_model(folder: str | Path, seed: int = 0) -> Path:
     """Write model and tokenizer in Hugging Face format to `folder`, and return it."""
     tokenizer = make_tokenizer()
     make_model(tokenizer, seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return Path(folder)
+
+
+def gradients(model: torch.nn.Module) -> list[float]:
+    """Each weight's gradient, projected on a fixed direction: equal for equal gradients, signs included."""
+    return [float(p.grad.double().flatten() @ torch.arange(p.numel()).double().cos())
+            for p in model.parameters() if p.grad is not None]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Sampling: the embedded sampler against a vLLM server, the same tiny mixture and prompts, in turns.
 
-python benchmarks/engines.py --python .venv-vllm/bin/python [--repeats 7] [--tokens 96] [--threads 1]
+python benchmarks/engines.py --python .venv-vllm/bin/python [--rows 32 128 256] [--repeats 7] [--tokens 96] [--threads 1]
 
 Replies of exactly --tokens tokens to prompts of 12 tokens, 8 to a prompt; tokens a second over the whole call, likelihoods
 and routes included. The ratio is the median over paired repeats with a 95 % interval. Both compute with
@@ -33,24 +33,24 @@ MODELS = {
     "0.5 M": {"hidden": 64, "heads": 2, "layers": 4, "expert_width": 32},
     "3.4 M": {"hidden": 128, "heads": 4, "layers": 4},
 }
-ROWS, EACH = (32, 128, 256), 8
+EACH = 8  # replies a prompt
 
 
-def compare(outline: dict[str, int], python: str, repeats: int, tokens: int) -> list[dict[str, Any]]:
+def compare(outline: dict[str, int], python: str, sizes: list[int], repeats: int, tokens: int) -> list[dict[str, Any]]:
     """A line for each number of rows, printed and returned."""
     found: list[dict[str, Any]] = []
     config = tiny_qwen3_moe(**outline, experts=16, top_k=2, context=256)
     tiny = build_tiny(config, longest_match_tokenizer(count_bits.PIECES))
     policy, vocabulary = HFPolicy(tiny), tiny.config.vocab_size
     arguments = {"enforce_eager": True, "max_model_len": 256}
-    given = SamplerConfig(engine="vllm", python=python, engine_args=arguments, batch_size=max(ROWS))
+    given = SamplerConfig(engine="vllm", python=python, engine_args=arguments, batch_size=max(sizes))
     with tempfile.TemporaryDirectory(prefix="gspo-bench-") as scratch:
         served = sampler_of(Config(sampler=given), policy, Path(scratch))
         try:
             served.server.start()
             served.load(policy, 0)
-            samplers = {"embedded": HFSampler(tiny, max(ROWS)), "vLLM": served}
-            for rows in ROWS:
+            samplers = {"embedded": HFSampler(tiny, max(sizes)), "vLLM": served}
+            for rows in sizes:
                 g = torch.Generator().manual_seed(rows)
                 ids = torch.randint(vocabulary, (rows // EACH, 12), generator=g)
                 prompts = [Prompt(str(i), "", tuple(row.tolist())) for i, row in enumerate(ids)]
@@ -77,6 +77,8 @@ def main() -> None:
     """Both models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="interpreter whose environment has vLLM")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--rows", type=int, nargs="+", default=[32, 128, 256], help=f"multiples of {EACH}")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=1)
@@ -89,9 +91,9 @@ def main() -> None:
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     results: list[dict[str, Any]] = []
-    for name, outline in MODELS.items():
+    for name in options.models:
         print(name, flush=True)
-        found = compare(outline, options.python, options.repeats, options.tokens)
+        found = compare(MODELS[name], options.python, options.rows, options.repeats, options.tokens)
         results += [{"model": name} | one for one in found]
     if options.out:
         options.out.write_text(json.dumps({"repeats": options.repeats, "results": results}, indent=1) + "\n")

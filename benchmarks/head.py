@@ -1,13 +1,15 @@
 """Time and peak memory of log-probabilities from hidden states, forward and backward, at a large vocabulary.
 
-python benchmarks/head.py [--tokens 1024 4096 16384] [--repeats 5] [--threads 1] [--device cpu] [--dtype float32]
-                          [--frozen] [--entropy] [--out FILE.json]
+python benchmarks/head.py [--tokens 1024 4096 16384] [--repeats 5] [--cold 16384] [--threads 1] [--device cpu]
+                          [--dtype float32] [--frozen] [--entropy] [--out FILE.json]
 
 `full` has all logits and their log_softmax at once; `chunks` checkpoints chunks of tokens, whose logits are formed again in
 the backward pass; `ours` is gspo's head. `liger` is the fused loss of Liger where it is installed (GPUs only): it has its
 gradients in the forward pass and gives one sum, so it serves losses that are known before. Each is a process of its own;
 they take turns. Memory is the peak above what stood before the step (hidden states and weights): resident memory on a CPU,
-allocated memory on a GPU. The gradients count. Medians, and medians of paired ratios. What does not fit is left out.
+allocated memory on a GPU. The gradients count. Medians, and medians of paired ratios. What does not fit is left out, and
+`chunks` where it would only repeat what fewer tokens said: its memory is one chunk's, so beyond the fewest tokens it runs
+only as the base in place of `full`. A first round warms up, but for passes of --cold tokens or more, which take minutes.
 """
 
 from __future__ import annotations
@@ -94,7 +96,10 @@ def work(variant: str, args: argparse.Namespace) -> None:
 
 
 def left_out(variant: str, tokens: int, args: argparse.Namespace) -> str | None:
-    """Why a variant cannot run; None where it can."""
+    """Why a variant does not run; None where it does."""
+    full = "full" in args.variants and (variant == "full" or not left_out("full", tokens, args))
+    if variant == "chunks" and full and tokens > min(args.tokens):
+        return "said at fewer tokens"
     if variant == "liger" and not (args.device.startswith("cuda") and importlib.util.find_spec("liger_kernel")):
         return "needs a GPU and liger-kernel"
     need = (4 if args.entropy else 3) * tokens * args.vocabulary * 4 / GIB + 4
@@ -114,7 +119,7 @@ def compare(tokens: int, args: argparse.Namespace, folder: Path) -> dict[str, An
     command = [sys.executable, __file__, f"--tokens={tokens}", *passed, "--worker"]
     workers = [Worker(name, [*command, name], folder / f"{name}.log") for name in args.variants if name not in found]
     try:
-        steps = take_turns(workers, args.repeats, 1)
+        steps = take_turns(workers, args.repeats, int(tokens < args.cold))
     finally:
         for worker in workers:
             worker.close()
@@ -137,6 +142,7 @@ def main() -> None:
     parser.add_argument("--frozen", action="store_true", help="the weight needs no gradient, as with LoRA")
     parser.add_argument("--entropy", action="store_true", help="entropies as well")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cold", type=int, default=16384, help="tokens from which no round warms up")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import statistics
@@ -37,6 +38,13 @@ class Memory:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
+def release() -> None:
+    """Gives freed memory back to the system, where the C library can (glibc): what it keeps would hide a small peak."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def free_memory(device: str) -> float:
     """Free memory in GiB."""
     if device.startswith("cuda"):
@@ -58,6 +66,16 @@ def matmul_rate(device: str = "cpu", dtype: torch.dtype = torch.float32, size: i
     return 2 * size**3 / statistics.median(seconds[2:])
 
 
+def rate_with(threads: int) -> float:
+    """matmul_rate of the processor with so many threads, whatever is set."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return matmul_rate()
+    finally:
+        torch.set_num_threads(before)
+
+
 def describe(device: str = "cpu") -> dict[str, str | int | float]:
     """Processor, memory and versions."""
     import transformers
@@ -70,7 +88,7 @@ def describe(device: str = "cpu") -> dict[str, str | int | float]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "matmul_gflops_2_threads": round(matmul_rate() / 1e9),
+        "matmul_gflops_2_threads": round(rate_with(2) / 1e9),
     }
     if device.startswith("cuda"):
         found["gpu"] = torch.cuda.get_device_name(device)

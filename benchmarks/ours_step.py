@@ -13,8 +13,8 @@ from paired import THREADS, Commands
 from trl_step import GENERATIONS, LEARNING_RATE, MINI_BATCHES, PROMPTS
 
 
-def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, Any]]) -> None:
-    """Does one step of a training run a command. `changes`: configuration sections to change."""
+def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, Any]], examples: int) -> None:
+    """Does one step of a training run a command. `changes`: configuration sections to change. examples: see chain.py."""
     import torch
     from chain import REPLY_TOKENS, digit_share, make_items
 
@@ -41,7 +41,7 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
         }
         for name, table in changes.items():
             sections[name] = sections.get(name, {}) | table
-        rows = [{"prompt": item.prompt} for item in make_items(2048)]
+        rows = [{"prompt": item.prompt} for item in make_items(2048, examples=examples)]
         given = parts.Given(rows=rows, functions=(reward,))
         with build.training(configfile.as_config(None, sections), given=given) as (run, model):
             # One end token, past the model's last output, so that every reply has the same length, as TRL's have.
@@ -66,9 +66,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="folder that chain.write_model wrote")
     parser.add_argument("--changes", default="{}", help="configuration sections to change, as JSON")
+    parser.add_argument("--examples", type=int, default=0, help="worked items before each question")
     options = parser.parse_args()
     commands = Commands()
-    serve(commands, options.model, json.loads(options.changes))
+    serve(commands, options.model, json.loads(options.changes), options.examples)
 
 
 if __name__ == "__main__":

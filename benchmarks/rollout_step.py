@@ -4,7 +4,8 @@
 2 threads, GSPO with the paper's clip range. Both do the whole step: sampling, rewards, advantages, updates, and the
 metrics that they compute anyway; neither logs, saves or evaluates. TRL computes pi_old by one more forward pass, as it
 must when a rollout batch gives several updates; gspo takes the sampler's own likelihoods, and is timed with pi_old
-recomputed as well. The first run installs TRL into .bench-trl.
+recomputed as well. A second task puts six worked examples before each question, prompts of 526 tokens. The first run
+installs TRL into .bench-trl.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from paired import THREADS, Worker, median_interval, medians, take_turns
 from trl_step import HERE, trl_environment
 
 COMPILED = {"torch_compile": True}
+TASKS = {0: "chain", 6: "worked examples"}  # by the examples before each question
 
 
-def commands(model: Path) -> dict[str, list[str]]:
+def commands(model: Path, examples: int) -> dict[str, list[str]]:
     """What starts each worker. TRL is faster compiled, where there is a C++ compiler; gspo does not compile."""
-    ours = [sys.executable, str(HERE / "ours_step.py"), str(model)]
-    theirs = [str(trl_environment()), str(HERE / "trl_step.py"), str(model)]
+    given = [str(model), "--examples", str(examples)]
+    ours = [sys.executable, str(HERE / "ours_step.py"), *given]
+    theirs = [str(trl_environment()), str(HERE / "trl_step.py"), *given]
     recompute = json.dumps({"algorithm": {"old_logprobs": "recompute"}})
     found = {"gspo": ours, "gspo, pi_old recomputed": [*ours, "--changes", recompute], "TRL": theirs}
     if shutil.which("g++"):
@@ -36,13 +39,13 @@ def commands(model: Path) -> dict[str, list[str]]:
     return found
 
 
-def measure(repeats: int, warm_up: int) -> dict[str, list[dict[str, Any]]]:
+def measure(repeats: int, warm_up: int, examples: int) -> dict[str, list[dict[str, Any]]]:
     """The steps of each worker, in turns."""
     with tempfile.TemporaryDirectory() as scratch:
         model = chain.write_model(Path(scratch) / "model")
         workers: list[Worker] = []
         try:
-            for i, (name, command) in enumerate(commands(model).items()):
+            for i, (name, command) in enumerate(commands(model, examples).items()):
                 workers.append(Worker(name, command, Path(scratch) / f"worker{i}.log"))
             return take_turns(workers, repeats, warm_up)
         finally:
@@ -80,18 +83,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=12, help="recorded steps of each program (at least 5)")
     parser.add_argument("--warm-up", type=int, default=4, help="steps before them")
+    parser.add_argument(
+        "--examples", type=int, nargs="+", default=list(TASKS), choices=list(TASKS), help="worked items before each question"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/bench/rollout_step.json"), help="file for all the numbers")
     options = parser.parse_args()
     if options.repeats < 5:
         parser.error(f"--repeats {options.repeats}: at least 5")
-    steps = measure(options.repeats, options.warm_up)
-    summary = summarise(steps)
-    show(summary)
-    lengths = {step["length"] for own in steps.values() for step in own}
-    if lengths != {chain.REPLY_TOKENS}:
-        raise RuntimeError(f"replies of {sorted(lengths)} tokens: the programs did not do the same work")
+    tasks: dict[str, dict[str, Any]] = {}
+    for examples in options.examples:
+        steps = measure(options.repeats, options.warm_up, examples)
+        tasks[TASKS[examples]] = {"summary": summarise(steps), "steps": steps}
+        print(f"{TASKS[examples]}:")
+        show(tasks[TASKS[examples]]["summary"])
+        lengths = {step["length"] for own in steps.values() for step in own}
+        if lengths != {chain.REPLY_TOKENS}:
+            raise RuntimeError(f"replies of {sorted(lengths)} tokens: the programs did not do the same work")
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"threads": THREADS, "summary": summary, "steps": steps}, indent=1) + "\n")
+    options.out.write_text(json.dumps({"threads": THREADS, "tasks": tasks}, indent=1) + "\n")
     print(f"written to {options.out}")
 
 

@@ -1,9 +1,13 @@
 """How the cost of an update grows: slopes of log time and log memory against log tokens, group size and experts.
 
-The chain model, float32. tokens: more prompts of 128 with 8 replies of 64, in micro-batches of `--budget` tokens, so that
-memory should not grow. group: replies to one prompt of 256. experts: of which each token visits 2; the weights grow, the
-work should not. A slope of 1 is proportional cost. Each slope is the least-squares line through medians; its interval is
-that of the slopes of the single repeats.
+The chain model, float32, forward and backward. tokens: more prompts of 128 with 8 replies of 64, in micro-batches of
+`--budget` tokens, each but the last full, so that memory should not grow. group: replies to one prompt of 256. experts: of
+which each token visits 2, so that the work should not grow. A slope of 1 is proportional cost. Each slope is the
+median of the least-squares slopes of single repeats.
+
+Memory is the peak of a pass above what stands before it, which is weights and their gradients. Those grow with the experts,
+as they must; the slope says whether what a pass adds does (hidden states and other activations, and one layer's gradient
+before it is added to what stands). It has passes of its own, untimed, since freed memory is given back before each.
 """
 
 from __future__ import annotations
@@ -14,37 +18,27 @@ import math
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
-import chain
 import torch
-from machine import Memory
+from models import mixture
 from paired import median_interval
-from transformers import Qwen3MoeForCausalLM
-from update import CONTEXT, mixture, one_pass, replies
+from update import one_pass, peak, replies
 
-from gspo.backends.hf_model import HFModel, wrap_model
+from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_policy import HFPolicy
 from gspo.types import Reply
 
 Case = tuple[HFModel, list[Reply]]
 
 
-def with_experts(count: int) -> HFModel:
-    """The chain model with so many experts."""
-    tokenizer = chain.make_tokenizer()
-    config = chain.make_config(tokenizer)
-    config.num_experts, config.max_position_embeddings = count, CONTEXT
-    torch.manual_seed(0)
-    return wrap_model(Qwen3MoeForCausalLM(config), tokenizer)
-
-
 def cases() -> dict[str, dict[int, Case]]:
     """What is measured, by what grows and its size."""
     model = mixture()
     return {
-        "tokens": {n * (128 + 8 * 64): (model, replies(128, 64, 8, n)) for n in (2, 4, 8, 16, 32)},
+        "tokens": {n * (128 + 8 * 64): (model, replies(128, 64, 8, n)) for n in (7, 14, 28, 56)},
         "group": {g: (model, replies(256, 64, g, 1)) for g in (4, 8, 16, 32)},
-        "experts": {e: (with_experts(e), replies(128, 64, 8, 4)) for e in (8, 16, 32, 64)},
+        "experts": {e: (mixture(experts=e), replies(128, 64, 8, 4)) for e in (8, 16, 32, 64)},
     }
 
 
@@ -54,30 +48,36 @@ def slope(sizes: list[int], costs: list[float]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
-def measure(family: dict[int, Case], budget: int, repeats: int) -> dict[str, object]:
-    """Seconds and GiB by size, and their slopes."""
+def line(costs: dict[int, list[float]], repeats: int) -> dict[str, float]:
+    """The median of the slopes of single repeats, and its interval."""
+    sizes = list(costs)
+    slopes = [slope(sizes, [costs[size][i] for size in sizes]) for i in range(repeats)]
+    low, high, _ = median_interval(slopes)
+    return {"slope": statistics.median(slopes), "low": low, "high": high}
+
+
+def measure(family: dict[int, Case], budget: int, repeats: int) -> dict[str, Any]:
+    """Seconds and GiB by size, medians, and their slopes."""
     seconds: dict[int, list[float]] = {size: [] for size in family}
     memory: dict[int, list[float]] = {size: [] for size in family}
     runs = {size: one_pass(HFPolicy(model, layout="auto"), made, budget) for size, (model, made) in family.items()}
-    for repeat in range(repeats + 1):
+    for run in runs.values():
+        run()  # warm; and the gradients stand from here on
+    sizes = list(runs)
+    for i in range(repeats):
+        for size in sizes[i % len(sizes) :] + sizes[: i % len(sizes)]:  # so that a drift of the machine is no slope
+            begin = time.perf_counter()
+            runs[size]()
+            seconds[size].append(time.perf_counter() - begin)
+    for _ in range(repeats):
         for size, run in runs.items():
-            watch, begin = Memory(torch.device("cpu")), time.perf_counter()
-            run()
-            if repeat:
-                seconds[size].append(time.perf_counter() - begin)
-                memory[size].append(max(watch.peak(), 1e-3))
-    sizes = list(family)
-    each = [slope(sizes, [seconds[size][i] for size in sizes]) for i in range(repeats)]
-    low, high, _ = median_interval(each)
-    median = {size: statistics.median(seconds[size]) for size in sizes}
+            memory[size].append(peak(run, torch.device("cpu")))
     return {
-        "seconds": median,
-        "GiB": {size: statistics.median(memory[size]) for size in sizes},
-        "slope": slope(sizes, list(median.values())),
-        "low": low,
-        "high": high,
+        "seconds": {size: statistics.median(own) for size, own in seconds.items()},
+        "GiB": {size: statistics.median(own) for size, own in memory.items()},
         "repeats": repeats,
-    }
+        "memory": line(memory, repeats),
+    } | line(seconds, repeats)
 
 
 def main() -> None:
@@ -89,12 +89,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/bench/scaling.json"), help="file for all the numbers")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    results = {}
+    results: dict[str, Any] = {}
     for name, family in cases().items():
         results[name] = found = measure(family, options.budget, options.repeats)
-        print(
-            f"{name}: slope {found['slope']:.2f} [{found['low']:.2f}, {found['high']:.2f}]", found["seconds"], found["GiB"]
-        )
+        for unit, own in (("seconds", found), ("GiB", found["memory"])):
+            print(f"{name}: slope of {unit} {own['slope']:.2f} [{own['low']:.2f}, {own['high']:.2f}]", found[unit])
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"threads": options.threads, "results": results}, indent=1) + "\n")
 

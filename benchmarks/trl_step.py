@@ -75,7 +75,7 @@ def make_arguments(trial: dict[str, Any], scratch: str) -> Any:
     return GRPOConfig(**{**options, **trial})
 
 
-def make_trainer(commands: Commands, model_folder: str, experts: str, trial: dict[str, Any]) -> Any:
+def make_trainer(commands: Commands, model_folder: str, experts: str, trial: dict[str, Any], examples: int) -> Any:
     """A GRPOTrainer that does one rollout step a command."""
     import torch
     from chain import digit_share, make_items
@@ -136,7 +136,7 @@ def make_trainer(commands: Commands, model_folder: str, experts: str, trial: dic
         model=model,
         reward_funcs=reward,
         args=make_arguments(trial, f"{model_folder}/trl"),
-        train_dataset=Dataset.from_list([{"prompt": item.prompt} for item in make_items(2048)]),
+        train_dataset=Dataset.from_list([{"prompt": item.prompt} for item in make_items(2048, examples=examples)]),
         processing_class=tokenizer,
         callbacks=[Turns()],
     )
@@ -149,9 +149,10 @@ def main() -> None:
     parser.add_argument("model", help="folder that chain.write_model wrote")
     parser.add_argument("--experts", default="grouped_mm", choices=("grouped_mm", "batched_mm", "eager"))
     parser.add_argument("--trial", default="{}", help="GRPOConfig options to try, as JSON")
+    parser.add_argument("--examples", type=int, default=0, help="worked items before each question")
     options = parser.parse_args()
     commands = Commands()
-    make_trainer(commands, options.model, options.experts, json.loads(options.trial)).train()
+    make_trainer(commands, options.model, options.experts, json.loads(options.trial), options.examples).train()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,20 @@
 """Seconds of one update's forward and backward pass: prompts of P tokens, G replies of R each, by layout, in turns.
 
-A dense model and a mixture of experts of 3 M parameters (chain.py), float32. "padded": a row a reply, as other frameworks
-train. "auto": what `gspo train` does. Each figure is the median of paired ratios; at least 5 repeats. roofline: the
-operations that the forest needs, each token once, at the machine's rate for a large matrix product, over the time taken.
+A dense model and a mixture of experts of 3 M parameters, float32 (models.py). "padded": a row a reply, as other frameworks
+train. "auto": what `gspo train` does; padded rows where it cannot share prompts. Each figure is the median of paired ratios,
+at least 5 repeats. roofline: the operations that the forest needs, each token once, at the machine's rate for a large matrix
+product, over the time taken; on a GPU this is the model FLOPs utilisation. GiB: the peak of one more pass above weights and
+gradients.
+
+On a GPU, with autocast to bfloat16 as `gspo train` has it, and with long replies:
+python benchmarks/update.py --device cuda --model 0.6b --layouts padded shared [--checkpointing] [--shape 512 16384 8 1]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -17,46 +23,28 @@ from typing import Any
 
 import chain
 import torch
-from machine import matmul_rate
+from machine import Memory, matmul_rate, release
+from models import MODELS
 from paired import median_interval
-from transformers import Qwen3MoeForCausalLM
 
 from gspo import layout
-from gspo.backends.hf_model import HFModel, wrap_model
+from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_policy import HFPolicy
-from gspo.backends.tiny import build_tiny
+from gspo.config import ModelConfig
+from gspo.loop_config import LAYOUTS
 from gspo.types import Reply
 
 SHAPES = [(512, 64, 8, 2), (256, 128, 8, 2), (64, 256, 8, 2), (2048, 256, 8, 1), (23, 57, 8, 4)]
-CONTEXT = 4096
-
-
-def dense() -> HFModel:
-    """A Qwen3 of the same width and depth as the mixture."""
-    shape = {"model_type": "qwen3", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 512, "tie_word_embeddings": True}
-    return build_tiny({**shape, "max_position_embeddings": CONTEXT}, chain.make_tokenizer())
-
-
-def mixture() -> HFModel:
-    """The chain model, with a longer context."""
-    tokenizer = chain.make_tokenizer()
-    config = chain.make_config(tokenizer)
-    config.max_position_embeddings = CONTEXT
-    torch.manual_seed(0)
-    return wrap_model(Qwen3MoeForCausalLM(config), tokenizer)
 
 
 def replies(prompt: int, reply: int, group: int, prompts: int) -> list[Reply]:
-    """Random tokens."""
-    draw = torch.Generator().manual_seed(0)
+    """Those of chain.random_groups, each with an advantage of 1 or -1 in turn."""
     made = []
-    for _ in range(prompts):
-        shared = torch.randint(3, 30, (prompt,), generator=draw)
-        for _ in range(group):
-            tokens = torch.cat([shared, torch.randint(3, 30, (reply,), generator=draw)])
+    for shared, group_replies in chain.random_groups(prompt, reply, group, prompts):
+        for i, own in enumerate(group_replies):
             logp = torch.zeros(reply)
-            made.append(Reply(tokens, torch.arange(prompt + reply) >= prompt, logp, logp, 1.0))
+            sampled = torch.arange(prompt + reply) >= prompt
+            made.append(Reply(torch.cat([shared, own]), sampled, logp, logp, 1.0 - 2 * (i % 2)))
     return made
 
 
@@ -67,6 +55,8 @@ def one_pass(policy: HFPolicy, made: list[Reply], budget: int) -> Callable[[], N
         for part in layout.micro_batches(made, budget, policy.shares_prompts):
             out = policy.forward(layout.build(part, policy.shares_prompts), entropy=True, routing=True)
             out.logp.sum().backward()
+        if policy.device.type == "cuda":
+            torch.cuda.synchronize()
 
     return run
 
@@ -85,6 +75,14 @@ def operations(model: HFModel, made: list[Reply]) -> float:
     return 6 * (weights * len(forest.tokens) + config.vocab_size * config.hidden_size * sampled) + 12 * heads * looks
 
 
+def peak(run: Callable[[], None], device: torch.device) -> float:
+    """GiB of one more pass above what stands before it."""
+    release()
+    watch = Memory(device)
+    run()
+    return watch.peak()
+
+
 def in_turns(runs: dict[str, Callable[[], None]], repeats: int, clock: Callable[[], float]) -> dict[str, list[float]]:
     """Seconds of each, after one unrecorded round."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -98,41 +96,60 @@ def in_turns(runs: dict[str, Callable[[], None]], repeats: int, clock: Callable[
     return seconds
 
 
+def compare(model: HFModel, shape: tuple[int, ...], rate: float, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A line a layout, printed and returned. rate: operations a second of a large matrix product."""
+    made, line = replies(*shape), f"P {shape[0]} R {shape[1]} G {shape[2]}, {shape[3]} prompts:"
+    policies = {name: HFPolicy(model, layout=name, gradient_checkpointing=options.checkpointing) for name in options.layouts}
+    runs = {name: one_pass(policy, made, options.budget) for name, policy in policies.items()}
+    clock = time.perf_counter if options.clock == "wall" else time.process_time
+    needed, results = operations(model, made) / rate, []
+    for name, own in (seconds := in_turns(runs, options.repeats, clock)).items():
+        ratios = [a / b for a, b in zip(seconds["padded"], own)]
+        low, high, _ = median_interval(ratios)
+        found = {"layout": name, "seconds": statistics.median(own), "ratio": statistics.median(ratios)}
+        found |= {"low": low, "high": high, "repeats": options.repeats, "GiB": peak(runs[name], model.device)}
+        found |= {"roofline": needed / found["seconds"] if options.clock == "wall" else math.nan}
+        results.append({"shape": shape} | found)
+        line += f"  {name} {found['seconds']:.3f} s, {found['roofline']:.0%} of the roofline, {found['GiB']:.2f} GiB"
+        line += f" ({found['ratio']:.2f} [{low:.2f}, {high:.2f}])"
+    print(line, flush=True)
+    return results
+
+
 def main() -> None:
     """Measure, print, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--autocast", default="auto", choices=["auto", "none", "bfloat16"], help="model.autocast")
+    parser.add_argument("--model", default="3m", choices=list(MODELS), help="size: 0.6b has 0.6 and 1.1 B parameters")
+    parser.add_argument("--kinds", nargs="+", default=["dense", "mixture"], choices=["dense", "mixture"])
+    parser.add_argument(
+        "--shape", type=int, nargs=4, action="append", help="P, R, G and the number of prompts, in place of all"
+    )
+    parser.add_argument("--checkpointing", action="store_true", help="train.gradient_checkpointing")
     parser.add_argument("--budget", type=int, default=16384, help="train.micro_batch_tokens")
-    parser.add_argument("--layouts", nargs="+", default=["padded", "auto"])
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=["padded", "auto"])
     parser.add_argument("--clock", default="wall", choices=["wall", "cpu"], help="cpu: processor time, for a shared machine")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/update.json"), help="file for all the numbers")
     options = parser.parse_args()
     if options.repeats < 5 or "padded" not in options.layouts:
         parser.error("--repeats must be at least 5, and --layouts must name padded, which the others are compared with")
     torch.set_num_threads(options.threads)
-    clock = time.perf_counter if options.clock == "wall" else time.process_time
     results: list[dict[str, Any]] = []
-    rate = matmul_rate()
-    for kind, make in (("dense", dense), ("mixture", mixture)):
-        model = make()
-        policies = {name: HFPolicy(model, layout=name) for name in options.layouts}
-        for shape in SHAPES:
-            made = replies(*shape)
-            seconds = in_turns({n: one_pass(p, made, options.budget) for n, p in policies.items()}, options.repeats, clock)
-            needed = operations(model, made) / rate
-            line = f"{kind}, P {shape[0]} R {shape[1]} G {shape[2]}, {shape[3]} prompts:"
-            for name, own in seconds.items():
-                ratios = [a / b for a, b in zip(seconds["padded"], own)]
-                low, high, _ = median_interval(ratios)
-                found = {"seconds": statistics.median(own), "ratio": statistics.median(ratios), "low": low, "high": high}
-                found |= {"roofline": needed / found["seconds"], "repeats": options.repeats}
-                results.append({"model": kind, "shape": shape, "layout": name} | found)
-                line += f"  {name} {found['seconds']:.3f} s, {found['roofline']:.0%} of the roofline"
-                line += f" ({found['ratio']:.2f} [{low:.2f}, {high:.2f}])"
-            print(line, flush=True)
+    cfg = ModelConfig(device=options.device, autocast=options.autocast)
+    rates = {}
+    for kind in options.kinds:
+        model = MODELS[options.model][kind](cfg)
+        size = 8192 if model.device.type == "cuda" else 2048
+        rates[kind] = matmul_rate(options.device, model.compute_dtype, size)
+        print(f"{kind}, {rates[kind] / 1e9:,.0f} GFLOP/s in a large {model.compute_dtype} product")
+        for shape in options.shape or SHAPES:
+            results += [{"model": kind} | one for one in compare(model, tuple(shape), rates[kind], options)]
+        del model  # there may not be room for two
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {"matmul_gflops": rate / 1e9}
+    report: dict[str, Any] = {"matmul_gflops": {kind: rate / 1e9 for kind, rate in rates.items()}}
     report |= {"threads": options.threads, "clock": options.clock, "torch": torch.__version__, "results": results}
     options.out.write_text(json.dumps(report, indent=1) + "\n")
     print(f"written to {options.out}")

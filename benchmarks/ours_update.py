@@ -1,0 +1,59 @@
+"""The forward and backward pass of one update by gspo, as a worker for update_trl.py (see paired.py)."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+
+from paired import THREADS, Commands
+
+
+def serve(commands: Commands, options: argparse.Namespace) -> None:
+    """Does the passes of one update a command, with GSPO's loss and the statistics that a step logs."""
+    import torch
+    from chain import gradients
+    from update import replies
+
+    from gspo import layout
+    from gspo.backends.hf_model import load_model
+    from gspo.backends.hf_policy import HFPolicy
+    from gspo.config import AlgorithmConfig, ModelConfig
+    from gspo.objective.algorithms import resolve
+    from gspo.policy_objective import PolicyObjective
+
+    torch.set_num_threads(options.threads)
+    policy = HFPolicy(load_model(ModelConfig(path=options.model, device="cpu")), layout="auto")
+    objective = PolicyObjective(*resolve(AlgorithmConfig(name="gspo"))[:2], options.shape[1])
+    made = replies(*options.shape)
+    for i, part in enumerate(layout.build([reply], False) for reply in made):  # pi_old is the policy: nothing is clipped
+        with torch.no_grad():
+            logp = policy.forward(part).logp
+        made[i] = dataclasses.replace(made[i], logp_old=logp, logp_mu=logp)
+    parameters = list(policy.parameters())
+    while commands.wait():
+        begin = time.perf_counter()
+        for part in layout.micro_batches(made, options.budget, policy.shares_prompts):
+            batch = layout.build(part, policy.shares_prompts)
+            terms, _ = objective.terms(policy.forward(batch, entropy=True, routing=True), batch)
+            (terms.sum() / objective.denominator(made)).backward()
+        seconds = time.perf_counter() - begin
+        seen = gradients(policy.model.model)
+        for parameter in parameters:
+            parameter.grad = None
+        commands.answer({"seconds": seconds, "gradients": seen})
+
+
+def main() -> None:
+    """Serve updates."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="folder of the model")
+    parser.add_argument("--shape", type=int, nargs=4, required=True, help="P, R, G and the number of prompts")
+    parser.add_argument("--threads", type=int, default=THREADS)
+    parser.add_argument("--budget", type=int, default=16384, help="train.micro_batch_tokens")
+    options = parser.parse_args()
+    serve(Commands(), options)
+
+
+if __name__ == "__main__":
+    main()
