@@ -1,6 +1,7 @@
 import dataclasses
 import math
 import random
+import weakref
 
 import pytest
 import torch
@@ -148,6 +149,59 @@ def test_nothing_is_left_out_where_another_term_has_a_gradient(config):
         policy, (gradient,), metrics = watched_update("gspo", batch, 1, **config)
         assert len(policy.passed) == 6 and metrics["skipped/replies"] == metrics["skipped/backward"] == 0
         torch.testing.assert_close(gradient, full_gradient("gspo", batch, **config), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_one_long_reply_that_does_not_fit_ends_the_halving(share):
+    sizes, said = [], []
+
+    class Small(Bigram):
+        shares_prompts = share
+
+        def forward(self, batch, **asked):
+            sizes.append(len(batch.forest.tokens))
+            if sizes[-1] > 800:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return super().forward(batch, **asked)
+
+    def long(size):
+        return Reply(torch.arange(size) % 12, torch.arange(size) >= size - 1, torch.zeros(1), torch.zeros(1), 1.0)
+
+    policy = Small()
+    learner = Learner(policy, Optimiser(policy.parameters(), OptimizerConfig(), 10, 0), 1500, tell=said.append)
+    with pytest.raises(RuntimeError, match="out of memory with one reply of 1000 tokens"):
+        learner.update(Imitation(), [long(1000), long(10), long(11), long(300)])
+    assert len(said) <= 3 and learner.max_tokens <= 1500 // 2 ** len(said)
+
+
+def test_a_micro_batch_without_backward_pass_leaves_no_graph_behind():
+    kept = []
+
+    class Keeps(torch.autograd.Function):
+        """Keeps something for its backward pass."""
+
+        @staticmethod
+        def forward(ctx, x):
+            ctx.activations = x.clone()
+            kept.append(weakref.ref(ctx.activations))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    class Counted(Watched):
+        def forward(self, batch, **asked):
+            assert not [ref for ref in kept if ref() is not None]
+            out = super().forward(batch, **asked)
+            return out._replace(logp=Keeps.apply(out.logp))
+
+    row, config, _ = resolve(AlgorithmConfig(name="gspo"))
+    clipped = [dataclasses.replace(r, advantage=1.0, logp_old=r.logp_old - 9) for r in replies()]
+    policy = Counted()
+    learner = Learner(policy, Optimiser(policy.parameters(), OptimizerConfig(), 10, 0), 9)
+    learner.update(PolicyObjective(row, config, 9), clipped)
+    assert len(kept) > 2 and len(policy.passed) == 1
 
 
 def test_advantages_by_token_are_idle_only_if_all_are_zero():

@@ -90,6 +90,7 @@ class Learner:
         self.max_tokens = max_tokens
         self.replay, self.tell = replay, tell
         self.skipped: dict[str, float] = {}
+        self.part: Sequence[Reply] = ()  # what is being read
 
     def update(self, objective: Objective, replies: Sequence[Reply]) -> tuple[dict[str, Any], Stats]:
         """One optimiser step on these replies. Returns its metrics and the statistics behind them. Where memory does not
@@ -116,20 +117,29 @@ class Learner:
         parts = layout.micro_batches(active, self.max_tokens, self.policy.shares_prompts)
         passed = 0  # tokens whose backward pass was run
         for left, part in zip(range(len(parts) - 1, -1, -1), parts):
-            batch = layout.build(part, self.policy.shares_prompts)
-            out = self.policy.forward(batch, entropy=True, routing=True, replay=self.replay)
-            said = cut(out)
-            terms, stats = objective.terms(said, batch.to(self.policy.device))
-            loss = terms.sum() / denominator
-            loss.backward()
-            if pull(out, said, always=not left and not passed):
-                passed += len(batch.node)
-            total += loss.detach().cpu().double()
+            loss, stats, tokens = self._pass(objective, part, denominator, always=not left and not passed)
+            passed += tokens
+            total += loss.cpu().double()
             for name, value in stats.items():
                 gathered[name].append(value)
         every, read = (sum(len(reply.logp_old) for reply in some) for some in (replies, active))
         self.skipped = {"skipped/replies": 1 - read / every, "skipped/backward": (read - passed) / every}
         return gathered, float(total)
+
+    def _pass(
+        self, objective: Objective, part: Sequence[Reply], denominator: float, always: bool
+    ) -> tuple[Tensor, Stats, int]:
+        """One micro-batch's part of the loss, its statistics, and the tokens whose backward pass was run. Nothing of its
+        graph outlives it.
+        """
+        self.part = part
+        batch = layout.build(part, self.policy.shares_prompts)
+        out = self.policy.forward(batch, entropy=True, routing=True, replay=self.replay)
+        said = cut(out)
+        terms, stats = objective.terms(said, batch.to(self.policy.device))
+        loss = terms.sum() / denominator
+        loss.backward()
+        return loss.detach(), stats, len(batch.node) if pull(out, said, always) else 0
 
     def _within_memory(self, replies: Sequence[Reply], attempt: Callable[[], Made]) -> Made:
         """What `attempt` makes of these replies, with micro-batches that fit."""
@@ -142,15 +152,15 @@ class Learner:
                 share = self.policy.shares_prompts
                 parts = layout.micro_batches(replies, self.max_tokens, share)
                 most = max(layout.size(part, share) for part in parts)
-                if len(parts) == len(replies):
+                if len(self.part) == 1:  # which no smaller micro-batch would make smaller
                     raise RuntimeError(
-                        f"out of memory with one reply at a time, of up to {most} tokens: set "
+                        f"out of memory with one reply of {layout.size(self.part, share)} tokens: set "
                         "train.gradient_checkpointing = true, on a GPU train.offload_optimizer = true, lower "
                         "rollout.max_completion_length, or train adapters (lora.rank)"
                     ) from error
             # The error is gone here, and with it the tensors that it held.
             self.optimiser.clear()
-            self.max_tokens = most // 2
+            self.max_tokens = min(most, self.max_tokens) // 2
             self.tell(f"memory did not suffice: micro-batches have at most {self.max_tokens} tokens from here on")
             gc.collect()
             if self.policy.device.type == "cuda":
@@ -164,6 +174,7 @@ class Learner:
     def _said(self, policy: Policy, replies: Sequence[Reply], routing: bool, replay: bool) -> list[Seen]:
         found: dict[int, Seen] = {}
         for part in layout.micro_batches(replies, self.max_tokens, policy.shares_prompts):
+            self.part = part
             batch = layout.build(part, policy.shares_prompts)
             out = policy.forward(batch, routing=routing, replay=replay)
             lengths, nothing = batch.length.tolist(), [None] * len(part)
