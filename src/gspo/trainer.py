@@ -183,8 +183,9 @@ def rollout_lines(run: Run, groups: Sequence[Group], batch: Learnable) -> list[M
         for rollout in group.rollouts:
             lines.append({"step": run.step, "group": index, "advantage": next(advantages)} | describe(rollout))
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    count = min(run.config.log.token_rollouts, len(rollouts))
-    chosen = [i * len(rollouts) // count for i in range(count)]
+    answered = [i for i, rollout in enumerate(rollouts) if rollout.sampled.any()]  # an episode may fail before that
+    count = min(run.config.log.token_rollouts, len(answered))
+    chosen = [answered[i * len(answered) // count] for i in range(count)]
     replies = [reply_of(rollouts[i], 0.0) for i in chosen]
     for i, reply, seen in zip(chosen, replies, run.learner.read(run.policy, replies) if replies else []):
         lines[i] |= {

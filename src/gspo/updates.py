@@ -28,7 +28,8 @@ def learn(run: Run, batch: Learnable) -> Metrics:
         return nothing_learned(run)
     known = [reply for group in batch.groups for reply in group]
     if run.source.delay:  # these rollouts are stale: numerics show on those of the present weights
-        known = [reply_of(rollout, 0.0) for group in run.source.newest for rollout in group.rollouts]
+        newest = [rollout for group in run.source.newest for rollout in group.rollouts]
+        known = [reply_of(rollout, 0.0) for rollout in newest if rollout.sampled.any()] or known
     algorithm = decided(run, known)
     seen = None
     if needs_pass(algorithm):

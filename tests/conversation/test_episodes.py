@@ -85,6 +85,18 @@ class Quiz:
         )
 
 
+class Shut(Quiz):
+    """Begins for the second, third and fourth reply to a prompt alone."""
+
+    made = 0
+
+    def __init__(self, row):
+        super().__init__(row)
+        Shut.made += 1
+        if Shut.made % 4 == 1:
+            raise ValueError("no such room")
+
+
 def played(*script, make=Box, context=4096, **limits):
     sampler = Scripted("chatml", *script)
     encoder = Encoder(tokenizer("chatml"), TaskConfig())
@@ -144,6 +156,22 @@ def test_an_environment_that_cannot_be_made_is_data():
 
     rollout = played(make=broken)
     assert rollout.reward is None and "no such room" in rollout.error and not rollout.sampled.any()
+
+
+@pytest.mark.parametrize("changes", [{}, {"rollout": {"delay": 1}}])
+def test_a_run_goes_on_where_episodes_cannot_begin(tmp_path, changes):
+    made, rollout = tiny(), {"num_prompts": 2, "num_generations": 4, "max_completion_length": 8}
+    sections = {
+        "task": {"environment": f"{__name__}:Shut"}, "rollout": rollout | changes.get("rollout", {}),
+        "algorithm": {"name": "gspo_token", "credit": "turn", "mini_batches": 1}, "log": {"dir": str(tmp_path / "run")},
+    }  # fmt: skip
+    rows = [{"prompt": f"say a, {i}"} for i in range(8)]
+    done = gspo.train(made.model, rows, tokenizer=made.tokenizer, train={"steps": 2}, **sections)
+    assert done.metrics["step"] == 2
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    assert any("no such room" in (line["error"] or "") for line in lines)
+    unanswered = [line for line in lines if not line["completion"]]
+    assert unanswered and not any("tokens" in line for line in unanswered) and any("tokens" in line for line in lines)
 
 
 def test_whole_runs_learn_from_an_environment_and_resume(tmp_path):
