@@ -91,7 +91,7 @@ class Resting:
         """The model stands on its device meanwhile."""
         try:
             for x, host in zip(self.tensors, self.host):
-                x.data = host.to(self.device, non_blocking=True, copy=True)
+                x.data = arrived(host, self.device)
             yield
         finally:
             self.rest()
@@ -100,6 +100,11 @@ class Resting:
 def room(like: Tensor, device: torch.device) -> Tensor:
     """Room in the host's memory for such a tensor, from where a GPU may copy while it computes."""
     return torch.empty_like(like, device="cpu", requires_grad=False, pin_memory=device.type == "cuda")
+
+
+def arrived(host: Tensor, device: torch.device) -> Tensor:
+    """The same numbers on the device: a copy, where that is not the host."""
+    return host.to(device, non_blocking=True)
 
 
 def fetched(state: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
