@@ -78,6 +78,20 @@ def test_values_do_not_depend_on_the_layout():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+def test_gradient_checkpointing_holds_for_a_critic_of_its_own():
+    made, found = model(), []
+    batch = layout.build([Reply(torch.arange(2, 9), torch.arange(7) >= 3, torch.zeros(4), torch.zeros(4), 1.0)])
+    for checkpointing in (False, True):
+        critic = Critic(made, "copy")
+        torch.nn.init.ones_(critic.head.weight)
+        policy = HFPolicy(made, critic=critic, gradient_checkpointing=checkpointing)
+        policy.forward(batch).values.sum().backward()
+        found.append([p.grad for p in critic.body.parameters()])
+        assert critic.own.model.is_gradient_checkpointing == checkpointing
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other)
+
+
 def test_advantages_are_gae_of_the_old_critic():
     made = learner("shared")
     (found,) = zip(*estimate(made, [[reply] for reply in replies()], {"gamma": 1.0, "lam": 0.95}, "none"))

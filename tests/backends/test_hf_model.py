@@ -9,6 +9,7 @@ from transformers import LlamaForCausalLM
 
 from gspo.backends import hf_experts
 from gspo.backends.hf_model import load_model, wrap_model
+from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config import ModelConfig
 from tests.backends.families import FAMILIES, FULL_ATTENTION, PIECES, TOKENIZER, tiny
@@ -118,6 +119,38 @@ def test_training_noise_is_refused():
     model.model.norm.register_forward_hook(lambda m, i, out: out + m.training)
     with pytest.raises(RuntimeError, match="in training than in evaluation mode"):
         wrap_model(model, TOKENIZER)
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_rotary_embeddings_that_change_with_the_row_bound_the_context(by_layer):
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope["original_max_position_embeddings"] = 32
+    made = tiny("llama")
+    assert made.context_length == 256
+    made.config.rope_parameters = {"full_attention": rope} if by_layer else rope
+    assert made.context_length == 32
+    made.config.rope_parameters = rope | {"rope_type": "yarn"}  # one for rows of all lengths
+    assert made.context_length == 256
+
+
+def test_keys_that_are_chosen_by_the_row_are_refused():
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    with pytest.raises(RuntimeError, match=r"DogeForCausalLM chooses the keys .*refused"):
+        build_tiny({"model_type": "doge", "intermediate_size": 64, **shape}, TOKENIZER)
+
+
+def test_local_attention_of_another_name_is_no_full_attention():
+    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 256}
+    local = {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 1]], "window_size": 8}
+    assert not build_tiny(local | shape, TOKENIZER).has_full_attention
+    assert build_tiny(local | shape | {"attention_types": [[["global"], 2]]}, TOKENIZER).has_full_attention
+
+
+def test_a_model_that_was_trained_is_taken_as_it_was_before():
+    made = tiny("qwen3")
+    HFPolicy(made, layout="auto")
+    again = wrap_model(made.model, TOKENIZER)
+    assert again.attention == "gspo" and again.has_full_attention
 
 
 def test_save_and_load(saved):

@@ -17,11 +17,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from gspo.backends.hf_flex import Blocks
-from gspo.backends.hf_model import TOLERANCE, HFModel, far, probe, windows
+from gspo.backends.hf_model import OWN_ATTENTION, TOLERANCE, HFModel, far, probe, windows
 from gspo.segments import Piece, Plan, plan
 from gspo.types import Forest
 
-NAME = "gspo"
+NAME = OWN_ATTENTION
 # What layers hand down that changes nothing here; any other argument means a kind of attention that is not known.
 HARMLESS = {"position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states", "output_router_logits"}
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -21,8 +21,19 @@ class Outline:
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens the model can read; None where it has no such limit."""
-        return getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        """Most tokens the model can read as it reads fewer; None where it has no such limit.
+
+        Rotary embeddings of the kinds "longrope" and "dynamic" change with the longest row of a pass, from some length on.
+        Beyond it the likelihood of a reply would depend on its neighbours, and on when its keys were cached.
+        """
+        config = self.config.get_text_config()
+        limits = [getattr(config, "max_position_embeddings", None)]
+        given = getattr(config, "rope_parameters", None) or {}
+        for rope in (given, *given.values()):  # one for all layers, or one a kind of layer
+            if isinstance(rope, dict) and rope.get("rope_type") in ("longrope", "dynamic"):
+                limits.append(rope.get("original_max_position_embeddings"))
+                limits.append(getattr(config, "original_max_position_embeddings", None))
+        return min((limit for limit in limits if limit is not None), default=None)
 
 
 def outline(model: Any, tokenizer: Any) -> Outline:

@@ -29,6 +29,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
+OWN_ATTENTION = "gspo"  # hf_attention.py; without a forest it is sdpa
+
+
 @dataclass
 class HFModel:
     """A model and its tokenizer, as `load_model` and `wrap_model` make them.
@@ -256,6 +259,11 @@ def far(model: HFModel, a: Tensor, b: Tensor) -> bool:
 def _check_logits(model: HFModel) -> None:
     """Our logits must be the model's own, and the same in training as in evaluation mode."""
     tokens, name = probe(model, 5), type(model.model).__name__
+    if getattr(model.config, "keep_window_size", None):  # Doge
+        raise RuntimeError(
+            f"{name} chooses the keys that it looks at by the length of the row (keep_window_size), so a reply's likelihood "
+            "depends on what it is read with, and this architecture is refused"
+        )
     model.model.eval()
     hidden = model.hidden(input_ids=tokens)
     ours = model.logits(hidden)
@@ -279,7 +287,8 @@ def windows(config: Any) -> list[int | None] | None:
     """The sliding window of each layer by the configuration, in tokens, None where a layer has none. None for a model with
     layers of another kind, or whose queries are scaled by their place in the row.
     """
-    if getattr(config, "attn_temperature_tuning", False):
+    local = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo's, of a window with another name
+    if local or getattr(config, "attn_temperature_tuning", False):
         return None
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
@@ -298,7 +307,7 @@ def _all_layers_full(config: Any) -> bool:
 
 def _mask_describes(model: HFModel) -> bool:
     """Tries it: a prompt with two replies in one row under a 4D mask must give what two plain rows give."""
-    if "position_ids" not in model.inputs or model.attention not in ("sdpa", "eager"):
+    if "position_ids" not in model.inputs or model.attention not in ("sdpa", "eager", OWN_ATTENTION):
         return False  # flash kernels take no such mask
     tokens, place = probe(model, 7), torch.arange(7, device=model.device)
     last = torch.tensor([6, 6, 6, 4, 4, 6, 6], device=model.device)

@@ -46,10 +46,10 @@ class HFPolicy:
         self.router_logits = router_logits
         self.resting = Resting(model.model) if rests else None
         self.gradient_checkpointing = gradient_checkpointing
-        if gradient_checkpointing:
-            model.model.gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": moe.checkpoint_contexts}
-            )
+        self.models = [model.model, *([critic.own.model] if critic is not None and critic.own else [])]
+        for one in self.models if gradient_checkpointing else []:
+            enable = getattr(one, "activation_checkpointing_enable", one.gradient_checkpointing_enable)  # its newer name
+            enable({"use_reentrant": False, "context_fn": moe.checkpoint_contexts})
 
     def _possible(self, layout: str, models: list[HFModel]) -> str:
         """The layout, where these models can be read in it."""
@@ -120,7 +120,8 @@ class HFPolicy:
         rows = self._rows(batch)
         device = self.model.device
         # Only the checkpointed layers look at the mode: dropout is 0 in either.
-        self.model.model.train(self.gradient_checkpointing and torch.is_grad_enabled())
+        for one in self.models:
+            one.train(self.gradient_checkpointing and torch.is_grad_enabled())
         with ExitStack() as stack:
             asked = stack.enter_context(moe.replay(self.model.model, _row_routes(batch, rows))) if replay else None
             seen, logits = None, self.router_logits and torch.is_grad_enabled()
