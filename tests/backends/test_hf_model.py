@@ -133,10 +133,12 @@ def test_rotary_embeddings_that_change_with_the_row_bound_the_context(by_layer):
     assert made.context_length == 256
 
 
-def test_keys_that_are_chosen_by_the_row_are_refused():
+def test_keys_that_are_chosen_by_the_row_bound_the_context():
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
-    with pytest.raises(RuntimeError, match=r"DogeForCausalLM chooses the keys .*refused"):
-        build_tiny({"model_type": "doge", "intermediate_size": 64, **shape}, TOKENIZER)
+    made = build_tiny({"model_type": "doge", "intermediate_size": 64, "keep_window_size": 8, **shape}, TOKENIZER)
+    assert made.context_length == 8 and not made.has_full_attention
+    tokens = torch.arange(2, 10)[None]
+    torch.testing.assert_close(made.hidden(input_ids=tokens)[:, :5], made.hidden(input_ids=tokens[:, :5]))
 
 
 def test_local_attention_of_another_name_is_no_full_attention():

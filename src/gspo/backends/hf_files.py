@@ -11,6 +11,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from gspo.config import ModelConfig
 
+KEPT_KEYS = "keep_window_size"  # where tokens look at so many keys of a row at most, which they choose themselves
+
 
 @dataclass(frozen=True)
 class Outline:
@@ -24,10 +26,11 @@ class Outline:
         """Most tokens the model can read as it reads fewer; None where it has no such limit.
 
         Rotary embeddings of the kinds "longrope" and "dynamic" change with the longest row of a pass, from some length on.
-        Beyond it the likelihood of a reply would depend on its neighbours, and on when its keys were cached.
+        Beyond it the likelihood of a reply would depend on its neighbours, and on when its keys were cached. So it would
+        where a row has more keys than each token looks at (Doge).
         """
         config = self.config.get_text_config()
-        limits = [getattr(config, "max_position_embeddings", None)]
+        limits = [getattr(config, name, None) for name in ("max_position_embeddings", KEPT_KEYS)]
         given = getattr(config, "rope_parameters", None) or {}
         for rope in (given, *given.values()):  # one for all layers, or one a kind of layer
             if isinstance(rope, dict) and rope.get("rope_type") in ("longrope", "dynamic"):

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils.logging import disable_progress_bar
 
 from gspo.backends import hf_experts
-from gspo.backends.hf_files import Outline, embedded, load_error, local, outline, pick_device, read_outline
+from gspo.backends.hf_files import KEPT_KEYS, Outline, embedded, load_error, local, outline, pick_device, read_outline
 from gspo.backends.hf_head import Head
 from gspo.backends.intruders import undo_patches
 from gspo.config import ModelConfig
@@ -27,8 +27,6 @@ disable_progress_bar()  # of loading and saving weights: the run has its own
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Largest accepted difference between two ways to the same numbers, as a share of the largest of them.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-
-
 OWN_ATTENTION = "gspo"  # hf_attention.py; without a forest it is sdpa
 
 
@@ -259,11 +257,6 @@ def far(model: HFModel, a: Tensor, b: Tensor) -> bool:
 def _check_logits(model: HFModel) -> None:
     """Our logits must be the model's own, and the same in training as in evaluation mode."""
     tokens, name = probe(model, 5), type(model.model).__name__
-    if getattr(model.config, "keep_window_size", None):  # Doge
-        raise RuntimeError(
-            f"{name} chooses the keys that it looks at by the length of the row (keep_window_size), so a reply's likelihood "
-            "depends on what it is read with, and this architecture is refused"
-        )
     model.model.eval()
     hidden = model.hidden(input_ids=tokens)
     ours = model.logits(hidden)
@@ -285,10 +278,10 @@ def _check_logits(model: HFModel) -> None:
 
 def windows(config: Any) -> list[int | None] | None:
     """The sliding window of each layer by the configuration, in tokens, None where a layer has none. None for a model with
-    layers of another kind, or whose queries are scaled by their place in the row.
+    layers of another kind, or whose queries are scaled by their place in the row, or who look at some keys of the row only.
     """
     local = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo's, of a window with another name
-    if local or getattr(config, "attn_temperature_tuning", False):
+    if local or any(getattr(config, name, None) for name in ("attn_temperature_tuning", KEPT_KEYS)):
         return None
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
