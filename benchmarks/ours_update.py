@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import time
 
-from paired import THREADS, Commands
+from paired import Commands, update_options
 
 
 def serve(commands: Commands, options: argparse.Namespace) -> None:
@@ -46,10 +46,7 @@ def serve(commands: Commands, options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Serve updates."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="folder of the model")
-    parser.add_argument("--shape", type=int, nargs=4, required=True, help="P, R, G and the number of prompts")
-    parser.add_argument("--threads", type=int, default=THREADS)
+    parser = update_options(__doc__)
     parser.add_argument("--budget", type=int, default=16384, help="train.micro_batch_tokens")
     options = parser.parse_args()
     serve(Commands(), options)

@@ -6,6 +6,7 @@ output: `seconds` and its parts. The end of its input ends it.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -32,6 +33,15 @@ class Commands:
     def answer(self, result: dict[str, Any]) -> None:
         """Send one line of JSON."""
         print(json.dumps(result), file=self._answers, flush=True)
+
+
+def update_options(doc: str) -> argparse.ArgumentParser:
+    """What every worker that does the passes of an update is told."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("model", help="folder of the model")
+    parser.add_argument("--shape", type=int, nargs=4, required=True, help="P, R, G and the number of prompts")
+    parser.add_argument("--threads", type=int, default=THREADS)
+    return parser
 
 
 class Worker:

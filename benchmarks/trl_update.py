@@ -14,7 +14,7 @@ import json
 import time
 from typing import Any
 
-from paired import THREADS, Commands
+from paired import Commands, update_options
 from trl_step import make_arguments
 
 
@@ -83,10 +83,7 @@ def serve(commands: Commands, options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Serve updates."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="folder of the model")
-    parser.add_argument("--shape", type=int, nargs=4, required=True, help="P, R, G and the number of prompts")
-    parser.add_argument("--threads", type=int, default=THREADS)
+    parser = update_options(__doc__)
     parser.add_argument("--rows", type=int, help="replies in one forward pass; all by default")
     parser.add_argument("--trial", default="{}", help="GRPOConfig options to try, as JSON")
     options = parser.parse_args()
