@@ -35,22 +35,17 @@ def rows(figures: Figures) -> Iterator[tuple[str, list[Row]]]:
     for name, one in trl.items():
         own, _, other = name.partition(" against ")
         found[own][other] = one
-    yield "An update", [(name, by, goal(name)) for name, by in found.items()]
+    yield "An update", [(name, by, GOALS.get(name)) for name, by in found.items()]
     steps: dict[str, dict[str, Figure]] = {}
     for name, one in figures.get("rollout_step", {}).items():
         own, _, other = name.partition(" against ")
         steps.setdefault(own, {})[other] = one
-    yield "A rollout step", [(name, by, goal(name)) for name, by in steps.items()]
+    yield "A rollout step", [(name, by, GOALS.get(name)) for name, by in steps.items()]
     sampled: dict[str, dict[str, Figure]] = {}
     for name, one in figures.get("sampling", {}).items():
         if name.startswith("embedded, "):
             sampled[name.removeprefix("embedded, ")] = {"generate": one}
     yield "Sampling", [(name, by, SAMPLING_GOAL) for name, by in sampled.items()]
-
-
-def goal(name: str) -> float | None:
-    """What was set as the goal for a row; None where nothing was."""
-    return GOALS.get(name)
 
 
 def ratios(theme: Theme, figures: Figures) -> Picture:

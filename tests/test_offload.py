@@ -113,6 +113,14 @@ def test_a_model_rests_on_the_host_and_works_on_its_device(monkeypatch):
     assert all(torch.equal(x, expected[name]) for name, x in model.state_dict().items())
 
 
+def test_a_model_on_the_host_is_not_copied():
+    model = tiny("qwen3").model
+    weight, resting = model.lm_head.weight, Resting(model)
+    held = weight.data_ptr()
+    with resting.awake():
+        assert weight.data_ptr() == held
+
+
 @pytest.mark.parametrize("offload_optimizer", [False, True])
 def test_a_run_offloads_where_it_is_told_and_has_a_gpu(offload_optimizer):
     train = TrainConfig(offload_optimizer=offload_optimizer)

@@ -39,14 +39,15 @@ class HFPolicy:
         self.model = model
         self.temperature = temperature
         self.unshared = ""  # why "auto" came out as "padded"
-        self.layout = self._possible(layout, [model, *([critic.own] if critic is not None and critic.own else [])])
+        read = [model, *([critic.own] if critic is not None and critic.own else [])]
+        self.layout = self._possible(layout, read)
         self.shares_prompts = self.layout != "padded"
         self.sparse = bool(moe.routers(model.model))
         self.critic = critic
         self.router_logits = router_logits
         self.resting = Resting(model.model) if rests else None
         self.gradient_checkpointing = gradient_checkpointing
-        self.models = [model.model, *([critic.own.model] if critic is not None and critic.own else [])]
+        self.models = [one.model for one in read]
         for one in self.models if gradient_checkpointing else []:
             enable = getattr(one, "activation_checkpointing_enable", one.gradient_checkpointing_enable)  # its newer name
             enable({"use_reentrant": False, "context_fn": moe.checkpoint_contexts})
