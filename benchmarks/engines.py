@@ -25,7 +25,8 @@ from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.backends.vllm_opening import sampler_of
-from gspo.config import Config, SamplerConfig
+from gspo.config.rollout import SamplerConfig
+from gspo.config.schema import Config
 from gspo.demo import count_bits
 from gspo.types import Prompt, Sampling
 

@@ -11,7 +11,7 @@ from transformers import Qwen3MoeForCausalLM
 
 from gspo.backends.hf_model import HFModel, wrap_model
 from gspo.backends.tiny import build_tiny
-from gspo.config import ModelConfig
+from gspo.config.policy import ModelConfig
 
 CONTEXT = 4096
 CPU = ModelConfig(device="cpu")

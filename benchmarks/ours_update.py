@@ -18,7 +18,7 @@ def serve(commands: Commands, options: argparse.Namespace) -> None:
     from gspo import layout
     from gspo.backends.hf_model import load_model
     from gspo.backends.hf_policy import HFPolicy
-    from gspo.config import AlgorithmConfig, ModelConfig
+    from gspo.config.policy import AlgorithmConfig, ModelConfig
     from gspo.objective.algorithms import resolve
     from gspo.policy_objective import PolicyObjective
 

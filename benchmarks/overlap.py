@@ -22,7 +22,7 @@ from typing import Any
 
 from gspo import api
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.configfile import from_dict, load, to_toml
+from gspo.config.files import from_dict, load, to_toml
 from gspo.demo import count_bits, play
 
 WAYS = {"both cores, in turn": (2, 0), "a core each, in turn": (1, 0), "1 ahead": (1, 1), "2 ahead": (1, 2)}

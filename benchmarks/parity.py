@@ -180,7 +180,7 @@ def compare(case: Case, seed: int) -> tuple[float, float]:
     """Largest difference of value, as a share of our terms' size, and of gradient, as a share of our largest."""
     import torch
 
-    from gspo.config import AlgorithmConfig
+    from gspo.config.policy import AlgorithmConfig
     from gspo.objective.algorithms import resolve
     from gspo.objective.replies import Replies
     from gspo.policy_objective import PolicyObjective

@@ -29,7 +29,7 @@ from gspo import layout
 from gspo.backends.hf_model import HFModel, wrap_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
-from gspo.config import ModelConfig
+from gspo.config.policy import ModelConfig
 from gspo.types import Prompt, Reply, Rollout, Sampling
 
 PROMPT_TOKENS = 40

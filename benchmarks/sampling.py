@@ -26,7 +26,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_sampler import HFSampler
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.config import ModelConfig
+from gspo.config.policy import ModelConfig
 from gspo.types import Prompt, Sampling
 
 G = 8  # replies a prompt

@@ -30,8 +30,8 @@ from paired import median_interval
 from gspo import layout
 from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_policy import HFPolicy
-from gspo.config import ModelConfig
-from gspo.loop_config import LAYOUTS
+from gspo.config.policy import ModelConfig
+from gspo.config.training import LAYOUTS
 from gspo.types import Reply
 
 SHAPES = [(512, 64, 8, 2), (256, 128, 8, 2), (64, 256, 8, 2), (2048, 256, 8, 1), (23, 57, 8, 4)]

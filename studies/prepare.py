@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gspo import api
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.configfile import load
+from gspo.config.files import load
 from gspo.demo import count_bits, play
 
 LAYERS, HIDDEN, EXPERTS, PER_TOKEN, WIDTH = 4, 96, 16, 2, 64

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gspo.ahead import AheadSource
-from gspo.checks import check_sampler
-from gspo.config import RolloutConfig
-from gspo.configfile import from_dict
+from gspo.config.checks import check_sampler
+from gspo.config.files import from_dict
+from gspo.config.rollout import RolloutConfig
 from gspo.data.tasks import PromptStream
 from gspo.ports import SamplerError
 from gspo.rollout import staleness

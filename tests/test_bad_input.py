@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import gspo
 from gspo.cli import main
-from gspo.config import SECTIONS
+from gspo.config.schema import SECTIONS
 from tests import bad_files
 from tests.tiny_run import ROWS, likes_a, model, settings
 

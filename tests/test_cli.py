@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 import gspo
 from gspo.cli import main, parser, take_fields
-from gspo.config import Config
-from gspo.configfile import from_dict, load
+from gspo.config.files import from_dict, load
+from gspo.config.schema import Config
 from tests.tiny_run import model
 
 COMMANDS = ["train", "sft", "eval", "report", "demo", "config"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gspo import dropin, layout
-from gspo.config import AlgorithmConfig
+from gspo.config.policy import AlgorithmConfig
 from gspo.objective.algorithms import ALGORITHMS, resolve
 from gspo.policy_objective import PolicyObjective
 from gspo.types import Outputs

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import gspo
 from gspo import checkpoint
-from gspo.config import GuardConfig
+from gspo.config.training import GuardConfig
 from gspo.guard import ALARM, QUIET, WARNING, Guard, Signal, repetition
 from tests.test_train import lines, numbers
 from tests.tiny_run import ROWS, likes_a, model, settings

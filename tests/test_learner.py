@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gspo import layout
-from gspo.config import AlgorithmConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, OptimizerConfig
 from gspo.learner import Imitation, Learner
 from gspo.objective.algorithms import ALGORITHMS, resolve
 from gspo.objective.mismatch import mismatch

@@ -11,7 +11,7 @@ import resource, sys
 import torch
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.tiny import build_tiny
-from gspo.config import AlgorithmConfig, OptimizerConfig
+from gspo.config.schema import AlgorithmConfig, OptimizerConfig
 from gspo.learner import Learner
 from gspo.objective.algorithms import resolve
 from gspo.optimiser import Optimiser

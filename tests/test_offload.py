@@ -6,8 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gspo import build, configfile, offload
-from gspo.config import AlgorithmConfig, Config, LoraConfig, OptimizerConfig, TrainConfig
+from gspo import build, offload
+from gspo.config.files import as_config
+from gspo.config.policy import AlgorithmConfig, LoraConfig, OptimizerConfig
+from gspo.config.schema import Config
+from gspo.config.training import TrainConfig
 from gspo.offload import Resting
 from gspo.optimiser import Optimiser
 from gspo.parts import Given, models_of
@@ -134,7 +137,7 @@ def test_a_run_offloads_where_it_is_told_and_has_a_gpu(offload_optimizer):
 def test_the_reference_rests_where_told(tmp_path, rests):
     given = model(0)
     changes = {"algorithm": {"beta": 0.1}, "train": {"offload_reference": rests}, "task": {"source": "(given)"}}
-    config = configfile.as_config(None, settings(tmp_path / "run", **changes))
+    config = as_config(None, settings(tmp_path / "run", **changes))
     _, reference = models_of(config, Given(model=given.model, tokenizer=given.tokenizer), None)
     assert (reference.resting is not None) == rests
 

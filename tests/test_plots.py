@@ -8,7 +8,8 @@ import pytest
 from matplotlib.image import imread
 
 from gspo import plots
-from gspo.plots import DARK, LIGHT, PLOTS, draw
+from gspo.canvas import DARK, LIGHT
+from gspo.plots import PLOTS, draw
 from gspo.runfiles import read_run, run_names
 from gspo.runlog import RunFolder, RunLog
 from tests.fake_run import Quiet, make

@@ -9,7 +9,7 @@ import torch
 from gspo import layout, moe
 from gspo.backends.hf_model import wrap_model
 from gspo.backends.hf_policy import HFPolicy
-from gspo.config import AlgorithmConfig, ModelConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
 from gspo.learner import Learner
 from gspo.objective.algorithms import ALGORITHMS, resolve
 from gspo.objective.replies import Replies

@@ -8,7 +8,7 @@ import torch
 from gspo import layout
 from gspo.backends.hf_critic import Critic
 from gspo.backends.hf_policy import HFPolicy
-from gspo.config import AlgorithmConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, OptimizerConfig
 from gspo.learner import Learner
 from gspo.objective.algorithms import resolve
 from gspo.old_policy import estimate

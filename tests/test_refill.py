@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gspo
-from gspo.config import AlgorithmConfig, RolloutConfig
+from gspo.config.policy import AlgorithmConfig
+from gspo.config.rollout import RolloutConfig
 from gspo.ports import SamplerError
 from gspo.refill import RefilledSource, choose, prompts_to_ask
 from gspo.types import Sampling

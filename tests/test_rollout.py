@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from gspo.config import AlgorithmConfig, RolloutConfig
+from gspo.config.policy import AlgorithmConfig
+from gspo.config.rollout import RolloutConfig
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.rollout import SynchronousSource, learnable, split
 from gspo.types import Group, Prompt, Rollout, Sampling

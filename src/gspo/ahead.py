@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from gspo.config import RolloutConfig
+from gspo.config.rollout import RolloutConfig
 from gspo.ports import Job, StreamingSampler, seed_of
 from gspo.rollout import PromptSource, Report, Scorer, plain
 from gspo.types import Group, Prompt, Rollout, Sampling

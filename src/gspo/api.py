@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gspo import build, checkpoint, cold_start, evaluation, report, trainer
-from gspo.checks import check_required, check_training
-from gspo.config import Config
-from gspo.configfile import as_config
+from gspo.config.checks import check_required, check_training
+from gspo.config.files import as_config
+from gspo.config.schema import Config
 from gspo.parts import Given
 from gspo.runfiles import read_run
 from gspo.types import Group

@@ -19,9 +19,10 @@ from gspo.backends.hf_files import read_outline
 from gspo.backends.hf_lora import read_model
 from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_policy import HFPolicy
-from gspo.checks import check_environment, check_reference, check_sampler, played
-from gspo.config import Config, TaskConfig
-from gspo.data.functions import load_function
+from gspo.config.checks import check_environment, check_reference, check_sampler, played
+from gspo.config.lookup import load_function
+from gspo.config.rollout import TaskConfig
+from gspo.config.schema import Config
 from gspo.data.rewards import Rewards
 from gspo.data.tasks import PromptStream, load_rows
 from gspo.data.tasksets import library

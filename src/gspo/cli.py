@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gspo import __version__
-from gspo.configfile import load, nearest_key, to_toml
+from gspo.config.files import load, nearest_key, to_toml
 
 FIELDS = "any configuration field as --section.key VALUE; `gspo config` lists them with their meaning and unit"
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from gspo import checkpoint
-from gspo.config import Config
+from gspo.config.schema import Config
 from gspo.learner import Imitation, Learner
 from gspo.ports import Policy
 from gspo.progress import Progress

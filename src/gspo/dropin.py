@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.configfile import from_dict
+from gspo.config.files import from_dict
 from gspo.objective.algorithms import resolve
 from gspo.objective.losses import sequence_ratio
 from gspo.objective.replies import Replies

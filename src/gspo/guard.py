@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from gspo.config import GuardConfig
+from gspo.config.training import GuardConfig
 
 RECENT = 20  # steps of a recent median
 ENOUGH = 8  # steps before one is judged against it

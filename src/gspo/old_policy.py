@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gspo import layout, moe
-from gspo.config import AlgorithmConfig
+from gspo.config.policy import AlgorithmConfig
 from gspo.learner import Learner, Seen
 from gspo.objective.losses import level_ratio
 from gspo.objective.mismatch import mismatch

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gspo import checkpoint
-from gspo.config import Config
-from gspo.configfile import load, to_dict, to_toml
+from gspo.config.files import load, to_dict, to_toml
+from gspo.config.schema import Config
 from gspo.progress import Progress
 from gspo.runlog import RunFolder, RunLog
 from gspo.trackers import check_trackers, open_trackers

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gspo.config import OptimizerConfig
+from gspo.config.policy import OptimizerConfig
 from gspo.offload import Offloaded
 
 

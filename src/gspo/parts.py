@@ -15,10 +15,11 @@ from gspo.backends.hf_lora import Unadapted, adapted, read_model
 from gspo.backends.hf_model import HFModel, probe, wrap_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
-from gspo.checks import played
-from gspo.config import Config, ModelConfig
+from gspo.config.checks import played
+from gspo.config.lookup import load_function
+from gspo.config.policy import ModelConfig
+from gspo.config.schema import Config
 from gspo.conversation.episodes import Episodes
-from gspo.data.functions import load_function
 from gspo.data.tasks import load_prompts
 from gspo.data.templates import Encoder
 from gspo.ports import Sampler

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.config import AlgorithmConfig
+from gspo.config.policy import AlgorithmConfig
 from gspo.objective import corrections, divergence
 from gspo.objective.algorithms import Algorithm
 from gspo.objective.auto_clip import AutoClip

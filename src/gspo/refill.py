@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gspo.config import AlgorithmConfig, RolloutConfig
+from gspo.config.policy import AlgorithmConfig
+from gspo.config.rollout import RolloutConfig
 from gspo.ports import Sampler, SamplerError
 from gspo.rollout import PromptSource, Report, Scorer, added, sample_groups, sampled_metrics, teaches, trained_on
 from gspo.types import Group, Sampling

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gspo.config import AlgorithmConfig, RolloutConfig
+from gspo.config.policy import AlgorithmConfig
+from gspo.config.rollout import RolloutConfig
 from gspo.guard import repetition
 from gspo.objective.advantages import group_advantages, turn_advantages
 from gspo.objective.algorithms import Algorithm

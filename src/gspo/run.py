@@ -8,7 +8,7 @@ from typing import Any
 
 from gspo import checkpoint
 from gspo.ahead import AheadSource
-from gspo.config import Config
+from gspo.config.schema import Config
 from gspo.guard import Guard
 from gspo.handed import HandedSource
 from gspo.learner import Learner

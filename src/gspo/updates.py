@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gspo.config import AlgorithmConfig
+from gspo.config.policy import AlgorithmConfig
 from gspo.objective.auto_clip import NUMERICS
 from gspo.objective.mismatch import mismatch, std
 from gspo.objective.replies import Replies

@@ -12,7 +12,7 @@ from gspo.backends import hf_attention
 from gspo.backends.hf_attention import Forested, Parts
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer
-from gspo.config import ModelConfig
+from gspo.config.policy import ModelConfig
 from gspo.segments import plan
 from tests.backends.families import FAMILIES, tiny
 from tests.backends.test_hf_policy import replies, scored

@@ -12,9 +12,9 @@ import gspo
 from gspo import cli, layout
 from gspo.backends.hf_lora import Unadapted, adapted, read_model
 from gspo.backends.hf_policy import HFPolicy
-from gspo.checks import check_sampler
-from gspo.config import LoraConfig, ModelConfig
-from gspo.configfile import from_dict
+from gspo.config.checks import check_sampler
+from gspo.config.files import from_dict
+from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.types import Reply
 from tests.tiny_run import ROWS, likes_a, model, settings
 

@@ -11,7 +11,7 @@ from gspo.backends import hf_experts
 from gspo.backends.hf_model import load_model, wrap_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.config import ModelConfig
+from gspo.config.policy import ModelConfig
 from tests.backends.families import FAMILIES, FULL_ATTENTION, PIECES, TOKENIZER, tiny
 
 

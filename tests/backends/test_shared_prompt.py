@@ -10,7 +10,7 @@ from gspo.backends.growing_cache import FIRST_BLOCK
 from gspo.backends.hf_lora import adapted
 from gspo.backends.hf_sampler import HFSampler
 from gspo.backends.shared_prompt import NAME, Places, SharedCache, attend
-from gspo.config import LoraConfig
+from gspo.config.policy import LoraConfig
 from gspo.types import Sampling
 from tests.backends.families import FAMILIES, FULL_ATTENTION, prompts, tiny
 from tests.backends.test_hf_sampler import full_forward, same

@@ -12,7 +12,7 @@ from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.backends.vllm_check import OTHER, Check
-from gspo.config import ModelConfig
+from gspo.config.policy import ModelConfig
 from gspo.demo import count_bits
 from gspo.rollout import reply_of
 from gspo.types import Sampling

@@ -13,7 +13,7 @@ from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_m
 from gspo.backends.vllm_replies import Reply
 from gspo.backends.vllm_routes import Routers
 from gspo.backends.vllm_server import EngineError
-from gspo.config import ModelConfig
+from gspo.config.policy import ModelConfig
 from gspo.types import Prompt, Rollout, Sampling
 from tests.tiny_run import PIECES
 

@@ -17,8 +17,8 @@ from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.vllm_opening import LOCK, sweep
 from gspo.backends.vllm_sampler import VLLMSampler
 from gspo.backends.vllm_server import GENERATE, EngineError, Server, serving
-from gspo.checks import check_sampler
-from gspo.configfile import from_dict
+from gspo.config.checks import check_sampler
+from gspo.config.files import from_dict
 from gspo.ports import SamplerError
 from gspo.types import Prompt, Rollout, Sampling
 from tests.tiny_run import ROWS, likes_a, model, settings

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from gspo.config import TaskConfig
+from gspo.config.rollout import TaskConfig
 from gspo.conversation.chat import Chat
 from gspo.data.templates import Encoder
 from gspo.types import Rollout, Sampling

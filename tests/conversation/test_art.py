@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import gspo
-from gspo.configfile import all_keys
+from gspo.config.files import all_keys
 from gspo.conversation.art import ELSEWHERE, NOTHING, settings
 
 

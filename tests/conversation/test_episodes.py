@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gspo
-from gspo.config import TaskConfig
+from gspo.config.rollout import TaskConfig
 from gspo.conversation.environment import Step, ToolEnvironment
 from gspo.conversation.episodes import Episodes
 from gspo.data.templates import Encoder

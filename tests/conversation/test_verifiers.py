@@ -10,7 +10,7 @@ pytest.importorskip("verifiers.v1", reason="make test-verifiers runs these")
 
 import gspo
 from gspo.backends.hf_sampler import HFSampler
-from gspo.config import TaskConfig
+from gspo.config.rollout import TaskConfig
 from gspo.conversation.verifiers_episodes import VerifiersEpisodes
 from gspo.data.tasksets import tasks_of
 from gspo.data.templates import Encoder

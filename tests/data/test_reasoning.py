@@ -2,7 +2,9 @@ from itertools import pairwise
 
 import pytest
 
-from gspo.config import EvalConfig, RewardConfig, TaskConfig
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
+from gspo.config.training import EvalConfig
 from gspo.data import reasoning, scorers
 from gspo.data.tasks import load_prompts
 from gspo.data.templates import Encoder

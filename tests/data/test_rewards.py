@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import gspo
-from gspo.config import RewardConfig, TaskConfig
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
 from gspo.data import scorers, workers
 from gspo.data.rewards import Rewards
 from tests.data.tools import rollout
@@ -542,7 +543,7 @@ def run(tmp_path, script):
 START = """
     import os, signal, sys, threading, time
     sys.path.insert(0, os.getcwd())
-    from gspo.config import RewardConfig, TaskConfig
+    from gspo.config.schema import RewardConfig, TaskConfig
     from gspo.data.rewards import Rewards
     from tests.data.tools import rollout
     config = RewardConfig(functions=["tests.data.graders:hangs"], timeout=60.0)

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo.config import EvalConfig, TaskConfig
+from gspo.config.rollout import TaskConfig
+from gspo.config.training import EvalConfig
 from gspo.data.tasks import PromptStream, load_prompts, load_rows, prompt_order
 from gspo.data.templates import Encoder
 from tests.data.tools import TEMPLATE, characters, text

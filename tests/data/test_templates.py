@@ -1,6 +1,6 @@
 import pytest
 
-from gspo.config import TaskConfig
+from gspo.config.rollout import TaskConfig
 from gspo.data.templates import Encoder
 from tests.data.tools import TEMPLATE, characters, text
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from gspo.backends.tiny import longest_match_tokenizer
-from gspo.config import TaskConfig
+from gspo.config.rollout import TaskConfig
 from gspo.conversation.tools import convention
 from gspo.data.templates import Encoder
 from gspo.demo import boxes

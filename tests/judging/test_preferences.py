@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gspo
-from gspo.config import RewardConfig, TaskConfig
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
 from gspo.data.rewards import Rewards
 from gspo.judging.preferences import Preferred, bradley_terry, from_ranks, rewards, win_rate, wins
 from gspo.judging.transcripts import NoOpinion, rewarded

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import gspo
-from gspo.config import RewardConfig, TaskConfig
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
 from gspo.data.rewards import Rewards
 from gspo.judging.reward_model import RewardModel, asked
 from tests import tiny_run

@@ -1,6 +1,6 @@
 import pytest
 
-from gspo.config import AlgorithmConfig
+from gspo.config.policy import AlgorithmConfig
 from gspo.objective.algorithms import ALGORITHMS, resolve
 
 

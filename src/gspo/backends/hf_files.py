@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from gspo.config import ModelConfig
+from gspo.config.lookup import local, pick_device
+from gspo.config.policy import ModelConfig
 
 KEPT_KEYS = "keep_window_size"  # where tokens look at so many keys of a row at most, which they choose themselves
 
@@ -61,31 +61,6 @@ def read_outline(cfg: ModelConfig) -> Outline:
     except Exception as error:  # transformers raises many kinds here
         raise ValueError(load_error(cfg, error)) from error
     return Outline(load_tokenizer(cfg), config)
-
-
-def pick_device(name: str, key: str = "model.device") -> torch.device:
-    """The option `key` as torch has it. Raises ValueError where this machine has no such device."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"{key} = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps") from None
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise ValueError(f"{key} = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        found = f"only {count} CUDA GPUs, counted from 0" if count else "no CUDA GPU that torch can use"
-        raise ValueError(f'{key} = {name!r}: this machine has {found}; set {key} = "auto"')
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f'{key} = {name!r}: this machine has no MPS device; set {key} = "auto"')
-    return device
-
-
-def local(path: str) -> str:
-    """`path` with ~ expanded where it is a folder; a Hugging Face id stays as it is."""
-    folder = Path(path).expanduser()
-    return str(folder) if folder.is_dir() else path
 
 
 def check_path(cfg: ModelConfig) -> None:

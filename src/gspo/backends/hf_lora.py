@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gspo.backends.hf_model import HFModel, load_model, wrap_model
-from gspo.config import LoraConfig, ModelConfig
+from gspo.config.policy import LoraConfig, ModelConfig
 
 NAME = "default"  # PEFT's name of an adapter
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

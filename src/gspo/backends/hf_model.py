@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils.logging import disable_progress_bar
 
 from gspo.backends import hf_experts
-from gspo.backends.hf_files import KEPT_KEYS, Outline, embedded, load_error, local, outline, pick_device, read_outline
+from gspo.backends.hf_files import KEPT_KEYS, Outline, embedded, load_error, outline, read_outline
 from gspo.backends.hf_head import Head
 from gspo.backends.intruders import undo_patches
-from gspo.config import ModelConfig
+from gspo.config.lookup import local, pick_device
+from gspo.config.policy import ModelConfig
 
 log = logging.getLogger(__name__)
 disable_progress_bar()  # of loading and saving weights: the run has its own

@@ -13,7 +13,7 @@ from gspo import layout, moe
 from gspo.backends import hf_attention
 from gspo.backends.hf_critic import Critic
 from gspo.backends.hf_model import HFModel
-from gspo.loop_config import LAYOUTS
+from gspo.config.training import LAYOUTS
 from gspo.offload import Resting
 from gspo.types import Batch, Outputs, Routing
 

@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gspo.backends.hf_model import HFModel, wrap_model
-from gspo.config import ModelConfig
+from gspo.config.policy import ModelConfig
 
 PAD, EOS = "<pad>", "<eos>"
 

@@ -19,7 +19,9 @@ from gspo.backends.vllm_inside import Inside
 from gspo.backends.vllm_routes import FLAG, Routers
 from gspo.backends.vllm_sampler import WEIGHTS, VLLMSampler
 from gspo.backends.vllm_server import Engine, Server, http, serving
-from gspo.config import Config, LoraConfig, SamplerConfig
+from gspo.config.policy import LoraConfig
+from gspo.config.rollout import SamplerConfig
+from gspo.config.schema import Config
 
 MEMORY, LOCK = Path("/dev/shm"), "lock"
 BASE = "base"  # the folder of the exchange that holds the weights below an adapter

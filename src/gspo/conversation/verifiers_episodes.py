@@ -17,14 +17,14 @@ import verifiers.v1 as vf
 from verifiers.v1.interception import InterceptionServerConfig
 
 from gspo.batching import Batching
-from gspo.config import TaskConfig
+from gspo.config.lookup import describe
+from gspo.config.rollout import TaskConfig
 from gspo.conversation import verifiers_harness
 from gspo.conversation.calls import Calls
 from gspo.conversation.chat import Chat
 from gspo.conversation.episodes import WholeEpisodes
 from gspo.conversation.tree import woven
 from gspo.conversation.verifiers_client import Playing, PolicyClient
-from gspo.data.functions import describe
 from gspo.data.tasksets import check_installed, tasks_of, taskset_options
 from gspo.data.templates import Encoder
 from gspo.ports import Sampler

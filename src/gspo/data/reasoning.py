@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.checks import nearest
-from gspo.data.functions import describe
+from gspo.config.checks import nearest
+from gspo.config.lookup import describe
 
 PREFIX = "reasoning_gym:"
 SPAN = 2**21

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gspo.checks import check_names, nearest
-from gspo.config import RewardConfig, TaskConfig
+from gspo.config.checks import check_names, nearest
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
 from gspo.data.reasoning import PREFIX
 from gspo.data.scorers import Function, Result, Row
 from gspo.data.workers import Channel, Thread, Way, Worker, score_rows

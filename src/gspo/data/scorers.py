@@ -11,9 +11,10 @@ from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from gspo.config import RewardConfig, TaskConfig
+from gspo.config.lookup import describe, load_function
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
 from gspo.data import reasoning
-from gspo.data.functions import describe, load_function
 
 BATCH, TOGETHER, SINGLY = 0, 1, 2
 """How a function is called: once for all; once a reply, all at a time (async); once a reply, one by one."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo.checks import VERIFIERS, nearest
-from gspo.config import TaskConfig
+from gspo.config.checks import VERIFIERS, nearest
+from gspo.config.lookup import describe, load_function, unknown_arguments
+from gspo.config.rollout import TaskConfig
 from gspo.data import reasoning, workers
-from gspo.data.functions import describe, load_function, unknown_arguments
 from gspo.data.tasksets import tasks_of
 
 SUFFIXES = (".jsonl", ".parquet", ".csv")

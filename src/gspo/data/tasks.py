@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from gspo.checks import VERIFIERS, nearest, played
-from gspo.config import EvalConfig, TaskConfig
+from gspo.config.checks import VERIFIERS, nearest, played
+from gspo.config.rollout import TaskConfig
+from gspo.config.training import EvalConfig
 from gspo.data.reasoning import PREFIX
 from gspo.data.sources import Table, generate, has_splits, read, table
 from gspo.data.templates import Encoder, check_messages

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gspo.checks import VERIFIERS
-from gspo.config import TaskConfig
-from gspo.data.functions import describe
+from gspo.config.checks import VERIFIERS
+from gspo.config.lookup import describe
+from gspo.config.rollout import TaskConfig
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gspo.checks import nearest
-from gspo.config import TaskConfig
+from gspo.config.checks import nearest
+from gspo.config.rollout import TaskConfig
 
 
 class Encoder:

@@ -14,9 +14,10 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
-from gspo.config import RewardConfig, TaskConfig
+from gspo.config.lookup import describe
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
 from gspo.data import reasoning, scorers
-from gspo.data.functions import describe
 
 MEMORY = 4 * 2**30
 """Bytes of address space for our own scorers: a power tower in a reply must not eat the machine."""

@@ -16,7 +16,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
-from gspo.config import RewardConfig, TaskConfig
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
 from gspo.data.scorers import BATCH, SINGLY, Function, Late, Message, Result, Row
 
 START = 300.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from gspo.config import TaskConfig
+from gspo.config.rollout import TaskConfig
 from gspo.data.sources import generate
 
 TASK = "reasoning_gym:count_bits"

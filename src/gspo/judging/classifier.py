@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from gspo.backends.hf_files import local, pick_device
-from gspo.config import RewardModelConfig
+from gspo.config.lookup import local, pick_device
+from gspo.config.rewards import RewardModelConfig
 from gspo.judging.transcripts import Messages, text_of, words_of
 
 disable_progress_bar()  # of loading weights: the run has its own

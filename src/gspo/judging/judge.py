@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
-from gspo.checks import check_judge
-from gspo.config import JudgeConfig
-from gspo.configfile import from_dict
+from gspo.config.checks import check_judge
+from gspo.config.files import from_dict
+from gspo.config.rewards import JudgeConfig
 from gspo.conversation.trajectories import TrajectoryGroup
 from gspo.judging import questions
 from gspo.judging.cache import Cache, key_of

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gspo.checks import check_reward_model
-from gspo.config import RewardModelConfig
-from gspo.configfile import from_dict
+from gspo.config.checks import check_reward_model
+from gspo.config.files import from_dict
+from gspo.config.rewards import RewardModelConfig
 from gspo.conversation.trajectories import TrajectoryGroup
 from gspo.judging.judge import NO_LIMIT
 from gspo.judging.line import Failed, Line, key_of

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gspo.checks import nearest
-from gspo.config import AlgorithmConfig
+from gspo.config.checks import nearest
+from gspo.config.policy import AlgorithmConfig
 from gspo.objective import baselines, losses
 from gspo.objective.losses import Surrogate
 

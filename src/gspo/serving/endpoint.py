@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from gspo.config import ServeConfig
+from gspo.config.training import ServeConfig
 from gspo.conversation.calls import Call
 from gspo.conversation.chat import Asked, Chat
 from gspo.ports import SamplerError

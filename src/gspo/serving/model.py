@@ -16,7 +16,7 @@ import uvicorn
 
 from gspo import trainer
 from gspo.batching import Batching
-from gspo.config import Config
+from gspo.config.schema import Config
 from gspo.conversation import art
 from gspo.conversation.calls import Calls
 from gspo.conversation.chat import Chat

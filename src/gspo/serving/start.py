@@ -7,8 +7,8 @@ from typing import Any
 
 from gspo import build, checkpoint, report
 from gspo.api import Source, configured
-from gspo.checks import check_serving
-from gspo.config import Config
+from gspo.config.checks import check_serving
+from gspo.config.schema import Config
 from gspo.data.templates import Encoder
 from gspo.parts import Given
 from gspo.run import save

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gspo.configfile import load, to_toml
+from gspo.config.files import load, to_toml
 from gspo.opening import same_run
 from gspo.runfiles import read_lines
 from gspo.study.spec import Cell

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gspo.build import resolved
-from gspo.checks import check_training, nearest
-from gspo.config import Config
-from gspo.configfile import as_config, load, nested, to_dict
+from gspo.config.checks import check_training, nearest
+from gspo.config.files import as_config, load, nested, to_dict
+from gspo.config.schema import Config
 
 Tables = dict[str, dict[str, Any]]
 KEYS = ("title", "plan", "base", "seeds", "baseline", "metric", "last", "workers", "threads", "variants", "settings")

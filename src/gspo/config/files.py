@@ -20,8 +20,8 @@ from typing import Any
 
 import tomli_w
 
-from gspo.checks import check, nearest
-from gspo.config import SECTIONS, Config
+from gspo.config.checks import check, nearest
+from gspo.config.schema import SECTIONS, Config
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Finds what a `module:function` names. Imports nothing heavy: the reward workers use it."""
+"""What a setting names: a `module:function`, a device, a folder. Imports nothing heavy: the reward workers use it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from gspo.checks import nearest
+from gspo.config.checks import nearest
+
+if TYPE_CHECKING:
+    import torch
 
 
 def load_function(spec: str, key: str) -> Callable[..., Any]:
@@ -58,3 +62,30 @@ def describe(error: BaseException) -> str:
     """An exception in one line of at most 300 characters."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
+
+
+def pick_device(name: str, key: str = "model.device") -> torch.device:
+    """The option `key` as torch has it. Raises ValueError where this machine has no such device."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"{key} = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps") from None
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"{key} = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        found = f"only {count} CUDA GPUs, counted from 0" if count else "no CUDA GPU that torch can use"
+        raise ValueError(f'{key} = {name!r}: this machine has {found}; set {key} = "auto"')
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f'{key} = {name!r}: this machine has no MPS device; set {key} = "auto"')
+    return device
+
+
+def local(path: str) -> str:
+    """`path` with ~ expanded where it is a folder; a Hugging Face id stays as it is."""
+    folder = Path(path).expanduser()
+    return str(folder) if folder.is_dir() else path

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from gspo.config import NAMED, Config, JudgeConfig, RewardModelConfig, TaskConfig
+from gspo.config.rewards import NAMED, JudgeConfig, RewardModelConfig
+from gspo.config.rollout import TaskConfig
+from gspo.config.schema import Config
 
 VERIFIERS = "verifiers:"
 """What sources of the library verifiers begin with."""

@@ -11,11 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.checks import nearest
-from gspo.config import SECTIONS, Config, OptimizerConfig, RewardConfig, RolloutConfig, TrainConfig
-from gspo.configfile import all_keys, docs, from_dict, load, nearest_key, to_dict, to_toml
+from gspo.config.checks import nearest
+from gspo.config.files import all_keys, docs, from_dict, load, nearest_key, to_dict, to_toml
+from gspo.config.policy import OptimizerConfig
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import RolloutConfig
+from gspo.config.schema import SECTIONS, Config
+from gspo.config.training import TrainConfig
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def write(folder, text):

@@ -2,48 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-
-def opt(
-    default: Any,
-    *,
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    """A field with its allowed range: `low` and `high` are allowed themselves, `above` is not."""
-    limits = {"low": low, "above": above, "high": high, "choices": choices}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata=limits)
-    return field(default=default, metadata=limits)
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """AdamW and its schedule. All counts are updates, of which a step has mini_batches x epochs."""
-
-    lr: float = opt(1e-6, above=0)
-    """Learning rate at its highest."""
-    beta1: float = opt(0.9, low=0, high=0.999999)
-    """Decay of the gradient's mean."""
-    beta2: float = opt(0.999, low=0, high=0.999999)
-    """Decay of the squared gradient's mean."""
-    eps: float = opt(1e-8, above=0)
-    """Added to the denominator."""
-    weight_decay: float = opt(0.0, low=0)
-    """Decoupled weight decay."""
-    warmup: int = opt(0, low=0)
-    """Updates over which the learning rate rises from 0."""
-    schedule: str = opt("constant", choices=("constant", "linear", "cosine"))
-    """How it falls after the warm-up, until the last step."""
-    min_lr: float = opt(0.0, low=0, high=1)
-    """Where it falls to, as a share of lr."""
-    max_grad_norm: float = opt(1.0, above=0)
-    """Gradients longer than this are scaled down to it."""
-
+from gspo.config.field import opt
 
 LAYOUTS = ("auto", "padded", "packed", "shared")
 

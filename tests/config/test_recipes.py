@@ -11,16 +11,16 @@ from transformers import AutoTokenizer
 
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer
 from gspo.build import resolved
-from gspo.checks import check_training
 from gspo.cli import main
-from gspo.config import EvalConfig
-from gspo.configfile import load, to_toml
+from gspo.config.checks import check_training
+from gspo.config.files import load, to_toml
+from gspo.config.training import EvalConfig
 from gspo.data.rewards import Rewards
 from gspo.data.tasks import load_prompts
 from gspo.data.templates import Encoder
 from gspo.types import Rollout
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "configs").glob("*.toml"))
 FILLED = ["algorithm.epsilon", "algorithm.epsilon_high", "algorithm.mini_batches", "algorithm.scale_rewards"]
 GSM8K = ROOT / "configs" / "qwen3-0.6b-gsm8k.toml"

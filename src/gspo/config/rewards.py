@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.loop_config import opt
+from gspo.config.field import opt
 
 
 @dataclass(frozen=True)
@@ -77,3 +77,26 @@ class JudgeConfig:
     """SQLite file that keeps answers, for later runs too and for several at once; unset: they are kept in memory."""
     seed: int = opt(0, low=0)
     """Seed of the order in which replies are shown together."""
+
+
+NAMED = ("task", "exact", "math", "model", "judge")
+"""The rewards that `reward.functions` names, beside module:function."""
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """What a reply is worth."""
+
+    functions: list[str] = opt(["task"])
+    """Any of `task` (the source's own scorer), `exact`, `math`, `model` (see [reward_model]), `judge` (see [judge]), and
+    `module:function`."""
+    weights: list[float] = opt([])
+    """One weight a function; empty: all 1."""
+    answer_column: str = opt("answer")
+    """Column with the right answer, for `exact` and `math`."""
+    timeout: float = opt(10.0, above=0)
+    """Seconds that one call of a reward may take. A reply whose reward hangs is left out of its group."""
+    workers: int = opt(1, low=1, high=256)
+    """Processes that score replies."""
+    correct_at: float = opt(1.0)
+    """A reply counts as correct in `eval/accuracy` when the first of `functions` gives it at least this."""

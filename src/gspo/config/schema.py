@@ -1,0 +1,38 @@
+"""The configuration of a whole run: frozen dataclasses, one docstring a field with its unit. Imports nothing heavy.
+
+config/files.py reads and writes it. An algorithm's own constants stay in its row (objective/algorithms.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from gspo.config.policy import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig
+from gspo.config.rewards import JudgeConfig, RewardConfig, RewardModelConfig
+from gspo.config.rollout import RolloutConfig, SamplerConfig, TaskConfig
+from gspo.config.training import EvalConfig, GuardConfig, LogConfig, ServeConfig, TrainConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+
+SECTIONS: dict[str, type] = {f.name: f.default_factory for f in dataclasses.fields(Config)}  # type: ignore[misc]
