@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from gspo import layout, moe
+from gspo import layout
 from gspo.config.policy import AlgorithmConfig
 from gspo.learner import Learner, Seen
 from gspo.objective.losses import level_ratio
 from gspo.objective.mismatch import mismatch
 from gspo.objective.ppo import gae, whiten
 from gspo.objective.replies import Replies
+from gspo.objective.routing import changed
 from gspo.types import Reply
 
 Groups = list[list[Reply]]
@@ -94,7 +95,7 @@ def disagreement(replies: Sequence[Reply], seen: Sequence[Seen]) -> dict[str, An
     """
     found: dict[str, Any] = mismatch(*paired(replies, seen))
     if all(one.routes is not None and reply.routes is not None for reply, one in zip(replies, seen)):
-        shares = [moe.changed(reply.routes, one.routes)[before(reply)] for reply, one in zip(replies, seen)]  # type: ignore[arg-type]
+        shares = [changed(reply.routes, one.routes)[before(reply)] for reply, one in zip(replies, seen)]  # type: ignore[arg-type]
         found["moe/sampler_agreement"] = 1 - float(torch.cat(shares).mean())
     return found
 

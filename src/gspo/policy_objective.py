@@ -11,8 +11,8 @@ from torch import Tensor
 from gspo.config.policy import AlgorithmConfig
 from gspo.objective import corrections, divergence
 from gspo.objective.algorithms import Algorithm
-from gspo.objective.auto_clip import AutoClip
-from gspo.objective.balance import balance
+from gspo.objective.clip_range import AutoClip
+from gspo.objective.load_balance import balance
 from gspo.objective.losses import Surrogate, sequence_ratio
 from gspo.objective.mismatch import std
 from gspo.objective.ppo import value_loss

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gspo import moe
+from gspo.objective.routing import changed, max_violation
 from gspo.types import Batch, Routing, Stats
 
 
@@ -24,9 +24,9 @@ def routing_stats(routing: Routing, batch: Batch) -> Stats:
         "experts": torch.full_like(batch.reply, routing.experts),
     }
     if routing.own is not routing.chosen:
-        found["overruled"] = moe.changed(routing.own[at], used)
+        found["overruled"] = changed(routing.own[at], used)
     if batch.routes is not None:
-        found["changed"] = moe.changed(batch.routes[at], used)
+        found["changed"] = changed(batch.routes[at], used)
     return found
 
 
@@ -39,7 +39,7 @@ def routing_metrics(stats: Stats) -> dict[str, Any]:
     if "routes" not in stats:
         return {}
     metrics: dict[str, Any] = {
-        "moe/max_violation": moe.max_violation(stats["routes"].transpose(0, 1), int(stats["experts"][0])),
+        "moe/max_violation": max_violation(stats["routes"].transpose(0, 1), int(stats["experts"][0])),
         "moe/router_entropy": float(stats["router_entropy"].mean()),
     }
     if "balance" in stats:

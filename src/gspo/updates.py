@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gspo.config.policy import AlgorithmConfig
-from gspo.objective.auto_clip import NUMERICS
+from gspo.objective.clip_range import NUMERICS
 from gspo.objective.mismatch import mismatch, std
 from gspo.objective.replies import Replies
 from gspo.old_policy import Groups, disagreement, estimate, needs_pass, noise_ratio, paired, probe, recall

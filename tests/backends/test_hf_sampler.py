@@ -9,6 +9,7 @@ from gspo import moe
 from gspo.backends.growing_cache import FIRST_BLOCK, GrowingLayer
 from gspo.backends.hf_sampler import HFSampler, draw
 from gspo.backends.tiny import build_tiny
+from gspo.objective.routing import changed
 from gspo.types import Prompt, Sampling
 from tests.backends.families import FAMILIES, FULL_ATTENTION, TOKENIZER, prompts, tiny
 
@@ -279,7 +280,7 @@ def test_routes_are_those_of_a_plain_forward_pass(family):
             plain = record.take().transpose(0, 1)
         assert rollout.routes.dtype == torch.int16 and rollout.routes.shape == plain.shape
         assert (rollout.routes[-1] == -1).all()  # never read
-        assert not moe.changed(rollout.routes[:-1], plain[:-1]).any()
+        assert not changed(rollout.routes[:-1], plain[:-1]).any()
 
 
 def test_routes_are_kept_only_where_asked_for_and_only_of_experts():

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import gspo
-from gspo import layout, moe
+from gspo import layout
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer
+from gspo.objective.routing import changed
 from gspo.types import Prompt, Reply, Sampling
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
 from tests.vllm.servers import ENGINE_ARGS, MOE, PYTHON, change, interrupt, policy_of, prompts, served
@@ -36,7 +37,7 @@ def test_the_routes_are_the_trainers(moe_server):
         sampler.load(policy, version)
         long = [Prompt(p.id, "", p.tokens * 5) for p in prompts()]  # more than a block of the cache
         rollouts = sampler.generate([*prompts(), *long], 6, Sampling(24, 1.0, seed=version, stop_ids=(1,), routes=True))
-        shares = [moe.changed(r.routes, own)[:-1] for r, own in zip(rollouts, chosen(policy, rollouts))]
+        shares = [changed(r.routes, own)[:-1] for r, own in zip(rollouts, chosen(policy, rollouts))]
         assert all(bool((r.routes[-1] == -1).all() and (r.routes[:-1] >= 0).all()) for r in rollouts)
         assert float(torch.cat(shares).mean()) < 1e-3
 
@@ -50,7 +51,7 @@ def test_interrupted_replies_hold_the_experts_of_the_weights_of_their_time(moe_s
         for r, own in zip(found, chosen(policy, found)):
             for other in models:  # by the version of the token that each was read for
                 at = (r.version[1:] == other).nonzero()[:, 0]
-                changes.setdefault((v, other), []).append(moe.changed(r.routes[at], own[at]))
+                changes.setdefault((v, other), []).append(changed(r.routes[at], own[at]))
     share = {key: float(torch.cat(each).mean()) for key, each in changes.items()}  # nan where there are no such tokens
     print(json.dumps({f"weights {v}, tokens of {o}": round(x, 4) for (v, o), x in share.items()}))
     assert all(share[v, v] < 1e-3 for v in models if sum(map(len, changes[v, v])))

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from gspo import layout, moe, types
+from gspo import layout, types
+from gspo.objective.routing import changed
 from gspo.ports import Policy
 from gspo.types import Prompt, Rollout
 
@@ -58,7 +59,7 @@ class Check:
         out = policy.forward(batch, routing=routed, replay=routed)
         other = 0.0
         if out.routing is not None and batch.routes is not None:
-            other = float(moe.changed(batch.routes, out.routing.own.cpu()).mean())
+            other = float(changed(batch.routes, out.routing.own.cpu()).mean())
         return Seen(float((out.logp.cpu() - batch.logp_mu).abs().mean()), len(batch.logp_mu), other)
 
     def accepts(self, seen: Seen) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from gspo.objective.balance import balance
+from gspo.objective.load_balance import balance
 from gspo.objective.replies import Replies
 
 LENGTHS = (3, 1, 5)

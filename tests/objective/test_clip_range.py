@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gspo.objective.auto_clip import AutoClip
+from gspo.objective.clip_range import AutoClip
 
 STILL = torch.ones(100)
 
