@@ -10,7 +10,7 @@ from gspo.ahead import AheadSource
 from gspo.config.checks import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.rollout import RolloutConfig
-from gspo.data.tasks import PromptStream
+from gspo.data.prompts import PromptStream
 from gspo.ports import SamplerError
 from gspo.rollout import staleness
 from gspo.types import Prompt, Rollout, Sampling

@@ -15,7 +15,7 @@ Named = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def module(path):
-    """gspo.data.tasks of .../gspo/data/tasks.py."""
+    """gspo.data.prompts of .../gspo/data/tasks.py."""
     parts = path.relative_to(SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -23,17 +23,17 @@ from gspo.config.checks import check_environment, check_reference, check_sampler
 from gspo.config.lookup import load_function
 from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
+from gspo.data.chat_template import Encoder
+from gspo.data.prompts import PromptStream, digest, load_rows
 from gspo.data.rewards import Rewards
-from gspo.data.tasks import PromptStream, load_rows
-from gspo.data.tasksets import library
-from gspo.data.templates import Encoder
+from gspo.data.verifiers_tasks import library
 from gspo.guard import Guard
 from gspo.handed import HandedSource
 from gspo.judging.judge import Judge
 from gspo.judging.reward_model import RewardModel
 from gspo.learner import Learner
 from gspo.objective.algorithms import resolve
-from gspo.opening import claimed, digest, open_run
+from gspo.opening import claimed, open_run
 from gspo.optimiser import Optimiser
 from gspo.parts import Given, check_routers, models_of, outline_of, prompts_of, samplers_of, samplings
 from gspo.policy_objective import PolicyObjective

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from gspo.config.schema import Config
 from gspo.progress import Progress
 from gspo.runlog import RunFolder, RunLog
 from gspo.trackers import check_trackers, open_trackers
-from gspo.types import Prompt
 
 # May differ between a run and its resumption: where it is, what it shows, when it stops.
 FREE = {
@@ -93,11 +91,3 @@ def same_run(old: Config, new: Config) -> None:
                     f"{key} = {table.get(name)!r} cannot be changed by --resume: the run began with {before.get(name)!r}. "
                     "Set it back, or start another run from the checkpoint's model"
                 )
-
-
-def digest(prompts: Sequence[Prompt]) -> str:
-    """A fingerprint of the prompts and their order."""
-    made = hashlib.sha256()
-    for prompt in prompts:
-        made.update(f"{prompt.id} {prompt.tokens}\n".encode())
-    return made.hexdigest()

@@ -20,8 +20,8 @@ from gspo.config.lookup import load_function
 from gspo.config.policy import ModelConfig
 from gspo.config.schema import Config
 from gspo.conversation.episodes import Episodes
-from gspo.data.tasks import load_prompts
-from gspo.data.templates import Encoder
+from gspo.data.chat_template import Encoder
+from gspo.data.prompts import load_prompts
 from gspo.ports import Sampler
 from gspo.types import Prompt, Sampling
 

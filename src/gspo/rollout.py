@@ -34,7 +34,7 @@ class Scorer(Protocol):
 
 
 class PromptSource(Protocol):
-    """Hands out prompts, pass after pass (data/tasks.py)."""
+    """Hands out prompts, pass after pass (data/prompts.py)."""
 
     position: int
 

@@ -15,9 +15,9 @@ from gspo.cli import main
 from gspo.config.checks import check_training
 from gspo.config.files import load, to_toml
 from gspo.config.training import EvalConfig
+from gspo.data.chat_template import Encoder
+from gspo.data.prompts import load_prompts
 from gspo.data.rewards import Rewards
-from gspo.data.tasks import load_prompts
-from gspo.data.templates import Encoder
 from gspo.types import Rollout
 
 ROOT = Path(__file__).parents[2]

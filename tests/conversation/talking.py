@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gspo.config.rollout import TaskConfig
 from gspo.conversation.chat import Chat
-from gspo.data.templates import Encoder
+from gspo.data.chat_template import Encoder
 from gspo.types import Rollout, Sampling
 
 CHATML = """{%- if tools %}<|im_start|>system

@@ -11,7 +11,7 @@ import gspo
 from gspo.config.rollout import TaskConfig
 from gspo.conversation.environment import Step, ToolEnvironment
 from gspo.conversation.episodes import Episodes
-from gspo.data.templates import Encoder
+from gspo.data.chat_template import Encoder
 from gspo.types import Prompt, Sampling
 from tests.conversation.talking import tokenizer
 from tests.conversation.test_chat import Says

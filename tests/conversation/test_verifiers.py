@@ -12,8 +12,8 @@ import gspo
 from gspo.backends.hf_sampler import HFSampler
 from gspo.config.rollout import TaskConfig
 from gspo.conversation.verifiers_episodes import VerifiersEpisodes
-from gspo.data.tasksets import tasks_of
-from gspo.data.templates import Encoder
+from gspo.data.chat_template import Encoder
+from gspo.data.verifiers_tasks import tasks_of
 from gspo.ports import SamplerError
 from gspo.types import Prompt, Sampling
 from tests.conversation.talking import tokenizer

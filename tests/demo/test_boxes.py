@@ -8,7 +8,7 @@ import pytest
 from gspo.backends.tiny import longest_match_tokenizer
 from gspo.config.rollout import TaskConfig
 from gspo.conversation.tools import convention
-from gspo.data.templates import Encoder
+from gspo.data.chat_template import Encoder
 from gspo.demo import boxes
 
 ROW = {"prompt": boxes.QUESTION.format("WXYZ"), "way": "dbfeac"}

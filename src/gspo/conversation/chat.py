@@ -20,7 +20,7 @@ import numpy as np
 
 from gspo.conversation.calls import TEXT, Call, Calls, Message, content_of, follow
 from gspo.conversation.tools import Malformed, convention
-from gspo.data.templates import Encoder
+from gspo.data.chat_template import Encoder
 from gspo.ports import Speaker
 from gspo.types import Prompt, Rollout, Sampling
 

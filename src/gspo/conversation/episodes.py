@@ -13,7 +13,7 @@ from gspo.conversation.calls import Call, Calls, Message
 from gspo.conversation.chat import Asked, Chat, TooLong
 from gspo.conversation.environment import Environment, Step
 from gspo.conversation.tree import woven
-from gspo.data.templates import Encoder
+from gspo.data.chat_template import Encoder
 from gspo.ports import Policy, Sampler, SamplerError, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 

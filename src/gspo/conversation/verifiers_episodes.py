@@ -25,8 +25,8 @@ from gspo.conversation.chat import Chat
 from gspo.conversation.episodes import WholeEpisodes
 from gspo.conversation.tree import woven
 from gspo.conversation.verifiers_client import Playing, PolicyClient
-from gspo.data.tasksets import check_installed, tasks_of, taskset_options
-from gspo.data.templates import Encoder
+from gspo.data.chat_template import Encoder
+from gspo.data.verifiers_tasks import check_installed, tasks_of, taskset_options
 from gspo.ports import Sampler
 from gspo.types import Prompt, Rollout, Sampling
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gspo.config.lookup import describe, load_function
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data import reasoning
+from gspo.data import reasoning_gym
 
 BATCH, TOGETHER, SINGLY = 0, 1, 2
 """How a function is called: once for all; once a reply, all at a time (async); once a reply, one by one."""
@@ -196,8 +196,8 @@ def checked(value: Any) -> Result:
 def load(name: str, reward: RewardConfig, task: TaskConfig) -> PerReply | Function:
     """The reward of that name. Raises ValueError when it cannot be had."""
     if name == "task":
-        sources = [s for s in (task.source, task.eval_source) if s and s.startswith(reasoning.PREFIX)]
-        datasets = {source: reasoning.open_task(source, task.config, seed=0, size=1) for source in sources}
+        sources = [s for s in (task.source, task.eval_source) if s and s.startswith(reasoning_gym.PREFIX)]
+        datasets = {source: reasoning_gym.open_task(source, task.config, seed=0, size=1) for source in sources}
         return PerReply(lambda row: _task(row, datasets))
     if name == "exact":
         return PerReply(lambda row: _exact(row, reward.answer_column))
@@ -243,7 +243,7 @@ def gold(row: Row, column: str) -> str:
 
 
 def _task(row: Row, datasets: dict[str, Any]) -> float:
-    return reasoning.score(datasets[row.task], tagged(spoken(row)), row.columns)
+    return reasoning_gym.score(datasets[row.task], tagged(spoken(row)), row.columns)
 
 
 def _exact(row: Row, column: str) -> float:

@@ -14,8 +14,9 @@ from typing import Any
 from gspo.config.checks import VERIFIERS, nearest
 from gspo.config.lookup import describe, load_function, unknown_arguments
 from gspo.config.rollout import TaskConfig
-from gspo.data import reasoning, workers
-from gspo.data.tasksets import tasks_of
+from gspo.data import reasoning_gym
+from gspo.data.processes import kill, spawn
+from gspo.data.verifiers_tasks import tasks_of
 
 SUFFIXES = (".jsonl", ".parquet", ".csv")
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -62,7 +63,7 @@ def has_splits(source: str) -> bool:
     """Whether a source is a Hugging Face data set, or a taskset with an option `split`."""
     if source.startswith(VERIFIERS):
         return True
-    generated = source.startswith(reasoning.PREFIX) or FUNCTION.fullmatch(source)
+    generated = source.startswith(reasoning_gym.PREFIX) or FUNCTION.fullmatch(source)
     return bool(source) and not generated and Path(source).suffix not in SUFFIXES
 
 
@@ -173,8 +174,8 @@ def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[
 
     Raises ValueError for an unknown task, bad options, or too few distinct items; warns of what looks wrong.
     """
-    wanted = reasoning.Wanted(source, task.config, task.seed, train, held_out)
-    process, connection = workers.spawn(("generate", wanted))
+    wanted = reasoning_gym.Wanted(source, task.config, task.seed, train, held_out)
+    process, connection = spawn("gspo.data.generate", wanted)
     try:
         while True:
             kind, answer = connection.recv()
@@ -186,6 +187,6 @@ def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[
     except EOFError:
         raise RuntimeError(f"{source}: the process that makes its items died") from None
     finally:
-        workers.kill(process)
+        kill(process)
     first, second = (Table(source, entries, range(len(entries))) for entries in answer)
     return first, second

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
+from gspo.data.processes import kill, spawn
 from gspo.data.scorers import BATCH, SINGLY, Function, Late, Message, Result, Row
 
 START = 300.0
@@ -131,45 +128,12 @@ def _group(rows: list[Row]) -> int:
     return next((i for i, row in enumerate(rows) if row.group != rows[0].group), len(rows))
 
 
-def spawn(request: tuple[Any, ...]) -> tuple[subprocess.Popen[bytes], Connection]:
-    """Starts `python -m gspo.data.worker` with a request, and returns at once.
-
-    Never through multiprocessing: that runs the user's script again in the new process.
-    """
-    ours, theirs = Pipe()
-    path = [entry or os.getcwd() for entry in sys.path]
-    environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gspo.data.worker", str(theirs.fileno())],
-        stdin=subprocess.DEVNULL,
-        stdout=2,  # what graders print must not mix with our output
-        env=environment,
-        pass_fds=[theirs.fileno()],
-        start_new_session=True,  # out of reach of Ctrl-C, and its children die with it
-    )
-    theirs.close()
-    ours.send(request)
-    return process, ours
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends a worker and what it started.
-
-    Its connection is left to be collected: another thread may be about to read from it, and a number closed here would
-    be given to the next worker's connection, whose first message that thread would take.
-    """
-    if process.returncode is None:  # not reaped yet, so the number is still its own
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 class Worker:
     """A process for the named rewards. It starts at once and is waited for at its first call."""
 
     def __init__(self, names: list[str], reward: RewardConfig, task: TaskConfig) -> None:
-        self.request = ("score", names, reward, task)
-        self.process, self.connection = spawn(self.request)
+        self.request = (names, reward, task)
+        self.process, self.connection = spawn("gspo.data.worker", self.request)
         self.ready = self.closed = False
         self.lock = threading.Lock()
         self.limit = reward.timeout
@@ -221,7 +185,7 @@ class Worker:
             if self.closed:
                 raise RuntimeError("the reward worker is closed")
             kill(self.process)
-            self.process, self.connection = spawn(self.request)
+            self.process, self.connection = spawn("gspo.data.worker", self.request)
             self.ready = False
 
     def close(self) -> None:

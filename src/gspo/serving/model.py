@@ -23,7 +23,7 @@ from gspo.conversation.chat import Chat
 from gspo.conversation.gather import Gathered, gather
 from gspo.conversation.matching import matched
 from gspo.conversation.trajectories import LEVELS, History, TrainConfig, Trajectory, TrajectoryGroup
-from gspo.data.templates import Encoder
+from gspo.data.chat_template import Encoder
 from gspo.handed import HandedSource
 from gspo.run import Metrics, Run, save
 from gspo.serving.endpoint import application

@@ -9,7 +9,7 @@ from gspo import build, checkpoint, report
 from gspo.api import Source, configured
 from gspo.config.checks import check_serving
 from gspo.config.schema import Config
-from gspo.data.templates import Encoder
+from gspo.data.chat_template import Encoder
 from gspo.parts import Given
 from gspo.run import save
 from gspo.serving.model import ServedModel, served

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import warnings
@@ -12,9 +13,9 @@ from typing import Any, Generic, TypeVar
 from gspo.config.checks import VERIFIERS, nearest, played
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
-from gspo.data.reasoning import PREFIX
+from gspo.data.chat_template import Encoder, check_messages
+from gspo.data.reasoning_gym import PREFIX
 from gspo.data.sources import Table, generate, has_splits, read, table
-from gspo.data.templates import Encoder, check_messages
 from gspo.types import Prompt
 
 GENERATED = 2000
@@ -245,3 +246,11 @@ class PromptStream(Generic[T]):
             taken.append(self.items[self._pass[1][i]])
         self.position += k
         return taken
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """A fingerprint of the prompts and their order."""
+    made = hashlib.sha256()
+    for prompt in prompts:
+        made.update(f"{prompt.id} {prompt.tokens}\n".encode())
+    return made.hexdigest()

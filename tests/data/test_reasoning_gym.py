@@ -5,9 +5,9 @@ import pytest
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
-from gspo.data import reasoning, scorers
-from gspo.data.tasks import load_prompts
-from gspo.data.templates import Encoder
+from gspo.data import reasoning_gym, scorers
+from gspo.data.chat_template import Encoder
+from gspo.data.prompts import load_prompts
 from tests.data.tools import TEMPLATE, characters
 
 factory = pytest.importorskip("reasoning_gym.factory")
@@ -28,10 +28,10 @@ TASKS = sorted(set(factory.DATASETS) - {"composite"} - SLOW)
 
 
 def items(name, count=3, **config):
-    dataset = reasoning.open_task(f"reasoning_gym:{name}", config, 11, count)
+    dataset = reasoning_gym.open_task(f"reasoning_gym:{name}", config, 11, count)
     found = []
     for i in range(count):
-        reasoning._seed_globals(i)
+        reasoning_gym._seed_globals(i)
         found.append(dataset[i])
     return found
 
@@ -70,7 +70,7 @@ def load(name, system="s", **config):
 
 
 def generate(name, num_prompts=8, size=16, seed=0, note=print, **config):
-    return reasoning.generate(reasoning.Wanted(f"reasoning_gym:{name}", config, seed, size, num_prompts), note)
+    return reasoning_gym.generate(reasoning_gym.Wanted(f"reasoning_gym:{name}", config, seed, size, num_prompts), note)
 
 
 def test_prompts():
@@ -96,14 +96,14 @@ def test_a_task_that_uses_global_random_state_is_the_same_each_time():
 
 def test_seed_ranges_never_overlap(monkeypatch):
     opened = []
-    real = reasoning.open_task
+    real = reasoning_gym.open_task
 
     def spy(source, config, seed, size):
         opened.append(range(seed, seed + size))
         return real(source, config, seed, size)
 
-    monkeypatch.setattr(reasoning, "open_task", spy)
-    monkeypatch.setattr(reasoning, "CHUNK", 7)
+    monkeypatch.setattr(reasoning_gym, "open_task", spy)
+    monkeypatch.setattr(reasoning_gym, "CHUNK", 7)
     for seed in (0, 1, 1023):
         generate("count_bits", seed=seed, size=30, num_prompts=30)
     spans = sorted((r.start, r.stop) for r in opened)
@@ -138,9 +138,9 @@ def test_several_tasks_at_once():
     ],
 )
 def test_bad_tasks(name, options, message):
-    wanted = reasoning.Wanted(f"reasoning_gym:{name}", options, 0, 16, 64)
+    wanted = reasoning_gym.Wanted(f"reasoning_gym:{name}", options, 0, 16, 64)
     with pytest.raises(ValueError, match=message):
-        reasoning.generate(wanted, print)
+        reasoning_gym.generate(wanted, print)
 
 
 def test_errors_come_out_of_the_process_that_makes_the_items():
@@ -164,8 +164,8 @@ def test_fewer_training_items_than_asked_for_is_noted():
 )
 def test_a_scorer_that_pays_for_junk_is_noted(name, message):
     notes = []
-    dataset = reasoning.open_task(f"reasoning_gym:{name}", {}, 0, 1)
-    reasoning.check(name, dataset, items(name, 8), notes.append)
+    dataset = reasoning_gym.open_task(f"reasoning_gym:{name}", {}, 0, 1)
+    reasoning_gym.check(name, dataset, items(name, 8), notes.append)
     assert len(notes) == 1 and message in notes[0]
 
 
@@ -185,17 +185,17 @@ class Stub:
 
 
 def test_scores_are_guarded():
-    assert reasoning.score(Stub(lambda answer, entry: 1 / 0), "x", {}) == 0
-    assert reasoning.score(Stub(lambda answer, entry: 3), "x", {}) == 1
-    assert reasoning.score(Stub(lambda answer, entry: -3), "x", {}) == 0
+    assert reasoning_gym.score(Stub(lambda answer, entry: 1 / 0), "x", {}) == 0
+    assert reasoning_gym.score(Stub(lambda answer, entry: 3), "x", {}) == 1
+    assert reasoning_gym.score(Stub(lambda answer, entry: -3), "x", {}) == 0
     with pytest.raises(ValueError, match="the task's scorer returned nan"):
-        reasoning.score(Stub(lambda answer, entry: float("nan")), "x", {})
+        reasoning_gym.score(Stub(lambda answer, entry: float("nan")), "x", {})
 
 
 def test_a_broken_scorer_is_found_at_load():
     notes = []
     entries = [{"answer": str(i)} for i in range(4)]
     with pytest.raises(ValueError, match="gives none of 4 right answers 1"):
-        reasoning.check("t", Stub(lambda answer, entry: 0.5), entries, notes.append)
-    reasoning.check("t", Stub(lambda answer, entry: answer == entry["answer"] != "3"), entries, notes.append)
+        reasoning_gym.check("t", Stub(lambda answer, entry: 0.5), entries, notes.append)
+    reasoning_gym.check("t", Stub(lambda answer, entry: answer == entry["answer"] != "3"), entries, notes.append)
     assert notes == ["t: its scorer gives 1 of 4 right answers less than 1"]

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
-from gspo.data.tasks import PromptStream, load_prompts, load_rows, prompt_order
-from gspo.data.templates import Encoder
+from gspo.data.chat_template import Encoder
+from gspo.data.prompts import PromptStream, load_prompts, load_rows, prompt_order
 from tests.data.tools import TEMPLATE, characters, text
 
 datasets = pytest.importorskip("datasets")

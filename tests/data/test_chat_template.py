@@ -1,7 +1,7 @@
 import pytest
 
 from gspo.config.rollout import TaskConfig
-from gspo.data.templates import Encoder
+from gspo.data.chat_template import Encoder
 from tests.data.tools import TEMPLATE, characters, text
 
 

@@ -1,0 +1,35 @@
+"""A process that makes the items of a reasoning-gym task, which may hang or crash: `python -m gspo.data.generate FD`."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+from multiprocessing.connection import Connection
+
+from gspo.config.lookup import describe
+from gspo.data import reasoning_gym
+from gspo.data.processes import GONE, opened
+
+
+def generate(connection: Connection, wanted: reasoning_gym.Wanted) -> None:
+    """Sends ("note", text) ... and then ("items", (train, held out)) or ("error", text)."""
+
+    def note(text: str) -> None:
+        connection.send(("note", text))
+
+    try:
+        train, held_out = reasoning_gym.generate(wanted, note)
+        dataset = reasoning_gym.open_task(wanted.source, wanted.config, seed=0, size=1)
+        reasoning_gym.check(wanted.source, dataset, (held_out + train)[:16], note)
+        answer = pickle.dumps(("items", (train, held_out)))
+    except ValueError as error:
+        answer = pickle.dumps(("error", str(error)))
+    except Exception as error:
+        answer = pickle.dumps(("error", f"{wanted.source}: {describe(error)}"))
+    connection.send_bytes(answer)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(*GONE), opened(sys.argv[1]) as parent:
+        generate(parent, parent.recv())
