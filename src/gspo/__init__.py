@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from gspo.conversation.trajectories import TrainConfig as TrainConfig
     from gspo.conversation.trajectories import Trajectory as Trajectory
     from gspo.conversation.trajectories import TrajectoryGroup as TrajectoryGroup
-    from gspo.data.scorers import by_group as by_group
-    from gspo.judging.judge import Judge as Judge
-    from gspo.judging.reward_model import RewardModel as RewardModel
+    from gspo.rewards.graders import by_group as by_group
+    from gspo.rewards.judge import Judge as Judge
+    from gspo.rewards.reward_model import RewardModel as RewardModel
     from gspo.serving.start import serve as serve
 
 __version__ = "0.1.0"
 WHERE = {
     **dict.fromkeys(("Result", "evaluate", "sft", "train"), "gspo.api"),
     **dict.fromkeys(("History", "TrainConfig", "Trajectory", "TrajectoryGroup"), "gspo.conversation.trajectories"),
-    "by_group": "gspo.data.scorers",
-    "Judge": "gspo.judging.judge",
-    "RewardModel": "gspo.judging.reward_model",
+    "by_group": "gspo.rewards.graders",
+    "Judge": "gspo.rewards.judge",
+    "RewardModel": "gspo.rewards.reward_model",
     "gather": "gspo.conversation.gather",
     "serve": "gspo.serving.start",
 }

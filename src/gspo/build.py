@@ -25,12 +25,9 @@ from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import PromptStream, digest, load_rows
-from gspo.data.rewards import Rewards
 from gspo.data.verifiers_tasks import library
 from gspo.guard import Guard
 from gspo.handed import HandedSource
-from gspo.judging.judge import Judge
-from gspo.judging.reward_model import RewardModel
 from gspo.learner import Learner
 from gspo.objective.algorithms import resolve
 from gspo.opening import claimed, open_run
@@ -39,6 +36,9 @@ from gspo.parts import Given, check_routers, models_of, outline_of, prompts_of, 
 from gspo.policy_objective import PolicyObjective
 from gspo.progress import Progress
 from gspo.refill import RefilledSource
+from gspo.rewards.judge import Judge
+from gspo.rewards.reward_model import RewardModel
+from gspo.rewards.scorer import Rewards
 from gspo.rollout import Handed, Report, Scorer, SynchronousSource
 from gspo.run import Run, restore
 from gspo.runlog import RunFolder, RunLog

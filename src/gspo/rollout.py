@@ -22,7 +22,7 @@ from gspo.types import Group, Prompt, Reply, Rollout, Sampling
 
 
 class Scorer(Protocol):
-    """Gives each rollout its reward, or None and the reason (data/rewards.py)."""
+    """Gives each rollout its reward, or None and the reason (rewards/scorer.py)."""
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The same rollouts, scored."""
@@ -44,7 +44,7 @@ class PromptSource(Protocol):
 
 
 class Handed:
-    """A scorer of what was scored already. It stands in for data/rewards.py's, which has prompts to check and workers."""
+    """A scorer of what was scored already. It stands in for rewards/scorer.py's, which has prompts to check and workers."""
 
     def check(self, prompts: Iterable[Prompt]) -> None:
         """Nothing is asked of the prompts."""

@@ -17,7 +17,7 @@ from gspo.config.files import load, to_toml
 from gspo.config.training import EvalConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import load_prompts
-from gspo.data.rewards import Rewards
+from gspo.rewards.scorer import Rewards
 from gspo.types import Rollout
 
 ROOT = Path(__file__).parents[2]

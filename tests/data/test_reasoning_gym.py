@@ -5,9 +5,10 @@ import pytest
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
-from gspo.data import reasoning_gym, scorers
+from gspo.data import reasoning_gym
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import load_prompts
+from gspo.rewards import graders
 from tests.data.tools import TEMPLATE, characters
 
 factory = pytest.importorskip("reasoning_gym.factory")
@@ -38,8 +39,8 @@ def items(name, count=3, **config):
 
 def scorer(name, **config):
     source = f"reasoning_gym:{name}"
-    score = scorers.load("task", RewardConfig(), TaskConfig(source=source, config=config)).score
-    return lambda reply, entry: score(scorers.Row(entry["question"], reply, source, entry))
+    score = graders.load("task", RewardConfig(), TaskConfig(source=source, config=config)).score
+    return lambda reply, entry: score(graders.Row(entry["question"], reply, source, entry))
 
 
 @pytest.mark.parametrize("name", TASKS)

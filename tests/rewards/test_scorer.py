@@ -14,8 +14,8 @@ import pytest
 import gspo
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data import scorers, workers
-from gspo.data.rewards import Rewards
+from gspo.rewards import graders, workers
+from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
 
 ROOT = os.getcwd()
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:reward .*a call for")
 
 
 def named(*functions, source="", **config):
-    functions = [f if f in ("task", "exact", "math") else f"tests.data.graders:{f}" for f in functions]
+    functions = [f if f in ("task", "exact", "math") else f"tests.rewards.graders:{f}" for f in functions]
     return Rewards(RewardConfig(functions=functions, **config), TaskConfig(source=source))
 
 
@@ -61,8 +61,8 @@ def test_the_reasoning_gym_scorer():
     ],
 )  # fmt: skip
 def test_exact(reply, answer, right):
-    score = scorers.load("exact", RewardConfig(functions=["exact"]), TaskConfig()).score
-    assert score(scorers.Row("?", reply, "", {"answer": answer})) == right
+    score = graders.load("exact", RewardConfig(functions=["exact"]), TaskConfig()).score
+    assert score(graders.Row("?", reply, "", {"answer": answer})) == right
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_exact(reply, answer, right):
     ],
 )  # fmt: skip
 def test_math(reply, answer, right):
-    score = scorers.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
-    assert score(scorers.Row("?", reply, "", {"answer": answer})) == right
+    score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
+    assert score(graders.Row("?", reply, "", {"answer": answer})) == right
 
 
 def test_thinking_that_the_prompt_opened_is_not_graded():
@@ -369,13 +369,13 @@ def test_a_function_may_have_time_outs_of_its_own():
     with in_process(judge) as rewards:
         scored = rewards.score([rollout("1"), rollout("x")])
         assert scored[1].error == "judge: TimeoutError: the judge's line is busy"
-        assert rewards.ways["judge"].level == scorers.BATCH
+        assert rewards.ways["judge"].level == graders.BATCH
 
 
 def test_a_single_reply_that_hangs_says_nothing_about_many():
     with named("hangs", timeout=0.1) as rewards, warnings.catch_warnings(action="error"):
         assert rewards.score([rollout("hang")])[0].error == "hangs: took longer than 0.1 s"
-        assert rewards.ways["hangs"].level == scorers.BATCH
+        assert rewards.ways["hangs"].level == graders.BATCH
 
 
 # Functions that compare the replies to a prompt
@@ -424,7 +424,7 @@ def test_async_groups_are_scored_at_the_same_time():
 def test_a_group_whose_process_died_between_calls_is_scored_whole():
     with named("compares", workers=1, timeout=0.3) as rewards:
         rewards.score([rollout(reply) for reply in "ab"])
-        rewards.ways["compares"].level = scorers.SINGLY
+        rewards.ways["compares"].level = graders.SINGLY
         os.kill(rewards.workers[0].process.pid, signal.SIGKILL)
         scored = rewards.score([rollout(reply, i // 2) for i, reply in enumerate("abcd")])
     assert [r.reward for r in scored] == [None, None, 0, 1]
@@ -496,10 +496,10 @@ def test_bad_settings(reward, task, functions, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tests.data.graders:lenght", "tests.data.graders has no function 'lenght', did you mean length?"),
-        ("tests.data.graders:not_a_function", "not_a_function is a int, not a function"),
+        ("tests.rewards.graders:lenght", "tests.rewards.graders has no function 'lenght', did you mean length?"),
+        ("tests.rewards.graders:not_a_function", "not_a_function is a int, not a function"),
         ("no_such_module:f", "there is no module 'no_such_module' in"),
-        ("tests.data.graders:", "expected module:function"),
+        ("tests.rewards.graders:", "expected module:function"),
     ],
 )
 def test_functions_that_cannot_be_loaded(name, message):
@@ -544,9 +544,9 @@ START = """
     import os, signal, sys, threading, time
     sys.path.insert(0, os.getcwd())
     from gspo.config.schema import RewardConfig, TaskConfig
-    from gspo.data.rewards import Rewards
+    from gspo.rewards.scorer import Rewards
     from tests.data.tools import rollout
-    config = RewardConfig(functions=["tests.data.graders:hangs"], timeout=60.0)
+    config = RewardConfig(functions=["tests.rewards.graders:hangs"], timeout=60.0)
     print("begin", flush=True)
     rewards = Rewards(config, TaskConfig())
 """

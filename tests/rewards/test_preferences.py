@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import gspo
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data.rewards import Rewards
-from gspo.judging.preferences import Preferred, bradley_terry, from_ranks, rewards, win_rate, wins
-from gspo.judging.transcripts import NoOpinion, rewarded
+from gspo.rewards.preferences import Preferred, bradley_terry, from_ranks, rewards, win_rate, wins
+from gspo.rewards.scorer import Rewards
+from gspo.rewards.transcripts import NoOpinion, rewarded
 from tests.data.tools import rollout
 
 

@@ -14,13 +14,13 @@ from gspo.config.checks import check_judge
 from gspo.config.files import from_dict
 from gspo.config.rewards import JudgeConfig
 from gspo.conversation.trajectories import TrajectoryGroup
-from gspo.judging import questions
-from gspo.judging.cache import Cache, key_of
-from gspo.judging.line import Failed, Line, Unreadable
-from gspo.judging.line import key_of as api_key_of
-from gspo.judging.preferences import from_ranks, rewards
-from gspo.judging.questions import Question
-from gspo.judging.transcripts import conversations, rewarded, shared, text_of
+from gspo.rewards import judge_prompts
+from gspo.rewards.http_client import Failed, Line, Unreadable
+from gspo.rewards.http_client import key_of as api_key_of
+from gspo.rewards.judge_cache import Cache, key_of
+from gspo.rewards.judge_prompts import Question
+from gspo.rewards.preferences import from_ranks, rewards
+from gspo.rewards.transcripts import conversations, rewarded, shared, text_of
 
 ALONE = "a group of one has nothing to be compared with"
 NO_LIMIT = 1e8
@@ -71,7 +71,7 @@ class Judge:
 
     def wait(self) -> None:
         """Asks one small question. Raises ValueError where the endpoint refuses it or cannot be reached."""
-        probe = questions.scored(self.config.rubric, "1 + 1 = ?", "2", None, self.config.scale)
+        probe = judge_prompts.scored(self.config.rubric, "1 + 1 = ?", "2", None, self.config.scale)
         try:
             self.line.run(self._complete(probe)).result()
         except Failed as error:
@@ -103,7 +103,7 @@ class Judge:
         config = self.config
         if not self.by_group:
             each = [
-                self._ask(questions.scored(config.rubric, prompt, reply, reference, config.scale))
+                self._ask(judge_prompts.scored(config.rubric, prompt, reply, reference, config.scale))
                 for prompt, reply, reference in zip(prompts, replies, references)
             ]
             return list(await asyncio.gather(*each))
@@ -124,9 +124,9 @@ class Judge:
     async def _together(self, prompt: str, replies: list[str], reference: str | None) -> list[float | None]:
         config = self.config
         if config.mode == "rank":
-            question = questions.ranked(config.rubric, prompt, replies, reference)
+            question = judge_prompts.ranked(config.rubric, prompt, replies, reference)
         else:
-            question = questions.together(config.rubric, prompt, replies, reference, config.scale)
+            question = judge_prompts.together(config.rubric, prompt, replies, reference, config.scale)
         return await self._ask(question) or [None] * len(replies)
 
     async def _pairs(self, prompt: str, replies: list[str], reference: str | None) -> list[float | None]:
@@ -136,7 +136,7 @@ class Judge:
         rubric = self.config.rubric
         pairs = list(combinations(range(len(replies)), 2))
         asked = [
-            self._ask(questions.paired(rubric, prompt, replies[a], replies[b], reference))
+            self._ask(judge_prompts.paired(rubric, prompt, replies[a], replies[b], reference))
             for i, j in pairs
             for a, b in ((i, j), (j, i))
         ]
@@ -156,7 +156,7 @@ class Judge:
         known = self.cache.get(key)
         if known is not None:
             try:
-                found = question.read(questions.object_of(known))
+                found = question.read(judge_prompts.object_of(known))
             except Unreadable:
                 pass  # the file was changed by others
             else:
@@ -180,7 +180,7 @@ class Judge:
             self.line.total["retries"] += attempt > 0
             try:
                 text = await self._complete(question)
-                found = question.read(questions.object_of(text))
+                found = question.read(judge_prompts.object_of(text))
             except Failed as error:  # the client has repeated it
                 return None, str(error)
             except Unreadable as error:

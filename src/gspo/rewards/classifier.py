@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from gspo.config.lookup import local, pick_device
 from gspo.config.rewards import RewardModelConfig
-from gspo.judging.transcripts import Messages, text_of, words_of
+from gspo.rewards.transcripts import Messages, text_of, words_of
 
 disable_progress_bar()  # of loading weights: the run has its own
 WHERE = "reward_model.path"

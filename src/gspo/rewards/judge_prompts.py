@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.judging.line import Unreadable
+from gspo.rewards.http_client import Unreadable
 
 RULES = """You judge replies to a question by a rubric.
 

@@ -11,12 +11,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import gspo
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data.rewards import Rewards
-from gspo.judging.reward_model import RewardModel, asked
+from gspo.rewards.reward_model import RewardModel, asked
+from gspo.rewards.scorer import Rewards
 from tests import tiny_run
 from tests.data.tools import rollout
-from tests.judging.classifiers import saved
-from tests.judging.endpoint import listening
+from tests.rewards.classifiers import saved
+from tests.rewards.endpoint import listening
 
 REPLIES = ["a", "abcabcabc", "7", "zz top", "a" * 30, "", "b7"]
 

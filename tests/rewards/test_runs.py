@@ -7,8 +7,8 @@ import pytest
 import gspo
 from gspo.runfiles import read_lines
 from tests import tiny_run
-from tests.judging.classifiers import saved
-from tests.judging.endpoint import listening, material, said, score
+from tests.rewards.classifiers import saved
+from tests.rewards.endpoint import listening, material, said, score
 
 
 def train(folder, functions, **sections):
@@ -39,7 +39,7 @@ def test_a_run_with_a_judge(tmp_path, monkeypatch):
     with listening(share) as endpoint:
         judge = {"model": "m", "url": endpoint.url, "rubric": "Likes a.", "key_variable": "JUDGE_KEY", "retries": 0}
         cache = {"cache": str(tmp_path / "answers")}
-        steps, events, _ = train(tmp_path, ["judge", "tests.data.graders:length"], judge=judge | cache)
+        steps, events, _ = train(tmp_path, ["judge", "tests.rewards.graders:length"], judge=judge | cache)
     rollouts = list(read_lines(tmp_path / "run" / "rollouts.jsonl"))
     assert len(rollouts) == 64
     for one in rollouts:

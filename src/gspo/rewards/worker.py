@@ -1,4 +1,4 @@
-"""A process that scores replies, since graders may hang, crash or print: `python -m gspo.data.worker FD`. Imports no torch.
+"""A process that scores replies: `python -m gspo.rewards.worker FD`. Graders may hang, crash or print. Imports no torch.
 
 It talks over a socket of its own, so that graders may use stdin and stdout, and ends when the socket closes.
 """
@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from gspo.config.lookup import describe
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data import scorers
 from gspo.data.processes import GONE, opened
+from gspo.rewards import graders
 
 MEMORY = 4 * 2**30
 """Bytes of address space for our own scorers: a power tower in a reply must not eat the machine."""
@@ -28,7 +28,7 @@ def serve(connection: Connection, names: list[str], reward: RewardConfig, task: 
     if not any(":" in name for name in names):
         _limit_memory()
     try:
-        functions = {name: scorers.load(name, reward, task) for name in names}
+        functions = {name: graders.load(name, reward, task) for name in names}
     except BaseException as error:
         connection.send(str(error) if isinstance(error, ValueError) else describe(error))
         return

@@ -12,11 +12,11 @@ from fastapi.responses import Response
 
 import gspo
 from gspo.backends.tiny import build_tiny, tiny_qwen3_moe
-from gspo.judging import questions
-from gspo.judging.judge import Judge
-from gspo.judging.line import Unreadable
+from gspo.rewards import judge_prompts
+from gspo.rewards.http_client import Unreadable
+from gspo.rewards.judge import Judge
 from tests.conversation.talking import tokenizer
-from tests.judging.endpoint import listening, material, said, score
+from tests.rewards.endpoint import listening, material, said, score
 from tests.serving.served import serving
 
 KEY = "sk-very-secret-42"
@@ -183,9 +183,9 @@ def test_a_reply_cannot_end_its_part():
     ],
 )  # fmt: skip
 def test_unreadable_scores(answer):
-    asked = questions.scored("r", "q", "a", None, 10)
+    asked = judge_prompts.scored("r", "q", "a", None, 10)
     with pytest.raises(Unreadable):
-        asked.read(questions.object_of(answer))
+        asked.read(judge_prompts.object_of(answer))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_unreadable_scores(answer):
     ['{"score": 7}', '```json\n{"reason": "{}", "score": 7.0}\n```', '<think>{"score": 1}</think> {"score":7}'],
 )
 def test_readable_scores(answer):
-    assert questions.scored("r", "q", "a", None, 10).read(questions.object_of(answer)) == 0.7
+    assert judge_prompts.scored("r", "q", "a", None, 10).read(judge_prompts.object_of(answer)) == 0.7
 
 
 @pytest.mark.parametrize(
@@ -206,9 +206,9 @@ def test_readable_scores(answer):
 )  # fmt: skip
 def test_unreadable_comparisons(name, answer):
     asked = {
-        "together": questions.together("r", "q", ["a", "b"], None, 10),
-        "ranked": questions.ranked("r", "q", ["a", "b"], None),
-        "paired": questions.paired("r", "q", "a", "b", None),
+        "together": judge_prompts.together("r", "q", ["a", "b"], None, 10),
+        "ranked": judge_prompts.ranked("r", "q", ["a", "b"], None),
+        "paired": judge_prompts.paired("r", "q", "a", "b", None),
     }[name]
     with pytest.raises(Unreadable):
         asked.read(answer)
@@ -243,7 +243,7 @@ def test_what_determines_an_answer_is_in_its_key():
 
 ASKS = """
 import asyncio, sys
-from gspo.judging.judge import Judge
+from gspo.rewards.judge import Judge
 judge = Judge(model="m", url=sys.argv[1], key_variable="", rubric="r", cache=sys.argv[2])
 print(asyncio.run(judge(["?"] * 40, [str(i % 20) for i in range(40)])) == [0.3] * 40)
 """

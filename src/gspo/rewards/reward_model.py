@@ -14,9 +14,9 @@ from gspo.config.checks import check_reward_model
 from gspo.config.files import from_dict
 from gspo.config.rewards import RewardModelConfig
 from gspo.conversation.trajectories import TrajectoryGroup
-from gspo.judging.judge import NO_LIMIT
-from gspo.judging.line import Failed, Line, key_of
-from gspo.judging.transcripts import Messages, conversations, rewarded
+from gspo.rewards.http_client import Failed, Line, key_of
+from gspo.rewards.judge import NO_LIMIT
+from gspo.rewards.transcripts import Messages, conversations, rewarded
 
 
 class RewardModel:
@@ -67,7 +67,7 @@ class Local:
     """The classifier in this process. It is loaded at its first use."""
 
     def __init__(self, config: RewardModelConfig) -> None:
-        from gspo.judging.classifier import Classifier  # torch
+        from gspo.rewards.classifier import Classifier  # torch
 
         self.classifier = Classifier(config)
         self.lock = threading.Lock()

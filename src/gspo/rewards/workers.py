@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.processes import kill, spawn
-from gspo.data.scorers import BATCH, SINGLY, Function, Late, Message, Result, Row
+from gspo.rewards.graders import BATCH, SINGLY, Function, Late, Message, Result, Row
 
 START = 300.0
 """Seconds that a worker may take to import what it needs."""
@@ -133,7 +133,7 @@ class Worker:
 
     def __init__(self, names: list[str], reward: RewardConfig, task: TaskConfig) -> None:
         self.request = (names, reward, task)
-        self.process, self.connection = spawn("gspo.data.worker", self.request)
+        self.process, self.connection = spawn("gspo.rewards.worker", self.request)
         self.ready = self.closed = False
         self.lock = threading.Lock()
         self.limit = reward.timeout
@@ -185,7 +185,7 @@ class Worker:
             if self.closed:
                 raise RuntimeError("the reward worker is closed")
             kill(self.process)
-            self.process, self.connection = spawn("gspo.data.worker", self.request)
+            self.process, self.connection = spawn("gspo.rewards.worker", self.request)
             self.ready = False
 
     def close(self) -> None:

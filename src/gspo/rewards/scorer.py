@@ -16,8 +16,8 @@ from gspo.config.checks import check_names, nearest
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.reasoning_gym import PREFIX
-from gspo.data.scorers import Function, Result, Row
-from gspo.data.workers import Channel, Thread, Way, Worker, score_rows
+from gspo.rewards.graders import Function, Result, Row
+from gspo.rewards.workers import Channel, Thread, Way, Worker, score_rows
 from gspo.types import Prompt, Rollout
 
 

@@ -1,1 +1,0 @@
-"""Rewards that models and people give: classifiers, judges, preferences."""

@@ -1,0 +1,1 @@
+"""What a reply is worth: named rewards and functions in processes, models, judges and preferences."""
