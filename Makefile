@@ -22,7 +22,7 @@ test-vllm: .venv/test .venv-vllm/done
 	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/vllm
 
 test-verifiers: .venv-verifiers/done
-	.venv-verifiers/bin/python -m pytest tests/conversation/test_verifiers.py
+	.venv-verifiers/bin/python -m pytest tests/agents/test_verifiers_episodes.py
 
 test-art: .venv-art/done
 	.venv-art/bin/python -m pytest tests/serving/test_art.py

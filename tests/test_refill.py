@@ -13,7 +13,7 @@ from gspo.config.rollout import RolloutConfig
 from gspo.ports import SamplerError
 from gspo.refill import RefilledSource, choose, prompts_to_ask
 from gspo.types import Sampling
-from tests.conversation.test_episodes import Quiz  # noqa: F401  an environment, named below
+from tests.agents.test_episodes import Quiz  # noqa: F401  an environment, named below
 from tests.serving.served import tiny
 from tests.test_rollout import Echo, Stream
 from tests.test_train import Failing, lines, numbers

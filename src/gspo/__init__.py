@@ -8,15 +8,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gspo.agents.gather import gather as gather
+    from gspo.agents.trajectories import History as History
+    from gspo.agents.trajectories import TrainConfig as TrainConfig
+    from gspo.agents.trajectories import Trajectory as Trajectory
+    from gspo.agents.trajectories import TrajectoryGroup as TrajectoryGroup
     from gspo.api import Result as Result
     from gspo.api import evaluate as evaluate
     from gspo.api import sft as sft
     from gspo.api import train as train
-    from gspo.conversation.gather import gather as gather
-    from gspo.conversation.trajectories import History as History
-    from gspo.conversation.trajectories import TrainConfig as TrainConfig
-    from gspo.conversation.trajectories import Trajectory as Trajectory
-    from gspo.conversation.trajectories import TrajectoryGroup as TrajectoryGroup
     from gspo.rewards.graders import by_group as by_group
     from gspo.rewards.judge import Judge as Judge
     from gspo.rewards.reward_model import RewardModel as RewardModel
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 WHERE = {
     **dict.fromkeys(("Result", "evaluate", "sft", "train"), "gspo.api"),
-    **dict.fromkeys(("History", "TrainConfig", "Trajectory", "TrajectoryGroup"), "gspo.conversation.trajectories"),
+    **dict.fromkeys(("History", "TrainConfig", "Trajectory", "TrajectoryGroup"), "gspo.agents.trajectories"),
     "by_group": "gspo.rewards.graders",
     "Judge": "gspo.rewards.judge",
     "RewardModel": "gspo.rewards.reward_model",
-    "gather": "gspo.conversation.gather",
+    "gather": "gspo.agents.gather",
     "serve": "gspo.serving.start",
 }
 __all__ = sorted(WHERE)

@@ -85,7 +85,7 @@ def _check_played(task: TaskConfig, given: Given) -> None:
     library(task.source)
     if given.rows is not None or given.eval_rows is not None:
         raise ValueError(f"task.source = {task.source!r} has tasks of its own: leave dataset and eval_dataset out")
-    from gspo.conversation.verifiers_episodes import check
+    from gspo.agents.verifiers_episodes import check
 
     check(task)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo import checkpoint, moe
+from gspo.agents.episodes import Episodes
 from gspo.backends.hf_files import Outline, outline, read_outline
 from gspo.backends.hf_lora import Unadapted, adapted, read_model
 from gspo.backends.hf_model import HFModel, probe, wrap_model
@@ -19,7 +20,6 @@ from gspo.config.checks import played
 from gspo.config.lookup import load_function
 from gspo.config.policy import ModelConfig
 from gspo.config.schema import Config
-from gspo.conversation.episodes import Episodes
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import load_prompts
 from gspo.ports import Sampler
@@ -158,7 +158,7 @@ def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sample
         return
     encoder = Encoder(model.tokenizer, task)
     if task.environment is None:
-        from gspo.conversation.verifiers_episodes import VerifiersEpisodes
+        from gspo.agents.verifiers_episodes import VerifiersEpisodes
 
         with VerifiersEpisodes(sampler, encoder, model.context_length, task) as episodes:
             yield episodes

@@ -15,7 +15,7 @@ from gspo.backends.tiny import build_tiny, tiny_qwen3_moe
 from gspo.rewards import judge_prompts
 from gspo.rewards.http_client import Unreadable
 from gspo.rewards.judge import Judge
-from tests.conversation.talking import tokenizer
+from tests.agents.talking import tokenizer
 from tests.rewards.endpoint import listening, material, said, score
 from tests.serving.served import serving
 

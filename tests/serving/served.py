@@ -4,7 +4,7 @@ import httpx
 
 import gspo
 from gspo.backends.tiny import build_tiny, tiny_qwen3_moe
-from tests.conversation.talking import tokenizer
+from tests.agents.talking import tokenizer
 
 
 def tiny(template="chatml", context=512):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.conversation.talking import TOOLS
+from tests.agents.talking import TOOLS
 from tests.serving.served import serving
 from tests.serving.test_training import ASK, worth
 

@@ -12,7 +12,7 @@ import torch
 
 from gspo import layout
 from gspo.rollout import reply_of
-from tests.conversation.talking import TOOLS
+from tests.agents.talking import TOOLS
 from tests.serving.served import post, serving
 
 ASK = [{"role": "user", "content": "what is in the box"}]

@@ -8,7 +8,7 @@ import pytest
 
 import gspo
 from gspo import Trajectory, TrajectoryGroup
-from tests.conversation.talking import TOOLS
+from tests.agents.talking import TOOLS
 from tests.serving.served import post, serving, tiny
 
 ASK = [{"role": "user", "content": "what is in the box"}]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gspo.conversation.calls import Message
-from gspo.conversation.environment import Step, ToolEnvironment
+from gspo.agents.calls import Message
+from gspo.agents.environment import Step, ToolEnvironment
 
 BOXES, ROOMS = "abcdef", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 QUESTION = "Room {}: which box holds the ball?"  # the room makes it a question of its own, to be held out or not

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
+from gspo.agents.trajectories import TrajectoryGroup
 from gspo.config.checks import check_judge
 from gspo.config.files import from_dict
 from gspo.config.rewards import JudgeConfig
-from gspo.conversation.trajectories import TrajectoryGroup
 from gspo.rewards import judge_prompts
 from gspo.rewards.http_client import Failed, Line, Unreadable
 from gspo.rewards.http_client import key_of as api_key_of

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from gspo.agents.trajectories import TrajectoryGroup
 from gspo.config.checks import check_reward_model
 from gspo.config.files import from_dict
 from gspo.config.rewards import RewardModelConfig
-from gspo.conversation.trajectories import TrajectoryGroup
 from gspo.rewards.http_client import Failed, Line, key_of
 from gspo.rewards.judge import NO_LIMIT
 from gspo.rewards.transcripts import Messages, conversations, rewarded

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gspo.conversation.trajectories import TrajectoryGroup, plain
+from gspo.agents.trajectories import TrajectoryGroup, plain
 
 Messages = list[dict[str, Any]]
 

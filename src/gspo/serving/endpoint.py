@@ -16,9 +16,9 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as AnyHTTPException
 
+from gspo.agents.calls import Call
+from gspo.agents.chat import Asked, Chat
 from gspo.config.training import ServeConfig
-from gspo.conversation.calls import Call
-from gspo.conversation.chat import Asked, Chat
 from gspo.ports import SamplerError
 from gspo.serving.limits import Limits, failed
 from gspo.serving.schema import Asking, ChatRequest, CompletionRequest, Failure, TrainRequest

@@ -15,14 +15,14 @@ from typing import Any
 import uvicorn
 
 from gspo import trainer
-from gspo.batching import Batching
+from gspo.agents import art_compat
+from gspo.agents.batching import Batching
+from gspo.agents.calls import Calls
+from gspo.agents.chat import Chat
+from gspo.agents.gather import Gathered, gather
+from gspo.agents.matching import matched
+from gspo.agents.trajectories import LEVELS, History, TrainConfig, Trajectory, TrajectoryGroup
 from gspo.config.schema import Config
-from gspo.conversation import art
-from gspo.conversation.calls import Calls
-from gspo.conversation.chat import Chat
-from gspo.conversation.gather import Gathered, gather
-from gspo.conversation.matching import matched
-from gspo.conversation.trajectories import LEVELS, History, TrainConfig, Trajectory, TrajectoryGroup
 from gspo.data.chat_template import Encoder
 from gspo.handed import HandedSource
 from gspo.run import Metrics, Run, save
@@ -59,8 +59,8 @@ class ServedModel:
         return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, **options)
 
     def __getattr__(self, name: str) -> Any:
-        if name in art.MEMBERS:
-            raise AttributeError(f"a gspo model has no {name}: what ART calls so is {art.MEMBERS[name]} here")
+        if name in art_compat.MEMBERS:
+            raise AttributeError(f"a gspo model has no {name}: what ART calls so is {art_compat.MEMBERS[name]} here")
         raise AttributeError(f"a gspo model has no {name}")
 
     async def gather(self, groups: Iterable[Iterable[Awaitable[Any]]], **how: Any) -> Gathered:
@@ -74,7 +74,7 @@ class ServedModel:
         cannot be set for one call, and where nothing of the groups can be trained on, with the reasons; what else is left
         out is counted in the metrics and named in the log. Answers are trained on once.
         """
-        return await asyncio.to_thread(self._train, list(groups), art.settings(config, more))
+        return await asyncio.to_thread(self._train, list(groups), art_compat.settings(config, more))
 
     async def log(
         self, groups: Iterable[Any] | None = None, split: str = "val", *, metrics: Mapping[str, float] | None = None,

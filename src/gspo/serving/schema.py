@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag, field_validator, model_validator
 
-from gspo.conversation.asking import HARMLESS, NEUTRAL, check_granted
+from gspo.agents.request_options import HARMLESS, NEUTRAL, check_granted
 
 MOST_ANSWERS = 128
 DEEPEST = 100  # levels of a JSON value; Python's own limit is not far beyond

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gspo.conversation import matching
-from gspo.conversation.calls import Calls, follow, size
-from gspo.conversation.matching import matched
-from gspo.conversation.trajectories import History, Trajectory, TrajectoryGroup
-from tests.conversation.talking import chat
+from gspo.agents import matching
+from gspo.agents.calls import Calls, follow, size
+from gspo.agents.matching import matched
+from gspo.agents.trajectories import History, Trajectory, TrajectoryGroup
+from tests.agents.talking import chat
 
 ASK = [{"role": "user", "content": "what is in the box"}]
 MORE = {"role": "user", "content": "go on"}

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import gspo
+from gspo.agents.environment import Step, ToolEnvironment
+from gspo.agents.episodes import Episodes
 from gspo.config.rollout import TaskConfig
-from gspo.conversation.environment import Step, ToolEnvironment
-from gspo.conversation.episodes import Episodes
 from gspo.data.chat_template import Encoder
 from gspo.types import Prompt, Sampling
-from tests.conversation.talking import tokenizer
-from tests.conversation.test_chat import Says
+from tests.agents.talking import tokenizer
+from tests.agents.test_chat import Says
 from tests.serving.served import tiny
 
 ROW = {"prompt": "what is in the box", "value": "42"}

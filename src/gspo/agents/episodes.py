@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gspo.batching import Batching
-from gspo.conversation.calls import Call, Calls, Message
-from gspo.conversation.chat import Asked, Chat, TooLong
-from gspo.conversation.environment import Environment, Step
-from gspo.conversation.tree import woven
+from gspo.agents.batching import Batching
+from gspo.agents.calls import Call, Calls, Message
+from gspo.agents.chat import Asked, Chat, TooLong
+from gspo.agents.environment import Environment, Step
+from gspo.agents.token_tree import woven
 from gspo.data.chat_template import Encoder
 from gspo.ports import Policy, Sampler, SamplerError, seed_of
 from gspo.types import Prompt, Rollout, Sampling

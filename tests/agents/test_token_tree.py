@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 import torch
 
-from gspo.conversation.calls import content_of
-from gspo.conversation.matching import matched
-from gspo.conversation.trajectories import History, Trajectory, TrajectoryGroup
-from tests.conversation.talking import TEMPLATES, TOOLS, WORDS, chat
+from gspo.agents.calls import content_of
+from gspo.agents.matching import matched
+from gspo.agents.trajectories import History, Trajectory, TrajectoryGroup
+from tests.agents.talking import TEMPLATES, TOOLS, WORDS, chat
 
 
 def edited(rng, messages):

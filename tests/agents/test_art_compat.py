@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 import gspo
+from gspo.agents.art_compat import ELSEWHERE, NOTHING, settings
 from gspo.config.files import all_keys
-from gspo.conversation.art import ELSEWHERE, NOTHING, settings
 
 
 def test_what_is_taken():

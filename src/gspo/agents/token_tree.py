@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gspo.conversation.calls import Call
+from gspo.agents.calls import Call
 from gspo.types import Prompt, Rollout
 
 

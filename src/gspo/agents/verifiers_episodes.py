@@ -16,15 +16,15 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.interception import InterceptionServerConfig
 
-from gspo.batching import Batching
+from gspo.agents import verifiers_harness
+from gspo.agents.batching import Batching
+from gspo.agents.calls import Calls
+from gspo.agents.chat import Chat
+from gspo.agents.episodes import WholeEpisodes
+from gspo.agents.token_tree import woven
+from gspo.agents.verifiers_client import Playing, PolicyClient
 from gspo.config.lookup import describe
 from gspo.config.rollout import TaskConfig
-from gspo.conversation import verifiers_harness
-from gspo.conversation.calls import Calls
-from gspo.conversation.chat import Chat
-from gspo.conversation.episodes import WholeEpisodes
-from gspo.conversation.tree import woven
-from gspo.conversation.verifiers_client import Playing, PolicyClient
 from gspo.data.chat_template import Encoder
 from gspo.data.verifiers_tasks import check_installed, tasks_of, taskset_options
 from gspo.ports import Sampler

@@ -5,10 +5,10 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from gspo.conversation.chat import Asked
-from gspo.conversation.tools import Malformed, bare, convention, functions, listed, tagged
+from gspo.agents.chat import Asked
+from gspo.agents.tool_calls import Malformed, bare, convention, functions, listed, tagged
 from gspo.types import Rollout
-from tests.conversation.talking import CHATML, HEADERS, TEMPLATES, TOOLS, chat, tokenizer
+from tests.agents.talking import CHATML, HEADERS, TEMPLATES, TOOLS, chat, tokenizer
 
 ASK = [{"role": "user", "content": "what is in the box"}]
 

@@ -9,16 +9,16 @@ import torch
 pytest.importorskip("verifiers.v1", reason="make test-verifiers runs these")
 
 import gspo
+from gspo.agents.verifiers_episodes import VerifiersEpisodes
 from gspo.backends.hf_sampler import HFSampler
 from gspo.config.rollout import TaskConfig
-from gspo.conversation.verifiers_episodes import VerifiersEpisodes
 from gspo.data.chat_template import Encoder
 from gspo.data.verifiers_tasks import tasks_of
 from gspo.ports import SamplerError
 from gspo.types import Prompt, Sampling
-from tests.conversation.talking import tokenizer
-from tests.conversation.test_episodes import Scripted, call
-from tests.conversation.test_exactness import path
+from tests.agents.talking import tokenizer
+from tests.agents.test_episodes import Scripted, call
+from tests.agents.test_token_tree import path
 from tests.serving.served import tiny
 
 HERE = Path(__file__).parent / "environments"

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gspo.conversation.calls import Call, Calls, content_of, follow
-from gspo.conversation.trajectories import id_of, plain
-from gspo.conversation.tree import woven
+from gspo.agents.calls import Call, Calls, content_of, follow
+from gspo.agents.token_tree import woven
+from gspo.agents.trajectories import id_of, plain
 from gspo.types import Group, Prompt, Rollout
 
 UNKNOWN = "its id is of no call that is known: another model's, of another run, or of weights long gone"

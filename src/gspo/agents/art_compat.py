@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gspo.conversation.trajectories import TrainConfig
+from gspo.agents.trajectories import TrainConfig
 
 NOTHING = "there is nothing like it"
 # Of art.TrainConfig, art.dev.TrainConfig and the backends' train: the value that asks for nothing, and where it is set.

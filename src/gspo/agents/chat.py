@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from gspo.conversation.calls import TEXT, Call, Calls, Message, content_of, follow
-from gspo.conversation.tools import Malformed, convention
+from gspo.agents.calls import TEXT, Call, Calls, Message, content_of, follow
+from gspo.agents.tool_calls import Malformed, convention
 from gspo.data.chat_template import Encoder
 from gspo.ports import Speaker
 from gspo.types import Prompt, Rollout, Sampling

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gspo.conversation.calls import Message, content_of
+from gspo.agents.calls import Message, content_of
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from gspo.agents.chat import Chat
 from gspo.config.rollout import TaskConfig
-from gspo.conversation.chat import Chat
 from gspo.data.chat_template import Encoder
 from gspo.types import Rollout, Sampling
 

@@ -11,9 +11,9 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import ChatDialect
 
-from gspo.conversation.asking import check_granted
-from gspo.conversation.calls import Call
-from gspo.conversation.chat import Asked, Chat, TooLong
+from gspo.agents.calls import Call
+from gspo.agents.chat import Asked, Chat, TooLong
+from gspo.agents.request_options import check_granted
 from gspo.ports import SamplerError
 
 GRANTED = {

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
-from gspo.conversation.trajectories import TrajectoryGroup
+from gspo.agents.trajectories import TrajectoryGroup
 from gspo.progress import Progress
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import gspo
-from gspo.conversation.gather import Gathered
+from gspo.agents.gather import Gathered
 
 
 async def run(name, error=None, after=0):
