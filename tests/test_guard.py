@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 import gspo
 from gspo import checkpoint
 from gspo.config.training import GuardConfig
-from gspo.guard import ALARM, QUIET, WARNING, Guard, Signal, repetition
+from gspo.guard import ALARM, QUIET, WARNING, Guard, Signal
+from gspo.rollout.metrics import repetition
 from tests.test_train import lines, numbers
 from tests.tiny_run import ROWS, likes_a, model, settings
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo import build, checkpoint, cold_start, evaluation, report, trainer
+from gspo import build, checkpoint, cold_start, report, trainer
 from gspo.config.checks import check_required, check_training
 from gspo.config.files import as_config
 from gspo.config.schema import Config
 from gspo.parts import Given
+from gspo.rollout import evaluation
 from gspo.runfiles import read_run
 from gspo.types import Group
 

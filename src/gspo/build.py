@@ -13,7 +13,6 @@ import torch
 from rich.console import Console
 
 from gspo import cold_start
-from gspo.ahead import AheadSource
 from gspo.backends.hf_critic import Critic
 from gspo.backends.hf_files import read_outline
 from gspo.backends.hf_lora import read_model
@@ -27,19 +26,21 @@ from gspo.data.chat_template import Encoder
 from gspo.data.prompts import PromptStream, digest, load_rows
 from gspo.data.verifiers_tasks import library
 from gspo.guard import Guard
-from gspo.handed import HandedSource
 from gspo.learner import Learner
 from gspo.objective.algorithms import resolve
 from gspo.opening import claimed, open_run
 from gspo.optimiser import Optimiser
 from gspo.parts import Given, check_routers, models_of, outline_of, prompts_of, samplers_of, samplings
 from gspo.policy_objective import PolicyObjective
+from gspo.ports import Report, Scorer
 from gspo.progress import Progress
-from gspo.refill import RefilledSource
 from gspo.rewards.judge import Judge
 from gspo.rewards.reward_model import RewardModel
 from gspo.rewards.scorer import Rewards
-from gspo.rollout import Handed, Report, Scorer, SynchronousSource
+from gspo.rollout.asynchronous import AheadSource
+from gspo.rollout.dynamic_sampling import RefilledSource
+from gspo.rollout.external import Handed, HandedSource
+from gspo.rollout.synchronous import SynchronousSource
 from gspo.run import Run, restore
 from gspo.runlog import RunFolder, RunLog
 from gspo.types import Prompt, Sampling
@@ -127,7 +128,7 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
 
 @contextmanager
 def serving(config: Config, resume: bool = False, given: Given | None = None) -> Iterator[tuple[Run, HFModel]]:
-    """A run that trains on what agents hand over (handed.py), and its model."""
+    """A run that trains on what agents hand over (rollout/external.py), and its model."""
     given = given or Given()
     config, odd = resolved(config)
     with claimed(config, resume) as (folder, last):

@@ -176,7 +176,7 @@ def serve(config: Any, resume: bool) -> int:
 def evaluate(config: Any, out: Path | None) -> int:
     """`gspo eval`: prints the metrics, and writes the replies."""
     from gspo import api
-    from gspo.rollout import describe
+    from gspo.rollout.metrics import describe
 
     if out is not None and out.exists():
         raise ValueError(f"--out {out}: exists already; give another name")

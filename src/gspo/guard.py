@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -184,12 +184,6 @@ class Guard:
         self._rewards.extend(state["rewards"])
         self._best, self._alarms = state["best"], state["alarms"]
         self._told, self.rewinds = dict(state["told"]), state["rewinds"]
-
-
-def repetition(tokens: Sequence[int], n: int = 4) -> float:
-    """Share of the n-grams of a reply that stood in it before; 0 for one of fewer than n tokens."""
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

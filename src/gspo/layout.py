@@ -229,3 +229,10 @@ def micro_batches(replies: Sequence[Reply], max_tokens: int, share: bool = False
             size, rows = alone, more
         parts[-1].append(reply)
     return parts
+
+
+def split(groups: Sequence[list[Reply]], parts: int) -> list[list[Reply]]:
+    """The groups dealt out into `parts` mini-batches of nearly equal size, in order; empty ones are left out."""
+    edges = [round(i * len(groups) / parts) for i in range(parts + 1)]
+    batches = [[reply for group in groups[a:b] for reply in group] for a, b in zip(edges, edges[1:])]
+    return [batch for batch in batches if batch]

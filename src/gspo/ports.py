@@ -154,3 +154,28 @@ class Policy(Protocol):
     def save(self, folder: str) -> None:
         """Write the model (safetensors) and its tokenizer in Hugging Face format."""
         ...
+
+
+class Scorer(Protocol):
+    """Gives each rollout its reward, or None and the reason (rewards/scorer.py)."""
+
+    def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
+        """The same rollouts, scored."""
+        ...
+
+    def counts(self) -> dict[str, float]:
+        """What was counted while scoring, since this was last asked."""
+        ...
+
+
+class PromptSource(Protocol):
+    """Hands out prompts, pass after pass (data/prompts.py)."""
+
+    position: int
+
+    def take(self, k: int) -> list[Prompt]:
+        """The next k prompts."""
+        ...
+
+
+Report = Callable[[str, int, int], None]

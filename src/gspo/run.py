@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo import checkpoint
-from gspo.ahead import AheadSource
 from gspo.config.schema import Config
 from gspo.guard import Guard
-from gspo.handed import HandedSource
 from gspo.learner import Learner
 from gspo.policy_objective import PolicyObjective
-from gspo.ports import Policy, Sampler
+from gspo.ports import Policy, PromptSource, Sampler, Scorer
 from gspo.progress import Progress
-from gspo.refill import RefilledSource
-from gspo.rollout import PromptSource, Scorer, SynchronousSource
+from gspo.rollout.asynchronous import AheadSource
+from gspo.rollout.dynamic_sampling import RefilledSource
+from gspo.rollout.external import HandedSource
+from gspo.rollout.synchronous import SynchronousSource
 from gspo.runlog import RunLog
 from gspo.types import Prompt, Sampling
 

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from itertools import islice
 
 from gspo import checkpoint
-from gspo.evaluation import evaluate
 from gspo.ports import SamplerError
-from gspo.rollout import Learnable, describe, in_parts, learnable, reply_of, staleness
+from gspo.rollout.credit import Learnable, learnable, reply_of
+from gspo.rollout.evaluation import evaluate
+from gspo.rollout.metrics import describe, in_parts, staleness
 from gspo.run import Metrics, Run, rewind, save
 from gspo.types import Group
 from gspo.updates import learn

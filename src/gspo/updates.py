@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from gspo.config.policy import AlgorithmConfig
+from gspo.layout import split
 from gspo.objective.clip_range import NUMERICS
 from gspo.objective.mismatch import mismatch, std
 from gspo.objective.replies import Replies
 from gspo.old_policy import Groups, disagreement, estimate, needs_pass, noise_ratio, paired, probe, recall
 from gspo.ports import Policy
-from gspo.rollout import Learnable, reply_of, split
+from gspo.rollout.credit import Learnable, reply_of
 from gspo.run import Metrics, Run
 from gspo.types import Reply, Stats
 

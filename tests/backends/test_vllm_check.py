@@ -14,7 +14,7 @@ from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_m
 from gspo.backends.vllm_check import OTHER, Check
 from gspo.config.policy import ModelConfig
 from gspo.demo import count_bits
-from gspo.rollout import reply_of
+from gspo.rollout.credit import reply_of
 from gspo.types import Sampling
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gspo import layout
-from gspo.rollout import reply_of
+from gspo.rollout.credit import reply_of
 from tests.agents.talking import TOOLS
 from tests.serving.served import post, serving
 

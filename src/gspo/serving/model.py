@@ -24,7 +24,7 @@ from gspo.agents.matching import matched
 from gspo.agents.trajectories import LEVELS, History, TrainConfig, Trajectory, TrajectoryGroup
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
-from gspo.handed import HandedSource
+from gspo.rollout.external import HandedSource
 from gspo.run import Metrics, Run, save
 from gspo.serving.endpoint import application
 from gspo.serving.schema import TrainRequest

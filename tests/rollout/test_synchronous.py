@@ -5,8 +5,10 @@ import torch
 
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.rollout import RolloutConfig
+from gspo.layout import split
 from gspo.objective.algorithms import ALGORITHMS
-from gspo.rollout import SynchronousSource, learnable, split
+from gspo.rollout.credit import learnable
+from gspo.rollout.synchronous import SynchronousSource
 from gspo.types import Group, Prompt, Rollout, Sampling
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.rollout import RolloutConfig
-from gspo.ports import Sampler, SamplerError
-from gspo.rollout import PromptSource, Report, Scorer, added, sample_groups, sampled_metrics, teaches, trained_on
+from gspo.ports import PromptSource, Report, Sampler, SamplerError, Scorer
+from gspo.rollout.credit import teaches, trained_on
+from gspo.rollout.metrics import sampled_metrics
+from gspo.rollout.synchronous import added, sample_groups
 from gspo.types import Group, Sampling
 
 

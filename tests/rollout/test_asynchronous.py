@@ -6,13 +6,13 @@ from functools import partial
 import pytest
 import torch
 
-from gspo.ahead import AheadSource
 from gspo.config.checks import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.rollout import RolloutConfig
 from gspo.data.prompts import PromptStream
 from gspo.ports import SamplerError
-from gspo.rollout import staleness
+from gspo.rollout.asynchronous import AheadSource
+from gspo.rollout.metrics import staleness
 from gspo.types import Prompt, Rollout, Sampling
 
 P, G = 4, 2
@@ -109,7 +109,7 @@ def steps(source, engine, count):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("gspo.ahead.POLL", 0.0)
+    monkeypatch.setattr("gspo.rollout.asynchronous.POLL", 0.0)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])

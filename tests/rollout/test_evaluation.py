@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from gspo.evaluation import interval
+from gspo.rollout.evaluation import interval
 
 
 def test_one_reply_a_prompt_gives_wilsons_interval():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gspo.ports import Sampler
-from gspo.rollout import staleness
-from gspo.types import Group, Prompt, Sampling
+from gspo.rollout.metrics import staleness
+from gspo.types import Group, Prompt, Rollout, Sampling
 
 PROBES, PROBE_TOKENS = 8, 32
 
@@ -62,3 +62,21 @@ class HandedSource:
 
     def load_state_dict(self, state: list[Any]) -> None:
         """Nothing waits here."""
+
+
+class Handed:
+    """A scorer of what was scored already. It stands in for rewards/scorer.py's, which has prompts to check and workers."""
+
+    def check(self, prompts: Iterable[Prompt]) -> None:
+        """Nothing is asked of the prompts."""
+
+    def wait(self) -> None:
+        """Nothing is waited for."""
+
+    def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
+        """The rollouts as they are."""
+        return rollouts
+
+    def counts(self) -> dict[str, float]:
+        """Nothing is counted."""
+        return {}

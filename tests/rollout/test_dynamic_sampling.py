@@ -11,11 +11,11 @@ import gspo
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.rollout import RolloutConfig
 from gspo.ports import SamplerError
-from gspo.refill import RefilledSource, choose, prompts_to_ask
+from gspo.rollout.dynamic_sampling import RefilledSource, choose, prompts_to_ask
 from gspo.types import Sampling
 from tests.agents.test_episodes import Quiz  # noqa: F401  an environment, named below
+from tests.rollout.test_synchronous import Echo, Stream
 from tests.serving.served import tiny
-from tests.test_rollout import Echo, Stream
 from tests.test_train import Failing, lines, numbers
 from tests.tiny_run import ROWS, model, settings
 

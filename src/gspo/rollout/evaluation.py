@@ -6,8 +6,9 @@ import math
 import time
 from collections.abc import Sequence
 
-from gspo.ports import Sampler
-from gspo.rollout import Report, Scorer, batch_metrics, sample_groups
+from gspo.ports import Report, Sampler, Scorer
+from gspo.rollout.metrics import batch_metrics
+from gspo.rollout.synchronous import sample_groups
 from gspo.types import Group, Prompt, Rollout, Sampling
 
 Z95 = 1.959964  # standard normal quantile of a two-sided 95 % interval

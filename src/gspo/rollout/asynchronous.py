@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from gspo.config.rollout import RolloutConfig
-from gspo.ports import Job, StreamingSampler, seed_of
-from gspo.rollout import PromptSource, Report, Scorer, plain
+from gspo.ports import Job, PromptSource, Report, Scorer, StreamingSampler, seed_of
+from gspo.rollout.synchronous import plain
 from gspo.types import Group, Prompt, Rollout, Sampling
 
 POLL = 0.01  # seconds between two looks at the engine

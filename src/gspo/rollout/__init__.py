@@ -1,0 +1,1 @@
+"""Prompts -> groups of scored rollouts -> replies with advantages."""

@@ -1,0 +1,63 @@
+"""What a batch of rollouts tells: rewards, lengths, repetition, staleness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gspo.types import Rollout
+
+
+def repetition(tokens: Sequence[int], n: int = 4) -> float:
+    """Share of the n-grams of a reply that stood in it before; 0 for one of fewer than n tokens."""
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def sampled_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What a step tells of the replies that were sampled for it."""
+    return batch_metrics(rollouts) | {"rollouts/failed": float(sum(r.reward is None for r in rollouts))}
+
+
+def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Means over scored rollouts of the reward and its parts, and the lengths of all."""
+    scored = [r.reward for r in rollouts if r.reward is not None]
+    lengths = [int(r.sampled.sum()) for r in rollouts]
+    names = sorted({name for r in rollouts for name in r.reward_parts})
+    parts = {name: [v for r in rollouts if (v := r.reward_parts.get(name)) is not None] for name in names}
+    metrics = {
+        "reward": sum(scored) / len(scored) if scored else float("nan"),
+        "completions/mean_length": sum(lengths) / max(1, len(lengths)),
+        "completions/repetition": sum(repetition(r.tokens[r.sampled].tolist()) for r in rollouts) / max(1, len(rollouts)),
+        "completions/clipped_ratio": sum(r.stop == "length" for r in rollouts) / max(1, len(rollouts)),
+        "tokens": sum(lengths),
+    }
+    return metrics | {f"reward/{name}": sum(values) / len(values) for name, values in parts.items() if values}
+
+
+def staleness(rollouts: Sequence[Rollout], version: int) -> float:
+    """How many versions the weights that sampled the tokens lie behind `version`, mean over sampled tokens."""
+    versions = torch.cat([rollout.version[rollout.sampled] for rollout in rollouts])
+    return version - float(versions.double().mean())
+
+
+def in_parts(rollouts: Sequence[Rollout]) -> float:
+    """Share of the replies that weights of several versions sampled."""
+    return sum(len(rollout.version[rollout.sampled].unique()) > 1 for rollout in rollouts) / max(1, len(rollouts))
+
+
+def describe(rollout: Rollout) -> dict[str, Any]:
+    """A rollout as a line of JSON. version: the newest weights that sampled any of its tokens."""
+    return {
+        "prompt_id": rollout.prompt.id,
+        "prompt": rollout.prompt.messages,
+        "completion": rollout.text,
+        "token_ids": rollout.tokens[len(rollout.prompt.tokens) :].tolist(),
+        "reward": rollout.reward,
+        "reward_parts": rollout.reward_parts,
+        "version": int(rollout.version.max()),
+        "stop": rollout.stop,
+        "error": rollout.error,
+    } | ({"dialogue": list(rollout.dialogue)} if rollout.dialogue else {})
