@@ -15,12 +15,12 @@ def serve(commands: Commands, options: argparse.Namespace) -> None:
     from chain import gradients
     from update import replies
 
-    from gspo import layout
     from gspo.backends.hf_model import load_model
     from gspo.backends.hf_policy import HFPolicy
     from gspo.config.policy import AlgorithmConfig, ModelConfig
-    from gspo.objective.algorithms import resolve
-    from gspo.policy_objective import PolicyObjective
+    from gspo.learner import layout
+    from gspo.learner.algorithm import resolve
+    from gspo.learner.objective import PolicyObjective
 
     torch.set_num_threads(options.threads)
     policy = HFPolicy(load_model(ModelConfig(path=options.model, device="cpu")), layout="auto")

@@ -181,9 +181,9 @@ def compare(case: Case, seed: int) -> tuple[float, float]:
     import torch
 
     from gspo.config.policy import AlgorithmConfig
-    from gspo.objective.algorithms import resolve
+    from gspo.learner.algorithm import resolve
+    from gspo.learner.objective import PolicyObjective
     from gspo.objective.replies import Replies
-    from gspo.policy_objective import PolicyObjective
     from gspo.types import Batch, Outputs
 
     draw = torch.Generator().manual_seed(seed)

@@ -27,11 +27,11 @@ from machine import Memory, matmul_rate, release
 from models import MODELS
 from paired import median_interval
 
-from gspo import layout
 from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_policy import HFPolicy
 from gspo.config.policy import ModelConfig
 from gspo.config.training import LAYOUTS
+from gspo.learner import layout
 from gspo.types import Reply
 
 SHAPES = [(512, 64, 8, 2), (256, 128, 8, 2), (64, 256, 8, 2), (2048, 256, 8, 1), (23, 57, 8, 4)]

@@ -3,13 +3,15 @@
 import pytest
 import torch
 
-from gspo import dropin, layout
+from gspo import dropin
 from gspo.config.policy import AlgorithmConfig
-from gspo.objective.algorithms import ALGORITHMS, resolve
-from gspo.policy_objective import PolicyObjective
+from gspo.learner import layout
+from gspo.learner.algorithm import resolve
+from gspo.learner.objective import PolicyObjective
+from gspo.objective.algorithms import ALGORITHMS
 from gspo.types import Outputs
 from tests.bigram import Bigram
-from tests.test_learner import LENGTHS, replies
+from tests.learner.test_learner import LENGTHS, replies
 
 NAMES = [name for name, row in ALGORITHMS.items() if not row.critic]
 

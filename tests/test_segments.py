@@ -2,9 +2,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo import layout
+from gspo.learner import layout
 from gspo.segments import plan, segments
-from tests.test_layout import random_replies, random_trees, reply
+from tests.learner.test_layout import random_replies, random_trees, reply
 
 ANY = st.one_of(random_trees(), random_replies())
 

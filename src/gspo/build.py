@@ -18,7 +18,7 @@ from gspo.backends.hf_files import read_outline
 from gspo.backends.hf_lora import read_model
 from gspo.backends.hf_model import HFModel
 from gspo.backends.hf_policy import HFPolicy
-from gspo.config.checks import check_environment, check_reference, check_sampler, played
+from gspo.config.checks import check_environment, check_sampler, played
 from gspo.config.lookup import load_function
 from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
@@ -26,12 +26,12 @@ from gspo.data.chat_template import Encoder
 from gspo.data.prompts import PromptStream, digest, load_rows
 from gspo.data.verifiers_tasks import library
 from gspo.guard import Guard
-from gspo.learner import Learner
-from gspo.objective.algorithms import resolve
+from gspo.learner.algorithm import resolve, resolved
+from gspo.learner.learner import Learner
+from gspo.learner.objective import PolicyObjective
+from gspo.learner.optimizer import Optimiser
 from gspo.opening import claimed, open_run
-from gspo.optimiser import Optimiser
 from gspo.parts import Given, check_routers, models_of, outline_of, prompts_of, samplers_of, samplings
-from gspo.policy_objective import PolicyObjective
 from gspo.ports import Report, Scorer
 from gspo.progress import Progress
 from gspo.rewards.judge import Judge
@@ -44,20 +44,6 @@ from gspo.rollout.synchronous import SynchronousSource
 from gspo.run import Run, restore
 from gspo.runlog import RunFolder, RunLog
 from gspo.types import Prompt, Sampling
-
-
-def resolved(config: Config) -> tuple[Config, list[str]]:
-    """The configuration with the algorithm's defaults filled in, and warnings. Raises ValueError."""
-    _, algorithm, found = resolve(config.algorithm, config.rollout.refill)
-    config = dataclasses.replace(config, algorithm=algorithm)
-    assert algorithm.mini_batches is not None
-    if config.rollout.num_prompts % algorithm.mini_batches:
-        raise ValueError(
-            f"rollout.num_prompts = {config.rollout.num_prompts} cannot be split into algorithm.mini_batches = "
-            f"{algorithm.mini_batches} equal updates: make it a multiple"
-        )
-    check_reference(config)
-    return config, found
 
 
 @contextmanager

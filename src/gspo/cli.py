@@ -142,7 +142,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         return compare(arguments.study, arguments.dir, arguments.only, arguments.dry_run, fields)
     config = load(arguments.config, fields)
     if arguments.command == "config":
-        from gspo.objective.algorithms import resolve
+        from gspo.learner.algorithm import resolve
 
         print(to_toml(dataclasses.replace(config, algorithm=resolve(config.algorithm)[1]), comments=True), end="")
         return 0

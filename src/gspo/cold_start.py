@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from gspo import checkpoint
 from gspo.config.schema import Config
-from gspo.learner import Imitation, Learner
+from gspo.learner.learner import Learner
 from gspo.ports import Policy
 from gspo.progress import Progress
 from gspo.runlog import RunLog
-from gspo.types import Reply
+from gspo.types import Batch, Outputs, Reply, Stats
 
 
 class RowSource(Protocol):
@@ -93,3 +94,24 @@ def restore(run: ColdStart, state: dict[str, Any]) -> None:
     checkpoint.same_data(state["data"], run.data)
     run.step, run.tokens, run.rows.position = state["step"], state["tokens"], state["position"]
     run.learner.optimiser.load_state_dict(state["optimiser"])
+
+
+class Imitation:
+    """Supervised fine-tuning: minus the mean log-probability of the completions' tokens."""
+
+    def denominator(self, replies: Sequence[Reply]) -> float:
+        """Completion tokens."""
+        return float(sum(int(reply.sampled.sum()) for reply in replies))
+
+    def idle(self, reply: Reply) -> bool:
+        """Every completion is imitated."""
+        return False
+
+    def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
+        """-log pi of each token [N]."""
+        assert out.entropy is not None
+        return -out.logp, {"entropy": out.entropy, "nll": -out.logp.detach()}
+
+    def summary(self, stats: Stats, replies: Sequence[Reply]) -> dict[str, float]:
+        """loss: nats a token."""
+        return {"loss": float(stats["nll"].mean()), "entropy": float(stats["entropy"].mean())}

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from gspo.config.files import from_dict
-from gspo.objective.algorithms import resolve
+from gspo.learner.algorithm import resolve
+from gspo.learner.objective import PolicyObjective
 from gspo.objective.losses import sequence_ratio
 from gspo.objective.replies import Replies
-from gspo.policy_objective import PolicyObjective
 
 
 def loss(

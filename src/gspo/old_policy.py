@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from gspo import layout
 from gspo.config.policy import AlgorithmConfig
-from gspo.learner import Learner, Seen
+from gspo.learner import layout
+from gspo.learner.learner import Learner
 from gspo.objective.losses import level_ratio
 from gspo.objective.mismatch import mismatch
 from gspo.objective.ppo import gae, whiten
 from gspo.objective.replies import Replies
 from gspo.objective.routing import changed
-from gspo.types import Reply
+from gspo.types import Reply, Seen
 
 Groups = list[list[Reply]]
 PROBED = 32  # replies that the mismatch is measured on where no full pass is at hand

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gspo.types import Batch, Outputs, Prompt, Rollout, Sampling
+from gspo.types import Batch, Outputs, Prompt, Reply, Rollout, Sampling, Stats
 
 
 class SamplerError(RuntimeError):
@@ -179,3 +179,23 @@ class PromptSource(Protocol):
 
 
 Report = Callable[[str, int, int], None]
+
+
+class Objective(Protocol):
+    """What an update minimises."""
+
+    def denominator(self, replies: Sequence[Reply]) -> float:
+        """What the sum of all terms of this update is divided by."""
+        ...
+
+    def idle(self, reply: Reply) -> bool:
+        """Whether its terms have zero gradient whatever the policy says of it."""
+        ...
+
+    def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
+        """The terms to be summed, [S] or [N], and detached statistics, each [S] or [N]."""
+        ...
+
+    def summary(self, stats: Stats, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Metrics of an update on `replies` from the statistics of all its micro-batches, which idle replies are not in."""
+        ...

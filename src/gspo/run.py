@@ -9,8 +9,8 @@ from typing import Any
 from gspo import checkpoint
 from gspo.config.schema import Config
 from gspo.guard import Guard
-from gspo.learner import Learner
-from gspo.policy_objective import PolicyObjective
+from gspo.learner.learner import Learner
+from gspo.learner.objective import PolicyObjective
 from gspo.ports import Policy, PromptSource, Sampler, Scorer
 from gspo.progress import Progress
 from gspo.rollout.asynchronous import AheadSource

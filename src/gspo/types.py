@@ -203,3 +203,15 @@ class Outputs(NamedTuple):
     entropy: Tensor | None = None
     routing: Routing | None = None
     values: Tensor | None = None
+
+
+class Seen(NamedTuple):
+    """What a policy says of one reply.
+
+    logp [|y|]: the log-probabilities of its sampled tokens. routes [L, layers, k] int16: the experts that its routers
+    choose for each token; None for a dense model, or where nobody asked. values [|y|]: its critic's; None without one.
+    """
+
+    logp: Tensor
+    routes: Tensor | None = None
+    values: Tensor | None = None

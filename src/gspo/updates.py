@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gspo.config.policy import AlgorithmConfig
-from gspo.layout import split
+from gspo.learner.layout import split
 from gspo.objective.clip_range import NUMERICS
 from gspo.objective.mismatch import mismatch, std
 from gspo.objective.replies import Replies

@@ -7,16 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo import layout
 from gspo.backends import hf_attention
 from gspo.backends.hf_attention import Forested, Parts
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer
 from gspo.config.policy import ModelConfig
+from gspo.learner import layout
 from gspo.segments import plan
 from tests.backends.families import FAMILIES, tiny
 from tests.backends.test_hf_policy import replies, scored
-from tests.test_layout import random_replies, random_trees, reply
+from tests.learner.test_layout import random_replies, random_trees, reply
 
 family = cache(tiny)
 SHARES = {"qwen3_moe", "qwen3", "llama", "gpt2", "mixtral", "olmoe", "cohere", "granite", "gemma3"}

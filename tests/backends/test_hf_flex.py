@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 
-from gspo import layout
 from gspo.backends import hf_attention, hf_flex
 from gspo.backends.hf_flex import Blocks, block_mask, starts
 from gspo.backends.hf_policy import HFPolicy
+from gspo.learner import layout
 from tests.backends.families import tiny
 from tests.backends.test_hf_attention import naive
 from tests.backends.test_hf_policy import replies
-from tests.test_layout import random_replies, random_trees, reply
+from tests.learner.test_layout import random_replies, random_trees, reply
 
 
 def wide(*cases):

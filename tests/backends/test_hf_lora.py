@@ -9,12 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import gspo
-from gspo import cli, layout
+from gspo import cli
 from gspo.backends.hf_lora import Unadapted, adapted, read_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.config.checks import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
+from gspo.learner import layout
 from gspo.types import Reply
 from tests.tiny_run import ROWS, likes_a, model, settings
 

@@ -5,9 +5,9 @@ from functools import cache
 import pytest
 import torch
 
-from gspo import layout
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
+from gspo.learner import layout
 from gspo.types import Prompt, Reply, Sampling
 from tests.backends.families import FAMILIES, FULL_ATTENTION, tiny
 

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from gspo import layout, moe
+from gspo import moe
 from gspo.backends.hf_model import wrap_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.hf_sampler import HFSampler
@@ -14,6 +14,7 @@ from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_m
 from gspo.backends.vllm_check import OTHER, Check
 from gspo.config.policy import ModelConfig
 from gspo.demo import count_bits
+from gspo.learner import layout
 from gspo.rollout.credit import reply_of
 from gspo.types import Sampling
 

@@ -10,13 +10,13 @@ import torch
 from transformers import AutoTokenizer
 
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer
-from gspo.build import resolved
 from gspo.cli import main
 from gspo.config.checks import check_training
 from gspo.config.files import load, to_toml
 from gspo.config.training import EvalConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import load_prompts
+from gspo.learner.algorithm import resolved
 from gspo.rewards.scorer import Rewards
 from gspo.types import Rollout
 

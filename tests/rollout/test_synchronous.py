@@ -5,7 +5,7 @@ import torch
 
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.rollout import RolloutConfig
-from gspo.layout import split
+from gspo.learner.layout import split
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.rollout.credit import learnable
 from gspo.rollout.synchronous import SynchronousSource

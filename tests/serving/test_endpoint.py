@@ -10,7 +10,7 @@ import openai
 import pytest
 import torch
 
-from gspo import layout
+from gspo.learner import layout
 from gspo.rollout.credit import reply_of
 from tests.agents.talking import TOOLS
 from tests.serving.served import post, serving

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from gspo import layout
 from gspo.backends.hf_lora import adapted
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
@@ -18,6 +17,7 @@ from gspo.backends.vllm_opening import sampler_of
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
+from gspo.learner import layout
 from gspo.types import Prompt, Reply, Rollout, Sampling
 from tests.tiny_run import PIECES
 

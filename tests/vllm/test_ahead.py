@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import gspo
-from gspo import layout
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer
+from gspo.learner import layout
 from gspo.types import Reply
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
 from tests.vllm.servers import ENGINE_ARGS, MOE, PYTHON, interrupt, policy_of, served

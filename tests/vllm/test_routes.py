@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import gspo
-from gspo import layout
 from gspo.backends.tiny import build_tiny, longest_match_tokenizer
+from gspo.learner import layout
 from gspo.objective.routing import changed
 from gspo.types import Prompt, Reply, Sampling
 from tests.tiny_run import PIECES, ROWS, likes_a, settings

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gspo import layout, moe
+from gspo import moe
 from gspo.backends import hf_attention
 from gspo.backends.hf_critic import Critic
 from gspo.backends.hf_model import HFModel
 from gspo.config.training import LAYOUTS
-from gspo.offload import Resting
+from gspo.learner import layout
+from gspo.learner.offload import Resting
 from gspo.types import Batch, Outputs, Routing
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from gspo import layout, types
+from gspo import types
+from gspo.learner import layout
 from gspo.objective.routing import changed
 from gspo.ports import Policy
 from gspo.types import Prompt, Rollout

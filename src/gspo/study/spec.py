@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gspo.build import resolved
 from gspo.config.checks import check_training, nearest
 from gspo.config.files import as_config, load, nested, to_dict
 from gspo.config.schema import Config
+from gspo.learner.algorithm import resolved
 
 Tables = dict[str, dict[str, Any]]
 KEYS = ("title", "plan", "base", "seeds", "baseline", "metric", "last", "workers", "threads", "variants", "settings")

@@ -12,10 +12,10 @@ import torch
 from gspo.backends.hf_policy import HFPolicy
 from gspo.backends.tiny import build_tiny
 from gspo.config.schema import AlgorithmConfig, OptimizerConfig
-from gspo.learner import Learner
+from gspo.learner.learner import Learner
 from gspo.objective.algorithms import resolve
-from gspo.optimiser import Optimiser
-from gspo.policy_objective import PolicyObjective
+from gspo.learner.optimizer import Optimiser
+from gspo.learner.objective import PolicyObjective
 from gspo.types import Reply
 from tests.backends.families import FAMILIES, TOKENIZER
 
@@ -53,7 +53,7 @@ print(large.max_tokens)
 
 
 def run(count, room):
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     return subprocess.run(
         [sys.executable, "-c", SCRIPT, str(count), str(room)], cwd=root, capture_output=True, text=True, timeout=300
     )

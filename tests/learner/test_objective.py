@@ -6,18 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gspo import layout, moe
+from gspo import moe
 from gspo.backends.hf_model import wrap_model
 from gspo.backends.hf_policy import HFPolicy
 from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
-from gspo.learner import Learner
-from gspo.objective.algorithms import ALGORITHMS, resolve
+from gspo.learner import layout
+from gspo.learner.algorithm import resolve
+from gspo.learner.learner import Learner
+from gspo.learner.objective import PolicyObjective
+from gspo.learner.optimizer import Optimiser
+from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.replies import Replies
-from gspo.optimiser import Optimiser
-from gspo.policy_objective import PolicyObjective
 from gspo.types import Outputs, Reply
 from tests.bigram import Bigram
-from tests.test_learner import LENGTHS, replies
+from tests.learner.test_learner import LENGTHS, replies
 from tests.test_train import lines, numbers, train
 from tests.tiny_run import model
 

@@ -1,7 +1,8 @@
 import pytest
 
 from gspo.config.policy import AlgorithmConfig
-from gspo.objective.algorithms import ALGORITHMS, resolve
+from gspo.learner.algorithm import resolve
+from gspo.objective.algorithms import ALGORITHMS
 
 
 def test_the_preset_is_the_papers():

@@ -9,70 +9,17 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from gspo import layout
-from gspo.optimiser import Optimiser
-from gspo.ports import Policy
-from gspo.types import Batch, Outputs, Reply, Stats
+from gspo.learner import layout
+from gspo.learner.optimizer import Optimiser
+from gspo.ports import Objective, Policy
+from gspo.types import Outputs, Reply, Seen, Stats
 
 Made = TypeVar("Made")
-
-
-class Seen(NamedTuple):
-    """What a policy says of one reply.
-
-    logp [|y|]: the log-probabilities of its sampled tokens. routes [L, layers, k] int16: the experts that its routers
-    choose for each token; None for a dense model, or where nobody asked. values [|y|]: its critic's; None without one.
-    """
-
-    logp: Tensor
-    routes: Tensor | None = None
-    values: Tensor | None = None
-
-
-class Objective(Protocol):
-    """What an update minimises."""
-
-    def denominator(self, replies: Sequence[Reply]) -> float:
-        """What the sum of all terms of this update is divided by."""
-        ...
-
-    def idle(self, reply: Reply) -> bool:
-        """Whether its terms have zero gradient whatever the policy says of it."""
-        ...
-
-    def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
-        """The terms to be summed, [S] or [N], and detached statistics, each [S] or [N]."""
-        ...
-
-    def summary(self, stats: Stats, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Metrics of an update on `replies` from the statistics of all its micro-batches, which idle replies are not in."""
-        ...
-
-
-class Imitation:
-    """Supervised fine-tuning: minus the mean log-probability of the completions' tokens."""
-
-    def denominator(self, replies: Sequence[Reply]) -> float:
-        """Completion tokens."""
-        return float(sum(int(reply.sampled.sum()) for reply in replies))
-
-    def idle(self, reply: Reply) -> bool:
-        """Every completion is imitated."""
-        return False
-
-    def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
-        """-log pi of each token [N]."""
-        assert out.entropy is not None
-        return -out.logp, {"entropy": out.entropy, "nll": -out.logp.detach()}
-
-    def summary(self, stats: Stats, replies: Sequence[Reply]) -> dict[str, float]:
-        """loss: nats a token."""
-        return {"loss": float(stats["nll"].mean()), "entropy": float(stats["entropy"].mean())}
 
 
 class Learner:

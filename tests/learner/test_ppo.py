@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gspo import layout
 from gspo.backends.hf_critic import Critic
 from gspo.backends.hf_policy import HFPolicy
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
-from gspo.learner import Learner
-from gspo.objective.algorithms import resolve
+from gspo.learner import layout
+from gspo.learner.algorithm import resolve
+from gspo.learner.learner import Learner
+from gspo.learner.objective import PolicyObjective
+from gspo.learner.optimizer import Optimiser
 from gspo.old_policy import estimate
-from gspo.optimiser import Optimiser
-from gspo.policy_objective import PolicyObjective
 from gspo.types import Reply
 from tests.test_train import lines, numbers, train
 from tests.tiny_run import model

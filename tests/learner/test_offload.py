@@ -6,13 +6,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gspo import build, offload
+from gspo import build
 from gspo.config.files import as_config
 from gspo.config.policy import AlgorithmConfig, LoraConfig, OptimizerConfig
 from gspo.config.schema import Config
 from gspo.config.training import TrainConfig
-from gspo.offload import Resting
-from gspo.optimiser import Optimiser
+from gspo.learner import offload
+from gspo.learner.algorithm import resolved
+from gspo.learner.offload import Resting
+from gspo.learner.optimizer import Optimiser
 from gspo.parts import Given, models_of
 from tests.backends.families import tiny
 from tests.tiny_run import model, settings
@@ -145,4 +147,4 @@ def test_the_reference_rests_where_told(tmp_path, rests):
 def test_a_reference_that_is_not_there_cannot_be_offloaded():
     for more in ({}, {"algorithm": AlgorithmConfig(beta=0.1), "lora": LoraConfig(rank=4)}):
         with pytest.raises(ValueError, match=r"train\.offload_reference: with .* there is no reference model"):
-            build.resolved(Config(train=TrainConfig(offload_reference=True), **more))
+            resolved(Config(train=TrainConfig(offload_reference=True), **more))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gspo.config.policy import OptimizerConfig
-from gspo.offload import Offloaded
+from gspo.learner.offload import Offloaded
 
 
 def lr_at(update: int, total: int, config: OptimizerConfig) -> float:

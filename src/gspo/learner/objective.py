@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gspo.config.policy import AlgorithmConfig
+from gspo.learner.routing_metrics import routing_metrics, routing_stats
 from gspo.objective import corrections, divergence
 from gspo.objective.algorithms import Algorithm
 from gspo.objective.clip_range import AutoClip
@@ -17,7 +18,6 @@ from gspo.objective.losses import Surrogate, sequence_ratio
 from gspo.objective.mismatch import std
 from gspo.objective.ppo import value_loss
 from gspo.objective.replies import Replies
-from gspo.routing import routing_metrics, routing_stats
 from gspo.types import Batch, Outputs, Reply, Stats
 
 

@@ -6,14 +6,16 @@ import weakref
 import pytest
 import torch
 
-from gspo import layout
+from gspo.cold_start import Imitation
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
-from gspo.learner import Imitation, Learner
-from gspo.objective.algorithms import ALGORITHMS, resolve
+from gspo.learner import layout
+from gspo.learner.algorithm import resolve
+from gspo.learner.learner import Learner
+from gspo.learner.objective import PolicyObjective
+from gspo.learner.optimizer import Optimiser, lr_at
+from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.mismatch import mismatch
 from gspo.objective.replies import Replies
-from gspo.optimiser import Optimiser, lr_at
-from gspo.policy_objective import PolicyObjective
 from gspo.types import Reply
 from tests.bigram import Bigram
 from tests.objective.reference import objective

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo import layout
+from gspo.learner import layout
 from gspo.types import Reply
 
 

@@ -1,0 +1,183 @@
+"""[algorithm] of the configuration -> a row of the table with its settings; what cannot be, and what is odd."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from gspo.config.checks import check_reference, nearest
+from gspo.config.policy import AlgorithmConfig
+from gspo.config.schema import Config
+from gspo.objective.algorithms import ALGORITHMS, Algorithm
+
+UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
+
+
+def resolve(config: AlgorithmConfig, refill: int = 0) -> tuple[Algorithm, AlgorithmConfig, list[str]]:
+    """The row, the settings with its defaults filled in, and warnings about odd values. refill: rollout.refill.
+
+    Raises ValueError where a setting would make it another algorithm than its name says, or would have no effect.
+    """
+    if config.name not in ALGORITHMS:
+        known = ", ".join(ALGORITHMS)
+        raise ValueError(f"algorithm.name = {config.name!r}: allowed are {known}{nearest(config.name, ALGORITHMS)}")
+    row = ALGORITHMS[config.name]
+    _check_clip(row, config)
+    scale = config.scale_rewards or row.scale_rewards[0]
+    if scale not in row.scale_rewards:
+        allowed = " or ".join(row.scale_rewards)
+        raise ValueError(
+            f"algorithm.scale_rewards = {scale!r} is no longer {config.name} ({row.source}), which scales by {allowed}; "
+            'choose algorithm.name = "grpo" for scaled rewards'
+        )
+    _check_correction(row, config)
+    _check_credit(row, config)
+    critic = config.critic or ("shared" if row.critic else "none")
+    if bool(row.critic) != (critic != "none"):
+        raise ValueError(
+            f"algorithm.critic = {critic!r}: {config.name} "
+            + ('learns from values and needs a critic: "shared" or "copy"' if row.critic else 'has no use for one: "none"')
+        )
+    if row.critic and refill:
+        raise ValueError(
+            f"rollout.refill = {refill}: {config.name} also learns from groups whose rewards are all equal, by its values; "
+            "set it to 0"
+        )
+    low, high = (config.epsilon, config.epsilon_high) if config.epsilon is not None else (row.epsilon, row.epsilon_high)
+    filled = dataclasses.replace(
+        config,
+        epsilon=low,
+        epsilon_high=high,
+        mini_batches=config.mini_batches or row.mini_batches,
+        scale_rewards=scale,
+        constants=_constants(row, config),
+        critic=critic if row.critic else config.critic,
+    )
+    return row, filled, odd_values(row, filled, refill)
+
+
+def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
+    """Whether the clip range that is set makes sense for this row. Raises ValueError."""
+    given = {key: value for key in ("epsilon", "epsilon_high") if (value := getattr(config, key)) is not None}
+    if not given:
+        return
+    key, value = next(iter(given.items()))
+    if row.epsilon is None or row.epsilon_high is None:
+        own = f": its own constants are {dict(row.constants)}, set by algorithm.constants" if row.constants else ""
+        raise ValueError(
+            f"algorithm.{key} = {value!r}: {config.name} has no clip range [1 - epsilon, 1 + epsilon_high]{own}"
+        )
+    if config.epsilon == "auto":
+        if config.epsilon_high is not None:
+            raise ValueError(
+                f'algorithm.epsilon_high = {config.epsilon_high:g}: epsilon = "auto" sets both ends, at the ratio of '
+                f"{config.name}'s own ({row.epsilon:g} to {row.epsilon_high:g}); leave it out"
+            )
+    elif len(given) == 1:
+        # One end given alone would leave the other at a default that may be orders of magnitude away.
+        other = "epsilon_high" if key == "epsilon" else "epsilon"
+        raise ValueError(
+            f"algorithm.{key} = {value}: set algorithm.{other} too "
+            f"({config.name}'s own range is epsilon = {row.epsilon:g}, epsilon_high = {row.epsilon_high:g})"
+        )
+
+
+def _check_correction(row: Algorithm, config: AlgorithmConfig) -> None:
+    """Whether weights pi_old/mu have something to correct. Raises ValueError."""
+    if config.correction == "none":
+        return
+    if "logp_mu" in row.likelihoods:
+        raise ValueError(
+            f"algorithm.correction = {config.correction!r}: {config.name} weighs by pi_theta/mu itself, so the mismatch "
+            'would be corrected twice; leave it at "none"'
+        )
+    if config.old_logprobs != "recompute":
+        raise ValueError(
+            f"algorithm.correction = {config.correction!r} weighs by pi_old/mu, and with algorithm.old_logprobs = "
+            f'{config.old_logprobs!r} pi_old is or may be mu, so that every weight is 1: set old_logprobs = "recompute"'
+        )
+
+
+def _check_credit(row: Algorithm, config: AlgorithmConfig) -> None:
+    """Whether advantages by turn have a place in the loss. Raises ValueError."""
+    if config.credit == "turn" and not row.by_turn:
+        known = ", ".join(name for name, each in ALGORITHMS.items() if each.by_turn)
+        raise ValueError(
+            f'algorithm.credit = "turn": {config.name} has one advantage for a whole reply; algorithm.name may be {known}'
+        )
+    if config.credit == "reply" and config.discount != 1:
+        raise ValueError(
+            f'algorithm.discount = {config.discount:g} has no effect with algorithm.credit = "reply": set credit = "turn"'
+        )
+
+
+def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
+    """The row's constants with the configured changes. Raises ValueError for unknown ones, and for values out of range."""
+    own = {**row.constants, **row.critic}
+    for name, value in config.constants.items():
+        if name not in own:
+            known = f"its own are {', '.join(own)}" if own else "it has none"
+            raise ValueError(f"algorithm.constants: {config.name} has no constant {name!r}; {known}{nearest(name, own)}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError(f"algorithm.constants: {name} = {value!r}: must be a finite number")
+        if not (0 <= value <= 1 if name in UNIT else value > 0):
+            raise ValueError(f"algorithm.constants: {name} = {value!r}: must be {'0 to 1' if name in UNIT else 'above 0'}")
+    return {**own, **config.constants}
+
+
+def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int) -> list[str]:
+    """Warnings about settings that are possible and probably not meant. refill: rollout.refill."""
+    found = []
+    reach = max((e for e in (config.epsilon, config.epsilon_high) if isinstance(e, float)), default=None)
+    if row.level != "token" and reach is not None and reach > 0.05:
+        found.append(
+            f"clip range {config.epsilon:g}/{config.epsilon_high:g} on a sequence ratio: s_i is a geometric mean over the "
+            f"reply and stays within some 1e-3 of 1, so such a clip never binds (the paper's is 3e-4/4e-4)"
+        )
+    if row.level == "token" and config.epsilon == "auto" and config.clip_target > 0.02:
+        found.append(
+            f'epsilon = "auto" with clip_target = {config.clip_target:g} on token ratios: {config.name} usually clips some '
+            "0.1 % of the tokens, so its clip will be far tighter than usual"
+        )
+    if row.level == "token" and reach is not None and reach < 5e-3:
+        found.append(
+            f"clip range {config.epsilon:g}/{config.epsilon_high:g} on token ratios: these vary by some 1e-1, so such a "
+            f"clip takes away most gradients ({config.name}'s own is {row.epsilon:g}/{row.epsilon_high:g})"
+        )
+    if config.scale_rewards != row.scale_rewards[0]:
+        found.append(
+            f'scale_rewards = "{config.scale_rewards}": {config.name} divides by the {row.scale_rewards[0]} standard '
+            f"deviation ({row.source}); results are not comparable with the paper's"
+        )
+    if config.mini_batches == 1 and config.epochs == 1:
+        found.append(
+            "mini_batches = 1 and epochs = 1: each batch gives one update, whose ratios are all 1, so nothing is ever "
+            "clipped and sequence and token level are the same"
+        )
+    if config.old_logprobs == "recompute" and "logp_old" not in row.likelihoods:
+        found.append(
+            f'old_logprobs = "recompute": {config.name} divides by mu alone, so the forward pass for pi_old changes no '
+            "gradient, only the metric kl"
+        )
+    if row.drops_equal and not refill:
+        found.append(
+            f"{config.name} refills groups whose rewards are all equal with new prompts; with rollout.refill = 0 they are "
+            "only dropped, so updates hold fewer groups than num_prompts / mini_batches"
+        )
+    if config.beta > 0 and config.kl_estimator == "k1":
+        found.append('kl_estimator = "k1" as a loss has zero gradient on average: use k2 or k3 to hold the policy back')
+    return found
+
+
+def resolved(config: Config) -> tuple[Config, list[str]]:
+    """The configuration with the algorithm's defaults filled in, and warnings. Raises ValueError."""
+    _, algorithm, found = resolve(config.algorithm, config.rollout.refill)
+    config = dataclasses.replace(config, algorithm=algorithm)
+    assert algorithm.mini_batches is not None
+    if config.rollout.num_prompts % algorithm.mini_batches:
+        raise ValueError(
+            f"rollout.num_prompts = {config.rollout.num_prompts} cannot be split into algorithm.mini_batches = "
+            f"{algorithm.mini_batches} equal updates: make it a multiple"
+        )
+    check_reference(config)
+    return config, found
