@@ -28,7 +28,7 @@ import transformers
 from paired import median_interval
 
 import gspo
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.types import Prompt
 
 MODELS = {

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from paired import median_interval
 
-from gspo.backends.hf_policy import HFPolicy
-from gspo.backends.hf_sampler import HFSampler
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.backends.vllm_opening import sampler_of
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config

@@ -32,7 +32,7 @@ from paired import Commands, Worker, median_interval, take_turns
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gspo.backends.hf_head import Head
+from gspo.backends.hf.head import Head
 
 CHUNK = 1 << 26  # logits in a checkpointed chunk: 256 MiB in float32
 

@@ -9,8 +9,8 @@ import chain
 import torch
 from transformers import Qwen3MoeForCausalLM
 
-from gspo.backends.hf_model import HFModel, wrap_model
-from gspo.backends.tiny import build_tiny
+from gspo.backends.hf.model import HFModel, wrap_model
+from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import ModelConfig
 
 CONTEXT = 4096

@@ -15,8 +15,8 @@ def serve(commands: Commands, options: argparse.Namespace) -> None:
     from chain import gradients
     from update import replies
 
-    from gspo.backends.hf_model import load_model
-    from gspo.backends.hf_policy import HFPolicy
+    from gspo.backends.hf.model import load_model
+    from gspo.backends.hf.policy import HFPolicy
     from gspo.config.policy import AlgorithmConfig, ModelConfig
     from gspo.learner import layout
     from gspo.learner.algorithm import resolve

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo import api
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.files import from_dict, load, to_toml
 from gspo.demo import count_bits, play
 

@@ -25,9 +25,9 @@ from sampling import G, make_prompts
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3MoeForCausalLM
 
-from gspo.backends.hf_model import HFModel, wrap_model
-from gspo.backends.hf_policy import HFPolicy
-from gspo.backends.hf_sampler import HFSampler
+from gspo.backends.hf.model import HFModel, wrap_model
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.sampler import HFSampler
 from gspo.config.policy import ModelConfig
 from gspo.learner import layout
 from gspo.types import Prompt, Reply, Rollout, Sampling

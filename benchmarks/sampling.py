@@ -23,9 +23,9 @@ import transformers
 from paired import median_interval
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from gspo.backends.hf_model import HFModel
-from gspo.backends.hf_sampler import HFSampler
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.policy import ModelConfig
 from gspo.types import Prompt, Sampling
 

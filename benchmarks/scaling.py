@@ -25,8 +25,8 @@ from models import mixture
 from paired import median_interval
 from update import one_pass, peak, replies
 
-from gspo.backends.hf_model import HFModel
-from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.policy import HFPolicy
 from gspo.types import Reply
 
 Case = tuple[HFModel, list[Reply]]

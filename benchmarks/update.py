@@ -27,8 +27,8 @@ from machine import Memory, matmul_rate, release
 from models import MODELS
 from paired import median_interval
 
-from gspo.backends.hf_model import HFModel
-from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.policy import HFPolicy
 from gspo.config.policy import ModelConfig
 from gspo.config.training import LAYOUTS
 from gspo.learner import layout

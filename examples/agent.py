@@ -12,7 +12,7 @@ import asyncio
 import random
 
 import gspo
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 
 FRUITS = ["apple", "cherry", "fig", "lemon", "mango", "peach", "pear", "plum"]
 QUESTION = "What is in the box?"

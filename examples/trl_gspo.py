@@ -10,7 +10,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from gspo import dropin
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 
 
 class GSPOTrainer(GRPOTrainer):

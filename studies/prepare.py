@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from gspo import api
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.files import load
 from gspo.demo import count_bits, play
 

@@ -4,7 +4,7 @@ import json
 import shutil
 import textwrap
 
-from gspo.backends.tiny import longest_match_tokenizer
+from gspo.backends.hf.tiny import longest_match_tokenizer
 from tests.tiny_run import ROWS, model
 
 RECIPE = """

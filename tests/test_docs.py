@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.files import all_keys, from_dict
 from gspo.runfiles import read_lines
 from gspo.study.spec import read

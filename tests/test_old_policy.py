@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import gspo
-from gspo.backends.hf_sampler import HFSampler
-from gspo.backends.tiny import build_tiny
+from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.hf.tiny import build_tiny
 from tests.test_train import lines, numbers, train
 from tests.tiny_run import PIECES, ROWS, likes_a, longest_match_tokenizer, model, settings
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
 from gspo import build, checkpoint
-from gspo.backends.hf_sampler import HFSampler
+from gspo.backends.hf.sampler import HFSampler
 from gspo.learner.optimizer import Optimiser
 from gspo.ports import SamplerError
 from tests.tiny_run import ROWS, likes_a, model, settings

@@ -1,6 +1,6 @@
 """A tiny model, a task and settings with which a whole run takes seconds."""
 
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 
 PIECES = [*"0123456789+=? ", "ab", "a", "b"]
 ROWS = [{"prompt": f"{i}+{j}=", "answer": str((i + j) % 10)} for i in range(8) for j in range(5)]

@@ -26,7 +26,7 @@ TIMES = ("time/", "tokens_per_second", "memory/")
 MODELS = """
 import sys
 from pathlib import Path
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.demo import boxes as tool_task, count_bits
 
 def build(name, pieces, template, **config):

@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 
 from gspo import cold_start
-from gspo.backends.hf_critic import Critic
-from gspo.backends.hf_files import read_outline
-from gspo.backends.hf_lora import read_model
-from gspo.backends.hf_model import HFModel
-from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.hf.critic import Critic
+from gspo.backends.hf.files import read_outline
+from gspo.backends.hf.lora import read_model
+from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.policy import HFPolicy
 from gspo.config.checks import check_environment, check_sampler, played
 from gspo.config.lookup import load_function
 from gspo.config.rollout import TaskConfig

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gspo import checkpoint, moe
+from gspo import checkpoint
 from gspo.agents.episodes import Episodes
-from gspo.backends.hf_files import Outline, outline, read_outline
-from gspo.backends.hf_lora import Unadapted, adapted, read_model
-from gspo.backends.hf_model import HFModel, probe, wrap_model
-from gspo.backends.hf_policy import HFPolicy
-from gspo.backends.hf_sampler import HFSampler
+from gspo.backends.hf import routing
+from gspo.backends.hf.files import Outline, outline, read_outline
+from gspo.backends.hf.lora import Unadapted, adapted, read_model
+from gspo.backends.hf.model import HFModel, probe, wrap_model
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.sampler import HFSampler
 from gspo.config.checks import played
 from gspo.config.lookup import load_function
 from gspo.config.policy import ModelConfig
@@ -169,7 +170,7 @@ def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sample
 
 def check_routers(config: Config, model: HFModel) -> None:
     """Raises ValueError where there is no routing to replay, or none that can be, or no load to balance."""
-    if config.algorithm.aux_loss and not moe.routers(model.model):
+    if config.algorithm.aux_loss and not routing.routers(model.model):
         raise ValueError(
             f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {type(model.model).__name__} is dense (no top-k routers), "
             "so there is no load to balance: set it to 0"
@@ -177,6 +178,6 @@ def check_routers(config: Config, model: HFModel) -> None:
     if config.algorithm.router_replay != "none":
         tokens = probe(model, 5)
         try:
-            moe.check(model.model, lambda: model.hidden(input_ids=tokens))
+            routing.check(model.model, lambda: model.hidden(input_ids=tokens))
         except ValueError as error:
             raise ValueError(f"algorithm.router_replay = {config.algorithm.router_replay!r}: {error}") from None

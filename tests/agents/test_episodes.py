@@ -212,7 +212,7 @@ def test_bad_settings(tmp_path, sections, why):
 
 
 def test_the_same_seed_plays_the_same_episodes():
-    from gspo.backends.hf_sampler import HFSampler
+    from gspo.backends.hf.sampler import HFSampler
 
     made = tiny()
     encoder = Encoder(made.tokenizer, TaskConfig())

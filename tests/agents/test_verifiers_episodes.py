@@ -10,7 +10,7 @@ pytest.importorskip("verifiers.v1", reason="make test-verifiers runs these")
 
 import gspo
 from gspo.agents.verifiers_episodes import VerifiersEpisodes
-from gspo.backends.hf_sampler import HFSampler
+from gspo.backends.hf.sampler import HFSampler
 from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.verifiers_tasks import tasks_of

@@ -6,11 +6,11 @@ import dataclasses
 import pytest
 import torch
 
-from gspo import moe
-from gspo.backends.hf_model import wrap_model
-from gspo.backends.hf_policy import HFPolicy
-from gspo.backends.hf_sampler import HFSampler
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf import routing
+from gspo.backends.hf.model import wrap_model
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.backends.vllm_check import OTHER, Check
 from gspo.config.policy import ModelConfig
 from gspo.demo import count_bits
@@ -67,7 +67,7 @@ def test_other_weights_are_seen_through_the_engines_experts(probed):
         assert not check.accepts(check.compare(policy, probes)), part
         policy.model.model.load_state_dict(before)
     with torch.no_grad():
-        for router in moe.routers(policy.model.model):
+        for router in routing.routers(policy.model.model):
             router.weight.copy_(router.weight.flip(0))
     assert check.compare(policy, probes).other > OTHER
     policy.model.model.load_state_dict(before)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Glm4MoeConfig
 
-from gspo.backends.hf_model import wrap_model
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.model import wrap_model
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.backends.vllm_replies import Reply
 from gspo.backends.vllm_routes import Routers
 from gspo.backends.vllm_server import EngineError

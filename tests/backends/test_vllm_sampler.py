@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 import gspo
-from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm_opening import LOCK, sweep
 from gspo.backends.vllm_sampler import VLLMSampler
 from gspo.backends.vllm_server import GENERATE, EngineError, Server, serving

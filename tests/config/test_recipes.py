@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.cli import main
 from gspo.config.checks import check_training
 from gspo.config.files import load, to_toml

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from gspo.agents.tool_calls import convention
-from gspo.backends.tiny import longest_match_tokenizer
+from gspo.backends.hf.tiny import longest_match_tokenizer
 from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
 from gspo.demo import boxes

@@ -9,15 +9,15 @@ import pytest
 SCRIPT = """
 import resource, sys
 import torch
-from gspo.backends.hf_policy import HFPolicy
-from gspo.backends.tiny import build_tiny
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.tiny import build_tiny
 from gspo.config.schema import AlgorithmConfig, OptimizerConfig
 from gspo.learner.learner import Learner
 from gspo.objective.algorithms import resolve
 from gspo.learner.optimizer import Optimiser
 from gspo.learner.objective import PolicyObjective
 from gspo.types import Reply
-from tests.backends.families import FAMILIES, TOKENIZER
+from tests.backends.hf.families import FAMILIES, TOKENIZER
 
 torch.set_num_threads(1)
 count, room = int(sys.argv[1]), int(sys.argv[2])

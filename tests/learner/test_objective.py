@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gspo import moe
-from gspo.backends.hf_model import wrap_model
-from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.hf import routing
+from gspo.backends.hf.model import wrap_model
+from gspo.backends.hf.policy import HFPolicy
 from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
 from gspo.learner import layout
 from gspo.learner.algorithm import resolve
@@ -138,7 +138,7 @@ def router_gradients(micro_batch_tokens, aux_loss, **changes):
         for i, n in enumerate((3, 7, 2, 5), 1)
     ]  # fmt: skip
     step = Optimiser(policy.parameters(), OptimizerConfig(max_grad_norm=1e9, lr=1e-9), 10, 0)
-    weights = [router.weight for router in moe.routers(tiny.model)]
+    weights = [router.weight for router in routing.routers(tiny.model)]
     found = torch.zeros(len(weights), *weights[0].shape)
     for layer, weight in enumerate(weights):
         weight.register_hook(found[layer].add_)

@@ -16,7 +16,7 @@ from gspo.learner.algorithm import resolved
 from gspo.learner.offload import Resting
 from gspo.learner.optimizer import Optimiser
 from gspo.parts import Given, models_of
-from tests.backends.families import tiny
+from tests.backends.hf.families import tiny
 from tests.tiny_run import model, settings
 
 CONFIG = OptimizerConfig(lr=1e-2, weight_decay=0.1, warmup=2)

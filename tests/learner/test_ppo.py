@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gspo.backends.hf_critic import Critic
-from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.hf.critic import Critic
+from gspo.backends.hf.policy import HFPolicy
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
 from gspo.learner import layout
 from gspo.learner.algorithm import resolve

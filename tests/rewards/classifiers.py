@@ -3,7 +3,7 @@
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from gspo.backends.tiny import longest_match_tokenizer
+from gspo.backends.hf.tiny import longest_match_tokenizer
 from tests.data.tools import TEMPLATE
 
 PIECES = [*"0123456789+=? []:;!", *"abcdefghijklmnopqrstuvwxyz"]

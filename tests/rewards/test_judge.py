@@ -11,7 +11,7 @@ import pytest
 from fastapi.responses import Response
 
 import gspo
-from gspo.backends.tiny import build_tiny, tiny_qwen3_moe
+from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
 from gspo.rewards import judge_prompts
 from gspo.rewards.http_client import Unreadable
 from gspo.rewards.judge import Judge

@@ -3,7 +3,7 @@
 import httpx
 
 import gspo
-from gspo.backends.tiny import build_tiny, tiny_qwen3_moe
+from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
 from tests.agents.talking import tokenizer
 
 

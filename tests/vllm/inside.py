@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import gspo
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.backends.vllm_server import EngineError
 from gspo.types import Sampling
 from tests.tiny_run import PIECES, ROWS, likes_a, settings

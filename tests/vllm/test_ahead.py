@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gspo
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.learner import layout
 from gspo.types import Reply
 from tests.tiny_run import PIECES, ROWS, likes_a, settings

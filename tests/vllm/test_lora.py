@@ -5,7 +5,7 @@ import json
 import pytest
 
 import gspo
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.backends.vllm_server import EngineError
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
 from tests.vllm.servers import ENGINE_ARGS, MODELS, PYTHON, adapted_policy, change_adapters, gaps, served

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gspo.backends.hf_lora import Adapted
-from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.hf.lora import Adapted
+from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm_inside import Inside
 from gspo.backends.vllm_routes import FLAG, Routers
 from gspo.backends.vllm_sampler import WEIGHTS, VLLMSampler

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from gspo.backends.stopping import StopStrings, cut, decode
+from gspo.backends.hf.stopping import StopStrings, cut, decode
 from gspo.backends.vllm_routes import Routers
 from gspo.backends.vllm_server import EngineError
 from gspo.types import Rollout, Sampling

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gspo import moe
-from gspo.backends.hf_model import HFModel, probe
+from gspo.backends.hf import routing
+from gspo.backends.hf.model import HFModel, probe
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 FLAG = "enable_return_routed_experts"  # the engine argument that turns them on
@@ -30,7 +30,7 @@ class Routers:
     @staticmethod
     def of(model: HFModel) -> Routers | None:
         """Those of a model; None for a dense one."""
-        found = moe.routers(model.model)
+        found = routing.routers(model.model)
         if not found:
             return None
         named = {id(module): name for name, module in model.model.named_modules()}
@@ -43,7 +43,7 @@ class Routers:
                     f"be told apart: set sampler.engine_args = {{{FLAG} = false}}"
                 )
             layers.append(int(match[1]))
-        with torch.no_grad(), moe.record(model.model) as seen:
+        with torch.no_grad(), routing.record(model.model) as seen:
             model.hidden(input_ids=probe(model, 2))
             chosen = seen.take()
         assert chosen is not None

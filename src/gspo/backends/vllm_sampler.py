@@ -16,8 +16,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from gspo.backends.hf_lora import Adapted
-from gspo.backends.hf_model import HFModel
+from gspo.backends.hf.lora import Adapted
+from gspo.backends.hf.model import HFModel
 from gspo.backends.vllm_check import PROBE_TOKENS, ROUNDS, Check
 from gspo.backends.vllm_replies import Reply
 from gspo.backends.vllm_routes import Routers

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gspo import api
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.files import load
 from gspo.demo import boxes, count_bits
 from gspo.runfiles import first_step, last_step, read_lines

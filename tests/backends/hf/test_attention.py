@@ -7,15 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.backends import hf_attention
-from gspo.backends.hf_attention import Forested, Parts
-from gspo.backends.hf_policy import HFPolicy
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer
+from gspo.backends.hf import attention
+from gspo.backends.hf.attention import Forested, Parts
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.segments import plan
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.config.policy import ModelConfig
 from gspo.learner import layout
-from gspo.segments import plan
-from tests.backends.families import FAMILIES, tiny
-from tests.backends.test_hf_policy import replies, scored
+from tests.backends.hf.families import FAMILIES, tiny
+from tests.backends.hf.test_policy import replies, scored
 from tests.learner.test_layout import random_replies, random_trees, reply
 
 family = cache(tiny)
@@ -72,14 +72,16 @@ def test_long_trunks_of_different_length(window):
 def test_the_families_that_share(name):
     model = tiny(name)
     before = model.attention
-    assert (hf_attention.refusal(model) == "") == (name in SHARES)
+    assert (attention.refusal(model) == "") == (name in SHARES)
     assert model.attention == ("gspo" if name in SHARES else before)
 
 
 @pytest.mark.parametrize("name", sorted(SHARES))
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_sharing_changes_neither_values_nor_gradients(name, checkpointing, monkeypatch):
-    monkeypatch.setattr("gspo.segments.MERGE", 0.01)  # so that even short prompts are put together with their replies
+    monkeypatch.setattr(
+        "gspo.backends.hf.segments.MERGE", 0.01
+    )  # so that even short prompts are put together with their replies
     made = replies(family(name))  # prompts of 4, 9 and 1 tokens, of which windows of 8 hide some
     plain = scored(HFPolicy(family(name)), layout.build(made))
     policy = HFPolicy(family(name), layout="shared", gradient_checkpointing=checkpointing)
@@ -97,21 +99,21 @@ def test_a_model_that_cannot_share_is_read_in_rows():
 def test_queries_that_are_scaled_by_their_place_in_the_row_are_not_shared():
     model = tiny("llama")
     model.config.attn_temperature_tuning = True  # as in Llama 4
-    assert "does not know" in hf_attention.refusal(model) and model.attention == "sdpa"
+    assert "does not know" in attention.refusal(model) and model.attention == "sdpa"
 
 
 def test_other_attention_fails_on_a_forest_rather_than_being_wrong():
     model, forest = tiny("llama"), layout.build([reply([5, 6], 3, first=7)]).forest
     with pytest.raises((RuntimeError, IndexError, ValueError)):
         model.hidden(
-            input_ids=forest.tokens[None], position_ids=forest.position[None], **hf_attention.over(forest, model.device)
+            input_ids=forest.tokens[None], position_ids=forest.position[None], **attention.over(forest, model.device)
         )
 
 
 def test_a_layer_with_a_window_of_its_own_is_noticed():
     model = tiny("gemma3")
     next(m for m in model.model.modules() if getattr(m, "sliding_window", None)).sliding_window = 9
-    assert "windows of [9" in hf_attention.refusal(model)
+    assert "windows of [9" in attention.refusal(model)
     assert model.attention == "sdpa"
 
 
@@ -123,9 +125,9 @@ def test_wrong_gradients_are_noticed(monkeypatch):
         return torch.zeros_like(dq), *others
 
     monkeypatch.setattr(Forested, "backward", staticmethod(blind))
-    assert "gradients" in hf_attention.refusal(tiny("qwen3"))
+    assert "gradients" in attention.refusal(tiny("qwen3"))
     monkeypatch.setattr(Forested, "backward", staticmethod(right))
-    assert not hf_attention.refusal(tiny("qwen3"))
+    assert not attention.refusal(tiny("qwen3"))
 
 
 def test_the_reason_of_a_failure_is_told(monkeypatch):
@@ -142,14 +144,14 @@ def test_a_deep_model_in_half_precision_shares():
     config = {"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 28, "num_attention_heads": 4}
     config |= {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}
     model = build_tiny(config, longest_match_tokenizer(list("abcdefgh")), 0, ModelConfig(device="cpu", dtype="bfloat16"))
-    assert model.model.dtype == torch.bfloat16 and not hf_attention.refusal(model)
+    assert model.model.dtype == torch.bfloat16 and not attention.refusal(model)
 
 
 def test_unknown_arguments_are_refused():
     q = torch.zeros(1, 2, 1, 8)
     parts = Parts(layout.build([reply([5], 1)]).forest)
     with pytest.raises(NotImplementedError, match="softcap"):
-        hf_attention.attention(None, q, q, q, None, forest=parts, softcap=3.0)
+        attention.attention(None, q, q, q, None, forest=parts, softcap=3.0)
 
 
 def test_half_precision():

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gspo.backends import hf_head
-from gspo.backends.hf_head import ROUND, Head
+from gspo.backends.hf import head
+from gspo.backends.hf.head import ROUND, Head
 
 WHOLE = (1 << 24, 1 << 26)
 V = 2 * ROUND + 9  # with N = 7: two blocks and a remainder at BLOCK = 7 * ROUND
@@ -40,8 +40,8 @@ def gradients(outputs, inputs, coming):
 
 
 def limit(monkeypatch, block, kept):
-    monkeypatch.setattr(hf_head, "BLOCK", block)
-    monkeypatch.setattr(hf_head, "KEPT", kept)
+    monkeypatch.setattr(head, "BLOCK", block)
+    monkeypatch.setattr(head, "KEPT", kept)
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from tests.backends.families import PIECES, TOKENIZER
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from tests.backends.hf.families import PIECES, TOKENIZER
 
 
 @settings(max_examples=200, deadline=None)

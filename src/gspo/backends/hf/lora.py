@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gspo.backends.hf_model import HFModel, load_model, wrap_model
+from gspo.backends.hf.model import HFModel, load_model, wrap_model
 from gspo.config.policy import LoraConfig, ModelConfig
 
 NAME = "default"  # PEFT's name of an adapter

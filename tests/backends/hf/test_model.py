@@ -2,17 +2,19 @@
 
 import json
 import shutil
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, masking_utils
 
-from gspo.backends import hf_experts
-from gspo.backends.hf_model import load_model, wrap_model
-from gspo.backends.hf_policy import HFPolicy
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf import experts
+from gspo.backends.hf.model import load_model, wrap_model
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.policy import ModelConfig
-from tests.backends.families import FAMILIES, FULL_ATTENTION, PIECES, TOKENIZER, tiny
+from tests.backends.hf.families import FAMILIES, FULL_ATTENTION, PIECES, TOKENIZER, tiny
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +173,7 @@ def test_stop_ids_join_generation_config_and_tokenizer():
 
 
 def test_experts(saved):
-    assert load(saved).model.config._experts_implementation == hf_experts.NAME
+    assert load(saved).model.config._experts_implementation == experts.NAME
     assert load(saved, experts="grouped_mm").model.config._experts_implementation == "grouped_mm"
     assert load(saved, experts="eager").model.config._experts_implementation == "eager"
     tokens = torch.randint(2, 40, (1, 9))
@@ -266,3 +268,11 @@ def test_no_end_of_sequence():
     model.generation_config.eos_token_id = None
     with pytest.raises(ValueError, match="end-of-sequence token"):
         wrap_model(model, tokenizer)
+
+
+def test_arts_patch_for_transformers_4_is_undone(monkeypatch):
+    ours = masking_utils._preprocess_mask_arguments
+    monkeypatch.setattr(masking_utils, "_preprocess_mask_arguments", lambda: None)  # as after `import art`
+    monkeypatch.setitem(sys.modules, "art.transformers.patches", SimpleNamespace(_preprocess_mask_arguments=ours))
+    tiny("qwen3")  # which runs the model
+    assert masking_utils._preprocess_mask_arguments is ours

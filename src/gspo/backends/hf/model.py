@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +13,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, masking_utils
 from transformers.utils.logging import disable_progress_bar
 
-from gspo.backends import hf_experts
-from gspo.backends.hf_files import KEPT_KEYS, Outline, embedded, load_error, outline, read_outline
-from gspo.backends.hf_head import Head
-from gspo.backends.intruders import undo_patches
+from gspo.backends.hf import experts
+from gspo.backends.hf.files import KEPT_KEYS, Outline, embedded, load_error, outline, read_outline
+from gspo.backends.hf.head import Head
 from gspo.config.lookup import local, pick_device
 from gspo.config.policy import ModelConfig
 
@@ -224,7 +224,7 @@ def _choose_experts(model: PreTrainedModel, wanted: str) -> None:
     if not model._can_set_experts_implementation():
         return
     if wanted == "auto":
-        grouped = hf_experts.NAME if hf_experts.runs_on(model.device) else "grouped_mm"
+        grouped = experts.NAME if experts.runs_on(model.device) else "grouped_mm"
         wanted = grouped if _grouped_mm_runs(model.device, model.dtype) else "eager"
     model.set_experts_implementation(wanted)
 
@@ -314,3 +314,12 @@ def _mask_describes(model: HFModel) -> bool:
     except (TypeError, ValueError, RuntimeError, IndexError):
         return False
     return not (far(model, packed[4], plain[0]) or far(model, packed[6], plain[1]))
+
+
+def undo_patches() -> None:
+    """Puts back a function of transformers that `import art` (openpipe-art) replaces by one for transformers 4. No model of
+    transformers 5 runs with that.
+    """
+    patches = sys.modules.get("art.transformers.patches")
+    if patches is not None:
+        masking_utils._preprocess_mask_arguments = patches._preprocess_mask_arguments

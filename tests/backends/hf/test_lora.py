@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 import gspo
 from gspo import cli
-from gspo.backends.hf_lora import Unadapted, adapted, read_model
-from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.hf.lora import Unadapted, adapted, read_model
+from gspo.backends.hf.policy import HFPolicy
 from gspo.config.checks import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig

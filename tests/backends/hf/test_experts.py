@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gspo.backends import hf_experts
-from tests.backends.families import FAMILIES, TOKENIZER
+from gspo.backends.hf import experts
+from tests.backends.hf.families import FAMILIES, TOKENIZER
 
 GPT_OSS = {
     "model_type": "gpt_oss", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -21,15 +21,15 @@ def test_hidden_states_and_gradients(family, tokens):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()  # without router noise
     ids, found = torch.randint(2, len(TOKENIZER), (1, tokens)), {}
-    for kernel in ("grouped_mm", hf_experts.NAME, "eager"):
+    for kernel in ("grouped_mm", experts.NAME, "eager"):
         model.set_experts_implementation(kernel)
         model.zero_grad()
         logits = model(ids).logits
         logits.log_softmax(-1)[..., 5].sum().backward()
         found[kernel] = [logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
     for kernel in ("grouped_mm", "eager"):
-        assert len(found[kernel]) == len(found[hf_experts.NAME])
-        for ours, theirs in zip(found[hf_experts.NAME], found[kernel]):
+        assert len(found[kernel]) == len(found[experts.NAME])
+        for ours, theirs in zip(found[experts.NAME], found[kernel]):
             assert torch.allclose(ours, theirs, atol=1e-6 + 1e-5 * float(theirs.abs().max()))
 
 
@@ -40,5 +40,5 @@ def test_bfloat16_weights_and_float32_activations():
     chosen = torch.rand(9, 4).topk(2).indices
     experts.config._experts_implementation = "grouped_mm"
     theirs = experts(x, chosen, weights)
-    experts.config._experts_implementation = hf_experts.NAME
+    experts.config._experts_implementation = experts.NAME
     assert torch.equal(experts(x, chosen, weights), theirs) and theirs.dtype == torch.float32

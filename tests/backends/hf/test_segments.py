@@ -2,8 +2,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gspo.backends.hf.segments import plan, segments
 from gspo.learner import layout
-from gspo.segments import plan, segments
 from tests.learner.test_layout import random_replies, random_trees, reply
 
 ANY = st.one_of(random_trees(), random_replies())

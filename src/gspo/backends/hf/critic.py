@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gspo.backends.hf_model import HFModel
+from gspo.backends.hf.model import HFModel
 
 
 class Critic(nn.Module):

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from gspo import moe
-from gspo.backends.growing_cache import FIRST_BLOCK, GrowingLayer
-from gspo.backends.hf_sampler import HFSampler, draw
-from gspo.backends.tiny import build_tiny
+from gspo.backends.hf import routing
+from gspo.backends.hf.kv_cache import FIRST_BLOCK, GrowingLayer
+from gspo.backends.hf.sampler import HFSampler, draw
+from gspo.backends.hf.tiny import build_tiny
 from gspo.objective.routing import changed
 from gspo.types import Prompt, Sampling
-from tests.backends.families import FAMILIES, FULL_ATTENTION, TOKENIZER, prompts, tiny
+from tests.backends.hf.families import FAMILIES, FULL_ATTENTION, TOKENIZER, prompts, tiny
 
 
 def full_forward(model, rollout, temperature):
@@ -275,7 +275,7 @@ def test_routes_are_those_of_a_plain_forward_pass(family):
     rollouts = HFSampler(model, batch_size=7).generate(prompts(3, 11, 7, 7, 25), 3, sampling)
     assert len({len(rollout.tokens) for rollout in rollouts}) > 3
     for rollout in rollouts:
-        with torch.no_grad(), moe.record(model.model) as record:
+        with torch.no_grad(), routing.record(model.model) as record:
             model.hidden(input_ids=rollout.tokens[None])
             plain = record.take().transpose(0, 1)
         assert rollout.routes.dtype == torch.int16 and rollout.routes.shape == plain.shape

@@ -16,9 +16,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from gspo.backends.hf_flex import Blocks
-from gspo.backends.hf_model import OWN_ATTENTION, TOLERANCE, HFModel, far, probe, windows
-from gspo.segments import Piece, Plan, plan
+from gspo.backends.hf.flex import Blocks
+from gspo.backends.hf.model import OWN_ATTENTION, TOLERANCE, HFModel, far, probe, windows
+from gspo.backends.hf.segments import Piece, Plan, plan
 from gspo.types import Forest
 
 NAME = OWN_ATTENTION

@@ -4,8 +4,8 @@ import string
 
 import torch
 
-from gspo.backends.hf_model import HFModel
-from gspo.backends.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.types import Prompt
 
 PIECES = [*string.ascii_lowercase, *string.digits, " ", "\n", ".", "<", ">", "/", "even", "odd", "ab", "abc"]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gspo import moe
+from gspo.backends.hf import routing
 from gspo.objective.routing import changed
 
 _SHAPE = {
@@ -63,7 +63,7 @@ def gradients(model, loss):
 
 
 def recorded(model, tokens=TOKENS):
-    with torch.no_grad(), moe.record(model) as seen:
+    with torch.no_grad(), routing.record(model) as seen:
         scored(model, tokens)
         return seen.take()
 
@@ -75,14 +75,14 @@ def test_replay_of_own_choices_changes_no_bit(family, experts):
     routes = recorded(model)
     assert routes.shape == (2, 33, 3) and routes.dtype == torch.int16 and len(routes.unique()) > 3
     plain = scored(model)
-    with moe.replay(model, routes) as replay:
+    with routing.replay(model, routes) as replay:
         again = scored(model)
         assert torch.equal(again, plain)
         assert torch.equal(replay.own(), routes)
     a, b = gradients(model, plain.sum()), gradients(model, again.sum())
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     assert torch.equal(scored(model), plain)  # nothing stays behind
-    assert all("forward" not in vars(router) for router in moe.routers(model))
+    assert all("forward" not in vars(router) for router in routing.routers(model))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -91,13 +91,13 @@ def test_the_experts_of_other_weights_are_replayed_exactly(family):
     routes = recorded(other)
     own = recorded(model)
     assert changed(routes, own).mean() > 0.3
-    with moe.record(model) as seen, moe.replay(model, routes) as replay:
+    with routing.record(model) as seen, routing.replay(model, routes) as replay:
         logp = scored(model)
     assert torch.equal(seen.take(), routes)
     assert torch.equal(replay.own()[0], own[0])  # the first layer reads the same
     assert not torch.equal(logp, scored(model))
     grads = gradients(model, logp.sum())
-    for layer, router in enumerate(moe.routers(model)):
+    for layer, router in enumerate(routing.routers(model)):
         name = next(name for name, p in model.named_parameters() if p is next(router.parameters()))
         assert grads[name].any(), (layer, name)
 
@@ -106,7 +106,7 @@ def test_the_experts_of_other_weights_are_replayed_exactly(family):
 def test_experts_of_groups_that_are_not_todays_are_let_through(family):
     """With the weights that they have today, although the router would have masked them."""
     model = tiny(family)
-    router = moe.routers(model)[0]
+    router = routing.routers(model)[0]
     x = torch.randn(20, 32, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         logits, _, own = router(x)
@@ -114,7 +114,7 @@ def test_experts_of_groups_that_are_not_todays_are_let_through(family):
     routes = torch.cat([2 * first, 2 * first[:, :1] + 1], -1)  # 3 experts of 2 of the 4 groups
     foreign = (routes[:, :, None] // 2 != own[:, None, :] // 2).all(-1)
     assert foreign.any(1).float().mean() > 0.5
-    with torch.no_grad(), moe.replay(model, torch.stack([routes, routes]).short()):
+    with torch.no_grad(), routing.replay(model, torch.stack([routes, routes]).short()):
         _, weights, chosen = router(x)
     assert torch.equal(chosen, routes)
     scores = logits.softmax(-1) if family == "deepseek_v2" else logits.sigmoid()
@@ -126,7 +126,10 @@ def test_experts_of_groups_that_are_not_todays_are_let_through(family):
 
 def test_more_groups_than_a_router_chooses_from_are_refused():
     model, routes = tiny("deepseek_v3"), torch.tensor([0, 2, 4], dtype=torch.int16).expand(2, 33, 3)
-    with pytest.raises(ValueError, match="of 3 groups, but this model's routers choose from 2"), moe.replay(model, routes):
+    with (
+        pytest.raises(ValueError, match="of 3 groups, but this model's routers choose from 2"),
+        routing.replay(model, routes),
+    ):
         scored(model)
 
 
@@ -167,7 +170,7 @@ def test_gradients_of_the_router_against_a_naive_reference(family, norm, rtol, m
     routes = torch.stack([torch.randperm(8, generator=torch.Generator().manual_seed(i))[:3] for i in range(7)])
     target = torch.randn(7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     layers = torch.stack([routes, routes]).to(torch.int16)
-    with moe.replay(model, layers):
+    with routing.replay(model, layers):
         ours = block(x[None])
     ours = (ours[0] if isinstance(ours, tuple) else ours)[0]
     want = Naive(block, norm, 3)(x, routes)
@@ -180,7 +183,7 @@ def test_gradients_of_the_router_against_a_naive_reference(family, norm, rtol, m
 def checkpointed(model):
     model = copy.deepcopy(model).train()
     model.gradient_checkpointing_enable(
-        gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": moe.checkpoint_contexts}
+        gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": routing.checkpoint_contexts}
     )
     return model
 
@@ -194,7 +197,7 @@ def test_a_checkpointed_layer_replays_what_its_forward_pass_did(family):
     for model in (plain, checkpointed(plain)):
         logps = []
         for routes in runs:
-            with moe.replay(model, routes):
+            with routing.replay(model, routes):
                 logps.append(scored(model))
         found.append((torch.stack(logps), gradients(model, sum((i + 1) * logp.sum() for i, logp in enumerate(logps)))))
     assert not torch.equal(*found[0][0])
@@ -207,9 +210,9 @@ def test_a_backward_pass_within_another_replay_replays_its_own():
     mine, others = (recorded(tiny("qwen3_moe", seed=seed)) for seed in (1, 2))
     found = []
     for model in (plain, checkpointed(plain)):
-        with moe.replay(model, mine):
+        with routing.replay(model, mine):
             logp = scored(model)
-        with moe.replay(model, others):
+        with routing.replay(model, others):
             found.append(gradients(model, logp.sum()))
     assert all(torch.equal(grad, found[1][name]) for name, grad in found[0].items())
 
@@ -217,8 +220,8 @@ def test_a_backward_pass_within_another_replay_replays_its_own():
 def test_the_innermost_of_two_replays_counts():
     model = tiny("qwen3_moe")
     outer, inner = (recorded(tiny("qwen3_moe", seed=seed)) for seed in (1, 2))
-    with moe.record(model) as seen, moe.replay(model, outer):
-        with moe.replay(model, inner):
+    with routing.record(model) as seen, routing.replay(model, outer):
+        with routing.replay(model, inner):
             scored(model)
             assert torch.equal(seen.take(), inner)
         scored(model)
@@ -228,7 +231,7 @@ def test_the_innermost_of_two_replays_counts():
 def test_recording_goes_on_while_layers_run_again():
     plain = tiny("qwen3_moe")
     model = checkpointed(plain)
-    with moe.record(model) as seen:
+    with routing.record(model) as seen:
         gradients(model, scored(model).sum())
         assert torch.equal(seen.take(), recorded(plain))
 
@@ -241,7 +244,7 @@ def test_replay_under_autocast(family):
     for replays in (False, True):
         with torch.autocast("cpu", torch.bfloat16):
             routes = recorded(model)
-            with moe.replay(model, routes) if replays else nullcontext():
+            with routing.replay(model, routes) if replays else nullcontext():
                 logp = scored(model)
         found.append((logp, gradients(model, logp.sum())))
     assert torch.equal(found[0][0], found[1][0])
@@ -252,11 +255,11 @@ def test_replay_under_autocast(family):
 def test_without_a_record_the_router_chooses_itself(family):
     model, other = tiny(family), tiny(family, seed=1)
     own, routes = recorded(model), recorded(other)
-    with moe.replay(model, torch.full_like(routes, -1)):
+    with routing.replay(model, torch.full_like(routes, -1)):
         logp = scored(model)
     assert torch.equal(logp, scored(model))
     routes[:, ::2] = -1
-    with moe.record(model) as seen, moe.replay(model, routes):
+    with routing.record(model) as seen, routing.replay(model, routes):
         scored(model)
     used = seen.take()
     assert torch.equal(used[:, 1::2], routes[:, 1::2])
@@ -266,46 +269,46 @@ def test_without_a_record_the_router_chooses_itself(family):
 def test_a_dense_model_has_no_hooks():
     config = AutoConfig.for_model("qwen3", head_dim=8, **_SHAPE)
     dense = AutoModelForCausalLM.from_config(config).eval()
-    assert moe.routers(dense) == []
-    with moe.record(dense, entropy=True) as seen:
+    assert routing.routers(dense) == []
+    with routing.record(dense, entropy=True) as seen:
         scored(dense)
         assert not any(module._forward_hooks for module in dense.modules())
         assert seen.take() is None and seen.take_entropy() is None
     with pytest.raises(ValueError, match="dense"):
-        moe.replay(dense, torch.zeros(2, 33, 3, dtype=torch.int16))
+        routing.replay(dense, torch.zeros(2, 33, 3, dtype=torch.int16))
 
 
 def test_what_cannot_be_replayed_is_known_beforehand():
     model = tiny("deepseek_v3")
-    moe.check(model, lambda: scored(model))
-    assert all("forward" not in vars(router) and not router._forward_hooks for router in moe.routers(model))
+    routing.check(model, lambda: scored(model))
+    assert all("forward" not in vars(router) and not router._forward_hooks for router in routing.routers(model))
     dense = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", head_dim=8, **_SHAPE)).eval()
     with pytest.raises(ValueError, match=r'Qwen3ForCausalLM is dense .*router_replay = "none"'):
-        moe.check(dense, lambda: scored(dense))
+        routing.check(dense, lambda: scored(dense))
     # Its routers choose by masked maxima.
     config = AutoConfig.for_model("phimoe", **_SHAPE, num_local_experts=8, pad_token_id=0)
     masked = AutoModelForCausalLM.from_config(config).eval()
     assert recorded(masked).shape == (2, 33, 2)
     with pytest.raises(ValueError, match=r'PhimoeTopKRouter .* without a top-k.*router_replay = "none"'):
-        moe.check(masked, lambda: scored(masked))
+        routing.check(masked, lambda: scored(masked))
 
 
 def test_routers_are_those_of_transformers():
     """Remote code has classes of the same name that return other things."""
     model = tiny("qwen3_moe")
-    assert moe.routers(model) == [layer.mlp.gate for layer in model.model.layers]
+    assert routing.routers(model) == [layer.mlp.gate for layer in model.model.layers]
     model.lookalike = type("Qwen3MoeTopKRouter", (nn.Linear,), {})(2, 2)
-    assert moe.routers(model) == [layer.mlp.gate for layer in model.model.layers]
+    assert routing.routers(model) == [layer.mlp.gate for layer in model.model.layers]
     own = type("OwnRouter", (type(model.model.layers[0].mlp.gate),), {})
     model.model.layers[0].mlp.gate.__class__ = own
-    assert len(moe.routers(model)) == 2
+    assert len(routing.routers(model)) == 2
 
 
 def test_entropy_of_the_routers():
     model = tiny("qwen3_moe")
     logits = []
-    handles = [r.register_forward_hook(lambda m, i, out: logits.append(out[0])) for r in moe.routers(model)]
-    with torch.no_grad(), moe.record(model, entropy=True) as seen:
+    handles = [r.register_forward_hook(lambda m, i, out: logits.append(out[0])) for r in routing.routers(model)]
+    with torch.no_grad(), routing.record(model, entropy=True) as seen:
         scored(model)
         entropy = seen.take_entropy()
     assert entropy.shape == (2, 33) and seen.experts == 8
@@ -328,14 +331,14 @@ def test_entropy_of_the_routers():
 def test_routes_of_another_model_are_refused(shape, value, message):
     model = tiny("qwen3_moe")
     routes = torch.full(shape, value, dtype=torch.int16)
-    with pytest.raises(ValueError, match=message), moe.replay(model, routes):
+    with pytest.raises(ValueError, match=message), routing.replay(model, routes):
         scored(model)
-    assert all("forward" not in vars(router) for router in moe.routers(model))
+    assert all("forward" not in vars(router) for router in routing.routers(model))
 
 
 def test_a_router_that_did_not_run_is_noticed():
     model = tiny("qwen3_moe")
-    with moe.record(model) as seen:
+    with routing.record(model) as seen:
         model.model.layers[0](torch.zeros(1, 4, 32), position_embeddings=(torch.ones(1, 4, 8), torch.zeros(1, 4, 8)))
         with pytest.raises(RuntimeError, match="not all 2 routers"):
             seen.take()

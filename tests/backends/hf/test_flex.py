@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 
-from gspo.backends import hf_attention, hf_flex
-from gspo.backends.hf_flex import Blocks, block_mask, starts
-from gspo.backends.hf_policy import HFPolicy
+from gspo.backends.hf import attention, flex
+from gspo.backends.hf.flex import Blocks, block_mask, starts
+from gspo.backends.hf.policy import HFPolicy
 from gspo.learner import layout
-from tests.backends.families import tiny
-from tests.backends.test_hf_attention import naive
-from tests.backends.test_hf_policy import replies
+from tests.backends.hf.families import tiny
+from tests.backends.hf.test_attention import naive
+from tests.backends.hf.test_policy import replies
 from tests.learner.test_layout import random_replies, random_trees, reply
 
 
@@ -37,7 +37,7 @@ def allowed(forest, window):
 def test_the_mask_and_its_blocks(made, share, window):
     forest = layout.build(made, share).forest
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hf_flex, "BLOCK", 4)
+        patch.setattr(flex, "BLOCK", 4)
         mask = block_mask(forest.last, starts(forest.parent, window))
     size = len(forest.tokens)
     seen, place = allowed(forest, window), torch.arange(size)
@@ -64,7 +64,7 @@ def test_blocks_that_nobody_looks_at_are_left_out():
 
 @pytest.mark.parametrize("window", [None, 1, 50, 300])
 def test_values_and_gradients(window, monkeypatch):
-    monkeypatch.setattr(hf_flex, "kernel", lambda: flex_attention)
+    monkeypatch.setattr(flex, "kernel", lambda: flex_attention)
     # The computation without a kernel has a backward pass on a CPU too; torch refuses it for the kernel's sake.
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *given: None)
     forest, draw = wide((150, (100, 31)), (40, (3, 4))), torch.Generator().manual_seed(0)
@@ -82,7 +82,7 @@ def test_values_and_gradients(window, monkeypatch):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_few_compiled_kernels_for_all_forests():
-    hf_flex.kernel.cache_clear()
+    flex.kernel.cache_clear()
     draw = torch.Generator().manual_seed(0)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     forests = [wide((200, (20, 9)))]  # two blocks, as there are two key heads: such a coincidence takes a variant
@@ -93,17 +93,17 @@ def test_few_compiled_kernels_for_all_forests():
             one = Blocks(forest).attend(q, k, v, window, 0.3)[0]
             other = naive(*(x[0].transpose(0, 1) for x in (q, k, v)), forest, window, 0.3)
             assert float((one - other).abs().max()) < 1e-5
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= before + 3 < hf_flex.GRAPHS
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= before + 3 < flex.GRAPHS
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gemma3", "gpt2"])
 def test_a_model_reads_a_forest_by_blocks(name, monkeypatch):
-    monkeypatch.setattr(hf_flex, "kernel", lambda: flex_attention)
+    monkeypatch.setattr(flex, "kernel", lambda: flex_attention)
     model = tiny(name)
     made = replies(model)
     policy = HFPolicy(model, layout="shared")
     with torch.no_grad():
         plain = HFPolicy(model).forward(layout.build(made)).logp
-        monkeypatch.setattr(hf_attention, "Parts", Blocks)
+        monkeypatch.setattr(attention, "Parts", Blocks)
         shared = policy.forward(layout.build(made, True)).logp
     assert float((shared - plain).abs().max()) < 2e-5

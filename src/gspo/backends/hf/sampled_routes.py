@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gspo import moe
+from gspo.backends.hf import routing
 
 
 class Trail:
     """The experts that the rows of a batch choose while they are decoded."""
 
-    def __init__(self, record: moe.Record) -> None:
+    def __init__(self, record: routing.Record) -> None:
         self.record = record
         self.steps: list[Tensor] = []  # [rows, layers, k] each
 

@@ -5,11 +5,11 @@ from functools import cache
 import pytest
 import torch
 
-from gspo.backends.hf_policy import HFPolicy
-from gspo.backends.hf_sampler import HFSampler
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.sampler import HFSampler
 from gspo.learner import layout
 from gspo.types import Prompt, Reply, Sampling
-from tests.backends.families import FAMILIES, FULL_ATTENTION, tiny
+from tests.backends.hf.families import FAMILIES, FULL_ATTENTION, tiny
 
 family = cache(tiny)
 

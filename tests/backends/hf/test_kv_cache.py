@@ -5,20 +5,19 @@ import dataclasses
 import pytest
 import torch
 
-from gspo.backends import hf_sampler
-from gspo.backends.growing_cache import FIRST_BLOCK
-from gspo.backends.hf_lora import adapted
-from gspo.backends.hf_sampler import HFSampler
-from gspo.backends.shared_prompt import NAME, Places, SharedCache, attend
+from gspo.backends.hf import sampler as sampling
+from gspo.backends.hf.kv_cache import FIRST_BLOCK, NAME, Places, SharedCache, attend
+from gspo.backends.hf.lora import adapted
+from gspo.backends.hf.sampler import HFSampler
 from gspo.config.policy import LoraConfig
 from gspo.types import Sampling
-from tests.backends.families import FAMILIES, FULL_ATTENTION, prompts, tiny
-from tests.backends.test_hf_sampler import full_forward, same
+from tests.backends.hf.families import FAMILIES, FULL_ATTENTION, prompts, tiny
+from tests.backends.hf.test_sampler import full_forward, same
 
 
 @pytest.fixture(autouse=True)
 def shared_however_small(monkeypatch):
-    monkeypatch.setattr(hf_sampler, "SHARED_POSITIONS", 0)
+    monkeypatch.setattr(sampling, "SHARED_POSITIONS", 0)
 
 
 def plain(model, *asked, **kwargs):
@@ -63,7 +62,7 @@ def test_prompts_all_of_whose_replies_ended_are_forgotten(monkeypatch):
 def test_few_copies_are_not_worth_it(monkeypatch):
     shared, fan_out = [], SharedCache.fan_out
     monkeypatch.setattr(SharedCache, "fan_out", lambda self, *args: (shared.append(1), fan_out(self, *args)))
-    monkeypatch.setattr(hf_sampler, "SHARED_POSITIONS", 1000)
+    monkeypatch.setattr(sampling, "SHARED_POSITIONS", 1000)
     sampler = HFSampler(tiny("qwen3"))
     shared.clear()  # its check of the cache
     for length, expected in ((99, 0), (100, 1)):  # 11 replies: 10 copies

@@ -12,13 +12,12 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from gspo import moe
-from gspo.backends.growing_cache import GrowingLayer
-from gspo.backends.hf_model import HFModel, far, probe
-from gspo.backends.rounding import BITS, round_weights
-from gspo.backends.shared_prompt import SharedCache, shared_attention
-from gspo.backends.stopping import Ends, cut, decode
-from gspo.backends.trail import Trail
+from gspo.backends.hf import routing
+from gspo.backends.hf.kv_cache import GrowingLayer, SharedCache, shared_attention
+from gspo.backends.hf.model import HFModel, far, probe
+from gspo.backends.hf.quantize import BITS, round_weights
+from gspo.backends.hf.sampled_routes import Trail
+from gspo.backends.hf.stopping import Ends, cut, decode
 from gspo.ports import Policy, key_of
 from gspo.types import Prompt, Rollout, Sampling
 
@@ -45,7 +44,7 @@ class HFSampler:
         # Remote code may keep tensors between calls, and those of inference mode cannot be trained with.
         own = type(model.model).__module__.startswith("transformers.")
         self.mode = torch.inference_mode if own else torch.no_grad
-        self.sparse = bool(moe.routers(model.model))
+        self.sparse = bool(routing.routers(model.model))
         self._check_cache()
 
     def _check_cache(self) -> None:
@@ -115,7 +114,7 @@ class HFSampler:
             for rows in self._chunks(prompts, n):
                 before = len(done)
                 tell = None if progress is None else lambda count, base=before: progress(base + count)
-                seen = moe.record(self.model.model) if sampling.routes else nullcontext()
+                seen = routing.record(self.model.model) if sampling.routes else nullcontext()
                 with self.mode(), self.model.precision(), seen as record:
                     trail = Trail(record) if record is not None and self.sparse else None
                     tokens, logps, ends = self._decode(prompts, rows, sampling, tell, trail)

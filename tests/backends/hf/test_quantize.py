@@ -6,12 +6,12 @@ import dataclasses
 import pytest
 import torch
 
-from gspo import moe
-from gspo.backends.hf_policy import HFPolicy
-from gspo.backends.hf_sampler import HFSampler
-from gspo.backends.rounding import coarse, round_weights, rounded
+from gspo.backends.hf import routing
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.quantize import coarse, round_weights, rounded
+from gspo.backends.hf.sampler import HFSampler
 from gspo.types import Sampling
-from tests.backends.families import prompts, tiny
+from tests.backends.hf.families import prompts, tiny
 
 
 def test_the_grid_by_hand():
@@ -37,7 +37,7 @@ def test_embeddings_routers_and_norms_are_left_alone():
     same = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
     assert {name for name in before if "embed" in name or "norm" in name or "mlp.gate." in name} == same
     assert len(list(coarse(model))) == len(before) - len(same)
-    assert moe.routers(model)
+    assert routing.routers(model)
 
 
 def test_it_samples_from_the_rounded_weights_and_leaves_the_policy_alone():

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gspo import moe
-from gspo.backends import hf_attention
-from gspo.backends.hf_critic import Critic
-from gspo.backends.hf_model import HFModel
+from gspo.backends.hf import attention
+from gspo.backends.hf.routing import Record, Replay, checkpoint_contexts, record, routers
+from gspo.backends.hf.routing import replay as replay_routes
+from gspo.backends.hf.critic import Critic
+from gspo.backends.hf.model import HFModel
 from gspo.config.training import LAYOUTS
 from gspo.learner import layout
 from gspo.learner.offload import Resting
@@ -43,7 +44,7 @@ class HFPolicy:
         read = [model, *([critic.own] if critic is not None and critic.own else [])]
         self.layout = self._possible(layout, read)
         self.shares_prompts = self.layout != "padded"
-        self.sparse = bool(moe.routers(model.model))
+        self.sparse = bool(routers(model.model))
         self.critic = critic
         self.router_logits = router_logits
         self.resting = Resting(model.model) if rests else None
@@ -51,7 +52,7 @@ class HFPolicy:
         self.models = [one.model for one in read]
         for one in self.models if gradient_checkpointing else []:
             enable = getattr(one, "activation_checkpointing_enable", one.gradient_checkpointing_enable)  # its newer name
-            enable({"use_reentrant": False, "context_fn": moe.checkpoint_contexts})
+            enable({"use_reentrant": False, "context_fn": checkpoint_contexts})
 
     def _possible(self, layout: str, models: list[HFModel]) -> str:
         """The layout, where these models can be read in it."""
@@ -68,7 +69,7 @@ class HFPolicy:
             return "padded"
         if layout not in ("auto", "shared"):
             return layout
-        why = next((why for model in models if (why := hf_attention.refusal(model))), "")
+        why = next((why for model in models if (why := attention.refusal(model))), "")
         if why and layout == "shared":
             raise ValueError(f'train.layout = "shared" does not work with {name} here: {why}. Use train.layout = "padded"')
         self.unshared = why and f"{name} cannot share prompts: {why}"
@@ -125,14 +126,14 @@ class HFPolicy:
         for one in self.models:
             one.train(self.gradient_checkpointing and torch.is_grad_enabled())
         with ExitStack() as stack:
-            asked = stack.enter_context(moe.replay(self.model.model, _row_routes(batch, rows))) if replay else None
+            asked = stack.enter_context(replay_routes(self.model.model, _row_routes(batch, rows))) if replay else None
             seen, logits = None, self.router_logits and torch.is_grad_enabled()
             if routing and self.sparse:
-                seen = stack.enter_context(moe.record(self.model.model, entropy=True, logits=logits))
+                seen = stack.enter_context(record(self.model.model, entropy=True, logits=logits))
             inputs: dict[str, Any] = {"input_ids": rows.tokens.to(device), "position_ids": rows.position.to(device)}
             inputs["attention_mask"] = None if rows.mask is None else rows.mask.to(device)
             if rows.forest is not None:
-                inputs |= hf_attention.over(rows.forest, device)
+                inputs |= attention.over(rows.forest, device)
             hidden = self.model.hidden(**inputs)
             routed = None if seen is None else _routing(seen, asked, rows.place.to(device), logits)
         before = rows.before.to(device)
@@ -144,13 +145,13 @@ class HFPolicy:
 
 
 def _row_routes(batch: Batch, rows: layout.Rows) -> Tensor:
-    """batch.routes [T, layers, k] as moe.replay reads them: [layers, B*L, k], -1 at padding."""
+    """batch.routes [T, layers, k] as routing.replay reads them: [layers, B*L, k], -1 at padding."""
     if batch.routes is None:
         raise ValueError("routing cannot be replayed: these replies carry no routes")
     return batch.routes[rows.node].masked_fill(rows.node[:, None, None] < 0, -1).transpose(0, 1)
 
 
-def _routing(seen: moe.Record, asked: moe.Replay | None, place: Tensor, with_logits: bool) -> Routing:
+def _routing(seen: Record, asked: Replay | None, place: Tensor, with_logits: bool) -> Routing:
     """What was recorded, for the T forest tokens, which stand at `place`."""
     chosen, entropy = seen.take(), seen.take_entropy()
     assert chosen is not None and entropy is not None

@@ -1,0 +1,1 @@
+"""Models of transformers: read, scored, trained and sampled from."""
