@@ -19,7 +19,7 @@ test: .venv/test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-vllm: .venv/test .venv-vllm/done
-	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/vllm
+	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/backends/vllm/engine
 
 test-verifiers: .venv-verifiers/done
 	.venv-verifiers/bin/python -m pytest tests/agents/test_verifiers_episodes.py

@@ -24,7 +24,7 @@ from paired import median_interval
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.backends.vllm_opening import sampler_of
+from gspo.backends.vllm.open import sampler_of
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.demo import count_bits

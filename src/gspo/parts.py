@@ -133,7 +133,7 @@ def samplers_of(config: Config, policy: HFPolicy, keep: Path | None = None) -> I
     keep: the run folder, for the engine's output.
     """
     if config.sampler.engine == "vllm":
-        from gspo.backends.vllm_opening import opened
+        from gspo.backends.vllm.open import opened
 
         with opened(config, policy, keep) as engine, playing(config, policy.model, engine) as one:
             yield one, one

@@ -1,4 +1,4 @@
-"""Sampling ahead of the trainer, with an engine that is scripted here; tests/vllm has a real one."""
+"""Sampling ahead of the trainer, with an engine that is scripted here; tests/backends/vllm/engine has a real one."""
 
 import dataclasses
 from functools import partial

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gspo.backends.hf import attention
-from gspo.backends.hf.routing import Record, Replay, checkpoint_contexts, record, routers
-from gspo.backends.hf.routing import replay as replay_routes
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.routing import Record, Replay, checkpoint_contexts, record, routers
+from gspo.backends.hf.routing import replay as replay_routes
 from gspo.config.training import LAYOUTS
 from gspo.learner import layout
 from gspo.learner.offload import Resting

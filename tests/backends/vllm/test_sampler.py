@@ -1,4 +1,4 @@
-"""What the vLLM sampler makes of an engine that answers wrongly. tests/vllm has the tests against a real one."""
+"""What the vLLM sampler makes of an engine that answers wrongly. tests/backends/vllm/engine has the tests against a real one."""
 
 import asyncio
 import dataclasses
@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 
 import gspo
 from gspo.backends.hf.policy import HFPolicy
-from gspo.backends.vllm_opening import LOCK, sweep
-from gspo.backends.vllm_sampler import VLLMSampler
-from gspo.backends.vllm_server import GENERATE, EngineError, Server, serving
+from gspo.backends.vllm.open import LOCK, sweep
+from gspo.backends.vllm.sampler import VLLMSampler
+from gspo.backends.vllm.server import GENERATE, EngineError, Server, serving
 from gspo.config.checks import check_sampler
 from gspo.config.files import from_dict
 from gspo.ports import SamplerError
@@ -79,7 +79,7 @@ def sampler_of(engine, tmp_path, **options):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr("gspo.backends.vllm_sampler.PAUSE", 0.0)
+    monkeypatch.setattr("gspo.backends.vllm.sampler.PAUSE", 0.0)
 
 
 PROMPTS = [Prompt("a", "", (2, 3, 4)), Prompt("b", "", (7, 8))]
@@ -319,7 +319,7 @@ def test_what_killed_runs_left_in_memory_is_swept(tmp_path):
 
 
 def test_a_connection_that_was_idle_is_not_used_again(monkeypatch):
-    monkeypatch.setattr("gspo.backends.vllm_server.IDLE", 0.3)
+    monkeypatch.setattr("gspo.backends.vllm.server.IDLE", 0.3)
     ports = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -8,10 +8,9 @@ import torch
 
 import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
-from gspo.backends.vllm_server import EngineError
+from gspo.backends.vllm.server import EngineError
 from gspo.types import Sampling
-from tests.tiny_run import PIECES, ROWS, likes_a, settings
-from tests.vllm.servers import (  # fmt: skip
+from tests.backends.vllm.engine.servers import (  # fmt: skip
     ENGINE_ARGS,
     MODELS,
     adapted_policy,
@@ -23,6 +22,7 @@ from tests.vllm.servers import (  # fmt: skip
     prompts,
     served,
 )
+from tests.tiny_run import PIECES, ROWS, likes_a, settings
 
 
 def tell(**found):

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.servers import PYTHON
+from tests.backends.vllm.engine.servers import PYTHON
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def found_by(*arguments):
-    """The lines that tests/vllm/inside.py prints, merged by key into lists."""
+    """The lines that tests/backends/vllm/engine/inside.py prints, merged by key into lists."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-    command = [PYTHON, "-m", "tests.vllm.inside", *arguments]
+    command = [PYTHON, "-m", "tests.backends.vllm.engine.inside", *arguments]
     ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400)
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     print(ended.stdout[-4000:], ended.stderr[-4000:])

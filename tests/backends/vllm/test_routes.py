@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, Glm4MoeConfig
 
 from gspo.backends.hf.model import wrap_model
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.backends.vllm_replies import Reply
-from gspo.backends.vllm_routes import Routers
-from gspo.backends.vllm_server import EngineError
+from gspo.backends.vllm.reply import Reply
+from gspo.backends.vllm.routes import Routers
+from gspo.backends.vllm.server import EngineError
 from gspo.config.policy import ModelConfig
 from gspo.types import Prompt, Rollout, Sampling
 from tests.tiny_run import PIECES

@@ -6,9 +6,9 @@ import pytest
 
 import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
-from gspo.backends.vllm_server import EngineError
+from gspo.backends.vllm.server import EngineError
+from tests.backends.vllm.engine.servers import ENGINE_ARGS, MODELS, PYTHON, adapted_policy, change_adapters, gaps, served
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
-from tests.vllm.servers import ENGINE_ARGS, MODELS, PYTHON, adapted_policy, change_adapters, gaps, served
 
 
 @pytest.mark.parametrize(("name", "as_adapter"), [("dense", True), ("moe", False)])

@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from gspo.backends.hf.stopping import StopStrings, cut, decode
-from gspo.backends.vllm_routes import Routers
-from gspo.backends.vllm_server import EngineError
+from gspo.backends.vllm.routes import Routers
+from gspo.backends.vllm.server import EngineError
 from gspo.types import Rollout, Sampling
 
 

@@ -10,8 +10,8 @@ from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.learner import layout
 from gspo.objective.routing import changed
 from gspo.types import Prompt, Reply, Sampling
+from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON, change, interrupt, policy_of, prompts, served
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
-from tests.vllm.servers import ENGINE_ARGS, MOE, PYTHON, change, interrupt, policy_of, prompts, served
 
 
 def chosen(policy, rollouts):

@@ -6,8 +6,8 @@ import pytest
 
 import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
+from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
-from tests.vllm.servers import ENGINE_ARGS, MOE, PYTHON
 
 ENGINE = {"engine": "vllm", "python": PYTHON, "engine_args": ENGINE_ARGS}
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from gspo.backends.hf.lora import Adapted
 from gspo.backends.hf.policy import HFPolicy
-from gspo.backends.vllm_inside import Inside
-from gspo.backends.vllm_routes import FLAG, Routers
-from gspo.backends.vllm_sampler import WEIGHTS, VLLMSampler
-from gspo.backends.vllm_server import Engine, Server, http, serving
+from gspo.backends.vllm.in_process import Inside
+from gspo.backends.vllm.routes import FLAG, Routers
+from gspo.backends.vllm.sampler import WEIGHTS, VLLMSampler
+from gspo.backends.vllm.server import Engine, Server, http, serving
 from gspo.config.policy import LoraConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config

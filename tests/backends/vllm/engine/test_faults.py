@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gspo.backends.vllm_server import EngineError
+from gspo.backends.vllm.server import EngineError
 from gspo.types import Prompt, Sampling
-from tests.vllm.servers import change, policy_of, prompts, served
+from tests.backends.vllm.engine.servers import change, policy_of, prompts, served
 
 LONG = Sampling(100, seed=7)
 

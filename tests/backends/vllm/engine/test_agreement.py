@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gspo.backends.vllm_sampler import WEIGHTS
-from gspo.backends.vllm_server import EngineError
+from gspo.backends.vllm.sampler import WEIGHTS
+from gspo.backends.vllm.server import EngineError
 from gspo.types import Prompt, Sampling
-from tests.vllm.servers import change, gaps, policy_of, prompts, served
+from tests.backends.vllm.engine.servers import change, gaps, policy_of, prompts, served
 
 
 @pytest.mark.parametrize(

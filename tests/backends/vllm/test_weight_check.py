@@ -11,7 +11,7 @@ from gspo.backends.hf.model import wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.backends.vllm_check import OTHER, Check
+from gspo.backends.vllm.weight_check import OTHER, Check
 from gspo.config.policy import ModelConfig
 from gspo.demo import count_bits
 from gspo.learner import layout

@@ -9,8 +9,8 @@ import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.learner import layout
 from gspo.types import Reply
+from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON, interrupt, policy_of, served
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
-from tests.vllm.servers import ENGINE_ARGS, MOE, PYTHON, interrupt, policy_of, served
 
 
 def test_interrupted_replies_hold_the_likelihoods_of_the_weights_of_their_time():

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from gspo.ports import SamplerError
 
-SIDE = Path(__file__).with_name("vllm_side") / "gspo_vllm.py"
+SIDE = Path(__file__).with_name("plugin") / "gspo_vllm.py"
 START = 900.0  # seconds that a server may take to answer: it loads weights, and may compile
 CONTROL = 300.0  # seconds that a weight update or a reset may take
 GENERATE = "/inference/v1/generate"

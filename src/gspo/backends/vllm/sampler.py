@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 
 from gspo.backends.hf.lora import Adapted
 from gspo.backends.hf.model import HFModel
-from gspo.backends.vllm_check import PROBE_TOKENS, ROUNDS, Check
-from gspo.backends.vllm_replies import Reply
-from gspo.backends.vllm_routes import Routers
-from gspo.backends.vllm_server import Engine, EngineError
+from gspo.backends.vllm.reply import Reply
+from gspo.backends.vllm.routes import Routers
+from gspo.backends.vllm.server import Engine, EngineError
+from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check
 from gspo.ports import Job, Policy, SamplerError, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
