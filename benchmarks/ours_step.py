@@ -18,8 +18,9 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
     import torch
     from chain import REPLY_TOKENS, digit_share, make_items
 
-    from gspo import build, parts, trainer
+    from gspo import build, parts
     from gspo.config.files import as_config
+    from gspo.training import trainer
 
     torch.set_num_threads(THREADS)
 

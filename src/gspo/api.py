@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo import build, checkpoint, cold_start, report, trainer
+from gspo import build, checkpoint, report
 from gspo.config.checks import check_required, check_training
 from gspo.config.files import as_config
 from gspo.config.schema import Config
 from gspo.parts import Given
 from gspo.rollout import evaluation
 from gspo.runfiles import read_run
+from gspo.training import sft as supervised
+from gspo.training import trainer
 from gspo.types import Group
 
 Source = Config | str | Path | dict[str, dict[str, Any]] | None
@@ -79,7 +81,7 @@ def sft(
     made = configured(config, sections, model, tokenizer, dataset)
     check_required(made)
     with build.imitating(made, resume, Given(model, tokenizer, dataset)) as (run, hf):
-        metrics = cold_start.fit(run) or last_line(run.log.folder.path)
+        metrics = supervised.fit(run) or last_line(run.log.folder.path)
         finished = _finish(run, hf.save)
         folder = run.log.folder.path
     report.write_report([folder])

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from gspo import cold_start
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.files import read_outline
 from gspo.backends.hf.lora import read_model
@@ -25,7 +24,6 @@ from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import PromptStream, digest, load_rows
 from gspo.data.verifiers_tasks import library
-from gspo.guard import Guard
 from gspo.learner.algorithm import resolve, resolved
 from gspo.learner.learner import Learner
 from gspo.learner.objective import PolicyObjective
@@ -41,8 +39,10 @@ from gspo.rollout.asynchronous import AheadSource
 from gspo.rollout.dynamic_sampling import RefilledSource
 from gspo.rollout.external import Handed, HandedSource
 from gspo.rollout.synchronous import SynchronousSource
-from gspo.run import Run, restore
 from gspo.runlog import RunFolder, RunLog
+from gspo.training import sft
+from gspo.training.guard import Guard
+from gspo.training.state import Run, restore
 from gspo.types import Prompt, Sampling
 
 
@@ -206,10 +206,8 @@ def note_what_is_not_done(log: RunLog, policy: HFPolicy, config: Config) -> None
 
 
 @contextmanager
-def imitating(
-    config: Config, resume: bool = False, given: Given | None = None
-) -> Iterator[tuple[cold_start.ColdStart, HFModel]]:
-    """A supervised run, ready for cold_start.fit, and its model."""
+def imitating(config: Config, resume: bool = False, given: Given | None = None) -> Iterator[tuple[sft.ColdStart, HFModel]]:
+    """A supervised run, ready for sft.fit, and its model."""
     given = given or Given()
     with claimed(config, resume) as (folder, last):
         with warnings.catch_warnings(record=True) as heard:
@@ -223,11 +221,11 @@ def imitating(
                 model, _ = models_of(config, given, last)
         policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
         optimiser = optimiser_of(config, policy, config.train.steps)
-        replies = [cold_start.imitated(row.prompt.tokens, row.completion) for row in rows]
+        replies = [sft.imitated(row.prompt.tokens, row.completion) for row in rows]
         with open_run(config, folder, last, "cold start") as (log, screen, state):
             warn_of(log, texts(heard), model)
             note_what_is_not_done(log, policy, config)
-            run = cold_start.ColdStart(
+            run = sft.ColdStart(
                 config=config,
                 policy=policy,
                 rows=PromptStream(replies, config.task.seed),
@@ -237,7 +235,7 @@ def imitating(
                 data=digest([row.prompt for row in rows]),
             )
             if state is not None:
-                cold_start.restore(run, state)
+                sft.restore(run, state)
             log.event("info", f"{len(rows)} rows to imitate")
             yield run, model
 

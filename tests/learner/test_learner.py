@@ -6,7 +6,6 @@ import weakref
 import pytest
 import torch
 
-from gspo.cold_start import Imitation
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
 from gspo.learner import layout
 from gspo.learner.algorithm import resolve
@@ -16,6 +15,7 @@ from gspo.learner.optimizer import Optimiser, lr_at
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.mismatch import mismatch
 from gspo.objective.replies import Replies
+from gspo.training.sft import Imitation
 from gspo.types import Reply
 from tests.bigram import Bigram
 from tests.objective.reference import objective

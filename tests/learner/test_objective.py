@@ -20,8 +20,8 @@ from gspo.objective.replies import Replies
 from gspo.types import Outputs, Reply
 from tests.bigram import Bigram
 from tests.learner.test_learner import LENGTHS, replies
-from tests.test_train import lines, numbers, train
 from tests.tiny_run import model
+from tests.training.test_trainer import lines, numbers, train
 
 
 def update(batch, **settings):

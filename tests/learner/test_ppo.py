@@ -13,10 +13,10 @@ from gspo.learner.algorithm import resolve
 from gspo.learner.learner import Learner
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimiser
-from gspo.old_policy import estimate
+from gspo.training.likelihoods import estimate
 from gspo.types import Reply
-from tests.test_train import lines, numbers, train
 from tests.tiny_run import model
+from tests.training.test_trainer import lines, numbers, train
 
 PPO = {"algorithm": {"name": "ppo"}, "eval": {"every": 0}}
 

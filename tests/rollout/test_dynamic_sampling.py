@@ -16,8 +16,8 @@ from gspo.types import Sampling
 from tests.agents.test_episodes import Quiz  # noqa: F401  an environment, named below
 from tests.rollout.test_synchronous import Echo, Stream
 from tests.serving.served import tiny
-from tests.test_train import Failing, lines, numbers
 from tests.tiny_run import ROWS, model, settings
+from tests.training.test_trainer import Failing, lines, numbers
 
 P, G = 4, 3
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import uvicorn
 
-from gspo import trainer
 from gspo.agents import art_compat
 from gspo.agents.batching import Batching
 from gspo.agents.calls import Calls
@@ -25,9 +24,10 @@ from gspo.agents.trajectories import LEVELS, History, TrainConfig, Trajectory, T
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.rollout.external import HandedSource
-from gspo.run import Metrics, Run, save
 from gspo.serving.endpoint import application
 from gspo.serving.schema import TrainRequest
+from gspo.training import trainer
+from gspo.training.state import Metrics, Run, save
 
 BEGIN = 30.0  # seconds until the endpoint must listen
 

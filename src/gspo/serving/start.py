@@ -11,8 +11,8 @@ from gspo.config.checks import check_serving
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.parts import Given
-from gspo.run import save
 from gspo.serving.model import ServedModel, served
+from gspo.training.state import save
 
 
 def serve(

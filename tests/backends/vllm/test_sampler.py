@@ -1,4 +1,4 @@
-"""What the vLLM sampler makes of an engine that answers wrongly. tests/backends/vllm/engine has the tests against a real one."""
+"""What the vLLM sampler makes of an engine that answers wrongly. The folder engine has the tests against a real one."""
 
 import asyncio
 import dataclasses

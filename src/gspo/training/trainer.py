@@ -12,9 +12,9 @@ from gspo.ports import SamplerError
 from gspo.rollout.credit import Learnable, learnable, reply_of
 from gspo.rollout.evaluation import evaluate
 from gspo.rollout.metrics import describe, in_parts, staleness
-from gspo.run import Metrics, Run, rewind, save
+from gspo.training.state import Metrics, Run, rewind, save
+from gspo.training.step import learn
 from gspo.types import Group
-from gspo.updates import learn
 
 SHOWN = 32  # held-out prompts of which each evaluation keeps a reply
 

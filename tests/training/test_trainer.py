@@ -231,13 +231,13 @@ def test_cold_start_learns_and_resumes_bit_equal(tmp_path):
 
 SCRIPT = """
     import sys, gspo
-    from tests.test_train import train
+    from tests.training.test_trainer import train
     train(sys.argv[1], resume="--resume" in sys.argv, train={"steps": 20, "save_every": 3})
 """
 
 
 def start(folder, *flags):
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), *flags]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from gspo.config.policy import AlgorithmConfig
 from gspo.learner.layout import split
-from gspo.objective.clip_range import NUMERICS
-from gspo.objective.mismatch import mismatch, std
-from gspo.objective.replies import Replies
-from gspo.old_policy import Groups, disagreement, estimate, needs_pass, noise_ratio, paired, probe, recall
-from gspo.ports import Policy
+from gspo.objective.mismatch import std
 from gspo.rollout.credit import Learnable, reply_of
-from gspo.run import Metrics, Run
-from gspo.types import Reply, Stats
+from gspo.training.likelihoods import (
+    decided,
+    disagreement,
+    estimate,
+    first_look,
+    floor,
+    needs_pass,
+    noise_ratio,
+    paired,
+    probe,
+    recall,
+    refer,
+    unread,
+)
+from gspo.training.state import Metrics, Run
 
 
 def learn(run: Run, batch: Learnable) -> Metrics:
@@ -74,36 +80,6 @@ def learn(run: Run, batch: Learnable) -> Metrics:
     return metrics | {"updates": len(updates)} | move_clip(run, noise)
 
 
-def unread(run: Run, groups: Groups, mini_batches: int) -> set[int]:
-    """Ids of the replies that no update reads: idle ones, beside others that are not."""
-    found = set()
-    for part in split(groups, mini_batches):
-        idle = {id(reply) for reply in part if run.objective.idle(reply)}
-        found |= idle if len(idle) < len(part) else set()
-    return found
-
-
-def decided(run: Run, known: Sequence[Reply]) -> AlgorithmConfig:
-    """The algorithm, with old_logprobs = "auto" settled by the first batch, once for the run. known: replies of the present
-    weights.
-    """
-    algorithm = run.config.algorithm
-    if algorithm.old_logprobs != "auto":
-        return algorithm
-    if not run.old_logprobs:
-        logp, logp_mu, y = paired(*probe(run.learner, known))
-        share = run.objective.numerics(logp, logp_mu, y, torch.tensor([-1.0, 1.0]))
-        run.old_logprobs = "recompute" if share > NUMERICS and "logp_old" in run.objective.row.likelihoods else "sampler"
-        noise = std(noise_ratio(logp, logp_mu, y, run.objective.row.level))
-        clip = "" if run.objective.clip is None else ", the clip range is {:.1e}/{:.1e}".format(*run.objective.clip)
-        run.log.event(
-            "info",
-            f'algorithm.old_logprobs = "auto" is "{run.old_logprobs}" in this run: the noise floor of the ratio is '
-            f"{noise:.1e}{clip}, and numerics alone would clip {share:.1%} of the tokens ({NUMERICS:.0%} is tolerated)",
-        )
-    return dataclasses.replace(algorithm, old_logprobs=run.old_logprobs)
-
-
 def move_clip(run: Run, noise: torch.Tensor) -> Metrics:
     """The clip range of this step; a range that sets itself then moves."""
     if run.objective.clip is None:
@@ -125,34 +101,6 @@ def mean(values: list[Any]) -> Any:
         return [mean(list(each)) for each in zip(*values)]
     there = [value for value in values if value == value]  # a share of no tokens is nan
     return sum(there) / len(there) if there else float("nan")
-
-
-def refer(run: Run, groups: Groups, reference: Policy) -> Groups:
-    """The same replies with their log-probabilities under the reference."""
-    with reference.awake():
-        seen = iter(run.learner.read(reference, [reply for group in groups for reply in group]))
-    return [[dataclasses.replace(reply, logp_ref=next(seen).logp) for reply in group] for group in groups]
-
-
-def first_look(stats: Stats) -> Metrics:
-    """The mismatch of sampler and trainer, from an update whose replies the same weights sampled."""
-    found: Metrics = mismatch(stats["logp"], stats["logp_mu"], Replies.of(stats["length"]))
-    differ = stats.get("overruled", stats.get("changed"))  # replaying the sampler's experts, the routers' own show it
-    if differ is not None:
-        found["moe/sampler_agreement"] = 1 - float(differ.mean())
-    return found
-
-
-def floor(run: Run, noise: float) -> None:
-    """A warning where the ratio's own noise reaches the clip range."""
-    reach = min(run.objective.clip or (float("inf"),))
-    if noise >= reach and run.objective.row.level != "token" and run.objective.auto is None:
-        recomputed = "recompute" in (run.config.algorithm.old_logprobs, run.old_logprobs)
-        remedy = "" if recomputed else 'set algorithm.old_logprobs = "recompute", '
-        run.log.warn(
-            f"the noise floor of the ratio ({noise:.1e}) reaches the clip range ({reach:.1e}): rounding decides what is "
-            f"clipped. Widen algorithm.epsilon and epsilon_high, {remedy}or use higher precision"
-        )
 
 
 def nothing_learned(run: Run) -> Metrics:

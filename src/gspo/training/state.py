@@ -8,7 +8,6 @@ from typing import Any
 
 from gspo import checkpoint
 from gspo.config.schema import Config
-from gspo.guard import Guard
 from gspo.learner.learner import Learner
 from gspo.learner.objective import PolicyObjective
 from gspo.ports import Policy, PromptSource, Sampler, Scorer
@@ -18,6 +17,7 @@ from gspo.rollout.dynamic_sampling import RefilledSource
 from gspo.rollout.external import HandedSource
 from gspo.rollout.synchronous import SynchronousSource
 from gspo.runlog import RunLog
+from gspo.training.guard import Guard
 from gspo.types import Prompt, Sampling
 
 Metrics = dict[str, Any]
