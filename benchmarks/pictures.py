@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from readings import Figure
 from tables import PAGE
 
-from gspo.canvas import DARK, LIGHT, Theme, canvas, finish
+from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
 
 IMAGES = PAGE.parent / "images"
 Figures = dict[str, dict[str, Figure]]  # by group and name

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gspo.canvas import DARK, LIGHT, Theme, canvas, finish
+from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
 from gspo.study.analysis import interval, paired
 from gspo.study.spec import slug
 

@@ -9,7 +9,7 @@ import pytest
 
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.files import all_keys, from_dict
-from gspo.runfiles import read_lines
+from gspo.report.read import read_lines
 from gspo.study.spec import read
 
 ROOT = Path(__file__).parents[1]

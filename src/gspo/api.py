@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo import build, checkpoint, report
+from gspo import build
 from gspo.config.checks import check_required, check_training
 from gspo.config.files import as_config
 from gspo.config.schema import Config
 from gspo.parts import Given
+from gspo.report.page import write_report
+from gspo.report.read import read_run
 from gspo.rollout import evaluation
-from gspo.runfiles import read_run
+from gspo.runs import checkpoint
 from gspo.training import sft as supervised
 from gspo.training import trainer
 from gspo.types import Group
@@ -64,7 +66,7 @@ def train(
         metrics = trainer.train(run) or last_line(run.log.folder.path)
         finished = _finish(run, hf.save)
         folder = run.log.folder.path
-    report.write_report([folder])
+    write_report([folder])
     return Result(folder, hf.model, hf.tokenizer, metrics, finished)
 
 
@@ -84,7 +86,7 @@ def sft(
         metrics = supervised.fit(run) or last_line(run.log.folder.path)
         finished = _finish(run, hf.save)
         folder = run.log.folder.path
-    report.write_report([folder])
+    write_report([folder])
     return Result(folder, hf.model, hf.tokenizer, metrics, finished)
 
 

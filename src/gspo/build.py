@@ -28,10 +28,8 @@ from gspo.learner.algorithm import resolve, resolved
 from gspo.learner.learner import Learner
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimiser
-from gspo.opening import claimed, open_run
 from gspo.parts import Given, check_routers, models_of, outline_of, prompts_of, samplers_of, samplings
 from gspo.ports import Report, Scorer
-from gspo.progress import Progress
 from gspo.rewards.judge import Judge
 from gspo.rewards.reward_model import RewardModel
 from gspo.rewards.scorer import Rewards
@@ -39,7 +37,10 @@ from gspo.rollout.asynchronous import AheadSource
 from gspo.rollout.dynamic_sampling import RefilledSource
 from gspo.rollout.external import Handed, HandedSource
 from gspo.rollout.synchronous import SynchronousSource
-from gspo.runlog import RunFolder, RunLog
+from gspo.runs.folder import RunFolder
+from gspo.runs.log import RunLog
+from gspo.runs.open import claimed, open_run
+from gspo.runs.progress import Progress
 from gspo.training import sft
 from gspo.training.guard import Guard
 from gspo.training.state import Run, restore

@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     """One parsed command."""
     if arguments.command == "report":
-        from gspo.report import write_report
+        from gspo.report.page import write_report
 
         print(write_report(arguments.runs))
         return 0
@@ -160,7 +160,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 
 def serve(config: Any, resume: bool) -> int:
     """`gspo serve`: until Ctrl-C, which saves what was trained."""
-    from gspo.checkpoint import stop_signals
+    from gspo.runs.checkpoint import stop_signals
     from gspo.serving.start import serve
 
     with serve(config=config, resume=resume) as model, stop_signals(lambda text: None) as stop:

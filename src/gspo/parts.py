@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gspo import checkpoint
 from gspo.agents.episodes import Episodes
 from gspo.backends.hf import routing
 from gspo.backends.hf.files import Outline, outline, read_outline
@@ -24,6 +23,7 @@ from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import load_prompts
 from gspo.ports import Sampler
+from gspo.runs import checkpoint
 from gspo.types import Prompt, Sampling
 
 EVAL_SEED = 1 << 40  # far from every training seed

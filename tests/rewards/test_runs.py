@@ -5,7 +5,7 @@ import json
 import pytest
 
 import gspo
-from gspo.runfiles import read_lines
+from gspo.report.read import read_lines
 from tests import tiny_run
 from tests.rewards.classifiers import saved
 from tests.rewards.endpoint import listening, material, said, score

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gspo.runfiles import Run
+from gspo.report.read import Run
 from gspo.study.analysis import Interval, T, bootstrap, interval, measure, paired, verdict
 
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import gspo
-from gspo import checkpoint
 from gspo.config.training import GuardConfig
 from gspo.rollout.metrics import repetition
+from gspo.runs import checkpoint
 from gspo.training.guard import ALARM, QUIET, WARNING, Guard, Signal
 from tests.tiny_run import ROWS, likes_a, model, settings
 from tests.training.test_trainer import lines, numbers

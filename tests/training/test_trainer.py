@@ -15,10 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
-from gspo import build, checkpoint
+from gspo import build
 from gspo.backends.hf.sampler import HFSampler
 from gspo.learner.optimizer import Optimiser
 from gspo.ports import SamplerError
+from gspo.runs import checkpoint
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 REQUIRED = """

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from gspo.agents.trajectories import TrajectoryGroup
-from gspo.progress import Progress
+from gspo.runs.progress import Progress
 
 
 class Gathered(list[TrajectoryGroup]):

@@ -15,8 +15,8 @@ from gspo import api
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.files import load
 from gspo.demo import boxes, count_bits
-from gspo.runfiles import first_step, last_step, read_lines
-from gspo.samples import choose_pair
+from gspo.report.read import first_step, last_step, read_lines
+from gspo.report.samples import choose_pair
 
 HERE = Path(__file__).parent
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from gspo import build, checkpoint, report
+from gspo import build
 from gspo.api import Source, configured
 from gspo.config.checks import check_serving
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.parts import Given
+from gspo.report.page import write_report
+from gspo.runs import checkpoint
 from gspo.serving.model import ServedModel, served
 from gspo.training.state import save
 
@@ -51,7 +53,7 @@ class Serving:
                     save(run)
                 checkpoint.write_folder(folder / "model", lambda path: hf.save(path))
                 if run.step:
-                    report.write_report([folder])
+                    write_report([folder])
 
             stack.callback(finish)
             encoder = Encoder(hf.tokenizer, self.config.task)

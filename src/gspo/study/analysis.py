@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gspo.runfiles import Run, is_number
+from gspo.report.read import Run, is_number
 
 RESAMPLES = 10_000
 # Student's t, 97.5 %, for 1, 2, ... degrees of freedom; beyond, the normal's 1.96 is near enough.

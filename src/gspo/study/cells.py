@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gspo.config.files import load, to_toml
-from gspo.opening import same_run
-from gspo.runfiles import read_lines
+from gspo.config.resume import same_run
+from gspo.report.read import read_lines
 from gspo.study.spec import Cell
 
 GRACE = 120.0  # seconds that a stopped cell has for the step it is in, and its checkpoint

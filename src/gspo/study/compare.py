@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gspo.runfiles import Run, read_run
+from gspo.report.read import Run, read_run
 from gspo.study import page, spec
 from gspo.study.analysis import measure
 from gspo.study.cells import Outcome, finished, run_cells

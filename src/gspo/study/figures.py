@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gspo.canvas import DARK, LIGHT, Theme, canvas, finish
-from gspo.plots import Drawn
-from gspo.runfiles import Run
+from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
+from gspo.report.plots import Drawn
+from gspo.report.read import Run
 
 GRID = 120  # points of a line
 FLOOR = 1e-5  # of logarithmic axes

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.plots import Drawn
-from gspo.report import escape, figure, write_page
+from gspo.report.page import escape, figure, write_page
+from gspo.report.plots import Drawn
 from gspo.study.analysis import Interval, bootstrap, interval, paired, verdict
 from gspo.study.spec import Study
 

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gspo import checkpoint
 from gspo.config.schema import Config
 from gspo.learner.learner import Learner
 from gspo.ports import Policy
-from gspo.progress import Progress
-from gspo.runlog import RunLog
+from gspo.runs import checkpoint
+from gspo.runs.log import RunLog
+from gspo.runs.progress import Progress
 from gspo.types import Batch, Outputs, Reply, Stats
 
 

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gspo import checkpoint
 from gspo.config.schema import Config
 from gspo.learner.learner import Learner
 from gspo.learner.objective import PolicyObjective
 from gspo.ports import Policy, PromptSource, Sampler, Scorer
-from gspo.progress import Progress
 from gspo.rollout.asynchronous import AheadSource
 from gspo.rollout.dynamic_sampling import RefilledSource
 from gspo.rollout.external import HandedSource
 from gspo.rollout.synchronous import SynchronousSource
-from gspo.runlog import RunLog
+from gspo.runs import checkpoint
+from gspo.runs.log import RunLog
+from gspo.runs.progress import Progress
 from gspo.training.guard import Guard
 from gspo.types import Prompt, Sampling
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
-from gspo import checkpoint
 from gspo.ports import SamplerError
 from gspo.rollout.credit import Learnable, learnable, reply_of
 from gspo.rollout.evaluation import evaluate
 from gspo.rollout.metrics import describe, in_parts, staleness
+from gspo.runs import checkpoint
 from gspo.training.state import Metrics, Run, rewind, save
 from gspo.training.step import learn
 from gspo.types import Group

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from gspo import plots
-from gspo.canvas import DARK, LIGHT
-from gspo.plots import PLOTS, draw
-from gspo.runfiles import read_run, run_names
-from gspo.runlog import RunFolder, RunLog
-from tests.fake_run import Quiet, make
+from gspo.report import plots
+from gspo.report.canvas import DARK, LIGHT
+from gspo.report.plots import PLOTS, draw
+from gspo.report.read import read_run, run_names
+from gspo.runs.folder import RunFolder
+from gspo.runs.log import RunLog
+from tests.report.fake_run import Quiet, make
 
 
 def write(folder, lines):

@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from gspo.trackers import open_trackers
+from gspo.runs.trackers import open_trackers
 
 CONFIG = {"algorithm": {"name": "gspo", "epsilon": 3e-4}}
 

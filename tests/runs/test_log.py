@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.runlog import RunFolder, RunLog, to_json
-from tests.fake_run import Quiet
+from gspo.runs.folder import RunFolder
+from gspo.runs.log import RunLog, to_json
+from tests.report.fake_run import Quiet
 
 
 def read(folder, name="metrics.jsonl"):
@@ -84,7 +85,7 @@ def test_two_writers_are_refused(tmp_path):
 def test_kill_9_frees_the_folder_though_a_child_lives_on(tmp_path):
     code = (
         "import os, sys, time\n"
-        "from gspo.runlog import RunFolder\n"
+        "from gspo.runs.log import RunFolder\n"
         "folder = RunFolder.create(sys.argv[1], '')\n"
         "if not os.fork(): print(os.getpid(), flush=True)\n"  # the child, once it has let go of the lock
         "time.sleep(60)\n"
@@ -212,7 +213,7 @@ def test_a_shorter_file_is_an_error_and_nothing_is_cut(tmp_path):
 def test_kill_9_at_any_moment_leaves_a_folder_that_rewinds(tmp_path):
     code = (
         "import sys, json\n"
-        "from gspo.runlog import RunFolder, RunLog\n"
+        "from gspo.runs.log import RunFolder, RunLog\n"
         "log = RunLog(RunFolder.create(sys.argv[1], ''))\n"
         "for step in range(1, 10**6):\n"
         "    log.rollouts([{'step': step, 'completion': 'x' * 5000}] * 3)\n"

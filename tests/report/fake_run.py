@@ -6,7 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from gspo.runlog import RunFolder, RunLog
+from gspo.runs.folder import RunFolder
+from gspo.runs.log import RunLog
 
 CONFIG = """[model]
 path = "runs/demo/cold-start"

@@ -10,7 +10,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from gspo.progress import Progress, clock, sparkline
+from gspo.runs.progress import Progress, clock, sparkline
 
 METRICS = {
     "reward": 0.5,
@@ -70,7 +70,7 @@ def test_ci_and_dumb_terminals_are_plain(monkeypatch, env, plain):
 
 
 def test_a_pipe_gets_plain_lines():
-    code = "from gspo.progress import Progress\nwith Progress(1) as p: p.step({'step': 1, 'loss': 2.5})"
+    code = "from gspo.runs.progress import Progress\nwith Progress(1) as p: p.step({'step': 1, 'loss': 2.5})"
     env = {k: v for k, v in os.environ.items() if k != "FORCE_COLOR"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     assert done.stdout == "step 1/1  loss 2.5000\n"

@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gspo import samples
-from gspo.report import escape, write_report
-from gspo.runfiles import first_step, last_step
-from gspo.runlog import to_json
-from tests.fake_run import make
+from gspo.report import samples
+from gspo.report.page import escape, write_report
+from gspo.report.read import first_step, last_step
+from gspo.runs.log import to_json
+from tests.report.fake_run import make
 
 EVIL = "</div><script>alert(1)</script><img src=x onerror=alert(1)> \x00\x1b[31m & \"quoted\" 'too' \ud83d"
 
@@ -143,7 +143,7 @@ def test_only_the_ends_of_a_large_file_are_read(tmp_path, monkeypatch):
     with path.open("ab") as file:
         file.write(b'{"step": 41, "pro')  # killed here
     assert last_step(path) == rows[-8:]
-    monkeypatch.setattr("gspo.runfiles.MOST_BYTES", 50_000)  # a step larger than that is read in part
+    monkeypatch.setattr("gspo.report.read.MOST_BYTES", 50_000)  # a step larger than that is read in part
     assert first_step(path) == rows[:2] and last_step(path)[-1] == rows[-1]
     assert first_step(tmp_path / "none") == last_step(tmp_path / "none") == []
     path.write_bytes(b"")

@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gspo.canvas import DARK, LIGHT, Theme, canvas, finish
-from gspo.runfiles import TIMES, Run, read_run, run_names
+from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
+from gspo.report.read import TIMES, Run, read_run, run_names
 
 SMOOTH_FROM = 150  # points from which a running mean is drawn over the raw line
 

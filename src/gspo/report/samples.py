@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median_low as median
 from typing import Any
 
-from gspo.runfiles import first_step, last_step
+from gspo.report.read import first_step, last_step
 
 MOST_TOKENS = 2000  # shown of one reply; longer ones lose their middle
 MOST_ROWS = 512  # of a step that are looked through for a pair

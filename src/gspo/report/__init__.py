@@ -1,0 +1,1 @@
+"""Figures and pages, from the files of runs alone."""

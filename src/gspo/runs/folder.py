@@ -1,0 +1,132 @@
+"""The folder of a run: made, resumed, locked against a second writer."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from pathlib import Path
+from typing import BinaryIO
+
+_SKELETON = {
+    ".lock",
+    "config.toml.part",
+    "checkpoints",
+    "figures",
+}  # what a kill in the middle of create leaves
+
+
+class RunFolder:
+    """A folder that one run writes to, and no other process at the same time.
+
+    `path` holds config.toml, metrics.jsonl, rollouts.jsonl, events.jsonl, checkpoints/, figures/ and, in the
+    end, report.html. Make one with `create` or `resume`; `close` lets go of it, and so does the end of the
+    process.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.toml"
+        self.checkpoints = self.path / "checkpoints"
+        self.figures = self.path / "figures"
+        self._lock: BinaryIO | None = None
+
+    @classmethod
+    def create(cls, dir: str | Path, config_toml: str) -> RunFolder:
+        """A new run folder with `config_toml` in it.
+
+        Raises ValueError where the folder holds anything already, RuntimeError where another process has it.
+        """
+        folder = cls(dir)
+        folder.check_unused()
+        try:
+            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            folder.figures.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"log.dir = {str(dir)!r}: cannot make the run folder: {error}") from None
+        folder._hold()
+        try:
+            folder.check_unused()  # someone may have been faster
+            part = folder.path / "config.toml.part"
+            part.write_text(config_toml, encoding="utf-8")
+            part.replace(folder.config)  # last, and at once: a folder with a config.toml is a whole one
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @classmethod
+    def resume(cls, dir: str | Path) -> RunFolder:
+        """A run folder that `create` made before.
+
+        Raises ValueError where it is none, RuntimeError where another process writes to it.
+        """
+        folder = cls(dir)
+        if not folder.path.is_dir():
+            raise ValueError(f"log.dir = {str(dir)!r}: no such run folder to resume; start it without --resume")
+        for part in (folder.config, folder.checkpoints):
+            if not part.exists():
+                raise ValueError(
+                    f"log.dir = {str(dir)!r}: not a run folder, {part.name} is missing; give the folder of "
+                    "an earlier run, or start a new one without --resume"
+                )
+        folder._hold()
+        folder.figures.mkdir(exist_ok=True)
+        return folder
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check_unused(self) -> None:
+        """Raises ValueError where the folder holds anything already."""
+        nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+            what = "may not be written to" if nearest.is_dir() else "is a file"
+            why = f"cannot make the run folder, {nearest} {what}"
+            raise ValueError(f"log.dir = {str(self.path)!r}: {why}; give another --log.dir")
+        if not self.path.exists():
+            return
+        names = {entry.name for entry in self.path.iterdir()}
+        begun = any(any(p.iterdir()) for p in (self.checkpoints, self.figures) if p.is_dir())
+        if names - _SKELETON or begun:
+            raise ValueError(
+                f"log.dir = {str(self.path)!r}: the folder exists and is not empty; go on with that run by "
+                "--resume, or give another --log.dir"
+            )
+
+    def _hold(self) -> None:
+        """Take the lock. The kernel frees it when the process ends, however it ends."""
+        lock = open(self.path / ".lock", "ab", buffering=0)  # noqa: SIM115
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise RuntimeError(
+                f"log.dir = {str(self.path)!r}: another process is writing to this run folder; wait for it "
+                "or stop it, or give another --log.dir"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        self._lock = lock
+        _held.add(lock)
+
+
+_held: weakref.WeakSet[BinaryIO] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """A forked child shares the lock: had it a copy, it would hold the folder after its parent was killed."""
+    for lock in list(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
