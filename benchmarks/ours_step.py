@@ -18,7 +18,8 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
     import torch
     from chain import REPLY_TOKENS, digit_share, make_items
 
-    from gspo import build, parts
+    from gspo.build import assemble
+    from gspo.build.given import Given
     from gspo.config.files import as_config
     from gspo.training import trainer
 
@@ -44,8 +45,8 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
         for name, table in changes.items():
             sections[name] = sections.get(name, {}) | table
         rows = [{"prompt": item.prompt} for item in make_items(2048, examples=examples)]
-        given = parts.Given(rows=rows, functions=(reward,))
-        with build.training(as_config(None, sections), given=given) as (run, model):
+        given = Given(rows=rows, functions=(reward,))
+        with assemble.training(as_config(None, sections), given=given) as (run, model):
             # One end token, past the model's last output, so that every reply has the same length, as TRL's have.
             run.source.sampling = dataclasses.replace(run.source.sampling, stop_ids=(len(model.tokenizer),))
             groups = iter(run.source)

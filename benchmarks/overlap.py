@@ -23,7 +23,7 @@ from typing import Any
 from gspo import api
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.files import from_dict, load, to_toml
-from gspo.demo import count_bits, play
+from gspo.demo import count_bits, stages
 
 WAYS = {"both cores, in turn": (2, 0), "a core each, in turn": (1, 0), "1 ahead": (1, 1), "2 ahead": (1, 2)}
 WARM_UP, LAST = 3, 10
@@ -34,7 +34,7 @@ def prepare(folder: Path) -> Path:
     if not (folder / "model").exists():
         outline = tiny_qwen3_moe(hidden=96, layers=4, experts=16, expert_width=64, top_k=2, context=256, heads=3, kv_heads=1)
         tiny = build_tiny(outline, longest_match_tokenizer(count_bits.PIECES), seed=0)
-        recipe = load(play.HERE / "cold_start.toml")
+        recipe = load(stages.HERE / "cold_start.toml")
         api.sft(tiny.model, tokenizer=tiny.tokenizer, config=recipe, log={"dir": str(folder)})
     return folder / "model"
 

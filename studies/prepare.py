@@ -13,7 +13,7 @@ from pathlib import Path
 from gspo import api
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.files import load
-from gspo.demo import count_bits, play
+from gspo.demo import count_bits, stages
 
 LAYERS, HIDDEN, EXPERTS, PER_TOKEN, WIDTH = 4, 96, 16, 2, 64
 NUMBERS = {"moe": (10**4, 10**5 - 1), "dense": (10**4, 10**5 - 1), "short": (100, 1999), "long": (10**7, 10**8 - 1)}
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--scale", type=int, default=1, help="multiplies layers and experts (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=450, help="of the cold start (default: %(default)s)")
     options = parser.parse_args()
-    recipe = load(play.HERE / "cold_start.toml")
+    recipe = load(stages.HERE / "cold_start.toml")
     for name, outline in outlines(options.scale).items():
         folder = options.out / name
         if (folder / "model").exists():

@@ -27,7 +27,7 @@ MODELS = """
 import sys
 from pathlib import Path
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.demo import boxes as tool_task, count_bits
+from gspo.demo import count_bits, tool_task
 
 def build(name, pieces, template, **config):
     tokenizer = longest_match_tokenizer(pieces)

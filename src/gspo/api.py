@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo import build
+from gspo.build import assemble
+from gspo.build.given import Given, Source, configured
 from gspo.config.checks import check_required, check_training
 from gspo.config.files import as_config
-from gspo.config.schema import Config
-from gspo.parts import Given
 from gspo.report.page import write_report
 from gspo.report.read import read_run
 from gspo.rollout import evaluation
@@ -19,9 +18,6 @@ from gspo.runs import checkpoint
 from gspo.training import sft as supervised
 from gspo.training import trainer
 from gspo.types import Group
-
-Source = Config | str | Path | dict[str, dict[str, Any]] | None
-GIVEN = "(given from Python)"
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ def train(
     if eval_dataset is not None and not made.eval.every:
         raise ValueError('eval_dataset is given but eval.every = 0: set eval={"every": STEPS} to evaluate on it')
     given = Given(model, tokenizer, dataset, eval_dataset, functions)
-    with build.training(made, resume, given) as (run, hf):
+    with assemble.training(made, resume, given) as (run, hf):
         metrics = trainer.train(run) or last_line(run.log.folder.path)
         finished = _finish(run, hf.save)
         folder = run.log.folder.path
@@ -82,7 +78,7 @@ def sft(
     """Trains `model` to imitate the rows of `dataset`, which have `prompt` and `completion`. Arguments as in `train`."""
     made = configured(config, sections, model, tokenizer, dataset)
     check_required(made)
-    with build.imitating(made, resume, Given(model, tokenizer, dataset)) as (run, hf):
+    with assemble.imitating(made, resume, Given(model, tokenizer, dataset)) as (run, hf):
         metrics = supervised.fit(run) or last_line(run.log.folder.path)
         finished = _finish(run, hf.save)
         folder = run.log.folder.path
@@ -94,7 +90,7 @@ def evaluate(config: Source = None, **sections: dict[str, Any]) -> tuple[dict[st
     """Metrics of the model in `config` on its held-out prompts (`eval/accuracy` and its 95 % interval), and the replies."""
     made = as_config(config, sections)
     check_required(made)
-    with build.evaluating(made) as arguments:
+    with assemble.evaluating(made) as arguments:
         return evaluation.evaluate(**arguments)
 
 
@@ -112,29 +108,6 @@ def _functions(reward: Any) -> tuple[Callable[..., Any], ...]:
 def last_line(folder: Path) -> dict[str, Any]:
     """The newest metrics of a run that was finished before."""
     return read_run(folder).lines[-1]
-
-
-def configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: Any, dataset: Any = None) -> Config:
-    """The configuration of a Python call. Raises ValueError for arguments that do not go together."""
-    if not isinstance(config, (Config, str, Path, dict, type(None))):
-        raise ValueError(f"config: expected a TOML file, a Config or nested dicts, got a {type(config).__name__}")
-    if isinstance(model, dict):
-        raise ValueError('model: expected a folder, an id or a loaded model; a [model] section is config={"model": {...}}')
-    named = model is None or isinstance(model, (str, Path))
-    if tokenizer is not None and named:
-        raise ValueError(
-            "tokenizer: it goes with a loaded model; beside a model's name give the tokenizer's folder or id as "
-            'config={"model": {"tokenizer": ...}}'
-        )
-    if tokenizer is None and not named:
-        raise ValueError("tokenizer: a loaded model needs its tokenizer: pass tokenizer=")
-    if model is not None:
-        path = model if named else getattr(model, "name_or_path", "") or GIVEN
-        sections["model"] = {"path": str(path)}
-    if dataset is not None:
-        task = sections.get("task", {})
-        sections["task"] = {"source": GIVEN} | task if isinstance(task, dict) else task
-    return as_config(config, sections)
 
 
 def _finish(run: Any, save: Callable[[Path], None]) -> bool:

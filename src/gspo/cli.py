@@ -132,10 +132,10 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         print(write_report(arguments.runs))
         return 0
     if arguments.command == "demo":
-        from gspo.demo import play
+        from gspo.demo import stages
 
         folder = arguments.dir or ("runs/demo-agent" if arguments.agent else "runs/demo")
-        return play.play(Path(folder), arguments.seed, arguments.resume, "agent" if arguments.agent else "reply")
+        return stages.play(Path(folder), arguments.seed, arguments.resume, "agent" if arguments.agent else "reply")
     if arguments.command == "compare":
         from gspo.study.compare import compare
 

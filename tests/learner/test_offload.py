@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gspo import build
+from gspo.build import assemble
+from gspo.build.given import Given
+from gspo.build.models import models_of
 from gspo.config.files import as_config
 from gspo.config.policy import AlgorithmConfig, LoraConfig, OptimizerConfig
 from gspo.config.schema import Config
@@ -15,7 +17,6 @@ from gspo.learner import offload
 from gspo.learner.algorithm import resolved
 from gspo.learner.offload import Resting
 from gspo.learner.optimizer import Optimiser
-from gspo.parts import Given, models_of
 from tests.backends.hf.families import tiny
 from tests.tiny_run import model, settings
 
@@ -131,7 +132,7 @@ def test_a_run_offloads_where_it_is_told_and_has_a_gpu(offload_optimizer):
     train = TrainConfig(offload_optimizer=offload_optimizer)
     for device in ("cpu", "cuda"):
         policy = SimpleNamespace(device=torch.device(device), parameters=weights)
-        made = build.optimiser_of(Config(train=train), policy, 10)
+        made = assemble.optimiser_of(Config(train=train), policy, 10)
         assert isinstance(made.moments, offload.Offloaded) == (offload_optimizer and device == "cuda")
 
 

@@ -543,7 +543,8 @@ def run(tmp_path, script):
 START = """
     import os, signal, sys, threading, time
     sys.path.insert(0, os.getcwd())
-    from gspo.config.schema import RewardConfig, TaskConfig
+    from gspo.config.rewards import RewardConfig
+    from gspo.config.rollout import TaskConfig
     from gspo.rewards.scorer import Rewards
     from tests.data.tools import rollout
     config = RewardConfig(functions=["tests.rewards.graders:hangs"], timeout=60.0)

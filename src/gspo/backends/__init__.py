@@ -1,1 +1,1 @@
-"""Implementations of the two ports. Only build.py imports them."""
+"""Implementations of the two ports. Only build/assemble.py imports them."""

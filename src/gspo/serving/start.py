@@ -5,12 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from gspo import build
-from gspo.api import Source, configured
+from gspo.build import assemble
+from gspo.build.given import Given, Source, configured
 from gspo.config.checks import check_serving
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
-from gspo.parts import Given
 from gspo.report.page import write_report
 from gspo.runs import checkpoint
 from gspo.serving.model import ServedModel, served
@@ -44,7 +43,7 @@ class Serving:
 
     def __enter__(self) -> ServedModel:
         with ExitStack() as stack:
-            run, hf = stack.enter_context(build.serving(self.config, self.resume, self.given))
+            run, hf = stack.enter_context(assemble.serving(self.config, self.resume, self.given))
             begun = run.step
 
             def finish() -> None:

@@ -61,7 +61,7 @@ def estimate(learner: Learner, groups: Groups, critic: Mapping[str, float], scal
     """
     replies = [reply for group in groups for reply in group]
     values = [one.values for one in learner.read(learner.policy, replies)]
-    assert all(value is not None for value in values), "build.py gives the policy a critic"
+    assert all(value is not None for value in values), "build/assemble.py gives the policy a critic"
     y = Replies.of(torch.tensor([len(reply.logp_old) for reply in replies]))
     flat = torch.cat(values)  # type: ignore[arg-type]
     rewards = torch.tensor([reply.reward for reply in replies])

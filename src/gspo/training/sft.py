@@ -31,8 +31,10 @@ class RowSource(Protocol):
 
 @dataclass
 class ColdStart:
-    """Everything that a supervised run is made of (build.py makes it). data: a fingerprint of the rows. step: updates
-    done."""
+    """Everything that a supervised run is made of (build/assemble.py makes it).
+
+    data: a fingerprint of the rows. step: updates done.
+    """
 
     config: Config
     policy: Policy

@@ -25,9 +25,10 @@ Metrics = dict[str, Any]
 
 @dataclass
 class Run:
-    """Everything that a training run is made of (build.py makes it). evaluator: samples held-out replies, with the policy's
-    own weights. data: a fingerprint of the prompts. step: steps done. good: the guard found nothing wrong with the last.
-    old_logprobs: what "auto" has decided, "" before it has.
+    """Everything that a training run is made of (build/assemble.py makes it).
+
+    evaluator: samples held-out replies, with the policy's own weights. data: a fingerprint of the prompts. step: steps done.
+    good: the guard found nothing wrong with the last. old_logprobs: what "auto" has decided, "" before it has.
     """
 
     config: Config

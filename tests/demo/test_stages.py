@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gspo.demo import play
+from gspo.demo import stages
 
 FEWER = {
     "steps": 2, "size": 400, "batch_size": 8, "every": 1, "num_prompts": 8, "num_generations": 4,
@@ -15,22 +15,22 @@ FEWER = {
 @pytest.fixture
 def short(tmp_path, monkeypatch):
     """The demos' own configurations with small numbers."""
-    for path in play.HERE.glob("*.toml"):
+    for path in stages.HERE.glob("*.toml"):
         text = path.read_text()
         for name, value in FEWER.items():
             text = re.sub(rf"\b{name} = \d+", f"{name} = {value}", text)
         (tmp_path / path.name).write_text(text)
-    monkeypatch.setattr(play, "HERE", tmp_path)
+    monkeypatch.setattr(stages, "HERE", tmp_path)
 
 
-@pytest.mark.parametrize("kind", play.DEMOS)
+@pytest.mark.parametrize("kind", stages.DEMOS)
 def test_a_demo_from_start_to_end(kind, short, tmp_path, capsys):
     folder = tmp_path / "runs"
-    assert play.play(folder, seed=1, kind=kind) == 0
+    assert stages.play(folder, seed=1, kind=kind) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert re.search(r"Held-out accuracy [\d.]+% \(.*\) -> [\d.]+% \(.*\), 8 questions never trained on", printed)
-    for name, _ in play.DEMOS[kind].watched.values():
+    for name, _ in stages.DEMOS[kind].watched.values():
         assert re.search(rf"{name} +-?[\d.]+%? -> -?[\d.]+%?", printed)
     assert "A held-out question:" in printed and "Before:" in printed and (folder / "report.html").exists()
     with pytest.raises(ValueError, match="exists: give another --dir, or go on with a stopped demo by --resume"):
-        play.play(folder, kind=kind)
+        stages.play(folder, kind=kind)

@@ -14,7 +14,7 @@ from rich.text import Text
 from gspo import api
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.files import load
-from gspo.demo import boxes, count_bits
+from gspo.demo import count_bits, tool_task
 from gspo.report.read import first_step, last_step, read_lines
 from gspo.report.samples import choose_pair
 
@@ -45,7 +45,7 @@ DEMOS = {
         "rewards alone tell it which of the two pays", {"eval/reward/worked": ("Worked replies", ".0%")},
     ),
     "agent": Demo(
-        "agent_", boxes.PIECES, boxes.TEMPLATE, "a Qwen3-MoE with random weights imitates lookers and guessers",
+        "agent_", tool_task.PIECES, tool_task.TEMPLATE, "a Qwen3-MoE with random weights imitates lookers and guessers",
         "rewards of whole conversations tell it that looking pays",
         {"eval/reward/looks": ("Looks", ".2f"), "eval/reward": ("Reward", ".2f")},
     ),

@@ -9,16 +9,16 @@ from gspo.agents.tool_calls import convention
 from gspo.backends.hf.tiny import longest_match_tokenizer
 from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
-from gspo.demo import boxes
+from gspo.demo import tool_task
 
-ROW = {"prompt": boxes.QUESTION.format("WXYZ"), "way": "dbfeac"}
+ROW = {"prompt": tool_task.QUESTION.format("WXYZ"), "way": "dbfeac"}
 
 
 def played(*answers):
     """The steps of an episode."""
 
     async def play():
-        environment = boxes.Boxes(ROW)
+        environment = tool_task.Boxes(ROW)
         assert await environment.start() == [{"role": "user", "content": ROW["prompt"]}]
         return [await environment.step({"role": "assistant", **answer}) for answer in answers]
 
@@ -38,9 +38,9 @@ def test_an_answer_ends_it(answer, reward):
 
 def test_looking():
     *looked, end = played(look("a"), look("c"), look("Room "), {"content": "", "malformed": "no end"}, {"content": "Box c."})
-    said = ["see c", "the ball is in c", boxes.HELP, boxes.HELP]
+    said = ["see c", "the ball is in c", tool_task.HELP, tool_task.HELP]
     assert [[one["content"] for one in step.messages] for step in looked] == [[one] for one in said]
-    assert [step.reward for step in looked] == [-boxes.LOOK_COSTS] * 4 and not any(step.done for step in looked)
+    assert [step.reward for step in looked] == [-tool_task.LOOK_COSTS] * 4 and not any(step.done for step in looked)
     assert looked[3].metrics == {"tools/malformed": 1} and end.metrics["looks"] == 2
 
 
@@ -49,7 +49,7 @@ def spoken(row):
     messages = [{"role": "user", "content": row["prompt"]}]
     for part in row["completion"].split("<|assistant|>"):
         words, _, heard = part.partition("<eos><|tool|>")
-        content, calls = convention(boxes.TEMPLATE)(words)
+        content, calls = convention(tool_task.TEMPLATE)(words)
         called = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
         messages.append({"role": "assistant", "content": content} | ({"tool_calls": called} if called else {}))
         messages += [{"role": "tool", "content": heard}] if heard else []
@@ -57,10 +57,10 @@ def spoken(row):
 
 
 def test_the_cold_start_is_in_the_words_of_episodes():
-    tokenizer = longest_match_tokenizer(boxes.PIECES)
-    tokenizer.chat_template = boxes.TEMPLATE
+    tokenizer = longest_match_tokenizer(tool_task.PIECES)
+    tokenizer.chat_template = tool_task.TEMPLATE
     encoder = Encoder(tokenizer, TaskConfig())
-    rows = boxes.cold_start(200, 0.5, 0.1, 0)
+    rows = tool_task.cold_start(200, 0.5, 0.1, 0)
     for row in rows:
         messages = spoken(row)
         whole = encoder.render(messages, add_generation_prompt=False)

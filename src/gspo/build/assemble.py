@@ -1,4 +1,4 @@
-"""Configuration -> the objects of a run. With parts.py it alone names the concrete backends."""
+"""Configuration -> the objects of a run. With build/models.py it alone names the concrete backends."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from gspo.backends.hf.files import read_outline
 from gspo.backends.hf.lora import read_model
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
+from gspo.build.given import Given
+from gspo.build.models import check_routers, models_of, outline_of, prompts_of
+from gspo.build.samplers import samplers_of, samplings
 from gspo.config.checks import check_environment, check_sampler, played
 from gspo.config.lookup import load_function
 from gspo.config.rollout import TaskConfig
@@ -28,7 +31,6 @@ from gspo.learner.algorithm import resolve, resolved
 from gspo.learner.learner import Learner
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimiser
-from gspo.parts import Given, check_routers, models_of, outline_of, prompts_of, samplers_of, samplings
 from gspo.ports import Report, Scorer
 from gspo.rewards.judge import Judge
 from gspo.rewards.reward_model import RewardModel

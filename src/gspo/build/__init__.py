@@ -1,0 +1,1 @@
+"""Configuration -> the objects of a run. Here alone concrete backends are named."""

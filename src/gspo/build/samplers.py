@@ -1,0 +1,81 @@
+"""How is sampled, in training and in evaluation, and by whom."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gspo.agents.episodes import Episodes
+from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.sampler import HFSampler
+from gspo.config.checks import played
+from gspo.config.lookup import load_function
+from gspo.config.schema import Config
+from gspo.data.chat_template import Encoder
+from gspo.ports import Sampler
+from gspo.types import Sampling
+
+EVAL_SEED = 1 << 40  # far from every training seed
+
+
+def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
+    """How replies are sampled in training and in evaluation."""
+    rollout, evaluation = config.rollout, config.eval
+    train = Sampling(
+        rollout.max_completion_length, rollout.temperature, rollout.top_p, rollout.top_k, tuple(rollout.stop),
+        model.stop_ids, config.train.seed,
+    )  # fmt: skip
+    held_out = dataclasses.replace(
+        train,
+        max_new_tokens=evaluation.max_completion_length or rollout.max_completion_length,
+        temperature=evaluation.temperature,
+        top_p=evaluation.top_p,
+        top_k=evaluation.top_k,
+        seed=EVAL_SEED + config.train.seed,
+    )
+    return train, held_out
+
+
+@contextmanager
+def samplers_of(config: Config, policy: HFPolicy, keep: Path | None = None) -> Iterator[tuple[Sampler, Sampler]]:
+    """Who samples in training, and in evaluation: the policy itself; a copy with rounded weights, and the policy; vLLM.
+    keep: the run folder, for the engine's output.
+    """
+    if config.sampler.engine == "vllm":
+        from gspo.backends.vllm.open import opened
+
+        with opened(config, policy, keep) as engine, playing(config, policy.model, engine) as one:
+            yield one, one
+        return
+    exact = HFSampler(policy.model, config.sampler.batch_size)
+    with playing(config, policy.model, exact) as both:
+        if config.sampler.quantize == "none":
+            yield both, both
+            return
+        coarse = dataclasses.replace(policy.model, model=copy.deepcopy(policy.model.model))
+        sampler = HFSampler(coarse, config.sampler.batch_size, config.sampler.quantize)
+        sampler.load(policy, 0)
+        with playing(config, policy.model, sampler) as rounded:
+            yield rounded, both
+
+
+@contextmanager
+def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sampler]:
+    """The sampler, or one of whole episodes where the task is played in an environment."""
+    task = config.task
+    if not played(task):
+        yield sampler
+        return
+    encoder = Encoder(model.tokenizer, task)
+    if task.environment is None:
+        from gspo.agents.verifiers_episodes import VerifiersEpisodes
+
+        with VerifiersEpisodes(sampler, encoder, model.context_length, task) as episodes:
+            yield episodes
+        return
+    make = load_function(task.environment, "task.environment")
+    yield Episodes(sampler, encoder, model.context_length, make, task.prompt_column, task.max_turns, task.step_timeout)
