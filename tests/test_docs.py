@@ -108,7 +108,8 @@ def defined(path):
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+# The record says what was: its names are those of its day.
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in ("log.md", "CHANGELOG.md")], ids=name)
 def test_names_exist(page):
     text = page.read_text()
     for path, named in re.findall(r"`([\w/]+\.py):([\w.]+)`", text):

@@ -11,11 +11,11 @@ import resource, sys
 import torch
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
-from gspo.config.schema import AlgorithmConfig, OptimizerConfig
+from gspo.config.policy import AlgorithmConfig, OptimizerConfig
+from gspo.learner.algorithm import resolve
 from gspo.learner.learner import Learner
-from gspo.objective.algorithms import resolve
-from gspo.learner.optimizer import Optimiser
 from gspo.learner.objective import PolicyObjective
+from gspo.learner.optimizer import Optimiser
 from gspo.types import Reply
 from tests.backends.hf.families import FAMILIES, TOKENIZER
 

@@ -50,7 +50,7 @@ def write_report(run_dirs: Sequence[str | Path]) -> Path:
 
 def write_page(path: Path, title: str, body: str) -> None:
     """Writes `body` (HTML) as a page that needs no other file."""
-    css = Path(__file__).with_name("report/report.css").read_text(encoding="utf-8")
+    css = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

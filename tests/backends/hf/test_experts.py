@@ -35,10 +35,10 @@ def test_hidden_states_and_gradients(family, tokens):
 
 def test_bfloat16_weights_and_float32_activations():
     config = AutoConfig.for_model(**{"vocab_size": len(TOKENIZER), **FAMILIES["qwen3_moe"]})
-    experts = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).model.layers[0].mlp.experts
+    block = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).model.layers[0].mlp.experts
     x, weights = torch.randn(9, 32), torch.rand(9, 2)
     chosen = torch.rand(9, 4).topk(2).indices
-    experts.config._experts_implementation = "grouped_mm"
-    theirs = experts(x, chosen, weights)
-    experts.config._experts_implementation = experts.NAME
-    assert torch.equal(experts(x, chosen, weights), theirs) and theirs.dtype == torch.float32
+    block.config._experts_implementation = "grouped_mm"
+    theirs = block(x, chosen, weights)
+    block.config._experts_implementation = experts.NAME
+    assert torch.equal(block(x, chosen, weights), theirs) and theirs.dtype == torch.float32
