@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCau
 
 OPERATIONS = 6
 MODULUS = 100
-REPLY_TOKENS = 57  # mean length of a worked solution with its <eos> (56.6)
+COMPLETION_TOKENS = 57  # mean length of a worked solution with its <eos> (56.6)
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 # Digits, the signs and letters of the task, and a few more: 34 entries with the special ones.
 ALPHABET = "0123456789+-*=;?, adehimnorstuw"
@@ -67,13 +67,13 @@ def make_items(n: int, seed: int = 0, examples: int = 0) -> list[Item]:
 
 
 def score(completion: str, answer: int) -> float:
-    """1 when the reply ends by `so` and the right number, else 0."""
+    """1 when the completion ends by `so` and the right number, else 0."""
     found = re.search(r"so (\d{1,2})$", completion.removesuffix(EOS).strip())
     return float(found is not None and int(found[1]) == answer)
 
 
 def digit_share(completion: str) -> float:
-    """The share of digits among the characters, 0 to 1: a reward that differs between any two untrained replies.
+    """The share of digits among the characters, 0 to 1: a reward that differs between any two untrained completions.
 
     The timing benchmark needs it. With `score` an untrained model gets only zeros, so every advantage is zero and a
     program that skips such work would be timed doing nothing.
@@ -119,11 +119,11 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3MoeFor
     return Qwen3MoeForCausalLM._from_config(make_config(tokenizer), experts_implementation="grouped_mm")
 
 
-def random_groups(prompt: int, reply: int, group: int, prompts: int) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Prompts of `prompt` random tokens, each with `group` replies of `reply` tokens: always the same ones."""
+def random_groups(prompt: int, completion: int, group: int, prompts: int) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Prompts of `prompt` random tokens, each with `group` completions of `completion` tokens: always the same ones."""
     draw = torch.Generator().manual_seed(0)
     return [
-        (torch.randint(3, 30, (prompt,), generator=draw), list(torch.randint(3, 30, (group, reply), generator=draw)))
+        (torch.randint(3, 30, (prompt,), generator=draw), list(torch.randint(3, 30, (group, completion), generator=draw)))
         for _ in range(prompts)
     ]
 

@@ -2,10 +2,10 @@
 
 python benchmarks/endpoint.py [--at-once 1 8 32] [--repeats 7] [--waves 4] [--threads 1] [--out FILE.json]
 
-Both are given the same prompts and seeds, and sample replies of exactly the same length: the endpoint in waves of so many
-requests at once, the sampler in batches of as many. The client runs in the process of the endpoint, as with `gspo.serve`.
-Reported are medians over the repeats, the median of the paired ratios with a 95 % interval, and what a request waits longer
-for its answer than for the bare batch.
+Both are given the same prompts and seeds, and sample completions of exactly the same length: the endpoint in waves of so
+many requests at once, the sampler in batches of as many. The client runs in the process of the endpoint, as with
+`gspo.serve`. Reported are medians over the repeats, the median of the paired ratios with a 95 % interval, and what a request
+waits longer for its answer than for the bare batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen
 from gspo.types import Prompt
 
 MODELS = {
-    # name: (configuration, tokens of a prompt, tokens of a reply)
+    # name: (configuration, tokens of a prompt, tokens of a completion)
     "0.5M": (tiny_qwen3_moe(), 40, 100),
     "3.4M": (tiny_qwen3_moe(hidden=128, layers=4, experts=16, expert_width=128), 40, 57),
 }
@@ -43,8 +43,8 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 class Sides:
     """A served model, asked through the endpoint or by itself. at_once: requests of a wave. waves: of a repeat."""
 
-    def __init__(self, served: Any, prompt: int, reply: int, at_once: int, waves: int) -> None:
-        self.served, self.prompt, self.reply, self.at_once, self.waves = served, prompt, reply, at_once, waves
+    def __init__(self, served: Any, prompt: int, completion: int, at_once: int, waves: int) -> None:
+        self.served, self.prompt, self.completion, self.at_once, self.waves = served, prompt, completion, at_once, waves
 
     def messages(self, number: int) -> list[dict[str, str]]:
         """What request `number` asks."""
@@ -63,11 +63,11 @@ class Sides:
     async def _ask(self, client: Any, number: int) -> float:
         begin = time.perf_counter()
         answer = await client.chat.completions.create(
-            model="policy", messages=self.messages(number), max_tokens=self.reply, seed=number
+            model="policy", messages=self.messages(number), max_tokens=self.completion, seed=number
         )
         seconds = time.perf_counter() - begin
-        if answer.usage.completion_tokens != self.reply or answer.usage.prompt_tokens != self.prompt:
-            raise RuntimeError(f"a reply of {answer.usage}: the endpoint did not do the same work")
+        if answer.usage.completion_tokens != self.completion or answer.usage.prompt_tokens != self.prompt:
+            raise RuntimeError(f"a completion of {answer.usage}: the endpoint did not do the same work")
         return seconds
 
     def bare(self, repeat: int) -> list[float]:
@@ -76,11 +76,11 @@ class Sides:
         for wave in self.numbers(repeat):
             prompts = [Prompt(str(number), "", chat.encoded(self.messages(number))[1]) for number in wave]
             seeds = [np.random.SeedSequence([chat.sampling.seed, number]).generate_state(1).tolist()[0] for number in wave]
-            sampling = replace(chat.sampling, max_new_tokens=self.reply, seed=tuple(seeds))
+            sampling = replace(chat.sampling, max_new_tokens=self.completion, seed=tuple(seeds))
             begin = time.perf_counter()
             made = self.served.run.sampler.generate(prompts, 1, sampling)
             seconds.append(time.perf_counter() - begin)
-            if any(int(one.sampled.sum()) != self.reply for one in made):
+            if any(int(one.sampled.sum()) != self.completion for one in made):
                 raise RuntimeError("the sampler did not do the same work")
         return seconds
 
@@ -115,7 +115,7 @@ def compare(sides: Sides, repeats: int, warm_up: int) -> dict[str, Any]:
     low, high, coverage = median_interval(ratios)
     return {
         "requests": {side: statistics.median(values) for side, values in rates.items()},
-        "tokens": {side: statistics.median(values) * sides.reply for side, values in rates.items()},
+        "tokens": {side: statistics.median(values) * sides.completion for side, values in rates.items()},
         "ratio": {"median": statistics.median(ratios), "low": low, "high": high, "coverage": coverage},
         "added_seconds": {"median": statistics.median(added), "p95": float(np.quantile(added, 0.95))},
         "mean_batch": statistics.mean(sizes),
@@ -143,7 +143,7 @@ class Counting:
 
 def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A model at every number of requests at once."""
-    outline, prompt, reply = MODELS[name]
+    outline, prompt, completion = MODELS[name]
     tokenizer = longest_match_tokenizer(LETTERS)
     tokenizer.chat_template = TEMPLATE
     tiny = build_tiny(outline, tokenizer)
@@ -152,9 +152,9 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         tempfile.TemporaryDirectory() as scratch,
         gspo.serve(tiny.model, tokenizer=tokenizer, log={"dir": f"{scratch}/run"}) as served,
     ):
-        served.chat.sampling = replace(served.chat.sampling, stop_ids=())  # no reply ends early
+        served.chat.sampling = replace(served.chat.sampling, stop_ids=())  # no completion ends early
         for at_once in options.at_once:
-            row = compare(Sides(served, prompt, reply, at_once, options.waves), options.repeats, options.warm_up)
+            row = compare(Sides(served, prompt, completion, at_once, options.waves), options.repeats, options.warm_up)
             found.append({"model": name, "at_once": at_once} | row)
             show(found[-1])
     return found

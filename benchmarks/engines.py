@@ -2,8 +2,8 @@
 
 python benchmarks/engines.py --python .venv-vllm/bin/python [--rows 32 128 256] [--repeats 7] [--tokens 96] [--threads 1]
 
-Replies of exactly --tokens tokens to prompts of 12 tokens, 8 to a prompt; tokens a second over the whole call, likelihoods
-and routes included. The ratio is the median over paired repeats with a 95 % interval. Both compute with
+Completions of exactly --tokens tokens to prompts of 12 tokens, 8 to a prompt; tokens a second over the whole call,
+likelihoods and routes included. The ratio is the median over paired repeats with a 95 % interval. Both compute with
 --threads threads, in turn; vLLM's server needs a core beside them, and two spinning threads on two cores wait for it.
 """
 
@@ -34,7 +34,7 @@ MODELS = {
     "0.5 M": {"hidden": 64, "heads": 2, "layers": 4, "expert_width": 32},
     "3.4 M": {"hidden": 128, "heads": 4, "layers": 4},
 }
-EACH = 8  # replies a prompt
+EACH = 8  # completions a prompt
 
 
 def compare(outline: dict[str, int], python: str, sizes: list[int], repeats: int, tokens: int) -> list[dict[str, Any]]:

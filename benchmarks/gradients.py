@@ -9,32 +9,32 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from gspo.objective.algorithms import ALGORITHMS
-from gspo.objective.replies import Replies
+from gspo.objective.completions import Completions
 from tests.objective.reference import objective
 
 BUDGET = 60
 
 
-def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Replies]:
-    """Replies of 1 to 50 tokens whose ratios leave every clip range on both sides."""
+def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Completions]:
+    """Completions of 1 to 50 tokens whose ratios leave every clip range on both sides."""
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 51, (16,), generator=g)
     n = int(lengths.sum())
     old = -3 * torch.rand(n, generator=g, dtype=torch.float64)
     drift = 0.02 * torch.randn(16, generator=g, dtype=torch.float64)
-    y = Replies.of(lengths)
-    logp = old + 0.2 * torch.randn(n, generator=g, dtype=torch.float64) + drift[y.reply]
+    y = Completions.of(lengths)
+    logp = old + 0.2 * torch.randn(n, generator=g, dtype=torch.float64) + drift[y.completion]
     return logp, old, torch.randn(16, generator=g, dtype=torch.float64), y
 
 
 def gradient(
-    name: str, dtype: torch.dtype, logp: torch.Tensor, old: torch.Tensor, A: torch.Tensor, y: Replies
+    name: str, dtype: torch.dtype, logp: torch.Tensor, old: torch.Tensor, A: torch.Tensor, y: Completions
 ) -> torch.Tensor:
     """Of this project's loss, outer mean included, with respect to the log-probabilities."""
     row = ALGORITHMS[name]
     x = logp.to(dtype).requires_grad_()
     loss = row.loss(x, old.to(dtype), A.to(dtype), y, row.epsilon, row.epsilon_high).loss.sum()
-    counts = {"replies": len(A), "tokens": len(old), "budget": len(A) * BUDGET}[row.counts]
+    counts = {"completions": len(A), "tokens": len(old), "budget": len(A) * BUDGET}[row.counts]
     return torch.autograd.grad(loss / counts, x)[0].double()
 
 

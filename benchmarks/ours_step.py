@@ -16,7 +16,7 @@ from trl_step import GENERATIONS, LEARNING_RATE, MINI_BATCHES, PROMPTS
 def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, Any]], examples: int) -> None:
     """Does one step of a training run a command. `changes`: configuration sections to change. examples: see chain.py."""
     import torch
-    from chain import REPLY_TOKENS, digit_share, make_items
+    from chain import COMPLETION_TOKENS, digit_share, make_items
 
     from gspo.build import assemble
     from gspo.build.given import Given
@@ -35,7 +35,7 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
             "rollout": {
                 "num_prompts": PROMPTS,
                 "num_generations": GENERATIONS,
-                "max_completion_length": REPLY_TOKENS,
+                "max_completion_length": COMPLETION_TOKENS,
             },
             "algorithm": {"name": "gspo", "mini_batches": MINI_BATCHES},
             "optimizer": {"lr": LEARNING_RATE},
@@ -47,7 +47,7 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
         rows = [{"prompt": item.prompt} for item in make_items(2048, examples=examples)]
         given = Given(rows=rows, functions=(reward,))
         with assemble.training(as_config(None, sections), given=given) as (run, model):
-            # One end token, past the model's last output, so that every reply has the same length, as TRL's have.
+            # One end token, past the model's last output, so that every completion has the same length, as TRL's have.
             run.source.sampling = dataclasses.replace(run.source.sampling, stop_ids=(len(model.tokenizer),))
             groups = iter(run.source)
             while commands.wait():
@@ -59,7 +59,7 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
                     "sample": metrics["time/sample"],
                     "score": metrics["time/score"],
                     "train": metrics["time/train"],
-                    "replies": PROMPTS * GENERATIONS,
+                    "completions": PROMPTS * GENERATIONS,
                     "length": metrics["completions/mean_length"],
                 })  # fmt: skip
 

@@ -13,7 +13,7 @@ def serve(commands: Commands, options: argparse.Namespace) -> None:
     """Does the passes of one update a command, with GSPO's loss and the statistics that a step logs."""
     import torch
     from chain import gradients
-    from update import replies
+    from update import completions
 
     from gspo.backends.hf.model import load_model
     from gspo.backends.hf.policy import HFPolicy
@@ -25,8 +25,10 @@ def serve(commands: Commands, options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     policy = HFPolicy(load_model(ModelConfig(path=options.model, device="cpu")), layout="auto")
     objective = PolicyObjective(*resolve(AlgorithmConfig(name="gspo"))[:2], options.shape[1])
-    made = replies(*options.shape)
-    for i, part in enumerate(layout.build([reply], False) for reply in made):  # pi_old is the policy: nothing is clipped
+    made = completions(*options.shape)
+    for i, part in enumerate(
+        layout.build([completion], False) for completion in made
+    ):  # pi_old is the policy: nothing is clipped
         with torch.no_grad():
             logp = policy.forward(part).logp
         made[i] = dataclasses.replace(made[i], logp_old=logp, logp_mu=logp)

@@ -5,7 +5,7 @@ python benchmarks/overlap.py --python .venv-vllm/bin/python [--seeds 3] [--steps
 Four ways, the same prompts and the same cold start: both cores for each phase in turn; one core for vLLM and one for the
 trainer, in turn; the same with sampling 1 and 2 weight versions ahead. Finished runs are kept. Reported: seconds a step
 (median over the steps after the third, ratio to the first way paired by seed), reward of the last 10 steps, age of the
-tokens, mean length of the replies that were trained on.
+tokens, mean length of the completions that were trained on.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ own layout, with our clip ranges and constants. Advantages are given, not comput
 line has the largest relative difference of 5 draws; more than 1e-5 fails the run.
 
 Where the two sides differ by more than float64's rounding, it is for these reasons:
-- verl adds 1e-8 to reply lengths and to the variance of advantages, TRL's sapo keeps its temperatures in float32.
+- verl adds 1e-8 to completion lengths and to the variance of advantages, TRL's sapo keeps its temperatures in float32.
 - verl's dppo_kl adds 1e-8 within its logarithms, ours keeps probabilities below 1 - 1e-7.
 What had to be made equal first:
 - verl's `gspo` averages over tokens unless told "seq-mean-token-mean". Its "vanilla" also caps terms with A < 0.
@@ -15,7 +15,8 @@ What had to be made equal first:
 - A surrogate of the form sg[weight] A log pi has a value that means nothing: only its gradient is compared.
 - minirl: verl has no mask by pi_theta/pi_old, so it is compared with a clip range that never binds. Its mask is tested
   against a loop in tests/objective.
-- seq_mis: TRL and verl weigh a reply by the product of its token ratios. We take their geometric mean, which verl has as
+- seq_mis: TRL and verl weigh a completion by the product of its token ratios. We take their geometric mean, which verl has
+as
   a mask only: the weight is ours, what it masks is compared.
 """
 
@@ -71,7 +72,7 @@ def padded(x: Any, y: Any) -> Any:
 
     rows = x.new_zeros(len(y.length), int(y.length.max()))
     place = torch.cat([torch.arange(int(n)) for n in y.length])
-    return rows.index_put((y.reply, place), x)
+    return rows.index_put((y.completion, place), x)
 
 
 def of_trl(loss_type: str, level: str, low: float = 0.0, high: float = 0.0, **more: float) -> Callable[[Draw], Any]:
@@ -183,20 +184,20 @@ def compare(case: Case, seed: int) -> tuple[float, float]:
     from gspo.config.policy import AlgorithmConfig
     from gspo.learner.algorithm import resolve
     from gspo.learner.objective import PolicyObjective
-    from gspo.objective.replies import Replies
+    from gspo.objective.completions import Completions
     from gspo.types import Batch, Outputs
 
     draw = torch.Generator().manual_seed(seed)
-    y, n = Replies.of(torch.tensor(LENGTHS)), sum(LENGTHS)
+    y, n = Completions.of(torch.tensor(LENGTHS)), sum(LENGTHS)
     old = -0.05 - 3 * torch.rand(n, generator=draw, dtype=torch.float64)
     logp = (old + 0.4 * torch.randn(n, generator=draw, dtype=torch.float64)).clamp(max=-0.01)
     mu = (old + y.spread(torch.randn(len(LENGTHS), generator=draw, dtype=torch.float64))).clamp(max=-0.01)
     A = torch.randn(len(LENGTHS), generator=draw, dtype=torch.float64)
     row, config, _ = resolve(AlgorithmConfig(name=case.ours, **case.settings))
     mine = logp.clone().requires_grad_()
-    batch = Batch(None, None, None, y.reply, y.length, mu, old, A)  # type: ignore[arg-type]
+    batch = Batch(None, None, None, y.completion, y.length, mu, old, A)  # type: ignore[arg-type]
     terms, stats = PolicyObjective(row, config, BUDGET).terms(Outputs(mine, torch.zeros(n)), batch)
-    divisor = {"replies": len(LENGTHS), "tokens": n, "budget": len(LENGTHS) * BUDGET}[row.counts]
+    divisor = {"completions": len(LENGTHS), "tokens": n, "budget": len(LENGTHS) * BUDGET}[row.counts]
     ours = terms.sum() / divisor
     other = logp.clone().requires_grad_()
     weight = padded(stats["weight"], y) if config.correction != "none" else None
@@ -215,12 +216,12 @@ def parts(seed: int) -> dict[tuple[str, str], tuple[Any, Any]]:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
 
     from gspo.objective.advantages import group_advantages
+    from gspo.objective.completions import Completions
     from gspo.objective.corrections import weights
     from gspo.objective.ppo import gae, value_loss, whiten
-    from gspo.objective.replies import Replies
 
     draw = torch.Generator().manual_seed(seed)
-    y, S, n = Replies.of(torch.tensor(LENGTHS)), len(LENGTHS), sum(LENGTHS)
+    y, S, n = Completions.of(torch.tensor(LENGTHS)), len(LENGTHS), sum(LENGTHS)
     mask = padded(torch.ones(n, dtype=torch.float64), y)
     old = torch.randn(n, generator=draw, dtype=torch.float64)
     mu = old + y.spread(torch.randn(S, generator=draw, dtype=torch.float64)) + 0.3 * old

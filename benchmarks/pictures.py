@@ -20,7 +20,7 @@ Figures = dict[str, dict[str, Figure]]  # by group and name
 AGAINST = ("padded rows", "TRL", "TRL, torch_compile", "generate")
 GOALS = {"dense, P 512 R 64 G 8": 4.0, "mixture, P 512 R 64 G 8": 3.0, "chain: gspo": 3.0}  # by row
 SAMPLING_GOAL = 2.0
-SIZES = {"tokens": "tokens", "group": "replies to a prompt", "experts": "experts"}
+SIZES = {"tokens": "tokens", "group": "completions to a prompt", "experts": "experts"}
 HEADS = {"full": "all logits", "chunks": "checkpointed chunks", "ours": "gspo"}
 Row = tuple[str, dict[str, Figure], float | None]  # its name, figures by what they are against, and the goal
 

@@ -16,7 +16,7 @@ def figure(value: float, low: float, high: float, repeats: int, better: str = "h
 
 
 def case(model: str, shape: list[int]) -> str:
-    """A model and the shape of its replies, as figures are named."""
+    """A model and the shape of its completions, as figures are named."""
     return f"{model}, P {shape[0]} R {shape[1]} G {shape[2]}"
 
 

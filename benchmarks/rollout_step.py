@@ -1,11 +1,11 @@
 """Seconds of one rollout step of the chain task: gspo against TRL's GRPOTrainer, in turns on the same machine.
 
-16 prompts x 8 replies of exactly 57 tokens, 4 updates of 32 replies, the 3.4 M-parameter Qwen3-MoE (chain.py), float32,
-2 threads, GSPO with the paper's clip range. Both do the whole step: sampling, rewards, advantages, updates, and the
-metrics that they compute anyway; neither logs, saves or evaluates. TRL computes pi_old by one more forward pass, as it
-must when a rollout batch gives several updates; gspo takes the sampler's own likelihoods, and is timed with pi_old
-recomputed as well. A second task puts six worked examples before each question, prompts of 526 tokens. The first run
-installs TRL into .bench-trl.
+16 prompts x 8 completions of exactly 57 tokens, 4 updates of 32 completions, the 3.4 M-parameter Qwen3-MoE (chain.py),
+float32, 2 threads, GSPO with the paper's clip range. Both do the whole step: sampling, rewards, advantages, updates, and the
+metrics that they compute anyway; neither logs, saves or evaluates. TRL computes pi_old by one more forward pass, as it must
+when a rollout batch gives several updates; gspo takes the sampler's own likelihoods, and is timed with pi_old recomputed as
+well. A second task puts six worked examples before each question, prompts of 526 tokens. The first run installs TRL into
+.bench-trl.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def main() -> None:
         print(f"{TASKS[examples]}:")
         show(tasks[TASKS[examples]]["summary"])
         lengths = {step["length"] for own in steps.values() for step in own}
-        if lengths != {chain.REPLY_TOKENS}:
-            raise RuntimeError(f"replies of {sorted(lengths)} tokens: the programs did not do the same work")
+        if lengths != {chain.COMPLETION_TOKENS}:
+            raise RuntimeError(f"completions of {sorted(lengths)} tokens: the programs did not do the same work")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"threads": THREADS, "tasks": tasks}, indent=1) + "\n")
     print(f"written to {options.out}")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from chain import REPLY_TOKENS, make_config, make_tokenizer
+from chain import COMPLETION_TOKENS, make_config, make_tokenizer
 from paired import median_interval
 from sampling import G, make_prompts
 from torch.profiler import ProfilerActivity, profile
@@ -30,7 +30,7 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.config.policy import ModelConfig
 from gspo.learner import layout
-from gspo.types import Prompt, Reply, Rollout, Sampling
+from gspo.types import Completion, Prompt, Rollout, Sampling
 
 PROMPT_TOKENS = 40
 MODELS: dict[str, dict[str, int]] = {
@@ -50,10 +50,10 @@ def make_model(name: str, device: str) -> HFModel:
     return wrap_model(model.to(device), tokenizer, ModelConfig(device=device, autocast="none"))
 
 
-def reply_of(rollout: Rollout) -> Reply:
-    """A reply to learn from, with the sampler's experts."""
+def completion_of(rollout: Rollout) -> Completion:
+    """A completion to learn from, with the sampler's experts."""
     logp = rollout.logp[rollout.sampled]
-    return Reply(rollout.tokens, rollout.sampled, logp, logp, 1.0, routes=rollout.routes)
+    return Completion(rollout.tokens, rollout.sampled, logp, logp, 1.0, routes=rollout.routes)
 
 
 def sampling_runs(model: HFModel, prompts: Sequence[Prompt]) -> Runs:
@@ -61,14 +61,14 @@ def sampling_runs(model: HFModel, prompts: Sequence[Prompt]) -> Runs:
     sampler = HFSampler(model)
 
     def run(routes: bool) -> list[Rollout]:
-        return sampler.generate(prompts, G, Sampling(max_new_tokens=REPLY_TOKENS, seed=1, routes=routes))
+        return sampler.generate(prompts, G, Sampling(max_new_tokens=COMPLETION_TOKENS, seed=1, routes=routes))
 
     return {"plain": lambda: run(False), "record": lambda: run(True)}
 
 
-def learning_runs(policy: HFPolicy, replies: Sequence[Reply]) -> Runs:
-    """Forward and backward passes over the replies, in one batch."""
-    batch = layout.build(replies, policy.shares_prompts)
+def learning_runs(policy: HFPolicy, completions: Sequence[Completion]) -> Runs:
+    """Forward and backward passes over the completions, in one batch."""
+    batch = layout.build(completions, policy.shares_prompts)
 
     def learn(routing: bool, replay: bool) -> float:
         out = policy.forward(batch, entropy=True, routing=routing, replay=replay)  # kept, as the learner does
@@ -147,21 +147,21 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, object]:
     model = make_model(name, args.device)
     prompts = make_prompts(model, args.prompts, PROMPT_TOKENS)
     sampled = sampling_runs(model, prompts)
-    replies = [reply_of(rollout) for rollout in sampled["record"]()]  # type: ignore[attr-defined]
-    routes = [reply.routes for reply in replies]
+    completions = [completion_of(rollout) for rollout in sampled["record"]()]  # type: ignore[attr-defined]
+    routes = [completion.routes for completion in completions]
     size = sum(route.nbytes for route in routes)
     tokens = sum(len(route) for route in routes)
     per_token = size / tokens
     config, size_m = model.config, sum(p.numel() for p in model.model.parameters()) / 1e6
     print(
         f"{name}: {size_m:.1f} M parameters, {config.num_hidden_layers} layers, {config.num_experts_per_tok} of "
-        f"{config.num_experts} experts; {len(replies)} replies, {tokens} tokens; routes take {per_token:.0f} bytes a token, "
-        f"{size / 2**10:.0f} KiB in all"
+        f"{config.num_experts} experts; {len(completions)} completions, {tokens} tokens; "
+        f"{per_token:.0f} bytes of routes a token, {size / 2**10:.0f} KiB in all"
     )
     found = {"sample": compare(sampled, args.repeats, args.device)}
     show("sample", found["sample"])
     policy = HFPolicy(model, gradient_checkpointing=args.checkpointing)
-    found["learn"] = compare(learning_runs(policy, replies), args.repeats, args.device)
+    found["learn"] = compare(learning_runs(policy, completions), args.repeats, args.device)
     show("forward and backward" + (", checkpointed" if args.checkpointing else ""), found["learn"])
     return {"model": name, "tokens": tokens, "route_bytes_per_token": per_token, **found}
 
@@ -169,7 +169,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, object]:
 def main() -> None:
     """Measure, print, write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=8, help=f"each with {G} replies of {REPLY_TOKENS} tokens")
+    parser.add_argument("--prompts", type=int, default=8, help=f"each with {G} completions of {COMPLETION_TOKENS} tokens")
     parser.add_argument("--repeats", type=int, default=15, help="at least 6, for an interval")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))

@@ -4,8 +4,8 @@ python benchmarks/sampling.py [--rows 32 128 256] [--repeats 5] [--threads 2] [-
 
 All sample the same number of tokens from the same model, transformers with its own grouped_mm experts (no
 end-of-sequence token), in turns within each repeat, so that a slow moment of the machine hits all of them. Reported
-are medians, and the median of the ratios of one repeat. `ends apart` is a run whose replies end at different times:
-there `generate` keeps finished rows in its batch, and only tokens of replies count.
+are medians, and the median of the ratios of one repeat. `ends apart` is a run whose completions end at different times:
+there `generate` keeps finished rows in its batch, and only tokens of completions count.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen
 from gspo.config.policy import ModelConfig
 from gspo.types import Prompt, Sampling
 
-G = 8  # replies a prompt
+G = 8  # completions a prompt
 PAGE = 32  # tokens in a page of continuous batching's cache; 160 and 256 were no faster
 MODELS = {
-    # name: (configuration, vocabulary, tokens of a prompt, tokens of a reply)
+    # name: (configuration, vocabulary, tokens of a prompt, tokens of a completion)
     "3.4M": (tiny_qwen3_moe(hidden=128, layers=4, experts=16, expert_width=128), 34, 40, 57),
     "0.5M": (tiny_qwen3_moe(), 128, 40, 100),
 }
 
 
 def make_model(name: str, device: str) -> tuple[HFModel, int, int]:
-    config, vocabulary, prompt, reply = MODELS[name]
+    config, vocabulary, prompt, completion = MODELS[name]
     pieces = [chr(0x4E00 + i) for i in range(vocabulary - 2)]
     model = build_tiny(config, longest_match_tokenizer(pieces), 0, ModelConfig(device=device, autocast="none"))
-    return model, prompt, reply
+    return model, prompt, completion
 
 
 def make_prompts(model: HFModel, count: int, length: int) -> list[Prompt]:
@@ -62,24 +62,24 @@ def own_experts(model: HFModel) -> Iterator[None]:
         model.model.set_experts_implementation(ours)
 
 
-def embedded(model: HFModel, prompts: list[Prompt], reply: int, stop_ids: tuple[int, ...]) -> Callable[[], int]:
+def embedded(model: HFModel, prompts: list[Prompt], completion: int, stop_ids: tuple[int, ...]) -> Callable[[], int]:
     sampler = HFSampler(model, batch_size=len(prompts) * G)
     seeds = iter(range(10**9))
 
     def run() -> int:
-        sampling = Sampling(max_new_tokens=reply, stop_ids=stop_ids, seed=next(seeds))
+        sampling = Sampling(max_new_tokens=completion, stop_ids=stop_ids, seed=next(seeds))
         return sum(int(r.sampled.sum()) for r in sampler.generate(prompts, G, sampling))
 
     return run
 
 
-def generate(model: HFModel, prompts: list[Prompt], reply: int, stop_ids: tuple[int, ...]) -> Callable[[], int]:
+def generate(model: HFModel, prompts: list[Prompt], completion: int, stop_ids: tuple[int, ...]) -> Callable[[], int]:
     ids = torch.tensor([p.tokens for p in prompts], device=model.device).repeat_interleave(G, 0)
     config = GenerationConfig(
         do_sample=True,
         top_k=0,
         top_p=1.0,
-        max_new_tokens=reply,
+        max_new_tokens=completion,
         pad_token_id=0,
         eos_token_id=list(stop_ids) or None,
     )
@@ -97,10 +97,10 @@ def generate(model: HFModel, prompts: list[Prompt], reply: int, stop_ids: tuple[
     return run
 
 
-def continuous(model: HFModel, prompts: list[Prompt], reply: int, stop_ids: tuple[int, ...]) -> Callable[[], int]:
+def continuous(model: HFModel, prompts: list[Prompt], completion: int, stop_ids: tuple[int, ...]) -> Callable[[], int]:
     """Its cache has what these rows need: left to itself it takes most of the machine's memory, and 14 times as long."""
     inputs = [list(p.tokens) for p in prompts for _ in range(G)]
-    pages = -(-(len(inputs[0]) + reply) // PAGE)
+    pages = -(-(len(inputs[0]) + completion) // PAGE)
     sizes = ContinuousBatchingConfig(
         page_size=PAGE, num_blocks=pages * len(inputs) + 8, max_batch_tokens=max(512, len(inputs))
     )
@@ -108,7 +108,7 @@ def continuous(model: HFModel, prompts: list[Prompt], reply: int, stop_ids: tupl
         do_sample=True,
         top_k=0,
         top_p=1.0,
-        max_new_tokens=reply,
+        max_new_tokens=completion,
         pad_token_id=0,
         eos_token_id=list(stop_ids) or -1,
     )
@@ -176,13 +176,13 @@ def main() -> None:
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     results: list[dict] = []
     for name in args.models:
-        model, prompt, reply = make_model(name, args.device)
+        model, prompt, completion = make_model(name, args.device)
         for case in ("equal", "ends apart"):
             stop_ids = () if case == "equal" else tuple(range(1, 1 + max(1, len(model.tokenizer) // 34)))
             for rows in args.rows:
                 prompts = make_prompts(model, rows // G, prompt)
                 engines = [e for e in args.engines if e != "continuous" or case == "equal"]
-                runs = {engine: ENGINES[engine](model, prompts, reply, stop_ids) for engine in engines}
+                runs = {engine: ENGINES[engine](model, prompts, completion, stop_ids) for engine in engines}
                 found = compare(runs, args.repeats, clock)
                 results.append({"model": name, "case": case, "rows": rows, "engines": found})
                 line = ", ".join(

@@ -1,9 +1,9 @@
 """How the cost of an update grows: slopes of log time and log memory against log tokens, group size and experts.
 
-The chain model, float32, forward and backward. tokens: more prompts of 128 with 8 replies of 64, in micro-batches of
-`--budget` tokens, each but the last full, so that memory should not grow. group: replies to one prompt of 256. experts: of
-which each token visits 2, so that the work should not grow. A slope of 1 is proportional cost. Each slope is the
-median of the least-squares slopes of single repeats.
+The chain model, float32, forward and backward. tokens: more prompts of 128 with 8 completions of 64, in micro-batches of
+`--budget` tokens, each but the last full, so that memory should not grow. group: completions to one prompt of 256. experts:
+of which each token visits 2, so that the work should not grow. A slope of 1 is proportional cost. Each slope is the median
+of the least-squares slopes of single repeats.
 
 Memory is the peak of a pass above what stands before it, which is weights and their gradients. Those grow with the experts,
 as they must; the slope says whether what a pass adds does (hidden states and other activations, and one layer's gradient
@@ -23,22 +23,22 @@ from typing import Any
 import torch
 from models import mixture
 from paired import median_interval
-from update import one_pass, peak, replies
+from update import completions, one_pass, peak
 
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
-from gspo.types import Reply
+from gspo.types import Completion
 
-Case = tuple[HFModel, list[Reply]]
+Case = tuple[HFModel, list[Completion]]
 
 
 def cases() -> dict[str, dict[int, Case]]:
     """What is measured, by what grows and its size."""
     model = mixture()
     return {
-        "tokens": {n * (128 + 8 * 64): (model, replies(128, 64, 8, n)) for n in (7, 14, 28, 56)},
-        "group": {g: (model, replies(256, 64, g, 1)) for g in (4, 8, 16, 32)},
-        "experts": {e: (mixture(experts=e), replies(128, 64, 8, 4)) for e in (8, 16, 32, 64)},
+        "tokens": {n * (128 + 8 * 64): (model, completions(128, 64, 8, n)) for n in (7, 14, 28, 56)},
+        "group": {g: (model, completions(256, 64, g, 1)) for g in (4, 8, 16, 32)},
+        "experts": {e: (mixture(experts=e), completions(128, 64, 8, 4)) for e in (8, 16, 32, 64)},
     }
 
 

@@ -2,9 +2,9 @@
 
 python benchmarks/sequence_ratio.py [--repeats 12] [--out FILE.json]
 
-The step is that of rollout_step.py (16 prompts x 8 replies of exactly 57 tokens, 4 updates), by `gspo train`'s own path; two
-processes take turns. The objective alone is the forward and backward pass from log-probabilities to their gradient, also at
-the paper's kind of length. Ratios are medians of paired ratios with 95 % intervals.
+The step is that of rollout_step.py (16 prompts x 8 completions of exactly 57 tokens, 4 updates), by `gspo train`'s own path;
+two processes take turns. The objective alone is the forward and backward pass from log-probabilities to their gradient, also
+at the paper's kind of length. Ratios are medians of paired ratios with 95 % intervals.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import torch
 from paired import THREADS, Worker, median_interval, take_turns
 
 from gspo.objective.algorithms import ALGORITHMS
-from gspo.objective.replies import Replies
+from gspo.objective.completions import Completions
 
 HERE = Path(__file__).resolve().parent
 NAMES = ("gspo", "grpo")
-SIZES = ((32, 57), (64, 8192))  # replies of an update, tokens of each
+SIZES = ((32, 57), (64, 8192))  # completions of an update, tokens of each
 
 
 def steps(repeats: int, warm_up: int) -> dict[str, list[dict[str, Any]]]:
@@ -46,13 +46,13 @@ def steps(repeats: int, warm_up: int) -> dict[str, list[dict[str, Any]]]:
                 worker.close()
 
 
-def alone(replies: int, tokens: int, repeats: int) -> dict[str, list[float]]:
+def alone(completions: int, tokens: int, repeats: int) -> dict[str, list[float]]:
     """Seconds of each objective's forward and backward pass, in turns."""
     g = torch.Generator().manual_seed(0)
-    y = Replies.of(torch.full((replies,), tokens))
-    old = -3 * torch.rand(replies * tokens, generator=g)
+    y = Completions.of(torch.full((completions,), tokens))
+    old = -3 * torch.rand(completions * tokens, generator=g)
     logp = (old + 0.05 * torch.randn(len(old), generator=g)).requires_grad_()
-    A = torch.randn(replies, generator=g)
+    A = torch.randn(completions, generator=g)
     seconds: dict[str, list[float]] = {name: [] for name in NAMES}
     for repeat in range(-5, repeats):
         for name in NAMES if repeat % 2 else NAMES[::-1]:
@@ -90,8 +90,10 @@ def main() -> None:
         compare(f"rollout step: {part}", {name: [step[key] for step in own] for name, own in taken.items()})
         for part, key in (("whole", "seconds"), ("updates", "train"))
     ]
-    for replies, tokens in SIZES:
-        results.append(compare(f"objective, {replies} x {tokens} tokens", alone(replies, tokens, 10 * options.repeats)))
+    for completions, tokens in SIZES:
+        results.append(
+            compare(f"objective, {completions} x {tokens} tokens", alone(completions, tokens, 10 * options.repeats))
+        )
     if options.out:
         options.out.write_text(json.dumps({"threads": THREADS, "results": results}, indent=1) + "\n")
 

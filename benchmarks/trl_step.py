@@ -36,12 +36,12 @@ def trl_environment() -> Path:
 
 def make_arguments(trial: dict[str, Any], scratch: str) -> Any:
     """GSPO in TRL, as the paper has it, with everything off that is not the step itself."""
-    from chain import REPLY_TOKENS
+    from chain import COMPLETION_TOKENS
     from trl import GRPOConfig
 
     options = {
         "output_dir": scratch,
-        # GSPO: the sequence ratio, the mean over replies, the paper's clip range and 4 updates a rollout batch.
+        # GSPO: the sequence ratio, the mean over completions, the paper's clip range and 4 updates a rollout batch.
         "importance_sampling_level": "sequence",
         "loss_type": "grpo",
         "epsilon": 3e-4,
@@ -49,13 +49,13 @@ def make_arguments(trial: dict[str, Any], scratch: str) -> Any:
         "beta": 0.0,
         "num_iterations": 1,
         "router_aux_loss_coef": 0.0,
-        # 16 prompts x 8 replies are sampled at once, then trained on in 4 updates of 32 replies. As a rollout batch
+        # 16 prompts x 8 completions are sampled at once, then trained on in 4 updates of 32 completions. As a rollout batch
         # gives several updates, TRL computes pi_old itself, by one more forward pass.
         "num_generations": GENERATIONS,
         "per_device_train_batch_size": PROMPTS * GENERATIONS // MINI_BATCHES,
         "gradient_accumulation_steps": 1,
         "steps_per_generation": MINI_BATCHES,
-        "max_completion_length": REPLY_TOKENS,
+        "max_completion_length": COMPLETION_TOKENS,
         "temperature": 1.0,
         "learning_rate": LEARNING_RATE,
         "lr_scheduler_type": "constant",
@@ -99,7 +99,7 @@ def make_trainer(commands: Commands, model_folder: str, experts: str, trial: dic
             begin, sampled = time.perf_counter(), seconds["sample"]
             result = super()._generate_and_score_completions(inputs)
             seconds["score"] += time.perf_counter() - begin - (seconds["sample"] - sampled)
-            self.replies = result["completion_mask"].sum(1).tolist()
+            self.completions = result["completion_mask"].sum(1).tolist()
             return result
 
     class Turns(TrainerCallback):
@@ -113,8 +113,10 @@ def make_trainer(commands: Commands, model_folder: str, experts: str, trial: dic
                 return
             total = time.perf_counter() - self.begin
             train = total - seconds["sample"] - seconds["score"]
-            length = sum(trainer.replies) / len(trainer.replies)
-            commands.answer({"seconds": total, **seconds, "train": train, "replies": len(trainer.replies), "length": length})
+            length = sum(trainer.completions) / len(trainer.completions)
+            commands.answer(
+                {"seconds": total, **seconds, "train": train, "completions": len(trainer.completions), "length": length}
+            )
             control.should_training_stop = not self._wait()
 
         def _wait(self) -> bool:
@@ -128,7 +130,7 @@ def make_trainer(commands: Commands, model_folder: str, experts: str, trial: dic
 
     model = AutoModelForCausalLM.from_pretrained(model_folder, experts_implementation=experts)
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    # Every reply must have the same length as in our program. An end token past the model's last output can never be
+    # Every completion must have the same length as in our program. An end token past the model's last output can never be
     # sampled; min_new_tokens would do it too, but by changing the distribution that is sampled from.
     tokenizer.add_special_tokens({"eos_token": "<never>"})
     model.config.eos_token_id = model.generation_config.eos_token_id = None

@@ -1,10 +1,10 @@
 """The forward and backward pass of one update by TRL's GRPOTrainer, as a worker for update_trl.py (see paired.py).
 
-TRL's own loss at the sequence level, on replies as its trainer holds them: prompts and completions in rows. It runs in the
-environment of trl_step.py, with the options that were the fastest there (grouped_mm experts, no checkpointing, float32);
+TRL's own loss at the sequence level, on completions as its trainer holds them: prompts and completions in rows. It runs in
+the environment of trl_step.py, with the options that were the fastest there (grouped_mm experts, no checkpointing, float32);
 `--trial '{"torch_compile": true}'` compiles the model: faster for the dense one, slower for long rows of the mixture. TRL
-has no padding-free option for GRPO, and these rows have no padding.
-All 16 rows at once (kept), 8 or 4 at a time took 1.03, 1.04 and 1.04 s in the same rounds; one at a time, 1.20 s.
+has no padding-free option for GRPO, and these rows have no padding. All 16 rows at once (kept), 8 or 4 at a time took 1.03,
+1.04 and 1.04 s in the same rounds; one at a time, 1.20 s.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def make_trainer(model_folder: str, trial: dict[str, Any]) -> Any:
 
 
 def make_inputs(shape: tuple[int, int, int, int]) -> dict[str, Any]:
-    """The replies as `_compute_loss` takes them. Without pi_old it takes the policy of now, so that nothing is clipped."""
+    """The completions as `_compute_loss` takes them. Without pi_old it takes the present policy, so nothing is clipped."""
     import torch
     from chain import random_groups
 
     groups = random_groups(*shape)
-    prompts = torch.stack([prompt for prompt, replies in groups for _ in replies])
-    completions = torch.stack([reply for _, replies in groups for reply in replies])
+    prompts = torch.stack([prompt for prompt, completions in groups for _ in completions])
+    completions = torch.stack([completion for _, completions in groups for completion in completions])
     signs = torch.arange(len(completions)) % 2
     return {
         "prompt_ids": prompts,
@@ -84,7 +84,7 @@ def serve(commands: Commands, options: argparse.Namespace) -> None:
 def main() -> None:
     """Serve updates."""
     parser = update_options(__doc__)
-    parser.add_argument("--rows", type=int, help="replies in one forward pass; all by default")
+    parser.add_argument("--rows", type=int, help="completions in one forward pass; all by default")
     parser.add_argument("--trial", default="{}", help="GRPOConfig options to try, as JSON")
     options = parser.parse_args()
     serve(Commands(), options)

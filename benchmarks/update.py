@@ -1,12 +1,12 @@
-"""Seconds of one update's forward and backward pass: prompts of P tokens, G replies of R each, by layout, in turns.
+"""Seconds of one update's forward and backward pass: prompts of P tokens, G completions of R each, by layout, in turns.
 
-A dense model and a mixture of experts of 3 M parameters, float32 (models.py). "padded": a row a reply, as other frameworks
-train. "auto": what `gspo train` does; padded rows where it cannot share prompts. Each figure is the median of paired ratios,
-at least 5 repeats. roofline: the operations that the forest needs, each token once, at the machine's rate for a large matrix
-product, over the time taken; on a GPU this is the model FLOPs utilisation. GiB: the peak of one more pass above weights and
-gradients.
+A dense model and a mixture of experts of 3 M parameters, float32 (models.py). "padded": a row a completion, as other
+frameworks train. "auto": what `gspo train` does; padded rows where it cannot share prompts. Each figure is the median of
+paired ratios, at least 5 repeats. roofline: the operations that the forest needs, each token once, at the machine's rate for
+a large matrix product, over the time taken; on a GPU this is the model FLOPs utilisation. GiB: the peak of one more pass
+above weights and gradients.
 
-On a GPU, with autocast to bfloat16 as `gspo train` has it, and with long replies:
+On a GPU, with autocast to bfloat16 as `gspo train` has it, and with long completions:
 python benchmarks/update.py --device cuda --model 0.6b --layouts padded shared [--checkpointing] [--shape 512 16384 8 1]
 """
 
@@ -32,23 +32,23 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.config.policy import ModelConfig
 from gspo.config.training import LAYOUTS
 from gspo.learner import layout
-from gspo.types import Reply
+from gspo.types import Completion
 
 SHAPES = [(512, 64, 8, 2), (256, 128, 8, 2), (64, 256, 8, 2), (2048, 256, 8, 1), (23, 57, 8, 4)]
 
 
-def replies(prompt: int, reply: int, group: int, prompts: int) -> list[Reply]:
+def completions(prompt: int, completion: int, group: int, prompts: int) -> list[Completion]:
     """Those of chain.random_groups, each with an advantage of 1 or -1 in turn."""
     made = []
-    for shared, group_replies in chain.random_groups(prompt, reply, group, prompts):
-        for i, own in enumerate(group_replies):
-            logp = torch.zeros(reply)
-            sampled = torch.arange(prompt + reply) >= prompt
-            made.append(Reply(torch.cat([shared, own]), sampled, logp, logp, 1.0 - 2 * (i % 2)))
+    for shared, group_completions in chain.random_groups(prompt, completion, group, prompts):
+        for i, own in enumerate(group_completions):
+            logp = torch.zeros(completion)
+            sampled = torch.arange(prompt + completion) >= prompt
+            made.append(Completion(torch.cat([shared, own]), sampled, logp, logp, 1.0 - 2 * (i % 2)))
     return made
 
 
-def one_pass(policy: HFPolicy, made: list[Reply], budget: int) -> Callable[[], None]:
+def one_pass(policy: HFPolicy, made: list[Completion], budget: int) -> Callable[[], None]:
     """The forward and backward passes of an update, as the learner makes them."""
 
     def run() -> None:
@@ -61,7 +61,7 @@ def one_pass(policy: HFPolicy, made: list[Reply], budget: int) -> Callable[[], N
     return run
 
 
-def operations(model: HFModel, made: list[Reply]) -> float:
+def operations(model: HFModel, made: list[Completion]) -> float:
     """Of a forward and backward pass that computes each token once: products with the weights, and attention."""
     config, forest = model.config, layout.build(made, share=True).forest
     weights = sum(p.numel() for name, p in model.body.named_parameters() if p.ndim == 2 and "embed" not in name)
@@ -70,7 +70,7 @@ def operations(model: HFModel, made: list[Reply]) -> float:
         weights += experts * config.num_experts_per_tok / config.num_experts
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = config.num_hidden_layers * config.num_attention_heads * width
-    sampled = sum(len(reply.logp_old) for reply in made)
+    sampled = sum(len(completion.logp_old) for completion in made)
     looks = float((forest.position + 1).sum())
     return 6 * (weights * len(forest.tokens) + config.vocab_size * config.hidden_size * sampled) + 12 * heads * looks
 
@@ -98,7 +98,7 @@ def in_turns(runs: dict[str, Callable[[], None]], repeats: int, clock: Callable[
 
 def compare(model: HFModel, shape: tuple[int, ...], rate: float, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A line a layout, printed and returned. rate: operations a second of a large matrix product."""
-    made, line = replies(*shape), f"P {shape[0]} R {shape[1]} G {shape[2]}, {shape[3]} prompts:"
+    made, line = completions(*shape), f"P {shape[0]} R {shape[1]} G {shape[2]}, {shape[3]} prompts:"
     policies = {name: HFPolicy(model, layout=name, gradient_checkpointing=options.checkpointing) for name in options.layouts}
     runs = {name: one_pass(policy, made, options.budget) for name, policy in policies.items()}
     clock = time.perf_counter if options.clock == "wall" else time.process_time

@@ -1,6 +1,6 @@
 """Seconds of one update's forward and backward pass: gspo against TRL's GRPOTrainer, in turns, at the shapes of update.py.
 
-Each program is a process of its own with the same model (models.py), the same replies, GSPO's loss and as many threads.
+Each program is a process of its own with the same model (models.py), the same completions, GSPO's loss and as many threads.
 Nothing is clipped. The gradients of both must agree, so that both did the same work. At least 5 repeats; the first run
 installs TRL into .bench-trl.
 """

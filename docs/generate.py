@@ -66,7 +66,7 @@ def page() -> str:
         "| name | ratio and clip | the mean counts | scale_rewards | clip range or constants | mini_batches | source |",
         "|---|---|---|---|---|---|---|",
     ]
-    counts = {"replies": "replies", "tokens": "tokens", "budget": "replies x max_completion_length"}
+    counts = {"completions": "completions", "tokens": "tokens", "budget": "completions x max_completion_length"}
     for name, row in ALGORITHMS.items():
         lines.append(
             f"| `{name}` | {row.level} | {counts[row.counts]} | {row.scale_rewards[0]} | "

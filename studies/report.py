@@ -120,7 +120,7 @@ def draw_differences(theme: Theme, path: Path) -> None:
 
 
 def draw_ranges(theme: Theme, path: Path) -> None:
-    """Reward against the clip range at each reply length; the automatic one as a dotted line."""
+    """Reward against the clip range at each completion length; the automatic one as a dotted line."""
     with canvas(theme) as (figure, ax):
         lines = {(line["setting"], line["variant"]): line["reward"] for line in lines_of("lengths")}
         at = np.arange(len(RANGES))

@@ -124,7 +124,7 @@ print(*(update.peak(run, torch.device("cpu")) for _ in range(3)))
 
 def test_operations_count_each_token_once():
     model, shape = models.dense(), (40, 8, 4, 2)
-    made = update.replies(*shape)
+    made = update.completions(*shape)
     tokens, sampled = 2 * (40 + 4 * 8), 2 * 4 * 8
     weights = 4 * (128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 512)
     looks = 2 * (40 * 41 / 2 + 4 * sum(range(41, 49)))
@@ -132,12 +132,12 @@ def test_operations_count_each_token_once():
     assert update.operations(model, made) == by_hand
 
 
-def test_both_programs_read_the_same_replies():
+def test_both_programs_read_the_same_completions():
     shape = (5, 3, 4, 2)
-    ours, theirs = update.replies(*shape), trl_update.make_inputs(shape)
+    ours, theirs = update.completions(*shape), trl_update.make_inputs(shape)
     rows = torch.cat([theirs["prompt_ids"], theirs["completion_ids"]], 1)
-    assert torch.equal(torch.stack([reply.tokens for reply in ours]), rows)
-    assert [reply.advantage for reply in ours] == theirs["advantages"].tolist()
+    assert torch.equal(torch.stack([completion.tokens for completion in ours]), rows)
+    assert [completion.advantage for completion in ours] == theirs["advantages"].tolist()
     assert len({tuple(prompt.tolist()) for prompt, _ in chain.random_groups(*shape)}) == 2
 
 

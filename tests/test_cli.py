@@ -144,7 +144,7 @@ def place(tmp_path_factory):
         (folder / "first.jsonl").write_text((folder / "run" / "metrics.jsonl").read_text())
         assert main(["train", "train.toml", "--resume", "--train.steps=4"]) == 0
         assert (
-            main(["eval", "train.toml", "--model.path=run/model", "--eval.num_generations=3", "--out=out/replies.jsonl"])
+            main(["eval", "train.toml", "--model.path=run/model", "--eval.num_generations=3", "--out=out/completions.jsonl"])
             == 0
         )
         assert main(["report", "run", "cold"]) == 0
@@ -168,15 +168,15 @@ def test_training_begins_with_the_cold_model_and_resumes(place):
     assert any(changed)
 
 
-def test_eval_prints_an_interval_and_writes_each_reply(place, monkeypatch, capsys):
-    replies = lines(place / "out" / "replies.jsonl")
-    assert len(replies) == 8 * 3
-    assert {"prompt_id", "prompt", "completion", "reward", "reward_parts", "stop", "error"} <= set(replies[0])
-    assert len({reply["prompt_id"] for reply in replies}) == 8
+def test_eval_prints_an_interval_and_writes_each_completion(place, monkeypatch, capsys):
+    completions = lines(place / "out" / "completions.jsonl")
+    assert len(completions) == 8 * 3
+    assert {"prompt_id", "prompt", "completion", "reward", "reward_parts", "stop", "error"} <= set(completions[0])
+    assert len({completion["prompt_id"] for completion in completions}) == 8
     monkeypatch.chdir(place)
     assert main(["eval", "train.toml", "--model.path=run/model", "--eval.num_generations=3"]) == 0
     shown = capsys.readouterr().out
-    mean = sum(reply["reward"] for reply in replies) / len(replies)
+    mean = sum(completion["reward"] for completion in completions) / len(completions)
     assert shown.startswith(f"model run/model\naccuracy {mean:.4f}  (95 % interval ")
     assert mean > 0.1
 

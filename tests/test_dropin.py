@@ -11,13 +11,13 @@ from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.types import Outputs
 from tests.bigram import Bigram
-from tests.learner.test_learner import LENGTHS, replies
+from tests.learner.test_learner import LENGTHS, completions
 
 NAMES = [name for name, row in ALGORITHMS.items() if not row.critic]
 
 
 def rows(values, T=12, before=2):
-    """[N] as rows [B, T], with `before` places of padding or tool output ahead of each reply."""
+    """[N] as rows [B, T], with `before` places of padding or tool output ahead of each completion."""
     made = torch.full((len(LENGTHS), T + before), 7.5, dtype=values.dtype)
     mask = torch.zeros(len(LENGTHS), T + before)
     for row, part in enumerate(values.split(LENGTHS)):
@@ -27,7 +27,7 @@ def rows(values, T=12, before=2):
 
 
 def given():
-    batch = replies()
+    batch = completions()
     built = layout.build(batch)
     return batch, built, Bigram().forward(built, entropy=True)
 
@@ -43,7 +43,7 @@ def test_value_and_gradient_are_the_learners(name):
     (gradient,) = torch.autograd.grad(expected, logp)
     wide, mask = rows(out.logp.detach())
     wide.requires_grad_()
-    A = torch.tensor([reply.advantage for reply in batch], dtype=torch.float64)
+    A = torch.tensor([completion.advantage for completion in batch], dtype=torch.float64)
     for advantages in (A, A[:, None], A[:, None].expand(wide.shape)):
         found, metrics = dropin.loss(
             name, wide, rows(built.logp_old)[0], advantages, mask, logp_mu=rows(built.logp_mu)[0], max_completion_length=9
@@ -66,7 +66,7 @@ def test_uneven_micro_batches_need_the_whole_count():
     assert float(sum(parts)) == pytest.approx(float(whole))
 
 
-def test_a_reply_that_is_all_padding_does_not_count():
+def test_a_completion_that_is_all_padding_does_not_count():
     _, built, out = given()
     wide, mask = rows(out.logp.detach())
     old, A = rows(built.logp_old)[0], built.advantage
@@ -86,7 +86,7 @@ X, M = torch.zeros(2, 3), torch.ones(2, 3)
         (("gspo", X, X[:, :2], X[:, 0], M), {}, r"logp_old: shape \[2, 2\]"),
         (("gspo", X, X, X[0], M), {}, r"advantages: shape \[3\]; \[2\] or \[2, 3\]"),
         (("gspo", X, X, X[:, 0], 0 * M), {}, "mask: no token"),
-        (("gspo", X, X, torch.arange(6.0).view(2, 3), M), {}, "advantages differ within a reply"),
+        (("gspo", X, X, torch.arange(6.0).view(2, 3), M), {}, "advantages differ within a completion"),
         (("gspo", X, X, X[:, 0], M), {"epsilon": "auto"}, "not for a drop-in loss"),
         (("gspo", X, X, X[:, 0], M), {"beta": 0.1}, "not for a drop-in loss"),
         (("ppo", X, X, X[:, 0], M), {}, "not for a drop-in loss"),

@@ -7,7 +7,7 @@ ROWS = [{"prompt": f"{i}+{j}=", "answer": str((i + j) % 10)} for i in range(8) f
 
 
 def likes_a(prompts, completions, **columns):
-    """Share of the letter a: easy to learn, never the same for all replies."""
+    """Share of the letter a: easy to learn, never the same for all completions."""
     return [c.count("a") / max(1, len(c)) for c in completions]
 
 

@@ -87,7 +87,7 @@ def sft(
 
 
 def evaluate(config: Source = None, **sections: dict[str, Any]) -> tuple[dict[str, float], list[Group]]:
-    """Metrics of the model in `config` on its held-out prompts (`eval/accuracy` and its 95 % interval), and the replies."""
+    """Metrics of the model in `config` on its held-out prompts (`eval/accuracy` with its 95 % interval), and the groups."""
     made = as_config(config, sections)
     check_required(made)
     with assemble.evaluating(made) as arguments:

@@ -62,7 +62,7 @@ def parser() -> Parser:
     )
     made.add_argument("--resume", action="store_true", help="go on from the run folder's last checkpoint")
     made = command("eval", "sample held-out prompts and report the accuracy with a 95 % interval", "1")
-    made.add_argument("--out", type=Path, metavar="FILE", help="write each reply to this .jsonl file")
+    made.add_argument("--out", type=Path, metavar="FILE", help="write each completion to this .jsonl file")
     made = command("compare", "run a study: algorithms x settings x seeds on equal terms, with intervals and verdicts")
     made.add_argument("study", metavar="STUDY.toml", help="study file")
     made.add_argument("--dir", help="folder of the study (default: runs/NAME)")
@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         from gspo.demo import stages
 
         folder = arguments.dir or ("runs/demo-agent" if arguments.agent else "runs/demo")
-        return stages.play(Path(folder), arguments.seed, arguments.resume, "agent" if arguments.agent else "reply")
+        return stages.play(Path(folder), arguments.seed, arguments.resume, "agent" if arguments.agent else "completion")
     if arguments.command == "compare":
         from gspo.study.compare import compare
 
@@ -174,7 +174,7 @@ def serve(config: Any, resume: bool) -> int:
 
 
 def evaluate(config: Any, out: Path | None) -> int:
-    """`gspo eval`: prints the metrics, and writes the replies."""
+    """`gspo eval`: prints the metrics, and writes the completions."""
     from gspo import api
     from gspo.rollout.metrics import describe
 

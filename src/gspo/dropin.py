@@ -10,8 +10,8 @@ from torch import Tensor
 from gspo.config.files import from_dict
 from gspo.learner.algorithm import resolve
 from gspo.learner.objective import PolicyObjective
+from gspo.objective.completions import Completions
 from gspo.objective.losses import sequence_ratio
-from gspo.objective.replies import Replies
 
 
 def loss(
@@ -20,10 +20,11 @@ def loss(
 ) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
     """The loss of the algorithm `name` on padded rows, and its metrics.
 
-    logp, logp_old, logp_mu [B, T]: log-probabilities of the replies' tokens under pi_theta, pi_old and the sampler (unset:
-    pi_old). mask [B, T]: nonzero where the policy sampled the token. advantages [B], or [B, T] as some programs spread them.
-    settings: of [algorithm], such as epsilon. denominator: what the sum over this micro-batch is divided by; unset, what the
-    algorithm counts within it: right for micro-batches of equal size, so pass the whole update's count where they differ.
+    logp, logp_old, logp_mu [B, T]: log-probabilities of the completions' tokens under pi_theta, pi_old and the sampler
+    (unset: pi_old). mask [B, T]: nonzero where the policy sampled the token. advantages [B], or [B, T] as some programs
+    spread them. settings: of [algorithm], such as epsilon. denominator: what the sum over this micro-batch is divided by;
+    unset, what the algorithm counts within it: right for micro-batches of equal size, so pass the whole update's count where
+    they differ.
 
     Padding leaves before any equation. Raises ValueError for shapes that do not fit, for settings that the algorithm has
     not, and for those that need state or another pass: epsilon = "auto", beta, correction, aux_loss, a critic.
@@ -33,18 +34,18 @@ def loss(
     if config.epsilon == "auto" or config.beta or config.correction != "none" or config.aux_loss or row.critic:
         raise ValueError(f'{name}: epsilon = "auto", beta, correction, aux_loss and critics are not for a drop-in loss')
     if row.counts == "budget" and max_completion_length is None:
-        raise ValueError(f"{name} divides by replies x max_completion_length: pass max_completion_length")
+        raise ValueError(f"{name} divides by completions x max_completion_length: pass max_completion_length")
     kept = mask != 0
     length = kept.sum(1)
     there = length > 0
     begins = kept.int().diff(dim=1, prepend=kept.new_zeros(len(kept), 1).int()) == 1
-    y = Replies.of(length[there], begins.cumsum(1)[kept])  # what was not sampled in between parts two turns
+    y = Completions.of(length[there], begins.cumsum(1)[kept])  # what was not sampled in between parts two turns
     likelihoods = {"logp_old": logp_old[kept], "logp_mu": (logp_old if logp_mu is None else logp_mu)[kept]}
-    A = advantages[there] if advantages.ndim == 1 else _by_reply(advantages, kept)[there]
+    A = advantages[there] if advantages.ndim == 1 else _by_completion(advantages, kept)[there]
     objective = PolicyObjective(row, config, max_completion_length or 1)
     found = objective.surrogate(logp[kept], A.to(logp), y, likelihoods)
-    counts = {"replies": int(there.sum()), "tokens": int(length.sum())}
-    count = denominator or counts.get(row.counts) or counts["replies"] * (max_completion_length or 1)
+    counts = {"completions": int(there.sum()), "tokens": int(length.sum())}
+    count = denominator or counts.get(row.counts) or counts["completions"] * (max_completion_length or 1)
     ratio = sequence_ratio(logp[kept], logp_old[kept], y) if row.level == "sequence" else found.ratio
     low, high = found.clipped_low.float().mean(), found.clipped_high.float().mean()
     metrics = {
@@ -68,10 +69,10 @@ def _check(logp: Tensor, logp_old: Tensor, advantages: Tensor, mask: Tensor) -> 
         raise ValueError("mask: no token was sampled, so there is nothing to learn")
 
 
-def _by_reply(advantages: Tensor, kept: Tensor) -> Tensor:
-    """A_i [B] of advantages [B, T] that are the same at all sampled tokens of a reply. Raises ValueError where not."""
+def _by_completion(advantages: Tensor, kept: Tensor) -> Tensor:
+    """A_i [B] of advantages [B, T] that are the same at all sampled tokens of a completion. Raises ValueError where not."""
     wide = advantages.expand(kept.shape)
     first = wide.gather(1, kept.int().argmax(1, keepdim=True))
     if not torch.equal(torch.where(kept, wide, first), first.expand(kept.shape)):
-        raise ValueError("advantages differ within a reply: these objectives take one advantage a reply")
+        raise ValueError("advantages differ within a completion: these objectives take one advantage a completion")
     return first[:, 0]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gspo.types import Batch, Outputs, Prompt, Reply, Rollout, Sampling, Stats
+from gspo.types import Batch, Completion, Outputs, Prompt, Rollout, Sampling, Stats
 
 
 class SamplerError(RuntimeError):
@@ -19,7 +19,7 @@ class SamplerError(RuntimeError):
 
 
 class Sampler(Protocol):
-    """Samples replies, token ids in and token ids out, with each token's own log-probability mu. Both methods raise
+    """Samples completions, token ids in and token ids out, with each token's own log-probability mu. Both methods raise
     SamplerError where it cannot go on; after `load` did, `version` is the new one all the same.
     """
 
@@ -35,9 +35,10 @@ class Sampler(Protocol):
         sampling: Sampling,
         progress: Callable[[int], None] | None = None,
     ) -> list[Rollout]:
-        """`n` replies to each prompt, in the order of the prompts, unscored.
+        """`n` completions to each prompt, in the order of the prompts, unscored.
 
-        The same prompts, n, sampling and weights give the same replies. `progress` is told how many replies are done.
+        The same prompts, n, sampling and weights give the same completions. `progress` is told how many completions are
+        done.
         """
         ...
 
@@ -46,19 +47,19 @@ class Sampler(Protocol):
         ...
 
 
-def key_of(seed: int | tuple[int, ...], prompt: int, reply: int) -> list[int]:
-    """What fixes one reply. prompt, reply: their numbers."""
-    return [seed, prompt, reply] if isinstance(seed, int) else [seed[prompt], reply]
+def key_of(seed: int | tuple[int, ...], prompt: int, completion: int) -> list[int]:
+    """What fixes one completion. prompt, completion: their numbers."""
+    return [seed, prompt, completion] if isinstance(seed, int) else [seed[prompt], completion]
 
 
-def seed_of(seed: int | tuple[int, ...], prompt: int, reply: int) -> int:
-    """The seed of one reply, for engines that take one a reply. prompt, reply: their numbers."""
-    return int(np.random.SeedSequence(key_of(seed, prompt, reply)).generate_state(1, np.uint32)[0])
+def seed_of(seed: int | tuple[int, ...], prompt: int, completion: int) -> int:
+    """The seed of one completion, for engines that take one a completion. prompt, completion: their numbers."""
+    return int(np.random.SeedSequence(key_of(seed, prompt, completion)).generate_state(1, np.uint32)[0])
 
 
 class Job:
-    """A reply that is being sampled. future: of the reply; it raises SamplerError where the engine could not give it. now:
-    tells what came of it so far.
+    """A completion that is being sampled. future: of the completion; it raises SamplerError where the engine could not give
+    it. now: tells what came of it so far.
     """
 
     def __init__(self, future: Future[Rollout], now: Callable[[], Rollout]) -> None:
@@ -74,7 +75,7 @@ class Job:
         return self.future.done()
 
     def result(self) -> Rollout:
-        """The reply. Raises SamplerError where the engine could not give it."""
+        """The completion. Raises SamplerError where the engine could not give it."""
         return self.future.result()
 
     def cancel(self) -> None:
@@ -83,7 +84,7 @@ class Job:
 
 
 class Speaker(Protocol):
-    """Whoever samples one reply at a time, many at once."""
+    """Whoever samples one completion at a time, many at once."""
 
     @property
     def version(self) -> int:
@@ -91,14 +92,14 @@ class Speaker(Protocol):
         ...
 
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
-        """Begins a reply: `so_far` holds the prompt alone."""
+        """Begins a completion: `so_far` holds the prompt alone."""
         ...
 
 
 class StreamingSampler(Sampler, Speaker, Protocol):
-    """A sampler that works while others do. A weight update interrupts its replies, and they go on with the new weights:
-    each token keeps the likelihood and the version of those that sampled it; `begin` also goes on with a reply. probes:
-    replies of the weights of now.
+    """A sampler that works while others do. A weight update interrupts its completions, and they go on with the new weights:
+    each token keeps the likelihood and the version of those that sampled it; `begin` also goes on with a completion. probes:
+    completions of the weights of now.
     """
 
     probes: list[Rollout]
@@ -107,7 +108,7 @@ class StreamingSampler(Sampler, Speaker, Protocol):
 class Policy(Protocol):
     """A causal language model that scores sampled tokens and can be trained.
 
-    shares_prompts: whether a prompt shared by neighbouring replies is computed once. sparse: whether it is a mixture of
+    shares_prompts: whether a prompt shared by neighbouring completions is computed once. sparse: whether it is a mixture of
     experts whose routing can be seen.
     """
 
@@ -132,7 +133,7 @@ class Policy(Protocol):
         ...
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """What the optimiser trains: the weights, and those of a critic."""
+        """What the optimizer trains: the weights, and those of a critic."""
         ...
 
     def weights(self) -> Iterable[tuple[str, nn.Parameter]]:
@@ -184,11 +185,11 @@ Report = Callable[[str, int, int], None]
 class Objective(Protocol):
     """What an update minimises."""
 
-    def denominator(self, replies: Sequence[Reply]) -> float:
+    def denominator(self, completions: Sequence[Completion]) -> float:
         """What the sum of all terms of this update is divided by."""
         ...
 
-    def idle(self, reply: Reply) -> bool:
+    def idle(self, completion: Completion) -> bool:
         """Whether its terms have zero gradient whatever the policy says of it."""
         ...
 
@@ -196,6 +197,8 @@ class Objective(Protocol):
         """The terms to be summed, [S] or [N], and detached statistics, each [S] or [N]."""
         ...
 
-    def summary(self, stats: Stats, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Metrics of an update on `replies` from the statistics of all its micro-batches, which idle replies are not in."""
+    def summary(self, stats: Stats, completions: Sequence[Completion]) -> dict[str, Any]:
+        """Metrics of an update on `completions` from the statistics of all its micro-batches, which idle completions are not
+        in.
+        """
         ...

@@ -33,8 +33,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How replies are sampled. `seed` fixes every reply, or is one for each prompt; `stop_ids` end one (and are part of it).
-    routes: record which experts each token chose.
+    """How completions are sampled. `seed` fixes every completion, or is one for each prompt; `stop_ids` end one (and are
+    part of it). routes: record which experts each token chose.
     """
 
     max_new_tokens: int
@@ -49,15 +49,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sampled reply y_i with all that was known when it was sampled.
+    """One sampled completion y_i with all that was known when it was sampled.
 
-    tokens [L] int64: prompt and reply. sampled [L] bool: True where the policy chose the token; |y| counts these.
-    logp [L] float32: log-probability under the sampler itself (mu), 0 where not sampled.
-    version [L] int64: the version of the weights that sampled the token, -1 where not sampled.
-    stop: "eos" | "stop" | "length", or "error" where nothing was sampled. reward: None until scored, or when every reward
-    failed (then `error` says why).
-    routes [L, layers, k] int16: the experts that the sampler chose for each token, -1 where the token was not read (the
-    last one never is); None for a dense model, or where nobody asked.
+    tokens [L] int64: prompt and completion. sampled [L] bool: True where the policy chose the token; |y| counts these. logp
+    [L] float32: log-probability under the sampler itself (mu), 0 where not sampled. version [L] int64: the version of the
+    weights that sampled the token, -1 where not sampled. stop: "eos" | "stop" | "length", or "error" where nothing was
+    sampled. reward: None until scored, or when every reward failed (then `error` says why). routes [L, layers, k] int16: the
+    experts that the sampler chose for each token, -1 where the token was not read (the last one never is); None for a dense
+    model, or where nobody asked.
 
     A conversation has more: turn [L] int64, which turn of the policy sampled the token, -1 where none did; turn_rewards, r
     of each turn, where turns are rewarded apart; and where its history was edited, parent [L] int64: the place of the token
@@ -98,7 +97,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Completion:
     """A rollout made ready for the learner.
 
     advantage: A_i, a number, or A_it as a tensor [|y|] (GSPO-token). logp_old, logp_ref [|y|] float32: the
@@ -144,18 +143,18 @@ class Forest:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one forward pass reads, and the flat views that the equations read: N sampled tokens of S replies.
+    """What one forward pass reads, and the flat views that the equations read: N sampled tokens of S completions.
 
-    path: the forest token that each token of each reply is, one reply after the other. node [N]: those of the sampled
-    tokens. reply [N]: the reply each belongs to, ascending. turn [N]: the turn of that reply, 0 where it has one alone.
-    length [S]: |y_i|. advantage [S] or [N]. The other views are [N]. routes [T, layers, k] int16: the experts that pi_old
-    chose for each forest token.
+    path: the forest token that each token of each completion is, one completion after the other. node [N]: those of the
+    sampled tokens. completion [N]: the completion each belongs to, ascending. turn [N]: the turn of that completion, 0 where
+    it has one alone. length [S]: |y_i|. advantage [S] or [N]. The other views are [N]. routes [T, layers, k] int16: the
+    experts that pi_old chose for each forest token.
     """
 
     forest: Forest
     path: Tensor
     node: Tensor
-    reply: Tensor
+    completion: Tensor
     length: Tensor
     logp_mu: Tensor
     logp_old: Tensor
@@ -206,7 +205,7 @@ class Outputs(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a policy says of one reply.
+    """What a policy says of one completion.
 
     logp [|y|]: the log-probabilities of its sampled tokens. routes [L, layers, k] int16: the experts that its routers
     choose for each token; None for a dense model, or where nobody asked. values [|y|]: its critic's; None without one.

@@ -21,7 +21,7 @@ ROW = {"prompt": "what is in the box", "value": "42"}
 
 
 class Scripted(Says):
-    """A sampler of whole replies, from a script."""
+    """A sampler of whole completions, from a script."""
 
     def begin(self, so_far, seed, sampling):
         if not self.script:
@@ -86,7 +86,7 @@ class Quiz:
 
 
 class Shut(Quiz):
-    """Begins for the second, third and fourth reply to a prompt alone."""
+    """Begins for the second, third and fourth completion to a prompt alone."""
 
     made = 0
 

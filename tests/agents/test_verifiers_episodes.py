@@ -59,10 +59,16 @@ def test_one_turn_is_exact_and_worth_what_the_rubric_says():
     assert len({tuple(one.tokens.tolist()) for one in rollouts}) > 8 and len(rollouts) == 12
     for number, one in enumerate(rollouts):
         exact(one, made)
-        reply = one.dialogue[-1]["content"].strip()
-        share, upper = reply.count("a") / max(1, len(reply)), float(any(c.isupper() for c in reply))
+        completion = one.dialogue[-1]["content"].strip()
+        share, upper = completion.count("a") / max(1, len(completion)), float(any(c.isupper() for c in completion))
         assert one.reward == pytest.approx(share + 0.5 * upper) and one.error is None
-        assert one.reward_parts == {"reward": one.reward, "turns": 1, "share": share, "upper": upper, "length": len(reply)}
+        assert one.reward_parts == {
+            "reward": one.reward,
+            "turns": 1,
+            "share": share,
+            "upper": upper,
+            "length": len(completion),
+        }
         roles = [message["role"] for message in one.dialogue]
         assert roles == ["system"] * (number // 4 % 2) + ["user", "assistant"]
         words = made.tokenizer.decode(one.tokens[one.sampled]).removesuffix("<|im_end|>")

@@ -123,7 +123,7 @@ def test_the_gsm8k_prompt_and_its_reward(stand_ins):
         "<|im_start|>system\nReason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
         f"<|im_start|>user\n{ROWS[0]['question']}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
-    replies = {
+    completions = {
         "1000 * 10 = 10000, so the answer is \\boxed{10000}.": 1.0,
         "\\boxed{10,000}": 1.0,
         "\\boxed{10{,}000}": 1.0,
@@ -138,6 +138,6 @@ def test_the_gsm8k_prompt_and_its_reward(stand_ins):
         "": 0.0,
     }
     none = torch.zeros(0)
-    rollouts = [Rollout(prompt, none, none, none, none, "eos", text) for text in replies]
+    rollouts = [Rollout(prompt, none, none, none, none, "eos", text) for text in completions]
     with Rewards(config.reward, config.task) as rewards:
-        assert [rollout.reward for rollout in rewards.score(rollouts)] == list(replies.values())
+        assert [rollout.reward for rollout in rewards.score(rollouts)] == list(completions.values())

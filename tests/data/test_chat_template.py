@@ -18,7 +18,7 @@ def test_system_and_template_arguments():
     assert got == "<s>[system]be brief;[user]hi;[assistant]!"
 
 
-def test_messages_and_a_reply_to_carry_on():
+def test_messages_and_a_completion_to_carry_on():
     tokenizer = characters(TEMPLATE)
     turns = [
         {"role": "user", "content": "1"},
@@ -34,13 +34,13 @@ def test_without_a_template_the_text_stands_as_it_is():
     assert encoded("a", characters(TEMPLATE), template="none") == "<s>a"
     assert encoded("a", characters(), system="s") == "<s>s\n\na"
     assert encoded("<s>a", characters()) == "<s>a"  # no second BOS
-    assert encoded("a", characters(eos_too=True)) == "<s>a"  # a reply is to follow
+    assert encoded("a", characters(eos_too=True)) == "<s>a"  # a completion is to follow
     assert encoded("a</s>", characters(eos_too=True)) == "<s>a</s></s>"[: len("<s>a</s></s>")]
     assert encoded("a", characters(bos=False)) == "a"
 
 
 THINKS = TEMPLATE.replace("[assistant]\n", "[assistant]<think>{{ '\\n' }}\n")
-"""As of R1 and Qwen3-Thinking: the reply begins inside the tag."""
+"""As of R1 and Qwen3-Thinking: the completion begins inside the tag."""
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ THINKS = TEMPLATE.replace("[assistant]\n", "[assistant]<think>{{ '\\n' }}\n")
         (THINKS, "<think>", True),
         (THINKS, [{"role": "user", "content": "end with </think>"}], True),
         (TEMPLATE, "hi", False),
-        (TEMPLATE, "begin with <think>", False),  # an instruction, not the beginning of the reply
+        (TEMPLATE, "begin with <think>", False),  # an instruction, not the beginning of the completion
         (TEMPLATE, "between <think> and </think>", False),
         (TEMPLATE, [{"role": "user", "content": "1"}, {"role": "assistant", "content": "<think>Well"}], True),
         (TEMPLATE, [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": "Well"}], False),

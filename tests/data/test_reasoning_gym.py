@@ -40,7 +40,7 @@ def items(name, count=3, **config):
 def scorer(name, **config):
     source = f"reasoning_gym:{name}"
     score = graders.load("task", RewardConfig(), TaskConfig(source=source, config=config)).score
-    return lambda reply, entry: score(graders.Row(entry["question"], reply, source, entry))
+    return lambda completion, entry: score(graders.Row(entry["question"], completion, source, entry))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -159,7 +159,7 @@ def test_fewer_training_items_than_asked_for_is_noted():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("game_of_life_halting", "pays 1.00 on average for the reply 'I do not know'"),
+        ("game_of_life_halting", "pays 1.00 on average for the completion 'I do not know'"),
         ("puzzle24", "pays 1.00 on average for the right answer to another item"),
     ],
 )

@@ -44,9 +44,9 @@ def text(tokenizer: Any, ids: tuple[int, ...]) -> str:
 
 
 def rollout(
-    reply: str, number: int = 0, task: str = "", prompt: str = "?", opens_thinking: bool = False, **columns: Any
+    completion: str, number: int = 0, task: str = "", prompt: str = "?", opens_thinking: bool = False, **columns: Any
 ) -> Rollout:
-    """A sampled reply to prompt `number`."""
+    """A sampled completion to prompt `number`."""
     none = torch.zeros(1)
     asked = Prompt(f"train-{number}", prompt, (1,), columns, task, opens_thinking)
-    return Rollout(asked, none.long(), none.bool(), none, none.long(), "eos", reply)
+    return Rollout(asked, none.long(), none.bool(), none, none.long(), "eos", completion)

@@ -7,7 +7,7 @@ from gspo.objective.algorithms import ALGORITHMS
 
 def test_the_preset_is_the_papers():
     row, config, warnings = resolve(AlgorithmConfig())
-    assert (row.level, row.counts, warnings) == ("sequence", "replies", [])
+    assert (row.level, row.counts, warnings) == ("sequence", "completions", [])
     assert (config.name, config.epsilon, config.epsilon_high, config.mini_batches) == ("gspo", 3e-4, 4e-4, 4)
     assert (config.scale_rewards, config.beta, config.epochs) == ("group", 0.0, 1)
 

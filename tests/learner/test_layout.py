@@ -4,14 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.learner import layout
-from gspo.types import Reply
+from gspo.types import Completion
 
 
-def reply(prompt, sampled, advantage=0.0, first=100):
+def completion(prompt, sampled, advantage=0.0, first=100):
     tokens = torch.tensor(list(prompt) + [first + i for i in range(sampled)])
     mask = torch.arange(len(tokens)) >= len(prompt)
     logp = torch.arange(sampled, dtype=torch.float32)
-    return Reply(tokens, mask, logp_mu=logp, logp_old=logp, advantage=advantage)
+    return Completion(tokens, mask, logp_mu=logp, logp_old=logp, advantage=advantage)
 
 
 def naive_may_look(batch):
@@ -27,18 +27,18 @@ def naive_may_look(batch):
     return mask
 
 
-REPLIES = [reply([1, 2, 3], 2), reply([1, 2, 3], 4, first=200), reply([1, 2, 9], 1), reply([5], 3)]
+COMPLETIONS = [completion([1, 2, 3], 2), completion([1, 2, 3], 4, first=200), completion([1, 2, 9], 1), completion([5], 3)]
 
 
 @pytest.mark.parametrize("share", [False, True])
 def test_the_mask_is_ancestry(share):
-    batch = layout.build(REPLIES, share)
+    batch = layout.build(COMPLETIONS, share)
     assert torch.equal(layout.may_look(batch.forest), naive_may_look(batch))
 
 
 def test_a_shared_prompt_stands_once():
-    assert len(layout.build(REPLIES, share=False).forest.tokens) == sum(len(r.tokens) for r in REPLIES)
-    shared = layout.build(REPLIES, share=True)
+    assert len(layout.build(COMPLETIONS, share=False).forest.tokens) == sum(len(r.tokens) for r in COMPLETIONS)
+    shared = layout.build(COMPLETIONS, share=True)
     # [1 2 3] + 2, then 4 more below the same prompt, then 9 below [1 2], then another root
     assert shared.forest.tokens.tolist() == [1, 2, 3, 100, 101, 200, 201, 202, 203, 9, 100, 5, 100, 101, 102]
     assert shared.forest.parent.tolist() == [-1, 0, 1, 2, 3, 2, 5, 6, 7, 1, 9, -1, 11, 12, 13]
@@ -47,14 +47,14 @@ def test_a_shared_prompt_stands_once():
 
 @pytest.mark.parametrize("share", [False, True])
 def test_flat_views_describe_each_sampled_token(share):
-    batch = layout.build(REPLIES, share)
+    batch = layout.build(COMPLETIONS, share)
     assert batch.length.tolist() == [2, 4, 1, 3]
-    assert batch.reply.tolist() == [0, 0, 1, 1, 1, 1, 2, 3, 3, 3]
+    assert batch.completion.tolist() == [0, 0, 1, 1, 1, 1, 2, 3, 3, 3]
     assert batch.forest.tokens[batch.node].tolist() == [100, 101, 200, 201, 202, 203, 100, 100, 101, 102]
 
 
 @st.composite
-def random_replies(draw):
+def random_completions(draw):
     prompts = draw(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=3))
     out = []
     for prompt in prompts:
@@ -63,7 +63,7 @@ def random_replies(draw):
             turn = draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
             sampled = torch.tensor([i >= len(prompt) and (keep or i == len(prompt)) for i, keep in enumerate(turn)])
             logp = torch.zeros(int(sampled.sum()))
-            out.append(Reply(torch.tensor(tokens), sampled, logp, logp, 0.0))
+            out.append(Completion(torch.tensor(tokens), sampled, logp, logp, 0.0))
     return out
 
 
@@ -80,11 +80,11 @@ def paths_to(batch):
     return out
 
 
-@given(random_replies(), st.booleans())
+@given(random_completions(), st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_every_layout_predicts_each_sampled_token_from_its_own_history(replies, share):
-    batch = layout.build(replies, share)
-    expected = [r.tokens[: i + 1].tolist() for r in replies for i in r.sampled.nonzero()[:, 0].tolist()]
+def test_every_layout_predicts_each_sampled_token_from_its_own_history(completions, share):
+    batch = layout.build(completions, share)
+    expected = [r.tokens[: i + 1].tolist() for r in completions for i in r.sampled.nonzero()[:, 0].tolist()]
     assert paths_to(batch) == expected
     rows = layout.padded(batch, pad_id=-7)
     width = rows.tokens.shape[1]
@@ -99,11 +99,11 @@ def test_every_layout_predicts_each_sampled_token_from_its_own_history(replies, 
         assert one.position[0, seen].tolist() == list(range(len(path) - 1))
 
 
-@given(random_replies(), st.integers(1, 60), st.booleans())
+@given(random_completions(), st.integers(1, 60), st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_micro_batches_keep_every_reply_and_the_token_budget(replies, budget, share):
-    parts = layout.micro_batches(replies, budget, share)
-    assert sorted(id(r) for part in parts for r in part) == sorted(map(id, replies))
+def test_micro_batches_keep_every_completion_and_the_token_budget(completions, budget, share):
+    parts = layout.micro_batches(completions, budget, share)
+    assert sorted(id(r) for part in parts for r in part) == sorted(map(id, completions))
     for part in parts:
         batch = layout.build(part, share)
         read = len(batch.forest.tokens) if share else layout.padded(batch, 0).tokens.numel()
@@ -112,19 +112,19 @@ def test_micro_batches_keep_every_reply_and_the_token_budget(replies, budget, sh
 
 
 def test_advantages_by_token():
-    one = Reply(torch.tensor([1, 2, 3]), torch.tensor([False, True, True]), torch.zeros(2), torch.zeros(2), 0.5)
-    two = Reply(one.tokens, one.sampled, one.logp_mu, one.logp_old, torch.tensor([1.0, -1.0]))
+    one = Completion(torch.tensor([1, 2, 3]), torch.tensor([False, True, True]), torch.zeros(2), torch.zeros(2), 0.5)
+    two = Completion(one.tokens, one.sampled, one.logp_mu, one.logp_old, torch.tensor([1.0, -1.0]))
     assert layout.build([one]).advantage.tolist() == [0.5]
     assert layout.build([one, two]).advantage.tolist() == [0.5, 0.5, 1.0, -1.0]
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="at least one reply"):
+    with pytest.raises(ValueError, match="at least one completion"):
         layout.build([])
     with pytest.raises(ValueError, match="prompt token before it"):
-        layout.build([reply([], 2)])
+        layout.build([completion([], 2)])
     with pytest.raises(ValueError, match="at least one sampled token"):
-        layout.build([reply([1], 1), reply([1, 2], 0)])
+        layout.build([completion([1], 1), completion([1, 2], 0)])
 
 
 def _grow(draw, tree, below, depth):
@@ -144,7 +144,7 @@ def _grow(draw, tree, below, depth):
 
 @st.composite
 def random_trees(draw):
-    """Replies whose histories branch, in depth-first order; each branch ends with a sampled token."""
+    """Completions whose histories branch, in depth-first order; each branch ends with a sampled token."""
     out = []
     for _ in range(draw(st.integers(1, 3))):
         tree = [], [], []  # tokens, parents, sampled
@@ -154,17 +154,19 @@ def random_trees(draw):
         tokens, parent, sampled = tree
         logp = torch.arange(sum(sampled), dtype=torch.float32)
         turn = torch.arange(sum(sampled)) // 2
-        made = Reply(torch.tensor(tokens), torch.tensor(sampled), logp, logp, 0.0, turn=turn, parent=torch.tensor(parent))
+        made = Completion(
+            torch.tensor(tokens), torch.tensor(sampled), logp, logp, 0.0, turn=turn, parent=torch.tensor(parent)
+        )
         out.append(made)
     return out
 
 
 @given(random_trees(), st.booleans(), st.integers(1, 80))
 @settings(max_examples=150, deadline=None)
-def test_branches_are_read_from_their_own_history_and_each_token_is_trained_on_once(replies, share, budget):
-    batch = layout.build(replies, share)
+def test_branches_are_read_from_their_own_history_and_each_token_is_trained_on_once(completions, share, budget):
+    batch = layout.build(completions, share)
     expected = []
-    for r in replies:
+    for r in completions:
         for at in r.sampled.nonzero()[:, 0].tolist():
             path = []
             while at >= 0:
@@ -173,7 +175,7 @@ def test_branches_are_read_from_their_own_history_and_each_token_is_trained_on_o
             expected.append(path)
     assert paths_to(batch) == expected
     assert torch.equal(layout.may_look(batch.forest), naive_may_look(batch))
-    assert batch.turn.tolist() == [t for r in replies for t in r.turn.tolist()]
+    assert batch.turn.tolist() == [t for r in completions for t in r.turn.tolist()]
     rows = layout.padded(batch, pad_id=-7)
     assert rows.before.unique().numel() <= len(expected) == len(rows.before)
     for before, path in zip(rows.before.tolist(), expected):
@@ -182,7 +184,7 @@ def test_branches_are_read_from_their_own_history_and_each_token_is_trained_on_o
     one = layout.packed(batch)
     for before, path in zip(one.before.tolist(), expected):
         assert one.tokens[0, one.mask[0, 0, before].nonzero()[:, 0]].tolist() == path[:-1]
-    for part in layout.micro_batches(replies, budget, share):
+    for part in layout.micro_batches(completions, budget, share):
         made = layout.build(part, share)
         read = len(made.forest.tokens) if share else layout.padded(made, 0).tokens.numel()
         assert read <= budget or len(part) == 1

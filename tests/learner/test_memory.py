@@ -15,8 +15,8 @@ from gspo.config.policy import AlgorithmConfig, OptimizerConfig
 from gspo.learner.algorithm import resolve
 from gspo.learner.learner import Learner
 from gspo.learner.objective import PolicyObjective
-from gspo.learner.optimizer import Optimiser
-from gspo.types import Reply
+from gspo.learner.optimizer import Optimizer
+from gspo.types import Completion
 from tests.backends.hf.families import FAMILIES, TOKENIZER
 
 torch.set_num_threads(1)
@@ -27,24 +27,24 @@ shape |= {"max_position_embeddings": 4096}
 
 def learner(max_tokens):
     policy = HFPolicy(build_tiny(shape, TOKENIZER))
-    return Learner(policy, Optimiser(policy.parameters(), OptimizerConfig(lr=1e-3, eps=1e-3), 10, 0), max_tokens, tell=print)
+    return Learner(policy, Optimizer(policy.parameters(), OptimizerConfig(lr=1e-3, eps=1e-3), 10, 0), max_tokens, tell=print)
 
 
 length = 12000 // count
 draw = torch.Generator().manual_seed(0)
-replies = [
-    Reply(torch.randint(2, 28, (length,), generator=draw), torch.arange(length) >= 5, torch.full((length - 5,), -3.0),
+completions = [
+    Completion(torch.randint(2, 28, (length,), generator=draw), torch.arange(length) >= 5, torch.full((length - 5,), -3.0),
           torch.full((length - 5,), -3.0), float(i % 2) - 0.5)
     for i in range(count)
 ]
-idle = Reply(torch.zeros(5000, dtype=torch.int64), torch.arange(5000) >= 5, torch.zeros(4995), torch.zeros(4995), 0.0)
-replies.append(idle)  # never read, so its size does not matter
+idle = Completion(torch.zeros(5000, dtype=torch.int64), torch.arange(5000) >= 5, torch.zeros(4995), torch.zeros(4995), 0.0)
+completions.append(idle)  # never read, so its size does not matter
 objective = PolicyObjective(*resolve(AlgorithmConfig(name="grpo"))[:2], 100)
 small, large = learner(2000), learner(10**6)
-expected, _ = small.update(objective, replies)
+expected, _ = small.update(objective, completions)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
-found, _ = large.update(objective, replies)
+found, _ = large.update(objective, completions)
 assert found["loss"] == expected["loss"] or abs(found["loss"] / expected["loss"] - 1) < 1e-4, (found, expected)
 for one, other in zip(small.policy.parameters(), large.policy.parameters()):
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
@@ -69,8 +69,8 @@ def test_the_update_is_made_again_with_smaller_micro_batches():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_one_reply_that_does_not_fit_is_an_error_with_a_remedy():
+def test_one_completion_that_does_not_fit_is_an_error_with_a_remedy():
     done = run(count=4, room=20 << 20)
     assert done.returncode == 1
-    assert "out of memory with one reply of 3000 tokens" in done.stderr
+    assert "out of memory with one completion of 3000 tokens" in done.stderr
     assert "train.gradient_checkpointing" in done.stderr

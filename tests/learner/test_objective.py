@@ -14,12 +14,12 @@ from gspo.learner import layout
 from gspo.learner.algorithm import resolve
 from gspo.learner.learner import Learner
 from gspo.learner.objective import PolicyObjective
-from gspo.learner.optimizer import Optimiser
+from gspo.learner.optimizer import Optimizer
 from gspo.objective.algorithms import ALGORITHMS
-from gspo.objective.replies import Replies
-from gspo.types import Outputs, Reply
+from gspo.objective.completions import Completions
+from gspo.types import Completion, Outputs
 from tests.bigram import Bigram
-from tests.learner.test_learner import LENGTHS, replies
+from tests.learner.test_learner import LENGTHS, completions
 from tests.tiny_run import model
 from tests.training.test_trainer import lines, numbers, train
 
@@ -34,8 +34,8 @@ def update(batch, **settings):
     return terms, objective.summary(stats), stats
 
 
-def test_the_clip_by_reply_token_and_sign():
-    batch = replies()
+def test_the_clip_by_completion_token_and_sign():
+    batch = completions()
     _, metrics, stats = update(batch, name="grpo", epsilon=0.1, epsilon_high=0.15)
     w = stats["ratio"]
     A = torch.cat([torch.full((n,), r.advantage) for n, r in zip(LENGTHS, batch)])
@@ -43,9 +43,9 @@ def test_the_clip_by_reply_token_and_sign():
     assert metrics["clip_ratio/tokens"] == pytest.approx(float(clipped.float().mean()))
     assert metrics["clip_ratio/positive"] == pytest.approx(float(clipped[A > 0].float().mean()))
     assert metrics["clip_ratio/negative"] == pytest.approx(float(clipped[A < 0].float().mean()))
-    by_reply = [bool(part.any()) for part in clipped.split(LENGTHS)]
-    assert metrics["clip_ratio/replies"] == pytest.approx(sum(by_reply) / 6)
-    assert 0 < sum(by_reply) < 6
+    by_completion = [bool(part.any()) for part in clipped.split(LENGTHS)]
+    assert metrics["clip_ratio/completions"] == pytest.approx(sum(by_completion) / 6)
+    assert 0 < sum(by_completion) < 6
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_clip_by_reply_token_and_sign():
 )
 def test_what_numerics_alone_would_clip_by_hand(settings, share):
     logp = torch.tensor([0.08, 0.1, 0.1, 0.1, 0.6]).log()  # a fifth of the ratios below, a fifth above
-    logp_mu, y, A = torch.full((5,), 0.1).log(), Replies.of(torch.ones(5).long()), torch.tensor([1.0, 1.0, -1.0, 0.0])
+    logp_mu, y, A = torch.full((5,), 0.1).log(), Completions.of(torch.ones(5).long()), torch.tensor([1.0, 1.0, -1.0, 0.0])
     row, config, _ = resolve(AlgorithmConfig(**settings))
     assert PolicyObjective(row, config, 9).numerics(logp, logp_mu, y, A) == pytest.approx(share)
 
@@ -68,7 +68,7 @@ def test_what_numerics_alone_would_clip_by_hand(settings, share):
 @pytest.mark.parametrize("correction", ["tis", "icepop", "seq_mis"])
 def test_a_correction_weighs_terms_and_no_ratio(name, correction):
     """Where mu is pi_old it changes nothing; where mu is half of it, tis doubles every term."""
-    batch = replies()
+    batch = completions()
     plain, _, ratios = update(batch, name=name)
     same, metrics, stats = update(batch, name=name, correction=correction, old_logprobs="recompute")
     assert torch.equal(plain, same) and metrics["correction/weight_mean"] == 1 and metrics["correction/zero"] == 0
@@ -81,14 +81,14 @@ def test_a_correction_weighs_terms_and_no_ratio(name, correction):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_kl_term_weighs_replies_as_the_objective_does(name):
-    """A mean over tokens where each reply counts alike, a sum where a longer one counts more (LUSPO too)."""
-    batch = replies()
+def test_the_kl_term_weighs_completions_as_the_objective_does(name):
+    """A mean over tokens where each completion counts alike, a sum where a longer one counts more (LUSPO too)."""
+    batch = completions()
     plain, _, _ = update(batch, name=name)
     held, _, stats = update(batch, name=name, beta=0.5)
-    by_reply = stats["kl_ref"].split(LENGTHS)
+    by_completion = stats["kl_ref"].split(LENGTHS)
     whole = name in ("gspo", "gspo_token", "gspo_turn", "grpo", "gmpo", "sapo")
-    want = torch.stack([part.mean() if whole else part.sum() for part in by_reply])
+    want = torch.stack([part.mean() if whole else part.sum() for part in by_completion])
     torch.testing.assert_close((held - plain) / 0.5, want, rtol=1e-9, atol=1e-9)
 
 
@@ -133,11 +133,11 @@ def router_gradients(micro_batch_tokens, aux_loss, **changes):
     policy = HFPolicy(wrap_model(tiny.model, tiny.tokenizer, ModelConfig()), router_logits=aux_loss > 0, **changes)
     row, config, _ = resolve(AlgorithmConfig(aux_loss=aux_loss))
     batch = [
-        Reply(torch.tensor([1, *[(i * j) % 9 for j in range(2, n + 2)]]), torch.tensor([False] + [True] * n),
+        Completion(torch.tensor([1, *[(i * j) % 9 for j in range(2, n + 2)]]), torch.tensor([False] + [True] * n),
               torch.full((n,), -2.0), torch.full((n,), -2.0), 0.0)
         for i, n in enumerate((3, 7, 2, 5), 1)
     ]  # fmt: skip
-    step = Optimiser(policy.parameters(), OptimizerConfig(max_grad_norm=1e9, lr=1e-9), 10, 0)
+    step = Optimizer(policy.parameters(), OptimizerConfig(max_grad_norm=1e9, lr=1e-9), 10, 0)
     weights = [router.weight for router in routing.routers(tiny.model)]
     found = torch.zeros(len(weights), *weights[0].shape)
     for layer, weight in enumerate(weights):

@@ -16,7 +16,7 @@ from gspo.config.training import TrainConfig
 from gspo.learner import offload
 from gspo.learner.algorithm import resolved
 from gspo.learner.offload import Resting
-from gspo.learner.optimizer import Optimiser
+from gspo.learner.optimizer import Optimizer
 from tests.backends.hf.families import tiny
 from tests.tiny_run import model, settings
 
@@ -28,8 +28,8 @@ def weights():
     return [torch.nn.Parameter(torch.randn(size, generator=draw)) for size in ((3, 4), (5,), (40,), (2, 2), ())]
 
 
-def optimiser(own, offloaded):
-    return Optimiser(own, CONFIG, 10, 0, offload=offloaded)
+def optimizer(own, offloaded):
+    return Optimizer(own, CONFIG, 10, 0, offload=offloaded)
 
 
 def step(made, seed, without=()):
@@ -45,9 +45,9 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("bucket", [1, 20, 1000])
-def test_steps_as_a_plain_optimiser(bucket, monkeypatch):
+def test_steps_as_a_plain_optimizer(bucket, monkeypatch):
     monkeypatch.setattr(offload, "BUCKET", bucket)
-    plain, ours = optimiser(weights(), False), optimiser(weights(), True)
+    plain, ours = optimizer(weights(), False), optimizer(weights(), True)
     for seed in range(5):
         without = (1, 3) if seed == 2 else ()  # weights that saw no gradient are not stepped
         assert step(plain, seed, without) == step(ours, seed, without)
@@ -57,7 +57,7 @@ def test_steps_as_a_plain_optimiser(bucket, monkeypatch):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_a_checkpoint_of_either_continues_in_the_other(first):
-    begun, other = optimiser(weights(), first), optimiser(weights(), not first)
+    begun, other = optimizer(weights(), first), optimizer(weights(), not first)
     for seed in range(3):
         step(begun, seed)
     with torch.no_grad():
@@ -71,10 +71,10 @@ def test_a_checkpoint_of_either_continues_in_the_other(first):
 
 
 def test_a_loaded_state_is_a_copy():
-    ours = optimiser(weights(), True)
+    ours = optimizer(weights(), True)
     step(ours, 0)
     state = copy.deepcopy(ours.state_dict())
-    again = optimiser(weights(), True)
+    again = optimizer(weights(), True)
     again.load_state_dict(state)
     kept = copy.deepcopy(state["adamw"]["state"])
     step(again, 1)
@@ -82,7 +82,7 @@ def test_a_loaded_state_is_a_copy():
 
 
 def test_buckets_hold_no_more_than_their_size_or_one_weight():
-    ours = offload.Offloaded(optimiser(weights(), False).adamw, weights())
+    ours = offload.Offloaded(optimizer(weights(), False).adamw, weights())
     for parameter in ours.parameters:
         parameter.grad = torch.zeros_like(parameter)
     ours.parameters[3].grad = None
@@ -94,7 +94,7 @@ def test_buckets_hold_no_more_than_their_size_or_one_weight():
 
 
 def test_a_loaded_state_takes_the_room_that_is_there():
-    ours = optimiser(weights(), True)
+    ours = optimizer(weights(), True)
     step(ours, 0)
     before = {id(x) for state in ours.moments.host.values() for x in state.values()}
     state = copy.deepcopy(ours.state_dict())
@@ -132,7 +132,7 @@ def test_a_run_offloads_where_it_is_told_and_has_a_gpu(offload_optimizer):
     train = TrainConfig(offload_optimizer=offload_optimizer)
     for device in ("cpu", "cuda"):
         policy = SimpleNamespace(device=torch.device(device), parameters=weights)
-        made = assemble.optimiser_of(Config(train=train), policy, 10)
+        made = assemble.optimizer_of(Config(train=train), policy, 10)
         assert isinstance(made.moments, offload.Offloaded) == (offload_optimizer and device == "cuda")
 
 

@@ -12,29 +12,29 @@ from gspo.learner import layout
 from gspo.learner.algorithm import resolve
 from gspo.learner.learner import Learner
 from gspo.learner.objective import PolicyObjective
-from gspo.learner.optimizer import Optimiser
+from gspo.learner.optimizer import Optimizer
 from gspo.training.likelihoods import estimate
-from gspo.types import Reply
+from gspo.types import Completion
 from tests.tiny_run import model
 from tests.training.test_trainer import lines, numbers, train
 
 PPO = {"algorithm": {"name": "ppo"}, "eval": {"every": 0}}
 
 
-def replies(n=6):
+def completions(n=6):
     draw = torch.Generator().manual_seed(0)
     made = []
     for i in range(n):
         tokens = torch.randint(2, 12, (4 + i,), generator=draw)
         logp = torch.zeros(1 + i)
-        made.append(Reply(tokens, torch.arange(4 + i) >= 3, logp, logp, 0.0, reward=float(i % 2)))
+        made.append(Completion(tokens, torch.arange(4 + i) >= 3, logp, logp, 0.0, reward=float(i % 2)))
     return made
 
 
 def learner(trunk, lr=1e-2):
     tiny = model()
     policy = HFPolicy(tiny, critic=Critic(tiny, trunk))
-    return Learner(policy, Optimiser(policy.parameters(), OptimizerConfig(lr=lr), 100, 0), 1000)
+    return Learner(policy, Optimizer(policy.parameters(), OptimizerConfig(lr=lr), 100, 0), 1000)
 
 
 @pytest.mark.parametrize("trunk", ["shared", "copy"])
@@ -42,7 +42,7 @@ def test_the_critic_learns_the_returns(trunk):
     made = learner(trunk)
     row, config, _ = resolve(AlgorithmConfig(name="ppo", critic=trunk, constants={"e_value": 100.0, "c_value": 1.0}))
     objective = PolicyObjective(row, config, 9)
-    groups = [[reply] for reply in replies()]
+    groups = [[completion] for completion in completions()]
     losses = []
     for _ in range(60):
         (old,) = zip(*estimate(made, groups, objective.critic, "none"))
@@ -55,7 +55,7 @@ def test_the_critic_learns_the_returns(trunk):
 
 def test_a_new_head_says_zero_and_a_copy_leaves_the_policy_alone():
     made = learner("copy")
-    batch = layout.build(replies())
+    batch = layout.build(completions())
     assert not made.policy.forward(batch).values.any()
     torch.nn.init.normal_(made.policy.critic.head.weight)
     values = made.policy.forward(batch).values
@@ -72,7 +72,7 @@ def test_values_do_not_depend_on_the_layout():
     tiny = model()
     critic = Critic(tiny, "copy")
     torch.nn.init.normal_(critic.head.weight)
-    batch = layout.build(replies(), share=True)
+    batch = layout.build(completions(), share=True)
     a, *others = (HFPolicy(tiny, layout=way, critic=critic).forward(batch).values for way in ("padded", "packed", "shared"))
     for b in others:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -80,7 +80,7 @@ def test_values_do_not_depend_on_the_layout():
 
 def test_gradient_checkpointing_holds_for_a_critic_of_its_own():
     made, found = model(), []
-    batch = layout.build([Reply(torch.arange(2, 9), torch.arange(7) >= 3, torch.zeros(4), torch.zeros(4), 1.0)])
+    batch = layout.build([Completion(torch.arange(2, 9), torch.arange(7) >= 3, torch.zeros(4), torch.zeros(4), 1.0)])
     for checkpointing in (False, True):
         critic = Critic(made, "copy")
         torch.nn.init.ones_(critic.head.weight)
@@ -94,12 +94,12 @@ def test_gradient_checkpointing_holds_for_a_critic_of_its_own():
 
 def test_advantages_are_gae_of_the_old_critic():
     made = learner("shared")
-    (found,) = zip(*estimate(made, [[reply] for reply in replies()], {"gamma": 1.0, "lam": 0.95}, "none"))
-    for reply in found:  # V = 0: A_t = lam^(tokens left) r
-        want = [reply.reward * 0.95**left for left in reversed(range(len(reply.logp_old)))]
-        assert reply.advantage.tolist() == pytest.approx(want)
-    (white,) = zip(*estimate(made, [[reply] for reply in replies()], {"gamma": 1.0, "lam": 0.95}, "batch"))
-    flat = torch.cat([reply.advantage for reply in white])
+    (found,) = zip(*estimate(made, [[completion] for completion in completions()], {"gamma": 1.0, "lam": 0.95}, "none"))
+    for completion in found:  # V = 0: A_t = lam^(tokens left) r
+        want = [completion.reward * 0.95**left for left in reversed(range(len(completion.logp_old)))]
+        assert completion.advantage.tolist() == pytest.approx(want)
+    (white,) = zip(*estimate(made, [[completion] for completion in completions()], {"gamma": 1.0, "lam": 0.95}, "batch"))
+    flat = torch.cat([completion.advantage for completion in white])
     assert float(flat.mean()) == pytest.approx(0, abs=1e-5) and float(flat.std()) == pytest.approx(1, rel=1e-4)
 
 

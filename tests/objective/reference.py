@@ -6,7 +6,7 @@ import torch
 
 
 def ratios(logp, old, lengths):
-    """Per reply: the list of w_it, and s_i, as float64 tensors with gradient."""
+    """Per completion: the list of w_it, and s_i, as float64 tensors with gradient."""
     out, start = [], 0
     for n in lengths:
         pairs = list(zip(logp[start : start + n], old[start : start + n]))
@@ -30,7 +30,7 @@ def objective(name, logp, old, A, lengths, low, high, budget, mu=None, **constan
     for (w, s), a, n in zip(ratios(logp, old, lengths), A, lengths):
         if name == "gspo":
             total = total + torch.minimum(s * a, clip(s, low, high) * a) / S
-        elif name in ("gspo_token", "gspo_turn"):  # the same where each reply is one turn
+        elif name in ("gspo_token", "gspo_turn"):  # the same where each completion is one turn
             for t in range(n):
                 a_t = a[t] if isinstance(a, list) else a
                 s_t = s.detach() * torch.exp(logp[start + t]) / torch.exp(logp[start + t]).detach()

@@ -83,10 +83,10 @@ def test_turn_advantages_worked_by_hand():
     st.sampled_from(["group", "batch", "none"]),
 )
 @settings(deadline=None)
-def test_one_reward_at_the_end_gives_every_turn_its_replys_advantage(replies, scale):
-    group = torch.zeros(len(replies), dtype=torch.int64)
-    whole = group_advantages(torch.tensor([reward for _, reward in replies], dtype=torch.float64), group, scale)
-    for A, found in zip(whole, turn_advantages([[0.0] * (k - 1) + [reward] for k, reward in replies], group, scale)):
+def test_one_reward_at_the_end_gives_every_turn_its_replys_advantage(completions, scale):
+    group = torch.zeros(len(completions), dtype=torch.int64)
+    whole = group_advantages(torch.tensor([reward for _, reward in completions], dtype=torch.float64), group, scale)
+    for A, found in zip(whole, turn_advantages([[0.0] * (k - 1) + [reward] for k, reward in completions], group, scale)):
         assert (found - A).abs().max() <= 1e-12 * max(1.0, float(A.abs()))
 
 

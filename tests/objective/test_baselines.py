@@ -7,9 +7,9 @@ import torch
 
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.baselines import cispo, dppo_kl, dppo_tv, gmpo, luspo, minirl, sapo
+from gspo.objective.completions import Completions
 from gspo.objective.corrections import icepop, seq_mis, tis, weights
 from gspo.objective.losses import gspo
-from gspo.objective.replies import Replies
 from tests.objective.test_losses import case, terms, value_and_gradient
 
 
@@ -17,7 +17,7 @@ def logs(*values):
     return torch.tensor(values, dtype=torch.float64).log()
 
 
-ONE = Replies.of(torch.tensor([2]))
+ONE = Completions.of(torch.tensor([2]))
 UP, DOWN = torch.tensor([1.0], dtype=torch.float64), torch.tensor([-1.0], dtype=torch.float64)
 
 
@@ -77,7 +77,9 @@ def test_luspo_is_gspo_times_the_length_and_gspo_at_length_one():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_on_policy_every_gradient_is_the_plain_policy_gradient(name):
-    """At ratio 1 each token of a reply has the gradient -A_i, up to one factor for the reply. SAPO's gate has slope 1."""
+    """At ratio 1 each token of a completion has the gradient -A_i, up to one factor for the completion. SAPO's gate has
+    slope 1.
+    """
     _, old, A, y = case(6)
     logp = old.clone().requires_grad_()
     out = terms(name, logp, old, A, y, 0.1, 0.1)
@@ -85,8 +87,8 @@ def test_on_policy_every_gradient_is_the_plain_policy_gradient(name):
     _, gradient = value_and_gradient(name, logp, old, A, y, 0.1, 0.1)
     share = gradient / -y.spread(A)
     for part, n in zip(share.split(y.length.tolist()), y.length.tolist()):
-        per_token = {"replies": 1 if name == "luspo" else 1 / n, "tokens": 1, "budget": 1}[ALGORITHMS[name].counts]
-        total = {"replies": 4, "tokens": 15, "budget": 36}[ALGORITHMS[name].counts]
+        per_token = {"completions": 1 if name == "luspo" else 1 / n, "tokens": 1, "budget": 1}[ALGORITHMS[name].counts]
+        total = {"completions": 4, "tokens": 15, "budget": 36}[ALGORITHMS[name].counts]
         torch.testing.assert_close(part, torch.full_like(part, per_token / total))
 
 
@@ -97,10 +99,10 @@ def test_corrections_by_hand():
     assert seq_mis(r).tolist() == pytest.approx([0.4, 0.6, 1.9, 0, 0])
 
 
-def test_a_correction_of_whole_replies_does_not_decay_with_length():
-    """The field's mistake: exp of the sum of log ratios. Here a reply's weight is the geometric mean."""
+def test_a_correction_of_whole_completions_does_not_decay_with_length():
+    """The field's mistake: exp of the sum of log ratios. Here a completion's weight is the geometric mean."""
     for n in (1, 10, 1000):
-        y = Replies.of(torch.tensor([n]))
+        y = Completions.of(torch.tensor([n]))
         old, mu = torch.full((n,), math.log(0.45)), torch.full((n,), math.log(0.5))
         for name in ("tis", "icepop", "seq_mis"):
             assert float(weights(name, "sequence", old, mu, y)) == pytest.approx(0.9, rel=1e-4)

@@ -66,7 +66,7 @@ def test_it_stops_where_numerics_alone_would_clip_a_hundredth():
 
 
 def test_numerics_that_shift_the_ratio_count_as_well():
-    """A coarse sampler puts s_i below 1 on average; clipped there, replies with A < 0 would lose their gradient."""
+    """A coarse sampler puts s_i below 1 on average; clipped there, completions with A < 0 would lose their gradient."""
     clip = AutoClip(3e-4, 4e-4, target=0.15)
     for _ in range(3):
         clip.see(*draw(1e-3))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
+from gspo.objective.completions import Completions
 from gspo.objective.load_balance import balance
-from gspo.objective.replies import Replies
 
 LENGTHS = (3, 1, 5)
 
@@ -13,7 +13,7 @@ LENGTHS = (3, 1, 5)
 def batch(layers=2, experts=6, k=2, lengths=LENGTHS):
     g = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(sum(lengths), layers, experts, generator=g, dtype=torch.float64)
-    return logits, logits.topk(k, -1).indices.to(torch.int16), Replies.of(torch.tensor(lengths))
+    return logits, logits.topk(k, -1).indices.to(torch.int16), Completions.of(torch.tensor(lengths))
 
 
 def test_against_a_naive_loop():
@@ -31,14 +31,14 @@ def test_against_a_naive_loop():
         begin += length
 
 
-def test_one_reply_of_one_layer_is_transformers_own_over_k():
+def test_one_completion_of_one_layer_is_transformers_own_over_k():
     logits, chosen, y = batch(layers=1, lengths=(12,))
     theirs = load_balancing_loss_func((logits[:, 0].float(),), num_experts=6, top_k=2)
     torch.testing.assert_close(balance(logits.float(), chosen, y)[0], theirs / 2)
 
 
 def test_an_even_load_is_1_and_the_worst_is_e_over_k():
-    y = Replies.of(torch.tensor([4]))
+    y = Completions.of(torch.tensor([4]))
     even = torch.arange(4)[:, None, None]  # each token takes another one of 4 experts
     assert float(balance(torch.zeros(4, 1, 4), even, y)) == pytest.approx(1.0)
     same = torch.tensor([50.0, 0, 0, 0]).expand(4, 1, 4)

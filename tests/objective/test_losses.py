@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.objective.algorithms import ALGORITHMS
+from gspo.objective.completions import Completions
 from gspo.objective.losses import grpo, gspo, gspo_token, gspo_turn, sequence_ratio
-from gspo.objective.replies import Replies
 from tests.objective.reference import objective
 
 LENGTHS = [3, 1, 7, 4]
@@ -21,11 +21,11 @@ def case(seed=0, lengths=LENGTHS, shift=0.3):
     old = -torch.rand(n, generator=g, dtype=torch.float64) * 3
     logp = (old + shift * torch.randn(n, generator=g, dtype=torch.float64)).requires_grad_()
     A = torch.randn(len(lengths), generator=g, dtype=torch.float64)
-    return logp, old, A, Replies.of(torch.tensor(lengths))
+    return logp, old, A, Completions.of(torch.tensor(lengths))
 
 
 def denominator(name, lengths):
-    return {"replies": len(lengths), "tokens": sum(lengths), "budget": len(lengths) * BUDGET}[ALGORITHMS[name].counts]
+    return {"completions": len(lengths), "tokens": sum(lengths), "budget": len(lengths) * BUDGET}[ALGORITHMS[name].counts]
 
 
 def terms(name, logp, old, A, y, low, high, mu=None):
@@ -69,10 +69,10 @@ def test_gradcheck(name):
 
 
 def test_worked_numbers_of_gspo():
-    # Two replies: ratios of its two tokens 1.02 and 1.0 -> s = sqrt(1.02) = 1.00995; one token 0.9 -> s = 0.9.
+    # Two completions: ratios of its two tokens 1.02 and 1.0 -> s = sqrt(1.02) = 1.00995; one token 0.9 -> s = 0.9.
     old = torch.zeros(3, dtype=torch.float64)
     logp = torch.tensor([1.02, 1.0, 0.9], dtype=torch.float64).log()
-    y = Replies.of(torch.tensor([2, 1]))
+    y = Completions.of(torch.tensor([2, 1]))
     out = gspo(logp, old, torch.tensor([1.0, -2.0], dtype=torch.float64), y, 0.05, 0.005)
     assert out.ratio.tolist() == pytest.approx([math.sqrt(1.02), 0.9])
     # first: min(1.00995, clipped to 1.005) = 1.005; second: min(0.9 * -2, 0.95 * -2) = -1.9; minus signs: a loss
@@ -85,7 +85,7 @@ def test_clip_binds_only_where_it_takes_the_gradient_away():
     old = torch.zeros(4, dtype=torch.float64)
     logp = torch.tensor([1.1, 1.1, 0.9, 0.9], dtype=torch.float64).log().requires_grad_()
     A = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
-    out = gspo(logp, old, A, Replies.of(torch.ones(4, dtype=torch.int64)), 0.05, 0.05)
+    out = gspo(logp, old, A, Completions.of(torch.ones(4, dtype=torch.int64)), 0.05, 0.05)
     (gradient,) = torch.autograd.grad(out.loss.sum(), logp)
     assert (gradient == 0).tolist() == (out.clipped_low | out.clipped_high).tolist() == [True, False, False, True]
 
@@ -107,7 +107,7 @@ def test_gradient_of_grpo_is_equation_12():
 
 @given(st.integers(0, 10_000), st.floats(1e-4, 0.5))
 @settings(max_examples=50, deadline=None)
-def test_gspo_token_equals_gspo_when_advantages_are_equal_within_a_reply(seed, e):
+def test_gspo_token_equals_gspo_when_advantages_are_equal_within_a_completion(seed, e):
     logp, old, A, y = case(seed)
     a = value_and_gradient("gspo", logp, old, A, y, e, e)
     for advantage in (A, y.spread(A)):
@@ -149,7 +149,7 @@ def test_on_policy_nothing_clips_and_gspo_has_the_gradient_of_grpo():
 
 @given(st.integers(0, 10_000), st.floats(1e-4, 0.5))
 @settings(max_examples=50, deadline=None)
-def test_at_reply_length_one_gspo_is_grpo(seed, e):
+def test_at_completion_length_one_gspo_is_grpo(seed, e):
     logp, old, A, y = case(seed, lengths=[1] * 6)
     for a, b in zip(gspo(logp, old, A, y, e, e), grpo(logp, old, A, y, e, e)):
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-15)
@@ -160,13 +160,13 @@ def test_spread_of_the_sequence_ratio_shrinks_as_one_over_root_length():
     spread = {}
     for n in (16, 256):
         noise = 0.1 * torch.randn(2000 * n, generator=g, dtype=torch.float64)
-        y = Replies.of(torch.full((2000,), n))
+        y = Completions.of(torch.full((2000,), n))
         spread[n] = float(sequence_ratio(noise, torch.zeros_like(noise), y).log().std())
     assert spread[16] / spread[256] == pytest.approx(4, rel=0.1)
 
 
-def test_a_reply_weighs_the_same_whatever_its_length():
-    """GSPO is a mean over replies: the field's mistake is a mean over tokens."""
+def test_a_completion_weighs_the_same_whatever_its_length():
+    """GSPO is a mean over completions: the field's mistake is a mean over tokens."""
     _, old, _, y = case(0, lengths=[2, 50])
     logp = old.clone().requires_grad_()
     _, gradient = value_and_gradient("gspo", logp, old, torch.tensor([1.0, 1.0], dtype=torch.float64), y, 3e-4, 4e-4)
@@ -179,9 +179,11 @@ TURNS = torch.tensor([0, 0, 1, 0, 0, 1, 1, 2, 2, 2, 2, 1, 1, 4, 4])  # some numb
 def by_turn(seed):
     logp, old, _, y = case(seed, [3, 1, 7, 4])
     g = torch.Generator().manual_seed(seed)
-    of_turn = {pair: float(torch.randn((), generator=g)) for pair in dict.fromkeys(zip(y.reply.tolist(), TURNS.tolist()))}
-    A = torch.tensor([of_turn[pair] for pair in zip(y.reply.tolist(), TURNS.tolist())], dtype=torch.float64)
-    return logp, old, A, Replies(y.reply, y.length, TURNS)
+    of_turn = {
+        pair: float(torch.randn((), generator=g)) for pair in dict.fromkeys(zip(y.completion.tolist(), TURNS.tolist()))
+    }
+    A = torch.tensor([of_turn[pair] for pair in zip(y.completion.tolist(), TURNS.tolist())], dtype=torch.float64)
+    return logp, old, A, Completions(y.completion, y.length, TURNS)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -190,21 +192,21 @@ def test_gspo_by_turn_equals_a_naive_float64_loop(seed, clip):
     logp, old, A, y = by_turn(seed)
     total = logp.new_zeros(())
     for i in range(4):
-        of_reply = [t for t in range(15) if int(y.reply[t]) == i]
-        for turn in sorted({int(TURNS[t]) for t in of_reply}):
-            tokens = [t for t in of_reply if int(TURNS[t]) == turn]
+        of_completion = [t for t in range(15) if int(y.completion[t]) == i]
+        for turn in sorted({int(TURNS[t]) for t in of_completion}):
+            tokens = [t for t in of_completion if int(TURNS[t]) == turn]
             s = math.exp(sum(float(logp[t].detach() - old[t]) for t in tokens) / len(tokens))
             for t in tokens:
                 s_t = s * torch.exp(logp[t] - logp[t].detach())
                 clipped = torch.clamp(s_t, 1 - clip[0], 1 + clip[1])
-                total = total + torch.minimum(s_t * A[t], clipped * A[t]) / len(of_reply)
+                total = total + torch.minimum(s_t * A[t], clipped * A[t]) / len(of_completion)
     expected = torch.autograd.grad(-total, logp)[0]
     out = gspo_turn(logp, old, A, y, *clip)
     torch.testing.assert_close(out.loss.sum(), -total, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(torch.autograd.grad(out.loss.sum(), logp)[0], expected, rtol=1e-11, atol=1e-14)
 
 
-def test_one_advantage_and_one_turn_a_reply_make_all_three_gspo():
+def test_one_advantage_and_one_turn_a_completion_make_all_three_gspo():
     logp, old, A, y = case(2)
     expected = torch.autograd.grad(gspo(logp, old, A, y, 0.05, 0.07).loss.sum(), logp)[0]
     for loss in (gspo_token, gspo_turn):

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gspo.objective.completions import Completions
 from gspo.objective.ppo import gae, value_loss, whiten
-from gspo.objective.replies import Replies
 
 
 def naive(rewards, values, lengths, gamma, lam):
@@ -25,14 +25,14 @@ def test_gae_equals_the_naive_loop(seed, gamma, lam, lengths):
     g = torch.Generator().manual_seed(seed)
     rewards = torch.randn(len(lengths), generator=g, dtype=torch.float64)
     values = torch.randn(sum(lengths), generator=g, dtype=torch.float64)
-    A, returns = gae(rewards, values, Replies.of(torch.tensor(lengths)), gamma, lam)
+    A, returns = gae(rewards, values, Completions.of(torch.tensor(lengths)), gamma, lam)
     assert A.tolist() == pytest.approx(naive(rewards.tolist(), values.tolist(), lengths, gamma, lam))
     assert torch.allclose(returns, A + values)
 
 
 def test_gae_by_hand():
-    # One reply of two tokens, V = 0.2, 0.5, reward 1: delta = 0.3, 0.5; A = 0.3 + 0.9 * 0.5 = 0.75, 0.5
-    y = Replies.of(torch.tensor([2]))
+    # One completion of two tokens, V = 0.2, 0.5, reward 1: delta = 0.3, 0.5; A = 0.3 + 0.9 * 0.5 = 0.75, 0.5
+    y = Completions.of(torch.tensor([2]))
     A, returns = gae(torch.tensor([1.0]), torch.tensor([0.2, 0.5]), y, gamma=1.0, lam=0.9)
     assert A.tolist() == pytest.approx([0.75, 0.5]) and returns.tolist() == pytest.approx([0.95, 1.0])
     A, _ = gae(torch.tensor([1.0]), torch.tensor([0.2, 0.5]), y, gamma=1.0, lam=1.0)

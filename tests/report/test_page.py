@@ -88,7 +88,7 @@ def test_dark_and_phone_are_provided_for(run):
 
 def test_it_shows_warnings_configuration_and_samples(page):
     said = ("an odd clip range <b> (step 0)", "epsilon_high = 0.0004", "Before: step 1", "After: step 60")
-    for text in (*said, "Replies of step 60, token by token"):
+    for text in (*said, "Completions of step 60, token by token"):
         assert text in page.text
 
 
@@ -150,7 +150,7 @@ def test_only_the_ends_of_a_large_file_are_read(tmp_path, monkeypatch):
     assert first_step(path) == last_step(path) == []
 
 
-def test_before_and_after_show_the_same_prompt_and_a_median_reply():
+def test_before_and_after_show_the_same_prompt_and_a_median_completion():
     first = [row(1, "a b c", r, f"f{r}") for r in (0.0, 1.0, 0.0)] + [row(1, "x y", 1.0, "other")]
     last = [row(9, "q r", 0.0, "no"), row(9, "a b c", 1.0, "l1"), row(9, "a b c", None, "failed")]
     before, after = samples.choose_pair(first, last)
@@ -160,7 +160,7 @@ def test_before_and_after_show_the_same_prompt_and_a_median_reply():
 
 
 def test_before_and_after_are_typical_of_their_time():
-    """Most fail before and most succeed after: a prompt that fails twice, or a lucky first reply, is not shown."""
+    """Most fail before and most succeed after: a prompt that fails twice, or a lucky first completion, is not shown."""
     rewards = {"a": (1, 1), "b": (0, 0), "c": (0, 1), "d": (0, 1), "e": (0, 1)}
     first = [row(0, f"q {p}", float(r), f"before {p}") for p, (r, _) in rewards.items()]
     last = [row(9, f"q {p}", float(r), f"after {p}") for p, (_, r) in rewards.items()]
@@ -181,7 +181,7 @@ def test_tokens_are_coloured_by_their_log_ratio(tmp_path):
     assert '<i class="" ' in html
 
 
-def test_a_long_reply_loses_its_middle(tmp_path):
+def test_a_long_completion_loses_its_middle(tmp_path):
     n = samples.MOST_TOKENS + 7
     rollouts(tmp_path, [row(1, "p", 1.0, tokens=["t"] * n, log_ratio=[0.1] * n, logp=[-1.0] * n)])
     html = samples.coloured(tmp_path / "rollouts.jsonl", escape)
@@ -224,7 +224,7 @@ def test_conversations_are_shown_turn_by_turn(tmp_path):
         "which &lt;box&gt;?",
     ):
         assert text in shown, text
-    assert shown.count('<div class="reply">look a</div>') == 2 and "<box>" not in shown
+    assert shown.count('<div class="completion">look a</div>') == 2 and "<box>" not in shown
     shown = samples.coloured(tmp_path / "rollouts.jsonl", escape)
     assert "turn 1, trained, reward −0.02" in shown and ">look </i>" in shown and shown.count("nothing") == 1
 

@@ -146,7 +146,7 @@ def test_colours_can_be_seen(theme):
     assert all(contrast(colour, theme.paper) > 3 for colour in theme.series)  # WCAG 2.1, graphical objects
 
 
-def test_kinds_of_replies_are_drawn_by_their_prefix(tmp_path):
-    lines = [{"step": s, "reply/worked": 0.4, "reply/cut_off": 0.1} for s in (1, 2)]
-    ax = axes("replies", write(tmp_path / "run", lines))
+def test_kinds_of_completions_are_drawn_by_their_prefix(tmp_path):
+    lines = [{"step": s, "completion/worked": 0.4, "completion/cut_off": 0.1} for s in (1, 2)]
+    ax = axes("completions", write(tmp_path / "run", lines))
     assert [line.get_label() for line in ax.lines] == ["worked", "cut off"]

@@ -36,13 +36,13 @@ class Endpoint:
         self.lock = threading.Lock()
         self.app = FastAPI()
         for path in ("/v1/chat/completions", "/classify"):
-            self.app.post(path)(self.reply)
+            self.app.post(path)(self.completion)
 
     def questions(self):
         """The requests but for the first small one."""
         return [body for body in self.asked if material(body).get("QUESTION") != "1 + 1 = ?"]
 
-    def reply(self, request: Request, body: dict):
+    def completion(self, request: Request, body: dict):
         with self.lock:
             self.asked.append(body)
             self.keys.append(request.headers.get("authorization"))

@@ -116,7 +116,7 @@ not_a_function = 3
 
 
 def compares(prompts, completions, **columns):
-    """Each reply's place among those to its prompt."""
+    """Each completion's place among those to its prompt."""
     if "hang" in completions:
         time.sleep(1000)
     if "exit" in completions:

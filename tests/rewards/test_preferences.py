@@ -81,7 +81,7 @@ def test_win_rates_count_ties_half():
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from([0, 0.5, 1])), max_size=40))
 @settings(max_examples=60, deadline=None)
-def test_the_numbering_of_replies_does_not_matter(outcomes):
+def test_the_numbering_of_completions_does_not_matter(outcomes):
     outcomes = [one for one in outcomes if one[0] != one[1]]
     mirrored = [(5 - j, 5 - i, 1 - o) for i, j, o in outcomes]
     for method in ("bradley_terry", "win_rate"):
@@ -104,7 +104,7 @@ def test_ranks_are_evenly_spaced(ranks, expected):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: wins(2, [(0, 0, 1)]), "two different replies"),
+        (lambda: wins(2, [(0, 0, 1)]), "two different completions"),
         (lambda: wins(2, [(0, 2, 1)]), "numbered from 0 to 1"),
         (lambda: wins(2, [(0, 1, float("nan"))]), "expected 1 "),
         (lambda: wins(2, [(0, 1, 2)]), "expected 1 "),
@@ -131,7 +131,7 @@ def test_preferences_as_a_reward_function():
     with Rewards(RewardConfig(), TaskConfig(), [Preferred(longer, "win_rate")]) as function:
         scored = function.score([rollout(text, i // 4, prompt=f"p{i // 4}", worth=1) for i, text in enumerate(texts)])
     assert [r.reward for r in scored] == [1, 0, 0.5, 0, 0, 1, None, None]
-    assert len(seen) == 3 + 3  # equal replies are one
+    assert len(seen) == 3 + 3  # equal completions are one
     assert {prompt for prompt, *_ in seen} == {"p0", "p1"}
     assert scored[0].reward_parts == {"longer": 1}
 

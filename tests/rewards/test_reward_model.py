@@ -30,21 +30,21 @@ def reward_model(folder, **fields):
     return RewardModel(path=str(folder), device="cpu", **fields)
 
 
-def scores(model, replies=REPLIES, prompt="why?"):
-    return model([prompt] * len(replies), replies)
+def scores(model, completions=REPLIES, prompt="why?"):
+    return model([prompt] * len(completions), completions)
 
 
-def by_hand(folder, reply, prompt="why?", **how):
+def by_hand(folder, completion, prompt="why?", **how):
     """As a model's card shows: one text, no batch."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, **how)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
+    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
     if tokenizer.chat_template:
         made = tokenizer(
             tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False, return_tensors="pt"
         )
     else:
-        made = tokenizer(prompt, reply, return_tensors="pt")
+        made = tokenizer(prompt, completion, return_tensors="pt")
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in tokenizer.model_input_names]
     with torch.inference_mode():
         return model(**{name: made[name] for name in names}).logits[0].float()
@@ -60,7 +60,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_batch_gives_what_each_text_gives_alone(case, tmp_path):
     folder = saved(tmp_path, **CASES[case])
-    alone = [float(by_hand(folder, reply)[0]) for reply in REPLIES]
+    alone = [float(by_hand(folder, completion)[0]) for completion in REPLIES]
     assert max(alone) - min(alone) > 0.03  # or it would say nothing
     for size in (1, 3, 16):
         assert scores(reward_model(folder, batch_size=size)) == pytest.approx(alone, abs=1e-5)
@@ -71,7 +71,7 @@ def test_bfloat16(folder):
     assert coarse == pytest.approx(exact, abs=0.05) and coarse != exact
 
 
-def test_a_conversation_and_a_reply_that_the_prompt_began(folder):
+def test_a_conversation_and_a_completion_that_the_prompt_began(folder):
     model = reward_model(folder)
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     begun = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "ab"}]
@@ -84,7 +84,7 @@ def test_a_conversation_and_a_reply_that_the_prompt_began(folder):
 def test_several_labels(output, function, tmp_path):
     names = {0: "rude", 1: "kind", 2: "odd"}
     folder = saved(tmp_path, labels=3, id2label=names, label2id={name: i for i, name in names.items()})
-    expected = [float(function(by_hand(folder, reply))[1]) for reply in REPLIES]
+    expected = [float(function(by_hand(folder, completion))[1]) for completion in REPLIES]
     for label in ("kind", "1"):
         assert scores(reward_model(folder, label=label, output=output)) == pytest.approx(expected, abs=1e-5)
     with pytest.raises(ValueError, match=r"it has 3 labels .rude, kind, odd.: say by reward_model.label"):
@@ -94,7 +94,7 @@ def test_several_labels(output, function, tmp_path):
 
 
 def test_the_probability_of_one_label(folder):
-    expected = [float(by_hand(folder, reply).sigmoid()[0]) for reply in REPLIES]
+    expected = [float(by_hand(folder, completion).sigmoid()[0]) for completion in REPLIES]
     assert scores(reward_model(folder, output="probability")) == pytest.approx(expected, abs=1e-5)
 
 
@@ -103,7 +103,7 @@ def test_what_is_too_long(folder):
     model = reward_model(folder)
     (none, one) = scores(model, [long, "a"])
     assert none is None and one is not None
-    with pytest.warns(UserWarning, match="1 replies are, with their prompts, longer than 64 tokens"):
+    with pytest.warns(UserWarning, match="1 completions are, with their prompts, longer than 64 tokens"):
         assert model.counts() == {"too_long": 1}
     assert model.counts() == {"too_long": 0}
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -135,35 +135,35 @@ def test_a_head_of_another_size_is_refused(folder, tmp_path):
         reward_model(tmp_path, label="b").wait()
 
 
-def test_scores_that_are_no_numbers_cost_their_replies(folder, tmp_path):
+def test_scores_that_are_no_numbers_cost_their_completions(folder, tmp_path):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     weights = load_file(tmp_path / "model.safetensors")
     number = AutoTokenizer.from_pretrained(folder)("z", add_special_tokens=False)["input_ids"][0]
     weights["model.embed_tokens.weight"][number] = math.nan
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with Rewards(RewardConfig(), TaskConfig(), [reward_model(tmp_path)]) as rewards:
-        scored = rewards.score([rollout(reply) for reply in ("a", "zz", "b")])
+        scored = rewards.score([rollout(completion) for completion in ("a", "zz", "b")])
     assert [r.reward is None for r in scored] == [False, True, False]
     assert scored[1].error == "model: returned nan, which is not a finite number"
 
 
-def test_a_text_that_the_tokenizer_refuses_costs_its_reply(folder):
-    warned = pytest.warns(UserWarning, match="reward model: a call for 3 replies failed")
+def test_a_text_that_the_tokenizer_refuses_costs_its_completion(folder):
+    warned = pytest.warns(UserWarning, match="reward model: a call for 3 completions failed")
     with Rewards(RewardConfig(), TaskConfig(), [reward_model(folder)]) as rewards, warned:
-        scored = rewards.score([rollout(reply) for reply in ("a", "é", "b")])
+        scored = rewards.score([rollout(completion) for completion in ("a", "é", "b")])
     assert [r.reward is None for r in scored] == [False, True, False]
 
 
 def test_thinking_is_not_scored(folder):
     model = reward_model(folder)
     with Rewards(RewardConfig(), TaskConfig(), [model]) as rewards:
-        scored = rewards.score([rollout(reply, prompt="why?") for reply in ("abc</think>a", "a")])
+        scored = rewards.score([rollout(completion, prompt="why?") for completion in ("abc</think>a", "a")])
     assert [r.reward for r in scored] == pytest.approx(scores(model, ["a"]) * 2, abs=1e-6)
 
 
 def test_a_group_of_trajectories(folder):
     model = reward_model(folder)
-    group = gspo.TrajectoryGroup(gspo.Trajectory(asked("why?", reply)) for reply in ("a", "b" * 90))
+    group = gspo.TrajectoryGroup(gspo.Trajectory(asked("why?", completion)) for completion in ("a", "b" * 90))
     made = asyncio.run(model.score_group(group))
     assert [one.reward for one in made] == pytest.approx([scores(model, ["a"])[0]])
     assert len(made.exceptions) == 1
@@ -180,8 +180,8 @@ def classify(scores):
 
 def test_a_served_classifier():
     def answer(body):
-        reply = body["messages"][-1]["content"]
-        return classify([float("nan") if reply == "nan" else float(len(reply)), -1.0])
+        completion = body["messages"][-1]["content"]
+        return classify([float("nan") if completion == "nan" else float(len(completion)), -1.0])
 
     with listening(lambda body: classify([0.25])) as endpoint:
         model = RewardModel(path="m", url=endpoint.root, retries=0)

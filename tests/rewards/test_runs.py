@@ -29,9 +29,9 @@ def test_a_run_with_a_reward_model(tmp_path):
 
 
 def share(body):
-    """The share of the letter a; nothing readable for an empty reply."""
-    reply = material(body)["REPLY"]
-    return score(round(10 * reply.count("a") / len(reply))) if reply else said("It is empty.")
+    """The share of the letter a; nothing readable for an empty completion."""
+    completion = material(body)["REPLY"]
+    return score(round(10 * completion.count("a") / len(completion))) if completion else said("It is empty.")
 
 
 def test_a_run_with_a_judge(tmp_path, monkeypatch):
@@ -43,9 +43,9 @@ def test_a_run_with_a_judge(tmp_path, monkeypatch):
     rollouts = list(read_lines(tmp_path / "run" / "rollouts.jsonl"))
     assert len(rollouts) == 64
     for one in rollouts:
-        reply = one["completion"]
-        expected = round(10 * reply.count("a") / len(reply)) / 10 if reply else None
-        assert one["reward_parts"] == {"judge": expected, "length": len(reply)}
+        completion = one["completion"]
+        expected = round(10 * completion.count("a") / len(completion)) / 10 if completion else None
+        assert one["reward_parts"] == {"judge": expected, "length": len(completion)}
     asked = {(one["prompt"], one["completion"]) for one in rollouts}
     assert 0 < sum(step["scoring/judge/requests"] for step in steps) <= len(asked) + 4  # unreadable ones in each step
     assert all(step["scoring/judge/requests"] + step["scoring/judge/cached"] == 32 for step in steps)
@@ -84,7 +84,7 @@ def test_a_run_with_a_judge_of_groups(tmp_path):
         (
             ["judge"],
             {"judge": {"model": "m", "rubric": "r", "key_variable": "", "mode": "group"}, "eval": {"every": 1}},
-            "compares the replies to a prompt, so an evaluation needs at least 2",
+            "compares the completions to a prompt, so an evaluation needs at least 2",
         ),
         (["model"], {}, "reward_model.path is required"),
         (["exact"], {"judge": {"model": "m"}}, r"\[judge\] has no effect: add \"judge\" to reward.functions"),

@@ -27,17 +27,17 @@ def named(*functions, source="", **config):
     return Rewards(RewardConfig(functions=functions, **config), TaskConfig(source=source))
 
 
-def outcome(rewards, *replies, **columns):
-    """Rewards and errors of replies, four to a prompt."""
+def outcome(rewards, *completions, **columns):
+    """Rewards and errors of completions, four to a prompt."""
     with rewards:
-        scored = rewards.score([rollout(reply, i // 4, **columns) for i, reply in enumerate(replies)])
+        scored = rewards.score([rollout(completion, i // 4, **columns) for i, completion in enumerate(completions)])
     return [r.reward for r in scored], [r.error for r in scored]
 
 
 def test_the_reasoning_gym_scorer():
     entry = {"question": "?", "answer": "8", "metadata": {}}
     task = TaskConfig(source="reasoning_gym:count_bits")
-    replies = [
+    completions = [
         "<answer>8</answer>",
         "8",
         "<answer>9</answer>",
@@ -45,13 +45,13 @@ def test_the_reasoning_gym_scorer():
         "<answer></answer>",
     ]
     with Rewards(RewardConfig(), task) as rewards:
-        scored = rewards.score([rollout(reply, task=task.source, **entry) for reply in replies * 40])
+        scored = rewards.score([rollout(completion, task=task.source, **entry) for completion in completions * 40])
     assert [r.reward for r in scored] == [1, 0, 0, 1, 0] * 40
     assert scored[0].reward_parts == {"task": 1.0} and scored[0].error is None
 
 
 @pytest.mark.parametrize(
-    ("reply", "answer", "right"),
+    ("completion", "answer", "right"),
     [
         ("42", "42", 1), (" 42\n", 42, 1), ("it is 42", "42", 0), ("<answer> 42 </answer> bye", "42", 1),
         ("<answer>1</answer> no, <answer>42</answer>", "42", 1),
@@ -60,13 +60,13 @@ def test_the_reasoning_gym_scorer():
         ("<think>42", "42", 0), ("72", "half of it\n#### 72", 1), ("#### 72", "72", 0),
     ],
 )  # fmt: skip
-def test_exact(reply, answer, right):
+def test_exact(completion, answer, right):
     score = graders.load("exact", RewardConfig(functions=["exact"]), TaskConfig()).score
-    assert score(graders.Row("?", reply, "", {"answer": answer})) == right
+    assert score(graders.Row("?", completion, "", {"answer": answer})) == right
 
 
 @pytest.mark.parametrize(
-    ("reply", "answer", "right"),
+    ("completion", "answer", "right"),
     [
         ("\\boxed{0.5}", "\\frac{1}{2}", 1), ("\\boxed{0.4}", "\\frac{1}{2}", 0), ("x is $5$", "x=5", 1),
         ("<answer>1234</answer>", "1,234", 1), ("first 3, then the answer is 72.", "why\n#### 72", 1),
@@ -75,9 +75,9 @@ def test_exact(reply, answer, right):
         ("no idea", "7", 0),
     ],
 )  # fmt: skip
-def test_math(reply, answer, right):
+def test_math(completion, answer, right):
     score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
-    assert score(graders.Row("?", reply, "", {"answer": answer})) == right
+    assert score(graders.Row("?", completion, "", {"answer": answer})) == right
 
 
 def test_thinking_that_the_prompt_opened_is_not_graded():
@@ -85,13 +85,15 @@ def test_thinking_that_the_prompt_opened_is_not_graded():
     right = ["7? No.</think><answer>42</answer>", "7</think> 8 <think> 9 </think><answer>42</answer>"]
     source, columns = "reasoning_gym:count_bits", {"question": "?", "answer": "42", "metadata": {}}
     with named("task", "exact", "math", source=source) as rewards:
-        scored = rewards.score([rollout(reply, 0, source, opens_thinking=True, **columns) for reply in wrong + right])
+        scored = rewards.score(
+            [rollout(completion, 0, source, opens_thinking=True, **columns) for completion in wrong + right]
+        )
         closed = rewards.score([rollout(wrong[0], 0, source, **columns)])
     assert [list(r.reward_parts.values()) for r in scored] == [[0, 0, 0]] * 5 + [[1, 1, 1]] * 2
     assert list(closed[0].reward_parts.values()) == [1, 1, 1]
 
 
-def test_math_that_never_ends_costs_its_own_reply():
+def test_math_that_never_ends_costs_its_own_completion():
     tower = "\\boxed{9^{9^{9^{9}}}}"
     got, errors = outcome(named("math", timeout=1.0), "\\boxed{7}", tower, "\\boxed{8}", answer="7")
     assert got == [1, None, 0]
@@ -105,7 +107,7 @@ def test_an_unreadable_right_answer_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("grader", "replies", "rewards", "error"),
+    ("grader", "completions", "rewards", "error"),
     [
         ("length", ["", "ab"], [0, 2], None),
         (
@@ -134,8 +136,8 @@ def test_an_unreadable_right_answer_is_an_error():
         ("sees_torch", ["a"], [0], None),
     ],
 )
-def test_functions_in_workers(grader, replies, rewards, error):
-    got, errors = outcome(named(grader, timeout=0.2), *replies)
+def test_functions_in_workers(grader, completions, rewards, error):
+    got, errors = outcome(named(grader, timeout=0.2), *completions)
     assert got == rewards
     for reward, found in zip(got, errors):
         assert (found is None) if reward is not None else (error in found)
@@ -169,7 +171,7 @@ def test_the_worker_goes_on_after_a_hang():
     assert again[0].error is None
 
 
-def test_not_every_reply_may_hang(monkeypatch):
+def test_not_every_completion_may_hang(monkeypatch):
     monkeypatch.setattr(workers, "MAX_LOST", 2)
     _, errors = outcome(named("hangs", timeout=0.1), *["hang"] * 50)
     assert errors[1] == "hangs: took longer than 0.1 s"
@@ -178,9 +180,9 @@ def test_not_every_reply_may_hang(monkeypatch):
 
 def test_several_workers_share_whole_groups():
     with named("process_id", "length", workers=2) as rewards:
-        replies = [rollout("x" * i, number=i // 4) for i in range(20)]
-        scored = rewards.score(replies)
-        alone = rewards.score(replies[:1])
+        completions = [rollout("x" * i, number=i // 4) for i in range(20)]
+        scored = rewards.score(completions)
+        alone = rewards.score(completions[:1])
         assert rewards.score([]) == []
     assert [r.reward_parts["length"] for r in scored] == list(range(20))
     groups = [{r.reward_parts["process_id"] for r in scored[i : i + 4]} for i in range(0, 20, 4)]
@@ -188,10 +190,10 @@ def test_several_workers_share_whole_groups():
     assert alone[0].reward_parts["length"] == 0
 
 
-def test_progress_counts_replies():
+def test_progress_counts_completions():
     seen = []
     with named("raises", "length") as rewards:
-        rewards.score([rollout(reply) for reply in ("1", "x", "2")], seen.append)
+        rewards.score([rollout(completion) for completion in ("1", "x", "2")], seen.append)
     assert seen == sorted(seen) and seen[-1] == 3
 
 
@@ -273,11 +275,11 @@ def test_a_failed_batch_of_async_calls_is_repeated_all_at_once():
     assert most == 8
 
 
-# A call for many replies that fails is not paid for twice in every step
+# A call for many completions that fails is not paid for twice in every step
 
 
 def sizes(tmp_path):
-    """How many replies each call of graders.slow_for_many got since the last look."""
+    """How many completions each call of graders.slow_for_many got since the last look."""
     path = tmp_path / "calls"
     found = [int(line) for line in path.read_text().split()]
     path.unlink()
@@ -286,20 +288,20 @@ def sizes(tmp_path):
 
 @pytest.mark.parametrize("grader", ["slow_for_many", "slow_for_many_async"])
 def test_a_batch_that_timed_out_is_not_tried_again(grader, tmp_path):
-    replies = [rollout(reply, path=str(tmp_path / "calls")) for reply in "abc"]
+    completions = [rollout(completion, path=str(tmp_path / "calls")) for completion in "abc"]
     with named(grader, timeout=0.2) as rewards:
         with pytest.warns(UserWarning) as told:
-            assert [r.reward for r in rewards.score(replies)] == [1, 1, 1]
+            assert [r.reward for r in rewards.score(completions)] == [1, 1, 1]
         assert sizes(tmp_path) == [3, 1, 1, 1]
         with warnings.catch_warnings(action="error"):
-            assert [r.reward for r in rewards.score(replies)] == [1, 1, 1]
+            assert [r.reward for r in rewards.score(completions)] == [1, 1, 1]
         assert sizes(tmp_path) == [1, 1, 1]
     (warning,) = told
     assert Path(gspo.__file__).parent in Path(warning.filename).parents  # so that the run's log takes it
     assert str(warning.message) == (
-        f"reward {grader}: a call for 3 replies took longer than 0.2 s (reward.timeout) and was given up. From now on "
-        "each reply gets a call of its own. Raise reward.timeout to wait for all at once, or make the function handle "
-        "a single bad reply"
+        f"reward {grader}: a call for 3 completions took longer than 0.2 s (reward.timeout) and was given up. From now on "
+        "each completion gets a call of its own. Raise reward.timeout to wait for all at once, or make the function handle "
+        "a single bad completion"
     )
 
 
@@ -320,7 +322,7 @@ def test_async_calls_stay_concurrent_after_a_time_out():
     with in_process(judge, timeout=0.3) as rewards:
         for expected in ([4, 1, 1, 1, 1], [1, 1, 1, 1]):
             most = 0
-            assert [r.reward for r in rewards.score([rollout(reply) for reply in "abcd"])] == [1] * 4
+            assert [r.reward for r in rewards.score([rollout(completion) for completion in "abcd"])] == [1] * 4
             assert (calls, most) == (expected, 4)
             calls.clear()
 
@@ -336,9 +338,9 @@ def test_an_async_function_that_blocks_ends_one_by_one(monkeypatch):
 
     with in_process(judge, timeout=0.1) as rewards:
         with pytest.warns(UserWarning) as told:
-            assert [r.reward for r in rewards.score([rollout(reply, step=1) for reply in "ab"])] == [1, 1]
+            assert [r.reward for r in rewards.score([rollout(completion, step=1) for completion in "ab"])] == [1, 1]
         assert len(told) == 1
-        assert [r.reward for r in rewards.score([rollout(reply, step=2) for reply in "ab"])] == [1, 1]
+        assert [r.reward for r in rewards.score([rollout(completion, step=2) for completion in "ab"])] == [1, 1]
     assert [completions for step, completions in calls if step == 2] == [["a"], ["b"]]
 
 
@@ -350,7 +352,9 @@ def test_a_batch_that_raised_is_tried_again():
         return [float(completion) for completion in completions]
 
     with in_process(judge) as rewards:
-        with pytest.warns(UserWarning, match="reward judge: a call for 2 replies failed .ValueError: .*'x'.*None for it"):
+        with pytest.warns(
+            UserWarning, match="reward judge: a call for 2 completions failed .ValueError: .*'x'.*None for it"
+        ):
             rewards.score([rollout("1"), rollout("x")])
         with warnings.catch_warnings(action="error"):
             rewards.score([rollout("x"), rollout("2")])
@@ -372,19 +376,19 @@ def test_a_function_may_have_time_outs_of_its_own():
         assert rewards.ways["judge"].level == graders.BATCH
 
 
-def test_a_single_reply_that_hangs_says_nothing_about_many():
+def test_a_single_completion_that_hangs_says_nothing_about_many():
     with named("hangs", timeout=0.1) as rewards, warnings.catch_warnings(action="error"):
         assert rewards.score([rollout("hang")])[0].error == "hangs: took longer than 0.1 s"
         assert rewards.ways["hangs"].level == graders.BATCH
 
 
-# Functions that compare the replies to a prompt
+# Functions that compare the completions to a prompt
 
 
 def shapes(rewards, count=2):
-    """The rewards of `count` groups of four, each its prompt's replies in one call."""
+    """The rewards of `count` groups of four, each its prompt's completions in one call."""
     with rewards:
-        scored = rewards.score([rollout(reply, i // 4) for i, reply in enumerate("abcdefgh" * 2)][: 4 * count])
+        scored = rewards.score([rollout(completion, i // 4) for i, completion in enumerate("abcdefgh" * 2)][: 4 * count])
     return [r.reward for r in scored], [r.error for r in scored]
 
 
@@ -396,8 +400,10 @@ def test_a_function_by_group_sees_whole_groups_alone(workers):
 @pytest.mark.parametrize("kind", ["hang", "exit", "raise"])
 def test_a_failed_group_is_left_out_as_a_whole(kind):
     with named("compares", timeout=0.3, workers=1) as rewards:
-        scored = rewards.score([rollout(reply, i // 4) for i, reply in enumerate([*"abcd", *"ef", kind, "h", *"ijkl"])])
-        again = rewards.score([rollout(reply, i // 4) for i, reply in enumerate([kind, *"bcd", *"efgh"])])
+        scored = rewards.score(
+            [rollout(completion, i // 4) for i, completion in enumerate([*"abcd", *"ef", kind, "h", *"ijkl"])]
+        )
+        again = rewards.score([rollout(completion, i // 4) for i, completion in enumerate([kind, *"bcd", *"efgh"])])
     assert [r.reward for r in scored] == [0, 1, 2, 3, None, None, None, None, 0, 1, 2, 3]
     assert [r.reward for r in again] == [None] * 4 + [0, 1, 2, 3]
     assert all(r.error.startswith("compares: ") for r in scored[4:8])
@@ -423,10 +429,10 @@ def test_async_groups_are_scored_at_the_same_time():
 
 def test_a_group_whose_process_died_between_calls_is_scored_whole():
     with named("compares", workers=1, timeout=0.3) as rewards:
-        rewards.score([rollout(reply) for reply in "ab"])
+        rewards.score([rollout(completion) for completion in "ab"])
         rewards.ways["compares"].level = graders.SINGLY
         os.kill(rewards.workers[0].process.pid, signal.SIGKILL)
-        scored = rewards.score([rollout(reply, i // 2) for i, reply in enumerate("abcd")])
+        scored = rewards.score([rollout(completion, i // 2) for i, completion in enumerate("abcd")])
     assert [r.reward for r in scored] == [None, None, 0, 1]
 
 
@@ -459,7 +465,7 @@ def test_tensors_and_arrays_are_lists_of_numbers():
         assert outcome(in_process(lambda prompts, completions, m=make: m([1.0, 2.0])), "a", "b")[0] == [1, 2]
 
 
-# What is wrong with every reply stops the run
+# What is wrong with every completion stops the run
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ P, G = 4, 2
 
 
 def length_of(number, j):
-    """Tokens of a reply: most are short, one in eight is fifty times as long."""
+    """Tokens of a completion: most are short, one in eight is fifty times as long."""
     return 200 if number % 4 == 0 and j == 0 else 4
 
 
 class Engine:
-    """Gives every reply under way a few tokens each time that a batch is looked at; `load` interrupts all of them."""
+    """Gives every completion under way a few tokens each time that a batch is looked at; `load` interrupts all of them."""
 
     def __init__(self, speed=3):
         self.version, self.speed, self.jobs, self.dead, self.looks = 0, speed, [], False, 0
@@ -123,8 +123,8 @@ def test_no_token_is_too_old_and_every_prompt_has_its_turn_once(k):
     assert ages[0] == 0 and 0 < max(ages) <= k
 
 
-def test_long_replies_are_late_and_not_left_out():
-    """The share of long replies among those trained on is that among those asked for."""
+def test_long_completions_are_late_and_not_left_out():
+    """The share of long completions among those trained on is that among those asked for."""
     engine, stream = Engine(speed=40), PromptStream(prompts(400), seed=0)
     found = steps(source_of(engine, stream, 2), engine, 98)
     lengths = [int(r.sampled.sum()) for step in found for group in step for r in group.rollouts]
@@ -136,7 +136,7 @@ def test_long_replies_are_late_and_not_left_out():
     assert abs(sum(n == 200 for n in lengths) / len(lengths) - 1 / 8) < 0.02
 
 
-def test_interrupted_replies_keep_each_tokens_version():
+def test_interrupted_completions_keep_each_tokens_version():
     engine, stream = Engine(speed=1), PromptStream(prompts(40, lambda i, j: 30), seed=0)
     found = steps(source_of(engine, stream, 2), engine, 4)
     several = [r for step in found for g in step for r in g.rollouts if len(r.version[r.sampled].unique()) > 1]

@@ -23,7 +23,7 @@ P, G = 4, 3
 
 
 class Marks:
-    """Gives the prompt of number i the rewards marks(i), one a reply."""
+    """Gives the prompt of number i the rewards marks(i), one a completion."""
 
     def __init__(self, marks):
         self.marks = marks
@@ -91,7 +91,7 @@ def test_nothing_is_refilled_where_all_teach():
     assert (source.seconds["refill/queries"], source.seconds["refill/rounds"], source.seconds["refill/signal"]) == (4, 0, 1)
 
 
-def test_the_numbers_of_a_step_are_of_all_replies_that_were_sampled():
+def test_the_numbers_of_a_step_are_of_all_completions_that_were_sampled():
     source = source_of(lambda i: ((1.0, 1.0, None), (1.0, 0.0, 0.0))[i % 2], 1)
     batch(source)
     assert source.seconds["refill/queries"] == 8

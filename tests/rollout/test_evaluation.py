@@ -6,7 +6,7 @@ import pytest
 from gspo.rollout.evaluation import interval
 
 
-def test_one_reply_a_prompt_gives_wilsons_interval():
+def test_one_completion_a_prompt_gives_wilsons_interval():
     # 40 of 100: Wilson's 95 % interval, worked by hand
     p, n, z = 0.4, 100, 1.959964
     middle = (p + z * z / 200) / (1 + z * z / 100)
@@ -26,8 +26,8 @@ def test_no_prompt():
     assert all(math.isnan(x) for x in interval([]))
 
 
-def test_interval_covers_the_truth_with_correlated_replies():
-    """Prompts differ in difficulty, replies to one prompt agree: 95 % of intervals must hold the mean."""
+def test_interval_covers_the_truth_with_correlated_completions():
+    """Prompts differ in difficulty, completions to one prompt agree: 95 % of intervals must hold the mean."""
     rng = random.Random(0)
     covered = 0
     for _ in range(400):

@@ -53,7 +53,7 @@ def test_every_group_may_fail():
     assert math.isnan(out.counts["reward"])
 
 
-def test_truncated_replies_train_unless_masked():
+def test_truncated_completions_train_unless_masked():
     group = [rollout(1.0), rollout(0.0, stop="length"), rollout(0.0), rollout(0.5)]
     assert len(made(group).groups[0]) == 4
     out = made(group, mask_truncated=True)
@@ -70,9 +70,9 @@ def test_equal_rewards_stay_in_the_denominator_of_gspo_and_leave_dapos():
     assert made(*groups).counts["reward_std"] == pytest.approx(0.5 * 2**-0.5)
 
 
-def test_replies_carry_the_samplers_likelihoods_of_sampled_tokens_only():
-    reply = made([rollout(1.0, n=4), rollout(0.0)]).groups[0][0]
-    assert reply.logp_mu.tolist() == [-0.5] * 4 == reply.logp_old.tolist()
+def test_completions_carry_the_samplers_likelihoods_of_sampled_tokens_only():
+    completion = made([rollout(1.0, n=4), rollout(0.0)]).groups[0][0]
+    assert completion.logp_mu.tolist() == [-0.5] * 4 == completion.logp_old.tolist()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gspo.learner import layout
-from gspo.rollout.credit import reply_of
+from gspo.rollout.credit import completion_of
 from tests.agents.talking import TOOLS
 from tests.serving.served import post, serving
 
@@ -42,7 +42,7 @@ def test_an_answer_is_what_was_sampled_with_the_policys_likelihoods(model):
     assert answer.usage.prompt_tokens == len(rollout.prompt.tokens)
     told = [one.logprob for one in choice.logprobs.content]
     assert told == pytest.approx(rollout.logp[rollout.sampled].tolist())
-    batch = layout.build([reply_of(rollout, 0.0)])
+    batch = layout.build([completion_of(rollout, 0.0)])
     with torch.no_grad():
         logp = model.run.policy.forward(batch).logp
     assert logp.tolist() == pytest.approx(told, abs=1e-5)

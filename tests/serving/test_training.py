@@ -75,7 +75,7 @@ def test_old_answers_are_trained_on_until_they_are_too_old(tmp_path):
             first, second, third = [await collected(model) for _ in range(3)]
             assert (await model.train(first))["staleness"] == 0
             stale = await model.train(second)
-            assert stale["staleness"] == 1 and stale["ratio/noise_floor"] < 1e-5  # of fresh replies, whatever is stale
+            assert stale["staleness"] == 1 and stale["ratio/noise_floor"] < 1e-5  # of fresh completions, whatever is stale
             with pytest.raises(ValueError, match=r"nothing to train on: 8 answers: .*(too old|long gone)"):
                 await model.train(third)
             with pytest.raises(ValueError, match="nothing to train on: 8 answers"):
@@ -168,7 +168,7 @@ def test_turns_are_credited_for_what_follows_them(tmp_path):
         ({"rollout": {"delay": 1}}, "rollout.delay"),
         ({"rollout": {"refill": 1}}, "rollout.refill = 1: agents choose"),
         ({"rollout": {"top_p": 0.5}}, "whole distribution"),
-        ({"algorithm": {"credit": "turn"}}, "one advantage for a whole reply"),
+        ({"algorithm": {"credit": "turn"}}, "one advantage for a whole completion"),
         ({"algorithm": {"discount": 0.5}}, "has no effect"),
         ({"serve": {"port": 70000}}, "serve.port"),
         ({"serve": {"host": "203.0.113.1"}}, "nothing can listen there"),

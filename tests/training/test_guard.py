@@ -116,7 +116,7 @@ def test_repetition_by_hand():
 
 
 class Turns:
-    """Likes the letter a for `steps` steps of 32 replies, then nothing that holds one: the reward breaks down."""
+    """Likes the letter a for `steps` steps of 32 completions, then nothing that holds one: the reward breaks down."""
 
     def __init__(self, steps, seen=0):
         self.good, self.seen = 32 * steps, seen

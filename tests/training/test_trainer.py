@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import gspo
 from gspo.backends.hf.sampler import HFSampler
 from gspo.build import assemble
-from gspo.learner.optimizer import Optimiser
+from gspo.learner.optimizer import Optimizer
 from gspo.ports import SamplerError
 from gspo.runs import checkpoint
 from tests.tiny_run import ROWS, likes_a, model, settings
@@ -176,7 +176,7 @@ def test_offloading_changes_no_number_and_may_begin_at_a_resume(tmp_path, monkey
     folder = train(tmp_path / "run", **changes).folder
     plain = numbers(folder)
     (folder / "checkpoints" / "step_000006").rename(tmp_path / "gone")
-    monkeypatch.setattr(assemble, "Optimiser", lambda *given: Optimiser(*given[:4], offload=True))  # a CPU run has it off
+    monkeypatch.setattr(assemble, "Optimizer", lambda *given: Optimizer(*given[:4], offload=True))  # a CPU run has it off
     train(folder, resume=True, train=away, **changes)
     assert numbers(folder) == plain
     assert numbers(train(tmp_path / "away", train=away, **changes).folder) == plain

@@ -1,4 +1,4 @@
-"""A reward that differs between the replies of a model that has learned nothing."""
+"""A reward that differs between the completions of a model that has learned nothing."""
 
 
 def digits(prompts: list[str], completions: list[str], **columns: object) -> list[float]:

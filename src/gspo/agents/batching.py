@@ -1,4 +1,4 @@
-"""A sampler of whole batches as one that takes a reply at a time: those that come together are sampled together."""
+"""A sampler of whole batches as one that takes a completion at a time: those that come together are sampled together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WINDOW, SHARE = 0.005, 0.05
 
 @dataclass(frozen=True, eq=False)
 class Waiting:
-    """A reply that waits for its batch."""
+    """A completion that waits for its batch."""
 
     begun: Rollout
     seed: int
@@ -32,8 +32,8 @@ class Waiting:
 
 
 class Batching:
-    """Takes replies one at a time for a sampler of whole batches. still: held while it samples; whoever changes the weights
-    takes it.
+    """Takes completions one at a time for a sampler of whole batches. still: held while it samples; whoever changes the
+    weights takes it.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -49,7 +49,7 @@ class Batching:
         return self.sampler.version
 
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
-        """Begins a reply: `so_far` holds the prompt alone."""
+        """Begins a completion: `so_far` holds the prompt alone."""
         waiting = Waiting(so_far, seed, sampling)
         self._queue.put(waiting)
         return Job(waiting.future, waiting.now)
@@ -86,7 +86,7 @@ class Batching:
         try:
             with self.still:
                 made = self.sampler.generate(prompts, 1, replace(sampling, seed=tuple(one.seed for one in together)))
-        except Exception as error:  # whoever waits for a reply hears of it
+        except Exception as error:  # whoever waits for a completion hears of it
             for waiting in together:
                 waiting.future.set_exception(error)
             return

@@ -21,7 +21,7 @@ Make = Callable[[Mapping[str, Any]], Environment]
 
 
 class WholeEpisodes:
-    """A sampler whose replies are whole episodes, as `_play` plays one; `sampler` samples its answers."""
+    """A sampler whose completions are whole episodes, as `_play` plays one; `sampler` samples its answers."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler

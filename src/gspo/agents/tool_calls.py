@@ -1,4 +1,4 @@
-"""Tool calls in a reply, by the conventions of the chat templates that are in use."""
+"""Tool calls in a completion, by the conventions of the chat templates that are in use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Found = tuple[str, list[tuple[str, dict[str, Any]]]]  # the text beside the call
 
 
 class Malformed(ValueError):
-    """A reply that sets out to call a tool and does not say how."""
+    """A completion that sets out to call a tool and does not say how."""
 
 
 def tagged(text: str) -> Found:
@@ -44,7 +44,7 @@ def listed(text: str) -> Found:
 
 
 def bare(text: str) -> Found:
-    """`{"name": ..., "parameters": {...}}` as the whole reply (Llama 3)."""
+    """`{"name": ..., "parameters": {...}}` as the whole completion (Llama 3)."""
     body = text.strip().removeprefix("<|python_tag|>")
     if not re.match(r'\{\s*"name"', body):
         return text, []

@@ -30,7 +30,7 @@ from gspo.data.verifiers_tasks import library
 from gspo.learner.algorithm import resolve, resolved
 from gspo.learner.learner import Learner
 from gspo.learner.objective import PolicyObjective
-from gspo.learner.optimizer import Optimiser
+from gspo.learner.optimizer import Optimizer
 from gspo.ports import Report, Scorer
 from gspo.rewards.judge import Judge
 from gspo.rewards.reward_model import RewardModel
@@ -158,7 +158,7 @@ def assembled(
     )  # fmt: skip
     per_step = (algorithm.mini_batches or 1) * algorithm.epochs
     updates = config.train.steps * per_step
-    optimiser = optimiser_of(config, policy, updates)
+    optimizer = optimizer_of(config, policy, updates)
     check_routers(config, model)
     sampling, eval_sampling = samplings(config, model)
     sampling = dataclasses.replace(sampling, routes=policy.sparse)
@@ -181,7 +181,7 @@ def assembled(
             source=groups,
             sampling=sampling,
             eval_sampling=eval_sampling,
-            learner=Learner(policy, optimiser, config.train.micro_batch_tokens, algorithm.router_replay != "none", log.warn),
+            learner=Learner(policy, optimizer, config.train.micro_batch_tokens, algorithm.router_replay != "none", log.warn),
             objective=PolicyObjective(row, algorithm, rollout.max_completion_length),
             log=log,
             screen=screen,
@@ -194,10 +194,10 @@ def assembled(
         yield run
 
 
-def optimiser_of(config: Config, policy: HFPolicy, updates: int) -> Optimiser:
-    """The optimiser of a run of so many updates."""
+def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
+    """The optimizer of a run of so many updates."""
     offload = config.train.offload_optimizer and policy.device.type != "cpu"
-    return Optimiser(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates, offload)
+    return Optimizer(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates, offload)
 
 
 def note_what_is_not_done(log: RunLog, policy: HFPolicy, config: Config) -> None:
@@ -223,16 +223,16 @@ def imitating(config: Config, resume: bool = False, given: Given | None = None) 
             with loading("the model"):
                 model, _ = models_of(config, given, last)
         policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
-        optimiser = optimiser_of(config, policy, config.train.steps)
-        replies = [sft.imitated(row.prompt.tokens, row.completion) for row in rows]
+        optimizer = optimizer_of(config, policy, config.train.steps)
+        completions = [sft.imitated(row.prompt.tokens, row.completion) for row in rows]
         with open_run(config, folder, last, "cold start") as (log, screen, state):
             warn_of(log, texts(heard), model)
             note_what_is_not_done(log, policy, config)
             run = sft.ColdStart(
                 config=config,
                 policy=policy,
-                rows=PromptStream(replies, config.task.seed),
-                learner=Learner(policy, optimiser, config.train.micro_batch_tokens, tell=log.warn),
+                rows=PromptStream(completions, config.task.seed),
+                learner=Learner(policy, optimizer, config.train.micro_batch_tokens, tell=log.warn),
                 log=log,
                 screen=screen,
                 data=digest([row.prompt for row in rows]),

@@ -71,7 +71,7 @@ def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[H
 
 
 def room(config: Config, limit: int | None) -> int | None:
-    """Longest prompt in tokens beside the longest reply in a context of `limit`. Raises ValueError where none fits."""
+    """Longest prompt in tokens beside the longest completion in a context of `limit`. Raises ValueError where none fits."""
     longest = {"rollout": config.rollout.max_completion_length, "eval": config.eval.max_completion_length or 0}
     section = max(longest, key=lambda name: longest[name])
     if limit is not None and limit <= longest[section]:

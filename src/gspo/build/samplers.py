@@ -23,7 +23,7 @@ EVAL_SEED = 1 << 40  # far from every training seed
 
 
 def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
-    """How replies are sampled in training and in evaluation."""
+    """How completions are sampled in training and in evaluation."""
     rollout, evaluation = config.rollout, config.eval
     train = Sampling(
         rollout.max_completion_length, rollout.temperature, rollout.top_p, rollout.top_k, tuple(rollout.stop),

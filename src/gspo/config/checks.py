@@ -30,7 +30,7 @@ def check(config: Config) -> None:
     if reward.weights and not any(reward.weights):
         raise ValueError(f"reward.weights = {reward.weights}: at least one must differ from 0")
     if any(not text for text in rollout.stop):
-        raise ValueError(f"rollout.stop = {rollout.stop}: an empty string would end every reply at once")
+        raise ValueError(f"rollout.stop = {rollout.stop}: an empty string would end every completion at once")
     for key, source in (("task.source", config.task.source), ("task.eval_source", config.task.eval_source)):
         library, colon, name = (source or "").partition(":")
         if colon and library not in LIBRARIES and (close := nearest(library, LIBRARIES)):
@@ -64,7 +64,7 @@ def check_judging(config: Config) -> None:
         if compares and config.eval.every and config.eval.num_generations < 2:
             raise ValueError(
                 f"eval.num_generations = {config.eval.num_generations}: judge.mode = {config.judge.mode!r} compares the "
-                "replies to a prompt, so an evaluation needs at least 2"
+                "completions to a prompt, so an evaluation needs at least 2"
             )
 
 
@@ -83,7 +83,7 @@ def check_judge(judge: JudgeConfig) -> None:
     if not judge.model:
         raise ValueError("judge.model is required: the name of a model at the endpoint judge.url")
     if not judge.rubric.strip():
-        raise ValueError("judge.rubric is required: say in words what makes a reply good")
+        raise ValueError("judge.rubric is required: say in words what makes a completion good")
     for name in ("model", "messages", "stream", "n"):
         if name in judge.request:
             raise ValueError(f"judge.request.{name}: is set by the judge itself; remove it")

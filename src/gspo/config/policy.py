@@ -68,8 +68,8 @@ class AlgorithmConfig:
     """Passes over one rollout batch."""
     scale_rewards: str | None = opt(None, choices=("group", "batch", "none"))
     """What A is divided by: the standard deviation of its group's rewards, of the batch's, or nothing. Unset: the row's."""
-    credit: str = opt("reply", choices=("reply", "turn"))
-    """Whom a reward is credited to: the whole `reply`, or each `turn` of a conversation for what followed it."""
+    credit: str = opt("completion", choices=("completion", "turn"))
+    """Whom a reward is credited to: the whole `completion`, or each `turn` of a conversation for what followed it."""
     discount: float = opt(1.0, above=0, high=1)
     """Weight of the next turn's reward in a turn's return, with credit = "turn"."""
     old_logprobs: str = opt("auto", choices=("auto", "sampler", "recompute"))
@@ -81,10 +81,10 @@ class AlgorithmConfig:
     """Routing Replay of a mixture of experts: updates use the experts that the trainer's old policy chose (`R2`, one more
     forward pass a step), or those that the sampler chose (`R3`)."""
     aux_loss: float = opt(0.0, low=0)
-    """Weight of the load-balancing loss of a mixture of experts, taken over each reply."""
+    """Weight of the load-balancing loss of a mixture of experts, taken over each completion."""
     correction: str = opt("none", choices=("none", "tis", "icepop", "seq_mis"))
     """Weights for the mismatch of sampler and trainer, pi_old/mu: capped (`tis`), or zero outside a range, by token
-    (`icepop`) or by reply (`seq_mis`)."""
+    (`icepop`) or by completion (`seq_mis`)."""
     critic: str | None = opt(None, choices=("none", "shared", "copy"))
     """Where PPO's value head stands: on the policy's hidden states, or on a copy of its trunk. Unset: shared for ppo."""
     constants: dict[str, Any] = opt({})

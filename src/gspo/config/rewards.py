@@ -21,7 +21,7 @@ class RewardModelConfig:
     output: str = opt("logit", choices=("logit", "probability"))
     """The score: the label's `logit`, or its `probability` (a sigmoid for one label, else a softmax)."""
     max_length: int | None = opt(None, low=1)
-    """Most tokens of prompt and reply together; unset: as many as the classifier can read."""
+    """Most tokens of prompt and completion together; unset: as many as the classifier can read."""
     too_long: str = opt("none", choices=("none", "left", "right"))
     """What a longer text gets: `none`, no opinion; or its score without its beginning (`left`) or its end (`right`)."""
     device: str = opt("auto")
@@ -39,7 +39,7 @@ class RewardModelConfig:
     key_variable: str = opt("")
     """Environment variable with that server's API key; empty: it asks for none."""
     timeout: float = opt(120.0, above=0)
-    """Seconds that the server may take for one reply, retries included."""
+    """Seconds that the server may take for one completion, retries included."""
     retries: int = opt(3, low=0)
     """Times that a failed request is repeated (429, 5xx, lost connections), with growing waits."""
     max_concurrent: int = opt(16, low=1, high=4096)
@@ -57,10 +57,11 @@ class JudgeConfig:
     key_variable: str = opt("OPENAI_API_KEY")
     """Environment variable with the API key; empty: the endpoint asks for none."""
     rubric: str = opt("")
-    """What makes a reply good, in words. Required."""
+    """What makes a completion good, in words. Required."""
     mode: str = opt("score", choices=("score", "group", "rank", "pairs"))
-    """`score`: each reply alone, on the scale. `group`: all replies of a prompt together, scored against each other. `rank`:
-    all together, ranked; evenly spaced rewards. `pairs`: each two, in both orders; Bradley-Terry strengths."""
+    """`score`: each completion alone, on the scale. `group`: all completions of a prompt together, scored against each
+    other. `rank`: all together, ranked; evenly spaced rewards. `pairs`: each two, in both orders; Bradley-Terry
+    strengths."""
     scale: int = opt(10, low=1)
     """Highest score; the lowest is 0. The reward is score / scale."""
     reference_column: str | None = opt(None)
@@ -76,7 +77,7 @@ class JudgeConfig:
     cache: str | None = opt(None)
     """SQLite file that keeps answers, for later runs too and for several at once; unset: they are kept in memory."""
     seed: int = opt(0, low=0)
-    """Seed of the order in which replies are shown together."""
+    """Seed of the order in which completions are shown together."""
 
 
 NAMED = ("task", "exact", "math", "model", "judge")
@@ -85,7 +86,7 @@ NAMED = ("task", "exact", "math", "model", "judge")
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """What a reply is worth."""
+    """What a completion is worth."""
 
     functions: list[str] = opt(["task"])
     """Any of `task` (the source's own scorer), `exact`, `math`, `model` (see [reward_model]), `judge` (see [judge]), and
@@ -95,8 +96,8 @@ class RewardConfig:
     answer_column: str = opt("answer")
     """Column with the right answer, for `exact` and `math`."""
     timeout: float = opt(10.0, above=0)
-    """Seconds that one call of a reward may take. A reply whose reward hangs is left out of its group."""
+    """Seconds that one call of a reward may take. A completion whose reward hangs is left out of its group."""
     workers: int = opt(1, low=1, high=256)
-    """Processes that score replies."""
+    """Processes that score completions."""
     correct_at: float = opt(1.0)
-    """A reply counts as correct in `eval/accuracy` when the first of `functions` gives it at least this."""
+    """A completion counts as correct in `eval/accuracy` when the first of `functions` gives it at least this."""

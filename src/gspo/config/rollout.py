@@ -1,4 +1,4 @@
-"""Prompts, who samples replies to them, and how many."""
+"""Prompts, who samples completions to them, and how many."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TaskConfig:
     prompt_column: str = opt("prompt")
     """Column with the prompt: a string or a list of chat messages."""
     completion_column: str = opt("completion")
-    """Column with the reply to imitate (`gspo sft`)."""
+    """Column with the completion to imitate (`gspo sft`)."""
     system: str | None = opt(None)
     """System message put before every prompt."""
     template: str = opt("auto", choices=("auto", "none"))
@@ -61,9 +61,9 @@ class SamplerConfig:
     exchange: str | None = opt(None)
     """Folder through which new weights reach the engine, which must see it too; unset: one in memory, /dev/shm."""
     timeout: float = opt(600.0, above=0)
-    """Seconds that the engine may take for a reply before it counts as hung."""
+    """Seconds that the engine may take for a completion before it counts as hung."""
     batch_size: int = opt(256, low=1)
-    """Replies sampled at once, in rows. Less takes less memory."""
+    """Completions sampled at once, in rows. Less takes less memory."""
     quantize: str = opt("none", choices=("none", "int8", "int4"))
     """Round the sampler's weights, to study how an algorithm bears a coarse engine. Takes a second copy of the model."""
 
@@ -75,9 +75,9 @@ class RolloutConfig:
     num_prompts: int = opt(32, low=1)
     """Prompts a step."""
     num_generations: int = opt(8, low=2)
-    """Replies a prompt (G)."""
+    """Completions a prompt (G)."""
     max_completion_length: int = opt(256, low=1)
-    """Longest reply, in tokens."""
+    """Longest completion, in tokens."""
     temperature: float = opt(1.0, above=0)
     """Sampling temperature; log-probabilities are taken at it."""
     top_p: float = opt(1.0, above=0, high=1)
@@ -85,9 +85,9 @@ class RolloutConfig:
     top_k: int = opt(0, low=0)
     """Sample from the k likeliest tokens, 0 for all. Only 0 in training, as top_p."""
     stop: list[str] = opt([])
-    """Strings that end a reply; they stay part of it."""
+    """Strings that end a completion; they stay part of it."""
     mask_truncated_completions: bool = opt(False)
-    """Leave replies that reached max_completion_length out of their group and out of the update."""
+    """Leave completions that reached max_completion_length out of their group and out of the update."""
     refill: int = opt(0, low=0)
     """Rounds of further prompts that may be sampled until num_prompts groups have rewards that differ; 0: none."""
     max_staleness: int = opt(0, low=0)

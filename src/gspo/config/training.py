@@ -1,4 +1,4 @@
-"""The configuration of the loop and of what is around it: optimiser, steps, evaluation, guard, endpoint, log."""
+"""The configuration of the loop and of what is around it: optimizer, steps, evaluation, guard, endpoint, log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TrainConfig:
     steps: int = opt(100, low=1)
     """Rollout batches (`gspo sft`: updates)."""
     seed: int = opt(0, low=0)
-    """Seed of the sampled replies."""
+    """Seed of the sampled completions."""
     batch_size: int = opt(64, low=1)
     """`gspo sft`: rows an update."""
     micro_batch_tokens: int = opt(16384, low=1)
@@ -24,9 +24,9 @@ class TrainConfig:
     made again, whenever memory does not suffice; a resumed run begins with this number again. Under `auto` a batch that is
     read in padded rows may have 15 % more."""
     layout: str = opt("auto", choices=LAYOUTS)
-    """`padded`: a row a reply. `shared`: a prompt is computed once for all its replies, and nothing is padded. `packed`: the
-    same under one dense mask. `auto`: the faster of the first two, batch by batch, where the model can be read in both; on
-    a GPU `padded`."""
+    """`padded`: a row a completion. `shared`: a prompt is computed once for all its completions, and nothing is padded.
+    `packed`: the same under one dense mask. `auto`: the faster of the first two, batch by batch, where the model can be read
+    in both; on a GPU `padded`."""
     gradient_checkpointing: bool = opt(False)
     """Recompute activations in the backward pass: less memory, about a third more time."""
     offload_optimizer: bool = opt(False)
@@ -52,7 +52,7 @@ class EvalConfig:
     num_prompts: int = opt(256, low=1)
     """Held-out prompts."""
     num_generations: int = opt(1, low=1)
-    """Replies a prompt."""
+    """Completions a prompt."""
     temperature: float = opt(1.0, low=0)
     """Sampling temperature; 0 takes the likeliest token."""
     top_p: float = opt(1.0, above=0, high=1)
@@ -60,7 +60,7 @@ class EvalConfig:
     top_k: int = opt(0, low=0)
     """Sample from the k likeliest tokens, 0 for all."""
     max_completion_length: int | None = opt(None, low=1)
-    """Longest reply, in tokens; unset: as in [rollout]."""
+    """Longest completion, in tokens; unset: as in [rollout]."""
 
 
 @dataclass(frozen=True)

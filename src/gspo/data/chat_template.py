@@ -56,10 +56,10 @@ class Encoder:
             if messages[0]["role"] == "system":
                 raise ValueError("has a system message of its own, and task.system is set: unset one of them")
             messages = [{"role": "system", "content": self.system}, *messages]
-        begun = messages[-1]["role"] == "assistant"  # a reply that the model is to carry on
+        begun = messages[-1]["role"] == "assistant"  # a completion that the model is to carry on
         text = self.render(messages, add_generation_prompt=not begun, continue_final_message=begun)
         thinking = _opens_thinking(text)
-        if thinking:  # it may be but an instruction that names the tag: look at the reply's beginning alone
+        if thinking:  # it may be but an instruction that names the tag: look at the completion's beginning alone
             start = str(messages[-1]["content"]) if begun else text.removeprefix(self.render(messages))
             thinking = _opens_thinking(start)
         return tuple(self.bare(text)), thinking  # the template has written BOS itself
@@ -79,21 +79,21 @@ class Encoder:
             raise ValueError(f"cannot be encoded by the tokenizer ({error}): {text!r:.80}") from error
 
     def plain(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text that a reply is to follow."""
+        """Token ids of a text that a completion is to follow."""
         bare = self.bare(text)
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         if bos is not None and bare[:1] == [bos]:
             return tuple(bare)
         ids = self.tokenizer(text)["input_ids"]
         if eos is not None and ids[-1:] == [eos] and bare[-1:] != [eos]:
-            ids = ids[:-1]  # a reply is to follow
+            ids = ids[:-1]  # a completion is to follow
         return tuple(ids)
 
     def completion(self, text: str) -> tuple[int, ...]:
-        """Token ids of a reply to imitate, ending with EOS. Raises ValueError for a tokenizer without EOS."""
+        """Token ids of a completion to imitate, ending with EOS. Raises ValueError for a tokenizer without EOS."""
         eos = self.tokenizer.eos_token_id
         if eos is None:
-            raise ValueError("the tokenizer has no EOS token, so a reply cannot end: set tokenizer.eos_token")
+            raise ValueError("the tokenizer has no EOS token, so a completion cannot end: set tokenizer.eos_token")
         try:
             ids = self.bare(text)
         except ValueError as error:

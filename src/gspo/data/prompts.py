@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Row:
-    """A prompt and a reply to imitate, as text and as token ids that end with EOS."""
+    """A prompt and a completion to imitate, as text and as token ids that end with EOS."""
 
     prompt: Prompt
     text: str

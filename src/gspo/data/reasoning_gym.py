@@ -20,7 +20,7 @@ SPAN = 2**21
 CHUNK = 10_000
 """Most items of one data set of the library: some tasks make all of theirs at once."""
 JUNK = ("I do not know", "?", "0", "1")
-"""Replies that should not pay, where they are not the answer."""
+"""Completions that should not pay, where they are not the answer."""
 Entry = dict[str, Any]
 
 
@@ -155,12 +155,12 @@ def check(source: str, dataset: Any, entries: list[Entry], note: Callable[[str],
         raise ValueError(f"{source}: its scorer gives none of {wrong} right answers 1 (but {max(scores):.2f} at most)")
     if wrong:
         note(f"{source}: its scorer gives {wrong} of {len(golds)} right answers less than 1")
-    tries = {f"the reply {junk!r}": [(entry, junk) for entry in entries] for junk in JUNK}
+    tries = {f"the completion {junk!r}": [(entry, junk) for entry in entries] for junk in JUNK}
     tries["the right answer to another item"] = [
         (entry, other) for (entry, _), (_, other) in zip(golds, golds[1:] + golds[:1])
     ]
-    for what, replies in tries.items():
-        paid = [score(dataset, reply, entry) for entry, reply in replies if reply != entry.get("answer")]
+    for what, completions in tries.items():
+        paid = [score(dataset, completion, entry) for entry, completion in completions if completion != entry.get("answer")]
         mean = sum(paid) / max(1, len(paid))
         if len(paid) >= 4 and mean >= 0.3:
             note(f"{source}: its scorer pays {mean:.2f} on average for {what}")

@@ -64,11 +64,11 @@ def cold_start(
         n = rng.randint(min_n, max_n)
         prompt = QUESTION.format(n)
         if prompt not in left_out:
-            reply = work_out(n, rng, slip) if rng.random() < worked else guess(min_n, max_n, rng)
-            rows.append({"prompt": prompt, "completion": reply})
+            completion = work_out(n, rng, slip) if rng.random() < worked else guess(min_n, max_n, rng)
+            rows.append({"prompt": prompt, "completion": completion})
     return rows
 
 
 def worked(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-    """1 for a reply that works its answer out, 0 for a guess. A reward with weight 0: a figure to watch."""
+    """1 for a completion that works its answer out, 0 for a guess. A reward with weight 0: a figure to watch."""
     return [float("odd" in completion) for completion in completions]

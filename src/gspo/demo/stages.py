@@ -40,9 +40,9 @@ class Demo:
 
 
 DEMOS = {
-    "reply": Demo(
+    "completion": Demo(
         "", count_bits.PIECES, None, "a Qwen3-MoE with random weights imitates worked solutions and guesses",
-        "rewards alone tell it which of the two pays", {"eval/reward/worked": ("Worked replies", ".0%")},
+        "rewards alone tell it which of the two pays", {"eval/reward/worked": ("Worked completions", ".0%")},
     ),
     "agent": Demo(
         "agent_", tool_task.PIECES, tool_task.TEMPLATE, "a Qwen3-MoE with random weights imitates lookers and guessers",
@@ -52,7 +52,7 @@ DEMOS = {
 }  # fmt: skip
 
 
-def play(folder: Path, seed: int = 0, resume: bool = False, kind: str = "reply") -> int:
+def play(folder: Path, seed: int = 0, resume: bool = False, kind: str = "completion") -> int:
     """The whole demo into `folder`, its cold start into `folder`-cold-start. Returns the exit status."""
     demo = DEMOS[kind]
     console = Console(highlight=False)
@@ -100,7 +100,7 @@ def _cold_start(demo: Demo, folder: Path, seed: int, resume: bool) -> bool:
 
 
 def _tell(console: Console, demo: Demo, folder: Path, seconds: float) -> None:
-    """The story in numbers, and a reply before and after."""
+    """The story in numbers, and a completion before and after."""
     lines = list(read_lines(folder / "metrics.jsonl"))
     evaluated = [line for line in lines if "eval/accuracy" in line]
     before, after = evaluated[0], evaluated[-1]
@@ -118,8 +118,8 @@ def _tell(console: Console, demo: Demo, folder: Path, seconds: float) -> None:
     for metric, (name, form) in demo.watched.items():
         console.print(f"[bold]{name:<18}[/]  {before[metric]:{form}}  ->  [bold]{after[metric]:{form}}[/]")
     console.print(f"[bold]Clipped tokens[/]     {clipped:.0%} at the clip range {low:g}/{high:g}")
-    replies = folder / "evaluations.jsonl"
-    pair = choose_pair(first_step(replies), last_step(replies))
+    completions = folder / "evaluations.jsonl"
+    pair = choose_pair(first_step(completions), last_step(completions))
     assert pair is not None, "train.toml evaluates before the first step and after the last"
     console.print(Text.assemble("\nA held-out question: ", (pair[0]["prompt"], "bold")))
     for name, rollout in zip(("Before", "After"), pair):

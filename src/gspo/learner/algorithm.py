@@ -103,12 +103,10 @@ def _check_credit(row: Algorithm, config: AlgorithmConfig) -> None:
     if config.credit == "turn" and not row.by_turn:
         known = ", ".join(name for name, each in ALGORITHMS.items() if each.by_turn)
         raise ValueError(
-            f'algorithm.credit = "turn": {config.name} has one advantage for a whole reply; algorithm.name may be {known}'
+            f'algorithm.credit = "turn": {config.name} has one advantage a completion; algorithm.name may be {known}'
         )
-    if config.credit == "reply" and config.discount != 1:
-        raise ValueError(
-            f'algorithm.discount = {config.discount:g} has no effect with algorithm.credit = "reply": set credit = "turn"'
-        )
+    if config.credit == "completion" and config.discount != 1:
+        raise ValueError(f'algorithm.discount = {config.discount:g} needs algorithm.credit = "turn", not "completion"')
 
 
 def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
@@ -132,7 +130,7 @@ def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int) -> list[str
     if row.level != "token" and reach is not None and reach > 0.05:
         found.append(
             f"clip range {config.epsilon:g}/{config.epsilon_high:g} on a sequence ratio: s_i is a geometric mean over the "
-            f"reply and stays within some 1e-3 of 1, so such a clip never binds (the paper's is 3e-4/4e-4)"
+            f"completion and stays within some 1e-3 of 1, so such a clip never binds (the paper's is 3e-4/4e-4)"
         )
     if row.level == "token" and config.epsilon == "auto" and config.clip_target > 0.02:
         found.append(

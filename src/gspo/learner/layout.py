@@ -1,4 +1,4 @@
-"""Replies -> one forest of tokens, and forest -> what a transformer reads. Layout is cost, never meaning.
+"""Completions -> one forest of tokens, and forest -> what a transformer reads. Layout is cost, never meaning.
 
 Token i may look at token j exactly when `j <= i <= last[j]` (types.Forest). Three layouts compute it: `padded` walks each
 path from root to leaf as a row of its own; `packed` puts the forest into one row under that mask; `shared` puts it into
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gspo.types import Batch, Forest, Reply
+from gspo.types import Batch, Completion, Forest
 
 GATHERING = 1.15  # tokens that padded rows may read in the time of one of `shared` (docs/log.md)
 
@@ -38,66 +38,66 @@ class Rows:
     forest: Forest | None = None
 
 
-def build(replies: Sequence[Reply], share: bool = False) -> Batch:
-    """The batch of these replies. With `share`, neighbours share the tokens of their common prefix up to the first
+def build(completions: Sequence[Completion], share: bool = False) -> Batch:
+    """The batch of these completions. With `share`, neighbours share the tokens of their common prefix up to the first
     sampled token of either, so each shared token is computed once and autograd adds up its gradients.
     """
-    if not replies:
-        raise ValueError("a batch needs at least one reply")
+    if not completions:
+        raise ValueError("a batch needs at least one completion")
     tokens: list[Tensor] = []
     routes: list[Tensor] = []
     parent: list[Tensor] = []
     paths: list[Tensor] = []
     nodes: list[Tensor] = []
-    path = torch.empty(0, dtype=torch.int64)  # forest index of each token of the previous reply
-    previous: Reply | None = None
+    path = torch.empty(0, dtype=torch.int64)  # forest index of each token of the previous completion
+    previous: Completion | None = None
     size = 0
-    for reply in replies:
-        keep = _common_prefix(previous, reply) if share and previous is not None else 0
-        new = torch.arange(size, size + len(reply.tokens) - keep)
+    for completion in completions:
+        keep = _common_prefix(previous, completion) if share and previous is not None else 0
+        new = torch.arange(size, size + len(completion.tokens) - keep)
         path = torch.cat([path[:keep], new])
-        tokens.append(reply.tokens[keep:])
-        if reply.routes is not None:
-            routes.append(reply.routes[keep:])
-        below = parents(reply)[keep:]
+        tokens.append(completion.tokens[keep:])
+        if completion.routes is not None:
+            routes.append(completion.routes[keep:])
+        below = parents(completion)[keep:]
         parent.append(torch.where(below < 0, -1, path[below]))
         paths.append(path)
-        nodes.append(path[reply.sampled])
+        nodes.append(path[completion.sampled])
         size += len(new)
-        previous = reply
+        previous = completion
     forest = _forest(torch.cat(tokens), torch.cat(parent))
     length = torch.tensor([len(node) for node in nodes])
     node = torch.cat(nodes)
     if (forest.parent[node] < 0).any() or (length == 0).any():
-        raise ValueError("a reply needs at least one sampled token, and a prompt token before it")
+        raise ValueError("a completion needs at least one sampled token, and a prompt token before it")
     return Batch(
         forest=forest,
         path=torch.cat(paths),
         node=node,
-        reply=torch.repeat_interleave(torch.arange(len(replies)), length),
-        turn=torch.cat([turns(reply) for reply in replies]),
+        completion=torch.repeat_interleave(torch.arange(len(completions)), length),
+        turn=torch.cat([turns(completion) for completion in completions]),
         length=length,
-        logp_mu=torch.cat([reply.logp_mu for reply in replies]),
-        logp_old=torch.cat([reply.logp_old for reply in replies]),
-        advantage=_advantages(replies, length),
-        logp_ref=None if replies[0].logp_ref is None else torch.cat([reply.logp_ref for reply in replies]),  # type: ignore[misc]
-        values=None if replies[0].values is None else torch.cat([reply.values for reply in replies]),  # type: ignore[misc]
-        returns=None if replies[0].returns is None else torch.cat([reply.returns for reply in replies]),  # type: ignore[misc]
-        routes=torch.cat(routes) if len(routes) == len(replies) else None,
+        logp_mu=torch.cat([completion.logp_mu for completion in completions]),
+        logp_old=torch.cat([completion.logp_old for completion in completions]),
+        advantage=_advantages(completions, length),
+        logp_ref=None if completions[0].logp_ref is None else torch.cat([completion.logp_ref for completion in completions]),  # type: ignore[misc]
+        values=None if completions[0].values is None else torch.cat([completion.values for completion in completions]),  # type: ignore[misc]
+        returns=None if completions[0].returns is None else torch.cat([completion.returns for completion in completions]),  # type: ignore[misc]
+        routes=torch.cat(routes) if len(routes) == len(completions) else None,
     )
 
 
-def parents(reply: Reply) -> Tensor:
-    """The place in the reply of the token before each, -1 at a beginning: [L]."""
-    return torch.arange(-1, len(reply.tokens) - 1) if reply.parent is None else reply.parent
+def parents(completion: Completion) -> Tensor:
+    """The place in the completion of the token before each, -1 at a beginning: [L]."""
+    return torch.arange(-1, len(completion.tokens) - 1) if completion.parent is None else completion.parent
 
 
-def turns(reply: Reply) -> Tensor:
+def turns(completion: Completion) -> Tensor:
     """The turn of each sampled token, [|y|]."""
-    return torch.zeros(len(reply.logp_mu), dtype=torch.int64) if reply.turn is None else reply.turn
+    return torch.zeros(len(completion.logp_mu), dtype=torch.int64) if completion.turn is None else completion.turn
 
 
-def _common_prefix(a: Reply, b: Reply) -> int:
+def _common_prefix(a: Completion, b: Completion) -> int:
     """Leading tokens that b may share with a, which stands before it: equal, sampled in neither (a sampled token is trained
     on once each), and before any branch of b, and of a, whose end must lie below them (depth-first order).
     """
@@ -112,12 +112,12 @@ def _common_prefix(a: Reply, b: Reply) -> int:
     return int(same.long().cumprod(0).sum())
 
 
-def _paths(reply: Reply) -> list[int]:
-    """Tokens on each path of a reply, from its beginning to a leaf: the rows that it takes."""
-    if reply.parent is None:
-        return [len(reply.tokens)]
-    position, inner = [0] * len(reply.tokens), set()
-    for i, p in enumerate(reply.parent.tolist()):
+def _paths(completion: Completion) -> list[int]:
+    """Tokens on each path of a completion, from its beginning to a leaf: the rows that it takes."""
+    if completion.parent is None:
+        return [len(completion.tokens)]
+    position, inner = [0] * len(completion.tokens), set()
+    for i, p in enumerate(completion.parent.tolist()):
         position[i] = 0 if p < 0 else position[p] + 1
         inner.add(p)
     return [position[i] + 1 for i in range(len(position)) if i not in inner]
@@ -136,9 +136,9 @@ def _forest(tokens: Tensor, parent: Tensor) -> Forest:
     return Forest(tokens, torch.tensor(last), parent, torch.tensor(position))
 
 
-def _advantages(replies: Sequence[Reply], length: Tensor) -> Tensor:
-    """[S], or [N] as soon as one reply has an advantage for each token."""
-    values = [torch.as_tensor(reply.advantage, dtype=torch.float32) for reply in replies]
+def _advantages(completions: Sequence[Completion], length: Tensor) -> Tensor:
+    """[S], or [N] as soon as one completion has an advantage for each token."""
+    values = [torch.as_tensor(completion.advantage, dtype=torch.float32) for completion in completions]
     if all(value.ndim == 0 for value in values):
         return torch.stack(values)
     return torch.cat([value.expand(int(n)) for value, n in zip(values, length)])
@@ -197,42 +197,43 @@ def shared(batch: Batch) -> Rows:
     return Rows(forest.tokens[None], forest.position[None], None, all_tokens, all_tokens, before, forest)
 
 
-def size(replies: Sequence[Reply], share: bool) -> int:
-    """Tokens that one forward pass of these replies reads, padding included."""
+def size(completions: Sequence[Completion], share: bool) -> int:
+    """Tokens that one forward pass of these completions reads, padding included."""
     if share:
-        return len(build(replies, share).forest.tokens)
-    paths = [length for reply in replies for length in _paths(reply)]
+        return len(build(completions, share).forest.tokens)
+    paths = [length for completion in completions for length in _paths(completion)]
     return max(paths) * len(paths)
 
 
-def micro_batches(replies: Sequence[Reply], max_tokens: int, share: bool = False) -> list[list[Reply]]:
-    """Splits replies so that no part reads more than `max_tokens` tokens, padding included; a longer reply is alone.
+def micro_batches(completions: Sequence[Completion], max_tokens: int, share: bool = False) -> list[list[Completion]]:
+    """Splits completions so that no part reads more than `max_tokens` tokens, padding included; a longer completion is
+    alone.
 
-    With `share` replies keep their order, so that those of one prompt stay neighbours, and nothing is padded (where
+    With `share` completions keep their order, so that those of one prompt stay neighbours, and nothing is padded (where
     `worth_sharing` says no, rows are, by less than GATHERING); else they are sorted by length, so that rows of a part need
     little padding.
     """
-    widths = {id(reply): _paths(reply) for reply in replies}
-    order = list(replies) if share else sorted(replies, key=lambda reply: max(widths[id(reply)]))
-    parts: list[list[Reply]] = []
+    widths = {id(completion): _paths(completion) for completion in completions}
+    order = list(completions) if share else sorted(completions, key=lambda completion: max(widths[id(completion)]))
+    parts: list[list[Completion]] = []
     size = rows = 0
-    for reply in order:
-        width, more = max(widths[id(reply)]), len(widths[id(reply)])
-        alone = len(reply.tokens) if share else width * more
+    for completion in order:
+        width, more = max(widths[id(completion)]), len(widths[id(completion)])
+        alone = len(completion.tokens) if share else width * more
         if share and parts:
-            size += alone - _common_prefix(parts[-1][-1], reply)
+            size += alone - _common_prefix(parts[-1][-1], completion)
         else:
             rows += more
             size = width * rows
         if not parts or size > max_tokens:
             parts.append([])
             size, rows = alone, more
-        parts[-1].append(reply)
+        parts[-1].append(completion)
     return parts
 
 
-def split(groups: Sequence[list[Reply]], parts: int) -> list[list[Reply]]:
+def split(groups: Sequence[list[Completion]], parts: int) -> list[list[Completion]]:
     """The groups dealt out into `parts` mini-batches of nearly equal size, in order; empty ones are left out."""
     edges = [round(i * len(groups) / parts) for i in range(parts + 1)]
-    batches = [[reply for group in groups[a:b] for reply in group] for a, b in zip(edges, edges[1:])]
+    batches = [[completion for group in groups[a:b] for completion in group] for a, b in zip(edges, edges[1:])]
     return [batch for batch in batches if batch]

@@ -15,50 +15,50 @@ import torch
 from torch import Tensor
 
 from gspo.learner import layout
-from gspo.learner.optimizer import Optimiser
+from gspo.learner.optimizer import Optimizer
 from gspo.ports import Objective, Policy
-from gspo.types import Outputs, Reply, Seen, Stats
+from gspo.types import Completion, Outputs, Seen, Stats
 
 Made = TypeVar("Made")
 
 
 class Learner:
-    """A policy and its optimiser. `max_tokens`: most tokens, padding included, in one forward pass. `replay`: updates use
-    the experts of their replies' routes (Routing Replay). tell: hears where memory does not suffice. skipped: what the last
-    update left out, as shares of its sampled tokens: of idle replies, and of other micro-batches' backward passes.
+    """A policy and its optimizer. `max_tokens`: most tokens, padding included, in one forward pass. `replay`: updates use
+    the experts of their completions' routes (Routing Replay). tell: hears where memory does not suffice. skipped: what the
+    last update left out, as shares of its sampled tokens: of idle completions, and of other micro-batches' backward passes.
     """
 
     def __init__(
-        self, policy: Policy, optimiser: Optimiser, max_tokens: int, replay: bool = False,
+        self, policy: Policy, optimizer: Optimizer, max_tokens: int, replay: bool = False,
         tell: Callable[[str], None] = lambda text: None,
     ):  # fmt: skip
         self.policy = policy
-        self.optimiser = optimiser
+        self.optimizer = optimizer
         self.max_tokens = max_tokens
         self.replay, self.tell = replay, tell
         self.skipped: dict[str, float] = {}
-        self.part: Sequence[Reply] = ()  # what is being read
+        self.part: Sequence[Completion] = ()  # what is being read
 
-    def update(self, objective: Objective, replies: Sequence[Reply]) -> tuple[dict[str, Any], Stats]:
-        """One optimiser step on these replies. Returns its metrics and the statistics behind them. Where memory does not
+    def update(self, objective: Objective, completions: Sequence[Completion]) -> tuple[dict[str, Any], Stats]:
+        """One optimizer step on these completions. Returns its metrics and the statistics behind them. Where memory does not
         suffice, max_tokens is halved and all is done again; RuntimeError where that does not help either.
         """
-        active = [reply for reply in replies if not objective.idle(reply)] or list(replies)
-        gathered, total = self._within_memory(active, lambda: self._gradient(objective, replies, active))
-        done = self.optimiser.step(total)
+        active = [completion for completion in completions if not objective.idle(completion)] or list(completions)
+        gathered, total = self._within_memory(active, lambda: self._gradient(objective, completions, active))
+        done = self.optimizer.step(total)
         merged = {name: torch.cat(values).cpu() for name, values in gathered.items()}
-        return {"loss": total} | objective.summary(merged, replies) | done, merged
+        return {"loss": total} | objective.summary(merged, completions) | done, merged
 
     def _gradient(
-        self, objective: Objective, replies: Sequence[Reply], active: Sequence[Reply]
+        self, objective: Objective, completions: Sequence[Completion], active: Sequence[Completion]
     ) -> tuple[dict[str, list[Tensor]], float]:
         """Adds up the gradient of an update. Returns its statistics, micro-batch by micro-batch, and the loss.
 
-        What has exactly zero gradient is left out: idle replies altogether, and the backward pass of micro-batches. The
-        denominator counts them, so the gradient is that of the whole. One backward pass is always run: the optimiser then
+        What has exactly zero gradient is left out: idle completions altogether, and the backward pass of micro-batches. The
+        denominator counts them, so the gradient is that of the whole. One backward pass is always run: the optimizer then
         sees zeros, as it would have, and not nothing.
         """
-        denominator = objective.denominator(replies)
+        denominator = objective.denominator(completions)
         gathered: dict[str, list[Tensor]] = defaultdict(list)
         total = torch.zeros((), dtype=torch.float64)
         parts = layout.micro_batches(active, self.max_tokens, self.policy.shares_prompts)
@@ -69,12 +69,12 @@ class Learner:
             total += loss.cpu().double()
             for name, value in stats.items():
                 gathered[name].append(value)
-        every, read = (sum(len(reply.logp_old) for reply in some) for some in (replies, active))
-        self.skipped = {"skipped/replies": 1 - read / every, "skipped/backward": (read - passed) / every}
+        every, read = (sum(len(completion.logp_old) for completion in some) for some in (completions, active))
+        self.skipped = {"skipped/completions": 1 - read / every, "skipped/backward": (read - passed) / every}
         return gathered, float(total)
 
     def _pass(
-        self, objective: Objective, part: Sequence[Reply], denominator: float, always: bool
+        self, objective: Objective, part: Sequence[Completion], denominator: float, always: bool
     ) -> tuple[Tensor, Stats, int]:
         """One micro-batch's part of the loss, its statistics, and the tokens whose backward pass was run. Nothing of its
         graph outlives it.
@@ -88,8 +88,8 @@ class Learner:
         loss.backward()
         return loss.detach(), stats, len(batch.node) if pull(out, said, always) else 0
 
-    def _within_memory(self, replies: Sequence[Reply], attempt: Callable[[], Made]) -> Made:
-        """What `attempt` makes of these replies, with micro-batches that fit."""
+    def _within_memory(self, completions: Sequence[Completion], attempt: Callable[[], Made]) -> Made:
+        """What `attempt` makes of these completions, with micro-batches that fit."""
         while True:
             try:
                 return attempt()
@@ -97,16 +97,16 @@ class Learner:
                 if not out_of_memory(error):
                     raise
                 share = self.policy.shares_prompts
-                parts = layout.micro_batches(replies, self.max_tokens, share)
+                parts = layout.micro_batches(completions, self.max_tokens, share)
                 most = max(layout.size(part, share) for part in parts)
                 if len(self.part) == 1:  # which no smaller micro-batch would make smaller
                     raise RuntimeError(
-                        f"out of memory with one reply of {layout.size(self.part, share)} tokens: set "
+                        f"out of memory with one completion of {layout.size(self.part, share)} tokens: set "
                         "train.gradient_checkpointing = true, on a GPU train.offload_optimizer = true, lower "
                         "rollout.max_completion_length, or train adapters (lora.rank)"
                     ) from error
             # The error is gone here, and with it the tensors that it held.
-            self.optimiser.clear()
+            self.optimizer.clear()
             self.max_tokens = min(most, self.max_tokens) // 2
             self.tell(f"memory did not suffice: micro-batches have at most {self.max_tokens} tokens from here on")
             gc.collect()
@@ -114,13 +114,17 @@ class Learner:
                 torch.cuda.empty_cache()
 
     @torch.no_grad()
-    def read(self, policy: Policy, replies: Sequence[Reply], *, routing: bool = False, replay: bool = False) -> list[Seen]:
-        """What `policy` says of each reply (pi_old recomputed, or a reference), without gradient. Of memory as `update`."""
-        return self._within_memory(replies, lambda: self._said(policy, replies, routing, replay))
+    def read(
+        self, policy: Policy, completions: Sequence[Completion], *, routing: bool = False, replay: bool = False
+    ) -> list[Seen]:
+        """What `policy` says of each completion (pi_old recomputed, or a reference), without gradient. Of memory as
+        `update`.
+        """
+        return self._within_memory(completions, lambda: self._said(policy, completions, routing, replay))
 
-    def _said(self, policy: Policy, replies: Sequence[Reply], routing: bool, replay: bool) -> list[Seen]:
+    def _said(self, policy: Policy, completions: Sequence[Completion], routing: bool, replay: bool) -> list[Seen]:
         found: dict[int, Seen] = {}
-        for part in layout.micro_batches(replies, self.max_tokens, policy.shares_prompts):
+        for part in layout.micro_batches(completions, self.max_tokens, policy.shares_prompts):
             self.part = part
             batch = layout.build(part, policy.shares_prompts)
             out = policy.forward(batch, routing=routing, replay=replay)
@@ -129,9 +133,9 @@ class Learner:
             values = nothing if out.values is None else out.values.cpu().split(lengths)
             routes = nothing
             if out.routing is not None:
-                routes = out.routing.own.cpu()[batch.path].split([len(reply.tokens) for reply in part])
-            found |= {id(reply): Seen(*seen) for reply, *seen in zip(part, logps, routes, values)}
-        return [found[id(reply)] for reply in replies]
+                routes = out.routing.own.cpu()[batch.path].split([len(completion.tokens) for completion in part])
+            found |= {id(completion): Seen(*seen) for completion, *seen in zip(part, logps, routes, values)}
+        return [found[id(completion)] for completion in completions]
 
 
 def out_of_memory(error: RuntimeError) -> bool:

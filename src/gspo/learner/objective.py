@@ -13,18 +13,18 @@ from gspo.learner.routing_metrics import routing_metrics, routing_stats
 from gspo.objective import corrections, divergence
 from gspo.objective.algorithms import Algorithm
 from gspo.objective.clip_range import AutoClip
+from gspo.objective.completions import Completions
 from gspo.objective.load_balance import balance
 from gspo.objective.losses import Surrogate, sequence_ratio
 from gspo.objective.mismatch import std
 from gspo.objective.ppo import value_loss
-from gspo.objective.replies import Replies
-from gspo.types import Batch, Outputs, Reply, Stats
+from gspo.types import Batch, Completion, Outputs, Stats
 
 
 class PolicyObjective:
     """A row of the table of algorithms, with its settings, as an Objective.
 
-    max_completion_length: Dr.GRPO's constant, in tokens a reply. auto: the clip range that sets itself, or None.
+    max_completion_length: Dr.GRPO's constant, in tokens a completion. auto: the clip range that sets itself, or None.
     """
 
     def __init__(self, row: Algorithm, config: AlgorithmConfig, max_completion_length: int):
@@ -52,19 +52,19 @@ class PolicyObjective:
         """The clip range in force, e_low and e_high; None for an algorithm without one."""
         return self._range if self.auto is None else (self.auto.e_low, self.auto.e_high)
 
-    def denominator(self, replies: Sequence[Reply]) -> float:
-        """Replies, sampled tokens, or replies x max_completion_length, as the algorithm counts them."""
+    def denominator(self, completions: Sequence[Completion]) -> float:
+        """Completions, sampled tokens, or completions x max_completion_length, as the algorithm counts them."""
         if self.row.counts == "tokens":
-            return float(tokens(replies))
-        return float(len(replies) * (self.max_completion_length if self.row.counts == "budget" else 1))
+            return float(tokens(completions))
+        return float(len(completions) * (self.max_completion_length if self.row.counts == "budget" else 1))
 
-    def idle(self, reply: Reply) -> bool:
-        """A reply without advantage, where no other term has a gradient: KL, auxiliary loss, critic."""
-        return not (self.beta or self.aux_loss or self.critic or torch.as_tensor(reply.advantage).any())
+    def idle(self, completion: Completion) -> bool:
+        """A completion without advantage, where no other term has a gradient: KL, auxiliary loss, critic."""
+        return not (self.beta or self.aux_loss or self.critic or torch.as_tensor(completion.advantage).any())
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
-        """The loss of each reply [S]; the KL term and the auxiliary loss are averaged over tokens as the loss is."""
-        logp, y = out.logp, Replies(batch.reply, batch.length, batch.turn)
+        """The loss of each completion [S]; the KL term and the auxiliary loss are averaged over tokens as the loss is."""
+        logp, y = out.logp, Completions(batch.completion, batch.length, batch.turn)
         A, weight = batch.advantage.to(logp), None
         if self.correction != "none":
             weight = corrections.weights(self.correction, self.row.level, batch.logp_old, batch.logp_mu, y)
@@ -102,21 +102,21 @@ class PolicyObjective:
                 stats["balance"] = uneven
         return loss, {name: value.detach() for name, value in stats.items()}
 
-    def surrogate(self, logp: Tensor, A: Tensor, y: Replies, likelihoods: Mapping[str, Tensor]) -> Surrogate:
+    def surrogate(self, logp: Tensor, A: Tensor, y: Completions, likelihoods: Mapping[str, Tensor]) -> Surrogate:
         """The row's loss with its own likelihoods, clip range and constants."""
         given = {name: likelihoods[name] for name in self.row.likelihoods}
         limits = {} if self.clip is None else dict(zip(("e_low", "e_high"), self.clip))
         return self.row.loss(logp=logp, A=A, y=y, **given, **limits, **self.constants)
 
-    def summary(self, stats: Stats, replies: Sequence[Reply] = ()) -> dict[str, Any]:
-        """Metrics of one update. low_mean and high_mean count replies for sequence-level algorithms, else tokens.
+    def summary(self, stats: Stats, completions: Sequence[Completion] = ()) -> dict[str, Any]:
+        """Metrics of one update. low_mean and high_mean count completions for sequence-level algorithms, else tokens.
 
-        replies: all of the update; those that the statistics leave out are not clipped.
+        completions: all of the update; those that the statistics leave out are not clipped.
         """
-        y = Replies.of(stats["length"])
+        y = Completions.of(stats["length"])
         count = y.mean if self.row.level == "sequence" else (lambda x: x)
-        of = {"replies": max(len(replies), len(y.length)), "tokens": max(tokens(replies), len(y.reply))}
-        each = of["replies" if self.row.level == "sequence" else "tokens"]
+        of = {"completions": max(len(completions), len(y.length)), "tokens": max(tokens(completions), len(y.completion))}
+        each = of["completions" if self.row.level == "sequence" else "tokens"]
         low, high = (float(count(stats[name]).sum()) / each for name in ("low", "high"))
         clipped, A = stats["low"] + stats["high"], stats["advantage"]
         metrics: dict[str, Any] = {
@@ -124,7 +124,7 @@ class PolicyObjective:
             "clip_ratio/high_mean": high,
             "clip_ratio/region_mean": low + high,
             "clip_ratio/tokens": float(clipped.sum()) / of["tokens"],
-            "clip_ratio/replies": int((y.sum(clipped) > 0).sum()) / of["replies"],
+            "clip_ratio/completions": int((y.sum(clipped) > 0).sum()) / of["completions"],
             "clip_ratio/positive": float(clipped[A > 0].mean()),
             "clip_ratio/negative": float(clipped[A < 0].mean()),
             "ratio/mean": float(stats["ratio"].mean()),
@@ -142,9 +142,9 @@ class PolicyObjective:
             metrics["kl_ref"] = float(stats["kl_ref"].mean())
         return metrics | routing_metrics(stats)
 
-    def numerics(self, logp: Tensor, logp_mu: Tensor, y: Replies, A: Tensor) -> float:
+    def numerics(self, logp: Tensor, logp_mu: Tensor, y: Completions, A: Tensor) -> float:
         """Share of tokens that the clip takes the gradient from when numerics alone move the ratio: likelihoods [N] of
-        replies `y` that the present weights sampled, and advantages [S] or [N] of any others, for their signs.
+        completions `y` that the present weights sampled, and advantages [S] or [N] of any others, for their signs.
         """
         share, likelihoods = 0.0, {"logp_old": logp_mu, "logp_mu": logp_mu}
         for sign in (-1.0, 1.0):
@@ -153,10 +153,10 @@ class PolicyObjective:
             share += float(clipped.double().mean() * (A * sign > 0).double().mean())
         return share
 
-    def watch(self, stats: Stats, replies: Sequence[Reply]) -> None:
-        """Shows an update to a clip range that sets itself. replies: all of the update."""
+    def watch(self, stats: Stats, completions: Sequence[Completion]) -> None:
+        """Shows an update to a clip range that sets itself. completions: all of the update."""
         if self.auto is not None:
-            self.auto.see(Replies.of(stats["length"]).spread(stats["ratio"]), stats["advantage"], tokens(replies))
+            self.auto.see(Completions.of(stats["length"]).spread(stats["ratio"]), stats["advantage"], tokens(completions))
 
     def settle(self, noise: Tensor) -> bool:
         """Ends a step: a clip range that sets itself moves. noise: ratios that numerics alone moved, [S] or [N]. Returns
@@ -177,6 +177,6 @@ class PolicyObjective:
             self.auto.load_state_dict(state)
 
 
-def tokens(replies: Sequence[Reply]) -> int:
+def tokens(completions: Sequence[Completion]) -> int:
     """Sampled tokens."""
-    return sum(len(reply.logp_old) for reply in replies)
+    return sum(len(completion.logp_old) for completion in completions)

@@ -22,8 +22,8 @@ def lr_at(update: int, total: int, config: OptimizerConfig) -> float:
     return config.lr * (config.min_lr + (1 - config.min_lr) * fall)
 
 
-class Optimiser:
-    """One optimiser step a call. `max_bad` updates in a row with a non-finite loss or gradient are skipped and counted;
+class Optimizer:
+    """One optimizer step a call. `max_bad` updates in a row with a non-finite loss or gradient are skipped and counted;
     one more raises RuntimeError. scale: factor of the scheduled learning rate. offload: AdamW's moments wait in the host's
     memory between steps.
     """

@@ -21,7 +21,7 @@ def routing_stats(routing: Routing, batch: Batch) -> Stats:
     found = {
         "routes": used,
         "router_entropy": routing.entropy[at],
-        "experts": torch.full_like(batch.reply, routing.experts),
+        "experts": torch.full_like(batch.completion, routing.experts),
     }
     if routing.own is not routing.chosen:
         found["overruled"] = changed(routing.own[at], used)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def group_advantages(rewards: Tensor, group: Tensor, scale: str = "group") -> Tensor:
-    """A_i = (r_i - mean(r)) / std(r), mean and std over the replies of one group (GSPO, Eq. 6).
+    """A_i = (r_i - mean(r)) / std(r), mean and std over the completions of one group (GSPO, Eq. 6).
 
-    rewards [S] float, group [S] int64: the group each reply belongs to -> [S] float64. std is the sample standard
+    rewards [S] float, group [S] int64: the group each completion belongs to -> [S] float64. std is the sample standard
     deviation. scale: "group"; "batch" divides by the standard deviation of all S rewards; "none" divides by nothing
     (Dr.GRPO). A group whose rewards are all equal (up to the rounding of a weighted sum) gives zeros exactly. Raises
     ValueError for a reward that is not finite, and for a group of one, which has no baseline.
@@ -23,12 +23,12 @@ def group_advantages(rewards: Tensor, group: Tensor, scale: str = "group") -> Te
 def turn_advantages(
     rewards: Sequence[Sequence[float]], group: Tensor, scale: str = "group", discount: float = 1.0
 ) -> list[Tensor]:
-    """A_ik = (G_ik - mean(R)) / std(R) for each turn k of each reply, for GSPO-token (Eq. 14 leaves A_it open).
+    """A_ik = (G_ik - mean(R)) / std(R) for each turn k of each completion, for GSPO-token (Eq. 14 leaves A_it open).
 
-    rewards: r_ik of the turns of each of S replies. G_ik = sum over l >= k of discount^(l - k) r_il is the return to go of
-    a turn, R_i = G_i1 that of the whole reply; mean and std are taken over the R of a group. -> S tensors [turns], float64.
-    With discount 1 and one reward at the end, every turn has the reply's A_i (Eq. 6). A group whose R are all equal gives
-    zeros. Arguments and errors otherwise as in group_advantages.
+    rewards: r_ik of the turns of each of S completions. G_ik = sum over l >= k of discount^(l - k) r_il is the return to go
+    of a turn, R_i = G_i1 that of the whole completion; mean and std are taken over the R of a group. -> S tensors [turns],
+    float64. With discount 1 and one reward at the end, every turn has the completion's A_i (Eq. 6). A group whose R are all
+    equal gives zeros. Arguments and errors otherwise as in group_advantages.
     """
     to_go = [returns_to_go(turns, discount) for turns in rewards]
     whole = torch.stack([G[0] for G in to_go]) if to_go else torch.zeros(0, dtype=torch.float64)
@@ -53,7 +53,7 @@ def _standards(rewards: Tensor, group: Tensor, scale: str) -> tuple[Tensor, Tens
         raise ValueError(f"scale = {scale!r}: allowed are group, batch, none")
     _, index, count = torch.unique(group, return_inverse=True, return_counts=True)
     if len(r) and count.min() < 2:
-        raise ValueError("a group of one reply has no baseline: every group needs at least 2 rewards")
+        raise ValueError("a group of one completion has no baseline: every group needs at least 2 rewards")
     zeros = r.new_zeros(len(count))
     mean = (zeros.index_add(0, index, r) / count)[index]
     low = zeros.scatter_reduce(0, index, r, "amin", include_self=False)

@@ -20,12 +20,12 @@ class Algorithm:
     """One row.
 
     level: what the ratio and the clip count, "sequence", "turn" or "token". counts: the denominator of an update:
-    "replies", "tokens", or "budget" (replies x max_completion_length, Dr.GRPO's constant). scale_rewards: the default
-    first, then what else still deserves the name. epsilon, epsilon_high: the clip range, None for one without. constants:
-    arguments of the loss beside them. likelihoods: those that its ratios divide by, "logp_old" and "logp_mu".
+    "completions", "tokens", or "budget" (completions x max_completion_length, Dr.GRPO's constant). scale_rewards: the
+    default first, then what else still deserves the name. epsilon, epsilon_high: the clip range, None for one without.
+    constants: arguments of the loss beside them. likelihoods: those that its ratios divide by, "logp_old" and "logp_mu".
     critic: constants of a learned value function, whose advantages by token take the place of the group's; empty for none.
-    drops_equal: groups whose rewards are all equal leave the denominator. sums: a reply's term grows with its length, and
-    its KL term is the sum over its tokens; otherwise the mean. by_turn: A may differ from turn to turn.
+    drops_equal: groups whose rewards are all equal leave the denominator. sums: a completion's term grows with its length,
+    and its KL term is the sum over its tokens; otherwise the mean. by_turn: A may differ from turn to turn.
     """
 
     loss: Loss
@@ -50,27 +50,27 @@ TAU = {"tau_pos": 1.0, "tau_neg": 1.05}
 GAE = {"gamma": 1.0, "lam": 0.95, "e_value": 0.2, "c_value": 0.5}
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "gspo": Algorithm(losses.gspo, "sequence", "replies", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 5"),
+    "gspo": Algorithm(losses.gspo, "sequence", "completions", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 5"),
     "gspo_token": Algorithm(
-        losses.gspo_token, "sequence", "replies", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13", by_turn=True
+        losses.gspo_token, "sequence", "completions", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13", by_turn=True
     ),
     "gspo_turn": Algorithm(
-        losses.gspo_turn, "turn", "replies", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13, by turn", by_turn=True
+        losses.gspo_turn, "turn", "completions", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13, by turn", by_turn=True
     ),
     "grpo": Algorithm(
-        losses.grpo, "token", "replies", ANY_SCALE, 0.2, 0.27, "arXiv 2402.03300; clip: 2507.18071", by_turn=True
+        losses.grpo, "token", "completions", ANY_SCALE, 0.2, 0.27, "arXiv 2402.03300; clip: 2507.18071", by_turn=True
     ),
     "dr_grpo": Algorithm(losses.token_sum, "token", "budget", NO_STD, 0.2, 0.2, "arXiv 2503.20783", sums=True),
     "dapo": Algorithm(
         losses.token_sum, "token", "tokens", ANY_SCALE, 0.2, 0.28, "arXiv 2503.14476", drops_equal=True, sums=True
     ),
-    "luspo": Algorithm(baselines.luspo, "sequence", "replies", ANY_SCALE, 2e-3, 2.5e-3, "arXiv 2602.05261", sums=True),
-    "gmpo": Algorithm(baselines.gmpo, "sequence", "replies", ANY_SCALE, None, None, "arXiv 2507.20673", {"delta": 0.4}),
+    "luspo": Algorithm(baselines.luspo, "sequence", "completions", ANY_SCALE, 2e-3, 2.5e-3, "arXiv 2602.05261", sums=True),
+    "gmpo": Algorithm(baselines.gmpo, "sequence", "completions", ANY_SCALE, None, None, "arXiv 2507.20673", {"delta": 0.4}),
     "cispo": Algorithm(
         baselines.cispo, "token", "tokens", ANY_SCALE, None, None, "arXiv 2506.13585; cap: 2510.13786", {"w_max": 5.0},
         sums=True,
     ),
-    "sapo": Algorithm(baselines.sapo, "token", "replies", ANY_SCALE, None, None, "arXiv 2511.20347", TAU),
+    "sapo": Algorithm(baselines.sapo, "token", "completions", ANY_SCALE, None, None, "arXiv 2511.20347", TAU),
     "dppo_tv": Algorithm(
         baselines.dppo_tv, "token", "tokens", ANY_SCALE, None, None, "arXiv 2602.04879", {"delta": 0.15, "w_max": 20.0},
         likelihoods=("logp_mu",), sums=True,

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gspo.objective.completions import Completions
 from gspo.objective.losses import Surrogate, gspo, sequence_ratio
-from gspo.objective.replies import Replies
 
 
 def nothing(ratio: Tensor) -> Tensor:
@@ -20,13 +20,13 @@ def nothing(ratio: Tensor) -> Tensor:
     return torch.zeros_like(ratio, dtype=torch.bool)
 
 
-def luspo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: float, e_high: float) -> Surrogate:
+def luspo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
     """LUSPO: J = E[ 1/G sum_i |y_i| min( s_i A_i, clip(s_i) A_i ) ] (arXiv 2602.05261): GSPO times the length."""
     term = gspo(logp, logp_old, A, y, e_low, e_high)
     return term._replace(loss=term.loss * y.length)
 
 
-def gmpo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, delta: float) -> Surrogate:
+def gmpo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, delta: float) -> Surrogate:
     """GMPO: J = E[ 1/G sum_i A_i prod_t c_it^(1/|y_i|) ] (arXiv 2507.20673), c_it = min(w_it, e^delta) where A_i > 0 and
     max(w_it, e^-delta) where A_i < 0: tokens are clipped one by one, then their geometric mean is taken.
 
@@ -38,7 +38,7 @@ def gmpo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, delta: float) ->
     return Surrogate(-y.mean(kept).exp() * A, sequence_ratio(logp, logp_old, y), low, high)
 
 
-def cispo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, w_max: float) -> Surrogate:
+def cispo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, w_max: float) -> Surrogate:
     """CISPO: J = E[ 1/sum_i |y_i| sum_i sum_t sg[min(w_it, w_max)] A_i log pi_theta(y_it) ] (arXiv 2506.13585).
 
     No gradient is lost, only weighed less: clipped_high tells where the weight is capped.
@@ -48,7 +48,7 @@ def cispo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, w_max: float) -
     return Surrogate(loss, w, nothing(w), (w > w_max) & (y.spread(A) != 0))
 
 
-def sapo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, tau_pos: float, tau_neg: float) -> Surrogate:
+def sapo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, tau_pos: float, tau_neg: float) -> Surrogate:
     """SAPO: J = E[ 1/G sum_i 1/|y_i| sum_t f(w_it) A_i ], f(w) = 4/tau sigmoid(tau (w - 1)) (arXiv 2511.20347).
 
     tau is tau_pos where A > 0, else tau_neg. The gate falls off smoothly: nothing is clipped.
@@ -59,28 +59,30 @@ def sapo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, tau_pos: float, 
     return Surrogate(-y.mean(gate * A), w, nothing(w), nothing(w))
 
 
-def dppo_tv(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Replies, delta: float, w_max: float) -> Surrogate:
+def dppo_tv(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, delta: float, w_max: float) -> Surrogate:
     """DPPO with binary total variation: J = E[ sum_i sum_t M_it sg[min(r_it, w_max)] A_i log pi_theta(y_it) ],
     r = pi_theta/mu (arXiv 2602.04879). M_it = 0 where the update leads away from mu and |pi_theta(y_it) - mu(y_it)| > delta.
     """
     return _dppo(logp, logp_mu, A, y, (logp.exp() - logp_mu.exp()).abs() > delta, w_max)
 
 
-def dppo_kl(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Replies, delta: float, w_max: float) -> Surrogate:
+def dppo_kl(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, delta: float, w_max: float) -> Surrogate:
     """DPPO with binary KL, as `dppo_tv`: the bound is on KL(mu || pi_theta) of "this token or another"."""
     p, mu = logp.exp(), logp_mu.exp()
     rest = (torch.log1p(-mu.clamp(max=1 - 1e-7)) - torch.log1p(-p.clamp(max=1 - 1e-7))) * (1 - mu)
     return _dppo(logp, logp_mu, A, y, mu * (logp_mu - logp) + rest > delta, w_max)
 
 
-def _dppo(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Replies, far: Tensor, w_max: float) -> Surrogate:
+def _dppo(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, far: Tensor, w_max: float) -> Surrogate:
     r, A = (logp - logp_mu).exp(), y.spread(A)  # [N]
     low, high = far & (r < 1) & (A < 0), far & (r > 1) & (A > 0)
     weight = torch.where(low | high, 0.0, r.clamp(max=w_max)).detach()
     return Surrogate(-y.sum(weight * A * logp), r, low, high)
 
 
-def minirl(logp: Tensor, logp_old: Tensor, logp_mu: Tensor, A: Tensor, y: Replies, e_low: float, e_high: float) -> Surrogate:
+def minirl(
+    logp: Tensor, logp_old: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float
+) -> Surrogate:
     """MiniRL: J = E[ sum_t M_it sg[pi_theta(y_it) / mu(y_it)] A_i log pi_theta(y_it) ] (arXiv 2512.01374): REINFORCE with
     the whole mismatch in its weight, masked by PPO's rule on w_it = pi_theta/pi_old. A_i is not divided by a deviation.
     """

@@ -1,6 +1,6 @@
 """A clip range that sets itself: it holds the share of clipped tokens near a target.
 
-The right range depends on the reply length, the learning rate and the number of updates a batch, over orders of
+The right range depends on the completion length, the learning rate and the number of updates a batch, over orders of
 magnitude; the share of tokens that the paper clips, about 0.15, does not. So the share is held and the range follows: it
 is a quantile of the ratios that were seen.
 """
@@ -19,7 +19,7 @@ BINS = 64  # a decade
 WINDOW = 4  # steps whose ratios are pooled
 NOISE_WINDOW = 8  # the same for numerics, of which a step shows less
 STRIDE = 2.0  # most that the range changes by in a step, as a factor
-NUMERICS = 0.01  # numerics alone may clip this share: below, rounding would decide, and always against the same replies
+NUMERICS = 0.01  # numerics alone may clip this share: below, rounding would decide, and always against the same completions
 WIDEST = 0.5
 
 

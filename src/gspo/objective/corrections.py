@@ -1,8 +1,8 @@
 """Corrections for the mismatch of sampler and trainer: detached weights of the advantages, from r = pi_old/mu.
 
 They are applied after s_i was computed from all sampled tokens, and change no ratio. A token-level algorithm has a weight
-for each token. A sequence-level one has a term a reply, so its weight comes from the geometric mean of r over the reply,
-which does not decay with length, as the product would.
+for each token. A sequence-level one has a term a completion, so its weight comes from the geometric mean of r over the
+completion, which does not decay with length, as the product would.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gspo.objective.completions import Completions
 from gspo.objective.losses import level_ratio
-from gspo.objective.replies import Replies
 
 CAP = 2.0  # tis, seq_mis
 LOW, HIGH = 0.5, 5.0  # icepop
@@ -30,14 +30,14 @@ def icepop(r: Tensor) -> Tensor:
 
 
 def seq_mis(r: Tensor) -> Tensor:
-    """Masked importance sampling of whole replies: r up to C = 2, else 0. `r` is a reply's geometric mean."""
+    """Masked importance sampling of whole completions: r up to C = 2, else 0. `r` is a completion's geometric mean."""
     return torch.where(r <= CAP, r, 0.0)
 
 
 CORRECTIONS: dict[str, Callable[[Tensor], Tensor] | None] = {"none": None, "tis": tis, "icepop": icepop, "seq_mis": seq_mis}
 
 
-def weights(name: str, level: str, logp_old: Tensor, logp_mu: Tensor, y: Replies) -> Tensor:
+def weights(name: str, level: str, logp_old: Tensor, logp_mu: Tensor, y: Completions) -> Tensor:
     """The weights of the correction `name`: [S] for sequence-level algorithms and seq_mis, else [N]. No gradient."""
     rule = CORRECTIONS[name]
     assert rule is not None

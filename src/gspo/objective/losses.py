@@ -1,14 +1,14 @@
 """Policy objectives, one function a paper's equation, in its symbols.
 
-Notation: x is a query and y_1..y_G its replies; pi_theta is the policy that learns and pi_old the one that sampled.
+Notation: x is a query and y_1..y_G its completions; pi_theta is the policy that learns and pi_old the one that sampled.
 
     logp      [N]  log pi_theta(y_it | x, y_i<t) of every sampled token
     logp_old  [N]  log pi_old(y_it | x, y_i<t)
-    A         [S]  advantage A_i of each reply (GSPO-token also takes A_it, [N])
-    y              the ragged view (replies.py): `y.mean` is 1/|y_i| sum_t, [N] -> [S]
+    A         [S]  advantage A_i of each completion (GSPO-token also takes A_it, [N])
+    y              the ragged view (completions.py): `y.mean` is 1/|y_i| sum_t, [N] -> [S]
     e_low, e_high  clip range: the ratio is clipped to [1 - e_low, 1 + e_high]
 
-Each function returns a `Surrogate`: minus the objective's term for each reply, before the mean over replies, whose
+Each function returns a `Surrogate`: minus the objective's term for each completion, before the mean over completions, whose
 denominator the learner knows and the equation need not (algorithms.py says what it counts).
 """
 
@@ -18,15 +18,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gspo.objective.replies import Replies
+from gspo.objective.completions import Completions
 
 
 class Surrogate(NamedTuple):
     """An objective before its outer mean.
 
-    loss [S]: one term a reply, to be minimised. ratio: s_i [S] at sequence level, w_it [N] at token level, s_ik at each
-    token [N] at turn level.
-    clipped_low, clipped_high (bool, shaped as ratio): where the clip takes the gradient away, below and above.
+    loss [S]: one term a completion, to be minimised. ratio: s_i [S] at sequence level, w_it [N] at token level, s_ik at each
+    token [N] at turn level. clipped_low, clipped_high (bool, shaped as ratio): where the clip takes the gradient away, below
+    and above.
     """
 
     loss: Tensor
@@ -41,42 +41,43 @@ def clipped(ratio: Tensor, A: Tensor, e_low: float, e_high: float) -> tuple[Tens
     return term, (ratio < 1 - e_low) & (A < 0), (ratio > 1 + e_high) & (A > 0)
 
 
-def sequence_ratio(logp: Tensor, logp_old: Tensor, y: Replies) -> Tensor:
+def sequence_ratio(logp: Tensor, logp_old: Tensor, y: Completions) -> Tensor:
     """s_i = (pi_theta(y_i|x) / pi_old(y_i|x))^(1/|y_i|), [S] (GSPO, Eq. 7)."""
     return y.mean(logp - logp_old).exp()
 
 
-def level_ratio(level: str, logp: Tensor, logp_old: Tensor, y: Replies) -> Tensor:
+def level_ratio(level: str, logp: Tensor, logp_old: Tensor, y: Completions) -> Tensor:
     """The ratio that an algorithm of this level reads: "sequence" s_i [S], "turn" s_ik [turns], "token" w_it [N]."""
     if level == "token":
         return (logp - logp_old).exp()
     return sequence_ratio(logp, logp_old, y if level == "sequence" else y.turns())
 
 
-def gspo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: float, e_high: float) -> Surrogate:
+def gspo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
     """GSPO, Eq. 5: J = E[ 1/G sum_i min( s_i A_i, clip(s_i) A_i ) ] (arXiv 2507.18071)."""
     s = sequence_ratio(logp, logp_old, y)  # [S]
     term, low, high = clipped(s, A, e_low, e_high)
     return Surrogate(-term, s, low, high)
 
 
-def gspo_token(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: float, e_high: float) -> Surrogate:
+def gspo_token(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
     """GSPO-token, Eq. 13-14: J = E[ 1/G sum_i 1/|y_i| sum_t min( s_it A_it, clip(s_it) A_it ) ],
     s_it = sg[s_i] pi_theta(y_it) / sg[pi_theta(y_it)] (arXiv 2507.18071). A is [S] or, by token, [N].
 
     The ratio has the value s_i at every token and the gradient of that token alone. Clipping is a token's own matter,
-    since A_it may differ in sign within a reply.
+    since A_it may differ in sign within a completion.
     """
     s = y.spread(sequence_ratio(logp, logp_old, y).detach()) * (logp - logp.detach()).exp()  # [N]
     term, low, high = clipped(s, y.spread(A), e_low, e_high)
     return Surrogate(-y.mean(term), s, low, high)
 
 
-def gspo_turn(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: float, e_high: float) -> Surrogate:
-    """GSPO-token with the ratio of each turn k in place of the reply's: s_ik = (pi_theta(y_ik) / pi_old(y_ik))^(1/|y_ik|).
+def gspo_turn(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
+    """GSPO-token with the ratio of each turn k in place of the completion's: s_ik = (pi_theta(y_ik) /
+    pi_old(y_ik))^(1/|y_ik|).
 
-    With one turn a reply it is GSPO-token. Not from the paper: an option for conversations, whose turns are replies of
-    their own to ever longer queries. A is [S] or, by token, [N].
+    With one turn a completion it is GSPO-token. Not from the paper: an option for conversations, whose turns are completions
+    of their own to ever longer queries. A is [S] or, by token, [N].
     """
     turns = y.turns()
     s = turns.spread(sequence_ratio(logp, logp_old, turns).detach()) * (logp - logp.detach()).exp()  # [N]
@@ -84,17 +85,18 @@ def gspo_turn(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: floa
     return Surrogate(-y.mean(term), s, low, high)
 
 
-def grpo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: float, e_high: float) -> Surrogate:
+def grpo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
     """GRPO, Eq. 2: J = E[ 1/G sum_i 1/|y_i| sum_t min( w_it A_i, clip(w_it) A_i ) ] (arXiv 2402.03300)."""
     w = (logp - logp_old).exp()  # [N]
     term, low, high = clipped(w, y.spread(A), e_low, e_high)
     return Surrogate(-y.mean(term), w, low, high)
 
 
-def token_sum(logp: Tensor, logp_old: Tensor, A: Tensor, y: Replies, e_low: float, e_high: float) -> Surrogate:
-    """GRPO's token terms summed over the reply: sum_t min( w_it A_i, clip(w_it) A_i ).
+def token_sum(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
+    """GRPO's token terms summed over the completion: sum_t min( w_it A_i, clip(w_it) A_i ).
 
-    Dr.GRPO (arXiv 2503.20783) divides the sum over replies by a constant, DAPO (arXiv 2503.14476) by the number of tokens.
+    Dr.GRPO (arXiv 2503.20783) divides the sum over completions by a constant, DAPO (arXiv 2503.14476) by the number of
+    tokens.
     """
     w = (logp - logp_old).exp()  # [N]
     term, low, high = clipped(w, y.spread(A), e_low, e_high)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gspo.objective.completions import Completions
 from gspo.objective.divergence import k3
 from gspo.objective.losses import sequence_ratio
-from gspo.objective.replies import Replies
 
 
-def mismatch(logp: Tensor, logp_mu: Tensor, y: Replies) -> dict[str, float]:
+def mismatch(logp: Tensor, logp_mu: Tensor, y: Completions) -> dict[str, float]:
     """Metrics of log pi and log mu [N] of the sampled tokens, taken at the weights that sampled them.
 
     ratio/noise_floor: standard deviation of s_i - 1. mismatch/kl: k3 estimate of KL(mu || pi), nats a token.

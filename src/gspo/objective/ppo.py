@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gspo.objective.replies import Replies
+from gspo.objective.completions import Completions
 
 
-def gae(rewards: Tensor, values: Tensor, y: Replies, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (arXiv 1506.02438, Eq. 16) of replies that are rewarded at their last token.
+def gae(rewards: Tensor, values: Tensor, y: Completions, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (arXiv 1506.02438, Eq. 16) of completions that are rewarded at their last token.
 
     rewards [S]; values [N]: V of the state before each token -> A_it [N], and returns A_it + V_it [N].
     delta_t = r_t + gamma V_t+1 - V_t; A_t = delta_t + gamma lam A_t+1; V and A are 0 after the last token.
     """
-    last = y.length.cumsum(0) - 1  # [S] each reply's last token
+    last = y.length.cumsum(0) - 1  # [S] each completion's last token
     A = torch.zeros_like(values)
     after_V, after_A, r = torch.zeros_like(rewards), torch.zeros_like(rewards), rewards
     for back in range(int(y.length.max())):

@@ -99,7 +99,7 @@ def _one(folder: Path, run: Run, drawn: list[Drawn]) -> tuple[str, str]:
 
 def _several(folders: list[Path], runs: list[Run], drawn: list[Drawn]) -> tuple[str, str]:
     title = f"{len(runs)} runs compared"
-    columns = ("run", "algorithm", "steps", "time", "held-out accuracy", "reward", "clipped", "reply length")
+    columns = ("run", "algorithm", "steps", "time", "held-out accuracy", "reward", "clipped", "completion length")
     rows = []
     for folder, run in zip(folders, runs):
         length = _ends(run, "completions/mean_length")
@@ -179,9 +179,9 @@ def _tiles(run: Run, config: dict[str, Any]) -> str:
         tiles.append(("Reward", _change(_ends(run, "reward"), "{:.2f}"), ends))
     elif _ends(run, "loss"):
         tiles.append(("Loss", _change(_ends(run, "loss"), "{:.3f}"), ends))
-    for key in dict.fromkeys(k for line in run.lines for k in line if k.startswith("reply/")):
+    for key in dict.fromkeys(k for line in run.lines for k in line if k.startswith("completion/")):
         change = ARROW.join(map(_percent, _ends(run, key)))
-        tiles.append((key.removeprefix("reply/").replace("_", " ").capitalize() + " replies", change, ends))
+        tiles.append((key.removeprefix("completion/").replace("_", " ").capitalize() + " completions", change, ends))
     tiles += _watched(run, config, ends)
     if _mean(run, "clip_ratio/tokens") is not None:
         low, high = (run.series(k)[1] for k in ("clip/epsilon", "clip/epsilon_high"))
@@ -194,7 +194,7 @@ def _tiles(run: Run, config: dict[str, Any]) -> str:
     if _ends(run, "completions/mean_length"):
         cut = _mean(run, "completions/clipped_ratio")
         text = f"tokens; {_percent(cut)} truncated" if cut is not None else "tokens"
-        tiles.append(("Reply length", _change(_ends(run, "completions/mean_length"), "{:.0f}"), text))
+        tiles.append(("Completion length", _change(_ends(run, "completions/mean_length"), "{:.0f}"), text))
     times, speed, tokens = (run.series(k)[1] for k in ("time/step", "tokens_per_second", "tokens"))
     if len(times):
         said = f"{statistics.median(times):.2g} s a step"

@@ -135,16 +135,16 @@ CLIPS = (
     ("clip_ratio/numerics", "by numerics alone"),
 )
 PLOTS = (
-    Plot("accuracy", "Held-out accuracy", "% of replies", "On prompts never trained on, with 95 % intervals.",
+    Plot("accuracy", "Held-out accuracy", "% of completions", "On prompts never trained on, with 95 % intervals.",
          (("eval/accuracy", ""),), 100, top=112, marks=_ends, dots=True),
-    Plot("reward", "Reward", "reward of a reply", "Mean over the replies of a step.",
+    Plot("reward", "Reward", "reward of a completion", "Mean over the completions of a step.",
          (("reward", "mean"),), marks=_reward_band),
-    Plot("loss", "Loss", "nats per token", "Cross-entropy of the demonstrated replies.", (("loss", ""),)),
-    Plot("replies", "Kinds of replies", "% of replies", "Share of the sampled replies.", scale=100, top=102,
-         prefix="reply/"),
+    Plot("loss", "Loss", "nats per token", "Cross-entropy of the demonstrated completions.", (("loss", ""),)),
+    Plot("completions", "Kinds of completions", "% of completions", "Share of the sampled completions.", scale=100, top=102,
+         prefix="completion/"),
     Plot("reward_parts", "Parts of the reward", "mean", "Each reward function by itself, before its weight.",
          prefix="reward/"),
-    Plot("clip", "Clipped tokens", "% of tokens", "Those whose ratio, or whose reply's, is clipped, so that they have no "
+    Plot("clip", "Clipped tokens", "% of tokens", "Those whose ratio, or their completion's, is clipped: they have no "
          "gradient.", CLIPS, 100),
     Plot("experts", "Experts that changed", "%", "Choices of the routers that differ between pi_old and the policy, for "
          "the same tokens.", (("moe/volatility", "of the choices"), ("moe/tokens_changed", "of the tokens, in some layer"),
@@ -153,7 +153,7 @@ PLOTS = (
          "over layers.", (("moe/max_violation", ""),)),
     Plot("range", "Clip range", "distance of ratio from 1", "Set so that the share of clipped tokens stays near its "
          "target.", (("clip/epsilon", "left (epsilon)"), ("clip/epsilon_high", "right (epsilon_high)")), log=True),
-    Plot("ratio", "Ratio against the clip range", "ratio − 1", "The importance ratio, of a reply for "
+    Plot("ratio", "Ratio against the clip range", "ratio − 1", "The importance ratio, of a completion for "
          "sequence-level algorithms. Only what lies outside the range can be clipped.",
          (("ratio/std", "standard deviation"),), marks=_ratio_band, only_marks=True,
          compare="Spread of the ratio (standard deviation)"),
@@ -166,11 +166,11 @@ PLOTS = (
          (("kl", "from the sampler, within a step"), ("kl_ref", "from the reference"),
           ("mismatch/kl", "sampler against trainer")), log=True,
          compare="KL from the sampler, within a step"),
-    Plot("length", "Reply length", "tokens", "Mean over the replies of a step.",
+    Plot("length", "Completion length", "tokens", "Mean over the completions of a step.",
          (("completions/mean_length", ""),)),
-    Plot("truncated", "Truncated replies", "% of replies", "Replies that reached the length limit.",
+    Plot("truncated", "Truncated completions", "% of completions", "Completions that reached the length limit.",
          (("completions/clipped_ratio", ""),), 100),
-    Plot("no_signal", "Groups without a signal", "% of groups", "All replies of the group have the same "
+    Plot("no_signal", "Groups without a signal", "% of groups", "All completions of the group have the same "
          "reward, so that their advantages are zero.", (("frac_reward_zero_std", ""),), 100, top=102),
     Plot("grad_norm", "Gradient norm", "L2 norm", "Before clipping.", (("grad_norm", ""),)),
     Plot("lr", "Learning rate", "learning rate", "At the end of a step.", (("lr", ""),)),

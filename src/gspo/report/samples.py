@@ -1,4 +1,4 @@
-"""Sample rollouts of a run as HTML: a reply before and after training, tokens coloured by their log-ratio.
+"""Sample rollouts of a run as HTML: a completion before and after training, tokens coloured by their log-ratio.
 
 Imports nothing else of gspo but the reader of run folders.
 """
@@ -14,18 +14,17 @@ from typing import Any
 
 from gspo.report.read import first_step, last_step
 
-MOST_TOKENS = 2000  # shown of one reply; longer ones lose their middle
+MOST_TOKENS = 2000  # shown of one completion; longer ones lose their middle
 MOST_ROWS = 512  # of a step that are looked through for a pair
 SHADES = 4
 Escape = Callable[[Any], str]
 
 
 def before_and_after(folder: Path, escape: Escape) -> str:
-    """A reply of the first evaluation beside one of the last, to the same held-out prompt; without evaluations, of the
+    """A completion of the first evaluation beside one of the last, to the same held-out prompt; without evaluations, of the
     first and the last step, to prompts much alike.
 
-    Both are ordinary: each has the median reward of its side.
-    "" where there are no two steps.
+    Both are ordinary: each has the median reward of its side. "" where there are no two steps.
     """
     pair = None
     for name in ("evaluations.jsonl", "rollouts.jsonl"):
@@ -40,36 +39,35 @@ def before_and_after(folder: Path, escape: Escape) -> str:
         )
     same = "the same prompt" if prompt_text(pair[0]) == prompt_text(pair[1]) else "the prompts most alike"
     return (
-        f'<h2>A reply before and after</h2><p class="note">To {same} before and after training; each '
+        f'<h2>A completion before and after</h2><p class="note">To {same} before and after training; each '
         f'with the median reward of its time.</p><div class="pair">{"".join(cards)}</div>'
     )
 
 
-def _said(row: dict[str, Any], escape: Escape, replies: Callable[[int], str] | None = None) -> str:
-    """The prompt and the reply; a conversation turn by turn: who spoke, and what it was worth. replies: the HTML of what the
-    policy said in a turn; None: the text.
+def _said(row: dict[str, Any], escape: Escape, completions: Callable[[int], str] | None = None) -> str:
+    """The prompt and the completion; a conversation turn by turn: who spoke, and what it was worth. completions: the HTML of
+    what the policy said in a turn; None: the text.
     """
     if not row.get("dialogue"):
-        reply = replies(0) if replies else escape(_shorten(str(row.get("completion", ""))))
-        return f'<div class="prompt">{escape(prompt_text(row))}</div><div class="reply">{reply}</div>'
+        completion = completions(0) if completions else escape(_shorten(str(row.get("completion", ""))))
+        return f'<div class="prompt">{escape(prompt_text(row))}</div><div class="completion">{completion}</div>'
     turns = []
     for one in row["dialogue"]:
         spoken, shown = "turn" in one, escape(_shorten(str(one.get("content", "")), 2000))
         notes = [f"turn {one['turn'] + 1}" if spoken else str(one.get("role", ""))]
         notes += [f"reward {value:+.2f}".replace("-", "−") for value in [one.get("reward")] if value is not None]
         notes += [f"left out: {why}" for why in [one.get("left_out")] if why]
-        if spoken and replies:
-            spans = replies(one["turn"])
+        if spoken and completions:
+            spans = completions(one["turn"])
             notes[0] += ", trained" if spans else ""
             shown = spans or shown
-        turns.append(
-            f'<p class="about">{escape(", ".join(notes))}</p><div class="{"reply" if spoken else "prompt"}">{shown}</div>'
-        )
+        kind = "completion" if spoken else "prompt"
+        turns.append(f'<p class="about">{escape(", ".join(notes))}</p><div class="{kind}">{shown}</div>')
     return "".join(turns)
 
 
 def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The rollouts that `before_and_after` shows: of the pairs of replies to prompts most alike one where both have the
+    """The rollouts that `before_and_after` shows: of the pairs of completions to prompts most alike one where both have the
     median reward of their side, or nearly, and the first is of median length.
     """
     first, last = ([row for row in rows if row.get("reward") is not None][:MOST_ROWS] for rows in (first, last))
@@ -99,7 +97,7 @@ def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tupl
 
 
 def coloured(path: Path, escape: Escape, most: int = 6) -> str:
-    """Replies of the last step whose tokens carry log-ratios, each token in its colour; "" for none."""
+    """Completions of the last step whose tokens carry log-ratios, each token in its colour; "" for none."""
     rows = [row for row in last_step(path) if row.get("tokens") and row.get("log_ratio")][:most]
     if not rows:
         return ""
@@ -112,7 +110,7 @@ def coloured(path: Path, escape: Escape, most: int = 6) -> str:
     ]
     swatches = "".join(f'<i class="{shade(v, 1.0)}"></i>' for v in (-1, -0.7, -0.45, -0.2, 0, 0.2, 0.45, 0.7, 1))
     return (
-        f"<h2>Replies of step {escape(rows[0]['step'])}, token by token</h2>"
+        f"<h2>Completions of step {escape(rows[0]['step'])}, token by token</h2>"
         f'<div class="legend"><span>less likely after the update, −{top:.2g}</span>'
         f'<span class="scale">{swatches}</span>'
         f"<span>+{top:.2g}, more likely</span></div>"

@@ -1,1 +1,1 @@
-"""What a reply is worth: named rewards and functions in processes, models, judges and preferences."""
+"""What a completion is worth: named rewards and functions in processes, models, judges and preferences."""

@@ -73,9 +73,9 @@ class Classifier:
         self.model = model.to(self.device).eval().requires_grad_(False)
 
     def encode(self, messages: Messages) -> tuple[list[int], list[int]] | None:
-        """Token ids and token types of a conversation that ends with the reply; None where it is too long.
+        """Token ids and token types of a conversation that ends with the completion; None where it is too long.
 
-        With a chat template, of the whole; without one, of prompt and reply as a pair of texts.
+        With a chat template, of the whole; without one, of prompt and completion as a pair of texts.
         """
         special = not self.tokenizer.chat_template
         if special:

@@ -17,7 +17,7 @@ from gspo.config.rollout import TaskConfig
 from gspo.data import reasoning_gym
 
 BATCH, TOGETHER, SINGLY = 0, 1, 2
-"""How a function is called: once for all; once a reply, all at a time (async); once a reply, one by one."""
+"""How a function is called: once for all; once a completion, all at a time (async); once a completion, one by one."""
 
 Result = tuple[float | None, str | None]
 """A value (None: no opinion) and an error (None: none)."""
@@ -25,7 +25,7 @@ Result = tuple[float | None, str | None]
 
 class Message(NamedTuple):
     """The level at work, and the results of the next rows; `failed` says why the level before it was given up. grouped:
-    a call is for all replies to a prompt.
+    a call is for all completions to a prompt.
     """
 
     level: int
@@ -43,7 +43,7 @@ class Late(Exception):
 
 
 class Row(NamedTuple):
-    """One reply to score. opens_thinking: the prompt ends inside an open <think>. group: the prompt's id."""
+    """One completion to score. opens_thinking: the prompt ends inside an open <think>. group: the prompt's id."""
 
     prompt: str | list[dict[str, Any]]
     completion: str
@@ -54,15 +54,15 @@ class Row(NamedTuple):
 
 
 def by_group(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a reward function that compares replies: each call gets all replies to one prompt and no others, also after
-    another call failed.
+    """Marks a reward function that compares completions: each call gets all completions to one prompt and no others, also
+    after another call failed.
     """
     function.by_group = True  # type: ignore[attr-defined]
     return function
 
 
-class PerReply:
-    """A scorer of ours: one reply at a time."""
+class PerCompletion:
+    """A scorer of ours: one completion at a time."""
 
     def __init__(self, score: Callable[[Row], float | None]) -> None:
         self.score = score
@@ -82,7 +82,7 @@ class Function:
     """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async.
 
     Without `**columns` in its signature it gets the columns that it names. What it may say of itself, as attributes:
-    by_group, see there; spoken: it wants replies without their thinking.
+    by_group, see there; spoken: it wants completions without their thinking.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -193,41 +193,41 @@ def checked(value: Any) -> Result:
     return None, f"returned {value!r:.80}, which is not a finite number"
 
 
-def load(name: str, reward: RewardConfig, task: TaskConfig) -> PerReply | Function:
+def load(name: str, reward: RewardConfig, task: TaskConfig) -> PerCompletion | Function:
     """The reward of that name. Raises ValueError when it cannot be had."""
     if name == "task":
         sources = [s for s in (task.source, task.eval_source) if s and s.startswith(reasoning_gym.PREFIX)]
         datasets = {source: reasoning_gym.open_task(source, task.config, seed=0, size=1) for source in sources}
-        return PerReply(lambda row: _task(row, datasets))
+        return PerCompletion(lambda row: _task(row, datasets))
     if name == "exact":
-        return PerReply(lambda row: _exact(row, reward.answer_column))
+        return PerCompletion(lambda row: _exact(row, reward.answer_column))
     if name == "math":
         logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that we keep the time ourselves
         try:
             import math_verify  # noqa: F401
         except ImportError as error:
             raise ValueError(f"reward math needs math-verify: pip install 'gspo[tasks]' ({error})") from None
-        return PerReply(lambda row: _math(row, reward.answer_column))
+        return PerCompletion(lambda row: _math(row, reward.answer_column))
     return Function(load_function(name, "reward.functions"))
 
 
-def tagged(reply: str) -> str | None:
-    """What stands in the last complete <answer>...</answer> of a reply, stripped; None without one."""
-    start = reply.rfind("<answer>", 0, max(0, reply.rfind("</answer>")))
+def tagged(completion: str) -> str | None:
+    """What stands in the last complete <answer>...</answer> of a completion, stripped; None without one."""
+    start = completion.rfind("<answer>", 0, max(0, completion.rfind("</answer>")))
     if start < 0:
         return None
-    return reply[start + len("<answer>") : reply.find("</answer>", start)].strip()
+    return completion[start + len("<answer>") : completion.find("</answer>", start)].strip()
 
 
 def spoken(row: Row) -> str:
-    """A reply without its thinking: what follows the last </think>; nothing if the thinking never ended.
+    """A completion without its thinking: what follows the last </think>; nothing if the thinking never ended.
 
     It may have begun in the prompt.
     """
-    reply = row.completion
-    if "</think>" in reply:
-        return reply.rpartition("</think>")[2]
-    return "" if row.opens_thinking or "<think>" in reply else reply
+    completion = row.completion
+    if "</think>" in completion:
+        return completion.rpartition("</think>")[2]
+    return "" if row.opens_thinking or "<think>" in completion else completion
 
 
 def gold(row: Row, column: str) -> str:
@@ -247,9 +247,9 @@ def _task(row: Row, datasets: dict[str, Any]) -> float:
 
 
 def _exact(row: Row, column: str) -> float:
-    reply = spoken(row)
-    answer = tagged(reply)
-    return float((reply.strip() if answer is None else answer) == gold(row, column))
+    completion = spoken(row)
+    answer = tagged(completion)
+    return float((completion.strip() if answer is None else answer) == gold(row, column))
 
 
 def _math(row: Row, column: str) -> float:
@@ -258,10 +258,10 @@ def _math(row: Row, column: str) -> float:
     right = _parse_gold(gold(row, column))
     if not right:
         raise ValueError(f"math-verify cannot read the right answer {row.columns[column]!r:.80}")
-    reply = spoken(row)
-    answer = tagged(reply)
+    completion = spoken(row)
+    answer = tagged(completion)
     # No limits of its own: they raise an alarm in the middle of sympy; this process can be killed instead.
-    read = parse(reply if answer is None else _in_math(answer), parsing_timeout=None)
+    read = parse(completion if answer is None else _in_math(answer), parsing_timeout=None)
     return float(verify(right, read, timeout_seconds=None))  # not symmetric: the right answer first
 
 

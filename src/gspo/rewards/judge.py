@@ -1,4 +1,4 @@
-"""A judge: a language model that scores replies by a rubric, or compares them with each other."""
+"""A judge: a language model that scores completions by a rubric, or compares them with each other."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ NO_LIMIT = 1e8
 
 
 class Judge:
-    """A reward function: asks a model at an OpenAI-compatible endpoint what replies are worth by a rubric.
+    """A reward function: asks a model at an OpenAI-compatible endpoint what completions are worth by a rubric.
 
-    In mode "score" each reply is judged alone; in the others ("group", "rank", "pairs") all replies to a prompt, and each
-    call gets those of one prompt. A reply that the judge has no readable answer for gets None, never a number. Equal
-    replies to a prompt get equal rewards. The API key stands in an environment variable.
+    In mode "score" each completion is judged alone; in the others ("group", "rank", "pairs") all completions to a prompt,
+    and each call gets those of one prompt. A completion that the judge has no readable answer for gets None, never a number.
+    Equal completions to a prompt get equal rewards. The API key stands in an environment variable.
     """
 
     limit = NO_LIMIT
@@ -52,7 +52,7 @@ class Judge:
         self._asked: dict[str, asyncio.Task[Any]] = {}
 
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
-        """A reward for each reply, or None; by group, the replies are those to one prompt."""
+        """A reward for each completion, or None; by group, the completions are those to one prompt."""
         references = columns.get(self.config.reference_column or "") or [None] * len(completions)
         shown = [text_of(prompt) for prompt in prompts]
         known = [None if reference is None else str(reference) for reference in references]
@@ -60,13 +60,13 @@ class Judge:
 
     async def score_group(self, group: Any, reference: str | None = None) -> TrajectoryGroup:
         """The group with rewards set, for `model.train`. What all trajectories begin with is the question, the rest of each
-        its reply. A trajectory without an opinion is left out and counted as an exception.
+        its completion. A trajectory without an opinion is left out and counted as an exception.
         """
         found = conversations(group)
         start = shared(found)
         question = text_of(found[0][:start]) if found else ""
-        replies = [text_of(messages[start:]) for messages in found]
-        asked = [question] * len(replies), replies, [reference] * len(replies)
+        completions = [text_of(messages[start:]) for messages in found]
+        asked = [question] * len(completions), completions, [reference] * len(completions)
         return rewarded(group, await self._there(lambda: self._judge(*asked)), "judge")
 
     def wait(self) -> None:
@@ -98,45 +98,45 @@ class Judge:
     # What follows runs in the line's own loop.
 
     async def _judge(
-        self, prompts: list[str], replies: list[str], references: list[str | None]
+        self, prompts: list[str], completions: list[str], references: list[str | None]
     ) -> list[float | None]:  # fmt: skip
         config = self.config
         if not self.by_group:
             each = [
-                self._ask(judge_prompts.scored(config.rubric, prompt, reply, reference, config.scale))
-                for prompt, reply, reference in zip(prompts, replies, references)
+                self._ask(judge_prompts.scored(config.rubric, prompt, completion, reference, config.scale))
+                for prompt, completion, reference in zip(prompts, completions, references)
             ]
             return list(await asyncio.gather(*each))
-        if len(replies) < 2:
-            if replies:
+        if len(completions) < 2:
+            if completions:
                 self.line.note(ALONE)
-            return [None] * len(replies)
-        distinct = sorted(set(replies))
+            return [None] * len(completions)
+        distinct = sorted(set(completions))
         random.Random(key_of([config.seed, prompts[0], distinct])).shuffle(distinct)
         if config.mode == "pairs":
             values = await self._pairs(prompts[0], distinct, references[0])
         else:
             values = await self._together(prompts[0], distinct, references[0])
-        if config.mode == "rank":  # each reply takes a place, equal ones too
-            return from_ranks([values[distinct.index(reply)] for reply in replies])
-        return [values[distinct.index(reply)] for reply in replies]
+        if config.mode == "rank":  # each completion takes a place, equal ones too
+            return from_ranks([values[distinct.index(completion)] for completion in completions])
+        return [values[distinct.index(completion)] for completion in completions]
 
-    async def _together(self, prompt: str, replies: list[str], reference: str | None) -> list[float | None]:
+    async def _together(self, prompt: str, completions: list[str], reference: str | None) -> list[float | None]:
         config = self.config
         if config.mode == "rank":
-            question = judge_prompts.ranked(config.rubric, prompt, replies, reference)
+            question = judge_prompts.ranked(config.rubric, prompt, completions, reference)
         else:
-            question = judge_prompts.together(config.rubric, prompt, replies, reference, config.scale)
-        return await self._ask(question) or [None] * len(replies)
+            question = judge_prompts.together(config.rubric, prompt, completions, reference, config.scale)
+        return await self._ask(question) or [None] * len(completions)
 
-    async def _pairs(self, prompt: str, replies: list[str], reference: str | None) -> list[float | None]:
+    async def _pairs(self, prompt: str, completions: list[str], reference: str | None) -> list[float | None]:
         """Bradley-Terry strengths; each two are asked about in both orders, which count as one game."""
-        if len(replies) == 1:
+        if len(completions) == 1:
             return [0.0]
         rubric = self.config.rubric
-        pairs = list(combinations(range(len(replies)), 2))
+        pairs = list(combinations(range(len(completions)), 2))
         asked = [
-            self._ask(judge_prompts.paired(rubric, prompt, replies[a], replies[b], reference))
+            self._ask(judge_prompts.paired(rubric, prompt, completions[a], completions[b], reference))
             for i, j in pairs
             for a, b in ((i, j), (j, i))
         ]
@@ -147,7 +147,7 @@ class Judge:
             known += [1 - second] if second is not None else []
             if known:
                 outcomes.append((i, j, sum(known) / len(known)))
-        return rewards(len(replies), outcomes)
+        return rewards(len(completions), outcomes)
 
     async def _ask(self, question: Question) -> Any:
         """What the judge says, or None, which is counted. A question that is being asked is not asked again."""

@@ -52,33 +52,35 @@ class Question:
         return [{"role": "system", "content": rules}, {"role": "user", "content": material}]
 
 
-def scored(rubric: str, question: str, reply: str, reference: str | None, scale: int) -> Question:
-    """Asks for the score of one reply; read as a number in [0, 1]."""
-    parts = _parts(question, reference, [("REPLY", reply)])
+def scored(rubric: str, question: str, completion: str, reference: str | None, scale: int) -> Question:
+    """Asks for the score of one completion; read as a number in [0, 1]."""
+    parts = _parts(question, reference, [("REPLY", completion)])
     return Question(rubric, SCORE.format(scale=scale), parts, lambda answer: _number(answer.get("score"), scale) / scale)
 
 
-def together(rubric: str, question: str, replies: Sequence[str], reference: str | None, scale: int) -> Question:
-    """Asks for the scores of several replies; read as a list of numbers in [0, 1]."""
-    task = GROUP.format(n=len(replies), scale=scale)
-    parts = _parts(question, reference, _numbered(replies))
-    return Question(rubric, task, parts, lambda answer: [x / scale for x in _each(answer, "scores", len(replies), scale)])
+def together(rubric: str, question: str, completions: Sequence[str], reference: str | None, scale: int) -> Question:
+    """Asks for the scores of several completions; read as a list of numbers in [0, 1]."""
+    task = GROUP.format(n=len(completions), scale=scale)
+    parts = _parts(question, reference, _numbered(completions))
+    return Question(
+        rubric, task, parts, lambda answer: [x / scale for x in _each(answer, "scores", len(completions), scale)]
+    )
 
 
-def ranked(rubric: str, question: str, replies: Sequence[str], reference: str | None) -> Question:
-    """Asks for the ranks of several replies; read as a list of numbers, 1 the best."""
+def ranked(rubric: str, question: str, completions: Sequence[str], reference: str | None) -> Question:
+    """Asks for the ranks of several completions; read as a list of numbers, 1 the best."""
 
     def read(answer: dict[str, Any]) -> list[float]:
-        ranks = _each(answer, "ranks", len(replies), len(replies))
+        ranks = _each(answer, "ranks", len(completions), len(completions))
         if min(ranks) < 1:
             raise Unreadable("a rank below 1")
         return ranks
 
-    return Question(rubric, RANK.format(n=len(replies)), _parts(question, reference, _numbered(replies)), read)
+    return Question(rubric, RANK.format(n=len(completions)), _parts(question, reference, _numbered(completions)), read)
 
 
 def paired(rubric: str, question: str, a: str, b: str, reference: str | None) -> Question:
-    """Asks which of two replies is better; read as 1 (a), 0 (b) or 0.5 (a tie)."""
+    """Asks which of two completions is better; read as 1 (a), 0 (b) or 0.5 (a tie)."""
     known = {"A": 1.0, "B": 0.0, "tie": 0.5}
 
     def read(answer: dict[str, Any]) -> float:
@@ -90,13 +92,13 @@ def paired(rubric: str, question: str, a: str, b: str, reference: str | None) ->
     return Question(rubric, PAIR.format(), _parts(question, reference, [("REPLY A", a), ("REPLY B", b)]), read)
 
 
-def _parts(question: str, reference: str | None, replies: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+def _parts(question: str, reference: str | None, completions: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     known = [] if reference is None else [("REFERENCE ANSWER", reference)]
-    return (("QUESTION", question), *known, *replies)
+    return (("QUESTION", question), *known, *completions)
 
 
-def _numbered(replies: Sequence[str]) -> list[tuple[str, str]]:
-    return [(f"REPLY {i}", reply) for i, reply in enumerate(replies, 1)]
+def _numbered(completions: Sequence[str]) -> list[tuple[str, str]]:
+    return [(f"REPLY {i}", completion) for i, completion in enumerate(completions, 1)]
 
 
 def object_of(text: str) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def _number(value: Any, high: float) -> float:
 
 
 def _each(answer: dict[str, Any], name: str, n: int, high: float) -> list[float]:
-    """The numbers of replies 1 to n."""
+    """The numbers of completions 1 to n."""
     numbers = answer.get(name)
     names = [str(i) for i in range(1, n + 1)]
     if not isinstance(numbers, dict) or set(numbers) != set(names):

@@ -1,4 +1,6 @@
-"""Preferences within a group -> rewards: who beat whom, or who came first, as one number for each reply. All in float64."""
+"""Preferences within a group -> rewards: who beat whom, or who came first, as one number for each completion. All in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,15 @@ ROUNDING = 1e-12  # of the objective, relative: a step that lowers it by less ma
 def wins(n: int, outcomes: Iterable[tuple[int, int, float]]) -> np.ndarray:
     """W [n, n]: games that i won against j, of outcomes (i, j, o): o = 1 where i was better, 0 where j was, 0.5 for a tie.
 
-    Cycles and repeated games are allowed. Raises ValueError for a reply that there is none of, against itself, or another o.
+    Cycles and repeated games are allowed. Raises ValueError for a completion that there is none of, against itself, or
+    another o.
     """
     made = np.zeros((n, n))
     for i, j, outcome in outcomes:
         if not (0 <= i < n and 0 <= j < n) or i == j:
-            raise ValueError(f"outcome ({i}, {j}, {outcome}): expected two different replies, numbered from 0 to {n - 1}")
+            raise ValueError(
+                f"outcome ({i}, {j}, {outcome}): expected two different completions, numbered from 0 to {n - 1}"
+            )
         if not 0 <= outcome <= 1:  # nan too
             raise ValueError(f"outcome ({i}, {j}, {outcome}): expected 1 (the first is better), 0.5 (a tie) or 0")
         made[i, j] += outcome
@@ -34,17 +39,17 @@ def wins(n: int, outcomes: Iterable[tuple[int, int, float]]) -> np.ndarray:
 
 
 def bradley_terry(games: np.ndarray, prior: float = 1.0) -> list[float | None]:
-    """Strengths theta in nats, where P(i beats j) = sigmoid(theta_i - theta_j); None for a reply without any game.
+    """Strengths theta in nats, where P(i beats j) = sigmoid(theta_i - theta_j); None for a completion without any game.
 
-    games: as `wins` returns. prior: ties that each reply is taken to have had with one of strength 0, so that a reply that
-    won every game has a finite strength. theta is the maximum of
+    games: as `wins` returns. prior: ties that each completion is taken to have had with one of strength 0, so that a
+    completion that won every game has a finite strength. theta is the maximum of
 
         sum_ij W_ij log sigmoid(theta_i - theta_j) + prior/2 sum_i [log sigmoid(theta_i) + log sigmoid(-theta_i)],
 
     which is strictly concave; found by Newton's method with step halving.
     """
     if not (math.isfinite(prior) and prior > 0):
-        raise ValueError(f"prior = {prior}: must be above 0, or a reply that always won would have no finite strength")
+        raise ValueError(f"prior = {prior}: must be above 0, or a completion that always won would have no finite strength")
     theta = np.zeros(len(games))
     value = _log_posterior(theta, games, prior)
     for _ in range(STEPS):
@@ -67,7 +72,7 @@ def bradley_terry(games: np.ndarray, prior: float = 1.0) -> list[float | None]:
 
 
 def win_rate(games: np.ndarray) -> list[float | None]:
-    """The share of its games that each reply won, a tie counting half (Borda); None for a reply without any."""
+    """The share of its games that each completion won, a tie counting half (Borda); None for a completion without any."""
     won, lost = games.sum(1), games.sum(0)
     return [float(w / (w + l)) if w + l else None for w, l in zip(won, lost)]
 
@@ -75,7 +80,7 @@ def win_rate(games: np.ndarray) -> list[float | None]:
 def from_ranks(ranks: Sequence[float | None]) -> list[float | None]:
     """Evenly spaced rewards in [0, 1]: the best (lowest) rank gets 1, the worst 0, equal ranks their mean.
 
-    None stays None and takes no place; alone, a reply gets None. Raises ValueError for a rank that is no finite number.
+    None stays None and takes no place; alone, a completion gets None. Raises ValueError for a rank that is no finite number.
     """
     there = [rank for rank in ranks if rank is not None]
     if not all(math.isfinite(rank) for rank in there):
@@ -90,7 +95,7 @@ def from_ranks(ranks: Sequence[float | None]) -> list[float | None]:
 
 
 def rewards(n: int, outcomes: Iterable[tuple[int, int, float]], method: str = "bradley_terry") -> list[float | None]:
-    """The rewards of n replies, by outcomes as in `wins`; None for a reply that was not compared.
+    """The rewards of n completions, by outcomes as in `wins`; None for a completion that was not compared.
 
     method: "bradley_terry" (strengths, in nats) or "win_rate" (in [0, 1]). Raises ValueError for another.
     """
@@ -101,10 +106,11 @@ def rewards(n: int, outcomes: Iterable[tuple[int, int, float]], method: str = "b
 
 
 class Preferred:
-    """A reward function of comparisons: `compare(prompt, a, b, **row) -> float | None`, plain or async, says 1 where reply a
-    is better, 0 where b is, 0.5 for a tie, and None for no opinion.
+    """A reward function of comparisons: `compare(prompt, a, b, **row) -> float | None`, plain or async, says 1 where
+    completion a is better, 0 where b is, 0.5 for a tie, and None for no opinion.
 
-    Each two different replies to a prompt are compared once; equal ones get equal rewards. `method` is that of `rewards`.
+    Each two different completions to a prompt are compared once; equal ones get equal rewards. `method` is that of
+    `rewards`.
     """
 
     by_group = True
@@ -115,14 +121,14 @@ class Preferred:
         self.__name__ = getattr(compare, "__name__", type(compare).__name__).strip("<>")
 
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
-        """The rewards of all replies to one prompt."""
+        """The rewards of all completions to one prompt."""
         row = {name: values[0] for name, values in columns.items()}
-        replies = sorted(set(completions))
-        pairs = list(combinations(range(len(replies)), 2))
-        found = await asyncio.gather(*(self._ask(prompts[0], replies[i], replies[j], row) for i, j in pairs))
+        distinct = sorted(set(completions))
+        pairs = list(combinations(range(len(distinct)), 2))
+        found = await asyncio.gather(*(self._ask(prompts[0], distinct[i], distinct[j], row) for i, j in pairs))
         known = [(i, j, outcome) for (i, j), outcome in zip(pairs, found) if outcome is not None]
-        values = rewards(len(replies), known, self.method)
-        return [values[replies.index(completion)] for completion in completions]
+        values = rewards(len(distinct), known, self.method)
+        return [values[distinct.index(completion)] for completion in completions]
 
     async def _ask(self, prompt: Any, a: str, b: str, row: dict[str, Any]) -> float | None:
         said = self.compare(prompt, a, b, **row)

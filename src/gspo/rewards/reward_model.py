@@ -1,4 +1,4 @@
-"""A reward model: a trained classifier that scores replies, in this process or behind a server of vLLM."""
+"""A reward model: a trained classifier that scores completions, in this process or behind a server of vLLM."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gspo.rewards.transcripts import Messages, conversations, rewarded
 
 
 class RewardModel:
-    """A reward function: the score that a sequence classifier gives to prompt and reply.
+    """A reward function: the score that a sequence classifier gives to prompt and completion.
 
     One copy of it stands in this process, beside the policy, and scores a whole rollout batch at once; or a server is asked.
-    It reads the prompt's messages and the reply, without thinking, under its own chat template.
+    It reads the prompt's messages and the completion, without thinking, under its own chat template.
     """
 
     limit = NO_LIMIT
@@ -37,8 +37,8 @@ class RewardModel:
         self.scorer: Local | Served = Served(self.config) if self.config.url else Local(self.config)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
-        """The score of each reply; None where it is too long, or the server had no answer."""
-        return self.scorer.scores([asked(prompt, reply) for prompt, reply in zip(prompts, completions)])
+        """The score of each completion; None where it is too long, or the server had no answer."""
+        return self.scorer.scores([asked(prompt, completion) for prompt, completion in zip(prompts, completions)])
 
     async def score_group(self, group: Any) -> TrajectoryGroup:
         """The group with rewards set, for `model.train`; each conversation is scored as a whole. A trajectory without a
@@ -53,8 +53,8 @@ class RewardModel:
         self.scorer.wait()
 
     def counts(self) -> dict[str, float]:
-        """What was counted since this was last asked: replies that were too long (`too_long`), or the server's answers as a
-        judge's. Warns the first time that a reply is too long.
+        """What was counted since this was last asked: completions that were too long (`too_long`), or the server's answers
+        as a judge's. Warns the first time that a completion is too long.
         """
         return self.scorer.counts()
 
@@ -94,8 +94,8 @@ class Local:
         if new and not self.warned:
             self.warned = True
             warnings.warn(
-                f"reward model: {new:g} replies are, with their prompts, longer than {self.classifier.longest} tokens and "
-                'get no score; reward_model.too_long = "left" or "right" scores what is left of them',
+                f"reward model: {new:g} completions, with their prompts, are longer than {self.classifier.longest} tokens "
+                'and get no score; reward_model.too_long = "left" or "right" scores what is left of them',
                 stacklevel=1,
             )
         return {"too_long": new}
@@ -106,7 +106,7 @@ class Local:
 
 
 class Served:
-    """The classifier behind `/classify` of a vLLM server, which applies its chat template. One request a reply."""
+    """The classifier behind `/classify` of a vLLM server, which applies its chat template. One request a completion."""
 
     def __init__(self, config: RewardModelConfig) -> None:
         key = key_of(config.key_variable, "reward_model.key_variable")
@@ -163,9 +163,9 @@ class Served:
         return scores[label]
 
 
-def asked(prompt: Any, reply: str) -> Messages:
-    """Prompt and reply as a conversation; a prompt that begins the reply is carried on."""
+def asked(prompt: Any, completion: str) -> Messages:
+    """Prompt and completion as a conversation; a prompt that begins the completion is carried on."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
     if messages and messages[-1].get("role") == "assistant":
-        return [*messages[:-1], {"role": "assistant", "content": str(messages[-1]["content"]) + reply}]
-    return [*messages, {"role": "assistant", "content": reply}]
+        return [*messages[:-1], {"role": "assistant", "content": str(messages[-1]["content"]) + completion}]
+    return [*messages, {"role": "assistant", "content": completion}]

@@ -1,4 +1,4 @@
-"""Rewards: what each reply is worth. A reward that fails costs its reply, never the run."""
+"""Rewards: what each completion is worth. A reward that fails costs its completion, never the run."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class Rewards:
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The rollouts with `reward`, `reward_parts` (by name; None: no opinion, or failed) and `error`.
 
-        `progress` is told how many rollouts are done. Warns of calls for many replies that fail. Raises ValueError
-        for what is wrong with every reply: a reward function that cannot be loaded, a missing answer column.
+        `progress` is told how many rollouts are done. Warns of calls for many completions that fail. Raises ValueError
+        for what is wrong with every completion: a reward function that cannot be loaded, a missing answer column.
         """
         self.check(rollout.prompt for rollout in rollouts)
         results: dict[str, list[Result]] = {name: [(None, None)] * len(rollouts) for name in self.names}
@@ -196,7 +196,7 @@ def _row(rollout: Rollout) -> Row:
 
 
 def _chunks(rollouts: list[Rollout], count: int) -> list[tuple[int, int]]:
-    """At most `count` stretches of about equal size; the replies of one prompt stay together."""
+    """At most `count` stretches of about equal size; the completions of one prompt stay together."""
     ids = [rollout.prompt.id for rollout in rollouts]
     starts = [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]]
     count = min(count, len(starts))

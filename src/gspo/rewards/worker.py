@@ -1,4 +1,4 @@
-"""A process that scores replies: `python -m gspo.rewards.worker FD`. Graders may hang, crash or print. Imports no torch.
+"""A process that scores completions: `python -m gspo.rewards.worker FD`. Graders may hang, crash or print. Imports no torch.
 
 It talks over a socket of its own, so that graders may use stdin and stdout, and ends when the socket closes.
 """
@@ -20,7 +20,7 @@ from gspo.data.processes import GONE, opened
 from gspo.rewards import graders
 
 MEMORY = 4 * 2**30
-"""Bytes of address space for our own scorers: a power tower in a reply must not eat the machine."""
+"""Bytes of address space for our own scorers: a power tower in a completion must not eat the machine."""
 
 
 def serve(connection: Connection, names: list[str], reward: RewardConfig, task: TaskConfig) -> None:

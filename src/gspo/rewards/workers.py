@@ -22,7 +22,7 @@ START = 300.0
 GRACE = 0.5
 """Seconds on top of a call's limit, for messages, and for async calls to be cancelled from within."""
 MAX_LOST = 8
-"""Calls of one function that may hang or crash in one scoring; the replies after that are not scored."""
+"""Calls of one function that may hang or crash in one scoring; the completions after that are not scored."""
 
 
 class Lost(Exception):
@@ -32,9 +32,9 @@ class Lost(Exception):
 class Way:
     """How a function is called from now on, and what is to be said of it.
 
-    Calls for many replies that time out would do so in every step, and a judge be paid twice: they are not tried again.
+    Calls for many completions that time out would do so in every step, and a judge be paid twice: they are not tried again.
     `news` is for the caller to take: one text for the first such time-out, one for the first other failure. grouped: a
-    call is for all replies to a prompt.
+    call is for all completions to a prompt.
     """
 
     def __init__(self) -> None:
@@ -44,17 +44,17 @@ class Way:
         self._told: set[bool] = set()
 
     def failed(self, count: int, why: str, late: bool) -> None:
-        """A call for `count` replies failed, and each gets one of its own."""
+        """A call for `count` completions failed, and each gets one of its own."""
         if late in self._told:
             return
         self._told.add(late)
-        each = "prompt" if self.grouped else "reply"
+        each = "prompt" if self.grouped else "completion"
         self.news.append(
-            f"a call for {count} replies {why} (reward.timeout) and was given up. From now on each {each} gets a call "
-            "of its own. Raise reward.timeout to wait for all at once, or make the function handle a single bad reply"
+            f"a call for {count} completions {why} (reward.timeout) and was given up. From now on each {each} gets a call "
+            "of its own. Raise reward.timeout to wait for all at once, or make the function handle a single bad completion"
             if late
-            else f"a call for {count} replies failed ({why}), so each {each} got a call of its own. "
-            "Make the function handle a single bad reply, by returning None for it"
+            else f"a call for {count} completions failed ({why}), so each {each} got a call of its own. "
+            "Make the function handle a single bad completion, by returning None for it"
         )
 
 
@@ -124,7 +124,7 @@ def score_rows(
 
 
 def _group(rows: list[Row]) -> int:
-    """How many of the rows, from the first on, are replies to the same prompt."""
+    """How many of the rows, from the first on, are completions to the same prompt."""
     return next((i for i, row in enumerate(rows) if row.group != rows[0].group), len(rows))
 
 

@@ -1,1 +1,1 @@
-"""Prompts -> groups of scored rollouts -> replies with advantages."""
+"""Prompts -> groups of scored rollouts -> completions with advantages."""

@@ -19,8 +19,8 @@ POLL = 0.01  # seconds between two looks at the engine
 
 @dataclass
 class Flight:
-    """The replies to one prompt on their way. number: its place in the stream of prompts. so_far: its replies as they were
-    saved, until they go on. jobs: those that are being sampled.
+    """The completions to one prompt on their way. number: its place in the stream of prompts. so_far: its completions as
+    they were saved, until they go on. jobs: those that are being sampled.
     """
 
     number: int
@@ -29,7 +29,7 @@ class Flight:
     jobs: list[Job] = field(default_factory=list)
 
     def known(self) -> list[Rollout]:
-        """Its replies, as far as they are known."""
+        """Its completions, as far as they are known."""
         return [job.so_far for job in self.jobs] if self.jobs else self.so_far
 
 
@@ -37,9 +37,9 @@ class AheadSource:
     """Groups, batch after batch, while others are being sampled (rollout.max_staleness = k > 0).
 
     (k + 1) x num_prompts groups are under way, and a batch takes the oldest: the order is that of the prompts, whatever
-    their replies' lengths, so no length is favoured. A long reply has k steps more to end before the trainer waits for it,
-    and no token is older than k versions. Attributes as in rollout.SynchronousSource; newest: groups of the weights of now,
-    for what numerics do.
+    their completions' lengths, so no length is favoured. A long completion has k steps more to end before the trainer waits
+    for it, and no token is older than k versions. Attributes as in rollout.SynchronousSource; newest: groups of the weights
+    of now, for what numerics do.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class AheadSource:
 
     @property
     def newest(self) -> list[Group]:
-        """Replies that the weights of now sampled."""
+        """Completions that the weights of now sampled."""
         return [Group(rollout.prompt, [rollout]) for rollout in self.sampler.probes]
 
     def __iter__(self) -> Iterator[Group]:
@@ -110,11 +110,11 @@ class AheadSource:
         self.flights.clear()
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """All that is under way, half-finished replies included, in plain types."""
+        """All that is under way, half-finished completions included, in plain types."""
         return [{"number": flight.number, "rollouts": [plain(one) for one in flight.known()]} for flight in self.flights]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Continue from `state_dict()`; replies go on where they were."""
+        """Continue from `state_dict()`; completions go on where they were."""
         position = self.prompts.position
         for one in state:
             self.prompts.position = one["number"]

@@ -1,4 +1,4 @@
-"""Groups of scored rollouts -> replies with advantages. A failed rollout is data, counted here."""
+"""Groups of scored rollouts -> completions with advantages. A failed rollout is data, counted here."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from gspo.config.policy import AlgorithmConfig
 from gspo.objective.advantages import group_advantages, turn_advantages
 from gspo.objective.algorithms import Algorithm
 from gspo.rollout.metrics import sampled_metrics
-from gspo.types import Group, Reply, Rollout
+from gspo.types import Completion, Group, Rollout
 
 
 @dataclass
 class Learnable:
     """What one rollout batch gives the learner.
 
-    groups: the replies of each group that is trained on. advantages: A_i of each rollout, in the order of the rollouts, or
-    A_ik of its turns; None where it is not trained on. counts: metrics.
+    groups: the completions of each group that is trained on. advantages: A_i of each rollout, in the order of the rollouts,
+    or A_ik of its turns; None where it is not trained on. counts: metrics.
     """
 
-    groups: list[list[Reply]] = field(default_factory=list)
+    groups: list[list[Completion]] = field(default_factory=list)
     advantages: list[float | list[float] | None] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
 
 
 def learnable(groups: Sequence[Group], row: Algorithm, algorithm: AlgorithmConfig, mask_truncated: bool) -> Learnable:
-    """Advantages, and the replies that have one. Groups that are left out, wholly or in part, are counted."""
-    advantages, replies = trained_on(groups, algorithm, mask_truncated)
-    left = [group for group in replies if group]
+    """Advantages, and the completions that have one. Groups that are left out, wholly or in part, are counted."""
+    advantages, completions = trained_on(groups, algorithm, mask_truncated)
+    left = [group for group in completions if group]
     teaching = [group for group in left if teaches(group)]
     return Learnable(
         groups=teaching if row.drops_equal else left,
@@ -47,8 +47,8 @@ def learnable(groups: Sequence[Group], row: Algorithm, algorithm: AlgorithmConfi
 
 def trained_on(
     groups: Sequence[Group], algorithm: AlgorithmConfig, mask_truncated: bool
-) -> tuple[list[float | Tensor | None], list[list[Reply]]]:
-    """The advantage of each rollout, None where it is not trained on, and the replies of each group that are.
+) -> tuple[list[float | Tensor | None], list[list[Completion]]]:
+    """The advantage of each rollout, None where it is not trained on, and the completions of each group that are.
 
     A rollout without a reward, and with mask_truncated one that was cut off, leaves its group's mean and standard
     deviation and every denominator. A group with fewer than two left has none.
@@ -59,22 +59,22 @@ def trained_on(
     kept &= torch.bincount(owner[kept], minlength=len(groups))[owner] >= 2
     indices = kept.nonzero()[:, 0].tolist()
     advantages: list[float | Tensor | None] = [None] * len(rollouts)
-    replies: list[list[Reply]] = [[] for _ in groups]
+    completions: list[list[Completion]] = [[] for _ in groups]
     for index, advantage in zip(indices, credited([rollouts[i] for i in indices], owner[kept], algorithm)):
         advantages[index] = advantage
-        replies[int(owner[index])].append(reply_of(rollouts[index], advantage))
-    return advantages, replies
+        completions[int(owner[index])].append(completion_of(rollouts[index], advantage))
+    return advantages, completions
 
 
-def teaches(group: Sequence[Reply]) -> bool:
+def teaches(group: Sequence[Completion]) -> bool:
     """Whether an advantage in a group differs from zero."""
-    return any(bool(torch.as_tensor(reply.advantage).any()) for reply in group)
+    return any(bool(torch.as_tensor(completion.advantage).any()) for completion in group)
 
 
 def credited(rollouts: Sequence[Rollout], group: Tensor, algorithm: AlgorithmConfig) -> list[float | Tensor]:
     """The advantage of each rollout, A_i or A_ik [turns]. group [S]: whose each is."""
     scale = algorithm.scale_rewards or "group"
-    if algorithm.credit == "reply":
+    if algorithm.credit == "completion":
         rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
         return [*group_advantages(rewards, group, scale).tolist()]
     return [*turn_advantages([turn_rewards(rollout) for rollout in rollouts], group, scale, algorithm.discount)]
@@ -87,18 +87,18 @@ def turn_rewards(rollout: Rollout) -> tuple[float, ...]:
     return rollout.turn_rewards or (*[0.0] * (turns - 1), rollout.reward)
 
 
-def reply_of(rollout: Rollout, advantage: float | Tensor) -> Reply:
+def completion_of(rollout: Rollout, advantage: float | Tensor) -> Completion:
     """A rollout for the learner, with the sampler as its pi_old. advantage: A_i, or A_ik of its turns."""
     mu = rollout.logp[rollout.sampled]
     turn = None if rollout.turn is None else rollout.turn[rollout.sampled]
     if isinstance(advantage, Tensor) and advantage.ndim:
         advantage = advantage[torch.zeros(len(mu), dtype=torch.int64) if turn is None else turn]
-    return Reply(
+    return Completion(
         rollout.tokens, rollout.sampled, mu, mu, advantage, routes=rollout.routes, reward=rollout.reward or 0.0, turn=turn,
         parent=rollout.parent,
     )  # fmt: skip
 
 
-def _mean_std(groups: Sequence[list[Reply]]) -> float:
-    stds = [float(torch.tensor([reply.reward for reply in group], dtype=torch.float64).std()) for group in groups]
+def _mean_std(groups: Sequence[list[Completion]]) -> float:
+    stds = [float(torch.tensor([completion.reward for completion in group], dtype=torch.float64).std()) for group in groups]
     return sum(stds) / len(stds) if stds else 0.0

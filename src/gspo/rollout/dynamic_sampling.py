@@ -20,7 +20,7 @@ class RefilledSource:
 
     A batch begins with num_prompts prompts. Further rounds follow, `refill` at most, while fewer groups than that teach:
     while fewer have an advantage that is not zero, as training sees it. Attributes as in rollout.SynchronousSource;
-    seconds: also what the step tells of all replies that were sampled for it, and `refill/...`.
+    seconds: also what the step tells of all completions that were sampled for it, and `refill/...`.
     """
 
     delay = 0
@@ -50,8 +50,8 @@ class RefilledSource:
             while rounds <= self.config.refill and (count := prompts_to_ask(size, teaching)):
                 groups, seconds = self._round(count, len(sampled))
                 sampled += groups
-                _, replies = trained_on(groups, self.algorithm, self.config.mask_truncated_completions)
-                teaching += map(teaches, replies)
+                _, completions = trained_on(groups, self.algorithm, self.config.mask_truncated_completions)
+                teaching += map(teaches, completions)
                 spent = added(spent, seconds)
                 rounds += 1
         except SamplerError:

@@ -23,10 +23,10 @@ def evaluate(
     correct_at: float,
     report: Report = lambda phase, done, total: None,
 ) -> tuple[dict[str, float], list[Group]]:
-    """n replies to each prompt. `eval/accuracy` is the mean share of replies to which the first reward function gives at
-    least `correct_at`.
+    """n completions to each prompt. `eval/accuracy` is the mean share of completions to which the first reward function
+    gives at least `correct_at`.
 
-    A reply that it could not score is left out; `eval/failed` counts those without any reward.
+    A completion that it could not score is left out; `eval/failed` counts those without any reward.
     """
     begin = time.perf_counter()
     groups, _ = sample_groups(sampler, scorer, prompts, n, sampling, lambda *args: report("evaluating", *args[1:]))
@@ -53,9 +53,9 @@ def first(rollout: Rollout) -> float | None:
 
 
 def interval(shares: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of the prompts' shares of correct replies, and its 95 % interval.
+    """Mean of the prompts' shares of correct completions, and its 95 % interval.
 
-    Wilson's interval, whose n is the number of independent draws with the variance seen between prompts: replies to one
+    Wilson's interval, whose n is the number of independent draws with the variance seen between prompts: completions to one
     prompt are not independent. Raises nothing: without any prompt all three are NaN.
     """
     n = len(shares)

@@ -41,7 +41,7 @@ class HandedSource:
 
     @property
     def newest(self) -> list[Group]:
-        """Replies of the weights of now, for what numerics do: the sampler's own probes, or a few sampled for it."""
+        """Completions of the weights of now, for what numerics do: the sampler's own probes, or a few sampled for it."""
         probes = getattr(self.sampler, "probes", None)
         if probes is None:
             first = [group.prompt for group in self.groups[:PROBES]]

@@ -11,13 +11,13 @@ from gspo.types import Rollout
 
 
 def repetition(tokens: Sequence[int], n: int = 4) -> float:
-    """Share of the n-grams of a reply that stood in it before; 0 for one of fewer than n tokens."""
+    """Share of the n-grams of a completion that stood in it before; 0 for one of fewer than n tokens."""
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def sampled_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """What a step tells of the replies that were sampled for it."""
+    """What a step tells of the completions that were sampled for it."""
     return batch_metrics(rollouts) | {"rollouts/failed": float(sum(r.reward is None for r in rollouts))}
 
 
@@ -44,7 +44,7 @@ def staleness(rollouts: Sequence[Rollout], version: int) -> float:
 
 
 def in_parts(rollouts: Sequence[Rollout]) -> float:
-    """Share of the replies that weights of several versions sampled."""
+    """Share of the completions that weights of several versions sampled."""
     return sum(len(rollout.version[rollout.sampled].unique()) > 1 for rollout in rollouts) / max(1, len(rollouts))
 
 

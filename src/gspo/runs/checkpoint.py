@@ -126,7 +126,7 @@ def same_data(saved: str, now: str) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """torch's random states. (Replies have generators of their own, seeded by step.)"""
+    """torch's random states. (Completions have generators of their own, seeded by step.)"""
     return {
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],

@@ -78,7 +78,7 @@ class RunLog:
         self._write("rollouts.jsonl", rollouts)
 
     def evaluations(self, rollouts: Iterable[dict[str, Any]]) -> None:
-        """Write held-out replies, one object each."""
+        """Write held-out completions, one object each."""
         self._write("evaluations.jsonl", rollouts)
 
     def event(self, kind: str, text: str) -> None:

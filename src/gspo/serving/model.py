@@ -138,16 +138,16 @@ class ServedModel:
 
     @contextmanager
     def _scaled(self, lr: float | None) -> Iterator[None]:
-        """The optimiser with the learning rate of one call."""
-        optimiser = self.run.learner.optimiser
-        before = optimiser.scale
+        """The optimizer with the learning rate of one call."""
+        optimizer = self.run.learner.optimizer
+        before = optimizer.scale
         if lr is not None:
-            optimiser.scale = lr / self.run.config.optimizer.lr
+            optimizer.scale = lr / self.run.config.optimizer.lr
         try:
             yield
         finally:
             if lr is not None:
-                optimiser.scale = before
+                optimizer.scale = before
 
 
 @contextmanager

@@ -57,8 +57,10 @@ SIGNALS: tuple[Signal, ...] = (
     Signal("grad_norm", "rise", 6.0, None, "a spike: often the first sign of a run that breaks"),
     Signal("entropy", "fall", 0.3, None, "the policy stops exploring: lower optimizer.lr, or add beta", least=1e-2),
     Signal("entropy", "rise", 3.0, 10.0, "the policy falls apart: lower optimizer.lr", least=0.2),
-    Signal("completions/clipped_ratio", "above", 0.15, None, "cut-off replies go with instability: raise the length limit"),
-    Signal("completions/repetition", "rise", 2.0, None, "replies begin to repeat themselves", least=0.3),
+    Signal(
+        "completions/clipped_ratio", "above", 0.15, None, "cut-off completions go with instability: raise the length limit"
+    ),
+    Signal("completions/repetition", "rise", 2.0, None, "completions begin to repeat themselves", least=0.3),
 )
 
 

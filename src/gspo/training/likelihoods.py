@@ -13,17 +13,17 @@ from gspo.learner import layout
 from gspo.learner.layout import split
 from gspo.learner.learner import Learner
 from gspo.objective.clip_range import NUMERICS
+from gspo.objective.completions import Completions
 from gspo.objective.losses import level_ratio
 from gspo.objective.mismatch import mismatch, std
 from gspo.objective.ppo import gae, whiten
-from gspo.objective.replies import Replies
 from gspo.objective.routing import changed
 from gspo.ports import Policy
 from gspo.training.state import Metrics, Run
-from gspo.types import Reply, Seen, Stats
+from gspo.types import Completion, Seen, Stats
 
-Groups = list[list[Reply]]
-PROBED = 32  # replies that the mismatch is measured on where no full pass is at hand
+Groups = list[list[Completion]]
+PROBED = 32  # completions that the mismatch is measured on where no full pass is at hand
 
 
 def needs_pass(config: AlgorithmConfig) -> bool:
@@ -33,94 +33,101 @@ def needs_pass(config: AlgorithmConfig) -> bool:
 
 def recall(
     learner: Learner, groups: Groups, config: AlgorithmConfig, unread: Container[int] = ()
-) -> tuple[Groups, list[Reply], list[Seen]]:
-    """The replies with what the trainer's policy, not yet updated, says of them; those that updates read, and what it said.
+) -> tuple[Groups, list[Completion], list[Seen]]:
+    """The completions with what the trainer's policy, not yet updated, says of them; those that updates read, and what it
+    said.
 
     Its likelihoods become pi_old's where old_logprobs = "recompute"; its experts do, unless R3 keeps the sampler's. unread:
-    ids of replies that no update reads.
+    ids of completions that no update reads.
     """
-    replies = [reply for group in groups for reply in group]
-    read = [reply for reply in replies if id(reply) not in unread]
+    completions = [completion for group in groups for completion in group]
+    read = [completion for completion in completions if id(completion) not in unread]
     replays = config.router_replay == "R3"
     found = dict(zip(map(id, read), learner.read(learner.policy, read, routing=learner.policy.sparse, replay=replays)))
 
-    def filled(reply: Reply) -> Reply:
-        seen = found.get(id(reply))
+    def filled(completion: Completion) -> Completion:
+        seen = found.get(id(completion))
         if seen is None:
-            return reply
-        logp_old = seen.logp if config.old_logprobs == "recompute" else reply.logp_old
-        return dataclasses.replace(reply, logp_old=logp_old, routes=reply.routes if replays else seen.routes)
+            return completion
+        logp_old = seen.logp if config.old_logprobs == "recompute" else completion.logp_old
+        return dataclasses.replace(completion, logp_old=logp_old, routes=completion.routes if replays else seen.routes)
 
-    return [[filled(reply) for reply in group] for group in groups], read, [found[id(reply)] for reply in read]
+    return (
+        [[filled(completion) for completion in group] for group in groups],
+        read,
+        [found[id(completion)] for completion in read],
+    )
 
 
 def estimate(learner: Learner, groups: Groups, critic: Mapping[str, float], scale: str) -> Groups:
-    """The replies with advantages by token and returns from the critic, as it is before the first update (PPO).
+    """The completions with advantages by token and returns from the critic, as it is before the first update (PPO).
 
     scale: "batch" whitens the advantages over all tokens of the batch, "none" leaves them.
     """
-    replies = [reply for group in groups for reply in group]
-    values = [one.values for one in learner.read(learner.policy, replies)]
+    completions = [completion for group in groups for completion in group]
+    values = [one.values for one in learner.read(learner.policy, completions)]
     assert all(value is not None for value in values), "build/assemble.py gives the policy a critic"
-    y = Replies.of(torch.tensor([len(reply.logp_old) for reply in replies]))
+    y = Completions.of(torch.tensor([len(completion.logp_old) for completion in completions]))
     flat = torch.cat(values)  # type: ignore[arg-type]
-    rewards = torch.tensor([reply.reward for reply in replies])
+    rewards = torch.tensor([completion.reward for completion in completions])
     A, returns = gae(rewards, flat, y, critic["gamma"], critic["lam"])
     A = whiten(A) if scale == "batch" else A
     parts = zip(*(x.split(y.length.tolist()) for x in (A, flat, returns)))
     return [
-        [dataclasses.replace(reply, advantage=a, values=v, returns=r) for reply, (a, v, r) in zip(group, parts)]
+        [dataclasses.replace(completion, advantage=a, values=v, returns=r) for completion, (a, v, r) in zip(group, parts)]
         for group in groups
     ]
 
 
-def probe(learner: Learner, replies: Sequence[Reply]) -> tuple[list[Reply], list[Seen]]:
-    """Some of these replies, which the policy's present weights sampled, and what it says of them."""
-    some = list(replies[:: max(1, len(replies) // PROBED)])
+def probe(learner: Learner, completions: Sequence[Completion]) -> tuple[list[Completion], list[Seen]]:
+    """Some of these completions, which the policy's present weights sampled, and what it says of them."""
+    some = list(completions[:: max(1, len(completions) // PROBED)])
     return some, learner.read(learner.policy, some, routing=learner.policy.sparse)
 
 
-def paired(replies: Sequence[Reply], seen: Sequence[Seen]) -> tuple[torch.Tensor, torch.Tensor, Replies]:
+def paired(completions: Sequence[Completion], seen: Sequence[Seen]) -> tuple[torch.Tensor, torch.Tensor, Completions]:
     """What the policy and the sampler say of the same tokens, log pi and log mu [N], and whose tokens they are."""
-    y = Replies.of(torch.tensor([len(one.logp) for one in seen]), torch.cat([layout.turns(reply) for reply in replies]))
-    return torch.cat([one.logp for one in seen]), torch.cat([reply.logp_mu for reply in replies]), y
+    y = Completions.of(
+        torch.tensor([len(one.logp) for one in seen]), torch.cat([layout.turns(completion) for completion in completions])
+    )
+    return torch.cat([one.logp for one in seen]), torch.cat([completion.logp_mu for completion in completions]), y
 
 
-def noise_ratio(logp: torch.Tensor, logp_mu: torch.Tensor, y: Replies, level: str) -> torch.Tensor:
-    """The ratio to mu at this level, of replies that the policy's present weights sampled: numerics alone."""
+def noise_ratio(logp: torch.Tensor, logp_mu: torch.Tensor, y: Completions, level: str) -> torch.Tensor:
+    """The ratio to mu at this level, of completions that the policy's present weights sampled: numerics alone."""
     return level_ratio(level, logp, logp_mu, y)
 
 
-def disagreement(replies: Sequence[Reply], seen: Sequence[Seen]) -> dict[str, Any]:
+def disagreement(completions: Sequence[Completion], seen: Sequence[Seen]) -> dict[str, Any]:
     """Metrics of how far the sampler and the trainer at the same weights disagree: likelihoods, and experts.
 
     moe/sampler_agreement: share of the sampler's choices of experts that the trainer makes too, of the tokens that the
     sampled ones were predicted from.
     """
-    found: dict[str, Any] = mismatch(*paired(replies, seen))
-    if all(one.routes is not None and reply.routes is not None for reply, one in zip(replies, seen)):
-        shares = [changed(reply.routes, one.routes)[before(reply)] for reply, one in zip(replies, seen)]  # type: ignore[arg-type]
+    found: dict[str, Any] = mismatch(*paired(completions, seen))
+    if all(one.routes is not None and completion.routes is not None for completion, one in zip(completions, seen)):
+        shares = [changed(completion.routes, one.routes)[before(completion)] for completion, one in zip(completions, seen)]  # type: ignore[arg-type]
         found["moe/sampler_agreement"] = 1 - float(torch.cat(shares).mean())
     return found
 
 
-def before(reply: Reply) -> torch.Tensor:
+def before(completion: Completion) -> torch.Tensor:
     """The places of the tokens that the sampled ones were predicted from."""
-    return layout.parents(reply)[reply.sampled]
+    return layout.parents(completion)[completion.sampled]
 
 
 def unread(run: Run, groups: Groups, mini_batches: int) -> set[int]:
-    """Ids of the replies that no update reads: idle ones, beside others that are not."""
+    """Ids of the completions that no update reads: idle ones, beside others that are not."""
     found = set()
     for part in split(groups, mini_batches):
-        idle = {id(reply) for reply in part if run.objective.idle(reply)}
+        idle = {id(completion) for completion in part if run.objective.idle(completion)}
         found |= idle if len(idle) < len(part) else set()
     return found
 
 
-def decided(run: Run, known: Sequence[Reply]) -> AlgorithmConfig:
-    """The algorithm, with old_logprobs = "auto" settled by the first batch, once for the run. known: replies of the present
-    weights.
+def decided(run: Run, known: Sequence[Completion]) -> AlgorithmConfig:
+    """The algorithm, with old_logprobs = "auto" settled by the first batch, once for the run. known: completions of the
+    present weights.
     """
     algorithm = run.config.algorithm
     if algorithm.old_logprobs != "auto":
@@ -140,15 +147,15 @@ def decided(run: Run, known: Sequence[Reply]) -> AlgorithmConfig:
 
 
 def refer(run: Run, groups: Groups, reference: Policy) -> Groups:
-    """The same replies with their log-probabilities under the reference."""
+    """The same completions with their log-probabilities under the reference."""
     with reference.awake():
-        seen = iter(run.learner.read(reference, [reply for group in groups for reply in group]))
-    return [[dataclasses.replace(reply, logp_ref=next(seen).logp) for reply in group] for group in groups]
+        seen = iter(run.learner.read(reference, [completion for group in groups for completion in group]))
+    return [[dataclasses.replace(completion, logp_ref=next(seen).logp) for completion in group] for group in groups]
 
 
 def first_look(stats: Stats) -> Metrics:
-    """The mismatch of sampler and trainer, from an update whose replies the same weights sampled."""
-    found: Metrics = mismatch(stats["logp"], stats["logp_mu"], Replies.of(stats["length"]))
+    """The mismatch of sampler and trainer, from an update whose completions the same weights sampled."""
+    found: Metrics = mismatch(stats["logp"], stats["logp_mu"], Completions.of(stats["length"]))
     differ = stats.get("overruled", stats.get("changed"))  # replaying the sampler's experts, the routers' own show it
     if differ is not None:
         found["moe/sampler_agreement"] = 1 - float(differ.mean())

@@ -1,4 +1,4 @@
-"""Cold start: supervised fine-tuning with the learner, the optimiser and the run folder of training."""
+"""Cold start: supervised fine-tuning with the learner, the optimizer and the run folder of training."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gspo.ports import Policy
 from gspo.runs import checkpoint
 from gspo.runs.log import RunLog
 from gspo.runs.progress import Progress
-from gspo.types import Batch, Outputs, Reply, Stats
+from gspo.types import Batch, Completion, Outputs, Stats
 
 
 class RowSource(Protocol):
-    """Hands out rows as replies to imitate, pass after pass."""
+    """Hands out rows as completions to imitate, pass after pass."""
 
     position: int
 
-    def take(self, k: int) -> list[Reply]:
+    def take(self, k: int) -> list[Completion]:
         """The next k rows."""
         ...
 
@@ -47,12 +47,12 @@ class ColdStart:
     tokens: int = 0
 
 
-def imitated(prompt: Sequence[int], completion: Sequence[int]) -> Reply:
-    """A reply whose completion is to be imitated; it has no old likelihoods and no advantage."""
+def imitated(prompt: Sequence[int], completion: Sequence[int]) -> Completion:
+    """A completion whose completion is to be imitated; it has no old likelihoods and no advantage."""
     tokens = torch.tensor([*prompt, *completion])
     sampled = torch.arange(len(tokens)) >= len(prompt)
     zeros = torch.zeros(len(completion))
-    return Reply(tokens, sampled, logp_mu=zeros, logp_old=zeros, advantage=0.0)
+    return Completion(tokens, sampled, logp_mu=zeros, logp_old=zeros, advantage=0.0)
 
 
 def fit(run: ColdStart) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def fit(run: ColdStart) -> dict[str, Any]:
 def save(run: ColdStart) -> None:
     """A checkpoint of everything that the next step depends on."""
     state = {
-        "optimiser": run.learner.optimiser.state_dict(),
+        "optimizer": run.learner.optimizer.state_dict(),
         "position": run.rows.position,
         "data": run.data,
         "tokens": run.tokens,
@@ -95,17 +95,17 @@ def restore(run: ColdStart, state: dict[str, Any]) -> None:
     """Continue from a checkpoint whose model the policy already holds."""
     checkpoint.same_data(state["data"], run.data)
     run.step, run.tokens, run.rows.position = state["step"], state["tokens"], state["position"]
-    run.learner.optimiser.load_state_dict(state["optimiser"])
+    run.learner.optimizer.load_state_dict(state["optimizer"])
 
 
 class Imitation:
     """Supervised fine-tuning: minus the mean log-probability of the completions' tokens."""
 
-    def denominator(self, replies: Sequence[Reply]) -> float:
+    def denominator(self, completions: Sequence[Completion]) -> float:
         """Completion tokens."""
-        return float(sum(int(reply.sampled.sum()) for reply in replies))
+        return float(sum(int(completion.sampled.sum()) for completion in completions))
 
-    def idle(self, reply: Reply) -> bool:
+    def idle(self, completion: Completion) -> bool:
         """Every completion is imitated."""
         return False
 
@@ -114,6 +114,6 @@ class Imitation:
         assert out.entropy is not None
         return -out.logp, {"entropy": out.entropy, "nll": -out.logp.detach()}
 
-    def summary(self, stats: Stats, replies: Sequence[Reply]) -> dict[str, float]:
+    def summary(self, stats: Stats, completions: Sequence[Completion]) -> dict[str, float]:
         """loss: nats a token."""
         return {"loss": float(stats["nll"].mean()), "entropy": float(stats["entropy"].mean())}

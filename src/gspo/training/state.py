@@ -27,8 +27,8 @@ Metrics = dict[str, Any]
 class Run:
     """Everything that a training run is made of (build/assemble.py makes it).
 
-    evaluator: samples held-out replies, with the policy's own weights. data: a fingerprint of the prompts. step: steps done.
-    good: the guard found nothing wrong with the last. old_logprobs: what "auto" has decided, "" before it has.
+    evaluator: samples held-out completions, with the policy's own weights. data: a fingerprint of the prompts. step: steps
+    done. good: the guard found nothing wrong with the last. old_logprobs: what "auto" has decided, "" before it has.
     """
 
     config: Config
@@ -61,7 +61,7 @@ def save(run: Run, needed: bool = True) -> None:
     """
     run.screen.phase("saving", 0, 1)
     state = {
-        "optimiser": run.learner.optimiser.state_dict(),
+        "optimizer": run.learner.optimizer.state_dict(),
         "position": run.prompts.position,
         "data": run.data,
         "version": run.sampler.version,
@@ -70,7 +70,7 @@ def save(run: Run, needed: bool = True) -> None:
         "objective": run.objective.state_dict(),
         "policy": run.policy.state_dict(),
         "guard": run.guard.state_dict(),
-        "lr_scale": run.learner.optimiser.scale,
+        "lr_scale": run.learner.optimizer.scale,
         "good": run.good,
         "old_logprobs": run.old_logprobs,
         "log": run.log.position(),
@@ -98,15 +98,15 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.policy.load_state_dict(state["policy"])
     for sampler in dict.fromkeys((run.sampler, run.evaluator)):
         sampler.load(run.policy, state["version"])
-    run.learner.optimiser.load_state_dict(state["optimiser"])
-    run.learner.optimiser.scale = state["lr_scale"]
+    run.learner.optimizer.load_state_dict(state["optimizer"])
+    run.learner.optimizer.scale = state["lr_scale"]
     run.guard.load_state_dict(state["guard"])
     run.good = state["good"]
     run.old_logprobs = state["old_logprobs"]
 
 
 def rewind(run: Run) -> bool:
-    """Takes weights, optimiser and clip range of the last good checkpoint, and lowers the learning rate. False without one.
+    """Takes weights, optimizer and clip range of the last good checkpoint, and lowers the learning rate. False without one.
 
     Prompts, steps, versions and the log go on: a pass repeats no prompt, and no seed comes twice. Rollouts that wait (with
     rollout.delay) are dropped.
@@ -118,10 +118,10 @@ def rewind(run: Run) -> bool:
     run.policy.load(str(folder / checkpoint.MODEL))
     run.policy.load_state_dict(state["policy"])
     run.objective.load_state_dict(state["objective"])
-    updates, scale = run.learner.optimiser.updates, run.learner.optimiser.scale
-    run.learner.optimiser.load_state_dict(state["optimiser"])
-    run.learner.optimiser.updates = updates
-    run.learner.optimiser.scale = scale * run.config.guard.lr_factor
+    updates, scale = run.learner.optimizer.updates, run.learner.optimizer.scale
+    run.learner.optimizer.load_state_dict(state["optimizer"])
+    run.learner.optimizer.updates = updates
+    run.learner.optimizer.scale = scale * run.config.guard.lr_factor
     run.source.drop()  # sampled by weights that are gone
     run.sampler.load(run.policy, run.sampler.version + 1)
     run.guard.rewound()

@@ -8,7 +8,7 @@ import torch
 
 from gspo.learner.layout import split
 from gspo.objective.mismatch import std
-from gspo.rollout.credit import Learnable, reply_of
+from gspo.rollout.credit import Learnable, completion_of
 from gspo.training.likelihoods import (
     decided,
     disagreement,
@@ -33,10 +33,10 @@ def learn(run: Run, batch: Learnable) -> Metrics:
     if not groups:
         run.log.warn(f"step {run.step} had no group to train on: too few rewards were left, or all of a group were equal")
         return nothing_learned(run)
-    known = [reply for group in batch.groups for reply in group]
+    known = [completion for group in batch.groups for completion in group]
     if run.source.delay:  # these rollouts are stale: numerics show on those of the present weights
         newest = [rollout for group in run.source.newest for rollout in group.rollouts]
-        known = [reply_of(rollout, 0.0) for rollout in newest if rollout.sampled.any()] or known
+        known = [completion_of(rollout, 0.0) for rollout in newest if rollout.sampled.any()] or known
     algorithm = decided(run, known)
     seen = None
     if needs_pass(algorithm):
@@ -66,7 +66,9 @@ def learn(run: Run, batch: Learnable) -> Metrics:
                     assert seen is not None
                     logp, logp_mu, y = paired(known, seen)
                     noise = noise_ratio(logp, logp_mu, y, run.objective.row.level)
-                    numerics = run.objective.numerics(logp, logp_mu, y, stats["advantage"]) * (1 - update["skipped/replies"])
+                    numerics = run.objective.numerics(logp, logp_mu, y, stats["advantage"]) * (
+                        1 - update["skipped/completions"]
+                    )
                 else:  # no update yet: the ratio is nothing but noise
                     noise, numerics = stats["ratio"], update["clip_ratio/tokens"]
                 floor(run, std(noise))
@@ -106,9 +108,9 @@ def mean(values: list[Any]) -> Any:
 def nothing_learned(run: Run) -> Metrics:
     """The metrics of a step without updates: every name is there, without a value."""
     names = (
-        "loss clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean clip_ratio/tokens clip_ratio/replies "
+        "loss clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean clip_ratio/tokens clip_ratio/completions "
         "clip_ratio/positive clip_ratio/negative clip_ratio/numerics clip_ratio/staleness ratio/mean ratio/std "
         "ratio/noise_floor mismatch/kl mismatch/prob_mean mismatch/prob_max mismatch/beyond_2x mismatch/weight_mean "
-        "mismatch/weight_std mismatch/ess entropy kl grad_norm lr skipped/replies skipped/backward"
+        "mismatch/weight_std mismatch/ess entropy kl grad_norm lr skipped/completions skipped/backward"
     )
     return dict.fromkeys(names.split()) | {"updates": 0, "updates/skipped": 0.0}

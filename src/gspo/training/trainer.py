@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from gspo.ports import SamplerError
-from gspo.rollout.credit import Learnable, learnable, reply_of
+from gspo.rollout.credit import Learnable, completion_of, learnable
 from gspo.rollout.evaluation import evaluate
 from gspo.rollout.metrics import describe, in_parts, staleness
 from gspo.runs import checkpoint
@@ -16,7 +16,7 @@ from gspo.training.state import Metrics, Run, rewind, save
 from gspo.training.step import learn
 from gspo.types import Group
 
-SHOWN = 32  # held-out prompts of which each evaluation keeps a reply
+SHOWN = 32  # held-out prompts of which each evaluation keeps a completion
 
 
 def train(run: Run) -> Metrics:
@@ -142,12 +142,12 @@ def watch(run: Run, metrics: Metrics) -> None:
     """Warnings about steps that teach nothing, the first time that they occur."""
     if metrics["frac_reward_zero_std"] == 1:
         run.log.warn(
-            "in every group of a step all replies got the same reward, so nothing was learned from them. Is the "
+            "in every group of a step all completions got the same reward, so nothing was learned from them. Is the "
             "task too easy or too hard, or does the reward never see what it looks for? Look at rollouts.jsonl"
         )
     if metrics["completions/clipped_ratio"] > 0.5:
         run.log.warn(
-            "more than half of a step's replies reached rollout.max_completion_length: raise it, or have the model answer "
+            "more than half of a step's completions reached rollout.max_completion_length: raise it, or have the model end "
             "sooner (task.template_args = {enable_thinking = false} for models that think)"
         )
 
@@ -187,13 +187,13 @@ def rollout_lines(run: Run, groups: Sequence[Group], batch: Learnable) -> list[M
     answered = [i for i, rollout in enumerate(rollouts) if rollout.sampled.any()]  # an episode may fail before that
     count = min(run.config.log.token_rollouts, len(answered))
     chosen = [answered[i * len(answered) // count] for i in range(count)]
-    replies = [reply_of(rollouts[i], 0.0) for i in chosen]
-    for i, reply, seen in zip(chosen, replies, run.learner.read(run.policy, replies) if replies else []):
+    completions = [completion_of(rollouts[i], 0.0) for i in chosen]
+    for i, completion, seen in zip(chosen, completions, run.learner.read(run.policy, completions) if completions else []):
         lines[i] |= {
-            "tokens": [run.decode(token) for token in reply.tokens[reply.sampled].tolist()],
-            "logp": reply.logp_mu.tolist(),
-            "log_ratio": (seen.logp - reply.logp_mu).tolist(),  # how far this step's updates moved the token
+            "tokens": [run.decode(token) for token in completion.tokens[completion.sampled].tolist()],
+            "logp": completion.logp_mu.tolist(),
+            "log_ratio": (seen.logp - completion.logp_mu).tolist(),  # how far this step's updates moved the token
         }
-        if reply.turn is not None:
-            lines[i]["token_turns"] = reply.turn.tolist()
+        if completion.turn is not None:
+            lines[i]["token_turns"] = completion.turn.tolist()
     return lines

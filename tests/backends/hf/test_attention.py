@@ -15,8 +15,8 @@ from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.config.policy import ModelConfig
 from gspo.learner import layout
 from tests.backends.hf.families import FAMILIES, tiny
-from tests.backends.hf.test_policy import replies, scored
-from tests.learner.test_layout import random_replies, random_trees, reply
+from tests.backends.hf.test_policy import completions, scored
+from tests.learner.test_layout import completion, random_completions, random_trees
 
 family = cache(tiny)
 SHARES = {"qwen3_moe", "qwen3", "llama", "gpt2", "mixtral", "olmoe", "cohere", "granite", "gemma3"}
@@ -48,7 +48,7 @@ def compare(forest, window, heads, draw):
 
 
 @given(
-    st.one_of(random_trees(), random_replies()),
+    st.one_of(random_trees(), random_completions()),
     st.booleans(),
     st.sampled_from([None, 1, 2, 3]),
     st.sampled_from([(4, 2), (2, 2), (3, 1)]),
@@ -62,7 +62,7 @@ def test_any_forest_any_window(made, share, window, heads):
 def test_long_trunks_of_different_length(window):
     made = []
     for prompt, tokens in ((300, (20, 31, 9)), (270, (25, 12)), (40, (3, 4))):
-        made += [reply(range(prompt), size, first=10_000 * i + 1000) for i, size in enumerate(tokens)]
+        made += [completion(range(prompt), size, first=10_000 * i + 1000) for i, size in enumerate(tokens)]
     forest = layout.build(made, True).forest
     assert any(not piece.causal for piece in plan(forest).pieces)
     compare(forest, window, (4, 2), torch.Generator().manual_seed(1))
@@ -81,8 +81,8 @@ def test_the_families_that_share(name):
 def test_sharing_changes_neither_values_nor_gradients(name, checkpointing, monkeypatch):
     monkeypatch.setattr(
         "gspo.backends.hf.segments.MERGE", 0.01
-    )  # so that even short prompts are put together with their replies
-    made = replies(family(name))  # prompts of 4, 9 and 1 tokens, of which windows of 8 hide some
+    )  # so that even short prompts are put together with their completions
+    made = completions(family(name))  # prompts of 4, 9 and 1 tokens, of which windows of 8 hide some
     plain = scored(HFPolicy(family(name)), layout.build(made))
     policy = HFPolicy(family(name), layout="shared", gradient_checkpointing=checkpointing)
     for share in (False, True):
@@ -103,7 +103,7 @@ def test_queries_that_are_scaled_by_their_place_in_the_row_are_not_shared():
 
 
 def test_other_attention_fails_on_a_forest_rather_than_being_wrong():
-    model, forest = tiny("llama"), layout.build([reply([5, 6], 3, first=7)]).forest
+    model, forest = tiny("llama"), layout.build([completion([5, 6], 3, first=7)]).forest
     with pytest.raises((RuntimeError, IndexError, ValueError)):
         model.hidden(
             input_ids=forest.tokens[None], position_ids=forest.position[None], **attention.over(forest, model.device)
@@ -149,14 +149,14 @@ def test_a_deep_model_in_half_precision_shares():
 
 def test_unknown_arguments_are_refused():
     q = torch.zeros(1, 2, 1, 8)
-    parts = Parts(layout.build([reply([5], 1)]).forest)
+    parts = Parts(layout.build([completion([5], 1)]).forest)
     with pytest.raises(NotImplementedError, match="softcap"):
         attention.attention(None, q, q, q, None, forest=parts, softcap=3.0)
 
 
 def test_half_precision():
     with torch.autocast("cpu", torch.bfloat16):
-        made = replies(family("llama"))
+        made = completions(family("llama"))
         one = HFPolicy(family("llama"), layout="shared").forward(layout.build(made, True)).logp
         other = HFPolicy(family("llama"), layout="padded").forward(layout.build(made)).logp
     assert float((one - other).abs().max()) < 0.05

@@ -14,15 +14,15 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.learner import layout
 from tests.backends.hf.families import tiny
 from tests.backends.hf.test_attention import naive
-from tests.backends.hf.test_policy import replies
-from tests.learner.test_layout import random_replies, random_trees, reply
+from tests.backends.hf.test_policy import completions
+from tests.learner.test_layout import completion, random_completions, random_trees
 
 
 def wide(*cases):
-    """The forest of prompts with replies of these lengths."""
+    """The forest of prompts with completions of these lengths."""
     made = []
     for prompt, sizes in cases:
-        made += [reply(range(prompt), size, first=10_000 * i + 1000) for i, size in enumerate(sizes)]
+        made += [completion(range(prompt), size, first=10_000 * i + 1000) for i, size in enumerate(sizes)]
     return layout.build(made, True).forest
 
 
@@ -32,7 +32,7 @@ def allowed(forest, window):
     return seen if window is None else seen & (forest.position[:, None] - forest.position < window)
 
 
-@given(st.one_of(random_trees(), random_replies()), st.booleans(), st.sampled_from([None, 1, 2, 3, 5, 100]))
+@given(st.one_of(random_trees(), random_completions()), st.booleans(), st.sampled_from([None, 1, 2, 3, 5, 100]))
 @settings(max_examples=150, deadline=None)
 def test_the_mask_and_its_blocks(made, share, window):
     forest = layout.build(made, share).forest
@@ -100,7 +100,7 @@ def test_few_compiled_kernels_for_all_forests():
 def test_a_model_reads_a_forest_by_blocks(name, monkeypatch):
     monkeypatch.setattr(flex, "kernel", lambda: flex_attention)
     model = tiny(name)
-    made = replies(model)
+    made = completions(model)
     policy = HFPolicy(model, layout="shared")
     with torch.no_grad():
         plain = HFPolicy(model).forward(layout.build(made)).logp

@@ -1,4 +1,4 @@
-"""Decoding with one copy of each prompt: the replies of plain decoding, also where rows end or prompts are padded."""
+"""Decoding with one copy of each prompt: the completions of plain decoding, also where rows end or prompts are padded."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def plain(model, *asked, **kwargs):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_replies_and_likelihoods_are_those_of_plain_decoding(family):
+def test_completions_and_likelihoods_are_those_of_plain_decoding(family):
     model = tiny(family)
     sampler = HFSampler(model, batch_size=11)
     assert sampler.shares == (family in FULL_ATTENTION)
@@ -41,14 +41,14 @@ def test_replies_and_likelihoods_are_those_of_plain_decoding(family):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_long_replies(attention):
+def test_long_completions(attention):
     model = tiny("qwen3_moe")
     model.model.set_attn_implementation(attention)
     asked = prompts(40, 1, 17), 2, Sampling(max_new_tokens=FIRST_BLOCK + 20, stop_ids=(3,), seed=1)
     assert same(HFSampler(model).generate(*asked), plain(model, *asked))
 
 
-def test_prompts_all_of_whose_replies_ended_are_forgotten(monkeypatch):
+def test_prompts_all_of_whose_completions_ended_are_forgotten(monkeypatch):
     held = []
     arrange = SharedCache._arrange
     monkeypatch.setattr(SharedCache, "_arrange", lambda self: (arrange(self), held.append(len(self.layers[0].prompt_keys))))
@@ -65,7 +65,7 @@ def test_few_copies_are_not_worth_it(monkeypatch):
     monkeypatch.setattr(sampling, "SHARED_POSITIONS", 1000)
     sampler = HFSampler(tiny("qwen3"))
     shared.clear()  # its check of the cache
-    for length, expected in ((99, 0), (100, 1)):  # 11 replies: 10 copies
+    for length, expected in ((99, 0), (100, 1)):  # 11 completions: 10 copies
         sampler.generate(prompts(length), 11, Sampling(max_new_tokens=2))
         assert len(shared) == expected
 

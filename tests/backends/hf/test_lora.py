@@ -16,7 +16,7 @@ from gspo.config.checks import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.learner import layout
-from gspo.types import Reply
+from gspo.types import Completion
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 IDS = torch.arange(6)[None] + 2
@@ -59,8 +59,8 @@ def test_it_computes_what_peft_computes():
             if "lora_" in name:
                 p.copy_(own[name.removeprefix("base_model.model.")])
         assert torch.allclose(other(IDS).logits, logits(made), atol=1e-6)
-    replies = [Reply(IDS[0], torch.tensor([False, True] * 3), torch.zeros(3), torch.zeros(3), 1.0)]
-    made_logp = HFPolicy(made).forward(layout.build(replies)).logp.sum()
+    completions = [Completion(IDS[0], torch.tensor([False, True] * 3), torch.zeros(3), torch.zeros(3), 1.0)]
+    made_logp = HFPolicy(made).forward(layout.build(completions)).logp.sum()
     made_logp.backward()
     expected = other(IDS).logits.log_softmax(-1)[0, :-1].gather(-1, IDS[0, 1:, None])[::2].sum()
     expected.backward()
@@ -165,8 +165,8 @@ def test_adapters_of_half_precision_weights_are_float32():
     base.model.to(torch.bfloat16)
     made = adapted(base, LoraConfig(rank=4))
     assert {p.dtype for p in made.model.parameters() if p.requires_grad} == {torch.float32}
-    replies = [Reply(IDS[0], torch.tensor([False, True] * 3), torch.zeros(3), torch.zeros(3), 1.0)]
-    HFPolicy(made).forward(layout.build(replies)).logp.sum().backward()
+    completions = [Completion(IDS[0], torch.tensor([False, True] * 3), torch.zeros(3), torch.zeros(3), 1.0)]
+    HFPolicy(made).forward(layout.build(completions)).logp.sum().backward()
     assert all(p.grad is not None for p in made.model.parameters() if p.requires_grad)
 
 

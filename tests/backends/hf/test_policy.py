@@ -8,7 +8,7 @@ import torch
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.learner import layout
-from gspo.types import Prompt, Reply, Sampling
+from gspo.types import Completion, Prompt, Sampling
 from tests.backends.hf.families import FAMILIES, FULL_ATTENTION, tiny
 
 family = cache(tiny)
@@ -20,11 +20,11 @@ def rollouts(model, temperature=1.0, n=3):
     return sampler.generate(prompts, n, Sampling(7, temperature, stop_ids=model.stop_ids, seed=3))
 
 
-def replies(model, **options):
+def completions(model, **options):
     made = []
     for r in rollouts(model, **options):
         mu = r.logp[r.sampled]
-        made.append(Reply(r.tokens, r.sampled, mu, mu, 1.0))
+        made.append(Completion(r.tokens, r.sampled, mu, mu, 1.0))
     return made
 
 
@@ -43,7 +43,7 @@ def scored(policy, batch, seed=0):
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_sampler_and_policy_agree(name, temperature):
     model = family(name)
-    batch = layout.build(replies(model, temperature=temperature))
+    batch = layout.build(completions(model, temperature=temperature))
     logp = HFPolicy(model, temperature).forward(batch).logp
     assert float((logp.detach() - batch.logp_mu).abs().max()) < 1e-5
 
@@ -51,7 +51,7 @@ def test_sampler_and_policy_agree(name, temperature):
 @pytest.mark.parametrize("name", sorted(FULL_ATTENTION))
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_layouts_agree_in_value_and_gradient(name, checkpointing):
-    made = replies(family(name))
+    made = completions(family(name))
     plain = scored(HFPolicy(family(name)), layout.build(made))
     for share in (False, True):
         policy = HFPolicy(family(name), layout="packed", gradient_checkpointing=checkpointing)
@@ -61,9 +61,9 @@ def test_layouts_agree_in_value_and_gradient(name, checkpointing):
 
 def test_padding_and_neighbours_change_nothing():
     model = family("qwen3_moe")
-    made = replies(model)
+    made = completions(model)
     whole = HFPolicy(model).forward(layout.build(made)).logp
-    alone = [HFPolicy(model).forward(layout.build([reply])).logp for reply in made]
+    alone = [HFPolicy(model).forward(layout.build([completion])).logp for completion in made]
     assert float((whole - torch.cat(alone)).detach().abs().max()) < 1e-5
 
 

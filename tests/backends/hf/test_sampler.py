@@ -1,4 +1,4 @@
-"""The embedded sampler: its likelihoods, its randomness, and how replies end."""
+"""The embedded sampler: its likelihoods, its randomness, and how completions end."""
 
 import dataclasses
 
@@ -121,14 +121,14 @@ def test_frequencies_match_probabilities():
     assert freedom > 5 and abs(chi2 - freedom) < 4 * (2 * freedom) ** 0.5
 
 
-def test_replies_depend_on_seed_place_and_number_only():
+def test_completions_depend_on_seed_place_and_number_only():
     model, asked = tiny("qwen3_moe"), prompts(4, 12, 12, 30, 1)
     sampling = Sampling(max_new_tokens=15, stop_ids=(1, 4, 9), seed=5)
     whole = HFSampler(model, 256).generate(asked, 4, sampling)
     assert same(whole, HFSampler(model, 256).generate(asked, 4, sampling))
     for batch_size in (1, 3, 8):
         assert same(whole, HFSampler(model, batch_size).generate(asked, 4, sampling))
-    assert same(whole[:2], HFSampler(model).generate(asked[:1], 2, sampling))  # other rows, fewer replies
+    assert same(whole[:2], HFSampler(model).generate(asked[:1], 2, sampling))  # other rows, fewer completions
     alike = [asked[1], asked[1]]
     a, b = HFSampler(model).generate(alike, 1, Sampling(max_new_tokens=15, seed=5))
     assert not torch.equal(a.tokens, b.tokens)  # the same prompt twice is sampled independently

@@ -4,15 +4,15 @@ from hypothesis import strategies as st
 
 from gspo.backends.hf.segments import plan, segments
 from gspo.learner import layout
-from tests.learner.test_layout import random_replies, random_trees, reply
+from tests.learner.test_layout import completion, random_completions, random_trees
 
-ANY = st.one_of(random_trees(), random_replies())
+ANY = st.one_of(random_trees(), random_completions())
 
 
 @given(ANY, st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_the_pieces_hold_each_pair_that_may_look_once(replies, share):
-    forest = layout.build(replies, share).forest
+def test_the_pieces_hold_each_pair_that_may_look_once(completions, share):
+    forest = layout.build(completions, share).forest
     size = len(forest.tokens)
     found = torch.zeros(size, size, dtype=torch.int64)
     causal = torch.zeros(size, dtype=torch.int64)
@@ -34,8 +34,8 @@ def test_the_pieces_hold_each_pair_that_may_look_once(replies, share):
 
 @given(ANY, st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_segments_are_the_runs_between_branches(replies, share):
-    forest = layout.build(replies, share).forest
+def test_segments_are_the_runs_between_branches(completions, share):
+    forest = layout.build(completions, share).forest
     found = segments(forest)
     assert [t for one in found for t in range(one.begin, one.end)] == list(range(len(forest.tokens)))
     for one in found:
@@ -47,7 +47,9 @@ def test_segments_are_the_runs_between_branches(replies, share):
 
 def test_a_long_prompt_is_looked_at_and_a_short_one_looked_through():
     def queries(prompt, tokens, group):
-        made = plan(layout.build([reply(range(prompt), tokens, first=1000 * i + 5000) for i in range(group)], True).forest)
+        made = plan(
+            layout.build([completion(range(prompt), tokens, first=1000 * i + 5000) for i in range(group)], True).forest
+        )
         return [(piece.causal, list(piece.queries.shape), int(piece.asked.sum())) for piece in made.pieces]
 
     assert queries(10, 60, 8) == [(True, [8, 70], 490)]  # the first row answers for the prompt
@@ -55,17 +57,17 @@ def test_a_long_prompt_is_looked_at_and_a_short_one_looked_through():
 
 
 def test_rows_of_one_piece_are_of_like_length():
-    made = plan(layout.build([reply([i], 10 * i + 9) for i in range(1, 12)]).forest)
+    made = plan(layout.build([completion([i], 10 * i + 9) for i in range(1, 12)]).forest)
     for piece in made.pieces:
         assert int(piece.seen.sum(1).min()) >= 0.8 * piece.keys.shape[1]
 
 
 def test_the_faster_layout():
     def worth(prompt, tokens, group, share=True):
-        made = [reply(range(prompt), tokens, first=1000 * i + 5000) for i in range(group)]
+        made = [completion(range(prompt), tokens, first=1000 * i + 5000) for i in range(group)]
         return layout.worth_sharing(layout.build(made, share).forest)
 
     assert worth(512, 64, 8) and worth(64, 256, 8)
     assert not worth(4, 60, 8) and not worth(40, 40, 1)
-    uneven = [reply([1, 2], size) for size in (5, 50, 90)]
+    uneven = [completion([1, 2], size) for size in (5, 50, 90)]
     assert layout.worth_sharing(layout.build(uneven).forest)  # nothing shared, much padding

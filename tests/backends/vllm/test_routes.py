@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Glm4MoeConfig
 
 from gspo.backends.hf.model import wrap_model
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.backends.vllm.reply import Reply
+from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routes import Routers
 from gspo.backends.vllm.server import EngineError
 from gspo.config.policy import ModelConfig
@@ -45,9 +45,9 @@ def test_dense_layers_of_a_mixture_have_no_routes():
     assert routers.read(sent(array), 4).equal(torch.from_numpy(array[:, 1:].astype(np.int16)))
 
 
-def reply(routers):
+def completion(routers):
     sampling = Sampling(8, 1.0, routes=True, stop_ids=(1,))
-    return Reply(Rollout.begun(Prompt("0", "", (2, 3, 4))), 7, sampling, longest_match_tokenizer(PIECES), 20, routers)
+    return Request(Rollout.begun(Prompt("0", "", (2, 3, 4))), 7, sampling, longest_match_tokenizer(PIECES), 20, routers)
 
 
 def answer(tokens, experts, reason="length", version="0"):
@@ -58,7 +58,7 @@ def answer(tokens, experts, reason="length", version="0"):
 
 
 def test_parts_keep_the_experts_of_their_time():
-    one = reply(Routers((0, 1), 2, 9))
+    one = completion(Routers((0, 1), 2, 9))
     assert one.request()["sampling_params"]["routed_experts_prompt_start"] == 0
     one.add(answer([5, 6], np.full((4, 2, 2), 1, np.uint8), "abort"), 0, 0)
     assert one.so_far.routes[:, 0, 0].tolist() == [1, 1, 1, 1, -1]
@@ -69,7 +69,7 @@ def test_parts_keep_the_experts_of_their_time():
 
 def test_the_experts_of_a_part_that_does_not_tell_them_stay_unknown():
     """What the next part would tell of those tokens are the choices of other weights."""
-    one = reply(Routers((0, 1), 2, 9))
+    one = completion(Routers((0, 1), 2, 9))
     one.add(answer([5, 6], None, "abort"), 0, 0)
     assert one.so_far.routes.shape == (5, 2, 2) and int(one.so_far.routes.max()) == -1
     assert one.request()["sampling_params"]["routed_experts_prompt_start"] == 4
@@ -78,7 +78,7 @@ def test_the_experts_of_a_part_that_does_not_tell_them_stay_unknown():
 
 
 def test_a_part_in_which_nothing_was_sampled_asks_from_the_start_again():
-    one = reply(Routers((0, 1), 2, 9))
+    one = completion(Routers((0, 1), 2, 9))
     one.add(answer([], None, "abort"), 0, 0)
     assert one.request()["sampling_params"]["routed_experts_prompt_start"] == 0
 
@@ -86,11 +86,11 @@ def test_a_part_in_which_nothing_was_sampled_asks_from_the_start_again():
 @pytest.mark.parametrize(("tokens", "stop"), [(list(range(5, 13)), "length"), ([5, 1], "eos")])
 def test_one_that_is_whole_is_not_asked_for_again(tokens, stop):
     """As a checkpoint of an older version may hold it: all its tokens, and no end."""
-    one = reply(None)
+    one = completion(None)
     one.add(answer(tokens[:-1], None, "abort"), 0, 0)
     last = one._grown(torch.tensor(tokens[-1:]), torch.tensor([-1.0]), torch.tensor([0]), None)
     sampling, tokenizer = one.sampling, one.tokenizer
-    assert Reply(last, 7, sampling, tokenizer, 20).so_far.stop == stop
+    assert Request(last, 7, sampling, tokenizer, 20).so_far.stop == stop
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_one_that_is_whole_is_not_asked_for_again(tokens, stop):
 )
 def test_experts_that_cannot_be_are_refused(experts, message):
     with pytest.raises(EngineError, match=message):
-        reply(Routers((0, 1), 2, 9)).add(answer([5, 6], experts), 0, 0)
+        completion(Routers((0, 1), 2, 9)).add(answer([5, 6], experts), 0, 0)
 
 
 def test_garbage_is_refused():

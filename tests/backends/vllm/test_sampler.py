@@ -25,7 +25,7 @@ from tests.tiny_run import ROWS, likes_a, model, settings
 
 
 def choice(tokens=(5, 6, 1), logp=(-0.5, -1.0, -2.0), reason="stop", version="3"):
-    """A reply as vLLM's server words it."""
+    """A completion as vLLM's server words it."""
     return {
         "token_ids": list(tokens),
         "logprobs": {"content": [{"token_id": t, "logprob": p} for t, p in zip(tokens, logp)]},
@@ -36,10 +36,10 @@ def choice(tokens=(5, 6, 1), logp=(-0.5, -1.0, -2.0), reason="stop", version="3"
 
 @pytest.fixture
 def engine():
-    """An HTTP server. `replies` are the answers to requests for replies, one after the other, the last one again and again,
-    with what happens before they are sent; `lacks` are paths that it does not know.
+    """An HTTP server. `completions` are the answers to requests for completions, one after the other, the last one again and
+    again, with what happens before they are sent; `lacks` are paths that it does not know.
     """
-    replies, asked, lacks = [], [], set()
+    completions, asked, lacks = [], [], set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -50,7 +50,7 @@ def engine():
             if path in lacks:
                 status = 404
             elif path == GENERATE:
-                scripted = (400, {}) if not body else replies.pop(0) if len(replies) > 1 else replies[0]
+                scripted = (400, {}) if not body else completions.pop(0) if len(completions) > 1 else completions[0]
                 status, answer, *then = scripted
                 for happens in then:
                     happens()
@@ -65,7 +65,7 @@ def engine():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    server.replies, server.asked, server.lacks, server.handler = replies, asked, lacks, Handler
+    server.completions, server.asked, server.lacks, server.handler = completions, asked, lacks, Handler
     server.url = f"http://127.0.0.1:{server.server_port}"
     yield server
     server.shutdown()
@@ -85,8 +85,8 @@ def at_once(monkeypatch):
 PROMPTS = [Prompt("a", "", (2, 3, 4)), Prompt("b", "", (7, 8))]
 
 
-def test_a_reply_as_it_comes(engine, tmp_path):
-    engine.replies.append((200, {"choices": [choice()]}))
+def test_a_completion_as_it_comes(engine, tmp_path):
+    engine.completions.append((200, {"choices": [choice()]}))
     found = sampler_of(engine, tmp_path).generate(PROMPTS, 2, Sampling(8, 0.9, seed=1, stop_ids=(1,), stop=("ab",)))
     assert [r.prompt.id for r in found] == ["a", "a", "b", "b"]
     first = found[0]
@@ -117,13 +117,13 @@ def test_a_reply_as_it_comes(engine, tmp_path):
     ],
 )
 def test_garbage_is_never_trained_on(engine, tmp_path, status, body, said):
-    engine.replies.append((status, body))
+    engine.completions.append((status, body))
     with pytest.raises(EngineError, match=said):
         sampler_of(engine, tmp_path).generate(PROMPTS, 1, Sampling(8))
 
 
 def test_an_engine_that_hangs(engine, tmp_path):
-    engine.replies.append((200, {"choices": [choice()]}))
+    engine.completions.append((200, {"choices": [choice()]}))
     wait, plain = threading.Event(), engine.handler.do_POST
     engine.handler.do_POST = lambda self: wait.wait(10) if self.path == GENERATE else plain(self)
     with pytest.raises(EngineError, match="ReadTimeout"):
@@ -133,7 +133,7 @@ def test_an_engine_that_hangs(engine, tmp_path):
 
 def test_one_bad_answer_is_asked_for_again(engine, tmp_path):
     """After the weights were put in place once more; what else came stays."""
-    engine.replies += [(500, b"busy"), (200, {"choices": [choice()]})]
+    engine.completions += [(500, b"busy"), (200, {"choices": [choice()]})]
     said = []
     found = sampler_of(engine, tmp_path, batch_size=1, tell=said.append).generate(PROMPTS, 2, Sampling(8))
     assert len(found) == 4 and len(said) == 1 and "status 500: busy" in said[0]
@@ -143,14 +143,14 @@ def test_one_bad_answer_is_asked_for_again(engine, tmp_path):
 
 def test_a_request_that_is_refused_is_not_repeated(engine, tmp_path):
     """No new start of the server makes a prompt shorter."""
-    engine.replies.append((400, b"prompt (300) is longer than max_model_len (256)"))
+    engine.completions.append((400, b"prompt (300) is longer than max_model_len (256)"))
     with pytest.raises(SamplerError, match=r"refuses a request \(status 400\): prompt \(300\) is longer"):
         sampler_of(engine, tmp_path).generate(PROMPTS, 2, Sampling(8))
     assert "/collective_rpc" not in [path for path, _ in engine.asked]
 
 
 def test_an_engine_that_is_lost_is_started_once_for_all(engine, tmp_path):
-    engine.replies.append((200, {"choices": [choice()]}))
+    engine.completions.append((200, {"choices": [choice()]}))
     sampler, starts = sampler_of(engine, tmp_path), []
 
     def start():
@@ -158,7 +158,7 @@ def test_an_engine_that_is_lost_is_started_once_for_all(engine, tmp_path):
         raise EngineError("cannot start")
 
     sampler.server.start = start
-    engine.replies[:] = [(500, b"dead")]
+    engine.completions[:] = [(500, b"dead")]
     jobs = [sampler.begin(Rollout.begun(PROMPTS[0]), i, Sampling(8)) for i in range(6)]
     for job in jobs:
         with pytest.raises(EngineError, match="cannot start"):
@@ -166,9 +166,9 @@ def test_an_engine_that_is_lost_is_started_once_for_all(engine, tmp_path):
     assert starts == [1]
 
 
-def test_the_check_does_not_queue_behind_long_replies(engine, tmp_path):
+def test_the_check_does_not_queue_behind_long_completions(engine, tmp_path):
     sampler, free = sampler_of(engine, tmp_path, batch_size=1), threading.Event()
-    engine.replies += [(200, {"choices": [choice()]}, lambda: free.wait(20)), (200, {"choices": [choice()]})]
+    engine.completions += [(200, {"choices": [choice()]}, lambda: free.wait(20)), (200, {"choices": [choice()]})]
     long = sampler.begin(Rollout.begun(PROMPTS[0]), 1, Sampling(8))
     while not engine.asked:
         time.sleep(0.01)
@@ -183,11 +183,11 @@ def part(*tokens, reason="abort", version="3"):
     return 200, {"choices": [choice(tokens, [-1.0] * len(tokens), reason, version)]}
 
 
-def test_an_interrupted_reply_goes_on(engine, tmp_path):
+def test_an_interrupted_completion_goes_on(engine, tmp_path):
     """Each token keeps its version, the rest is asked for with what came, and with another seed."""
     sampler = sampler_of(engine, tmp_path)
-    engine.replies += [(*part(5, 6), lambda: setattr(sampler, "version", 4)), part(version="4")]
-    engine.replies += [part(7, version="4"), part(8, 1, reason="stop", version="4")]
+    engine.completions += [(*part(5, 6), lambda: setattr(sampler, "version", 4)), part(version="4")]
+    engine.completions += [part(7, version="4"), part(8, 1, reason="stop", version="4")]
     found = sampler.begin(Rollout.begun(PROMPTS[0]), 11, Sampling(8, stop_ids=(1,))).result()
     assert found.tokens.tolist() == [2, 3, 4, 5, 6, 7, 8, 1] and found.stop == "eos"
     assert found.version.tolist() == [-1, -1, -1, 3, 3, 4, 4, 4]
@@ -198,23 +198,23 @@ def test_an_interrupted_reply_goes_on(engine, tmp_path):
     assert len({one["seed"] for one in sent}) == 3
 
 
-def test_a_reply_that_ended_as_it_was_interrupted(engine, tmp_path):
-    engine.replies += [part(5, 6, 7), part(9, 9)]
+def test_a_completion_that_ended_as_it_was_interrupted(engine, tmp_path):
+    engine.completions += [part(5, 6, 7), part(9, 9)]
     sampler = sampler_of(engine, tmp_path)
     assert sampler.begin(Rollout.begun(PROMPTS[0]), 1, Sampling(3)).result().stop == "length"
-    engine.replies[:] = [part(5, 1), part(9, 9)]
+    engine.completions[:] = [part(5, 1), part(9, 9)]
     assert sampler.begin(Rollout.begun(PROMPTS[0]), 1, Sampling(8, stop_ids=(1,))).result().stop == "eos"
 
 
 def test_a_stop_string_that_two_parts_share(engine, tmp_path):
     a, b = sampler_of(engine, tmp_path).model.tokenizer("a b")["input_ids"][::2]
-    engine.replies += [part(a, a), part(b, a, a, reason="length")]
+    engine.completions += [part(a, a), part(b, a, a, reason="length")]
     found = sampler_of(engine, tmp_path).begin(Rollout.begun(PROMPTS[0]), 1, Sampling(5, stop=("ab",))).result()
     assert (found.text, found.stop, found.tokens[found.sampled].tolist()) == ("aab", "stop", [a, a, b])
 
 
-def test_a_saved_reply_goes_on(engine, tmp_path):
-    engine.replies.append(part(8, 1, reason="stop"))
+def test_a_saved_completion_goes_on(engine, tmp_path):
+    engine.completions.append(part(8, 1, reason="stop"))
     sampler = sampler_of(engine, tmp_path)
     known = dataclasses.replace(
         Rollout.begun(PROMPTS[1]), tokens=torch.tensor([7, 8, 5]), sampled=torch.tensor([False, False, True]),

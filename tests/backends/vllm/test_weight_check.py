@@ -15,13 +15,13 @@ from gspo.backends.vllm.weight_check import OTHER, Check
 from gspo.config.policy import ModelConfig
 from gspo.demo import count_bits
 from gspo.learner import layout
-from gspo.rollout.credit import reply_of
+from gspo.rollout.credit import completion_of
 from gspo.types import Sampling
 
 
 @pytest.fixture(scope="module")
 def probed():
-    """A policy, and replies that it sampled with its experts."""
+    """A policy, and completions that it sampled with its experts."""
     tiny = build_tiny(
         tiny_qwen3_moe(hidden=32, layers=3, experts=8, expert_width=32), longest_match_tokenizer(count_bits.PIECES)
     )
@@ -35,13 +35,13 @@ def probed():
 
 
 def tied(policy, probes):
-    """The replies of an engine that, for a prompt token of the first, took the third expert for the second."""
+    """The completions of an engine that, for a prompt token of the first, took the third expert for the second."""
     routes = probes[0].routes.clone()
     taken = set(routes[2, 0].tolist())
     routes[2, 0, 1] = next(e for e in range(8) if e not in taken)
     first = dataclasses.replace(probes[0], routes=routes)
     with torch.no_grad():
-        logp = policy.forward(layout.build([reply_of(first, 0.0)]), replay=True).logp
+        logp = policy.forward(layout.build([completion_of(first, 0.0)]), replay=True).logp
     mu = first.logp.clone()
     mu[first.sampled] = logp
     return [dataclasses.replace(first, logp=mu), *probes[1:]]

@@ -216,7 +216,7 @@ def refusal(model: HFModel) -> str:
 
 
 def _misread(model: HFModel, expected: list[int | None]) -> str:
-    """Tries it on prompts with two replies; what is wrong, "" where nothing is. expected: the window of each layer."""
+    """Tries it on prompts with two completions; what is wrong, "" where nothing is. expected: the window of each layer."""
     was_training = model.model.training
     try:
         model.model.eval()
@@ -244,13 +244,13 @@ def _misread(model: HFModel, expected: list[int | None]) -> str:
     return ""
 
 
-def _trial(prompt: int, reply: int) -> tuple[Forest, list[Tensor]]:
-    """A prompt with two replies, and their paths."""
-    size, fork = prompt + 2 * reply, prompt + reply
+def _trial(prompt: int, completion: int) -> tuple[Forest, list[Tensor]]:
+    """A prompt with two completions, and their paths."""
+    size, fork = prompt + 2 * completion, prompt + completion
     tokens = torch.arange(size)
     last = torch.full((size,), size - 1)
     last[prompt:fork] = fork - 1
     parent, position = tokens - 1, tokens.clone()
     parent[fork] = prompt - 1
-    position[fork:] -= reply
+    position[fork:] -= completion
     return Forest(tokens, last, parent, position), [tokens[:fork], torch.cat([tokens[:prompt], tokens[fork:]])]

@@ -26,8 +26,8 @@ class Outline:
         """Most tokens the model can read as it reads fewer; None where it has no such limit.
 
         Rotary embeddings of the kinds "longrope" and "dynamic" change with the longest row of a pass, from some length on.
-        Beyond it the likelihood of a reply would depend on its neighbours, and on when its keys were cached. So it would
-        where a row has more keys than each token looks at (Doge).
+        Beyond it the likelihood of a completion would depend on its neighbours, and on when its keys were cached. So it
+        would where a row has more keys than each token looks at (Doge).
         """
         config = self.config.get_text_config()
         limits = [getattr(config, name, None) for name in ("max_position_embeddings", KEPT_KEYS)]

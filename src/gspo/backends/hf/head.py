@@ -263,7 +263,7 @@ class _LogProbs(torch.autograd.Function):
             return (pull * d_logp[:, None]).to(states.dtype), *(None,) * 7
         live = (d_logp if d_entropy is None else d_logp.abs() + d_entropy.abs()).nonzero()[:, 0]
         every = torch.zeros_like(states) if len(live) < len(top) else None
-        if every is not None:  # the tokens of clipped replies take no part
+        if every is not None:  # the tokens of clipped completions take no part
             states, targets, top, total, d_logp = (x[live] for x in (states, targets, top, total, d_logp))
             d_entropy, entropy = (None if x is None else x[live] for x in (d_entropy, entropy))
             for start, pair in kept.items():

@@ -1,7 +1,7 @@
-"""Decoding on a CPU in which all replies to a prompt read one copy of its keys and values.
+"""Decoding on a CPU in which all completions to a prompt read one copy of its keys and values.
 
-At decoding, attention on a CPU waits for memory: with 8 replies to a prompt, most of what it reads is 8 copies of that
-prompt. Here a layer's cache holds each prompt once and the replies apart, and attention (`attend`) reads both. Softmax
+At decoding, attention on a CPU waits for memory: with 8 completions to a prompt, most of what it reads is 8 copies of that
+prompt. Here a layer's cache holds each prompt once and the completions apart, and attention (`attend`) reads both. Softmax
 goes over both parts together, so the numbers are those of plain attention, but for the order of sums.
 """
 
@@ -22,7 +22,7 @@ NAME = "gspo_shared_prompt"
 
 class SharedCache(DynamicCache):
     """The cache of a model with full attention in every layer. It reads the prompts [P, L], then `fan_out` makes it one
-    of the replies. room: most tokens of a reply.
+    of the completions. room: most tokens of a completion.
     """
 
     layers: list[SharedLayer]  # type: ignore[assignment]
@@ -32,14 +32,14 @@ class SharedCache(DynamicCache):
         self.layers = [SharedLayer(room) for _ in range(layers)]
 
     def fan_out(self, which: Tensor, hide: Tensor | None) -> None:
-        """From here on row i is a reply to prompt `which[i]`. hide [P, L]: padding of the prompts; None without any."""
+        """From here on row i is a completion to prompt `which[i]`. hide [P, L]: padding of the prompts; None without any."""
         dtype = self.layers[0].prompt_keys.dtype
         self.bias = None if hide is None else torch.zeros(hide.shape, dtype=dtype).masked_fill_(hide, torch.finfo(dtype).min)
         self.which = which
         self._arrange()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep, drop or repeat replies: row i becomes the present row `beam_idx[i]`. Prompts without any are forgotten."""
+        """Keep, drop or repeat completions: row i becomes the present row `beam_idx[i]`. Prompts that have none go."""
         kept, self.which = self.which[beam_idx].unique(return_inverse=True)
         if len(kept) < len(self.layers[0].prompt_keys):
             self.bias = None if self.bias is None else self.bias[kept]
@@ -106,7 +106,7 @@ class GrowingLayer(DynamicLayer):
 
 
 class SharedLayer(GrowingLayer):
-    """One layer: the prompts' keys and values [P, heads, L, D], and those of the replies, which grow."""
+    """One layer: the prompts' keys and values [P, heads, L, D], and those of the completions, which grow."""
 
     prompt_keys: Tensor
     prompt_values: Tensor
@@ -118,7 +118,7 @@ class SharedLayer(GrowingLayer):
         return self.prompt_length + self.length
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Append keys and values; returns those of the prompts, then those of the replies alone."""
+        """Append keys and values; returns those of the prompts, then those of the completions alone."""
         if not self.prompt_length:
             self.prompt_keys = key_states.to(value_states.dtype).contiguous()  # else each token's product copies them
             self.prompt_values = value_states.contiguous()
@@ -129,14 +129,14 @@ class SharedLayer(GrowingLayer):
         return keys, values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep, drop or repeat replies."""
+        """Keep, drop or repeat completions."""
         if self.length:
             super().reorder_cache(beam_idx)
 
 
 class Places:
-    """The rows of a batch by prompt: row i replies to prompt `which[i]`, and each prompt has as many places for replies
-    as the one with most of them needs. bias [P, L]: what is added to the scores of the prompts' positions.
+    """The rows of a batch by prompt: row i completions to prompt `which[i]`, and each prompt has as many places for
+    completions as the one with most of them needs. bias [P, L]: what is added to the scores of the prompts' positions.
     """
 
     def __init__(self, which: Tensor, bias: Tensor | None) -> None:

@@ -112,7 +112,7 @@ class HFModel:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Tokens that end a reply: those of the generation config and the tokenizer's."""
+        """Tokens that end a completion: those of the generation config and the tokenizer's."""
         found = getattr(self.model.generation_config, "eos_token_id", None)
         ids = list(found) if isinstance(found, (list, tuple)) else [found]
         return tuple(dict.fromkeys(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None))
@@ -182,7 +182,7 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
     if not made.stop_ids:
         raise ValueError(
             "neither the tokenizer nor the model's generation config names an end-of-sequence token, so a "
-            "reply could never end: set the tokenizer's eos_token"
+            "completion could never end: set the tokenizer's eos_token"
         )
     try:
         model.generation_config.validate(strict=True)
@@ -300,7 +300,7 @@ def _all_layers_full(config: Any) -> bool:
 
 
 def _mask_describes(model: HFModel) -> bool:
-    """Tries it: a prompt with two replies in one row under a 4D mask must give what two plain rows give."""
+    """Tries it: a prompt with two completions in one row under a 4D mask must give what two plain rows give."""
     if "position_ids" not in model.inputs or model.attention not in ("sdpa", "eager", OWN_ATTENTION):
         return False  # flash kernels take no such mask
     tokens, place = probe(model, 7), torch.arange(7, device=model.device)

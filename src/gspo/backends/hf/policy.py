@@ -93,7 +93,7 @@ class HFPolicy:
         return nullcontext() if self.resting is None else self.resting.awake()
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """What the optimiser trains: the weights, and those of the critic."""
+        """What the optimizer trains: the weights, and those of the critic."""
         modules = [self.model.model] + ([] if self.critic is None else [self.critic])
         return (p for module in modules for p in module.parameters() if p.requires_grad)
 
@@ -147,7 +147,7 @@ class HFPolicy:
 def _row_routes(batch: Batch, rows: layout.Rows) -> Tensor:
     """batch.routes [T, layers, k] as routing.replay reads them: [layers, B*L, k], -1 at padding."""
     if batch.routes is None:
-        raise ValueError("routing cannot be replayed: these replies carry no routes")
+        raise ValueError("routing cannot be replayed: these completions carry no routes")
     return batch.routes[rows.node].masked_fill(rows.node[:, None, None] < 0, -1).transpose(0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Routing Replay in the embedded sampler: which experts each reply's tokens chose."""
+"""Routing Replay in the embedded sampler: which experts each completion's tokens chose."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Trail:
         self.steps.append(step)
 
     def routes(self, row: int, count: int) -> Tensor:
-        """[count, layers, k]: the row's prompt and reply; -1 for its last token, which was never read."""
+        """[count, layers, k]: the row's prompt and completion; -1 for its last token, which was never read."""
         if not hasattr(self, "stacked"):
             self.stacked = torch.stack(self.steps, 1).cpu() if self.steps else None
         prompt = self.prompts[self.which[row]]
-        reply = prompt.new_full((count - len(prompt), *prompt.shape[1:]), -1)
+        completion = prompt.new_full((count - len(prompt), *prompt.shape[1:]), -1)
         if self.stacked is not None:
-            reply[:-1] = self.stacked[row, : len(reply) - 1]
-        return torch.cat([prompt, reply])
+            completion[:-1] = self.stacked[row, : len(completion) - 1]
+        return torch.cat([prompt, completion])

@@ -22,14 +22,14 @@ from gspo.ports import Policy, key_of
 from gspo.types import Prompt, Rollout, Sampling
 
 PREFILL_TOKENS = 131072  # most prompt tokens, padding included, in one forward pass
-SHARED_POSITIONS = 4096  # copies of prompts, in tokens, from which on it pays to read one for all replies
-Row = tuple[int, int]  # the index of a prompt and of its reply
+SHARED_POSITIONS = 4096  # copies of prompts, in tokens, from which on it pays to read one for all completions
+Row = tuple[int, int]  # the index of a prompt and of its completion
 
 
 class HFSampler:
-    """Samples from an HFModel, `batch_size` replies at once. The policy that trains may share the model.
+    """Samples from an HFModel, `batch_size` completions at once. The policy that trains may share the model.
 
-    Each prompt is read once for its replies in a batch; finished rows leave the batch. A reply is drawn by
+    Each prompt is read once for its completions in a batch; finished rows leave the batch. A completion is drawn by
     inverse CDF, with uniforms that the seed, its prompt's place and its own number fix: it depends neither on
     the batch size nor on its neighbours, but for rounding. quantize: "int8" or "int4" rounds the weights that
     `load` takes over; the model must then not be the policy's. Raises RuntimeError for a model whose cache gspo
@@ -98,7 +98,7 @@ class HFSampler:
         sampling: Sampling,
         progress: Callable[[int], None] | None = None,
     ) -> list[Rollout]:
-        """`n` replies to each prompt, in the order of the prompts.
+        """`n` completions to each prompt, in the order of the prompts.
 
         logp is the float32 log-probability at the temperature, of the distribution drawn from: after top-k
         (exactly k tokens) and top-p. At temperature 0 that distribution has one token, so logp is 0. `stop`
@@ -118,8 +118,8 @@ class HFSampler:
                 with self.mode(), self.model.precision(), seen as record:
                     trail = Trail(record) if record is not None and self.sparse else None
                     tokens, logps, ends = self._decode(prompts, rows, sampling, tell, trail)
-                for at, (row, *reply) in enumerate(zip(rows, tokens, logps, ends.length, ends.stop)):
-                    made = self._rollout(prompts[row[0]], sampling, *reply)
+                for at, (row, *completion) in enumerate(zip(rows, tokens, logps, ends.length, ends.stop)):
+                    made = self._rollout(prompts[row[0]], sampling, *completion)
                     done[row] = made if trail is None else replace(made, routes=trail.routes(at, len(made.tokens)))
         finally:
             self.model.model.train(was_training)
@@ -201,7 +201,7 @@ class HFSampler:
         tell: Callable[[int], None] | None,
         trail: Trail | None,
     ) -> tuple[Tensor, Tensor, Ends]:
-        """Samples a batch: tokens and log-probabilities [rows, max_new_tokens], and where the replies end."""
+        """Samples a batch: tokens and log-probabilities [rows, max_new_tokens], and where the completions end."""
         model, new, device = self.model, sampling.max_new_tokens, self.model.device
         distinct = {tokens: k for k, tokens in enumerate(dict.fromkeys(prompts[i].tokens for i, _ in rows))}
         which = torch.tensor([distinct[prompts[i].tokens] for i, _ in rows])
@@ -284,6 +284,6 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
 
 
 def _uniforms(seed: int | tuple[int, ...], rows: list[Row], count: int) -> Tensor:
-    """Uniforms [count, rows] float32: each reply's own."""
+    """Uniforms [count, rows] float32: each completion's own."""
     each = [np.random.default_rng(key_of(seed, *row)).random(count, dtype=np.float32) for row in rows]
     return torch.from_numpy(np.stack(each, axis=1))

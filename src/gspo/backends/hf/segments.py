@@ -1,7 +1,7 @@
 """Forest -> the pieces in which its attention is computed, without a mask over all tokens.
 
-A segment is a run of tokens in which each but the last has one child alone, the next token: a prompt, a reply, a turn. A
-token looks back within its segment, and at all of every segment above it. In depth-first order a segment and all that
+A segment is a run of tokens in which each but the last has one child alone, the next token: a prompt, a completion, a turn.
+A token looks back within its segment, and at all of every segment above it. In depth-first order a segment and all that
 hangs below it are neighbours, so both are slices of the forest.
 """
 

@@ -1,4 +1,4 @@
-"""Where sampled replies end: at a stop token, a stop string, or the length limit."""
+"""Where sampled completions end: at a stop token, a stop string, or the length limit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LOOK_EVERY = 4  # tokens between two looks, where a look is dear: it waits for a
 
 
 class Ends:
-    """Watches the replies of one batch, token by token.
+    """Watches the completions of one batch, token by token.
 
-    length [rows]: tokens of a reply, 0 while it runs. stop [rows]: "eos", "stop" or "length". What a reply
-    samples between its end and the next look is cut off, so how often one looks changes no reply. A stop
+    length [rows]: tokens of a completion, 0 while it runs. stop [rows]: "eos", "stop" or "length". What a completion
+    samples between its end and the next look is cut off, so how often one looks changes no completion. A stop
     string that is a special token is looked for among the ids: such tokens are not text.
     """
 
@@ -35,11 +35,11 @@ class Ends:
 
     @property
     def count(self) -> int:
-        """Replies that have ended."""
+        """Completions that have ended."""
         return len(self.length) - self.length.count(0)
 
     def look(self, tokens: Tensor, t: int) -> None:
-        """Notes the replies that end by position `t` of `tokens` [max_new_tokens, rows], positions 0 to t
+        """Notes the completions that end by position `t` of `tokens` [max_new_tokens, rows], positions 0 to t
         sampled.
         """
         if (t + 1) % self.every and t + 1 < self.new:
@@ -63,7 +63,7 @@ class Ends:
         self.seen = t + 1
 
     def worth_dropping(self, live: Sequence[int]) -> list[int] | None:
-        """Places in `live` (rows still decoded) of the replies that still run; None while too few have ended
+        """Places in `live` (rows still decoded) of the completions that still run; None while too few have ended
         to pay for moving the cache.
         """
         keep = [place for place, row in enumerate(live) if not self.length[row]]
@@ -71,7 +71,7 @@ class Ends:
 
 
 class StopStrings:
-    """Finds the first stop string in one reply's text as tokens come in."""
+    """Finds the first stop string in one completion's text as tokens come in."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
         self.tokenizer, self.stop = tokenizer, stop

@@ -97,7 +97,7 @@ class Inside:
         engine.set_weight_version(self._version)
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """A reply, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
+        """A completion, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
         answer: Future[dict[str, Any]] = Future()
         self._post(lambda: self._add(body, answer), answer)
         try:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from gspo.backends.hf.lora import Adapted
 from gspo.backends.hf.model import HFModel
-from gspo.backends.vllm.reply import Reply
+from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routes import Routers
 from gspo.backends.vllm.server import Engine, EngineError
 from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check
@@ -33,10 +33,10 @@ PAUSE = 0.5  # seconds before another try
 class VLLMSampler:
     """Samples through a vLLM server. `load` swaps its weights and proves by a few sampled tokens that it holds the policy's.
 
-    Requests run in a thread of their own; a reply that a weight update interrupts goes on with the new weights. model: whose
-    tokenizer and limits the prompts have. exchange: a folder that the server reads too. batch_size: replies asked for at
-    once. timeout: seconds that a request may take. tell: hears of a server that had to be started again. routers: whose
-    choices of experts are asked for; None once the engine has not told any.
+    Requests run in a thread of their own; a completion that a weight update interrupts goes on with the new weights. model:
+    whose tokenizer and limits the prompts have. exchange: a folder that the server reads too. batch_size: completions asked
+    for at once. timeout: seconds that a request may take. tell: hears of a server that had to be started again. routers:
+    whose choices of experts are asked for; None once the engine has not told any.
     """
 
     def __init__(
@@ -150,11 +150,11 @@ class VLLMSampler:
         )
 
     def _probed(self, number: int) -> list[Rollout]:
-        """Replies sampled now, to the prompts of a round of the check."""
+        """Completions sampled now, to the prompts of a round of the check."""
         sampling = Sampling(PROBE_TOKENS, self.temperature, seed=self.version, routes=True)
         prompts = self.proof.prompts(self.version, number)
         begun = [(Rollout.begun(prompt), seed_of(self.version, i, number)) for i, prompt in enumerate(prompts)]
-        # Beside the queue: it may be full of replies that take long.
+        # Beside the queue: it may be full of completions that take long.
         self.probes = [job.result() for job in [self._begin(*one, sampling, contextlib.nullcontext()) for one in begun]]
         if self.routers is not None and not any(int(one.routes.max()) >= 0 for one in self.probes):  # type: ignore[union-attr]
             self.routers, self.probes = None, [replace(one, routes=None) for one in self.probes]
@@ -163,7 +163,7 @@ class VLLMSampler:
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[Rollout]:  # fmt: skip
-        """`n` replies to each prompt, in the order of the prompts."""
+        """`n` completions to each prompt, in the order of the prompts."""
         jobs = [
             self.begin(Rollout.begun(prompt), seed_of(sampling.seed, i, j), sampling)
             for i, prompt in enumerate(prompts)
@@ -183,28 +183,28 @@ class VLLMSampler:
                 job.cancel()
 
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
-        """Begins a reply, or goes on with one. A server of ours that fails is started again with the weights of now, and
-        goes on where it was.
+        """Begins a completion, or goes on with one. A server of ours that fails is started again with the weights of now,
+        and goes on where it was.
         """
         return self._begin(so_far, seed, sampling, self._room)
 
     def _begin(self, so_far: Rollout, seed: int, sampling: Sampling, room: AbstractAsyncContextManager[Any]) -> Job:
         routers = self.routers if sampling.routes else None
-        reply = Reply(so_far, seed, sampling, self.model.tokenizer, self.model.config.vocab_size, routers)
-        return Job(asyncio.run_coroutine_threadsafe(self._sample(reply, room), self._loop), lambda: reply.so_far)
+        completion = Request(so_far, seed, sampling, self.model.tokenizer, self.model.config.vocab_size, routers)
+        return Job(asyncio.run_coroutine_threadsafe(self._sample(completion, room), self._loop), lambda: completion.so_far)
 
-    async def _sample(self, reply: Reply, room: AbstractAsyncContextManager[Any]) -> Rollout:
+    async def _sample(self, completion: Request, room: AbstractAsyncContextManager[Any]) -> Rollout:
         failures = 0
         async with room:
-            while not reply.so_far.stop:
+            while not completion.so_far.stop:
                 await self._open.wait()
                 earliest, starts = self.version, self._starts
                 try:
-                    reply.add(await self.server.ask(reply.request(), self.timeout), earliest, self.version)
+                    completion.add(await self.server.ask(completion.request(), self.timeout), earliest, self.version)
                     failures = 0
                 except EngineError as error:
                     failures += 1
                     if failures == TRIES:
                         raise
                     await asyncio.get_running_loop().run_in_executor(None, self._recover, error, starts)
-        return reply.so_far
+        return completion.so_far

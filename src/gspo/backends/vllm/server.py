@@ -70,7 +70,7 @@ class Engine(Protocol):
         ...
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """A reply, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
+        """A completion, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
         ...
 
     async def hang_up(self) -> None:
@@ -156,7 +156,7 @@ class Server:
                 raise ValueError(f"sampler.url = {self.url!r}: {path} answers with {answer.status_code}: {remedy}")
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """A reply, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
+        """A completion, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
         httpx = http()
         if self._client is None:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)

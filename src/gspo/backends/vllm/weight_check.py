@@ -53,7 +53,7 @@ class Check:
     def compare(self, policy: Policy, probes: Sequence[Rollout]) -> Seen:
         """The policy follows the engine's experts, where they are known, so that ties decide nothing."""
         known = [
-            types.Reply(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0, routes=r.routes) for r in probes
+            types.Completion(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0, routes=r.routes) for r in probes
         ]
         batch = layout.build(known, policy.shares_prompts)
         routed = batch.routes is not None and policy.sparse

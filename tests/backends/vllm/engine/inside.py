@@ -30,7 +30,7 @@ def tell(**found):
 
 
 def updates(name):
-    """Agreement over weight updates, corrupt weights, interrupted replies, a lost engine."""
+    """Agreement over weight updates, corrupt weights, interrupted completions, a lost engine."""
     policy = policy_of(name)
     with served(policy, in_process=True, batch_size=4) as sampler:
         for version in range(1, 4):

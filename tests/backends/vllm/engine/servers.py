@@ -18,7 +18,7 @@ from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.learner import layout
-from gspo.types import Prompt, Reply, Rollout, Sampling
+from gspo.types import Completion, Prompt, Rollout, Sampling
 from tests.tiny_run import PIECES
 
 PYTHON = os.environ.get("GSPO_VLLM_PYTHON", "")
@@ -87,8 +87,8 @@ def prompts(count=4):
 
 
 def interrupt(sampler, policy, size, routes=False):
-    """Moves the weights again and again while replies are sampled, until some were met. The replies, and the weights of
-    each version.
+    """Moves the weights again and again while completions are sampled, until some were met. The completions, and the weights
+    of each version.
     """
     models, found, parts = {sampler.version: copy.deepcopy(policy.model.model.state_dict())}, [], 0
     while parts < 3 and len(models) < 60:
@@ -102,16 +102,16 @@ def interrupt(sampler, policy, size, routes=False):
             sampler.load(policy, version)
         found += [job.result() for job in jobs]
         parts = sum(len(r.version[r.sampled].unique()) > 1 for r in found)
-    assert parts >= 3, f"of {len(found)} replies {parts} were interrupted"
+    assert parts >= 3, f"of {len(found)} completions {parts} were interrupted"
     return found, models
 
 
 def gaps(sampler, policy, seed):
     """|log mu - log pi| of sampled tokens."""
     rollouts = sampler.generate(prompts(), 4, Sampling(24, 0.7, seed=seed, stop_ids=(1,)))
-    replies = [Reply(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in rollouts]
+    completions = [Completion(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in rollouts]
     with torch.no_grad():
         policy.temperature = 0.7
-        logp = policy.forward(layout.build(replies)).logp
+        logp = policy.forward(layout.build(completions)).logp
         policy.temperature = 1.0
-    return (logp - torch.cat([reply.logp_mu for reply in replies])).abs()
+    return (logp - torch.cat([completion.logp_mu for completion in completions])).abs()

@@ -78,14 +78,14 @@ def test_a_server_that_went_back_to_its_first_weights_is_found_out(mixture):
     sampler.load(policy, 6)
 
 
-def test_the_same_seed_gives_the_same_replies(mixture):
+def test_the_same_seed_gives_the_same_completions(mixture):
     policy, sampler = mixture
     a, b, c = (sampler.generate(prompts(), 3, Sampling(16, seed=seed, stop_ids=(1,))) for seed in (1, 1, 2))
     assert [r.tokens.tolist() for r in a] == [r.tokens.tolist() for r in b] != [r.tokens.tolist() for r in c]
-    assert len({tuple(r.tokens.tolist()) for r in a}) > 9, "the replies to a prompt are drawn apart"
+    assert len({tuple(r.tokens.tolist()) for r in a}) > 9, "the completions to a prompt are drawn apart"
 
 
-def test_replies_end_as_those_of_the_embedded_sampler(mixture):
+def test_completions_end_as_those_of_the_embedded_sampler(mixture):
     policy, sampler = mixture
     told = []
     found = sampler.generate(prompts(), 16, Sampling(40, seed=3, stop_ids=(1,), stop=("ab",)), told.append)
@@ -101,7 +101,7 @@ def test_replies_end_as_those_of_the_embedded_sampler(mixture):
         assert set(r.version.tolist()) == {-1, sampler.version} and (r.logp[r.sampled] < 0).all()
 
 
-def test_greedy_replies_are_the_likeliest_tokens(mixture):
+def test_greedy_completions_are_the_likeliest_tokens(mixture):
     policy, sampler = mixture
     for r in sampler.generate(prompts(2), 1, Sampling(8, temperature=0.0)):
         with torch.no_grad():

@@ -8,19 +8,19 @@ import torch
 import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.learner import layout
-from gspo.types import Reply
+from gspo.types import Completion
 from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON, interrupt, policy_of, served
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
 
 
-def test_interrupted_replies_hold_the_likelihoods_of_the_weights_of_their_time():
+def test_interrupted_completions_hold_the_likelihoods_of_the_weights_of_their_time():
     policy = policy_of("moe")
     with served(policy, batch_size=4) as sampler:  # few at once, so that updates meet many of them
         found, models = interrupt(sampler, policy, 0.02)
     assert all(int(r.sampled.sum()) == 90 and r.stop == "length" for r in found)
     mu = torch.cat([r.logp[r.sampled] for r in found])
     version = torch.cat([r.version[r.sampled] for r in found])
-    batch = layout.build([Reply(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in found])
+    batch = layout.build([Completion(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in found])
     for v, weights in models.items():
         policy.model.model.load_state_dict(weights)
         with torch.no_grad():

@@ -26,7 +26,7 @@ def engine():
 
 
 def test_killed_while_it_samples(engine):
-    """The replies are the ones of the weights of now, not of those that the server started with."""
+    """The completions are the ones of the weights of now, not of those that the server started with."""
     policy, sampler, expected = engine
     process = sampler.server.process
     killer = threading.Timer(0.3, os.killpg, (process.pid, signal.SIGKILL))

@@ -9,14 +9,14 @@ import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.learner import layout
 from gspo.objective.routing import changed
-from gspo.types import Prompt, Reply, Sampling
+from gspo.types import Completion, Prompt, Sampling
 from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON, change, interrupt, policy_of, prompts, served
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
 
 
 def chosen(policy, rollouts):
-    """The experts that the trainer's routers choose for the same tokens, a tensor a reply."""
-    batch = layout.build([Reply(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in rollouts])
+    """The experts that the trainer's routers choose for the same tokens, a tensor a completion."""
+    batch = layout.build([Completion(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in rollouts])
     with torch.no_grad():
         own = policy.forward(batch, routing=True).routing.own
     return own[batch.path].split([len(r.tokens) for r in rollouts])
@@ -42,7 +42,7 @@ def test_the_routes_are_the_trainers(moe_server):
         assert float(torch.cat(shares).mean()) < 1e-3
 
 
-def test_interrupted_replies_hold_the_experts_of_the_weights_of_their_time(moe_server):
+def test_interrupted_completions_hold_the_experts_of_the_weights_of_their_time(moe_server):
     policy, sampler = moe_server
     found, models = interrupt(sampler, policy, 0.03, routes=True)
     changes = {}

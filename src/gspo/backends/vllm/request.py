@@ -1,4 +1,4 @@
-"""One reply on its way from vLLM: what is asked for, what comes back, and whether it can be believed."""
+"""One completion on its way from vLLM: what is asked for, what comes back, and whether it can be believed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gspo.backends.vllm.server import EngineError
 from gspo.types import Rollout, Sampling
 
 
-class Reply:
-    """A reply that may come in parts, each from the weights of its time.
+class Request:
+    """A completion that may come in parts, each from the weights of its time.
 
     so_far: a Rollout that holds what came until now; its `stop` is "" until it is done. seed: of its sampling. routers:
     those whose choices are to be kept; None: nobody's.
@@ -83,7 +83,7 @@ class Reply:
     def _believe(
         self, tokens: list[int], logp: list[float], spans: list[tuple[str, int]], reason: Any, earliest: int, latest: int
     ) -> None:
-        """Raises EngineError where an answer cannot be a part of this reply from these versions."""
+        """Raises EngineError where an answer cannot be a part of this completion from these versions."""
         wrong = ""
         if len(tokens) != len(logp) or sum(count for _, count in spans) != len(tokens):
             wrong = f"{len(tokens)} tokens with {len(logp)} log-probabilities and versions {spans}"
@@ -96,7 +96,7 @@ class Reply:
         elif reason not in ("stop", "length", "abort"):
             wrong = f"finish reason {reason!r}"
         elif not all(name.isdigit() and earliest <= int(name) <= latest for name, _ in spans):
-            wrong = f"replies of version {sorted({name for name, _ in spans})} of the weights where {latest} was loaded"
+            wrong = f"completions of version {sorted({name for name, _ in spans})} of the weights where {latest} was loaded"
         if wrong:
             raise EngineError(f"it answered with {wrong}")
 
