@@ -28,6 +28,7 @@ from gspo.backends.vllm.open import sampler_of
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.demo import count_bits
+from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
 
 MODELS = {
@@ -49,7 +50,7 @@ def compare(outline: dict[str, int], python: str, sizes: list[int], repeats: int
         served = sampler_of(Config(sampler=given), policy, Path(scratch))
         try:
             served.server.start()
-            served.load(policy, 0)
+            served.load(PolicyWeights(policy, 0))
             samplers = {"embedded": HFSampler(tiny, max(sizes)), "vLLM": served}
             for rows in sizes:
                 g = torch.Generator().manual_seed(rows)

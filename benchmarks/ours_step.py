@@ -21,7 +21,7 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
     from gspo.build import assemble
     from gspo.build.given import Given
     from gspo.config.files import as_config
-    from gspo.training import trainer
+    from gspo.training.step import step
 
     torch.set_num_threads(THREADS)
 
@@ -52,8 +52,7 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
             groups = iter(run.source)
             while commands.wait():
                 begin = time.perf_counter()
-                metrics = trainer.one_step(run, groups, PROMPTS)
-                trainer.synced(run, metrics)
+                metrics, _ = step(run, groups, PROMPTS)
                 commands.answer({
                     "seconds": time.perf_counter() - begin,
                     "sample": metrics["time/sample"],

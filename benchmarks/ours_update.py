@@ -36,7 +36,7 @@ def serve(commands: Commands, options: argparse.Namespace) -> None:
     while commands.wait():
         begin = time.perf_counter()
         for part in layout.micro_batches(made, options.budget, policy.shares_prompts):
-            batch = layout.build(part, policy.shares_prompts)
+            batch = layout.build([made[i] for i in part], policy.shares_prompts)
             terms, _ = objective.terms(policy.forward(batch, entropy=True, routing=True), batch)
             (terms.sum() / objective.denominator(made)).backward()
         seconds = time.perf_counter() - begin

@@ -53,7 +53,7 @@ def one_pass(policy: HFPolicy, made: list[Completion], budget: int) -> Callable[
 
     def run() -> None:
         for part in layout.micro_batches(made, budget, policy.shares_prompts):
-            out = policy.forward(layout.build(part, policy.shares_prompts), entropy=True, routing=True)
+            out = policy.forward(layout.build([made[i] for i in part], policy.shares_prompts), entropy=True, routing=True)
             out.logp.sum().backward()
         if policy.device.type == "cuda":
             torch.cuda.synchronize()

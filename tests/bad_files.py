@@ -39,7 +39,7 @@ FILES = {
     "bare.toml": "lr = 1e-5\n",
     "flat.toml": "train = 3\n",
     "array.toml": "[[train]]\nsteps = 1\n",
-    "section.toml": "[optimizer]\nlr = 1e-5\n",
+    "section.toml": "[optimiser]\nlr = 1e-5\n",
     "key.toml": "[train]\nstep = 3\n",
     "empty.jsonl": "",
     "blank.jsonl": "\n\n",

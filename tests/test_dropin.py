@@ -11,7 +11,7 @@ from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.types import Outputs
 from tests.bigram import Bigram
-from tests.learner.test_learner import LENGTHS, completions
+from tests.learner.test_update import LENGTHS, completions
 
 NAMES = [name for name, row in ALGORITHMS.items() if not row.critic]
 

@@ -15,8 +15,9 @@ from gspo.report.page import write_report
 from gspo.report.read import read_run
 from gspo.rollout import evaluation
 from gspo.runs import checkpoint
-from gspo.training import sft as supervised
 from gspo.training import trainer
+from gspo.training.sft import SupervisedRun, fit
+from gspo.training.state import Run
 from gspo.types import Group
 
 
@@ -60,7 +61,7 @@ def train(
     given = Given(model, tokenizer, dataset, eval_dataset, functions)
     with assemble.training(made, resume, given) as (run, hf):
         metrics = trainer.train(run) or last_line(run.log.folder.path)
-        finished = _finish(run, hf.save)
+        finished = _finish(run)
         folder = run.log.folder.path
     write_report([folder])
     return Result(folder, hf.model, hf.tokenizer, metrics, finished)
@@ -79,8 +80,8 @@ def sft(
     made = configured(config, sections, model, tokenizer, dataset)
     check_required(made)
     with assemble.imitating(made, resume, Given(model, tokenizer, dataset)) as (run, hf):
-        metrics = supervised.fit(run) or last_line(run.log.folder.path)
-        finished = _finish(run, hf.save)
+        metrics = fit(run) or last_line(run.log.folder.path)
+        finished = _finish(run)
         folder = run.log.folder.path
     write_report([folder])
     return Result(folder, hf.model, hf.tokenizer, metrics, finished)
@@ -110,11 +111,11 @@ def last_line(folder: Path) -> dict[str, Any]:
     return read_run(folder).lines[-1]
 
 
-def _finish(run: Any, save: Callable[[Path], None]) -> bool:
+def _finish(run: Run | SupervisedRun) -> bool:
     """The final model, if the last step is done; else a word on how to go on."""
     folder = run.log.folder
     if run.step < run.config.train.steps:
         run.log.note(f"stopped after step {run.step} of {run.config.train.steps}; go on with --resume")
         return False
-    checkpoint.write_folder(folder.path / "model", save)
+    checkpoint.write_folder(folder.path / "model", lambda path: run.learner.publish(run.step).save(str(path)))
     return True

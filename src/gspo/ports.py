@@ -1,21 +1,39 @@
-"""The two seams of a run: whoever samples, and whoever scores and learns."""
+"""The seams of a run: whoever samples, whoever scores and learns, and what stands between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gspo.types import Batch, Completion, Outputs, Prompt, Rollout, Sampling, Stats
+from gspo.types import Agreement, Completion, Group, Prompt, Reading, Rollout, Sampling, Update
 
 
 class SamplerError(RuntimeError):
     """A sampler that cannot go on: its engine is dead, hangs, or holds other weights than the policy."""
+
+
+class Weights(Protocol):
+    """A handle on a learner's weights. Whoever gets it uses it at once: the next update changes them."""
+
+    version: int
+
+    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+        """Each weight of the language model by its name, whole."""
+        ...
+
+    def save(self, folder: str, *, merged: bool = False) -> None:
+        """Write the model and its tokenizer in Hugging Face format; adapters alone, or `merged` into a whole model."""
+        ...
+
+    def read(self, completions: Sequence[Completion]) -> list[Reading]:
+        """What these weights say of a few completions, so that a sampler can prove that it holds the same."""
+        ...
 
 
 class Sampler(Protocol):
@@ -26,6 +44,11 @@ class Sampler(Protocol):
     @property
     def version(self) -> int:
         """That of the weights of now."""
+        ...
+
+    @property
+    def probes(self) -> list[Rollout]:
+        """Completions of the present weights, where `load` has sampled some to prove them; else none."""
         ...
 
     def generate(
@@ -42,8 +65,8 @@ class Sampler(Protocol):
         """
         ...
 
-    def load(self, policy: Policy, version: int) -> None:
-        """Take over the policy's weights; tokens sampled from now on carry `version`."""
+    def load(self, weights: Weights) -> None:
+        """Take over these weights; tokens sampled from now on carry their version."""
         ...
 
 
@@ -84,7 +107,9 @@ class Job:
 
 
 class Speaker(Protocol):
-    """Whoever samples one completion at a time, many at once."""
+    """Whoever samples one completion at a time, many at once. still: held while the weights change."""
+
+    still: AbstractContextManager[Any]
 
     @property
     def version(self) -> int:
@@ -98,62 +123,70 @@ class Speaker(Protocol):
 
 class StreamingSampler(Sampler, Speaker, Protocol):
     """A sampler that works while others do. A weight update interrupts its completions, and they go on with the new weights:
-    each token keeps the likelihood and the version of those that sampled it; `begin` also goes on with a completion. probes:
-    completions of the weights of now.
+    each token keeps the likelihood and the version of those that sampled it; `begin` also goes on with a completion.
     """
 
-    probes: list[Rollout]
 
-
-class Policy(Protocol):
-    """A causal language model that scores sampled tokens and can be trained.
-
-    shares_prompts: whether a prompt shared by neighbouring completions is computed once. sparse: whether it is a mixture of
-    experts whose routing can be seen.
+class SupervisedLearner(Protocol):
+    """Whoever scores and learns, in one process or in many. Completions go in; sums, short lists and a handle on the weights
+    come out. What there is of every token of a batch stays where it was computed.
     """
 
-    shares_prompts: bool
-    sparse: bool
-
-    @property
-    def device(self) -> torch.device:
-        """Where log-probabilities come out."""
+    def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
+        """Takes over the batch that the next updates learn from."""
         ...
 
-    def forward(self, batch: Batch, *, entropy: bool = False, routing: bool = False, replay: bool = False) -> Outputs:
-        """One forward pass: the log-probabilities of the batch's sampled tokens, and what else is asked for.
+    def update(self, number: int) -> Update:
+        """One optimizer step on the mini-batch of that number, of those that were taken over."""
+        ...
 
-        Gradients of the log-probabilities flow when autograd is on. replay: every router takes the experts of
-        batch.routes, weighted by its own logits of today.
+    def publish(self, version: int) -> Weights:
+        """A handle on the weights as they are now, under this version."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes `folder`/model in Hugging Face format, and beside it what else the next update depends on."""
+        ...
+
+    def resume(self, folder: Path) -> None:
+        """Goes on from what `save` wrote, with a policy that holds the model already."""
+        ...
+
+
+class Learner(SupervisedLearner, Protocol):
+    """One that learns from rewards. lr_scale: factor of the scheduled learning rate."""
+
+    lr_scale: float
+
+    @property
+    def clip(self) -> tuple[float, float] | None:
+        """The clip range in force, e_low and e_high; None for an algorithm without one."""
+        ...
+
+    def prepare(
+        self, mini_batches: Sequence[Sequence[Completion]], recompute: bool, fresh: Sequence[Completion] = ()
+    ) -> None:
+        """Takes over a batch and fills in what its updates need beside the sampler's likelihoods.
+
+        recompute: pi_old's come from a pass of the policy as it is now. fresh: where the batch is of older weights, some
+        completions that the present ones sampled: they show what numerics alone do.
         """
         ...
 
-    def awake(self) -> AbstractContextManager[None]:
-        """Around forward passes of a policy that rests elsewhere in between."""
+    def finish(self) -> bool:
+        """Ends a step: a clip range that sets itself moves. Returns whether the noise floor now holds it up."""
         ...
 
-    def parameters(self) -> Iterable[nn.Parameter]:
-        """What the optimizer trains: the weights, and those of a critic."""
+    def compare(self, completions: Sequence[Completion]) -> Agreement:
+        """How far sampler and trainer disagree, by completions that the present weights sampled."""
         ...
 
-    def weights(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """The language model's weights by name, which a sampler takes over."""
+    def read(self, completions: Sequence[Completion]) -> list[Tensor]:
+        """The log-probabilities of the sampled tokens of a few completions, each [|y|]."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """What is trained beside the weights (a critic); {} where nothing is."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
-        ...
-
-    def load(self, folder: str) -> None:
-        """Take over the weights that `save` wrote."""
-        ...
-
-    def save(self, folder: str) -> None:
-        """Write the model (safetensors) and its tokenizer in Hugging Face format."""
+    def rewind(self, folder: Path, lr_factor: float) -> None:
+        """Takes over what `save` wrote, the model too. The count of updates goes on, the learning rate times lr_factor."""
         ...
 
 
@@ -179,26 +212,36 @@ class PromptSource(Protocol):
         ...
 
 
+class RolloutSource(Protocol):
+    """Groups for the trainer, batch after batch, for ever.
+
+    metrics: what sampling took for the last batch, in seconds, and what was counted.
+    """
+
+    metrics: dict[str, float]
+
+    @property
+    def stale(self) -> bool:
+        """Whether groups of the last batch may be of older weights than those of now."""
+        ...
+
+    def __iter__(self) -> Iterator[Group]: ...
+
+    def fresh(self) -> list[Rollout]:
+        """Rollouts of the present weights, where the last batch is stale."""
+        ...
+
+    def drop(self) -> None:
+        """Gives up what waits or is under way."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands among the prompts, and what waits, in plain types."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        ...
+
+
 Report = Callable[[str, int, int], None]
-
-
-class Objective(Protocol):
-    """What an update minimises."""
-
-    def denominator(self, completions: Sequence[Completion]) -> float:
-        """What the sum of all terms of this update is divided by."""
-        ...
-
-    def idle(self, completion: Completion) -> bool:
-        """Whether its terms have zero gradient whatever the policy says of it."""
-        ...
-
-    def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
-        """The terms to be summed, [S] or [N], and detached statistics, each [S] or [N]."""
-        ...
-
-    def summary(self, stats: Stats, completions: Sequence[Completion]) -> dict[str, Any]:
-        """Metrics of an update on `completions` from the statistics of all its micro-batches, which idle completions are not
-        in.
-        """
-        ...

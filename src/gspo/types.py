@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+Metrics = dict[str, Any]  # numbers, or short lists of them, by name
 Stats = dict[str, Tensor]  # detached statistics of an update, each [S] or [N, ...]
 
 
@@ -204,7 +205,7 @@ class Outputs(NamedTuple):
     values: Tensor | None = None
 
 
-class Seen(NamedTuple):
+class Reading(NamedTuple):
     """What a policy says of one completion.
 
     logp [|y|]: the log-probabilities of its sampled tokens. routes [L, layers, k] int16: the experts that its routers
@@ -214,3 +215,22 @@ class Seen(NamedTuple):
     logp: Tensor
     routes: Tensor | None = None
     values: Tensor | None = None
+
+
+class Agreement(NamedTuple):
+    """How far the sampler and the trainer disagree at the same weights, and what that alone does to the ratio.
+
+    metrics: `mismatch/...`, and `moe/sampler_agreement` for a mixture of experts. noise: standard deviation of the ratio.
+    clipped: share of the tokens that the clip then takes the gradient from.
+    """
+
+    metrics: Metrics
+    noise: float
+    clipped: float
+
+
+class Update(NamedTuple):
+    """What an update tells: its metrics and, for the first one after `Learner.prepare`, what numerics alone do."""
+
+    metrics: Metrics
+    agreement: Agreement | None = None

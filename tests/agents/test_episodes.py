@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import gspo
+from gspo.agents.batching import Batching
 from gspo.agents.environment import Step, ToolEnvironment
 from gspo.agents.episodes import Episodes
 from gspo.config.rollout import TaskConfig
@@ -101,7 +102,7 @@ def played(*script, make=Box, context=4096, **limits):
     sampler = Scripted("chatml", *script)
     encoder = Encoder(tokenizer("chatml"), TaskConfig())
     rules = {"max_turns": 4, "step_timeout": 1.0} | limits
-    episodes = Episodes(sampler, encoder, context, make, "prompt", **rules)
+    episodes = Episodes(sampler, sampler, encoder, context, make, "prompt", **rules)
     prompt = Prompt("0", ROW["prompt"], tuple(encoder.prompt(ROW["prompt"])[0]), {"value": "42"})
     (rollout,) = episodes.generate([prompt], 1, Sampling(50, stop_ids=(tokenizer("chatml").eos_token_id,)))
     return rollout
@@ -216,7 +217,8 @@ def test_the_same_seed_plays_the_same_episodes():
 
     made = tiny()
     encoder = Encoder(made.tokenizer, TaskConfig())
-    episodes = Episodes(HFSampler(made), encoder, 512, Quiz, "prompt", 4, 5.0)
+    sampler = HFSampler(made)
+    episodes = Episodes(sampler, Batching(sampler), encoder, 512, Quiz, "prompt", 4, 5.0)
     prompts = [Prompt(str(i), f"say {i}", (5, 6)) for i in range(3)]
     one, two = (
         episodes.generate(prompts, 4, Sampling(6, seed=3, stop_ids=(made.tokenizer.eos_token_id,))) for _ in range(2)

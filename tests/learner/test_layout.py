@@ -103,8 +103,8 @@ def test_every_layout_predicts_each_sampled_token_from_its_own_history(completio
 @settings(max_examples=100, deadline=None)
 def test_micro_batches_keep_every_completion_and_the_token_budget(completions, budget, share):
     parts = layout.micro_batches(completions, budget, share)
-    assert sorted(id(r) for part in parts for r in part) == sorted(map(id, completions))
-    for part in parts:
+    assert sorted(i for part in parts for i in part) == list(range(len(completions)))
+    for part in ([completions[i] for i in indices] for indices in parts):
         batch = layout.build(part, share)
         read = len(batch.forest.tokens) if share else layout.padded(batch, 0).tokens.numel()
         assert read <= budget or len(part) == 1
@@ -184,7 +184,8 @@ def test_branches_are_read_from_their_own_history_and_each_token_is_trained_on_o
     one = layout.packed(batch)
     for before, path in zip(one.before.tolist(), expected):
         assert one.tokens[0, one.mask[0, 0, before].nonzero()[:, 0]].tolist() == path[:-1]
-    for part in layout.micro_batches(completions, budget, share):
+    for indices in layout.micro_batches(completions, budget, share):
+        part = [completions[i] for i in indices]
         made = layout.build(part, share)
         read = len(made.forest.tokens) if share else layout.padded(made, 0).tokens.numel()
         assert read <= budget or len(part) == 1

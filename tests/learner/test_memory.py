@@ -13,7 +13,8 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
 from gspo.learner.algorithm import resolve
-from gspo.learner.learner import Learner
+from gspo.learner.memory import MicroBatches
+from gspo.learner.update import Updater
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.types import Completion
@@ -27,7 +28,8 @@ shape |= {"max_position_embeddings": 4096}
 
 def learner(max_tokens):
     policy = HFPolicy(build_tiny(shape, TOKENIZER))
-    return Learner(policy, Optimizer(policy.parameters(), OptimizerConfig(lr=1e-3, eps=1e-3), 10, 0), max_tokens, tell=print)
+    optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=1e-3, eps=1e-3), 10, 0)
+    return Updater(policy, optimizer, MicroBatches(max_tokens, print))
 
 
 length = 12000 // count
@@ -48,7 +50,7 @@ found, _ = large.update(objective, completions)
 assert found["loss"] == expected["loss"] or abs(found["loss"] / expected["loss"] - 1) < 1e-4, (found, expected)
 for one, other in zip(small.policy.parameters(), large.policy.parameters()):
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-print(large.max_tokens)
+print(large.micro_batches.max_tokens)
 """
 
 

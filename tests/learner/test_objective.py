@@ -12,14 +12,15 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
 from gspo.learner import layout
 from gspo.learner.algorithm import resolve
-from gspo.learner.learner import Learner
+from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
+from gspo.learner.update import Updater
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.completions import Completions
 from gspo.types import Completion, Outputs
 from tests.bigram import Bigram
-from tests.learner.test_learner import LENGTHS, completions
+from tests.learner.test_update import LENGTHS, completions
 from tests.tiny_run import model
 from tests.training.test_trainer import lines, numbers, train
 
@@ -142,7 +143,7 @@ def router_gradients(micro_batch_tokens, aux_loss, **changes):
     found = torch.zeros(len(weights), *weights[0].shape)
     for layer, weight in enumerate(weights):
         weight.register_hook(found[layer].add_)
-    metrics, _ = Learner(policy, step, micro_batch_tokens).update(PolicyObjective(row, config, 9), batch)
+    metrics, _ = Updater(policy, step, MicroBatches(micro_batch_tokens)).update(PolicyObjective(row, config, 9), batch)
     return metrics, found
 
 

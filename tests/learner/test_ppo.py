@@ -10,10 +10,9 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
 from gspo.learner import layout
 from gspo.learner.algorithm import resolve
-from gspo.learner.learner import Learner
+from gspo.learner.learner import PolicyLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
-from gspo.training.likelihoods import estimate
 from gspo.types import Completion
 from tests.tiny_run import model
 from tests.training.test_trainer import lines, numbers, train
@@ -31,23 +30,24 @@ def completions(n=6):
     return made
 
 
-def learner(trunk, lr=1e-2):
+def learner(trunk, scale="none", **constants):
     tiny = model()
     policy = HFPolicy(tiny, critic=Critic(tiny, trunk))
-    return Learner(policy, Optimizer(policy.parameters(), OptimizerConfig(lr=lr), 100, 0), 1000)
+    objective = PolicyObjective(*resolve(AlgorithmConfig(name="ppo", critic=trunk, constants=constants))[:2], 9)
+    return PolicyLearner(
+        policy, Optimizer(policy.parameters(), OptimizerConfig(lr=1e-2), 100, 0), objective, 1000, scale=scale
+    )
 
 
 @pytest.mark.parametrize("trunk", ["shared", "copy"])
 def test_the_critic_learns_the_returns(trunk):
-    made = learner(trunk)
-    row, config, _ = resolve(AlgorithmConfig(name="ppo", critic=trunk, constants={"e_value": 100.0, "c_value": 1.0}))
-    objective = PolicyObjective(row, config, 9)
-    groups = [[completion] for completion in completions()]
+    made = learner(trunk, e_value=100.0, c_value=1.0)
     losses = []
     for _ in range(60):
-        (old,) = zip(*estimate(made, groups, objective.critic, "none"))
-        kept = [replace(r, advantage=0 * r.advantage, returns=r.reward + 0 * r.returns) for r in old]
-        metrics, _ = made.update(objective, kept)
+        made.prepare([completions()], recompute=False)
+        (old,) = made.mini_batches
+        made.take([[replace(r, advantage=0 * r.advantage, returns=r.reward + 0 * r.returns) for r in old]])
+        metrics, _ = made.update(0)
         losses.append(metrics["value/loss"])
     assert losses[-1] < 0.05 * losses[0]
     assert metrics["value/explained"] > 0.8
@@ -94,12 +94,13 @@ def test_gradient_checkpointing_holds_for_a_critic_of_its_own():
 
 def test_advantages_are_gae_of_the_old_critic():
     made = learner("shared")
-    (found,) = zip(*estimate(made, [[completion] for completion in completions()], {"gamma": 1.0, "lam": 0.95}, "none"))
-    for completion in found:  # V = 0: A_t = lam^(tokens left) r
+    made.prepare([completions()], recompute=False)
+    for completion in made.mini_batches[0]:  # V = 0: A_t = lam^(tokens left) r
         want = [completion.reward * 0.95**left for left in reversed(range(len(completion.logp_old)))]
         assert completion.advantage.tolist() == pytest.approx(want)
-    (white,) = zip(*estimate(made, [[completion] for completion in completions()], {"gamma": 1.0, "lam": 0.95}, "batch"))
-    flat = torch.cat([completion.advantage for completion in white])
+    whitened = learner("shared", scale="batch")
+    whitened.prepare([completions()], recompute=False)
+    flat = torch.cat([completion.advantage for completion in whitened.mini_batches[0]])
     assert float(flat.mean()) == pytest.approx(0, abs=1e-5) and float(flat.std()) == pytest.approx(1, rel=1e-4)
 
 

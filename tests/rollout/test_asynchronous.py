@@ -11,7 +11,7 @@ from gspo.config.files import from_dict
 from gspo.config.rollout import RolloutConfig
 from gspo.data.prompts import PromptStream
 from gspo.ports import SamplerError
-from gspo.rollout.asynchronous import AheadSource
+from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.metrics import staleness
 from gspo.types import Prompt, Rollout, Sampling
 
@@ -93,7 +93,7 @@ def prompts(count, lengths=length_of):
 
 def source_of(engine, stream, k):
     config = RolloutConfig(num_prompts=P, num_generations=G, max_staleness=k)
-    return AheadSource(stream, engine, One(), config, Sampling(256))
+    return AsynchronousSource(stream, engine, One(), config, Sampling(256))
 
 
 def steps(source, engine, count):
@@ -152,15 +152,14 @@ def test_a_resumed_run_loses_nothing(stop):
     source = source_of(engine, stream, 2)
     first = steps(source, engine, stop)
     state, position = source.state_dict(), stream.position
-    under_way = {one["number"]: one["rollouts"] for one in state}
+    under_way = {one["number"]: one["rollouts"] for one in state["flights"]}
     assert len(under_way) == 2 * P and any(int(r["sampled"].sum()) > 0 for each in under_way.values() for r in each)
     again = PromptStream(prompts(40, lambda i, j: 9 + 7 * (i % 3)), seed=0)
-    again.position = position
     other = Engine(speed=1)
     other.version = engine.version
     resumed = source_of(other, again, 2)
     resumed.load_state_dict(state)
-    assert again.position == position and resumed.state_dict()[0]["number"] == state[0]["number"]
+    assert again.position == position and resumed.state_dict()["flights"][0]["number"] == state["flights"][0]["number"]
     rest = steps(resumed, other, 8 - stop)
     ids = [group.prompt.id for step in first + rest for group in step]
     assert len(ids) == len(set(ids)) == 8 * P
@@ -180,7 +179,7 @@ def test_a_lost_engine_ends_the_wait():
     engine.dead = True
     with pytest.raises(SamplerError, match="dead"):
         next(iter(source))
-    assert len(source.state_dict()) >= P
+    assert len(source.state_dict()["flights"]) >= P
 
 
 def test_what_is_dropped_is_cancelled():
@@ -189,7 +188,7 @@ def test_what_is_dropped_is_cancelled():
     steps(source, engine, 1)
     jobs = [job for flight in source.flights for job in flight.jobs]
     source.drop()
-    assert jobs and all(job.cancelled for job in jobs) and not source.state_dict()
+    assert jobs and all(job.cancelled for job in jobs) and not source.state_dict()["flights"]
 
 
 @pytest.mark.parametrize(

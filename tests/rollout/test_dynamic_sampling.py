@@ -11,7 +11,7 @@ import gspo
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.rollout import RolloutConfig
 from gspo.ports import SamplerError
-from gspo.rollout.dynamic_sampling import RefilledSource, choose, prompts_to_ask
+from gspo.rollout.dynamic_sampling import DynamicSamplingSource, choose, prompts_to_ask
 from gspo.types import Sampling
 from tests.agents.test_episodes import Quiz  # noqa: F401  an environment, named below
 from tests.rollout.test_synchronous import Echo, Stream
@@ -46,7 +46,7 @@ def teaches_if(those):
 def source_of(marks, refill, sampler=None, stream=None, report=lambda *args: None, algorithm=None, **rollout):
     config = RolloutConfig(num_prompts=P, num_generations=G, refill=refill, **rollout)
     algorithm = algorithm or AlgorithmConfig()
-    return RefilledSource(
+    return DynamicSamplingSource(
         stream or Stream(), sampler or Echo(), Marks(marks), config, algorithm, Sampling(5, seed=7), report
     )  # fmt: skip
 
@@ -63,7 +63,7 @@ def test_a_batch_is_refilled_until_enough_groups_teach():
     assert batch(source, groups) == [0, 3, 6, 9]
     # 2 of 4 taught, so 2 / (1/2) more were asked for; then 3 of 8, so 1 / (3/8)
     assert [asked[0] for asked in sampler.asked] == [4, 4, 3]
-    counts = source.seconds
+    counts = source.metrics
     assert {key: counts[key] for key in counts if key.startswith("refill/")} == {
         "refill/queries": 11, "refill/rounds": 2, "refill/signal": 4 / 11, "refill/unused": 0,
     }  # fmt: skip
@@ -74,31 +74,31 @@ def test_a_batch_is_refilled_until_enough_groups_teach():
 def test_what_is_left_over_is_given_up_and_counted():
     source = source_of(teaches_if(lambda i: i == 0 or i >= 4), 1)
     assert batch(source) == [0, 4, 5, 6]
-    assert (source.seconds["refill/queries"], source.seconds["refill/unused"]) == (8, 1)
+    assert (source.metrics["refill/queries"], source.metrics["refill/unused"]) == (8, 1)
 
 
 def test_the_bound_is_kept_and_the_batch_filled_up_in_the_order_of_the_prompts():
     source = source_of(teaches_if(lambda i: i in (2, 9)), 2)
     groups = iter(source)
     assert batch(source, groups) == [0, 1, 2, 9]
-    assert (source.seconds["refill/queries"], source.seconds["refill/rounds"]) == (12, 2)
+    assert (source.metrics["refill/queries"], source.metrics["refill/rounds"]) == (12, 2)
     assert [int(group.prompt.id) for group in source.newest] == [0, 1, 2, 9]
 
 
 def test_nothing_is_refilled_where_all_teach():
     source = source_of(teaches_if(lambda i: True), 5)
     assert batch(source) == [0, 1, 2, 3]
-    assert (source.seconds["refill/queries"], source.seconds["refill/rounds"], source.seconds["refill/signal"]) == (4, 0, 1)
+    assert (source.metrics["refill/queries"], source.metrics["refill/rounds"], source.metrics["refill/signal"]) == (4, 0, 1)
 
 
 def test_the_numbers_of_a_step_are_of_all_completions_that_were_sampled():
     source = source_of(lambda i: ((1.0, 1.0, None), (1.0, 0.0, 0.0))[i % 2], 1)
     batch(source)
-    assert source.seconds["refill/queries"] == 8
-    assert source.seconds["reward"] == pytest.approx((4 * 2 + 4) / (4 * 2 + 4 * 3))
-    assert source.seconds["rollouts/failed"] == 4
-    assert source.seconds["tokens"] == 8 * G * 3
-    assert source.seconds["scoring/marks/requests"] == 2  # one a round
+    assert source.metrics["refill/queries"] == 8
+    assert source.metrics["reward"] == pytest.approx((4 * 2 + 4) / (4 * 2 + 4 * 3))
+    assert source.metrics["rollouts/failed"] == 4
+    assert source.metrics["tokens"] == 8 * G * 3
+    assert source.metrics["scoring/marks/requests"] == 2  # one a round
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_teaches_is_what_training_sees(marks, options, teaching):
 
     source = source_of(marks, 1, sampler=Cut(), **options)
     batch(source)
-    assert source.seconds["refill/signal"] == (1 if teaching else 0)
+    assert source.metrics["refill/signal"] == (1 if teaching else 0)
 
 
 def test_each_round_has_a_seed_of_its_own_also_after_a_resume():

@@ -44,7 +44,7 @@ def test_an_answer_is_what_was_sampled_with_the_policys_likelihoods(model):
     assert told == pytest.approx(rollout.logp[rollout.sampled].tolist())
     batch = layout.build([completion_of(rollout, 0.0)])
     with torch.no_grad():
-        logp = model.run.policy.forward(batch).logp
+        logp = model.run.learner.policy.forward(batch).logp
     assert logp.tolist() == pytest.approx(told, abs=1e-5)
     assert rollout.routes is not None and call.unfit == ""
 

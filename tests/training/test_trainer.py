@@ -290,7 +290,7 @@ class Failing:
             calls.append(name)
             if len(calls) == k:
                 if name == "load":
-                    sampler.version = args[1]  # as the port has it
+                    sampler.version = args[0].version  # as the port has it
                 raise SamplerError("the engine is dead")
             return method(sampler, *args)
 

@@ -7,7 +7,9 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gspo.ports import Job, Sampler
 from gspo.types import Prompt, Rollout, Sampling
@@ -37,7 +39,8 @@ class Batching:
     """
 
     def __init__(self, sampler: Sampler) -> None:
-        self.sampler, self.still = sampler, threading.Lock()
+        self.sampler = sampler
+        self.still: AbstractContextManager[Any] = threading.Lock()
         self._queue: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
         self._patience, self._sizes = WINDOW, deque([1], 4)
         self._thread = threading.Thread(target=self._work, daemon=True)

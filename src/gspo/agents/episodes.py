@@ -8,33 +8,38 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gspo.agents.batching import Batching
 from gspo.agents.calls import Call, Calls, Message
 from gspo.agents.chat import Asked, Chat, TooLong
 from gspo.agents.environment import Environment, Step
 from gspo.agents.token_tree import woven
 from gspo.data.chat_template import Encoder
-from gspo.ports import Policy, Sampler, SamplerError, seed_of
+from gspo.ports import Sampler, SamplerError, Speaker, Weights, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
 Make = Callable[[Mapping[str, Any]], Environment]
 
 
 class WholeEpisodes:
-    """A sampler whose completions are whole episodes, as `_play` plays one; `sampler` samples its answers."""
+    """A sampler whose completions are whole episodes, as `_play` plays one; `sampler` samples its answers, through `speaker`
+    one at a time.
+    """
 
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
-        self._speaker: Any = sampler if hasattr(sampler, "begin") else Batching(sampler)
+    def __init__(self, sampler: Sampler, speaker: Speaker) -> None:
+        self.sampler, self.speaker = sampler, speaker
 
     @property
     def version(self) -> int:
         """That of the weights of now."""
         return self.sampler.version
 
-    def load(self, policy: Policy, version: int) -> None:
-        """Takes over the policy's weights."""
-        self.sampler.load(policy, version)
+    @property
+    def probes(self) -> list[Rollout]:
+        """Completions of the present weights, where the sampler proves them."""
+        return self.sampler.probes
+
+    def load(self, weights: Weights) -> None:
+        """Takes over these weights."""
+        self.sampler.load(weights)
 
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
@@ -63,16 +68,16 @@ class Episodes(WholeEpisodes):
     """
 
     def __init__(
-        self, sampler: Sampler, encoder: Encoder, context: int | None, make: Make, column: str, max_turns: int,
-        step_timeout: float,
+        self, sampler: Sampler, speaker: Speaker, encoder: Encoder, context: int | None, make: Make, column: str,
+        max_turns: int, step_timeout: float,
     ) -> None:  # fmt: skip
-        super().__init__(sampler)
+        super().__init__(sampler, speaker)
         self.encoder, self.context, self.make, self.column = encoder, context, make, column
         self.max_turns, self.step_timeout = max_turns, step_timeout
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         # Each has calls of its own: another's answer in the same words is not this one's.
-        chat = Chat(self._speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
+        chat = Chat(self.speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
         return await Episode(self, chat, prompt, seed).play()
 
 

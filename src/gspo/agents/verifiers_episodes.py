@@ -17,7 +17,6 @@ import verifiers.v1 as vf
 from verifiers.v1.interception import InterceptionServerConfig
 
 from gspo.agents import verifiers_harness
-from gspo.agents.batching import Batching
 from gspo.agents.calls import Calls
 from gspo.agents.chat import Chat
 from gspo.agents.episodes import WholeEpisodes
@@ -27,7 +26,7 @@ from gspo.config.lookup import describe
 from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.verifiers_tasks import check_installed, tasks_of, taskset_options
-from gspo.ports import Sampler
+from gspo.ports import Sampler, Speaker
 from gspo.types import Prompt, Rollout, Sampling
 
 AT_ONCE = 256  # episodes: harnesses may be processes or containers
@@ -84,8 +83,10 @@ class VerifiersEpisodes(WholeEpisodes):
     environments share (tool servers) lives in it.
     """
 
-    def __init__(self, sampler: Sampler, encoder: Encoder, context: int | None, task: TaskConfig) -> None:
-        super().__init__(sampler)
+    def __init__(
+        self, sampler: Sampler, speaker: Speaker, encoder: Encoder, context: int | None, task: TaskConfig
+    ) -> None:  # fmt: skip
+        super().__init__(sampler, speaker)
         self.encoder, self.context, self.task = encoder, context, task
         self._client = PolicyClient()
         self._made = [
@@ -105,8 +106,6 @@ class VerifiersEpisodes(WholeEpisodes):
     def __exit__(self, *error: object) -> None:
         self._runner.run(self._stack.aclose())
         self._runner.close()
-        if isinstance(self._speaker, Batching):
-            self._speaker.close()
 
     async def _open(self) -> None:
         for env, _ in self._made:
@@ -124,7 +123,7 @@ class VerifiersEpisodes(WholeEpisodes):
     async def _played(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         key = prompt.columns["task"]
         env, task = next((env, held.by_content[key]) for env, held in self._made if key in held.by_content)
-        chat = Chat(self._speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
+        chat = Chat(self.speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
         how = vf.SamplingConfig(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_new_tokens
         )

@@ -28,16 +28,17 @@ from gspo.data.chat_template import Encoder
 from gspo.data.prompts import PromptStream, digest, load_rows
 from gspo.data.verifiers_tasks import library
 from gspo.learner.algorithm import resolve, resolved
-from gspo.learner.learner import Learner
+from gspo.learner.imitation import Imitation
+from gspo.learner.learner import LocalLearner, PolicyLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
-from gspo.ports import Report, Scorer
+from gspo.ports import Report, RolloutSource, Scorer
 from gspo.rewards.judge import Judge
 from gspo.rewards.reward_model import RewardModel
 from gspo.rewards.scorer import Rewards
-from gspo.rollout.asynchronous import AheadSource
-from gspo.rollout.dynamic_sampling import RefilledSource
-from gspo.rollout.external import Handed, HandedSource
+from gspo.rollout.asynchronous import AsynchronousSource
+from gspo.rollout.dynamic_sampling import DynamicSamplingSource
+from gspo.rollout.external import AlreadyScored, ExternalSource
 from gspo.rollout.synchronous import SynchronousSource
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
@@ -54,7 +55,7 @@ def scorer_of(config: Config, given: Given) -> Iterator[Any]:
     """Whoever scores: the rewards, or nobody, where an environment does."""
     if played(config.task):
         _check_played(config.task, given)
-        yield Handed()
+        yield AlreadyScored()
         return
     with ExitStack() as stack:
         made: dict[str, Any] = {}
@@ -102,12 +103,12 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
             with loading("the model"):  # last: what is wrong elsewhere shows in seconds, weights may take minutes
                 model, reference = models_of(config, given, last)
 
-        def source(sampler: Any, sampling: Sampling, report: Report) -> Any:
+        def source(sampler: Any, sampling: Sampling, report: Report) -> RolloutSource:
             stream, rollout = PromptStream(prompts, config.task.seed), config.rollout
             if rollout.refill:
-                return RefilledSource(stream, sampler, scorer, rollout, config.algorithm, sampling, report)
-            made: Any = AheadSource if rollout.max_staleness else SynchronousSource
-            return made(stream, sampler, scorer, rollout, sampling, report)
+                return DynamicSamplingSource(stream, sampler, scorer, rollout, config.algorithm, sampling, report)
+            kind = AsynchronousSource if rollout.max_staleness else SynchronousSource
+            return kind(stream, sampler, scorer, rollout, sampling, report)
 
         loaded = Loaded(model, reference, [*odd, *texts(heard)], prompts, held_out)
         with assembled(config, loaded, folder, last, source, scorer) as run:
@@ -116,20 +117,25 @@ def training(config: Config, resume: bool = False, given: Given | None = None) -
 
 
 @contextmanager
-def serving(config: Config, resume: bool = False, given: Given | None = None) -> Iterator[tuple[Run, HFModel]]:
-    """A run that trains on what agents hand over (rollout/external.py), and its model."""
+def serving(
+    config: Config, resume: bool = False, given: Given | None = None
+) -> Iterator[tuple[Run, ExternalSource, HFModel]]:  # fmt: skip
+    """A run that trains on what agents hand over, the source that takes it, and its model."""
     given = given or Given()
     config, odd = resolved(config)
     with claimed(config, resume) as (folder, last):
         with warnings.catch_warnings(record=True) as heard, loading("the model"):
             model, reference = models_of(config, given, last)
 
-        def source(sampler: Any, sampling: Sampling, report: Report) -> HandedSource:
-            return HandedSource(sampler, sampling)
+        sources: list[ExternalSource] = []
+
+        def source(sampler: Any, sampling: Sampling, report: Report) -> ExternalSource:
+            sources.append(ExternalSource(sampler, sampling))
+            return sources[0]
 
         loaded = Loaded(model, reference, [*odd, *texts(heard)])
-        with assembled(config, loaded, folder, last, source, Handed()) as run:
-            yield run, model
+        with assembled(config, loaded, folder, last, source, AlreadyScored()) as run:
+            yield run, sources[0], model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +152,7 @@ class Loaded:
 @contextmanager
 def assembled(
     config: Config, loaded: Loaded, folder: RunFolder | None, last: Path | None,
-    source: Callable[[Any, Sampling, Report], Any], scorer: Scorer,
+    source: Callable[[Any, Sampling, Report], RolloutSource], scorer: Scorer,
 ) -> Iterator[Run]:  # fmt: skip
     """A run of loaded parts, with its samplers and its folder, and restored from the checkpoint `last` if there is one."""
     model, rollout = loaded.model, config.rollout
@@ -168,21 +174,26 @@ def assembled(
     ):
         warn_of(log, loaded.told, model)
         note_what_is_not_done(log, policy, config)
-        groups = source(sampler, sampling, screen.phase)
         run = Run(
             config=config,
-            policy=policy,
-            reference=loaded.reference,
+            row=row,
             sampler=sampler,
             evaluator=evaluator,
             scorer=scorer,
-            prompts=getattr(groups, "prompts", groups),
             held_out=loaded.held_out,
-            source=groups,
+            source=source(sampler, sampling, screen.phase),
             sampling=sampling,
             eval_sampling=eval_sampling,
-            learner=Learner(policy, optimizer, config.train.micro_batch_tokens, algorithm.router_replay != "none", log.warn),
-            objective=PolicyObjective(row, algorithm, rollout.max_completion_length),
+            learner=PolicyLearner(
+                policy,
+                optimizer,
+                PolicyObjective(row, algorithm, rollout.max_completion_length),
+                config.train.micro_batch_tokens,
+                router_replay=algorithm.router_replay,
+                reference=loaded.reference,
+                scale=algorithm.scale_rewards or "batch",
+                tell=log.warn,
+            ),
             log=log,
             screen=screen,
             decode=lambda token: str(model.tokenizer.decode([token])),
@@ -209,7 +220,9 @@ def note_what_is_not_done(log: RunLog, policy: HFPolicy, config: Config) -> None
 
 
 @contextmanager
-def imitating(config: Config, resume: bool = False, given: Given | None = None) -> Iterator[tuple[sft.ColdStart, HFModel]]:
+def imitating(
+    config: Config, resume: bool = False, given: Given | None = None
+) -> Iterator[tuple[sft.SupervisedRun, HFModel]]:  # fmt: skip
     """A supervised run, ready for sft.fit, and its model."""
     given = given or Given()
     with claimed(config, resume) as (folder, last):
@@ -225,14 +238,13 @@ def imitating(config: Config, resume: bool = False, given: Given | None = None) 
         policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
         optimizer = optimizer_of(config, policy, config.train.steps)
         completions = [sft.imitated(row.prompt.tokens, row.completion) for row in rows]
-        with open_run(config, folder, last, "cold start") as (log, screen, state):
+        with open_run(config, folder, last, "supervised fine-tuning") as (log, screen, state):
             warn_of(log, texts(heard), model)
             note_what_is_not_done(log, policy, config)
-            run = sft.ColdStart(
+            run = sft.SupervisedRun(
                 config=config,
-                policy=policy,
                 rows=PromptStream(completions, config.task.seed),
-                learner=Learner(policy, optimizer, config.train.micro_batch_tokens, tell=log.warn),
+                learner=LocalLearner(policy, optimizer, Imitation(), config.train.micro_batch_tokens, tell=log.warn),
                 log=log,
                 screen=screen,
                 data=digest([row.prompt for row in rows]),

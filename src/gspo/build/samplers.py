@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import cast
 
+from gspo.agents.batching import Batching
 from gspo.agents.episodes import Episodes
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
@@ -16,7 +18,8 @@ from gspo.config.checks import played
 from gspo.config.lookup import load_function
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
-from gspo.ports import Sampler
+from gspo.learner.weights import PolicyWeights
+from gspo.ports import Sampler, Speaker, StreamingSampler
 from gspo.types import Sampling
 
 EVAL_SEED = 1 << 40  # far from every training seed
@@ -58,7 +61,7 @@ def samplers_of(config: Config, policy: HFPolicy, keep: Path | None = None) -> I
             return
         coarse = dataclasses.replace(policy.model, model=copy.deepcopy(policy.model.model))
         sampler = HFSampler(coarse, config.sampler.batch_size, config.sampler.quantize)
-        sampler.load(policy, 0)
+        sampler.load(PolicyWeights(policy, 0))
         with playing(config, policy.model, sampler) as rounded:
             yield rounded, both
 
@@ -74,8 +77,23 @@ def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sample
     if task.environment is None:
         from gspo.agents.verifiers_episodes import VerifiersEpisodes
 
-        with VerifiersEpisodes(sampler, encoder, model.context_length, task) as episodes:
+        with (
+            speaker_of(config, sampler) as speaker,
+            VerifiersEpisodes(sampler, speaker, encoder, model.context_length, task) as episodes,
+        ):
             yield episodes
         return
     make = load_function(task.environment, "task.environment")
-    yield Episodes(sampler, encoder, model.context_length, make, task.prompt_column, task.max_turns, task.step_timeout)
+    context, rules = model.context_length, (task.prompt_column, task.max_turns, task.step_timeout)
+    with speaker_of(config, sampler) as speaker:
+        yield Episodes(sampler, speaker, encoder, context, make, *rules)
+
+
+@contextmanager
+def speaker_of(config: Config, sampler: Sampler) -> Iterator[Speaker]:
+    """Whoever samples one completion at a time: vLLM does; for the embedded sampler those that come together are a batch."""
+    if config.sampler.engine == "vllm":
+        yield cast(StreamingSampler, sampler)
+        return
+    with closing(Batching(sampler)) as batching:
+        yield batching

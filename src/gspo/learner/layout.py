@@ -205,30 +205,31 @@ def size(completions: Sequence[Completion], share: bool) -> int:
     return max(paths) * len(paths)
 
 
-def micro_batches(completions: Sequence[Completion], max_tokens: int, share: bool = False) -> list[list[Completion]]:
-    """Splits completions so that no part reads more than `max_tokens` tokens, padding included; a longer completion is
-    alone.
+def micro_batches(completions: Sequence[Completion], max_tokens: int, share: bool = False) -> list[list[int]]:
+    """Deals completions, by their indices, into parts of which none reads more than `max_tokens` tokens, padding included; a
+    longer completion is alone.
 
     With `share` completions keep their order, so that those of one prompt stay neighbours, and nothing is padded (where
     `worth_sharing` says no, rows are, by less than GATHERING); else they are sorted by length, so that rows of a part need
     little padding.
     """
-    widths = {id(completion): _paths(completion) for completion in completions}
-    order = list(completions) if share else sorted(completions, key=lambda completion: max(widths[id(completion)]))
-    parts: list[list[Completion]] = []
+    paths = [_paths(completion) for completion in completions]
+    widest = [max(lengths) for lengths in paths]
+    order = range(len(completions)) if share else sorted(range(len(completions)), key=widest.__getitem__)
+    parts: list[list[int]] = []
     size = rows = 0
-    for completion in order:
-        width, more = max(widths[id(completion)]), len(widths[id(completion)])
-        alone = len(completion.tokens) if share else width * more
+    for i in order:
+        width, more = widest[i], len(paths[i])
+        alone = len(completions[i].tokens) if share else width * more
         if share and parts:
-            size += alone - _common_prefix(parts[-1][-1], completion)
+            size += alone - _common_prefix(completions[parts[-1][-1]], completions[i])
         else:
             rows += more
             size = width * rows
         if not parts or size > max_tokens:
             parts.append([])
             size, rows = alone, more
-        parts[-1].append(completion)
+        parts[-1].append(i)
     return parts
 
 

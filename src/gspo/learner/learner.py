@@ -1,169 +1,226 @@
-"""One update: count, forward, backward, step.
-
-The denominator is one number for the whole update, known before the first forward pass, so that micro-batches, their
-order and the number of processes change no gradient.
-"""
+"""The learners of ports.py in one process: a policy, its optimizer, what is minimised, and the batch of now."""
 
 from __future__ import annotations
 
-import gc
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gspo.learner import layout
+from gspo.learner.agreement import disagreement, first_look, paired
+from gspo.learner.memory import MicroBatches
+from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
-from gspo.ports import Objective, Policy
-from gspo.types import Completion, Outputs, Seen, Stats
+from gspo.learner.ports import Objective, Policy
+from gspo.learner.reading import read
+from gspo.learner.update import Updater
+from gspo.learner.weights import PolicyWeights
+from gspo.objective.completions import Completions
+from gspo.objective.losses import level_ratio
+from gspo.objective.mismatch import std
+from gspo.objective.ppo import gae, whiten
+from gspo.runs.checkpoint import MODEL, read_state
+from gspo.types import Agreement, Completion, Metrics, Reading, Stats, Update
 
-Made = TypeVar("Made")
+LEARNER = "learner.pt"
+PROBED = 32  # completions that sampler and trainer are compared on where no pass over all is made anyway
 
 
-class Learner:
-    """A policy and its optimizer. `max_tokens`: most tokens, padding included, in one forward pass. `replay`: updates use
-    the experts of their completions' routes (Routing Replay). tell: hears where memory does not suffice. skipped: what the
-    last update left out, as shares of its sampled tokens: of idle completions, and of other micro-batches' backward passes.
-    """
+class LocalLearner:
+    """A policy and its optimizer; what is minimised is `objective`. tell: hears where memory does not suffice."""
 
     def __init__(
-        self, policy: Policy, optimizer: Optimizer, max_tokens: int, replay: bool = False,
+        self, policy: Policy, optimizer: Optimizer, objective: Objective, max_tokens: int, *, replay: bool = False,
         tell: Callable[[str], None] = lambda text: None,
-    ):  # fmt: skip
-        self.policy = policy
-        self.optimizer = optimizer
-        self.max_tokens = max_tokens
-        self.replay, self.tell = replay, tell
-        self.skipped: dict[str, float] = {}
-        self.part: Sequence[Completion] = ()  # what is being read
+    ) -> None:  # fmt: skip
+        self.policy, self.optimizer, self.objective = policy, optimizer, objective
+        self.micro_batches = MicroBatches(max_tokens, tell)
+        self.updater = Updater(policy, optimizer, self.micro_batches, replay)
+        self.mini_batches: list[list[Completion]] = []
 
-    def update(self, objective: Objective, completions: Sequence[Completion]) -> tuple[dict[str, Any], Stats]:
-        """One optimizer step on these completions. Returns its metrics and the statistics behind them. Where memory does not
-        suffice, max_tokens is halved and all is done again; RuntimeError where that does not help either.
-        """
-        active = [completion for completion in completions if not objective.idle(completion)] or list(completions)
-        gathered, total = self._within_memory(active, lambda: self._gradient(objective, completions, active))
-        done = self.optimizer.step(total)
-        merged = {name: torch.cat(values).cpu() for name, values in gathered.items()}
-        return {"loss": total} | objective.summary(merged, completions) | done, merged
+    @property
+    def lr_scale(self) -> float:
+        """Factor of the scheduled learning rate."""
+        return self.optimizer.scale
 
-    def _gradient(
-        self, objective: Objective, completions: Sequence[Completion], active: Sequence[Completion]
-    ) -> tuple[dict[str, list[Tensor]], float]:
-        """Adds up the gradient of an update. Returns its statistics, micro-batch by micro-batch, and the loss.
+    @lr_scale.setter
+    def lr_scale(self, value: float) -> None:
+        """Sets it."""
+        self.optimizer.scale = value
 
-        What has exactly zero gradient is left out: idle completions altogether, and the backward pass of micro-batches. The
-        denominator counts them, so the gradient is that of the whole. One backward pass is always run: the optimizer then
-        sees zeros, as it would have, and not nothing.
-        """
-        denominator = objective.denominator(completions)
-        gathered: dict[str, list[Tensor]] = defaultdict(list)
-        total = torch.zeros((), dtype=torch.float64)
-        parts = layout.micro_batches(active, self.max_tokens, self.policy.shares_prompts)
-        passed = 0  # tokens whose backward pass was run
-        for left, part in zip(range(len(parts) - 1, -1, -1), parts):
-            loss, stats, tokens = self._pass(objective, part, denominator, always=not left and not passed)
-            passed += tokens
-            total += loss.cpu().double()
-            for name, value in stats.items():
-                gathered[name].append(value)
-        every, read = (sum(len(completion.logp_old) for completion in some) for some in (completions, active))
-        self.skipped = {"skipped/completions": 1 - read / every, "skipped/backward": (read - passed) / every}
-        return gathered, float(total)
+    def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
+        """Takes over the batch that the next updates learn from."""
+        self.mini_batches = [list(part) for part in mini_batches]
 
-    def _pass(
-        self, objective: Objective, part: Sequence[Completion], denominator: float, always: bool
-    ) -> tuple[Tensor, Stats, int]:
-        """One micro-batch's part of the loss, its statistics, and the tokens whose backward pass was run. Nothing of its
-        graph outlives it.
-        """
-        self.part = part
-        batch = layout.build(part, self.policy.shares_prompts)
-        out = self.policy.forward(batch, entropy=True, routing=True, replay=self.replay)
-        said = cut(out)
-        terms, stats = objective.terms(said, batch.to(self.policy.device))
-        loss = terms.sum() / denominator
-        loss.backward()
-        return loss.detach(), stats, len(batch.node) if pull(out, said, always) else 0
+    def update(self, number: int) -> Update:
+        """One optimizer step on the mini-batch of that number, of those that were taken over."""
+        return Update(self._update(number)[0])
 
-    def _within_memory(self, completions: Sequence[Completion], attempt: Callable[[], Made]) -> Made:
-        """What `attempt` makes of these completions, with micro-batches that fit."""
-        while True:
-            try:
-                return attempt()
-            except RuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-                share = self.policy.shares_prompts
-                parts = layout.micro_batches(completions, self.max_tokens, share)
-                most = max(layout.size(part, share) for part in parts)
-                if len(self.part) == 1:  # which no smaller micro-batch would make smaller
-                    raise RuntimeError(
-                        f"out of memory with one completion of {layout.size(self.part, share)} tokens: set "
-                        "train.gradient_checkpointing = true, on a GPU train.offload_optimizer = true, lower "
-                        "rollout.max_completion_length, or train adapters (lora.rank)"
-                    ) from error
-            # The error is gone here, and with it the tensors that it held.
-            self.optimizer.clear()
-            self.max_tokens = min(most, self.max_tokens) // 2
-            self.tell(f"memory did not suffice: micro-batches have at most {self.max_tokens} tokens from here on")
-            gc.collect()
-            if self.policy.device.type == "cuda":
-                torch.cuda.empty_cache()
+    def _update(self, number: int) -> tuple[Metrics, Stats]:
+        part = self.mini_batches[number]
+        metrics, stats = self.updater.update(self.objective, part)
+        self.objective.watch(stats, part)
+        return metrics, stats
 
-    @torch.no_grad()
-    def read(
-        self, policy: Policy, completions: Sequence[Completion], *, routing: bool = False, replay: bool = False
-    ) -> list[Seen]:
-        """What `policy` says of each completion (pi_old recomputed, or a reference), without gradient. Of memory as
-        `update`.
-        """
-        return self._within_memory(completions, lambda: self._said(policy, completions, routing, replay))
+    def read(self, completions: Sequence[Completion]) -> list[Tensor]:
+        """The log-probabilities of the sampled tokens of a few completions, each [|y|]."""
+        return [reading.logp for reading in read(self.policy, completions, self.micro_batches)]
 
-    def _said(self, policy: Policy, completions: Sequence[Completion], routing: bool, replay: bool) -> list[Seen]:
-        found: dict[int, Seen] = {}
-        for part in layout.micro_batches(completions, self.max_tokens, policy.shares_prompts):
-            self.part = part
-            batch = layout.build(part, policy.shares_prompts)
-            out = policy.forward(batch, routing=routing, replay=replay)
-            lengths, nothing = batch.length.tolist(), [None] * len(part)
-            logps = out.logp.cpu().split(lengths)
-            values = nothing if out.values is None else out.values.cpu().split(lengths)
-            routes = nothing
-            if out.routing is not None:
-                routes = out.routing.own.cpu()[batch.path].split([len(completion.tokens) for completion in part])
-            found |= {id(completion): Seen(*seen) for completion, *seen in zip(part, logps, routes, values)}
-        return [found[id(completion)] for completion in completions]
+    def publish(self, version: int) -> PolicyWeights:
+        """A handle on the weights as they are now."""
+        return PolicyWeights(self.policy, version, self.micro_batches)
+
+    def save(self, folder: Path) -> None:
+        """Writes `folder`/model in Hugging Face format, and beside it what else the next update depends on."""
+        self.policy.save(str(folder / MODEL))
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "lr_scale": self.lr_scale,
+            "objective": self.objective.state_dict(),
+            "policy": self.policy.state_dict(),
+        }
+        torch.save(state, folder / LEARNER)
+
+    def resume(self, folder: Path) -> None:
+        """Goes on from what `save` wrote, with a policy that holds the model already."""
+        state = read_state(folder, LEARNER)
+        self._load(state)
+        self.lr_scale = state["lr_scale"]
+
+    def rewind(self, folder: Path, lr_factor: float) -> None:
+        """Takes over what `save` wrote, the model too. The count of updates goes on, the learning rate times lr_factor."""
+        updates, scale = self.optimizer.updates, self.lr_scale
+        self.policy.load(str(folder / MODEL))
+        self._load(read_state(folder, LEARNER))
+        self.optimizer.updates, self.lr_scale = updates, scale * lr_factor
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self.policy.load_state_dict(state["policy"])
+        self.objective.load_state_dict(state["objective"])
+        self.optimizer.load_state_dict(state["optimizer"])
 
 
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether this is a GPU's or a CPU's way to say that memory did not suffice."""
-    return any(words in str(error) for words in ("out of memory", "ALLOC_FAILED", "can't allocate memory"))
+class PolicyLearner(LocalLearner):
+    """A learner by an algorithm of the table.
 
-
-def cut(out: Outputs) -> Outputs:
-    """The same, cut off from the policy: gradients stop here, where `pull` finds them."""
-
-    def leaf(x: Tensor | None) -> Tensor | None:
-        return x if x is None or not x.requires_grad else x.detach().requires_grad_()
-
-    routing = None if out.routing is None else out.routing._replace(logits=leaf(out.routing.logits))
-    logp = leaf(out.logp)
-    assert logp is not None
-    return Outputs(logp, leaf(out.entropy), routing, leaf(out.values))
-
-
-def pull(out: Outputs, said: Outputs, always: bool) -> bool:
-    """Passes the gradients that `cut` stopped on to the policy's parameters, where any is not zero (or `always`). Returns
-    whether it did.
+    router_replay: whose experts updates replay. reference: the policy of the KL term, or None. scale: "batch" whitens a
+    critic's advantages over all tokens of a batch, "none" leaves them.
     """
-    pairs = [(out.logp, said.logp), (out.entropy, said.entropy), (out.values, said.values)]
-    if out.routing is not None and said.routing is not None:
-        pairs.append((out.routing.logits, said.routing.logits))
-    found = [(x, leaf.grad) for x, leaf in pairs if x is not None and leaf is not None and leaf.grad is not None]
-    if not always and not any(bool(gradient.any()) for _, gradient in found):
-        return False
-    torch.autograd.backward([x for x, _ in found], [gradient for _, gradient in found])
-    return True
+
+    objective: PolicyObjective
+
+    def __init__(
+        self, policy: Policy, optimizer: Optimizer, objective: PolicyObjective, max_tokens: int, *,
+        router_replay: str = "none", reference: Policy | None = None, scale: str = "batch",
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:  # fmt: skip
+        super().__init__(policy, optimizer, objective, max_tokens, replay=router_replay != "none", tell=tell)
+        self.router_replay, self.reference, self.scale = router_replay, reference, scale
+        self._disagreement: Metrics | None = None  # of sampler and trainer, where a pass has shown it
+        self._fresh: tuple[Tensor, Tensor, Completions] | None = None  # log pi and log mu of fresh completions
+        self._noise: Tensor | None = None  # ratios that nothing but numerics moved; None before a batch's first update
+
+    @property
+    def clip(self) -> tuple[float, float] | None:
+        """The clip range in force."""
+        return self.objective.clip
+
+    def prepare(
+        self, mini_batches: Sequence[Sequence[Completion]], recompute: bool, fresh: Sequence[Completion] = ()
+    ) -> None:
+        """Takes over a batch and fills in what its updates need: pi_old's likelihoods (recompute) and experts (R2), the
+        critic's values and advantages, the reference's likelihoods. fresh: where the batch is of older weights, completions
+        that the present ones sampled.
+        """
+        self.take(mini_batches)
+        self._disagreement = self._fresh = self._noise = None
+        if recompute or self.router_replay == "R2":
+            self._disagreement = self._recall(recompute)
+        if fresh:
+            self._disagreement = self.compare(fresh).metrics
+            self._fresh = None if recompute else self._fresh
+        if self.objective.critic:
+            self._estimate(self.objective.critic)
+        if self.reference is not None:
+            self._refer(self.reference)
+
+    def compare(self, completions: Sequence[Completion]) -> Agreement:
+        """How far sampler and trainer disagree, by some of these completions, which the present weights sampled."""
+        some = list(completions[:: max(1, len(completions) // PROBED)])
+        readings = read(self.policy, some, self.micro_batches, routing=self.policy.sparse)
+        self._fresh = logp, logp_mu, y = paired(some, readings)
+        clipped = self.objective.numerics(logp, logp_mu, y, torch.tensor([-1.0, 1.0]))
+        noise = level_ratio(self.objective.row.level, logp, logp_mu, y)
+        return Agreement(disagreement(some, readings), std(noise), clipped)
+
+    def update(self, number: int) -> Update:
+        """One optimizer step on the mini-batch of that number. The first one of a batch says what numerics alone do."""
+        first = self._noise is None
+        metrics, stats = self._update(number)
+        metrics |= self.updater.skipped
+        return Update(metrics, self._floor(metrics, stats) if first else None)
+
+    def _floor(self, metrics: Metrics, stats: Stats) -> Agreement:
+        """What numerics alone do to the ratio: to that of fresh completions, else to that of a first update, which nothing
+        else has moved yet.
+        """
+        if self._fresh is not None:
+            logp, logp_mu, y = self._fresh
+            self._noise = level_ratio(self.objective.row.level, logp, logp_mu, y)
+            clipped = self.objective.numerics(logp, logp_mu, y, stats["advantage"]) * (1 - metrics["skipped/completions"])
+        else:
+            self._noise, clipped = stats["ratio"], metrics["clip_ratio/tokens"]
+        disagreement = first_look(stats) if self._disagreement is None else self._disagreement
+        return Agreement(disagreement, std(self._noise), clipped)
+
+    def finish(self) -> bool:
+        """Ends a step: a clip range that sets itself moves. Returns whether the noise floor now holds it up."""
+        assert self._noise is not None, "a step has an update"
+        return self.objective.settle(self._noise)
+
+    def _recall(self, recompute: bool) -> Metrics:
+        """Fills in what the policy, not yet updated, says of the completions that updates read: its likelihoods as pi_old's
+        where asked to, and its experts, unless R3 keeps the sampler's. Returns how far the sampler disagrees.
+        """
+        sampled = self.router_replay == "R3"
+        at = [(i, j) for i, part in enumerate(self.mini_batches) for j in self._read_by_updates(part)]
+        completions = [self.mini_batches[i][j] for i, j in at]
+        readings = read(self.policy, completions, self.micro_batches, routing=self.policy.sparse, replay=sampled)
+        for (i, j), completion, reading in zip(at, completions, readings):
+            logp_old = reading.logp if recompute else completion.logp_old
+            routes = completion.routes if sampled else reading.routes
+            self.mini_batches[i][j] = replace(completion, logp_old=logp_old, routes=routes)
+        return disagreement(completions, readings)
+
+    def _read_by_updates(self, part: Sequence[Completion]) -> list[int]:
+        """Which completions of a mini-batch its update reads: all but idle ones, or all where all are idle."""
+        active = [j for j, completion in enumerate(part) if not self.objective.idle(completion)]
+        return active or list(range(len(part)))
+
+    def _estimate(self, critic: Mapping[str, float]) -> None:
+        """Fills in advantages by token and returns, from the critic as it is before the first update (PPO)."""
+        completions = [completion for part in self.mini_batches for completion in part]
+        values = [reading.values for reading in read(self.policy, completions, self.micro_batches)]
+        assert all(value is not None for value in values), "build/assemble.py gives the policy a critic"
+        y = Completions.of(torch.tensor([len(completion.logp_old) for completion in completions]))
+        flat = torch.cat(values)  # type: ignore[arg-type]
+        rewards = torch.tensor([completion.reward for completion in completions])
+        A, returns = gae(rewards, flat, y, critic["gamma"], critic["lam"])
+        A = whiten(A) if self.scale == "batch" else A
+        parts = zip(*(x.split(y.length.tolist()) for x in (A, flat, returns)))
+        self._fill([replace(c, advantage=a, values=v, returns=r) for c, (a, v, r) in zip(completions, parts)])
+
+    def _refer(self, reference: Policy) -> None:
+        """Fills in the reference's likelihoods."""
+        completions = [completion for part in self.mini_batches for completion in part]
+        with reference.awake():
+            readings: list[Reading] = read(reference, completions, self.micro_batches)
+        self._fill([replace(completion, logp_ref=reading.logp) for completion, reading in zip(completions, readings)])
+
+    def _fill(self, completions: Sequence[Completion]) -> None:
+        """Puts these, in the order of the mini-batches, in the place of those that were there."""
+        every = iter(completions)
+        self.mini_batches = [[next(every) for _ in part] for part in self.mini_batches]

@@ -33,13 +33,12 @@ class Flight:
         return [job.so_far for job in self.jobs] if self.jobs else self.so_far
 
 
-class AheadSource:
+class AsynchronousSource:
     """Groups, batch after batch, while others are being sampled (rollout.max_staleness = k > 0).
 
     (k + 1) x num_prompts groups are under way, and a batch takes the oldest: the order is that of the prompts, whatever
     their completions' lengths, so no length is favoured. A long completion has k steps more to end before the trainer waits
-    for it, and no token is older than k versions. Attributes as in rollout.SynchronousSource; newest: groups of the weights
-    of now, for what numerics do.
+    for it, and no token is older than k versions. Attributes as in synchronous.SynchronousSource.
     """
 
     def __init__(
@@ -51,12 +50,13 @@ class AheadSource:
         self.num_prompts, self.num_generations = config.num_prompts, config.num_generations
         self.delay = config.max_staleness
         self.flights: deque[Flight] = deque()
-        self.seconds: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
 
-    @property
-    def newest(self) -> list[Group]:
-        """Completions that the weights of now sampled."""
-        return [Group(rollout.prompt, [rollout]) for rollout in self.sampler.probes]
+    stale = True
+
+    def fresh(self) -> list[Rollout]:
+        """Those by which the sampler proved the present weights."""
+        return self.sampler.probes
 
     def __iter__(self) -> Iterator[Group]:
         while True:
@@ -67,8 +67,8 @@ class AheadSource:
             rollouts = [job.result() for flight in batch for job in flight.jobs]
             total = len(rollouts)
             scored = iter(self.scorer.score(rollouts, partial(self._scored, total)))
-            self.seconds = {"time/sample": waited - begin, "time/score": time.perf_counter() - waited}
-            self.seconds |= self.scorer.counts()
+            self.metrics = {"time/sample": waited - begin, "time/score": time.perf_counter() - waited}
+            self.metrics |= self.scorer.counts()
             for _ in batch:
                 self.flights.popleft()
             yield from [Group(flight.prompt, [next(scored) for _ in flight.jobs]) for flight in batch]
@@ -109,16 +109,16 @@ class AheadSource:
                 job.cancel()
         self.flights.clear()
 
-    def state_dict(self) -> list[dict[str, Any]]:
+    def state_dict(self) -> dict[str, Any]:
         """All that is under way, half-finished completions included, in plain types."""
-        return [{"number": flight.number, "rollouts": [plain(one) for one in flight.known()]} for flight in self.flights]
+        flights = [{"number": flight.number, "rollouts": [plain(one) for one in flight.known()]} for flight in self.flights]
+        return {"position": self.prompts.position, "flights": flights}
 
-    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`; completions go on where they were."""
-        position = self.prompts.position
-        for one in state:
-            self.prompts.position = one["number"]
+        for flight in state["flights"]:
+            self.prompts.position = flight["number"]
             (prompt,) = self.prompts.take(1)
-            known = [Rollout(prompt=prompt, **rollout) for rollout in one["rollouts"]]
-            self.flights.append(Flight(one["number"], prompt, known))
-        self.prompts.position = position
+            rollouts = [Rollout(prompt=prompt, **rollout) for rollout in flight["rollouts"]]
+            self.flights.append(Flight(flight["number"], prompt, rollouts))
+        self.prompts.position = state["position"]

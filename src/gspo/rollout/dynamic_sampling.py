@@ -12,18 +12,18 @@ from gspo.ports import PromptSource, Report, Sampler, SamplerError, Scorer
 from gspo.rollout.credit import teaches, trained_on
 from gspo.rollout.metrics import sampled_metrics
 from gspo.rollout.synchronous import added, sample_groups
-from gspo.types import Group, Sampling
+from gspo.types import Group, Rollout, Sampling
 
 
-class RefilledSource:
+class DynamicSamplingSource:
     """Groups, batch after batch, each sampled with the weights of the moment that it is asked for (rollout.refill > 0).
 
     A batch begins with num_prompts prompts. Further rounds follow, `refill` at most, while fewer groups than that teach:
-    while fewer have an advantage that is not zero, as training sees it. Attributes as in rollout.SynchronousSource;
-    seconds: also what the step tells of all completions that were sampled for it, and `refill/...`.
+    while fewer have an advantage that is not zero, as training sees it. Attributes as in synchronous.SynchronousSource;
+    metrics: also what the step tells of all completions that were sampled for it, and `refill/...`.
     """
 
-    delay = 0
+    stale = False
 
     def __init__(
         self, prompts: PromptSource, sampler: Sampler, scorer: Scorer, config: RolloutConfig, algorithm: AlgorithmConfig,
@@ -32,13 +32,11 @@ class RefilledSource:
         self.prompts, self.sampler, self.scorer = prompts, sampler, scorer
         self.config, self.algorithm = config, algorithm
         self.sampling, self.report = sampling, report
-        self.newest: list[Group] = []
-        self.seconds: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[Group]:
         while True:
-            self.newest = self._batch()
-            yield from self.newest
+            yield from self._batch()
 
     def _batch(self) -> list[Group]:
         begin, size = self.prompts.position, self.config.num_prompts
@@ -48,17 +46,17 @@ class RefilledSource:
         rounds = 0
         try:
             while rounds <= self.config.refill and (count := prompts_to_ask(size, teaching)):
-                groups, seconds = self._round(count, len(sampled))
+                groups, metrics = self._round(count, len(sampled))
                 sampled += groups
                 _, completions = trained_on(groups, self.algorithm, self.config.mask_truncated_completions)
                 teaching += map(teaches, completions)
-                spent = added(spent, seconds)
+                spent = added(spent, metrics)
                 rounds += 1
         except SamplerError:
             self.prompts.position = begin  # a resumed run asks for them again, from the first round on
             raise
-        self.seconds = spent | sampled_metrics([rollout for group in sampled for rollout in group.rollouts])
-        self.seconds |= {
+        self.metrics = spent | sampled_metrics([rollout for group in sampled for rollout in group.rollouts])
+        self.metrics |= {
             "refill/queries": len(sampled),
             "refill/rounds": rounds - 1,
             "refill/signal": sum(teaching) / len(teaching),
@@ -81,12 +79,17 @@ class RefilledSource:
     def drop(self) -> None:
         """Nothing waits here: what a batch has no use for is given up at once, since later it would be stale."""
 
-    def state_dict(self) -> list[Any]:
-        """Nothing waits here."""
+    def fresh(self) -> list[Rollout]:
+        """None: no batch is stale."""
         return []
 
-    def load_state_dict(self, state: list[Any]) -> None:
-        """Nothing waits here."""
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands among the prompts."""
+        return {"position": self.prompts.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.prompts.position = state["position"]
 
 
 def prompts_to_ask(size: int, teaching: Sequence[bool]) -> int:

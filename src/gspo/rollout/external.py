@@ -13,17 +13,13 @@ from gspo.types import Group, Prompt, Rollout, Sampling
 PROBES, PROBE_TOKENS = 8, 32
 
 
-class HandedSource:
-    """The groups that `give` took last. Attributes as in rollout.SynchronousSource; it has no prompts of its own, so it also
-    stands in for their stream.
-    """
-
-    position = 0
+class ExternalSource:
+    """The groups that `give` took last, as a RolloutSource. It asks for no prompts."""
 
     def __init__(self, sampler: Sampler, sampling: Sampling) -> None:
         self.sampler, self.sampling = sampler, sampling
         self.groups: Sequence[Group] = ()
-        self.seconds: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
 
     def give(self, groups: Sequence[Group]) -> Sequence[Group]:
         """Groups for the next step."""
@@ -34,37 +30,31 @@ class HandedSource:
         return iter(self.groups)
 
     @property
-    def delay(self) -> int:
-        """1 where some of the groups are of older weights than those of now."""
+    def stale(self) -> bool:
+        """Whether some of the groups are of older weights than those of now."""
         rollouts = [rollout for group in self.groups for rollout in group.rollouts]
-        return int(bool(rollouts) and staleness(rollouts, self.sampler.version) > 0)
+        return bool(rollouts) and staleness(rollouts, self.sampler.version) > 0
 
-    @property
-    def newest(self) -> list[Group]:
-        """Completions of the weights of now, for what numerics do: the sampler's own probes, or a few sampled for it."""
-        probes = getattr(self.sampler, "probes", None)
-        if probes is None:
-            first = [group.prompt for group in self.groups[:PROBES]]
-            prompts = [Prompt(prompt.id, "", prompt.tokens[:PROBE_TOKENS]) for prompt in first]
-            probes = self.sampler.generate(prompts, 1, dataclasses.replace(self.sampling, max_new_tokens=PROBE_TOKENS))
-        return [Group(rollout.prompt, [rollout]) for rollout in probes]
-
-    def take(self, k: int) -> list[Prompt]:
-        """Raises RuntimeError: whoever trains on what is handed over asks for no prompts."""
-        raise RuntimeError("there are no prompts to sample: groups are handed over")
+    def fresh(self) -> list[Rollout]:
+        """Those by which the sampler proved the present weights, or a few that are sampled for it."""
+        if self.sampler.probes:
+            return self.sampler.probes
+        first = [group.prompt for group in self.groups[:PROBES]]
+        prompts = [Prompt(prompt.id, "", prompt.tokens[:PROBE_TOKENS]) for prompt in first]
+        return self.sampler.generate(prompts, 1, dataclasses.replace(self.sampling, max_new_tokens=PROBE_TOKENS))
 
     def drop(self) -> None:
         """Nothing waits here."""
 
-    def state_dict(self) -> list[Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Nothing waits here."""
-        return []
+        return {}
 
-    def load_state_dict(self, state: list[Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing waits here."""
 
 
-class Handed:
+class AlreadyScored:
     """A scorer of what was scored already. It stands in for rewards/scorer.py's, which has prompts to check and workers."""
 
     def check(self, prompts: Iterable[Prompt]) -> None:

@@ -39,7 +39,7 @@ class SynchronousSource:
 
     num_prompts groups of num_generations rollouts a batch. delay: batches that wait between sampling and use, so a batch
     is used `delay` weight versions late (the first ones less). waiting: those that do. newest: the batch sampled last.
-    seconds: what sampling took for the last batch handed out, and what the scorer counted.
+    metrics: the seconds that sampling took for the last batch handed out, and what the scorer counted.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class SynchronousSource:
         self.delay = config.delay
         self.waiting: deque[list[Group]] = deque()
         self.newest: list[Group] = []
-        self.seconds: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[Group]:
         while True:
-            self.seconds = {}
+            self.metrics = {}
             while len(self.waiting) <= self.delay:
                 self.newest = self._sample()
                 self.waiting.append(self.newest)
@@ -78,26 +78,36 @@ class SynchronousSource:
         sampling = dataclasses.replace(self.sampling, seed=self.sampling.seed * 1_000_003 + number)
         prompts = self.prompts.take(self.num_prompts)
         try:
-            groups, seconds = sample_groups(self.sampler, self.scorer, prompts, self.num_generations, sampling, self.report)
+            groups, metrics = sample_groups(self.sampler, self.scorer, prompts, self.num_generations, sampling, self.report)
         except SamplerError:
             self.prompts.position -= self.num_prompts  # a resumed run asks for them again
             raise
-        self.seconds = added(self.seconds, seconds)
+        self.metrics = added(self.metrics, metrics)
         return groups
+
+    @property
+    def stale(self) -> bool:
+        """Whether batches wait."""
+        return self.delay > 0
+
+    def fresh(self) -> list[Rollout]:
+        """Those of the batch that was sampled last."""
+        return [rollout for group in self.newest for rollout in group.rollouts]
 
     def drop(self) -> None:
         """Gives up the rollouts that wait."""
         self.waiting.clear()
 
-    def state_dict(self) -> list[list[dict[str, Any]]]:
+    def state_dict(self) -> dict[str, Any]:
         """The rollouts that wait, in plain types. Their prompts are the last ones that the stream handed out."""
-        return [[plain(rollout) for group in batch for rollout in group.rollouts] for batch in self.waiting]
+        waiting = [[plain(rollout) for group in batch for rollout in group.rollouts] for batch in self.waiting]
+        return {"position": self.prompts.position, "waiting": waiting}
 
-    def load_state_dict(self, state: list[list[dict[str, Any]]]) -> None:
-        """Continue from `state_dict()`; the stream of prompts stands where it stood then."""
-        self.prompts.position -= len(state) * self.num_prompts
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.prompts.position = state["position"] - len(state["waiting"]) * self.num_prompts
         n = self.num_generations
-        for batch in state:
+        for batch in state["waiting"]:
             rollouts = iter(batch)
             prompts = self.prompts.take(self.num_prompts)
             groups = [Group(prompt, [Rollout(prompt=prompt, **next(rollouts)) for _ in range(n)]) for prompt in prompts]

@@ -19,15 +19,20 @@ MODEL = "model"
 GOOD = "good"
 
 
-def save(checkpoints: Path, step: int, write_model: Callable[[str], None], state: dict[str, Any], keep: int) -> Path:
-    """Writes `checkpoints/step_NNNNNN` (model/ in Hugging Face format, state.pt) and deletes all but the newest `keep`.
+def folder_of(checkpoints: Path, step: int) -> Path:
+    """The checkpoint of a step."""
+    return checkpoints / f"step_{step:06d}"
+
+
+def save(checkpoints: Path, step: int, write_learner: Callable[[Path], None], state: dict[str, Any], keep: int) -> Path:
+    """Writes `checkpoints/step_NNNNNN` (what the learner writes, and state.pt) and deletes all but the newest `keep`.
 
     The folder appears under its name only when everything in it is on the disk.
     """
-    final = checkpoints / f"step_{step:06d}"
+    final = folder_of(checkpoints, step)
 
     def write(folder: Path) -> None:
-        write_model(str(folder / MODEL))
+        write_learner(folder)
         torch.save(state | {"step": step, "random": random_state()}, folder / STATE)
 
     write_folder(final, write)
@@ -40,7 +45,7 @@ def save(checkpoints: Path, step: int, write_model: Callable[[str], None], state
 def keep_good(checkpoints: Path, step: int) -> None:
     """Marks the checkpoint of `step` as the good one, which is not deleted while it is."""
     part = checkpoints / f".{GOOD}.part"
-    part.write_text(f"step_{step:06d}\n", encoding="utf-8")
+    part.write_text(f"{folder_of(checkpoints, step).name}\n", encoding="utf-8")
     part.replace(checkpoints / GOOD)
 
 
@@ -106,13 +111,13 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The state beside the model. Raises RuntimeError for a damaged file."""
+def read_state(checkpoint: Path, name: str = STATE) -> dict[str, Any]:
+    """A state beside the model. Raises RuntimeError for a damaged file."""
     try:
-        return torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
+        return torch.load(checkpoint / name, map_location="cpu", weights_only=True)
     except Exception as error:
         raise RuntimeError(
-            f"{checkpoint / STATE} cannot be read ({error}): delete {checkpoint} to resume from the checkpoint before it"
+            f"{checkpoint / name} cannot be read ({error}): delete {checkpoint} to resume from the checkpoint before it"
         ) from error
 
 

@@ -15,19 +15,20 @@ from typing import Any
 import uvicorn
 
 from gspo.agents import art_compat
-from gspo.agents.batching import Batching
 from gspo.agents.calls import Calls
 from gspo.agents.chat import Chat
 from gspo.agents.gather import Gathered, gather
 from gspo.agents.matching import matched
 from gspo.agents.trajectories import LEVELS, History, TrainConfig, Trajectory, TrajectoryGroup
+from gspo.build.samplers import speaker_of
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
-from gspo.rollout.external import HandedSource
+from gspo.rollout.external import ExternalSource
 from gspo.serving.endpoint import application
 from gspo.serving.schema import TrainRequest
 from gspo.training import trainer
-from gspo.training.state import Metrics, Run, save
+from gspo.training.state import Run, save
+from gspo.types import Metrics
 
 BEGIN = 30.0  # seconds until the endpoint must listen
 
@@ -38,8 +39,10 @@ class ServedModel:
     folder: of the run. Made by gspo.serve.
     """
 
-    def __init__(self, run: Run, chat: Chat, still: AbstractContextManager[Any], base_url: str, api_key: str) -> None:
-        self.run, self.chat, self.still = run, chat, still
+    def __init__(
+        self, run: Run, source: ExternalSource, chat: Chat, still: AbstractContextManager[Any], base_url: str, api_key: str
+    ) -> None:  # fmt: skip
+        self.run, self.source, self.chat, self.still = run, source, chat, still
         self.base_url, self.api_key, self.name = base_url, api_key, run.config.serve.name
         self.folder = run.log.folder.path
         self._trained: set[str] = set()
@@ -106,9 +109,8 @@ class ServedModel:
 
     def _train(self, groups: list[Any], config: TrainConfig) -> Metrics:
         with self._turn:
-            run, source = self.run, self.run.source
-            assert isinstance(source, HandedSource)
-            level, asked = run.objective.row.level, config.importance_sampling_level
+            run = self.run
+            level, asked = run.row.level, config.importance_sampling_level
             if asked is not None and asked != level:
                 known = LEVELS.get(asked)
                 remedy = f'make the run with algorithm.name = "{known}"' if known else f"allowed are {', '.join(LEVELS)}"
@@ -123,7 +125,7 @@ class ServedModel:
             if found.reasons():
                 run.log.warn(f"step {run.step + 1} leaves out {found.reasons()}")
             with self.still, self._scaled(config.learning_rate):
-                metrics, over = trainer.advance(run, source.give(found.groups))
+                metrics, over = trainer.advance(run, self.source.give(found.groups))
                 self._trained |= found.calls
                 self.chat.calls.forget(run.sampler.version - run.config.serve.max_age)
                 if run.step % run.config.train.save_every == 0:
@@ -138,29 +140,24 @@ class ServedModel:
 
     @contextmanager
     def _scaled(self, lr: float | None) -> Iterator[None]:
-        """The optimizer with the learning rate of one call."""
-        optimizer = self.run.learner.optimizer
-        before = optimizer.scale
+        """The learner with the learning rate of one call."""
+        learner = self.run.learner
+        before = learner.lr_scale
         if lr is not None:
-            optimizer.scale = lr / self.run.config.optimizer.lr
+            learner.lr_scale = lr / self.run.config.optimizer.lr
         try:
             yield
         finally:
             if lr is not None:
-                optimizer.scale = before
+                learner.lr_scale = before
 
 
 @contextmanager
-def served(run: Run, encoder: Encoder, context: int | None) -> Iterator[ServedModel]:
+def served(run: Run, source: ExternalSource, encoder: Encoder, context: int | None) -> Iterator[ServedModel]:
     """The model of a run behind its endpoint, until the end of the context."""
     config, key = run.config, secrets.token_urlsafe(24)
     with ExitStack() as stack:
-        speaker: Any = run.sampler
-        still: AbstractContextManager[Any] = contextlib.nullcontext()
-        if not hasattr(speaker, "begin"):
-            speaker = Batching(run.sampler)
-            stack.callback(speaker.close)
-            still = speaker.still
+        speaker = stack.enter_context(speaker_of(config, run.sampler))
         chat = Chat(speaker, encoder, run.sampling, context, Calls())
         made: list[ServedModel] = []
 
@@ -175,7 +172,7 @@ def served(run: Run, encoder: Encoder, context: int | None) -> Iterator[ServedMo
 
         app = application(chat, config.serve.name, key, config.serve, train)
         url = stack.enter_context(listening(app, config))
-        made.append(ServedModel(run, chat, still, f"{url}/v1", key))
+        made.append(ServedModel(run, source, chat, speaker.still, f"{url}/v1", key))
         yield made[0]
 
 

@@ -43,20 +43,20 @@ class Serving:
 
     def __enter__(self) -> ServedModel:
         with ExitStack() as stack:
-            run, hf = stack.enter_context(assemble.serving(self.config, self.resume, self.given))
+            run, source, hf = stack.enter_context(assemble.serving(self.config, self.resume, self.given))
             begun = run.step
 
             def finish() -> None:
                 folder = run.log.folder.path
                 if run.step > begun:
                     save(run)
-                checkpoint.write_folder(folder / "model", lambda path: hf.save(path))
+                checkpoint.write_folder(folder / "model", lambda path: run.learner.publish(run.step).save(str(path)))
                 if run.step:
                     write_report([folder])
 
             stack.callback(finish)
             encoder = Encoder(hf.tokenizer, self.config.task)
-            model = stack.enter_context(served(run, encoder, hf.context_length))
+            model = stack.enter_context(served(run, source, encoder, hf.context_length))
             self._stack = stack.pop_all()
         return model
 

@@ -7,43 +7,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo.config.schema import Config
-from gspo.learner.learner import Learner
-from gspo.learner.objective import PolicyObjective
-from gspo.ports import Policy, PromptSource, Sampler, Scorer
-from gspo.rollout.asynchronous import AheadSource
-from gspo.rollout.dynamic_sampling import RefilledSource
-from gspo.rollout.external import HandedSource
-from gspo.rollout.synchronous import SynchronousSource
+from gspo.objective.algorithms import Algorithm
+from gspo.ports import Learner, RolloutSource, Sampler, Scorer
 from gspo.runs import checkpoint
 from gspo.runs.log import RunLog
 from gspo.runs.progress import Progress
 from gspo.training.guard import Guard
 from gspo.types import Prompt, Sampling
 
-Metrics = dict[str, Any]
-
 
 @dataclass
 class Run:
     """Everything that a training run is made of (build/assemble.py makes it).
 
-    evaluator: samples held-out completions, with the policy's own weights. data: a fingerprint of the prompts. step: steps
-    done. good: the guard found nothing wrong with the last. old_logprobs: what "auto" has decided, "" before it has.
+    row: the algorithm's, in the table. evaluator: samples completions of held-out prompts, with the policy's own weights.
+    data: a fingerprint of the prompts. step: steps done. good: the guard found nothing wrong with the last. old_logprobs:
+    what "auto" has decided, "" before it has.
     """
 
     config: Config
-    policy: Policy
-    reference: Policy | None
+    row: Algorithm
     sampler: Sampler
     evaluator: Sampler
     scorer: Scorer
-    prompts: PromptSource
     held_out: Sequence[Prompt]
-    source: SynchronousSource | RefilledSource | AheadSource | HandedSource
+    source: RolloutSource
     sampling: Sampling
     eval_sampling: Sampling
     learner: Learner
-    objective: PolicyObjective
     log: RunLog
     screen: Progress
     decode: Callable[[int], str]
@@ -61,23 +52,18 @@ def save(run: Run, needed: bool = True) -> None:
     """
     run.screen.phase("saving", 0, 1)
     state = {
-        "optimizer": run.learner.optimizer.state_dict(),
-        "position": run.prompts.position,
         "data": run.data,
         "version": run.sampler.version,
         "tokens": run.tokens,
-        "waiting": run.source.state_dict(),
-        "objective": run.objective.state_dict(),
-        "policy": run.policy.state_dict(),
+        "source": run.source.state_dict(),
         "guard": run.guard.state_dict(),
-        "lr_scale": run.learner.optimizer.scale,
         "good": run.good,
         "old_logprobs": run.old_logprobs,
         "log": run.log.position(),
     }
     folder = run.log.folder
     try:
-        checkpoint.save(folder.checkpoints, run.step, run.policy.save, state, run.config.train.keep_checkpoints)
+        checkpoint.save(folder.checkpoints, run.step, run.learner.save, state, run.config.train.keep_checkpoints)
     except checkpoint.SaveError as error:
         if needed:
             raise
@@ -92,14 +78,11 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     checkpoint.same_data(state["data"], run.data)
     run.step = state["step"]
     run.tokens = state["tokens"]
-    run.prompts.position = state["position"]
-    run.source.load_state_dict(state["waiting"])
-    run.objective.load_state_dict(state["objective"])
-    run.policy.load_state_dict(state["policy"])
+    run.source.load_state_dict(state["source"])
+    run.learner.resume(checkpoint.folder_of(run.log.folder.checkpoints, run.step))
+    weights = run.learner.publish(state["version"])
     for sampler in dict.fromkeys((run.sampler, run.evaluator)):
-        sampler.load(run.policy, state["version"])
-    run.learner.optimizer.load_state_dict(state["optimizer"])
-    run.learner.optimizer.scale = state["lr_scale"]
+        sampler.load(weights)
     run.guard.load_state_dict(state["guard"])
     run.good = state["good"]
     run.old_logprobs = state["old_logprobs"]
@@ -114,16 +97,9 @@ def rewind(run: Run) -> bool:
     folder = checkpoint.good(run.log.folder.checkpoints)
     if folder is None:
         return False
-    state = checkpoint.read_state(folder)
-    run.policy.load(str(folder / checkpoint.MODEL))
-    run.policy.load_state_dict(state["policy"])
-    run.objective.load_state_dict(state["objective"])
-    updates, scale = run.learner.optimizer.updates, run.learner.optimizer.scale
-    run.learner.optimizer.load_state_dict(state["optimizer"])
-    run.learner.optimizer.updates = updates
-    run.learner.optimizer.scale = scale * run.config.guard.lr_factor
+    run.learner.rewind(folder, run.config.guard.lr_factor)
     run.source.drop()  # sampled by weights that are gone
-    run.sampler.load(run.policy, run.sampler.version + 1)
+    run.sampler.load(run.learner.publish(run.sampler.version + 1))
     run.guard.rewound()
     run.good = True
     return True

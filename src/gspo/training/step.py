@@ -1,116 +1,82 @@
-"""The updates of one rollout batch, and what they tell: clip, noise floor, staleness."""
+"""One step: sample -> credit -> likelihoods -> update -> sync -> log."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+import time
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from gspo.learner.layout import split
-from gspo.objective.mismatch import std
-from gspo.rollout.credit import Learnable, completion_of
-from gspo.training.likelihoods import (
-    decided,
-    disagreement,
-    estimate,
-    first_look,
-    floor,
-    needs_pass,
-    noise_ratio,
-    paired,
-    probe,
-    recall,
-    refer,
-    unread,
-)
-from gspo.training.state import Metrics, Run
+from gspo.rollout.credit import Learnable, learnable
+from gspo.training import likelihoods
+from gspo.training.evaluation import evaluates, held_out
+from gspo.training.metrics import nothing_learned, of_sampling, of_updates, rollout_lines, warn_of_sampling
+from gspo.training.state import Run
+from gspo.types import Group, Metrics
 
 
-def learn(run: Run, batch: Learnable) -> Metrics:
-    """The updates of one rollout batch; their metrics averaged."""
-    metrics: Metrics = {}
-    groups = batch.groups
-    if not groups:
+def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[Metrics, str]:
+    """A rollout batch of `count` groups (None: all there are), and its updates. Returns the step's metrics, and why the run
+    has collapsed, "" where it has not.
+
+    Raises SamplerError where the sampler is lost: while it samples, before anything is done; in the sync, when all is.
+    """
+    begin = time.perf_counter()
+    groups = list(islice(source, count))  # sample
+    run.step += 1
+    sampled = time.perf_counter()
+
+    algorithm = run.config.algorithm
+    batch = learnable(groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)  # credit
+    metrics: Metrics = {"step": run.step} | batch.counts | of_sampling(run, groups)
+    mini_batches = split(batch.groups, algorithm.mini_batches or 1)
+    if mini_batches:
+        run.learner.prepare(mini_batches, *likelihoods.of(run, batch))  # likelihoods
+        metrics |= learn(run, len(mini_batches))  # update
+    else:
         run.log.warn(f"step {run.step} had no group to train on: too few rewards were left, or all of a group were equal")
-        return nothing_learned(run)
-    known = [completion for group in batch.groups for completion in group]
-    if run.source.delay:  # these rollouts are stale: numerics show on those of the present weights
-        newest = [rollout for group in run.source.newest for rollout in group.rollouts]
-        known = [completion_of(rollout, 0.0) for rollout in newest if rollout.sampled.any()] or known
-    algorithm = decided(run, known)
-    seen = None
-    if needs_pass(algorithm):
-        groups, read, seen = recall(run.learner, groups, algorithm, unread(run, groups, algorithm.mini_batches or 1))
-    if run.source.delay:
-        known, seen = probe(run.learner, known)
-    elif seen is not None:
-        known = read
-    if seen is not None:
-        metrics = disagreement(known, seen)
-    if run.objective.critic:
-        groups = estimate(run.learner, groups, run.objective.critic, algorithm.scale_rewards or "batch")
-    if run.reference is not None:
-        groups = refer(run, groups, run.reference)
-    parts = split(groups, algorithm.mini_batches or 1)
-    updates: list[Metrics] = []
-    noise, numerics = torch.ones(1), 0.0
-    for _ in range(algorithm.epochs):
-        for part in parts:
-            run.screen.phase("updating", len(updates), len(parts) * algorithm.epochs)
-            update, stats = run.learner.update(run.objective, part)
-            run.objective.watch(stats, part)
-            update |= run.learner.skipped
-            if not updates:
-                metrics = metrics or first_look(stats)
-                if run.source.delay and algorithm.old_logprobs == "sampler":
-                    assert seen is not None
-                    logp, logp_mu, y = paired(known, seen)
-                    noise = noise_ratio(logp, logp_mu, y, run.objective.row.level)
-                    numerics = run.objective.numerics(logp, logp_mu, y, stats["advantage"]) * (
-                        1 - update["skipped/completions"]
-                    )
-                else:  # no update yet: the ratio is nothing but noise
-                    noise, numerics = stats["ratio"], update["clip_ratio/tokens"]
-                floor(run, std(noise))
-            updates.append(update)
-    for name in updates[0]:
-        metrics[name] = mean([update[name] for update in updates])
-    metrics["clip_ratio/numerics"] = numerics
-    metrics["clip_ratio/staleness"] = max(0.0, metrics["clip_ratio/tokens"] - numerics)
-    metrics["lr"] = updates[-1]["lr"]
-    metrics["updates/skipped"] = sum(update["updates/skipped"] for update in updates)
-    return metrics | {"updates": len(updates)} | move_clip(run, noise)
+        metrics |= nothing_learned()
+    run.tokens += int(metrics["tokens"])
+    metrics |= {"time/train": time.perf_counter() - sampled, "tokens_total": run.tokens}
+
+    try:
+        metrics |= sync(run)  # sync
+    finally:  # the updates are done, whatever becomes of the sampler
+        collapsed = log(run, groups, batch, metrics, time.perf_counter() - begin)  # log
+    return metrics, collapsed
 
 
-def move_clip(run: Run, noise: torch.Tensor) -> Metrics:
-    """The clip range of this step; a range that sets itself then moves."""
-    if run.objective.clip is None:
-        return {}
-    found = dict(zip(("clip/epsilon", "clip/epsilon_high"), run.objective.clip))
-    if run.objective.settle(noise):
-        low, high = run.objective.clip
-        run.log.warn(
-            f"the clip range stands at the noise floor, {low:.1e}/{high:.1e}: fewer than algorithm.clip_target = "
-            f"{run.config.algorithm.clip_target:g} of the tokens move more than rounding does. More updates a batch "
-            "(mini_batches, epochs), a higher optimizer.lr or higher precision would lift it"
-        )
-    return found
+def learn(run: Run, mini_batches: int) -> Metrics:
+    """Each epoch's update on each mini-batch of the batch that the learner was given. Returns what they tell together."""
+    updates, total = [], run.config.algorithm.epochs * mini_batches
+    for number in range(total):
+        run.screen.phase("updating", number, total)
+        updates.append(run.learner.update(number % mini_batches))
+    metrics = of_updates(updates)
+    likelihoods.warn_of_floor(run, updates[0])
+    return metrics | likelihoods.end_step(run)
 
 
-def mean(values: list[Any]) -> Any:
-    """The mean of numbers, or of lists of numbers, one by one."""
-    if isinstance(values[0], list):
-        return [mean(list(each)) for each in zip(*values)]
-    there = [value for value in values if value == value]  # a share of no tokens is nan
-    return sum(there) / len(there) if there else float("nan")
+def sync(run: Run) -> Metrics:
+    """Gives the samplers the new weights, and evaluates if it is time to."""
+    begin = time.perf_counter()
+    weights = run.learner.publish(run.sampler.version + 1)
+    for sampler in dict.fromkeys((run.sampler, run.evaluator)):
+        sampler.load(weights)
+    metrics = {"time/sync": time.perf_counter() - begin}
+    return metrics | (held_out(run) if evaluates(run) else {})
 
 
-def nothing_learned(run: Run) -> Metrics:
-    """The metrics of a step without updates: every name is there, without a value."""
-    names = (
-        "loss clip_ratio/low_mean clip_ratio/high_mean clip_ratio/region_mean clip_ratio/tokens clip_ratio/completions "
-        "clip_ratio/positive clip_ratio/negative clip_ratio/numerics clip_ratio/staleness ratio/mean ratio/std "
-        "ratio/noise_floor mismatch/kl mismatch/prob_mean mismatch/prob_max mismatch/beyond_2x mismatch/weight_mean "
-        "mismatch/weight_std mismatch/ess entropy kl grad_norm lr skipped/completions skipped/backward"
-    )
-    return dict.fromkeys(names.split()) | {"updates": 0, "updates/skipped": 0.0}
+def log(run: Run, groups: Sequence[Group], batch: Learnable, metrics: Metrics, seconds: float) -> str:
+    """Writes the step down and shows it to the guard, whose metrics it adds. Returns why the run has collapsed, or ""."""
+    warn_of_sampling(run, metrics)
+    run.log.rollouts(rollout_lines(run, groups, batch))
+    seconds -= metrics.get("time/eval", 0.0)
+    metrics |= {"time/step": seconds, "tokens_per_second": metrics["tokens"] / seconds}
+    verdict = run.guard.see(metrics)
+    run.good = verdict.good
+    for text in verdict.warnings:
+        run.log.warn(text)
+    metrics |= verdict.metrics
+    run.log.metrics(metrics)
+    return verdict.collapsed

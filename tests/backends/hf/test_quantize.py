@@ -10,6 +10,7 @@ from gspo.backends.hf import routing
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.quantize import coarse, round_weights, rounded
 from gspo.backends.hf.sampler import HFSampler
+from gspo.learner.weights import PolicyWeights
 from gspo.types import Sampling
 from tests.backends.hf.families import prompts, tiny
 
@@ -45,7 +46,7 @@ def test_it_samples_from_the_rounded_weights_and_leaves_the_policy_alone():
     weights = copy.deepcopy(model.model.state_dict())
     own = dataclasses.replace(model, model=copy.deepcopy(model.model))
     sampler = HFSampler(own, quantize="int4")
-    sampler.load(HFPolicy(model), 3)
+    sampler.load(PolicyWeights(HFPolicy(model), 3))
     rollout = sampler.generate(prompts(5), 1, Sampling(max_new_tokens=12))[0]
     assert set(rollout.version[rollout.sampled].tolist()) == {3}
     assert all(torch.equal(value, weights[name]) for name, value in model.model.state_dict().items())
@@ -62,4 +63,4 @@ def test_it_samples_from_the_rounded_weights_and_leaves_the_policy_alone():
 def test_the_policys_own_model_is_never_rounded():
     model = tiny("qwen3_moe")
     with pytest.raises(ValueError, match="model of its own"):
-        HFSampler(model, quantize="int8").load(HFPolicy(model), 0)
+        HFSampler(model, quantize="int8").load(PolicyWeights(HFPolicy(model), 0))

@@ -7,8 +7,10 @@ import torch
 
 from gspo.backends.hf import routing
 from gspo.backends.hf.kv_cache import FIRST_BLOCK, GrowingLayer
+from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler, draw
 from gspo.backends.hf.tiny import build_tiny
+from gspo.learner.weights import PolicyWeights
 from gspo.objective.routing import changed
 from gspo.types import Prompt, Sampling
 from tests.backends.hf.families import FAMILIES, FULL_ATTENTION, TOKENIZER, prompts, tiny
@@ -239,11 +241,7 @@ def test_progress_and_empty():
 def test_new_weights():
     sampler, other = HFSampler(tiny("llama")), tiny("llama", seed=1)
 
-    class Other:
-        def weights(self):
-            return other.model.named_parameters()
-
-    sampler.load(Other(), version=3)
+    sampler.load(PolicyWeights(HFPolicy(other), version=3))
     asked, sampling = prompts(4, 6), Sampling(max_new_tokens=6)
     rollouts = sampler.generate(asked, 2, sampling)
     assert same(rollouts, HFSampler(other).generate(asked, 2, sampling)) and rollouts[0].version[-1] == 3

@@ -19,6 +19,7 @@ from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import GENERATE, EngineError, Server, serving
 from gspo.config.checks import check_sampler
 from gspo.config.files import from_dict
+from gspo.learner.weights import PolicyWeights
 from gspo.ports import SamplerError
 from gspo.types import Prompt, Rollout, Sampling
 from tests.tiny_run import ROWS, likes_a, model, settings
@@ -173,7 +174,7 @@ def test_the_check_does_not_queue_behind_long_completions(engine, tmp_path):
     while not engine.asked:
         time.sleep(0.01)
     with pytest.raises(EngineError, match="disagree about version 3"):  # the scripted likelihoods are not the policy's
-        sampler.check(HFPolicy(sampler.model))
+        sampler.check(PolicyWeights(HFPolicy(sampler.model), sampler.version))
     assert not long.done()
     free.set()
     assert long.result().stop == "stop"
@@ -267,7 +268,7 @@ def test_no_room_for_the_weights_is_said_with_the_remedy(engine, tmp_path):
     sampler = sampler_of(engine, tmp_path)
 
     class Full:
-        def save(self, folder):
+        def save(self, folder, *, merged):
             raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.exchange"):

@@ -15,6 +15,7 @@ from gspo.backends.vllm.weight_check import OTHER, Check
 from gspo.config.policy import ModelConfig
 from gspo.demo import count_bits
 from gspo.learner import layout
+from gspo.learner.weights import PolicyWeights
 from gspo.rollout.credit import completion_of
 from gspo.types import Sampling
 
@@ -50,10 +51,10 @@ def tied(policy, probes):
 def test_a_tie_that_the_engine_decided_otherwise_is_no_other_weight(probed):
     policy, check, probes = probed
     found = tied(policy, probes)
-    seen = check.compare(policy, found)
-    assert seen.gap < 1e-6 and 0 < seen.other < OTHER and check.accepts(seen)
-    blind = check.compare(policy, [dataclasses.replace(probe, routes=None) for probe in found])
-    assert blind.gap > 1e-4 and blind.other == 0  # which is why the experts are asked for, and other prompts tried
+    seen = check.compare(PolicyWeights(policy, 1), found)
+    assert seen.mean < 1e-6 and 0 < seen.other < OTHER and check.accepts(seen)
+    blind = check.compare(PolicyWeights(policy, 1), [dataclasses.replace(probe, routes=None) for probe in found])
+    assert blind.mean > 1e-4 and blind.other == 0  # which is why the experts are asked for, and other prompts tried
 
 
 def test_other_weights_are_seen_through_the_engines_experts(probed):
@@ -64,14 +65,14 @@ def test_other_weights_are_seen_through_the_engines_experts(probed):
             for name, weight in policy.model.model.named_parameters():
                 if part in name:
                     weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
-        assert not check.accepts(check.compare(policy, probes)), part
+        assert not check.accepts(check.compare(PolicyWeights(policy, 1), probes)), part
         policy.model.model.load_state_dict(before)
     with torch.no_grad():
         for router in routing.routers(policy.model.model):
             router.weight.copy_(router.weight.flip(0))
-    assert check.compare(policy, probes).other > OTHER
+    assert check.compare(PolicyWeights(policy, 1), probes).other > OTHER
     policy.model.model.load_state_dict(before)
-    assert check.accepts(check.compare(policy, probes))
+    assert check.accepts(check.compare(PolicyWeights(policy, 1), probes))
 
 
 def test_each_round_and_version_has_prompts_of_its_own(probed):

@@ -74,6 +74,8 @@ def linear_layers(model: PreTrainedModel) -> list[str]:
 class Adapted(HFModel):
     """A model with adapters. `save` writes the adapter alone, in PEFT's format, with configuration and tokenizer."""
 
+    adapted = True
+
     def load(self, folder: str | Path) -> None:
         """Take over the adapter that `save` wrote."""
         prefix = "base_model.model."
@@ -89,7 +91,7 @@ class Adapted(HFModel):
         self.model.config.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
-    def save_whole(self, folder: str | Path, merged: bool) -> None:
+    def save_whole(self, folder: str | Path, merged: bool = True) -> None:
         """Write a whole model: the weights below the adapters, or (merged) W + B A alpha / r; nothing is changed here."""
         with self._as_plain():
             self.model.save_pretrained(folder, state_dict=self._plain_state(merged))

@@ -8,7 +8,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,7 @@ class HFModel:
     tokenizer: PreTrainedTokenizerBase
     autocast: torch.dtype | None = None
     has_full_attention: bool = False
+    adapted: ClassVar[bool] = False  # whether adapters alone are trained
     config: Any = field(init=False, repr=False)
     body: nn.Module = field(init=False, repr=False)
     inputs: frozenset[str] = field(init=False, repr=False)
@@ -132,6 +133,10 @@ class HFModel:
         """Write weights (safetensors), configuration and tokenizer, as `from_pretrained` reads them."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+    def save_whole(self, folder: str | Path, merged: bool = True) -> None:
+        """Write a whole model, whose adapters, where it has any, are `merged` in or left out."""
+        self.save(folder)
 
 
 def load_model(cfg: ModelConfig) -> HFModel:

@@ -114,9 +114,12 @@ class HFPolicy:
         """Take over the weights that `save` wrote."""
         self.model.load(folder)
 
-    def save(self, folder: str) -> None:
-        """Write model (safetensors) and tokenizer in Hugging Face format."""
-        self.model.save(folder)
+    def save(self, folder: str, *, merged: bool = False) -> None:
+        """Write model (safetensors) and tokenizer in Hugging Face format; adapters alone, or `merged` into a whole model."""
+        if merged:
+            self.model.save_whole(folder)
+        else:
+            self.model.save(folder)
 
     def forward(self, batch: Batch, *, entropy: bool = False, routing: bool = False, replay: bool = False) -> Outputs:
         """One forward pass: log-probabilities at the sampling temperature, and what else is asked for."""

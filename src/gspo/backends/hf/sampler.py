@@ -18,7 +18,7 @@ from gspo.backends.hf.model import HFModel, far, probe
 from gspo.backends.hf.quantize import BITS, round_weights
 from gspo.backends.hf.sampled_routes import Trail
 from gspo.backends.hf.stopping import Ends, cut, decode
-from gspo.ports import Policy, key_of
+from gspo.ports import Weights, key_of
 from gspo.types import Prompt, Rollout, Sampling
 
 PREFILL_TOKENS = 131072  # most prompt tokens, padding included, in one forward pass
@@ -39,6 +39,7 @@ class HFSampler:
     def __init__(self, model: HFModel, batch_size: int = 256, quantize: str = "none") -> None:
         self.model, self.batch_size, self.version = model, batch_size, 0
         self.bits = BITS.get(quantize)
+        self.probes: list[Rollout] = []  # `load` proves nothing: the weights are the policy's own
         kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
         self.plain_cache = model.has_full_attention and kinds <= {DynamicLayer}
         # Remote code may keep tensors between calls, and those of inference mode cannot be trained with.
@@ -78,9 +79,9 @@ class HFSampler:
         with shared_attention(self.model.config) if isinstance(cache, SharedCache) else nullcontext():
             return self.model.hidden(past_key_values=cache, **inputs)
 
-    def load(self, policy: Policy, version: int) -> None:
-        """Take over the policy's weights, which costs nothing where the model is shared, and its version."""
-        mine, theirs = dict(self.model.model.named_parameters()), dict(policy.weights())
+    def load(self, weights: Weights) -> None:
+        """Take over these weights, which costs nothing where the model is shared, and their version."""
+        mine, theirs = dict(self.model.model.named_parameters()), dict(weights.tensors())
         if any(mine[name] is not value for name, value in theirs.items()):
             with torch.no_grad():
                 for name, value in theirs.items():
@@ -89,7 +90,7 @@ class HFSampler:
                 round_weights(self.model.model, self.bits)
         elif self.bits is not None:
             raise ValueError("a quantised sampler needs a model of its own: rounding would change the policy's weights")
-        self.version = version
+        self.version = weights.version
 
     def generate(
         self,

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gspo.backends.hf.lora import Adapted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.in_process import Inside
 from gspo.backends.vllm.routes import FLAG, Routers
@@ -22,6 +21,7 @@ from gspo.backends.vllm.server import Engine, Server, http, serving
 from gspo.config.policy import LoraConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
+from gspo.learner.weights import PolicyWeights
 
 MEMORY, LOCK = Path("/dev/shm"), "lock"
 BASE = "base"  # the folder of the exchange that holds the weights below an adapter
@@ -66,7 +66,7 @@ def opened(config: Config, policy: HFPolicy, keep: Path | None) -> Iterator[VLLM
         server = sampler.server
         try:
             server.start()
-            sampler.load(policy, 0)
+            sampler.load(PolicyWeights(policy, 0))
             if config.algorithm.router_replay == "R3" and sampler.routers is None:
                 raise ValueError(
                     'algorithm.router_replay = "R3": vLLM does not tell which experts its routers chose: start it with '
@@ -97,17 +97,14 @@ def sampler_of(config: Config, policy: HFPolicy, exchange: Path) -> VLLMSampler:
     if given.url:
         server = running = Server(given.url)
         running.check()
-        running.adapters = isinstance(model, Adapted) and running.takes_adapters()
+        running.adapters = model.adapted and running.takes_adapters()
     else:
         arguments = ({FLAG: True} if routers else {}) | adapter_arguments(config.lora, policy) | given.engine_args
         routers = routers if arguments.get(FLAG) else None
         dtype = str(model.compute_dtype).removeprefix("torch.")
-        adapters = isinstance(model, Adapted) and bool(arguments.get("enable_lora"))
+        adapters = model.adapted and bool(arguments.get("enable_lora"))
         first = exchange / (BASE if adapters else WEIGHTS)
-        if isinstance(model, Adapted):
-            model.save_whole(first, merged=not adapters)
-        else:
-            policy.save(str(first))
+        model.save_whole(first, merged=not adapters)
         if given.in_process:
             server = Inside(first, dtype, arguments)
         else:
@@ -123,7 +120,7 @@ def adapter_arguments(lora: LoraConfig, policy: HFPolicy) -> dict[str, Any]:
 
     On a CPU vLLM has no kernels for a mixture of experts beside adapters: it then gets merged weights.
     """
-    if not isinstance(policy.model, Adapted):
+    if not policy.model.adapted:
         return {}
     if policy.sparse and policy.device.type == "cpu":
         return {}

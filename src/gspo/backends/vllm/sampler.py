@@ -9,20 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from gspo.backends.hf.lora import Adapted
 from gspo.backends.hf.model import HFModel
 from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routes import Routers
 from gspo.backends.vllm.server import Engine, EngineError
 from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check
-from gspo.ports import Job, Policy, SamplerError, seed_of
+from gspo.ports import Job, SamplerError, Weights, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
 WEIGHTS, NEXT = "weights", "next"  # the folders of the exchange: of now, and while they are written
@@ -47,6 +46,7 @@ class VLLMSampler:
         self.model, self.server, self.exchange = model, server, exchange
         self.temperature, self.timeout, self.tell = temperature, timeout, tell
         self.version = 0
+        self.still: AbstractContextManager[Any] = contextlib.nullcontext()  # a weight update waits for no completion
         self.proof = Check(model.compute_dtype, model.config.vocab_size)
         self.probes: list[Rollout] = []  # those of the last check
         self._room = asyncio.Semaphore(batch_size)
@@ -69,29 +69,26 @@ class VLLMSampler:
             asyncio.run_coroutine_threadsafe(end(), self._loop).result(10.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def load(self, policy: Policy, version: int) -> None:
-        """Takes over the policy's weights and version. Raises EngineError where the engine then has others."""
-        self.write(policy)
+    def load(self, weights: Weights) -> None:
+        """Takes over these weights and their version. Raises EngineError where the engine then has others."""
+        self.write(weights)
         self._gate(self._open.clear)
         with self._control:  # an engine that is started again meanwhile reads the old ones, whole
             shutil.rmtree(self.exchange / WEIGHTS, ignore_errors=True)
             (self.exchange / NEXT).rename(self.exchange / WEIGHTS)
-            self.version = version
+            self.version = weights.version
             try:
                 self._swap()
             except EngineError as error:
                 self._restart(error)
         self._gate(self._open.set)
-        self.check(policy)
+        self.check(weights)
 
-    def write(self, policy: Policy) -> None:
-        """Writes the policy's weights, or its adapter where the server takes one, beside those that the server has."""
+    def write(self, weights: Weights) -> None:
+        """Writes the weights, or the adapter where the server takes one, beside those that the server has."""
         folder = str(self.exchange / NEXT)
         try:
-            if isinstance(self.model, Adapted) and not self.server.adapters:
-                self.model.save_whole(folder, merged=True)
-            else:
-                policy.save(folder)
+            weights.save(folder, merged=not self.server.adapters)
         except (OSError, SafetensorError) as error:
             free = shutil.disk_usage(self.exchange).free / 2**20
             raise SamplerError(
@@ -133,19 +130,19 @@ class VLLMSampler:
                 self._lost = lost
                 raise
 
-    def check(self, policy: Policy) -> float:
+    def check(self, weights: Weights) -> float:
         """Mean |log mu - log pi| of a few tokens sampled now. Raises EngineError where it is too large, for other prompts
         too: the engine holds other weights than the policy, stale or corrupt ones.
         """
         for number in range(ROUNDS):
             limit = self.proof.limit
-            seen = self.proof.compare(policy, self._probed(number))
-            if self.proof.accepts(seen):
-                return seen.gap
-        others = f", and {seen.other:.0%} of its experts are others" if seen.other else ""
+            gap = self.proof.compare(weights, self._probed(number))
+            if self.proof.accepts(gap):
+                return gap.mean
+        others = f", and {gap.other:.0%} of its experts are others" if gap.other else ""
         raise EngineError(
             f"vLLM and the trainer disagree about version {self.version} of the weights: the log-probabilities of "
-            f"{seen.tokens} tokens differ by {seen.gap:.2g} on average, above {limit:.2g}{others}. Its weights are stale or "
+            f"{gap.tokens} tokens differ by {gap.mean:.2g} on average, above {limit:.2g}{others}. Its weights are stale or "
             "corrupt, or it serves another model"
         )
 

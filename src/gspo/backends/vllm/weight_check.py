@@ -7,11 +7,9 @@ from typing import NamedTuple
 
 import torch
 
-from gspo import types
-from gspo.learner import layout
 from gspo.objective.routing import changed
-from gspo.ports import Policy
-from gspo.types import Prompt, Rollout
+from gspo.ports import Weights
+from gspo.types import Completion, Prompt, Rollout
 
 PROBES, PROMPT_TOKENS, PROBE_TOKENS = 4, 8, 16
 # In a mixture a tie of two experts, which rounding decides, moves all that follows: other prompts have other ties.
@@ -23,10 +21,10 @@ WORSE = 5.0  # in between: times the largest gap so far, since it grows as a mod
 OTHER = 0.2  # share of the engine's experts that the trainer would not choose
 
 
-class Seen(NamedTuple):
+class Gap(NamedTuple):
     """What a check found: the mean gap of the log-probabilities, of how many tokens, and the share of other experts."""
 
-    gap: float
+    mean: float
     tokens: int
     other: float
 
@@ -49,23 +47,20 @@ class Check:
         ids = torch.randint(self.vocabulary, (PROBES, PROMPT_TOKENS), generator=g).tolist()
         return [Prompt(f"probe {i}", "", tuple(row)) for i, row in enumerate(ids)]
 
-    @torch.no_grad()
-    def compare(self, policy: Policy, probes: Sequence[Rollout]) -> Seen:
-        """The policy follows the engine's experts, where they are known, so that ties decide nothing."""
-        known = [
-            types.Completion(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0, routes=r.routes) for r in probes
+    def compare(self, weights: Weights, probes: Sequence[Rollout]) -> Gap:
+        """Between what the engine and these weights say of its probes."""
+        completions = [
+            Completion(p.tokens, p.sampled, p.logp[p.sampled], p.logp[p.sampled], 0.0, routes=p.routes) for p in probes
         ]
-        batch = layout.build(known, policy.shares_prompts)
-        routed = batch.routes is not None and policy.sparse
-        out = policy.forward(batch, routing=routed, replay=routed)
-        other = 0.0
-        if out.routing is not None and batch.routes is not None:
-            other = float(changed(batch.routes, out.routing.own.cpu()).mean())
-        return Seen(float((out.logp.cpu() - batch.logp_mu).abs().mean()), len(batch.logp_mu), other)
+        readings = weights.read(completions)
+        gaps = torch.cat([(reading.logp - one.logp_mu).abs() for reading, one in zip(readings, completions)])
+        routes = [(one.routes, reading.routes) for reading, one in zip(readings, completions)]
+        others = [changed(theirs, ours) for theirs, ours in routes if theirs is not None and ours is not None]
+        return Gap(float(gaps.mean()), len(gaps), float(torch.cat(others).mean()) if others else 0.0)
 
-    def accepts(self, seen: Seen) -> bool:
+    def accepts(self, gap: Gap) -> bool:
         """Whether the engine may hold the policy's weights."""
-        good = seen.gap <= self.limit and seen.other <= OTHER
+        good = gap.mean <= self.limit and gap.other <= OTHER
         if good:
-            self.gap = max(seen.gap, self.gap)
+            self.gap = max(gap.mean, self.gap)
         return good

@@ -9,6 +9,7 @@ import torch
 import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.backends.vllm.server import EngineError
+from gspo.learner.weights import PolicyWeights
 from gspo.types import Sampling
 from tests.backends.vllm.engine.servers import (  # fmt: skip
     ENGINE_ARGS,
@@ -35,7 +36,7 @@ def updates(name):
     with served(policy, in_process=True, batch_size=4) as sampler:
         for version in range(1, 4):
             change(policy.model.model, 0.05, version)
-            sampler.load(policy, version)
+            sampler.load(PolicyWeights(policy, version))
             tell(gap=float(gaps(sampler, policy, version).max()))
         found, models = interrupt(sampler, policy, 0.02, routes=True)
         tell(versions=len(models), whole=all(int(r.sampled.sum()) == 90 for r in found))
@@ -58,7 +59,7 @@ def adapter():
     with served(policy, rank=4, in_process=True) as sampler:
         for version in range(1, 3):
             change_adapters(policy, 0.05, version)
-            sampler.load(policy, version)
+            sampler.load(PolicyWeights(policy, version))
             tell(gap=float(gaps(sampler, policy, version).max()), adapters=sampler.server.adapters)
 
 

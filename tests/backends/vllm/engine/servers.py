@@ -18,6 +18,7 @@ from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.learner import layout
+from gspo.learner.weights import PolicyWeights
 from gspo.types import Completion, Prompt, Rollout, Sampling
 from tests.tiny_run import PIECES
 
@@ -73,7 +74,7 @@ def served(policy, rank=0, **options):
         sampler.tell = sampler.said.append
         try:
             sampler.server.start()
-            sampler.load(policy, 0)
+            sampler.load(PolicyWeights(policy, 0))
             yield sampler
         finally:
             sampler.server.stop()
@@ -99,7 +100,7 @@ def interrupt(sampler, policy, size, routes=False):
             change(policy.model.model, size, len(models))
             version = sampler.version + 1
             models[version] = copy.deepcopy(policy.model.model.state_dict())
-            sampler.load(policy, version)
+            sampler.load(PolicyWeights(policy, version))
         found += [job.result() for job in jobs]
         parts = sum(len(r.version[r.sampled].unique()) > 1 for r in found)
     assert parts >= 3, f"of {len(found)} completions {parts} were interrupted"

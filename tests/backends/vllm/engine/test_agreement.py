@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from gspo.backends.vllm.sampler import WEIGHTS
 from gspo.backends.vllm.server import EngineError
+from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
 from tests.backends.vllm.engine.servers import change, gaps, policy_of, prompts, served
 
@@ -25,7 +26,7 @@ def test_five_weight_updates(name, dtype, limit, ties):
         for version in range(1, 6):
             change(policy.model.model, 0.05, version)
             stale = float(gaps(sampler, policy, version).mean())
-            sampler.load(policy, version)
+            sampler.load(PolicyWeights(policy, version))
             found.append(gaps(sampler, policy, version))
             assert stale > 5 * float(found[-1].mean()), "the change is too small to tell old weights from new"
         for version, gap in enumerate(found):
@@ -43,17 +44,17 @@ def mixture():
 
 def test_stale_weights_are_found_out(mixture):
     policy, sampler = mixture
-    sampler.load(policy, 1)
+    sampler.load(PolicyWeights(policy, 1))
     change(policy.model.model, 0.02, 1)  # the engine is not told
     with pytest.raises(EngineError, match=r"disagree about version 1.*stale or corrupt"):
         sampler.check(policy)
-    sampler.load(policy, 2)
+    sampler.load(PolicyWeights(policy, 2))
 
 
 def test_corrupt_weights_are_found_out(mixture):
     """One expert of one layer, garbled between the trainer and the engine."""
     policy, sampler = mixture
-    sampler.load(policy, 3)
+    sampler.load(PolicyWeights(policy, 3))
     file = sampler.exchange / WEIGHTS / "model.safetensors"
     weights = load_file(file)
     name = next(name for name in weights if "experts.1.down_proj" in name)
@@ -62,20 +63,20 @@ def test_corrupt_weights_are_found_out(mixture):
     sampler.server.swap(sampler.exchange / WEIGHTS, 3)
     with pytest.raises(EngineError, match="disagree about version 3"):
         sampler.check(policy)
-    sampler.load(policy, 4)
+    sampler.load(PolicyWeights(policy, 4))
 
 
 def test_a_server_that_went_back_to_its_first_weights_is_found_out(mixture):
     """As after a restart by somebody else: its version label is another. It gets the weights of now, and is asked again."""
     policy, sampler = mixture
-    sampler.load(policy, 5)
+    sampler.load(PolicyWeights(policy, 5))
     sampler.server.call("/update_weight_version", {"new_version": "default"})
     sampler.server.command, command = None, sampler.server.command
     found = sampler.generate(prompts(), 1, Sampling(4))
     assert "version ['default'] of the weights where 5 was loaded" in sampler.said[-1]
     assert all(set(r.version[r.sampled].tolist()) == {5} for r in found)
     sampler.server.command = command
-    sampler.load(policy, 6)
+    sampler.load(PolicyWeights(policy, 6))
 
 
 def test_the_same_seed_gives_the_same_completions(mixture):

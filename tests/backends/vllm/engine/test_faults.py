@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gspo.backends.vllm.server import EngineError
+from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
 from tests.backends.vllm.engine.servers import change, policy_of, prompts, served
 
@@ -21,7 +22,7 @@ def engine():
     policy = policy_of("moe")
     with served(policy, timeout=15.0) as sampler:
         change(policy.model.model, 0.05, 1)
-        sampler.load(policy, 1)
+        sampler.load(PolicyWeights(policy, 1))
         yield policy, sampler, [r.tokens.tolist() for r in sampler.generate(prompts(), 8, LONG)]
 
 
@@ -78,7 +79,7 @@ def test_hung(engine):
 def test_killed_before_a_weight_update(engine):
     policy, sampler, expected = engine
     os.killpg(sampler.server.process.pid, signal.SIGKILL)
-    sampler.load(policy, 2)
+    sampler.load(PolicyWeights(policy, 2))
     assert sampler.check(policy) < 1e-5
 
 

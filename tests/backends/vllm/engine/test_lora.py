@@ -7,6 +7,7 @@ import pytest
 import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.backends.vllm.server import EngineError
+from gspo.learner.weights import PolicyWeights
 from tests.backends.vllm.engine.servers import ENGINE_ARGS, MODELS, PYTHON, adapted_policy, change_adapters, gaps, served
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
 
@@ -19,7 +20,7 @@ def test_three_updates_of_an_adapter(name, as_adapter):
         for version in range(1, 4):
             change_adapters(policy, 0.05, version)
             stale = float(gaps(sampler, policy, version).mean())
-            sampler.load(policy, version)
+            sampler.load(PolicyWeights(policy, version))
             gap = gaps(sampler, policy, version)
             print(json.dumps({"model": name, "stale": stale, "mean": float(gap.mean()), "max": float(gap.max())}))
             assert stale > 1e-3 and float(gap.max()) < 4e-5

@@ -8,6 +8,7 @@ import torch
 import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.learner import layout
+from gspo.learner.weights import PolicyWeights
 from gspo.objective.routing import changed
 from gspo.types import Completion, Prompt, Sampling
 from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON, change, interrupt, policy_of, prompts, served
@@ -34,7 +35,7 @@ def test_the_routes_are_the_trainers(moe_server):
     policy, sampler = moe_server
     for version in range(1, 4):
         change(policy.model.model, 0.02, version)
-        sampler.load(policy, version)
+        sampler.load(PolicyWeights(policy, version))
         long = [Prompt(p.id, "", p.tokens * 5) for p in prompts()]  # more than a block of the cache
         rollouts = sampler.generate([*prompts(), *long], 6, Sampling(24, 1.0, seed=version, stop_ids=(1,), routes=True))
         shares = [changed(r.routes, own)[:-1] for r, own in zip(rollouts, chosen(policy, rollouts))]

@@ -1,0 +1,98 @@
+"""The seams inside a learner: what is trained, and what is minimised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gspo.types import Batch, Completion, Outputs, Stats
+
+
+class Policy(Protocol):
+    """A causal language model that scores sampled tokens and can be trained.
+
+    shares_prompts: whether a prompt shared by neighbouring completions is computed once. sparse: whether it is a mixture of
+    experts whose routing can be seen.
+    """
+
+    shares_prompts: bool
+    sparse: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Where log-probabilities come out."""
+        ...
+
+    def forward(self, batch: Batch, *, entropy: bool = False, routing: bool = False, replay: bool = False) -> Outputs:
+        """One forward pass: the log-probabilities of the batch's sampled tokens, and what else is asked for.
+
+        Gradients of the log-probabilities flow when autograd is on. replay: every router takes the experts of
+        batch.routes, weighted by its own logits of today.
+        """
+        ...
+
+    def awake(self) -> AbstractContextManager[None]:
+        """Around forward passes of a policy that rests elsewhere in between."""
+        ...
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """What the optimizer trains: the weights, and those of a critic."""
+        ...
+
+    def weights(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """The language model's weights by name, which a sampler takes over."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is trained beside the weights (a critic); {} where nothing is."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        ...
+
+    def load(self, folder: str) -> None:
+        """Take over the weights that `save` wrote."""
+        ...
+
+    def save(self, folder: str, *, merged: bool = False) -> None:
+        """Write the model (safetensors) and its tokenizer in Hugging Face format; adapters alone, or `merged` into it."""
+        ...
+
+
+class Objective(Protocol):
+    """What an update minimises."""
+
+    def denominator(self, completions: Sequence[Completion]) -> float:
+        """What the sum of all terms of this update is divided by."""
+        ...
+
+    def idle(self, completion: Completion) -> bool:
+        """Whether its terms have zero gradient whatever the policy says of it."""
+        ...
+
+    def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
+        """The terms to be summed, [S] or [N], and detached statistics, each [S] or [N]."""
+        ...
+
+    def summary(self, stats: Stats, completions: Sequence[Completion]) -> dict[str, Any]:
+        """Metrics of an update on `completions` from the statistics of all its micro-batches, which idle completions are not
+        in.
+        """
+        ...
+
+    def watch(self, stats: Stats, completions: Sequence[Completion]) -> None:
+        """Is shown each update. completions: all of it."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has learned from updates."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        ...

@@ -1,0 +1,35 @@
+"""The weights of a policy as whoever samples gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from gspo.learner.memory import MicroBatches
+from gspo.learner.ports import Policy
+from gspo.learner.reading import read
+from gspo.types import Completion, Reading
+
+PROOF_TOKENS = 16384  # most that a micro-batch of a proof reads
+
+
+class PolicyWeights:
+    """ports.Weights of a policy in this process: nothing is copied until somebody does."""
+
+    def __init__(self, policy: Policy, version: int, micro_batches: MicroBatches | None = None) -> None:
+        self.policy, self.version = policy, version
+        self._micro_batches = micro_batches or MicroBatches(PROOF_TOKENS)
+
+    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+        """Each weight by its name."""
+        return self.policy.weights()
+
+    def save(self, folder: str, *, merged: bool = False) -> None:
+        """Writes the model and its tokenizer in Hugging Face format; adapters alone, or `merged` into a whole model."""
+        self.policy.save(folder, merged=merged)
+
+    def read(self, completions: Sequence[Completion]) -> list[Reading]:
+        """What these weights say of a few completions, with the experts that sampled them where they are known."""
+        follows = self.policy.sparse and all(completion.routes is not None for completion in completions)
+        return read(self.policy, completions, self._micro_batches, routing=follows, replay=follows)

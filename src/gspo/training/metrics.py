@@ -1,0 +1,97 @@
+"""What a step tells of itself: metrics of its sampling and its updates, warnings, and lines of rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gspo.rollout.credit import Learnable, completion_of
+from gspo.rollout.metrics import describe, in_parts, staleness
+from gspo.training.state import Run
+from gspo.types import Group, Metrics, Update
+
+UNLEARNED = (
+    "loss", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "clip_ratio/tokens",
+    "clip_ratio/completions", "clip_ratio/positive", "clip_ratio/negative", "clip_ratio/numerics",
+    "clip_ratio/staleness", "ratio/mean", "ratio/std", "ratio/noise_floor", "mismatch/kl", "mismatch/prob_mean",
+    "mismatch/prob_max", "mismatch/beyond_2x", "mismatch/weight_mean", "mismatch/weight_std", "mismatch/ess", "entropy",
+    "kl", "grad_norm", "lr", "skipped/completions", "skipped/backward",
+)  # fmt: skip
+
+
+def of_sampling(run: Run, groups: Sequence[Group]) -> Metrics:
+    """How old the rollouts are, what sampling took, and what the source counted."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    age = {"staleness": staleness(rollouts, run.sampler.version), "rollouts/in_parts": in_parts(rollouts)}
+    return age | run.source.metrics
+
+
+def of_updates(updates: Sequence[Update]) -> Metrics:
+    """The metrics of a step's updates, averaged, and what numerics alone do, by its first one."""
+    agreement = updates[0].agreement
+    assert agreement is not None, "the first update of a batch tells"
+    metrics = {name: mean([update.metrics[name] for update in updates]) for name in updates[0].metrics}
+    return (
+        agreement.metrics
+        | metrics
+        | {
+            "clip_ratio/numerics": agreement.clipped,
+            "clip_ratio/staleness": max(0.0, metrics["clip_ratio/tokens"] - agreement.clipped),
+            "lr": updates[-1].metrics["lr"],
+            "updates": len(updates),
+            "updates/skipped": sum(update.metrics["updates/skipped"] for update in updates),
+        }
+    )
+
+
+def nothing_learned() -> Metrics:
+    """The metrics of a step without updates: every name is there, without a value."""
+    return dict.fromkeys(UNLEARNED) | {"updates": 0, "updates/skipped": 0.0}
+
+
+def mean(values: list[Any]) -> Any:
+    """The mean of numbers, or of lists of numbers, one by one."""
+    if isinstance(values[0], list):
+        return [mean(list(each)) for each in zip(*values)]
+    there = [value for value in values if value == value]  # a share of no tokens is nan
+    return sum(there) / len(there) if there else float("nan")
+
+
+def warn_of_sampling(run: Run, metrics: Metrics) -> None:
+    """Warnings about steps that teach nothing, the first time that they occur."""
+    if metrics["frac_reward_zero_std"] == 1:
+        run.log.warn(
+            "in every group of a step all completions got the same reward, so nothing was learned from them. Is the "
+            "task too easy or too hard, or does the reward never see what it looks for? Look at rollouts.jsonl"
+        )
+    if metrics["completions/clipped_ratio"] > 0.5:
+        run.log.warn(
+            "more than half of a step's completions reached rollout.max_completion_length: raise it, or have the model end "
+            "sooner (task.template_args = {enable_thinking = false} for models that think)"
+        )
+
+
+def rollout_lines(run: Run, groups: Sequence[Group], batch: Learnable) -> list[Metrics]:
+    """One line a rollout for rollouts.jsonl; evenly spaced ones with what the step did to each token."""
+    if not run.config.log.rollouts:
+        return []
+    advantages = iter(batch.advantages)
+    lines: list[Metrics] = [
+        {"step": run.step, "group": index, "advantage": next(advantages)} | describe(rollout)
+        for index, group in enumerate(groups)
+        for rollout in group.rollouts
+    ]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    sampled = [i for i, rollout in enumerate(rollouts) if rollout.sampled.any()]  # an episode may fail before that
+    count = min(run.config.log.token_rollouts, len(sampled))
+    chosen = [sampled[i * len(sampled) // count] for i in range(count)]
+    completions = [completion_of(rollouts[i], 0.0) for i in chosen]
+    for i, completion, logp in zip(chosen, completions, run.learner.read(completions) if completions else []):
+        lines[i] |= {
+            "tokens": [run.decode(token) for token in completion.tokens[completion.sampled].tolist()],
+            "logp": completion.logp_mu.tolist(),
+            "log_ratio": (logp - completion.logp_mu).tolist(),  # how far this step's updates moved the token
+        }
+        if completion.turn is not None:
+            lines[i]["token_turns"] = completion.turn.tolist()
+    return lines

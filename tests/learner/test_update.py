@@ -1,0 +1,317 @@
+import dataclasses
+import math
+import random
+import weakref
+
+import pytest
+import torch
+
+from gspo.config.policy import AlgorithmConfig, OptimizerConfig
+from gspo.learner import layout
+from gspo.learner.algorithm import resolve
+from gspo.learner.imitation import Imitation
+from gspo.learner.memory import MicroBatches
+from gspo.learner.objective import PolicyObjective
+from gspo.learner.optimizer import Optimizer, lr_at
+from gspo.learner.update import Updater
+from gspo.objective.algorithms import ALGORITHMS
+from gspo.objective.completions import Completions
+from gspo.objective.mismatch import mismatch
+from gspo.types import Completion
+from tests.bigram import Bigram
+from tests.objective.reference import objective
+
+LENGTHS = [3, 1, 7, 4, 2, 5]
+
+
+def completions(seed=0, shift=0.2):
+    g = torch.Generator().manual_seed(seed)
+    policy, made = Bigram(), []
+    for n in LENGTHS:
+        tokens = torch.randint(0, 12, (2 + n,), generator=g)
+        logp = policy.table.detach()[tokens[:-1]].log_softmax(-1).gather(-1, tokens[1:, None])[1:, 0]
+        old = logp + shift * torch.randn(n, generator=g, dtype=torch.float64)
+        advantage = float(torch.randn((), generator=g))
+        made.append(Completion(tokens, torch.arange(2 + n) >= 2, old, old, advantage, logp_ref=old - 0.1))
+    return made
+
+
+def gradient_of(name, batch, max_tokens=10_000, beta=0.0):
+    policy = Bigram()
+    row, config, _ = resolve(AlgorithmConfig(name=name, beta=beta))
+    optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=1e-9, max_grad_norm=1e9), 10, 0)
+    kept = {}
+    step = optimizer.adamw.step
+    optimizer.adamw.step = lambda: (kept.update(g=policy.table.grad.clone()), step())
+    learner = Updater(policy, optimizer, MicroBatches(max_tokens))
+    metrics, _ = learner.update(PolicyObjective(row, config, 9), batch)
+    return metrics, kept["g"]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_whole_update_equals_the_naive_loop(name):
+    batch = completions()
+    batch = [Completion(r.tokens, r.sampled, r.logp_mu, r.logp_old, r.advantage) for r in batch]
+    metrics, gradient = gradient_of(name, batch)
+    policy = Bigram()
+    logp = torch.cat([policy.table[r.tokens[1:-1]].log_softmax(-1).gather(-1, r.tokens[2:, None])[:, 0] for r in batch])
+    row = ALGORITHMS[name]
+    # advantages pass through float32 in a batch
+    A = [float(torch.tensor(r.advantage, dtype=torch.float32)) for r in batch]
+    old = torch.cat([r.logp_old for r in batch])
+    expected = -objective(name, logp, old, A, LENGTHS, row.epsilon, row.epsilon_high, 9, **row.constants)
+    assert metrics["loss"] == pytest.approx(float(expected), rel=1e-12)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, policy.table)[0], rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_micro_batches_and_order_change_no_gradient(name, beta):
+    batch = completions()
+    _, whole = gradient_of(name, batch, beta=beta)
+    for seed, budget in enumerate((1, 12, 30)):
+        shuffled = random.Random(seed).sample(batch, len(batch))
+        metrics, parts = gradient_of(name, shuffled, budget, beta)
+        torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-15)
+
+
+class Watched(Bigram):
+    """Notes the completions of each forward pass, and whether its backward pass was run."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.passed = [], []
+
+    def forward(self, batch, **asked):
+        out = super().forward(batch, **asked)
+        number = len(self.read)
+        self.read.append(len(batch.length))
+        if out.logp.requires_grad:
+            out.logp.register_hook(lambda gradient: self.passed.append(number))
+        return out
+
+
+def watched_update(name, batch, max_tokens=10_000, steps=1, **config):
+    """The policy after updates, their gradients, and the last one's metrics."""
+    policy, kept = Watched(), []
+    row, resolved, _ = resolve(AlgorithmConfig(name=name, **config))
+    optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=1e-3, max_grad_norm=1e9), 10, 0)
+    step = optimizer.adamw.step
+    optimizer.adamw.step = lambda: (kept.append(policy.table.grad.clone()), step())
+    learner = Updater(policy, optimizer, MicroBatches(max_tokens))
+    for some in batch if steps > 1 else [batch]:
+        metrics, _ = learner.update(PolicyObjective(row, resolved, 9), some)
+        metrics |= learner.skipped
+    return policy, kept, metrics
+
+
+def full_gradient(name, batch, **config):
+    """Of all completions in one pass, nothing left out."""
+    policy = Bigram()
+    row, resolved, _ = resolve(AlgorithmConfig(name=name, **config))
+    objective, built = PolicyObjective(row, resolved, 9), layout.build(batch)
+    terms, _ = objective.terms(policy.forward(built, entropy=True), built)
+    (terms.sum() / objective.denominator(batch)).backward()
+    return policy.table.grad
+
+
+def some_idle(seed=0, every=2, **options):
+    return [
+        dataclasses.replace(r, advantage=0.0 if i % every else r.advantage)
+        for i, r in enumerate(completions(seed, **options))
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if not row.critic])
+@pytest.mark.parametrize("max_tokens", [10_000, 1])
+def test_what_has_zero_gradient_is_left_out_and_changes_nothing(name, max_tokens):
+    batch = [dataclasses.replace(r, logp_ref=None) for r in some_idle()]
+    policy, (gradient,), metrics = watched_update(name, batch, max_tokens)
+    assert sum(policy.read) == 3  # the others have A = 0
+    torch.testing.assert_close(gradient, full_gradient(name, batch), rtol=1e-12, atol=0)
+    tokens = [len(r.logp_old) for r in batch]
+    assert metrics["skipped/completions"] == pytest.approx(sum(tokens[1::2]) / sum(tokens))
+    assert metrics["skipped/backward"] == pytest.approx(
+        sum(n for i, n in enumerate(sorted(tokens[::2])) if max_tokens == 1 and i not in policy.passed) / sum(tokens)
+    )
+
+
+def test_clipped_micro_batches_skip_their_backward_pass():
+    batch = [dataclasses.replace(r, logp_ref=None) for r in completions()]
+    policy, (gradient,), metrics = watched_update("gspo", batch, 1)
+    assert len(policy.read) == 6 and 0 < len(policy.passed) < 6
+    assert 0 < metrics["skipped/backward"] == pytest.approx(metrics["clip_ratio/tokens"])
+    torch.testing.assert_close(gradient, full_gradient("gspo", batch), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("config", [{"beta": 0.1}, {"aux_loss": 0.1}])
+def test_nothing_is_left_out_where_another_term_has_a_gradient(config):
+    batch = some_idle()
+    objective = PolicyObjective(*resolve(AlgorithmConfig(**config))[:2], 9)
+    assert not any(map(objective.idle, batch))
+    if "beta" in config:
+        policy, (gradient,), metrics = watched_update("gspo", batch, 1, **config)
+        assert len(policy.passed) == 6 and metrics["skipped/completions"] == metrics["skipped/backward"] == 0
+        torch.testing.assert_close(gradient, full_gradient("gspo", batch, **config), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_one_long_completion_that_does_not_fit_ends_the_halving(share):
+    sizes, said = [], []
+
+    class Small(Bigram):
+        shares_prompts = share
+
+        def forward(self, batch, **asked):
+            sizes.append(len(batch.forest.tokens))
+            if sizes[-1] > 800:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return super().forward(batch, **asked)
+
+    def long(size):
+        return Completion(torch.arange(size) % 12, torch.arange(size) >= size - 1, torch.zeros(1), torch.zeros(1), 1.0)
+
+    policy = Small()
+    learner = Updater(policy, Optimizer(policy.parameters(), OptimizerConfig(), 10, 0), MicroBatches(1500, said.append))
+    with pytest.raises(RuntimeError, match="out of memory with one completion of 1000 tokens"):
+        learner.update(Imitation(), [long(1000), long(10), long(11), long(300)])
+    assert len(said) <= 3 and learner.micro_batches.max_tokens <= 1500 // 2 ** len(said)
+
+
+def test_a_micro_batch_without_backward_pass_leaves_no_graph_behind():
+    kept = []
+
+    class Keeps(torch.autograd.Function):
+        """Keeps something for its backward pass."""
+
+        @staticmethod
+        def forward(ctx, x):
+            ctx.activations = x.clone()
+            kept.append(weakref.ref(ctx.activations))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    class Counted(Watched):
+        def forward(self, batch, **asked):
+            assert not [ref for ref in kept if ref() is not None]
+            out = super().forward(batch, **asked)
+            return out._replace(logp=Keeps.apply(out.logp))
+
+    row, config, _ = resolve(AlgorithmConfig(name="gspo"))
+    clipped = [dataclasses.replace(r, advantage=1.0, logp_old=r.logp_old - 9) for r in completions()]
+    policy = Counted()
+    learner = Updater(policy, Optimizer(policy.parameters(), OptimizerConfig(), 10, 0), MicroBatches(9))
+    learner.update(PolicyObjective(row, config, 9), clipped)
+    assert len(kept) > 2 and len(policy.passed) == 1
+
+
+def test_advantages_by_token_are_idle_only_if_all_are_zero():
+    objective = PolicyObjective(*resolve(AlgorithmConfig(name="gspo_token"))[:2], 9)
+    completion = completions()[0]
+    assert objective.idle(dataclasses.replace(completion, advantage=torch.zeros(3)))
+    assert not objective.idle(dataclasses.replace(completion, advantage=torch.tensor([0.0, 0.1, 0.0])))
+
+
+def test_an_update_without_any_gradient_still_shows_the_optimizer_zeros():
+    """Its momentum then moves the weights, as if all had been computed."""
+    first, nothing = completions(), [dataclasses.replace(r, advantage=0.0) for r in completions(1)]
+    batch = [[dataclasses.replace(r, logp_ref=None) for r in some] for some in (first, nothing)]
+    policy, gradients, metrics = watched_update("gspo", batch, 1, steps=2)
+    assert len(gradients) == 2 and not gradients[1].any()
+    assert metrics["skipped/completions"] == 0 and metrics["skipped/backward"] > 0.5
+    moved = Bigram()
+    adamw = torch.optim.AdamW([moved.table], lr=1e-3, weight_decay=0.0)
+    for gradient in gradients:
+        moved.table.grad = gradient
+        adamw.step()
+    torch.testing.assert_close(policy.table, moved.table, rtol=1e-12, atol=0)
+
+
+def test_clip_fractions_count_idle_completions_too():
+    batch = [dataclasses.replace(r, logp_ref=None) for r in some_idle(every=3)]
+    _, _, left_out = watched_update("gspo", batch)
+    policy, built = Bigram(), layout.build(batch)
+    objective = PolicyObjective(*resolve(AlgorithmConfig())[:2], 9)
+    _, stats = objective.terms(policy.forward(built, entropy=True), built)
+    whole = objective.summary(stats)
+    for name in ("low_mean", "high_mean", "region_mean", "tokens", "completions", "positive", "negative"):
+        assert left_out[f"clip_ratio/{name}"] == pytest.approx(whole[f"clip_ratio/{name}"], nan_ok=True)
+
+
+def test_metrics_do_not_depend_on_micro_batches():
+    one, _ = gradient_of("gspo", completions())
+    other, _ = gradient_of("gspo", completions(), 12)
+    assert one == pytest.approx(other, rel=1e-9)
+
+
+def test_clip_fractions_count_completions_and_tokens():
+    """Of 6 completions the update clips those whose s left the range on the side of their advantage."""
+    batch = completions()
+    metrics, _ = gradient_of("gspo", batch)
+    policy = Bigram()
+    clipped, tokens = [], 0
+    for r in batch:
+        logp = policy.table[r.tokens[1:-1]].log_softmax(-1).gather(-1, r.tokens[2:, None])[:, 0]
+        s = math.exp(float((logp - r.logp_old).mean()))
+        hit = s > 1 + 4e-4 if r.advantage > 0 else s < 1 - 3e-4
+        clipped.append(hit)
+        tokens += hit * len(r.logp_old)
+    assert 0 < sum(clipped) < 6
+    assert metrics["clip_ratio/region_mean"] == pytest.approx(sum(clipped) / 6)
+    assert metrics["clip_ratio/tokens"] == pytest.approx(tokens / sum(LENGTHS))
+
+
+def test_noise_floor_is_zero_for_exact_likelihoods():
+    batch = completions(shift=0.0)
+    policy = Bigram()
+    row, config, _ = resolve(AlgorithmConfig())
+    learner = Updater(policy, Optimizer(policy.parameters(), OptimizerConfig(), 10, 0), MicroBatches(100))
+    _, stats = learner.update(PolicyObjective(row, config, 9), batch)
+    found = mismatch(stats["logp"], stats["logp_mu"], Completions.of(stats["length"]))
+    assert found["ratio/noise_floor"] < 1e-12
+    assert found["mismatch/prob_max"] < 1e-12
+
+
+def test_advantages_by_token_train_gspo_token():
+    batch = completions()
+    by_token = [
+        Completion(r.tokens, r.sampled, r.logp_mu, r.logp_old, torch.full((len(r.logp_old),), r.advantage)) for r in batch
+    ]
+    plain = [Completion(r.tokens, r.sampled, r.logp_mu, r.logp_old, r.advantage) for r in batch]
+    torch.testing.assert_close(gradient_of("gspo_token", by_token)[1], gradient_of("gspo", plain)[1])
+
+
+def test_imitation_is_the_mean_nll_of_completion_tokens():
+    batch, policy = completions(), Bigram()
+    optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=1e-9), 10, 0)
+    metrics, _ = Updater(policy, optimizer, MicroBatches(12)).update(Imitation(), batch)
+    logp = torch.cat([Bigram().table[r.tokens[1:-1]].log_softmax(-1).gather(-1, r.tokens[2:, None])[:, 0] for r in batch])
+    assert metrics["loss"] == pytest.approx(-float(logp.mean()))
+
+
+def test_non_finite_updates_are_skipped_counted_and_stop_the_run():
+    policy = Bigram()
+    before = policy.table.detach().clone()
+    optimizer = Optimizer(policy.parameters(), OptimizerConfig(), 10, max_bad=2)
+    for _ in range(2):
+        policy.table.grad = torch.full_like(policy.table, math.nan)
+        assert optimizer.step(0.0)["updates/skipped"] == 1.0
+    assert torch.equal(policy.table, before)
+    policy.table.grad = torch.ones_like(policy.table)
+    assert optimizer.step(0.0)["updates/skipped"] == 0.0  # a good one in between starts the count anew
+    for _ in range(2):
+        policy.table.grad = torch.ones_like(policy.table)
+        optimizer.step(math.inf)
+    policy.table.grad = torch.ones_like(policy.table)
+    with pytest.raises(RuntimeError, match=r"3 updates in a row.*optimizer\.lr"):
+        optimizer.step(math.inf)
+
+
+def test_learning_rate_schedule():
+    config = OptimizerConfig(lr=1.0, warmup=4, schedule="linear", min_lr=0.1)
+    assert [lr_at(i, 14, config) for i in (0, 3, 4, 9, 14, 99)] == pytest.approx([0.25, 1, 1, 0.55, 0.1, 0.1])
+    assert lr_at(9, 14, OptimizerConfig(lr=2.0, warmup=4, schedule="cosine")) == pytest.approx(1.0)
+    assert lr_at(999, 10, OptimizerConfig(lr=2.0)) == 2.0
