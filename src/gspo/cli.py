@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from gspo import __version__
 from gspo.config.files import load, nearest_key, to_toml
 
-FIELDS = "any configuration field as --section.key VALUE; `gspo config` lists them with their meaning and unit"
+FIELDS = "Set any configuration field with --section.key VALUE. `gspo config` lists all fields with meaning and unit."
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,10 +35,10 @@ def parser() -> Parser:
     top = Parser(
         prog="gspo",
         description="Train language models with Group Sequence Policy Optimization (GSPO).",
-        epilog="Start with `gspo demo`: a tiny mixture of experts learns in under four minutes on a CPU.",
+        epilog="Start with `gspo demo`: it trains a tiny mixture of experts in under four minutes on a CPU.",
     )
     top.add_argument("--version", action="version", version=f"gspo {__version__}")
-    top.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
+    top.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, config: str | None = None, fields: bool = True) -> argparse.ArgumentParser:
@@ -52,30 +52,30 @@ def parser() -> Parser:
         return made
 
     for name, text in (
-        ("train", "train a model with GSPO (or another algorithm of the table, such as GRPO or PPO)"),
-        ("sft", "cold start: supervised fine-tuning on prompt and completion rows"),
+        ("train", "train a model with GSPO or another algorithm, such as GRPO or PPO"),
+        ("sft", "fine-tune a model on rows of prompt and completion (supervised, as a cold start)"),
     ):
         made = command(name, text, "1")
-        made.add_argument("--resume", action="store_true", help="go on from the run folder's last checkpoint")
+        made.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
     made = command(
-        "serve", "serve a model to agents over an OpenAI-compatible endpoint, and train it on what they send back", "1"
+        "serve", "serve a model to agents at an OpenAI-compatible endpoint, and train it on what they return", "1"
     )
-    made.add_argument("--resume", action="store_true", help="go on from the run folder's last checkpoint")
-    made = command("eval", "sample held-out prompts and report the accuracy with a 95 % interval", "1")
+    made.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
+    made = command("eval", "evaluate a model on held-out prompts: accuracy with a 95 % interval", "1")
     made.add_argument("--out", type=Path, metavar="FILE", help="write each completion to this .jsonl file")
-    made = command("compare", "run a study: algorithms x settings x seeds on equal terms, with intervals and verdicts")
+    made = command("compare", "compare algorithms x settings x seeds on equal terms, with intervals and verdicts")
     made.add_argument("study", metavar="STUDY.toml", help="study file")
     made.add_argument("--dir", help="folder of the study (default: runs/NAME)")
     made.add_argument("--only", default="*", metavar="PATTERN", help="cells to run, as setting/variant/seedN with * and ?")
     made.add_argument("--dry-run", action="store_true", help="only list the cells")
-    made = command("report", "draw the figures and the report of one run, or lay several over each other", fields=False)
+    made = command("report", "write the figures and the report of one run, or of several runs together", fields=False)
     made.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folders; the report goes into the first")
-    made = command("demo", "a tiny mixture of experts learns by GSPO that working it out pays", fields=False)
-    made.add_argument("--agent", action="store_true", help="the agents' demo: conversations with a tool")
+    made = command("demo", "train a tiny mixture of experts with GSPO to work answers out, not to guess", fields=False)
+    made.add_argument("--agent", action="store_true", help="run the demo of agents: conversations with a tool")
     made.add_argument("--dir", help="run folder (default: runs/demo, runs/demo-agent)")
     made.add_argument("--seed", type=int, default=0, help="seed of the whole demo (default: %(default)s)")
-    made.add_argument("--resume", action="store_true", help="go on with a demo that was stopped")
-    command("config", "print the resolved configuration with each field's meaning and unit", "?")
+    made.add_argument("--resume", action="store_true", help="continue a demo that was stopped")
+    command("config", "print the resolved configuration with the meaning and unit of each field", "?")
     return top
 
 

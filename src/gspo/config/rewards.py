@@ -13,7 +13,7 @@ class RewardModelConfig:
     """The reward `model`: a sequence classifier of transformers, in this process or served by vLLM."""
 
     path: str = opt("")
-    """Folder or Hugging Face id of the classifier; with url, the name that the server knows it by. Required."""
+    """Folder or Hugging Face id of the classifier; with url, the server's name for it. Required."""
     revision: str | None = opt(None)
     """Branch, tag or commit of a Hugging Face id."""
     label: str | None = opt(None)
@@ -21,29 +21,30 @@ class RewardModelConfig:
     output: str = opt("logit", choices=("logit", "probability"))
     """The score: the label's `logit`, or its `probability` (a sigmoid for one label, else a softmax)."""
     max_length: int | None = opt(None, low=1)
-    """Most tokens of prompt and completion together; unset: as many as the classifier can read."""
+    """Most tokens of prompt and completion together. Unset: as many as the classifier can read."""
     too_long: str = opt("none", choices=("none", "left", "right"))
-    """What a longer text gets: `none`, no opinion; or its score without its beginning (`left`) or its end (`right`)."""
+    """What a longer text gets: no opinion (`none`), or the score of the text cut at its start (`left`) or its end
+    (`right`)."""
     device: str = opt("auto")
-    """`auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
+    """`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
     dtype: str = opt("float32", choices=("float32", "bfloat16"))
-    """Type of the weights."""
+    """Data type of the weights."""
     batch_size: int = opt(16, low=1)
-    """Texts scored at once."""
+    """Texts per batch."""
     trust_remote_code: bool = opt(False)
     """Run Python code that comes with the classifier. Only for models whose code you have read."""
     allow_pickle: bool = opt(False)
     """Accept weights that are not safetensors. Loading such a file can run code."""
     url: str | None = opt(None)
-    """Address of a vLLM server with the classifier, such as `http://127.0.0.1:8000`; it is asked at `/classify`."""
+    """Address of a vLLM server with the classifier, such as `http://127.0.0.1:8000`. Requests go to its `/classify`."""
     key_variable: str = opt("")
-    """Environment variable with that server's API key; empty: it asks for none."""
+    """Environment variable with the API key of this server. Empty: it needs none."""
     timeout: float = opt(120.0, above=0)
-    """Seconds that the server may take for one completion, retries included."""
+    """Seconds that the server may take for one completion, including retries."""
     retries: int = opt(3, low=0)
-    """Times that a failed request is repeated (429, 5xx, lost connections), with growing waits."""
+    """How often a failed request (429, 5xx, lost connection) is repeated, with growing waits."""
     max_concurrent: int = opt(16, low=1, high=4096)
-    """Requests to the server at once."""
+    """Most requests to the server at the same time."""
 
 
 @dataclass(frozen=True)
@@ -55,27 +56,28 @@ class JudgeConfig:
     url: str = opt("https://api.openai.com/v1")
     """The endpoint, such as `http://127.0.0.1:8000/v1`."""
     key_variable: str = opt("OPENAI_API_KEY")
-    """Environment variable with the API key; empty: the endpoint asks for none."""
+    """Environment variable with the API key. Empty: the endpoint needs none."""
     rubric: str = opt("")
     """What makes a completion good, in words. Required."""
     mode: str = opt("score", choices=("score", "group", "rank", "pairs"))
-    """`score`: each completion alone, on the scale. `group`: all completions of a prompt together, scored against each
-    other. `rank`: all together, ranked; evenly spaced rewards. `pairs`: each two, in both orders; Bradley-Terry
+    """`score`: each completion alone gets a score. `group`: all completions of a prompt are compared and get scores. `rank`:
+    all are ranked, and rewards are evenly spaced. `pairs`: every two are compared, in both orders, which gives Bradley-Terry
     strengths."""
     scale: int = opt(10, low=1)
     """Highest score; the lowest is 0. The reward is score / scale."""
     reference_column: str | None = opt(None)
-    """Column with a reference answer that the judge is shown."""
+    """Column with a reference answer to show to the judge."""
     request: dict[str, Any] = opt({"temperature": 0})
-    """Further fields of each request, such as `{reasoning_effort = "low"}`."""
+    """Additional fields of each request, such as `{reasoning_effort = "low"}`."""
     timeout: float = opt(120.0, above=0)
-    """Seconds that one answer may take, retries included."""
+    """Seconds that one response may take, including retries."""
     retries: int = opt(3, low=0)
-    """Times that a failed request (429, 5xx, lost connections) is repeated, with growing waits, and an unreadable answer."""
+    """How often a request is repeated after a failure (429, 5xx, lost connection; with growing waits) or an unreadable
+    response."""
     max_concurrent: int = opt(16, low=1, high=4096)
-    """Requests at once."""
+    """Most requests at the same time."""
     cache: str | None = opt(None)
-    """SQLite file that keeps answers, for later runs too and for several at once; unset: they are kept in memory."""
+    """SQLite file that keeps responses; several runs may use it, also at the same time. Unset: they are kept in memory."""
     seed: int = opt(0, low=0)
     """Seed of the order in which completions are shown together."""
 
@@ -92,7 +94,7 @@ class RewardConfig:
     """Any of `task` (the source's own scorer), `exact`, `math`, `model` (see [reward_model]), `judge` (see [judge]), and
     `module:function`."""
     weights: list[float] = opt([])
-    """One weight a function; empty: all 1."""
+    """One weight per function. Empty: all 1."""
     answer_column: str = opt("answer")
     """Column with the right answer, for `exact` and `math`."""
     timeout: float = opt(10.0, above=0)
@@ -100,4 +102,4 @@ class RewardConfig:
     workers: int = opt(1, low=1, high=256)
     """Processes that score completions."""
     correct_at: float = opt(1.0)
-    """A completion counts as correct in `eval/accuracy` when the first of `functions` gives it at least this."""
+    """A completion counts as correct in `eval/accuracy` if the first of `functions` gives it at least this."""
