@@ -10,7 +10,6 @@ from typing import Any
 from gspo.build import assemble
 from gspo.build.given import Given, Source, configured
 from gspo.config.checks import check_required, check_training
-from gspo.config.files import as_config
 from gspo.report.page import write_report
 from gspo.report.read import read_run
 from gspo.rollout import evaluation
@@ -87,11 +86,23 @@ def sft(
     return Result(folder, hf.model, hf.tokenizer, metrics, finished)
 
 
-def evaluate(config: Source = None, **sections: dict[str, Any]) -> tuple[dict[str, float], list[Group]]:
-    """Metrics of the model in `config` on its held-out prompts (`eval/accuracy` with its 95 % interval), and the groups."""
-    made = as_config(config, sections)
+def evaluate(
+    model: Any = None,
+    dataset: Any = None,
+    reward: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
+    *,
+    tokenizer: Any = None,
+    config: Source = None,
+    **sections: dict[str, Any],
+) -> tuple[dict[str, float], list[Group]]:
+    """Metrics of `model` (`eval/accuracy` and its 95 % interval), and its completions. Arguments as in `train`.
+
+    All rows of `dataset` are evaluated; without it, the held-out prompts of the task in `config`.
+    """
+    functions = _functions(reward)
+    made = configured(config, sections, model, tokenizer, dataset)
     check_required(made)
-    with assemble.evaluating(made) as arguments:
+    with assemble.evaluating(made, Given(model, tokenizer, dataset, None, functions)) as arguments:
         return evaluation.evaluate(**arguments)
 
 

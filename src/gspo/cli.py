@@ -184,7 +184,7 @@ def evaluate(config: Any, out: Path | None) -> int:
         (out or Path()).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--out {out}: cannot be written: {error}") from None
-    metrics, groups = api.evaluate(config)
+    metrics, groups = api.evaluate(config=config)
     if out is not None:
         with open(out, "w", encoding="utf-8") as file:
             for rollout in (rollout for group in groups for rollout in group.rollouts):

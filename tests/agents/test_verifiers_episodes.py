@@ -196,7 +196,7 @@ def test_a_whole_run_and_its_evaluation(tmp_path):
     parts = [row["reward_parts"] for row in found]
     assert [row["reward"] for row in found] == pytest.approx([part["share"] + part["upper"] / 2 for part in parts])
     metrics, groups = gspo.evaluate(
-        {
+        config={
             "model": {"path": str(tmp_path / "run" / "model")}, "eval": {"num_prompts": 3, "max_completion_length": 8},
             "task": {"source": "verifiers:vf-letters", "eval_split": "test"},
         }

@@ -13,12 +13,10 @@ import torch
 from rich.console import Console
 
 from gspo.backends.hf.critic import Critic
-from gspo.backends.hf.files import read_outline
-from gspo.backends.hf.lora import read_model
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.build.given import Given
-from gspo.build.models import check_routers, models_of, outline_of, prompts_of
+from gspo.build.models import check_routers, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
 from gspo.build.samplers import samplers_of, samplings
 from gspo.config.checks import check_environment, check_sampler, played
 from gspo.config.lookup import load_function
@@ -272,13 +270,14 @@ def warn_of(log: RunLog, told: Sequence[str], model: HFModel) -> None:
 
 
 @contextmanager
-def evaluating(config: Config) -> Iterator[dict[str, Any]]:
-    """The arguments of evaluation.evaluate for the model and the held-out prompts that `config` names."""
+def evaluating(config: Config, given: Given | None = None) -> Iterator[dict[str, Any]]:
+    """The arguments of evaluation.evaluate for the model and the held-out prompts that `config` names, or those given."""
+    given = given or Given()
     check_sampler(config)
     check_environment(config)
-    with scorer_of(config, Given()) as scorer:
+    with scorer_of(config, given) as scorer:
         with loading("the prompts"):
-            _, held_out = prompts_of(config, Given(), read_outline(config.model))
+            held_out = evaluated_prompts(config, given, outline_of(config, given, None))
             if not held_out:
                 raise ValueError(
                     f"task.source = {config.task.source!r}: too few rows to hold out a tenth of them: give held-out prompts "
@@ -287,7 +286,7 @@ def evaluating(config: Config) -> Iterator[dict[str, Any]]:
             scorer.check(held_out)
             scorer.wait()
         with loading("the model"):
-            model = read_model(config.model)
+            model = loaded_model(config, given)
         with (
             samplers_of(config, HFPolicy(model, config.rollout.temperature)) as (_, sampler),
             Progress(0, title="evaluation") as screen,

@@ -21,6 +21,11 @@ class Given:
     eval_rows: Any = None
     functions: Sequence[Callable[..., Any]] = ()
 
+    @property
+    def holds_model(self) -> bool:
+        """Whether the model is loaded already, and not just named."""
+        return self.model is not None and not isinstance(self.model, (str, Path))
+
 
 Source = Config | str | Path | dict[str, dict[str, Any]] | None
 
@@ -32,6 +37,8 @@ def configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: Any
     """The configuration of a Python call. Raises ValueError for arguments that do not go together."""
     if not isinstance(config, (Config, str, Path, dict, type(None))):
         raise ValueError(f"config: expected a TOML file, a Config or nested dicts, got a {type(config).__name__}")
+    if isinstance(model, Config) or str(model).endswith(".toml"):
+        raise ValueError(f"model = {model!r:.80}: this is a configuration: pass it as config=")
     if isinstance(model, dict):
         raise ValueError('model: expected a folder, an id or a loaded model; a [model] section is config={"model": {...}}')
     named = model is None or isinstance(model, (str, Path))

@@ -29,20 +29,16 @@ def named(config: Config, last: Path | None) -> ModelConfig:
 
 def outline_of(config: Config, given: Given, last: Path | None) -> Outline:
     """What the prompts need of the model, without its weights."""
-    loaded = given.model is not None and not isinstance(given.model, (str, Path))
-    return outline(given.model, given.tokenizer) if loaded else read_outline(named(config, last))
+    return outline(given.model, given.tokenizer) if given.holds_model else read_outline(named(config, last))
 
 
 def models_of(config: Config, given: Given, last: Path | None) -> tuple[HFModel, HFPolicy | None]:
     """The model to train, given or by name, with the weights of a checkpoint; and the frozen reference of the KL term,
     which is the model that training began with (None where beta is 0).
     """
-    loaded = given.model is not None and not isinstance(given.model, (str, Path))
     begin: HFModel | None = None
-    if loaded:
-        begin = wrap_model(given.model, given.tokenizer, config.model)
-    elif last is None or config.algorithm.beta > 0 or config.lora.rank:
-        begin = read_model(config.model)
+    if given.holds_model or last is None or config.algorithm.beta > 0 or config.lora.rank:
+        begin = loaded_model(config, given)
     if config.lora.rank and begin is not None:
         return adapted_models(config, begin, last)
     reference = None
@@ -53,11 +49,18 @@ def models_of(config: Config, given: Given, last: Path | None) -> tuple[HFModel,
         reference = HFPolicy(frozen, config.rollout.temperature, config.train.layout, rests=rests)
     if last is not None:
         saved = read_model(named(config, last))
-        if not loaded or begin is None:
+        if not given.holds_model or begin is None:
             return saved, reference
         begin.model.load_state_dict(saved.model.state_dict())
     assert begin is not None
     return begin, reference
+
+
+def loaded_model(config: Config, given: Given) -> HFModel:
+    """The model that is given, or the one that the configuration names."""
+    if given.holds_model:
+        return wrap_model(given.model, given.tokenizer, config.model)
+    return read_model(config.model)
 
 
 def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[HFModel, HFPolicy | None]:
@@ -87,6 +90,14 @@ def prompts_of(config: Config, given: Given, seen: Outline) -> tuple[list[Prompt
     limit = room(config, seen.context_length)
     encoder = Encoder(seen.tokenizer, config.task)
     return load_prompts(config.task, config.eval, encoder, limit, rows=given.rows, eval_rows=given.eval_rows)
+
+
+def evaluated_prompts(config: Config, given: Given, outline: Outline) -> list[Prompt]:
+    """The prompts of an evaluation: all rows that are given, else those that the task holds out."""
+    if given.rows is None:
+        return prompts_of(config, given, outline)[1]
+    everything = dataclasses.replace(config, eval=dataclasses.replace(config.eval, every=0, num_prompts=0))
+    return prompts_of(everything, given, outline)[0]
 
 
 def check_routers(config: Config, model: HFModel) -> None:
