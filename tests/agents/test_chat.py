@@ -57,7 +57,7 @@ def test_an_answer_is_read_again_as_the_tokens_that_were_sampled(template, said,
     (second,) = answers(talk, [*ASK, first.message, more], tools=TOOLS)
     before = first.rollout.tokens.tolist()
     assert list(second.rollout.prompt.tokens[: len(before)]) == before
-    assert second.read.startswith(first.read + first.said)
+    assert second.prompt_text.startswith(first.prompt_text + first.sampled_text)
 
 
 def test_an_answer_that_was_cut_off_is_closed_by_the_template():
@@ -65,21 +65,21 @@ def test_an_answer_that_was_cut_off_is_closed_by_the_template():
     (first,) = answers(talk, ASK)
     (second,) = answers(talk, [*ASK, first.message, {"role": "user", "content": "go on"}])
     assert list(second.rollout.prompt.tokens[: len(first.rollout.tokens)]) == first.rollout.tokens.tolist()
-    assert second.read[len(first.read + first.said) :].startswith("<|im_end|>\n")
+    assert second.prompt_text[len(first.prompt_text + first.sampled_text) :].startswith("<|im_end|>\n")
 
 
 def test_thinking_that_the_template_leaves_out_is_not_read():
     talk = chat("chatml", speaker=Says("chatml", ("<think>hm</think>\n\npears", "eos"), ("done", "eos")))
     (first,) = answers(talk, ASK)
     (second,) = answers(talk, [*ASK, first.message, {"role": "user", "content": "go on"}])
-    assert "<think>" not in second.read and "assistant\npears<|im_end|>" in second.read
+    assert "<think>" not in second.prompt_text and "assistant\npears<|im_end|>" in second.prompt_text
 
 
 def test_an_answer_carried_on():
     talk = chat("chatml", speaker=Says("chatml", ("two", "length"), (" pears", "eos")))
     (first,) = answers(talk, ASK)
     (second,) = answers(talk, [*ASK, first.message])
-    assert second.read == first.read + "two" and second.message["content"] == " pears"
+    assert second.prompt_text == first.prompt_text + "two" and second.message["content"] == " pears"
 
 
 def test_a_history_in_other_words_is_read_in_them():
@@ -87,13 +87,13 @@ def test_a_history_in_other_words_is_read_in_them():
     (first,) = answers(talk, ASK)
     other = [{"role": "user", "content": "what is in the bag"}]
     (second,) = answers(talk, [*other, first.message, {"role": "user", "content": "go on"}])
-    assert "what is in the bag" in second.read and "box" not in second.read
+    assert "what is in the bag" in second.prompt_text and "box" not in second.prompt_text
 
 
 def test_texts_are_completed_and_gone_on_with():
     talk = chat("chatml", speaker=Says("chatml", ("two pears", "eos"), ("done", "eos"), spelled=True))
     (first,) = asyncio.run(talk.complete("in the box: "))
-    (second,) = asyncio.run(talk.complete(first.read + first.said + "\nin the bag: "))
+    (second,) = asyncio.run(talk.complete(first.prompt_text + first.sampled_text + "\nin the bag: "))
     assert list(second.rollout.prompt.tokens[: len(first.rollout.tokens)]) == first.rollout.tokens.tolist()
 
 
@@ -122,24 +122,24 @@ def test_calls_that_nobody_could_read_are_malformed(said):
 
 def test_how_it_was_sampled_decides_whether_it_may_be_trained_on():
     talk = chat("chatml", speaker=Says("chatml", *[("a", "eos")] * 4))
-    for asked, unfit in (
+    for options, unfit in (
         (Asked(), ""),
         (Asked(temperature=1.0), ""),
         (Asked(temperature=0.5), "temperature 0.5"),
         (Asked(top_p=0.9), "top_p"),
     ):
-        (call,) = asyncio.run(talk.answer(ASK, asked=asked))
+        (call,) = asyncio.run(talk.answer(ASK, options=options))
         assert (unfit in call.unfit) if unfit else not call.unfit
 
 
 def test_seeds_stops_and_lengths_reach_the_sampler():
     talk = chat("chatml", speaker=Says("chatml", *[("a END b", "stop")] * 3))
-    first, second = asyncio.run(talk.answer(ASK, asked=Asked(max_tokens=7, stop=("END",), seed=5), n=2))
-    (again,) = asyncio.run(talk.answer(ASK, asked=Asked(seed=5)))
+    first, second = asyncio.run(talk.answer(ASK, options=Asked(max_tokens=7, stop=("END",), seed=5), n=2))
+    (again,) = asyncio.run(talk.answer(ASK, options=Asked(seed=5)))
     seeds, samplings = zip(*talk.speaker.asked)
     assert seeds[0] != seeds[1] and seeds[0] == seeds[2]
     assert samplings[0].max_new_tokens == 7 and samplings[0].stop == ("END",)
-    assert first.message["content"] == "a " and first.said == "a END b" and first.id != second.id
+    assert first.message["content"] == "a " and first.sampled_text == "a END b" and first.id != second.id
 
 
 @pytest.mark.parametrize(

@@ -41,16 +41,16 @@ MEMBERS = {
 }  # fmt: skip
 
 
-def settings(config: Any, given: Mapping[str, Any]) -> TrainConfig:
-    """How a call of `train` learns. config: gspo's TrainConfig, or ART's. given: its further arguments, as ART takes them.
+def settings(config: Any, arguments: Mapping[str, Any]) -> TrainConfig:
+    """How a call of `train` learns. config: gspo's TrainConfig, or ART's. arguments: the further ones, as ART takes them.
 
     Raises ValueError for what this call cannot grant, with the field of the configuration that can, and TypeError for what
     neither knows.
     """
-    asked = {} if config is None else dict(vars(config))
-    asked |= given.get("_config") or {}
-    asked |= {name: value for name, value in given.items() if name != "_config"}
-    for name, value in asked.items():
+    values = {} if config is None else dict(vars(config))
+    values |= arguments.get("_config") or {}
+    values |= {name: value for name, value in arguments.items() if name != "_config"}
+    for name, value in values.items():
         if name in OURS:
             continue
         if name not in ELSEWHERE:
@@ -59,4 +59,4 @@ def settings(config: Any, given: Mapping[str, Any]) -> TrainConfig:
         if value != neutral:
             remedy = where if where == NOTHING else f"the run has it as {where}"
             raise ValueError(f"{name} = {value!r}: train() cannot set it for one call; {remedy}")
-    return TrainConfig(**{name: asked[name] for name in OURS if name in asked})
+    return TrainConfig(**{name: values[name] for name in OURS if name in values})

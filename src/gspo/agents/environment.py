@@ -75,18 +75,18 @@ class ToolEnvironment:
     async def step(self, answer: Message) -> Step:
         """Runs the tools that the answer calls, or ends."""
         if "malformed" in answer:
-            told = {"role": "tool", "content": f"error: no call could be read: {answer['malformed']}"}
-            return Step([told], metrics={"tools/malformed": 1})
+            notice = {"role": "tool", "content": f"error: no call could be read: {answer['malformed']}"}
+            return Step([notice], metrics={"tools/malformed": 1})
         calls = answer.get("tool_calls") or ()
         if not calls:
             return Step(reward=float(await self.end(content_of(answer))), done=True)
         counts: Counter[str] = Counter({"tools/calls": len(calls)})
         messages = []
         for call in calls:
-            said, problem = await self._run(call["function"]["name"], call["function"]["arguments"])
+            content, problem = await self._run(call["function"]["name"], call["function"]["arguments"])
             if problem:
                 counts[f"tools/{problem}"] += 1
-            messages.append({"role": "tool", "tool_call_id": call.get("id", ""), "content": said})
+            messages.append({"role": "tool", "tool_call_id": call.get("id", ""), "content": content})
         return Step(messages, metrics=dict(counts))
 
     async def _run(self, name: str, arguments: str) -> tuple[str, str]:
@@ -95,10 +95,10 @@ class ToolEnvironment:
         if function is None:
             return f"error: there is no tool {name!r}, only {', '.join(self._functions)}", "unknown"
         try:
-            given = json.loads(arguments)
-            inspect.signature(function).bind(**given)
-            made = function(**given) if inspect.iscoroutinefunction(function) else asyncio.to_thread(function, **given)
-            return str(await asyncio.wait_for(made, self.tool_timeout)), ""
+            values = json.loads(arguments)
+            inspect.signature(function).bind(**values)
+            result = function(**values) if inspect.iscoroutinefunction(function) else asyncio.to_thread(function, **values)
+            return str(await asyncio.wait_for(result, self.tool_timeout)), ""
         except TimeoutError:
             return f"error: {name} took more than {self.tool_timeout:g} seconds", "timeouts"
         except Exception as error:  # for the policy to read

@@ -58,11 +58,11 @@ class TrajectoryGroup:
     """
 
     def __init__(self, trajectories: Iterable[Any], metadata: dict[str, Any] | None = None) -> None:
-        every = list(trajectories)
-        if any(inspect.isawaitable(one) for one in every):
+        results = list(trajectories)
+        if any(inspect.isawaitable(result) for result in results):
             raise ValueError("a group takes trajectories, not what is still to be awaited: see gspo.gather")
-        self.trajectories = [one for one in every if not isinstance(one, BaseException)]
-        self.exceptions = [one for one in every if isinstance(one, BaseException)]
+        self.trajectories = [result for result in results if not isinstance(result, BaseException)]
+        self.exceptions = [result for result in results if isinstance(result, BaseException)]
         self.metadata = metadata or {}
 
     def __iter__(self) -> Iterator[Any]:

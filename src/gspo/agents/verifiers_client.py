@@ -11,7 +11,7 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import ChatDialect
 
-from gspo.agents.calls import Call
+from gspo.agents.calls import Call, usage
 from gspo.agents.chat import Asked, Chat, TooLong
 from gspo.agents.request_options import check_granted
 from gspo.ports import SamplerError
@@ -34,12 +34,12 @@ class Playing:
         self.calls: dict[str, list[Call]] = defaultdict(list)
         self.full = False
         self.lost: SamplerError | None = None
-        self._asked = self._answering = 0
+        self._requests = self._pending = 0
 
     async def answer(self, trace: str, body: Mapping[str, Any]) -> Call:
         """The policy's answer to a request. Raises ProviderError where there is none."""
-        seed, self._asked = self.seed + self._asked, self._asked + 1
-        self._answering += 1
+        seed, self._requests = self.seed + self._requests, self._requests + 1
+        self._pending += 1
         self._set(None)
         try:
             tools = () if body.get("tool_choice") == "none" else body.get("tools") or ()
@@ -54,8 +54,8 @@ class Playing:
             self.lost = error
             raise vf.ProviderError(str(error), status_code=400) from error
         finally:
-            self._answering -= 1
-            if not self._answering:
+            self._pending -= 1
+            if not self._pending:
                 self._set(asyncio.get_running_loop().time() + self.limit)
         self.calls[trace].append(call)
         return call
@@ -91,19 +91,18 @@ class PolicyClient(vf.Client):
 def asked(body: Mapping[str, Any], seed: int) -> Asked:
     """How a request wants its answer sampled. Raises ValueError for what cannot be granted."""
     check_granted({name: value for name, value in body.items() if name not in GRANTED})
-    most = body.get("max_tokens") or body.get("max_completion_tokens")
+    max_tokens = body.get("max_tokens") or body.get("max_completion_tokens")
     stop = body.get("stop") or ()
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    return Asked(most, body.get("temperature"), body.get("top_p"), body.get("top_k"), stop, seed)
+    return Asked(max_tokens, body.get("temperature"), body.get("top_p"), body.get("top_k"), stop, seed)
 
 
 def completion(call: Call) -> dict[str, Any]:
     """An answer as OpenAI's API tells it."""
     message = {name: call.message[name] for name in ("role", "content", "tool_calls") if name in call.message}
     reason = "tool_calls" if "tool_calls" in message else "length" if call.rollout.stop == "length" else "stop"
-    read, said = len(call.rollout.prompt.tokens), call.sampled
     return {
         "id": call.id, "object": "chat.completion", "created": 0, "model": "policy",
         "choices": [{"index": 0, "message": message, "finish_reason": reason, "logprobs": None}],
-        "usage": {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said},
+        "usage": usage([call]),
     }  # fmt: skip

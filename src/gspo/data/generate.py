@@ -12,21 +12,21 @@ from gspo.data import reasoning_gym
 from gspo.data.processes import GONE, opened
 
 
-def generate(connection: Connection, wanted: reasoning_gym.Wanted) -> None:
+def generate(connection: Connection, request: reasoning_gym.Wanted) -> None:
     """Sends ("note", text) ... and then ("items", (train, held out)) or ("error", text)."""
 
     def note(text: str) -> None:
         connection.send(("note", text))
 
     try:
-        train, held_out = reasoning_gym.generate(wanted, note)
-        dataset = reasoning_gym.open_task(wanted.source, wanted.config, seed=0, size=1)
-        reasoning_gym.check(wanted.source, dataset, (held_out + train)[:16], note)
+        train, held_out = reasoning_gym.generate(request, note)
+        dataset = reasoning_gym.open_task(request.source, request.config, seed=0, size=1)
+        reasoning_gym.check(request.source, dataset, (held_out + train)[:16], note)
         answer = pickle.dumps(("items", (train, held_out)))
     except ValueError as error:
         answer = pickle.dumps(("error", str(error)))
     except Exception as error:
-        answer = pickle.dumps(("error", f"{wanted.source}: {describe(error)}"))
+        answer = pickle.dumps(("error", f"{request.source}: {describe(error)}"))
     connection.send_bytes(answer)
 
 

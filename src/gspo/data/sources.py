@@ -174,8 +174,8 @@ def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[
 
     Raises ValueError for an unknown task, bad options, or too few distinct items; warns of what looks wrong.
     """
-    wanted = reasoning_gym.Wanted(source, task.config, task.seed, train, held_out)
-    process, connection = spawn("gspo.data.generate", wanted)
+    request = reasoning_gym.Wanted(source, task.config, task.seed, train, held_out)
+    process, connection = spawn("gspo.data.generate", request)
     try:
         while True:
             kind, answer = connection.recv()

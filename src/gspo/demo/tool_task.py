@@ -67,7 +67,7 @@ class Boxes(ToolEnvironment):
         if box not in BOXES or len(box) != 1:
             return HELP
         self.looks += 1
-        return told(self.row["way"], box)
+        return content_of_box(self.row["way"], box)
 
     async def step(self, answer: Message) -> Step:
         """As in every environment with tools; a look costs a little, and so does a call that cannot be read."""
@@ -75,15 +75,15 @@ class Boxes(ToolEnvironment):
         if step.done:
             return replace(step, metrics={"found": step.reward, "looks": self.looks})
         # A model of these few words reads no others.
-        said = [one if one["content"] in SAID else one | {"content": HELP} for one in step.messages]
-        return replace(step, messages=said, reward=-LOOK_COSTS)
+        messages = [message if message["content"] in SAID else message | {"content": HELP} for message in step.messages]
+        return replace(step, messages=messages, reward=-LOOK_COSTS)
 
     async def end(self, answer: str) -> float:
         """1 for the right box."""
         return float(answer == ANSWER.format(self.row["way"][-1]))
 
 
-def told(way: str, box: str) -> str:
+def content_of_box(way: str, box: str) -> str:
     """What is in a box."""
     return BALL.format(box) if box == way[-1] else NOTE.format(way[way.index(box) + 1])
 
@@ -108,12 +108,12 @@ def cold_start(size: int, looking: float, slip: float, seed: int) -> list[dict[s
     rows = []
     for _ in range(size):
         row = hidden(rng)
-        answer, said, way = rng.choice(BOXES), "", row["way"]
+        answer, completion, way = rng.choice(BOXES), "", row["way"]
         for box in way[rng.randrange(len(way)) :] if rng.random() < looking else "":
-            said += f"{CALL.format(box)}<eos><|tool|>{told(way, box)}<|assistant|>"
+            completion += f"{CALL.format(box)}<eos><|tool|>{content_of_box(way, box)}<|assistant|>"
             if box == way[-1]:
                 answer = box
             if rng.random() < slip:
                 break
-        rows.append({"prompt": row["prompt"], "completion": said + ANSWER.format(answer)})
+        rows.append({"prompt": row["prompt"], "completion": completion + ANSWER.format(answer)})
     return rows

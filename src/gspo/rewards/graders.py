@@ -88,7 +88,7 @@ class Function:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.by_group = bool(getattr(function, "by_group", False))
-        self.said = spoken if getattr(function, "spoken", False) else lambda row: row.completion
+        self.text_of = spoken if getattr(function, "spoken", False) else lambda row: row.completion
         call = getattr(function, "__call__", None)  # noqa: B004
         self.concurrent = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
         self.names: set[str] | None = None
@@ -138,7 +138,7 @@ class Function:
         if self.names is not None:
             columns = {name: None for name in columns if name in self.names}
         values = {name: [row.columns.get(name) for row in rows] for name in columns}
-        return self.function(prompts=[row.prompt for row in rows], completions=[self.said(row) for row in rows], **values)
+        return self.function(prompts=[row.prompt for row in rows], completions=[self.text_of(row) for row in rows], **values)
 
     def _call(self, rows: list[Row], runner: asyncio.Runner, timeout: float) -> list[Result]:
         returned = self._start(rows)
@@ -147,13 +147,13 @@ class Function:
         return _results(returned, len(rows))
 
     async def _together(self, units: list[list[Row]], timeout: float) -> list[Result]:
-        async def one(unit: list[Row]) -> list[Result]:
+        async def results_of(unit: list[Row]) -> list[Result]:
             try:
                 return _results(await _within(self._start(unit), timeout), len(unit))
             except BaseException as error:
                 return [(None, _why(error))] * len(unit)
 
-        return [result for results in await asyncio.gather(*map(one, units)) for result in results]
+        return [result for results in await asyncio.gather(*map(results_of, units)) for result in results]
 
 
 async def _within(awaitable: Awaitable[Any], timeout: float) -> Any:
@@ -261,8 +261,8 @@ def _math(row: Row, column: str) -> float:
     completion = spoken(row)
     answer = tagged(completion)
     # No limits of its own: they raise an alarm in the middle of sympy; this process can be killed instead.
-    read = parse(completion if answer is None else _in_math(answer), parsing_timeout=None)
-    return float(verify(right, read, timeout_seconds=None))  # not symmetric: the right answer first
+    parsed = parse(completion if answer is None else _in_math(answer), parsing_timeout=None)
+    return float(verify(right, parsed, timeout_seconds=None))  # not symmetric: the right answer first
 
 
 @cache

@@ -66,8 +66,8 @@ class Line:
         self._key, self._errors = key, openai
         self.total: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
-        self._said: set[str] = set()
-        self._told: Counter[str] = Counter()
+        self._warned: set[str] = set()
+        self._reported: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(max_concurrent)
         self._client = openai.AsyncOpenAI(api_key=key, base_url=self.url, timeout=timeout, max_retries=retries)
@@ -99,8 +99,8 @@ class Line:
 
     def _clean(self, text: str) -> str:
         """An error in one line, without the key, which an endpoint may repeat."""
-        shown = text if self._key == NO_KEY else text.replace(self._key, "***")
-        return " ".join(shown.split())[:200]
+        cleaned = text if self._key == NO_KEY else text.replace(self._key, "***")
+        return " ".join(cleaned.split())[:200]
 
     def note(self, reason: str) -> None:
         """A question that got no opinion."""
@@ -111,13 +111,13 @@ class Line:
         """What was counted since this was last asked. Warns of reasons that are new."""
         for reason, count in list(self.reasons.items()):
             kind = reason[:40]
-            if kind not in self._said:
-                self._said.add(kind)
+            if kind not in self._warned:
+                self._warned.add(kind)
                 warnings.warn(f"{self.name}: no opinion {count} times: {reason}", stacklevel=1)
         now = self.total.copy()
         names = ("requests", "cached", "retries", "failed", "tokens", "seconds")
-        new = {name: float(now[name] - self._told[name]) for name in names}
-        self._told = now
+        new = {name: float(now[name] - self._reported[name]) for name in names}
+        self._reported = now
         return new
 
     def close(self) -> None:

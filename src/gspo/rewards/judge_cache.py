@@ -13,9 +13,9 @@ MOST = 100_000  # answers kept in memory
 PATIENCE = 30.0  # seconds to wait for another process that writes
 
 
-def key_of(asked: Any) -> str:
+def key_of(values: Any) -> str:
     """A key for everything that determines an answer, as plain values."""
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")).hexdigest()
+    return hashlib.sha256(json.dumps(values, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")).hexdigest()
 
 
 class Cache:

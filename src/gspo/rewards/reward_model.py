@@ -128,17 +128,17 @@ class Served:
     def scores(self, conversations: Sequence[Messages]) -> list[float | None]:
         """The score of each conversation."""
 
-        async def one(messages: Messages) -> float | None:
+        async def score_or_none(messages: Messages) -> float | None:
             try:
                 return await self._score(messages)
             except Failed as error:
                 self.line.note(str(error))
                 return None
 
-        async def every() -> list[float | None]:
-            return list(await asyncio.gather(*map(one, conversations)))
+        async def every_score() -> list[float | None]:
+            return list(await asyncio.gather(*map(score_or_none, conversations)))
 
-        return self.line.run(every()).result()
+        return self.line.run(every_score()).result()
 
     async def _score(self, messages: Messages) -> float:
         config = self.config

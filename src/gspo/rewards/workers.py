@@ -41,19 +41,19 @@ class Way:
         self.level = BATCH
         self.grouped = False
         self.news: list[str] = []
-        self._told: set[bool] = set()
+        self._announced: set[bool] = set()
 
     def failed(self, count: int, why: str, late: bool) -> None:
         """A call for `count` completions failed, and each gets one of its own."""
-        if late in self._told:
+        if late in self._announced:
             return
-        self._told.add(late)
-        each = "prompt" if self.grouped else "completion"
+        self._announced.add(late)
+        unit = "prompt" if self.grouped else "completion"
         self.news.append(
-            f"a call for {count} completions {why} (reward.timeout) and was given up. From now on each {each} gets a call "
+            f"a call for {count} completions {why} (reward.timeout) and was given up. From now on each {unit} gets a call "
             "of its own. Raise reward.timeout to wait for all at once, or make the function handle a single bad completion"
             if late
-            else f"a call for {count} completions failed ({why}), so each {each} got a call of its own. "
+            else f"a call for {count} completions failed ({why}), so each {unit} got a call of its own. "
             "Make the function handle a single bad completion, by returning None for it"
         )
 
@@ -75,13 +75,13 @@ class Channel(Protocol):
 
 
 def score_rows(
-    channel: Channel, name: str, rows: list[Row], timeout: float, way: Way, done: Callable[[int], None]
+    channel: Channel, name: str, rows: list[Row], timeout: float, way: Way, note_results: Callable[[int], None]
 ) -> list[Result]:
     """Each row's result by the function `name`; only a row whose own call fails, hangs or crashes has an
     error.
 
-    timeout: seconds that one call may take. way: how the function is called; time-outs change it. done: told how many
-    more rows have a result.
+    timeout: seconds that one call may take. way: how the function is called; time-outs change it. note_results: told how
+    many more rows have a result.
     """
     results: list[Result] = []
     level, late, lost = way.level, False, 0
@@ -104,7 +104,7 @@ def score_rows(
                 if late:
                     way.level = max(way.level, level)
                 results += message.results
-                done(len(message.results))
+                note_results(len(message.results))
             return results
         except (Late, Lost) as error:
             channel.restart()
@@ -114,12 +114,12 @@ def score_rows(
                 continue
             lost += 1
             blamed = _group(rows[len(results) :]) if way.grouped else 1
-            more: list[Result] = [(None, str(error))] * blamed
+            blamed_results: list[Result] = [(None, str(error))] * blamed
             if lost == MAX_LOST:
                 skipped = None, f"not scored: {lost} calls before it hung or crashed"
-                more += [skipped] * (len(rows) - len(results) - blamed)
-        results += more
-        done(len(more))
+                blamed_results += [skipped] * (len(rows) - len(results) - blamed)
+        results += blamed_results
+        note_results(len(blamed_results))
     return results
 
 
@@ -176,8 +176,8 @@ class Worker:
             code = None
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self.process.wait(1)
-            how = "exit status {code}" if code is None or code >= 0 else signal.Signals(-code).name
-            raise Lost(f"its process died ({how.format(code=code)})") from None
+            status = "exit status {code}" if code is None or code >= 0 else signal.Signals(-code).name
+            raise Lost(f"its process died ({status.format(code=code)})") from None
 
     def restart(self) -> None:
         """Kill the process and start another. Raises RuntimeError once closed."""
@@ -206,8 +206,8 @@ class Thread:
     def _start(self) -> None:
         self.inbox: queue.SimpleQueue[tuple[list[Row], int] | None] = queue.SimpleQueue()
         self.outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.left = threading.Event()
-        arguments = (self.function, self.timeout, self.inbox, self.outbox, self.left)
+        self.abandoned = threading.Event()
+        arguments = (self.function, self.timeout, self.inbox, self.outbox, self.abandoned)
         threading.Thread(target=_serve, args=arguments, daemon=True).start()
 
     def send(self, name: str, rows: list[Row], level: int) -> None:
@@ -234,15 +234,15 @@ class Thread:
         self._leave()
 
     def _leave(self) -> None:
-        self.left.set()
+        self.abandoned.set()
         self.inbox.put(None)
 
 
-def _serve(function: Function, timeout: float, inbox: Any, outbox: Any, left: threading.Event) -> None:
+def _serve(function: Function, timeout: float, inbox: Any, outbox: Any, abandoned: threading.Event) -> None:
     with asyncio.Runner() as runner:
         while (request := inbox.get()) is not None:
             rows, level = request
             for message in function.stream(rows, level, runner, timeout):
-                if left.is_set():
+                if abandoned.is_set():
                     return
                 outbox.put(message)

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from gspo.agents.calls import Call
+from gspo.agents.calls import Call, usage
 from gspo.agents.chat import Asked, Chat
 from gspo.config.training import ServeConfig
 from gspo.ports import SamplerError
@@ -58,9 +58,9 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
         checked(request)
         messages = [_asked_message(message.model_dump(exclude_none=True)) for message in request.messages]
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
-        asked = _asked(request, request.max_completion_tokens or request.max_tokens)
+        options = _asked(request, request.max_completion_tokens or request.max_tokens)
         id = f"chatcmpl-{secrets.token_hex(12)}"
-        calls = await _while_there(http, chat.answer(messages, tools, asked, request.n, id), config.timeout)
+        calls = await _while_there(http, chat.answer(messages, tools, options, request.n, id), config.timeout)
         choices = [_choice(i, call, chat, bool(request.logprobs)) for i, call in enumerate(calls)]
         answer = _answer(id, "chat.completion", name, choices, calls)
         return StreamingResponse(_chat_events(answer), media_type="text/event-stream") if request.stream else answer
@@ -69,8 +69,8 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
     async def completions(request: CompletionRequest, http: Request) -> Any:
         checked(request)
         id = f"cmpl-{secrets.token_hex(12)}"
-        asked = _asked(request, request.max_tokens)
-        calls = await _while_there(http, chat.complete(request.prompt, asked, request.n, id), config.timeout)
+        options = _asked(request, request.max_tokens)
+        calls = await _while_there(http, chat.complete(request.prompt, options, request.n, id), config.timeout)
         choices = [_text_choice(i, call, chat, request.logprobs is not None) for i, call in enumerate(calls)]
         answer = _answer(id, "text_completion", name, choices, calls)
         return StreamingResponse(_events(answer, choices), media_type="text/event-stream") if request.stream else answer
@@ -93,8 +93,8 @@ REFUSED: dict[int, str] = {
 
 def _route(*statuses: int) -> dict[str, Any]:
     """What the documentation says of a route that needs the key. The middleware looks at it."""
-    told: dict[int | str, Any] = {status: {"model": Failure, "description": REFUSED[status]} for status in statuses}
-    return {"responses": told, "dependencies": [Depends(HTTPBearer(auto_error=False))]}
+    responses: dict[int | str, Any] = {status: {"model": Failure, "description": REFUSED[status]} for status in statuses}
+    return {"responses": responses, "dependencies": [Depends(HTTPBearer(auto_error=False))]}
 
 
 STREAM = {200: {"description": "an answer, as JSON or as a stream", "content": {"text/event-stream": {}}}}
@@ -105,24 +105,28 @@ ASKED = SENT | {"responses": SENT["responses"] | STREAM}
 def _described(app: FastAPI, name: str) -> dict[str, Any]:
     """The OpenAPI document: it knows the one model there is, and that we answer 400 where FastAPI has 422."""
     if app.openapi_schema is None:
-        made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        schemas = made["components"]["schemas"]
-        asked = [schemas[request.__name__]["properties"]["model"] for request in (ChatRequest, CompletionRequest)]
-        for path in made["paths"].values():
+        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schemas = document["components"]["schemas"]
+        model_fields = [schemas[request.__name__]["properties"]["model"] for request in (ChatRequest, CompletionRequest)]
+        for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
-                asked += [one["schema"] for one in operation.get("parameters", ()) if one["name"] == "model"]
-        for field in asked:
+                model_fields += [
+                    parameter["schema"] for parameter in operation.get("parameters", ()) if parameter["name"] == "model"
+                ]
+        for field in model_fields:
             field["enum"] = [name]
-        app.openapi_schema = made
+        app.openapi_schema = document
     return app.openapi_schema
 
 
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        told = [f"{'.'.join(str(at) for at in one['loc'][1:]) or 'body'}: {one['msg']}" for one in error.errors()[:5]]
-        return failed(400, "; ".join(told))
+        problems = [
+            f"{'.'.join(str(at) for at in problem['loc'][1:]) or 'body'}: {problem['msg']}" for problem in error.errors()[:5]
+        ]
+        return failed(400, "; ".join(problems))
 
     @app.exception_handler(AnyHTTPException)
     async def refused(request: Request, error: AnyHTTPException) -> JSONResponse:
@@ -146,17 +150,17 @@ def _errors(app: FastAPI) -> None:
 async def _while_there(http: Request, answering: Awaitable[T], timeout: float) -> T:
     """What is answered, unless the client goes away or it takes too long: then it is given up."""
     task = asyncio.ensure_future(answering)
-    gone = asyncio.ensure_future(http.receive())  # the body was read: what comes next is the end of the connection
+    disconnected = asyncio.ensure_future(http.receive())  # the body was read: what comes next is the end of the connection
     try:
-        done, _ = await asyncio.wait([task, gone], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([task, disconnected], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if task in done:
             return task.result()
-        if gone in done:
+        if disconnected in done:
             raise HTTPException(499, "the client went away")
         raise HTTPException(504, f"no answer within {timeout:g} seconds (serve.timeout)")
     finally:
         task.cancel()
-        gone.cancel()
+        disconnected.cancel()
 
 
 def _asked(request: Asking, most: int | None) -> Asked:
@@ -180,11 +184,11 @@ def _reason(call: Call) -> str:
 
 def _likelihoods(call: Call, chat: Chat) -> list[dict[str, Any]]:
     rollout = call.rollout
-    found = []
+    entries = []
     for token, logp in zip(rollout.tokens[rollout.sampled].tolist(), rollout.logp[rollout.sampled].tolist()):
         text = chat.decode([token])
-        found.append({"token": text, "logprob": logp, "bytes": list(text.encode()), "top_logprobs": []})
-    return found
+        entries.append({"token": text, "logprob": logp, "bytes": list(text.encode()), "top_logprobs": []})
+    return entries
 
 
 def _choice(index: int, call: Call, chat: Chat, logprobs: bool) -> dict[str, Any]:
@@ -199,19 +203,22 @@ def _choice(index: int, call: Call, chat: Chat, logprobs: bool) -> dict[str, Any
 
 
 def _text_choice(index: int, call: Call, chat: Chat, logprobs: bool) -> dict[str, Any]:
-    found = None
+    likelihoods = None
     if logprobs:
-        each = _likelihoods(call, chat)
-        found = {"tokens": [one["token"] for one in each], "token_logprobs": [one["logprob"] for one in each]}
-    reason = "length" if call.rollout.stop == "length" else "stop"
-    return {"index": index, "id": call.id, "text": call.message["content"], "finish_reason": reason, "logprobs": found}
+        entries = _likelihoods(call, chat)
+        likelihoods = {
+            "tokens": [entry["token"] for entry in entries],
+            "token_logprobs": [entry["logprob"] for entry in entries],
+        }
+    return {
+        "index": index, "id": call.id, "text": call.message["content"], "finish_reason": _reason(call),
+        "logprobs": likelihoods,
+    }  # fmt: skip
 
 
 def _answer(id: str, kind: str, name: str, choices: list[dict[str, Any]], calls: list[Call]) -> dict[str, Any]:
-    read, sampled = len(calls[0].rollout.prompt.tokens), sum(call.sampled for call in calls)
-    usage = {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
     return {
-        "id": id, "object": kind, "created": int(time.time()), "model": name, "choices": choices, "usage": usage,
+        "id": id, "object": kind, "created": int(time.time()), "model": name, "choices": choices, "usage": usage(calls),
         "system_fingerprint": f"version-{int(calls[0].rollout.version.max())}",
     }  # fmt: skip
 

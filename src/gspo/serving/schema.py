@@ -30,12 +30,12 @@ def all_sound(value: Any, deep: int = 0) -> None:
     if isinstance(value, str):
         sound(value)
     elif isinstance(value, dict):
-        for name, one in value.items():
+        for name, item in value.items():
             sound(name)
-            all_sound(one, deep + 1)
+            all_sound(item, deep + 1)
     elif isinstance(value, list):
-        for one in value:
-            all_sound(one, deep + 1)
+        for item in value:
+            all_sound(item, deep + 1)
 
 
 class Part(BaseModel):
