@@ -130,7 +130,7 @@ class Speaker:
 
 
 def chat(template="chatml", seed=0, speaker=None):
-    """A Chat whose answers are a Speaker's."""
+    """A Chat whose turns are a Speaker's."""
     encoder = Encoder(tokenizer(template), TaskConfig())
     stop_ids = (encoder.tokenizer.eos_token_id,)
     return Chat(speaker or Speaker(template, seed), encoder, Sampling(50, stop_ids=stop_ids), 4096)

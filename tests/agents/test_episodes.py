@@ -58,16 +58,16 @@ class Box(ToolEnvironment):
         """
         return number + 1
 
-    async def end(self, answer):
-        if answer == "fall over":
+    async def end(self, text):
+        if text == "fall over":
             raise RuntimeError("the environment fell over")
-        if answer == "sleep":
+        if text == "sleep":
             await asyncio.sleep(5)
-        return float(self.row["value"] in answer)
+        return float(self.row["value"] in text)
 
 
 class Quiz:
-    """Without tools: two questions, each answer rewarded."""
+    """Without tools: two questions, each turn rewarded."""
 
     tools = ()
 
@@ -77,9 +77,9 @@ class Quiz:
     async def start(self):
         return [{"role": "user", "content": "say a"}]
 
-    async def step(self, answer):
+    async def step(self, turn):
         self.asked += 1
-        letters = sum(c.islower() for c in answer["content"]) / max(1, len(answer["content"]))
+        letters = sum(c.islower() for c in turn["content"]) / max(1, len(turn["content"]))
         return Step(
             [{"role": "user", "content": "again"}], reward=letters, done=self.asked == 2, metrics={"letters": letters}
         )

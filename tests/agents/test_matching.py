@@ -24,7 +24,7 @@ def talked(talk, turns=1):
     """A conversation, and its calls."""
     items, calls = [*ASK], []
     for _ in range(turns):
-        (call,) = asyncio.run(talk.answer(items))
+        (call,) = asyncio.run(talk.turn(items))
         calls.append(call)
         items = [*items, call.message, MORE]
     return items[:-1], calls
@@ -46,7 +46,7 @@ def found_in(talk, *groups, trained=(), oldest=0):
 def pair(talk, trajectory):
     """A group of this trajectory and of one with which nothing is wrong."""
     ask = [{"role": "user", "content": f"what else {len(talk.calls)}"}]
-    (call,) = asyncio.run(talk.answer(ask))
+    (call,) = asyncio.run(talk.turn(ask))
     return group(trajectory, Trajectory([*ask, replace_version(talk, call)], 0.0))
 
 
@@ -89,13 +89,13 @@ def test_rewards_by_turn():
     assert rollout.turn_rewards == (0.5, 1.25) and rollout.reward == 1.75
     assert [one["reward"] for one in rollout.dialogue if "turn" in one] == [0.5, 0.25]
     found = found_in(talk, group(Trajectory(items, 1.0, turn_rewards=[0.5])))
-    assert found.unusable == Counter({"1 turn_rewards for 2 answers": 1}) and not found.groups and not found.calls
+    assert found.unusable == Counter({"1 turn_rewards for 2 turns": 1}) and not found.groups and not found.calls
 
 
 def test_histories_share_what_they_have_in_common():
     talk = chat(seed=2)
     items, calls = talked(talk, 2)
-    (other,) = asyncio.run(talk.answer([*items[:2], {"role": "user", "content": "no, the other"}]))
+    (other,) = asyncio.run(talk.turn([*items[:2], {"role": "user", "content": "no, the other"}]))
     branch = History([*items[:2], {"role": "user", "content": "no, the other"}, choice(other)])
     found = found_in(talk, pair(talk, Trajectory(items, 1.0, additional_histories=[branch])))
     assert not found.left_out and found.calls > {call.id for call in (*calls, other)}
@@ -118,7 +118,7 @@ def test_what_the_policy_never_said():
     made_up = [*ASK, {"role": "assistant", "content": "I made this up"}]
     found = found_in(talk, group(Trajectory(made_up, 1.0)), group(Trajectory(ASK, 1.0)), group())
     assert found.left_out == Counter({matching.NONE: 1}) and found.empty == 1 and not found.groups
-    assert found.unusable == Counter({"none of its answers can be trained on": 2})
+    assert found.unusable == Counter({"none of its turns can be trained on": 2})
     assert "2 trajectories" in found.reasons() and "1 groups without" in found.reasons()
 
 
@@ -175,7 +175,7 @@ def test_calls_are_forgotten_by_age_and_by_number():
     for call in calls:
         few.add(call)
     traces = [reduce(follow, (*call.messages, call.message), b"") for call in calls]
-    assert [few.answered(trace) for trace in traces] == [[], [calls[1]], [calls[2]]]
+    assert [few.ending(trace) for trace in traces] == [[], [calls[1]], [calls[2]]]
     assert len(few) == 2 and few.get(calls[0].id) is None
     developer, system = ({"role": role, "content": "be brief"} for role in ("developer", "system"))
     assert follow(b"", developer) == follow(b"", system) != follow(b"x", system)

@@ -14,17 +14,17 @@ from tests.agents.talking import TEMPLATES, TOOLS, WORDS, chat
 
 
 def edited(rng, messages):
-    """A history that a client changed: thinking taken out, messages summarised, an answer in other words."""
+    """A history that a client changed: thinking taken out, messages summarised, a turn in other words."""
     messages = [dict(message) for message in messages]
-    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    kind = rng.choice(["think", "summary", "words"]) if answers else ""
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    kind = rng.choice(["think", "summary", "words"]) if turns else ""
     if kind == "think":
-        for i in answers:
+        for i in turns:
             messages[i]["content"] = content_of(messages[i]).split("</think>")[-1].strip()
     elif kind == "summary":
-        messages = [{"role": "user", "content": "so far: much"}, *messages[rng.choice(answers) + 1 :]]
+        messages = [{"role": "user", "content": "so far: much"}, *messages[rng.choice(turns) + 1 :]]
     elif kind == "words":
-        messages[rng.choice(answers)]["content"] = "I said nothing of the kind"
+        messages[rng.choice(turns)]["content"] = "I said nothing of the kind"
     return messages
 
 
@@ -42,13 +42,13 @@ async def conversation(rng, talk):
                 start.pop()
             start = edited(rng, start) if rng.random() < 0.5 else start
             if start and start[-1]["role"] != "assistant" and start[0]["role"] != "tool":
-                calls = await talk.answer(start, tools)
+                calls = await talk.turn(start, tools)
                 made += calls
                 others.append(History([*start, calls[0].message | {"id": calls[0].id}]))
         messages = [plain(item) for item in items]
         if rng.random() < 0.15:
             items = messages = edited(rng, messages)
-        calls = await talk.answer(messages, tools, n=rng.choice([1, 1, 2]))
+        calls = await talk.turn(messages, tools, n=rng.choice([1, 1, 2]))
         made += calls
         chosen = rng.choice(calls)
         with_id = rng.random() < 0.5
@@ -106,5 +106,5 @@ def test_every_trained_token_was_sampled_after_what_it_stands_after(template):
             assert int(rollout.sampled.sum()) == int((rollout.turn >= 0).sum())
         assert seen == len(found.calls) and found.calls <= set(known)
         trained += seen
-    print(f"{template}: {trained} answers trained, {branched} trees, left out {dict(left_out)}")
+    print(f"{template}: {trained} turns trained, {branched} trees, left out {dict(left_out)}")
     assert trained > 500 and branched > 50

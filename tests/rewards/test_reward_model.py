@@ -204,8 +204,8 @@ def test_a_served_classifier():
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ({"data": []}, "its answer is not that of vLLM's /classify"),
-        ({"detail": "?"}, "its answer is not that of vLLM's /classify"),
+        ({"data": []}, "its response is not that of vLLM's /classify"),
+        ({"detail": "?"}, "its response is not that of vLLM's /classify"),
         (classify([1.0, 2.0]), "the classifier has 2 labels: give the number of one as reward_model.label"),
     ],
 )

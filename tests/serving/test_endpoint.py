@@ -34,12 +34,12 @@ async def _asked(model, messages=ASK, **request):
 
 
 def test_an_answer_is_what_was_sampled_with_the_policys_likelihoods(model):
-    answer = asked(model, logprobs=True, tools=TOOLS)
-    (choice,) = answer.choices
+    response = asked(model, logprobs=True, tools=TOOLS)
+    (choice,) = response.choices
     call = model.chat.calls.get(choice.id)
     rollout = call.rollout
-    assert choice.finish_reason in ("stop", "length") and answer.usage.completion_tokens == call.sampled <= 12
-    assert answer.usage.prompt_tokens == len(rollout.prompt.tokens)
+    assert choice.finish_reason in ("stop", "length") and response.usage.completion_tokens == call.sampled <= 12
+    assert response.usage.prompt_tokens == len(rollout.prompt.tokens)
     told = [one.logprob for one in choice.logprobs.content]
     assert told == pytest.approx(rollout.logp[rollout.sampled].tolist())
     batch = layout.build([completion_of(rollout, 0.0)])
@@ -72,12 +72,12 @@ def test_many_at_once_are_sampled_together(model):
                 asks = [client.chat.completions.create(model="policy", messages=ASK, seed=i) for i in range(20)]
                 return await asyncio.gather(*asks)
 
-        answers = asyncio.run(all_of_them())
+        responses = asyncio.run(all_of_them())
     finally:
         del model.run.sampler.generate
     assert sum(sizes) == 20 and max(sizes) >= 5
     alone = asked(model, seed=3)  # whoever is sampled beside it changes nothing
-    assert answers[3].choices[0].message.content == alone.choices[0].message.content
+    assert responses[3].choices[0].message.content == alone.choices[0].message.content
 
 
 def test_streams(model):
@@ -111,7 +111,7 @@ def test_completions_and_models(model):
 
 
 def test_what_is_asked_by_nobody_is_not_kept(model):
-    """A client that goes away before its answer."""
+    """A client that goes away before its response."""
     before = len(model.chat.calls)
     with model.still:
         with pytest.raises(openai.APITimeoutError):
@@ -174,8 +174,8 @@ def called(arguments):
 def test_bad_requests_are_answered_with_the_reason(model, body, status, why):
     content = body if isinstance(body, str) else json.dumps(body)
     headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
-    answer = httpx.post(f"{model.base_url}/chat/completions", content=content, headers=headers)
-    assert answer.status_code == status and why in answer.json()["error"]["message"]
+    response = httpx.post(f"{model.base_url}/chat/completions", content=content, headers=headers)
+    assert response.status_code == status and why in response.json()["error"]["message"]
 
 
 def test_neutral_settings_are_granted(model):
@@ -195,8 +195,8 @@ def test_the_smallest_top_p_leaves_the_likeliest_token(model):
 
 
 def test_a_prompt_without_tokens_is_nobody_elses_fault(model):
-    answer = post(model, "/completions", {"model": "policy", "prompt": ""})
-    assert answer.status_code == 400 and "prompt" in answer.json()["error"]["message"]
+    response = post(model, "/completions", {"model": "policy", "prompt": ""})
+    assert response.status_code == 400 and "prompt" in response.json()["error"]["message"]
 
 
 def test_the_document_tells_what_is_granted(model):
@@ -205,14 +205,14 @@ def test_the_document_tells_what_is_granted(model):
     asking = told["components"]["schemas"]["ChatRequest"]
     assert asking["properties"]["model"]["enum"] == ["policy"] and not asking["additionalProperties"]
     assert asking["properties"]["min_p"]["enum"] == [0, None] and asking["properties"]["user"] == {}
-    answers = told["paths"]["/v1/chat/completions"]["post"]["responses"]
-    assert "422" not in answers and set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+    responses = told["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert "422" not in responses and set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
 
 
 def test_who_has_no_key_gets_nothing(model):
     for key in ("y", "x", model.api_key[:-1]):
-        answer = post(model, "/chat/completions", GOOD, key=key)
-        assert answer.status_code == 401 and "API key" in answer.json()["error"]["message"]
+        response = post(model, "/chat/completions", GOOD, key=key)
+        assert response.status_code == 401 and "API key" in response.json()["error"]["message"]
     assert httpx.get(f"{model.base_url}/models").status_code == 401
     assert httpx.get(model.base_url.removesuffix("/v1") + "/health").status_code == 200
 
@@ -241,8 +241,8 @@ def test_what_is_too_much_is_refused(model):
 def test_what_is_no_json(model, body):
     headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
     for path in ("/chat/completions", "/completions", "/train"):
-        answer = httpx.post(f"{model.base_url}{path}", content=body, headers=headers)
-        assert answer.status_code == 400 and answer.json()["error"]["message"]
+        response = httpx.post(f"{model.base_url}{path}", content=body, headers=headers)
+        assert response.status_code == 400 and response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -260,5 +260,5 @@ def test_what_is_no_json(model, body):
     ],
 )
 def test_trajectories_that_are_none_are_no_error_of_ours(model, trajectory):
-    answer = post(model, "/train", {"groups": [{"trajectories": [trajectory]}]})
-    assert answer.status_code == 400 and answer.json()["error"]["message"]
+    response = post(model, "/train", {"groups": [{"trajectories": [trajectory]}]})
+    assert response.status_code == 400 and response.json()["error"]["message"]

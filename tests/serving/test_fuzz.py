@@ -41,10 +41,10 @@ def answers(model):
     """Asks again once there is room for as many requests as ever."""
     assert httpx.get(f"{root(model)}/health").json() == {"status": "ok"}
     for _ in range(100):
-        if (answer := post(model, "/chat/completions", GOOD)).status_code != 429:
+        if (response := post(model, "/chat/completions", GOOD)).status_code != 429:
             break
         time.sleep(0.1)
-    assert answer.status_code == 200
+    assert response.status_code == 200
 
 
 def test_generated_requests(model, tmp_path):
@@ -99,7 +99,7 @@ STREAM = json.dumps(GOOD | {"n": 4, "stream": True}).encode()
         (STREAM, len(STREAM), 0),
         (STREAM, len(STREAM), 40),
     ],
-    ids=["in its body", "in a chunked body", "before the answer", "before the stream", "in the stream"],
+    ids=["in its body", "in a chunked body", "before the response", "before the stream", "in the stream"],
 )
 def test_clients_that_drop_the_connection_leave_room_for_others(model, body, length, read):
     for _ in range(2 * MOST):

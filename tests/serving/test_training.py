@@ -23,9 +23,9 @@ async def agent(client, turns=1):
     items = [*ASK]
     reward = 0.0
     for _ in range(turns):
-        answer = await client.chat.completions.create(model="policy", messages=[plain(one) for one in items], tools=TOOLS)
-        items.append(answer.choices[0])
-        reward += worth(answer.choices[0].message.content or "") / turns
+        response = await client.chat.completions.create(model="policy", messages=[plain(one) for one in items], tools=TOOLS)
+        items.append(response.choices[0])
+        reward += worth(response.choices[0].message.content or "") / turns
         items.append({"role": "user", "content": "go on"})
     return Trajectory(items[:-1], reward=reward, metrics={"turns": turns})
 
@@ -50,7 +50,7 @@ def test_an_agent_of_two_turns_learns(tmp_path):
                 )
                 rewards.append(metrics["reward"])
                 assert metrics["mismatch/prob_max"] < 1e-4 and metrics["ratio/noise_floor"] < 1e-5  # the very tokens
-                assert metrics["answers/trained"] == 48 and metrics["answers/left_out"] == 0
+                assert metrics["turns/trained"] == 48 and metrics["turns/left_out"] == 0
                 assert metrics["staleness"] == 0
             groups = await collected(model, 1)
             assert (await model.log(groups))["val/reward"] > 0
@@ -76,9 +76,9 @@ def test_old_answers_are_trained_on_until_they_are_too_old(tmp_path):
             assert (await model.train(first))["staleness"] == 0
             stale = await model.train(second)
             assert stale["staleness"] == 1 and stale["ratio/noise_floor"] < 1e-5  # of fresh completions, whatever is stale
-            with pytest.raises(ValueError, match=r"nothing to train on: 8 answers: .*(too old|long gone)"):
+            with pytest.raises(ValueError, match=r"nothing to train on: 8 turns: .*(too old|long gone)"):
                 await model.train(third)
-            with pytest.raises(ValueError, match="nothing to train on: 8 answers"):
+            with pytest.raises(ValueError, match="nothing to train on: 8 turns"):
                 await model.train(second)
             assert model.step == 2
 
@@ -93,8 +93,8 @@ def test_what_cannot_be_trained_on_is_named_and_the_rest_trained(tmp_path):
             (alone,) = await collected(model, 1, 1)
             mixed = [good, bad, alone, TrajectoryGroup([]), TrajectoryGroup([Trajectory(ASK, 1.0)]), good]
             metrics = await model.train(mixed)
-            assert metrics["answers/trained"] == 7 and metrics["groups/dropped"] == 0
-            assert metrics["trajectories/left_out"] == 1 + 1 + 1 + 4  # nan, alone, without an answer, handed over twice
+            assert metrics["turns/trained"] == 7 and metrics["groups/dropped"] == 0
+            assert metrics["trajectories/left_out"] == 1 + 1 + 1 + 4  # nan, alone, without a turn, handed over twice
             for groups, config, why in (
                 ([], None, "no group was given"),
                 ([TrajectoryGroup([])], None, "1 groups without"),
@@ -123,9 +123,9 @@ def test_training_over_http(tmp_path):
                 "reward": t.reward, "turn_rewards": [0.5]} for t in group]} for group in groups]}  # fmt: skip
 
     with serving(tmp_path / "run", made=made) as model:
-        answer = post(model, "/train", body(asyncio.run(gathered(model))) | {"learning_rate": 1e-3})
-        assert answer.status_code == 200 and answer.json()["step"] == 1
-        assert answer.json()["metrics"]["lr"] == pytest.approx(1e-3)
+        response = post(model, "/train", body(asyncio.run(gathered(model))) | {"learning_rate": 1e-3})
+        assert response.status_code == 200 and response.json()["step"] == 1
+        assert response.json()["metrics"]["lr"] == pytest.approx(1e-3)
         again = post(model, "/train", {"groups": [{"trajectories": []}]})
         assert again.status_code == 400 and "nothing to train on" in again.json()["error"]["message"]
     with pytest.raises(ValueError, match=r"log\.dir"), serving(tmp_path / "run", made=made):

@@ -1,4 +1,4 @@
-"""What was asked of the policy and what it answered, token by token, until it has been trained on."""
+"""What the policy read and sampled, call by call and token by token, until it has been trained on."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MOST = 4 << 30
 
 @dataclass(frozen=True)
 class Call:
-    """One answer of the policy.
+    """One turn of the policy, and what it read before.
 
-    id: of the answer. messages: as they were asked. message: the answer as a chat message. rendered: the messages with its
-    own earlier answers in the words that were sampled. prompt_text, sampled_text: of what it read and of all that it
+    id: of the turn. messages: as they were asked. message: the turn as a chat message. rendered: the messages with its
+    own earlier turns in the words that were sampled. prompt_text, sampled_text: of what it read and of all that it
     sampled; words: `sampled_text` without the token that ended it, as a template shows it. rollout: the tokens of both,
     unscored. unfit: why it cannot be trained on; "" where it can.
     """
@@ -98,7 +98,7 @@ class Calls:
     def __init__(self, most: int = MOST) -> None:
         self.most, self._held = most, 0
         self._by_id: dict[str, Call] = {}
-        self._traces: dict[str, bytes] = {}  # of each call's conversation, its answer included
+        self._traces: dict[str, bytes] = {}  # of each call's conversation, its turn included
         self._by_trace: dict[bytes, dict[str, Call]] = {}
         self._by_text: dict[str, Call] = {}  # of completed texts alone
         self._lock = threading.Lock()
@@ -124,8 +124,8 @@ class Calls:
         """The call of this id."""
         return self._by_id.get(id)
 
-    def answered(self, trace: bytes) -> list[Call]:
-        """The calls whose conversation, with their answer at its end, is known by `trace` (follow); newest first."""
+    def ending(self, trace: bytes) -> list[Call]:
+        """The calls whose conversation, with their turn at its end, is known by `trace` (follow); newest first."""
         with self._lock:
             return list(reversed(self._by_trace.get(trace, {}).values()))
 

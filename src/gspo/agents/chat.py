@@ -1,8 +1,8 @@
-"""Chat messages -> the policy's answers, each kept with its tokens (calls.py).
+"""Chat messages -> the policy's turns, each kept with its tokens (calls.py).
 
-What the policy said before is not tokenised again: where a conversation goes on from an answer of its own, the tokens that
+What the policy said before is not tokenised again: where a conversation goes on from a turn of its own, the tokens that
 it read and sampled then are the beginning of what it reads now. Where the history was edited, or the template shows it in
-other words, there is no such answer, and the text as it stands is read.
+other words, there is no such turn, and the text as it stands is read.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Tools = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How an answer is sampled; None: as in training. stop: strings that end it."""
+class TurnOptions:
+    """How a turn is sampled; None: as in training. stop: strings that end it."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -40,14 +40,14 @@ class Asked:
 
 
 class TooLong(ValueError):
-    """Messages that leave no room for an answer."""
+    """Messages that leave no room for a turn."""
 
 
 class Chat:
     """The policy as one who chats.
 
     speaker: whoever samples. encoder: of the model's chat template. sampling: as in training. context: most tokens that the
-    model reads, if it has a limit. calls: where answers are kept.
+    model reads, if it has a limit. calls: where turns are kept.
     """
 
     def __init__(
@@ -55,18 +55,18 @@ class Chat:
     ) -> None:  # fmt: skip
         self.speaker, self.encoder, self.sampling, self.context = speaker, encoder, sampling, context
         self.calls = Calls() if calls is None else calls
-        self.malformed = 0  # answers that set out to call a tool and did not say how
+        self.malformed = 0  # turns that set out to call a tool and did not say how
         self._parse = convention(encoder.template)
         self._run, self._count = secrets.token_hex(4), itertools.count()
 
-    async def answer(
-        self, messages: Sequence[Message], tools: Tools = (), options: Asked = Asked(), n: int = 1, id: str = ""
+    async def turn(
+        self, messages: Sequence[Message], tools: Tools = (), options: TurnOptions = TurnOptions(), n: int = 1, id: str = ""
     ) -> list[Call]:  # fmt: skip
-        """`n` answers. id: theirs are `id`-0, `id`-1 ... Raises ValueError for messages that cannot be read."""
+        """`n` turns. id: theirs are `id`-0, `id`-1 ... Raises ValueError for messages that cannot be read."""
         text, tokens, rendered = self.encoded(messages, tools)
         return await self._ask(messages, rendered, text, tokens, options, n, id, bool(tools))
 
-    async def complete(self, text: str, options: Asked = Asked(), n: int = 1, id: str = "") -> list[Call]:
+    async def complete(self, text: str, options: TurnOptions = TurnOptions(), n: int = 1, id: str = "") -> list[Call]:
         """`n` continuations of a text."""
         messages = [{"role": TEXT, "content": text}]
         earlier = self.calls.begun(text)
@@ -85,7 +85,7 @@ class Chat:
         readable = [templated(message) for message in messages]
         traces = list(itertools.accumulate(messages, follow, initial=b""))[1:]
         for at in reversed([i for i, message in enumerate(messages) if message.get("role") == "assistant"]):
-            for call in self.calls.answered(traces[at]):
+            for call in self.calls.ending(traces[at]):
                 rendered = [*call.rendered, {"role": "assistant", "content": call.words}, *readable[at + 1 :]]
                 text = self._text(rendered, tools)
                 if text.startswith(call.prompt_text + call.sampled_text):
@@ -94,7 +94,7 @@ class Chat:
         return text, tuple(self.encoder.bare(text)), readable
 
     def _text(self, messages: Sequence[Message], tools: Tools) -> str:
-        begun = messages[-1].get("role") == "assistant"  # an answer that is to be carried on
+        begun = messages[-1].get("role") == "assistant"  # a turn that is to be carried on
         options = {"tools": list(tools)} if tools else {}
         return self.encoder.render(messages, add_generation_prompt=not begun, continue_final_message=begun, **options)
 
@@ -103,8 +103,8 @@ class Chat:
         return (*call.rollout.tokens.tolist(), *self.encoder.bare(text[len(call.prompt_text + call.sampled_text) :]))
 
     async def _ask(
-        self, messages: Sequence[Message], rendered: Sequence[Message], text: str, tokens: tuple[int, ...], options: Asked,
-        n: int, id: str, tools: bool = False,
+        self, messages: Sequence[Message], rendered: Sequence[Message], text: str, tokens: tuple[int, ...],
+        options: TurnOptions, n: int, id: str, tools: bool = False,
     ) -> list[Call]:  # fmt: skip
         if not tokens:
             raise ValueError("the prompt has no tokens: there is nothing to go on from")
@@ -129,8 +129,8 @@ class Chat:
             self.calls.add(call)
         return calls
 
-    def _sampling(self, options: Asked, size: int) -> Sampling:
-        """Raises ValueError where the prompt leaves no room for an answer."""
+    def _sampling(self, options: TurnOptions, size: int) -> Sampling:
+        """Raises ValueError where the prompt leaves no room for a turn."""
         max_new_tokens = options.max_tokens or self.sampling.max_new_tokens
         if self.context is not None:
             if size >= self.context:
@@ -160,7 +160,7 @@ class Chat:
         return Call(id, list(messages), message, rendered, text, self.decode(sampled), words, rollout, unfit)
 
     def _message(self, id: str, content: str) -> Message:
-        """An answer with the tool calls that it makes."""
+        """A turn with the tool calls that it makes."""
         if self._parse is None:
             return {"role": "assistant", "content": content}
         try:

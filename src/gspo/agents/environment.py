@@ -15,8 +15,8 @@ from gspo.agents.calls import Message, content_of
 
 @dataclass(frozen=True)
 class Step:
-    """What follows an answer. messages: for the policy to read next. reward: of this answer. done: the episode ends here;
-    its reward is the sum over all answers. metrics: numbers to add up over the episode, and to average and log.
+    """What follows a turn. messages: for the policy to read next. reward: of this turn. done: the episode ends here;
+    its reward is the sum over all turns. metrics: numbers to add up over the episode, and to average and log.
     """
 
     messages: Sequence[Message] = ()
@@ -36,8 +36,8 @@ class Environment(Protocol):
         """The messages that the policy reads first."""
         ...
 
-    async def step(self, answer: Message) -> Step:
-        """What follows an answer of the policy: a message with `content`, and `tool_calls` where it made any; `malformed`
+    async def step(self, turn: Message) -> Step:
+        """What follows a turn of the policy: a message with `content`, and `tool_calls` where it made any; `malformed`
         says what is wrong with one that set out to call a tool and did not say how.
         """
         ...
@@ -46,7 +46,7 @@ class Environment(Protocol):
 class ToolEnvironment:
     """An environment whose tools are functions, plain or async, with type hints and a docstring that describes them and
     each argument (`Args:`). Mistakes in calling them, their own errors, and calls of over `tool_timeout` seconds are told to
-    the policy and counted. An answer without a call goes to `end`.
+    the policy and counted. A turn without a call goes to `end`.
     """
 
     functions: Sequence[Callable[..., Any]] = ()
@@ -68,18 +68,18 @@ class ToolEnvironment:
         prompt = self.row["prompt"]
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
-    async def end(self, answer: str) -> float:
-        """The reward of an answer that calls no tool, which ends the episode."""
+    async def end(self, text: str) -> float:
+        """The reward of a turn that calls no tool, which ends the episode."""
         raise NotImplementedError
 
-    async def step(self, answer: Message) -> Step:
-        """Runs the tools that the answer calls, or ends."""
-        if "malformed" in answer:
-            notice = {"role": "tool", "content": f"error: no call could be read: {answer['malformed']}"}
+    async def step(self, turn: Message) -> Step:
+        """Runs the tools that the turn calls, or ends."""
+        if "malformed" in turn:
+            notice = {"role": "tool", "content": f"error: no call could be read: {turn['malformed']}"}
             return Step([notice], metrics={"tools/malformed": 1})
-        calls = answer.get("tool_calls") or ()
+        calls = turn.get("tool_calls") or ()
         if not calls:
-            return Step(reward=float(await self.end(content_of(answer))), done=True)
+            return Step(reward=float(await self.end(content_of(turn))), done=True)
         counts: Counter[str] = Counter({"tools/calls": len(calls)})
         messages = []
         for call in calls:

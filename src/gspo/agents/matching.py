@@ -14,8 +14,8 @@ from gspo.agents.trajectories import id_of, plain
 from gspo.types import Group, Prompt, Rollout
 
 UNKNOWN = "its id is of no call that is known: another model's, of another run, or of weights long gone"
-NONE = "no answer of the policy to these messages reads like it"
-SEVERAL = "several answers of the policy read like it, and it has no id"
+NONE = "no turn of the policy after these messages reads like it"
+SEVERAL = "several turns of the policy read like it, and it has no id"
 OLD = "the weights that sampled it are too old"
 ALONE = "there is no other in its group to compare its reward with"
 TWICE = "it was in another trajectory, or trained on, before"
@@ -25,7 +25,7 @@ TWICE = "it was in another trajectory, or trained on, before"
 class Matched:
     """What came of trajectories.
 
-    groups: those with anything to train on. left_out: how many answers were left out, by reason. unusable: how many
+    groups: those with anything to train on. left_out: how many turns were left out, by reason. unusable: how many
     trajectories, by reason. empty: groups without a trajectory. failed: exceptions in place of trajectories. calls: ids of
     the calls that are trained on.
     """
@@ -39,7 +39,7 @@ class Matched:
 
     def reasons(self) -> str:
         """Everything that was left out, in words."""
-        reasons = [f"{count} answers: {why}" for why, count in self.left_out.items()]
+        reasons = [f"{count} turns: {why}" for why, count in self.left_out.items()]
         reasons += [f"{count} trajectories: {why}" for why, count in self.unusable.items()]
         reasons += [f"{self.empty} groups without a trajectory"] * bool(self.empty)
         reasons += [f"{self.failed} trajectories that ended in an exception"] * bool(self.failed)
@@ -78,11 +78,11 @@ def _rollout(
     for history in (trajectory, *(getattr(trajectory, "additional_histories", None) or ())):
         reading.history(history.messages_and_choices, by_turn or ())
     if by_turn is not None and len(by_turn) != reading.turns:
-        result.unusable[f"{len(by_turn)} turn_rewards for {reading.turns} answers"] += 1
+        result.unusable[f"{len(by_turn)} turn_rewards for {reading.turns} turns"] += 1
         return None
     result.left_out += reading.left_out
     if not reading.chosen:
-        result.unusable["none of its answers can be trained on"] += 1
+        result.unusable["none of its turns can be trained on"] += 1
         return None
     result.calls |= {call.id for _, call in reading.chosen}
     first = reading.chosen[0][1]
@@ -120,12 +120,12 @@ class _Reading:
                 call, why = _call(id_of(item), trace, self.calls)
                 if call is not None and any(call is chosen for _, chosen in self.chosen):
                     continue
-                entry |= self._answer(call, why)
+                entry |= self._turn(call, why)
                 if self.turns <= len(rewards):
                     entry["reward"] = rewards[self.turns - 1]
             self.dialogue.append(entry)
 
-    def _answer(self, call: Call | None, why: str) -> dict[str, Any]:
+    def _turn(self, call: Call | None, why: str) -> dict[str, Any]:
         turn, self.turns = self.turns, self.turns + 1
         if call is not None:
             why = _unfit(call, self.used, self.oldest)
@@ -137,13 +137,13 @@ class _Reading:
 
 
 def _call(id: str | None, trace: bytes, calls: Calls) -> tuple[Call | None, str]:
-    """The call that gave the answer at the end of this conversation, or why it is not known."""
+    """The call that gave the turn at the end of this conversation, or why it is not known."""
     if id is not None and (call := calls.get(id)) is not None:
         return call, ""
-    answered = calls.answered(trace)
-    if len(answered) == 1:
-        return answered[0], ""
-    return None, SEVERAL if answered else UNKNOWN if id is not None else NONE
+    candidates = calls.ending(trace)
+    if len(candidates) == 1:
+        return candidates[0], ""
+    return None, SEVERAL if candidates else UNKNOWN if id is not None else NONE
 
 
 def _unfit(call: Call, used: set[str], oldest: int) -> str:

@@ -15,7 +15,7 @@ def woven(prompt: Prompt, calls: Sequence[tuple[int, Call]]) -> Rollout:
     """The rollout, unscored, of these calls, each with the number of its turn. prompt: what the conversation is called.
 
     A call joins where its prompt leaves what was read and sampled before: a token that it shares with an earlier call is
-    one token, and each sampled token stands once. Two answers to the same prompt are two branches.
+    one token, and each sampled token stands once. Two turns after the same prompt are two branches.
     """
     if not calls:
         raise ValueError("a conversation needs at least one call")
@@ -53,7 +53,7 @@ class _Tree:
             assert routes is not None, "calls of one model have routes, or none has"
             new["routes"] = routes[keep:]
             known_routes = self.columns["routes"][shared]
-            unread = known_routes[:, 0, 0] < 0  # the last token of an answer, which this call is the first to read
+            unread = known_routes[:, 0, 0] < 0  # the last token of a turn, which this call is the first to read
             self.columns["routes"][shared[unread]] = routes[:keep][unread]
         self.columns = {name: torch.cat([column, new[name]]) for name, column in self.columns.items()}
         self.paths.append(torch.cat([shared, nodes]))

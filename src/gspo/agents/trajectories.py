@@ -22,7 +22,7 @@ class Trajectory:
     """One run of an agent, and what it was worth.
 
     messages_and_choices: the conversation in order: messages (dicts) and the choices of the endpoint's responses as the
-    client returned them. reward: of all of it. turn_rewards: of each of the policy's answers in turn, on top of it.
+    client returned them. reward: of all of it. turn_rewards: of each of the policy's turns, on top of it.
     additional_histories: more conversations that the same reward is for. metrics: numbers to average and log. metadata:
     what tells it from others.
     """

@@ -170,9 +170,11 @@ def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing) -> Rollou
         why = f"{errors[-1].type}: {errors[-1].message}" if errors else "verifiers calls the episode incomplete"
         return _failed(prompt, why, transcript)
     if not calls:
-        return _failed(prompt, "it ended before the policy answered" + ": the context is full" * playing.full, transcript)
+        return _failed(
+            prompt, "it ended before the policy's first turn" + ": the context is full" * playing.full, transcript
+        )
     if unfit:
-        return _failed(prompt, f"an answer was {unfit[0]}: take it out of the agent's `sampling`", transcript)
+        return _failed(prompt, f"a turn was {unfit[0]}: take it out of the agent's `sampling`", transcript)
     if missing or not trace.rewards:
         return _failed(prompt, f"no reward of {', '.join(missing) or 'any kind'} was given", transcript)
     cut = trace.is_truncated or trace.is_timeout or playing.full

@@ -69,13 +69,13 @@ class JudgeConfig:
     request: dict[str, Any] = opt({"temperature": 0})
     """Further fields of each request, such as `{reasoning_effort = "low"}`."""
     timeout: float = opt(120.0, above=0)
-    """Seconds that one answer may take, retries included."""
+    """Seconds that one response may take, retries included."""
     retries: int = opt(3, low=0)
-    """Times that a failed request (429, 5xx, lost connections) is repeated, with growing waits, and an unreadable answer."""
+    """Times that a failed request (429, 5xx, lost connections) is repeated, with growing waits; unreadable responses too."""
     max_concurrent: int = opt(16, low=1, high=4096)
     """Requests at once."""
     cache: str | None = opt(None)
-    """SQLite file that keeps answers, for later runs too and for several at once; unset: they are kept in memory."""
+    """SQLite file that keeps responses, for later runs too and for several at once; unset: they are kept in memory."""
     seed: int = opt(0, low=0)
     """Seed of the order in which completions are shown together."""
 

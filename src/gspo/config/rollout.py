@@ -39,9 +39,9 @@ class TaskConfig:
     environment: str | None = opt(None)
     """`module:Class` of an environment that each prompt is played in, over several turns; it gives the reward itself."""
     max_turns: int = opt(10, low=1)
-    """Answers of the policy after which an episode of an environment is cut off."""
+    """Turns of the policy after which an episode of an environment is cut off."""
     step_timeout: float = opt(60.0, above=0)
-    """Seconds that an environment may take between two answers. An episode that takes longer is left out of its group."""
+    """Seconds that an environment may take between two turns. An episode that takes longer is left out of its group."""
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,9 @@ class ServeConfig:
     max_concurrent: int = opt(1024, low=1)
     """Requests at once; more are refused."""
     timeout: float = opt(600.0, above=0)
-    """Seconds that an answer may take."""
+    """Seconds that a response may take."""
     max_age: int = opt(4, low=0)
-    """Weight versions that an answer may be old when it is trained on; older ones are left out and counted."""
+    """Weight versions that a turn may be old when it is trained on; older ones are left out and counted."""
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ def generate(connection: Connection, request: reasoning_gym.Wanted) -> None:
         train, held_out = reasoning_gym.generate(request, note)
         dataset = reasoning_gym.open_task(request.source, request.config, seed=0, size=1)
         reasoning_gym.check(request.source, dataset, (held_out + train)[:16], note)
-        answer = pickle.dumps(("items", (train, held_out)))
+        message = pickle.dumps(("items", (train, held_out)))
     except ValueError as error:
-        answer = pickle.dumps(("error", str(error)))
+        message = pickle.dumps(("error", str(error)))
     except Exception as error:
-        answer = pickle.dumps(("error", f"{request.source}: {describe(error)}"))
-    connection.send_bytes(answer)
+        message = pickle.dumps(("error", f"{request.source}: {describe(error)}"))
+    connection.send_bytes(message)
 
 
 if __name__ == "__main__":

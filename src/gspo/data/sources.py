@@ -178,15 +178,15 @@ def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[
     process, connection = spawn("gspo.data.generate", request)
     try:
         while True:
-            kind, answer = connection.recv()
+            kind, content = connection.recv()
             if kind == "error":
-                raise ValueError(answer)
+                raise ValueError(content)
             if kind == "items":
                 break
-            warnings.warn(answer, stacklevel=2)
+            warnings.warn(content, stacklevel=2)
     except EOFError:
         raise RuntimeError(f"{source}: the process that makes its items died") from None
     finally:
         kill(process)
-    first, second = (Table(source, entries, range(len(entries))) for entries in answer)
+    first, second = (Table(source, entries, range(len(entries))) for entries in content)
     return first, second

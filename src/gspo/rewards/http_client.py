@@ -22,11 +22,11 @@ NO_KEY = "none"
 
 
 class Failed(Exception):
-    """A request without an answer, after its retries."""
+    """A request without a response, after its retries."""
 
 
 class Unreadable(Exception):
-    """An answer that does not say what it should."""
+    """A response that does not say what it should."""
 
 
 def key_of(variable: str, where: str) -> str:
@@ -50,7 +50,7 @@ def key_of(variable: str, where: str) -> str:
 class Line:
     """An endpoint, with an event loop and thread of its own, so that one bound holds for all who ask.
 
-    timeout: seconds for one answer, retries included. retries: of 429, 5xx and lost connections, by the client, with its
+    timeout: seconds for one response, retries included. retries: of 429, 5xx and lost connections, by the client, with its
     growing waits and as Retry-After says. total: what was counted; reasons: why there was no opinion.
     """
 
@@ -87,7 +87,7 @@ class Line:
                 async with asyncio.timeout(self.timeout):
                     return await send(self._client)
             except (TimeoutError, self._errors.APITimeoutError):
-                raise Failed(f"no answer within {self.timeout:g} s") from None
+                raise Failed(f"no response within {self.timeout:g} s") from None
             except self._errors.APIStatusError as error:
                 raise Failed(self._clean(f"HTTP {error.status_code}: {error.message}")) from None
             except self._errors.APIConnectionError as error:

@@ -31,7 +31,7 @@ class Judge:
     """A reward function: asks a model at an OpenAI-compatible endpoint what completions are worth by a rubric.
 
     In mode "score" each completion is judged alone; in the others ("group", "rank", "pairs") all completions to a prompt,
-    and each call gets those of one prompt. A completion that the judge has no readable answer for gets None, never a number.
+    and each call gets those of one prompt. A completion without a readable response of the judge gets None, never a number.
     Equal completions to a prompt get equal rewards. The API key stands in an environment variable.
     """
 
@@ -77,11 +77,11 @@ class Judge:
         except Failed as error:
             raise ValueError(f"judge.url = {self.config.url!r}, judge.model = {self.config.model!r}: {error}") from None
         except Unreadable:
-            pass  # the next answer may be better; those that are not are counted
+            pass  # the next response may be better; those that are not are counted
         self.line.counts()  # this one is not
 
     def counts(self) -> dict[str, float]:
-        """What was counted since this was last asked: requests, answers from the cache, repeated requests, questions
+        """What was counted since this was last asked: requests, responses from the cache, repeated requests, questions
         without an opinion (failed), tokens read and written, and seconds of waiting, added up over requests. Warns of new
         reasons for none.
         """
@@ -184,14 +184,14 @@ class Judge:
             except Failed as error:  # the client has repeated it
                 return None, str(error)
             except Unreadable as error:
-                reason = f"unreadable answer: {error}"
+                reason = f"unreadable response: {error}"
             else:
                 self.cache.put(key, text)
                 return verdict, ""
         return None, reason
 
     async def _complete(self, question: Question) -> str:
-        """The text of one answer. Raises Failed or Unreadable."""
+        """The text of one response. Raises Failed or Unreadable."""
         config = self.config
         messages: Any = question.messages(secrets.token_hex(8))
 
@@ -199,10 +199,10 @@ class Judge:
             raw = client.chat.completions.with_raw_response
             return await raw.create(model=config.model, messages=messages, extra_body=config.request)
 
-        answer = await self.line.request(send)
-        self.line.total["retries"] += answer.retries_taken
+        response = await self.line.request(send)
+        self.line.total["retries"] += response.retries_taken
         try:
-            body = json.loads(answer.text)
+            body = json.loads(response.text)
             choice = body["choices"][0]
             text = choice["message"]["content"]
             self.line.total["tokens"] += int((body.get("usage") or {}).get("total_tokens") or 0)

@@ -1,4 +1,4 @@
-"""What a judge is asked, and how its answers are read. What does not say exactly what it should is unreadable."""
+"""What a judge is asked, and how its responses are read. What does not say exactly what it should is unreadable."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Form: {{"reason": "one short sentence", "better": "A" or "B" or "tie"}}"""
 
 @dataclass(frozen=True)
 class Question:
-    """One request to a judge. parts: titles and texts of the material. read: from the answer's object to what it says."""
+    """One request to a judge. parts: titles and texts of the material. read: from the response's object to what it says."""
 
     rubric: str
     task: str
@@ -55,7 +55,7 @@ class Question:
 def scored(rubric: str, question: str, completion: str, reference: str | None, scale: int) -> Question:
     """Asks for the score of one completion; read as a number in [0, 1]."""
     parts = _parts(question, reference, [("REPLY", completion)])
-    return Question(rubric, SCORE.format(scale=scale), parts, lambda answer: _number(answer.get("score"), scale) / scale)
+    return Question(rubric, SCORE.format(scale=scale), parts, lambda response: _number(response.get("score"), scale) / scale)
 
 
 def together(rubric: str, question: str, completions: Sequence[str], reference: str | None, scale: int) -> Question:
@@ -63,15 +63,15 @@ def together(rubric: str, question: str, completions: Sequence[str], reference: 
     task = GROUP.format(n=len(completions), scale=scale)
     parts = _parts(question, reference, _numbered(completions))
     return Question(
-        rubric, task, parts, lambda answer: [x / scale for x in _numbers(answer, "scores", len(completions), scale)]
+        rubric, task, parts, lambda response: [x / scale for x in _numbers(response, "scores", len(completions), scale)]
     )
 
 
 def ranked(rubric: str, question: str, completions: Sequence[str], reference: str | None) -> Question:
     """Asks for the ranks of several completions; read as a list of numbers, 1 the best."""
 
-    def read(answer: dict[str, Any]) -> list[float]:
-        ranks = _numbers(answer, "ranks", len(completions), len(completions))
+    def read(response: dict[str, Any]) -> list[float]:
+        ranks = _numbers(response, "ranks", len(completions), len(completions))
         if min(ranks) < 1:
             raise Unreadable("a rank below 1")
         return ranks
@@ -83,8 +83,8 @@ def paired(rubric: str, question: str, a: str, b: str, reference: str | None) ->
     """Asks which of two completions is better; read as 1 (a), 0 (b) or 0.5 (a tie)."""
     outcomes = {"A": 1.0, "B": 0.0, "tie": 0.5}
 
-    def read(answer: dict[str, Any]) -> float:
-        better = answer.get("better")
+    def read(response: dict[str, Any]) -> float:
+        better = response.get("better")
         if not isinstance(better, str) or better not in outcomes:
             raise Unreadable("`better` is none of A, B, tie")
         return outcomes[better]
@@ -102,7 +102,7 @@ def _numbered(completions: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def object_of(text: str) -> dict[str, Any]:
-    """The one JSON object in an answer, after any thinking. Raises Unreadable where there is none, or more than one."""
+    """The one JSON object in a response, after any thinking. Raises Unreadable where there is none, or more than one."""
     spoken = text.rpartition("</think>")[2]
     start, end = spoken.find("{"), spoken.rfind("}")
     if start < 0 or end < start:
@@ -129,10 +129,10 @@ def _number(value: Any, high: float) -> float:
     return float(value)
 
 
-def _numbers(answer: dict[str, Any], name: str, n: int, high: float) -> list[float]:
+def _numbers(response: dict[str, Any], name: str, n: int, high: float) -> list[float]:
     """The numbers of completions 1 to n."""
-    numbers = answer.get(name)
+    numbers = response.get(name)
     keys = [str(i) for i in range(1, n + 1)]
     if not isinstance(numbers, dict) or set(numbers) != set(keys):
-        raise Unreadable(f"`{name}` does not name each reply once")
+        raise Unreadable(f"`{name}` does not name each completion once")
     return [_number(numbers[key], high) for key in keys]

@@ -37,7 +37,7 @@ class RewardModel:
         self.scorer: Local | Served = Served(self.config) if self.config.url else Local(self.config)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
-        """The score of each completion; None where it is too long, or the server had no answer."""
+        """The score of each completion; None where it is too long, or the server sent none."""
         return self.scorer.scores([asked(prompt, completion) for prompt, completion in zip(prompts, completions)])
 
     async def score_group(self, group: Any) -> TrajectoryGroup:
@@ -53,7 +53,7 @@ class RewardModel:
         self.scorer.wait()
 
     def counts(self) -> dict[str, float]:
-        """What was counted since this was last asked: completions that were too long (`too_long`), or the server's answers
+        """What was counted since this was last asked: completions that were too long (`too_long`), or the server's responses
         as a judge's. Warns the first time that a completion is too long.
         """
         return self.scorer.counts()
@@ -151,12 +151,12 @@ class Served:
         async def send(client: Any) -> Any:
             return await client.post("/classify", body=body, cast_to=object)
 
-        answer = await self.line.request(send)
+        response = await self.line.request(send)
         try:
-            scores = [float(x) for x in answer["data"][0]["probs"]]
-            self.line.total["tokens"] += int((answer.get("usage") or {}).get("total_tokens") or 0)
+            scores = [float(x) for x in response["data"][0]["probs"]]
+            self.line.total["tokens"] += int((response.get("usage") or {}).get("total_tokens") or 0)
         except (LookupError, TypeError, ValueError, AttributeError):
-            raise Failed("its answer is not that of vLLM's /classify") from None
+            raise Failed("its response is not that of vLLM's /classify") from None
         label = 0 if config.label is None else int(config.label)
         if label >= len(scores) or (config.label is None and len(scores) > 1):
             raise Failed(f"the classifier has {len(scores)} labels: give the number of one as reward_model.label")

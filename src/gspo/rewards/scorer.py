@@ -138,7 +138,7 @@ class Rewards:
         lanes += [partial(run, thread, name, name, 0, len(rollouts)) for name, thread in self.threads.items()]
         try:
             _in_parallel(lanes)
-        except BaseException:  # Ctrl-C, for one: no answer may be left over for the next call
+        except BaseException:  # Ctrl-C, for one: no result may be left over for the next call
             self.close()
             self._start()
             raise

@@ -35,7 +35,7 @@ class Limits:
         self.app, self.key, self.config, self.running = app, key, config, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request through, or answers it."""
+        """Lets a request through, or refuses it."""
         if scope["type"] != "http" or scope["path"] in self.open:
             await self.app(scope, receive, send)
             return

@@ -72,7 +72,7 @@ class ServedModel:
 
         config: a TrainConfig, gspo's or ART's; its fields may be given as arguments as well. Raises ValueError for what
         cannot be set for one call, and where nothing of the groups can be trained on, with the reasons; what else is left
-        out is counted in the metrics and named in the log. Answers are trained on once.
+        out is counted in the metrics and named in the log. Turns are trained on once.
         """
         return await asyncio.to_thread(self._train, list(groups), art_compat.settings(config, settings))
 
@@ -133,8 +133,8 @@ class ServedModel:
             if over:
                 raise RuntimeError(f"the run collapsed and was stopped: see {self.folder / 'events.jsonl'}")
             return metrics | {
-                "answers/trained": len(result.calls),
-                "answers/left_out": sum(result.left_out.values()),
+                "turns/trained": len(result.calls),
+                "turns/left_out": sum(result.left_out.values()),
                 "trajectories/left_out": sum(result.unusable.values()) + result.failed,
             }
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, T
 
 from gspo.agents.request_options import HARMLESS, NEUTRAL, check_granted
 
-MOST_ANSWERS = 128
+MOST_TURNS = 128
 DEEPEST = 100  # levels of a JSON value; Python's own limit is not far beyond
 COOLEST = 0.01  # least temperature above 0: logits divided by less overflow
 Text = Annotated[str, Field(max_length=1 << 22)]
@@ -54,7 +54,7 @@ class FunctionCall(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """A tool call of an earlier answer."""
+    """A tool call of an earlier turn."""
 
     model_config = ConfigDict(extra="allow")
     id: str = ""
@@ -120,7 +120,7 @@ class Asking(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, json_schema_extra=_tell_extras)
     model: str
-    n: int = Field(1, ge=1, le=MOST_ANSWERS)
+    n: int = Field(1, ge=1, le=MOST_TURNS)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, le=1 << 30)
@@ -152,7 +152,7 @@ class Asking(BaseModel):
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The strings that end an answer."""
+        """The strings that end a turn."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
@@ -173,7 +173,7 @@ class CompletionRequest(Asking):
 
 
 class HandedMessage(Said):
-    """A message that an agent hands back; an answer may have the id of its choice."""
+    """A message that an agent hands back; a turn may have the id of its choice."""
 
     id: str | None = None
 
