@@ -40,7 +40,7 @@ def items(name, count=3, **config):
 def scorer(name, **config):
     source = f"reasoning_gym:{name}"
     score = graders.load("task", RewardConfig(), TaskConfig(source=source, config=config)).score
-    return lambda completion, entry: score(graders.Row(entry["question"], completion, source, entry))
+    return lambda completion, entry: score(graders.RewardInput(entry["question"], completion, source, entry))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -71,7 +71,7 @@ def load(name, system="s", **config):
 
 
 def generate(name, num_prompts=8, size=16, seed=0, note=print, **config):
-    return reasoning_gym.generate(reasoning_gym.Wanted(f"reasoning_gym:{name}", config, seed, size, num_prompts), note)
+    return reasoning_gym.generate(reasoning_gym.ItemsRequest(f"reasoning_gym:{name}", config, seed, size, num_prompts), note)
 
 
 def test_prompts():
@@ -139,7 +139,7 @@ def test_several_tasks_at_once():
     ],
 )
 def test_bad_tasks(name, options, message):
-    wanted = reasoning_gym.Wanted(f"reasoning_gym:{name}", options, 0, 16, 64)
+    wanted = reasoning_gym.ItemsRequest(f"reasoning_gym:{name}", options, 0, 16, 64)
     with pytest.raises(ValueError, match=message):
         reasoning_gym.generate(wanted, print)
 

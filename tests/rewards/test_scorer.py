@@ -62,7 +62,7 @@ def test_the_reasoning_gym_scorer():
 )  # fmt: skip
 def test_exact(completion, answer, right):
     score = graders.load("exact", RewardConfig(functions=["exact"]), TaskConfig()).score
-    assert score(graders.Row("?", completion, "", {"answer": answer})) == right
+    assert score(graders.RewardInput("?", completion, "", {"answer": answer})) == right
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_exact(completion, answer, right):
 )  # fmt: skip
 def test_math(completion, answer, right):
     score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
-    assert score(graders.Row("?", completion, "", {"answer": answer})) == right
+    assert score(graders.RewardInput("?", completion, "", {"answer": answer})) == right
 
 
 def test_thinking_that_the_prompt_opened_is_not_graded():

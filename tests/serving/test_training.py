@@ -46,7 +46,7 @@ def test_an_agent_of_two_turns_learns(tmp_path):
             rewards = []
             for _ in range(20):
                 metrics = await model.train(
-                    await collected(model, 2, 12, 2), gspo.TrainConfig(importance_sampling_level="sequence")
+                    await collected(model, 2, 12, 2), gspo.TrainCall(importance_sampling_level="sequence")
                 )
                 rewards.append(metrics["reward"])
                 assert metrics["mismatch/prob_max"] < 1e-4 and metrics["ratio/noise_floor"] < 1e-5  # the very tokens
@@ -98,8 +98,8 @@ def test_what_cannot_be_trained_on_is_named_and_the_rest_trained(tmp_path):
             for groups, config, why in (
                 ([], None, "no group was given"),
                 ([TrajectoryGroup([])], None, "1 groups without"),
-                (await collected(model), gspo.TrainConfig(importance_sampling_level="token"), 'algorithm.name = "grpo"'),
-                (await collected(model), gspo.TrainConfig(importance_sampling_level="word"), "allowed are sequence"),
+                (await collected(model), gspo.TrainCall(importance_sampling_level="token"), 'algorithm.name = "grpo"'),
+                (await collected(model), gspo.TrainCall(importance_sampling_level="word"), "allowed are sequence"),
             ):
                 with pytest.raises(ValueError, match=why):
                     await model.train(groups, config)
@@ -150,7 +150,7 @@ def test_turns_are_credited_for_what_follows_them(tmp_path):
             groups = await collected(model, 1, 4, 2)
             for i, one in enumerate(groups[0]):
                 one.turn_rewards, one.reward = [float(i), 0.5], 1.0
-            metrics = await model.train(groups, gspo.TrainConfig(importance_sampling_level="turn"))
+            metrics = await model.train(groups, gspo.TrainCall(importance_sampling_level="turn"))
             assert metrics["reward"] == pytest.approx(1.5 + 1.5)
 
     asyncio.run(main())

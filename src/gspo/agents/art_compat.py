@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gspo.agents.trajectories import TrainConfig
+from gspo.agents.trajectories import TrainCall
 
 NOTHING = "there is nothing like it"
 # Of art.TrainConfig, art.dev.TrainConfig and the backends' train: the value that asks for nothing, and where it is set.
@@ -41,8 +41,9 @@ MEMBERS = {
 }  # fmt: skip
 
 
-def settings(config: Any, arguments: Mapping[str, Any]) -> TrainConfig:
-    """How a call of `train` learns. config: gspo's TrainConfig, or ART's. arguments: the further ones, as ART takes them.
+def settings(config: Any, arguments: Mapping[str, Any]) -> TrainCall:
+    """How a call of `train` learns. config: a TrainCall, or ART's TrainConfig. arguments: the further ones, as ART takes
+    them.
 
     Raises ValueError for what this call cannot grant, with the field of the configuration that can, and TypeError for what
     neither knows.
@@ -59,4 +60,4 @@ def settings(config: Any, arguments: Mapping[str, Any]) -> TrainConfig:
         if value != neutral:
             remedy = where if where == NOTHING else f"the run has it as {where}"
             raise ValueError(f"{name} = {value!r}: train() cannot set it for one call; {remedy}")
-    return TrainConfig(**{name: values[name] for name in OURS if name in values})
+    return TrainCall(**{name: values[name] for name in OURS if name in values})

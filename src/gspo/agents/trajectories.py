@@ -76,8 +76,8 @@ LEVELS = {"sequence": "gspo", "turn": "gspo_turn", "token": "grpo"}
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """How one call of `train` learns; None: as the run does.
+class TrainCall:
+    """How one call of a served model's `train` learns; None: as the run does.
 
     learning_rate: of this call's updates. importance_sampling_level: what has a ratio and a clip of its own: "sequence"
     (GSPO), "turn" or "token" (GRPO); the run must have been made for it, since a clip range fits one level only.

@@ -12,7 +12,7 @@ from gspo.data import reasoning_gym
 from gspo.data.processes import GONE, opened
 
 
-def generate(connection: Connection, request: reasoning_gym.Wanted) -> None:
+def generate(connection: Connection, request: reasoning_gym.ItemsRequest) -> None:
     """Sends ("note", text) ... and then ("items", (train, held out)) or ("error", text)."""
 
     def note(text: str) -> None:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Row:
+class Demonstration:
     """A prompt and a completion to imitate, as text and as token ids that end with EOS."""
 
     prompt: Prompt
@@ -60,25 +60,25 @@ def load_prompts(
     return _load(task, eval, rows, eval_rows, build, lambda prompt: prompt)
 
 
-def load_rows(
+def load_demonstrations(
     task: TaskConfig,
     eval: EvalConfig,
     encoder: Encoder,
     max_tokens: int | None = None,
     rows: Any = None,
     eval_rows: Any = None,
-) -> tuple[list[Row], list[Row]]:
-    """Rows to imitate (`gspo sft`), to train on and held out, from the same sources as `load_prompts`.
+) -> tuple[list[Demonstration], list[Demonstration]]:
+    """What `gspo sft` imitates, to train on and held out, from the same sources as `load_prompts`.
 
     max_tokens: prompts longer than this with their completion are refused.
     """
 
-    def build(which: str, number: int, row: Mapping[str, Any]) -> Row:
+    def build(which: str, number: int, row: Mapping[str, Any]) -> Demonstration:
         prompt = _prompt(which, number, row, task, encoder, max_tokens)
         text = _completion(row, task.completion_column)
         ids = encoder.completion(text)
         _fits(len(prompt.tokens) + len(ids), max_tokens, "with its completion ")
-        return Row(prompt, text, ids)
+        return Demonstration(prompt, text, ids)
 
     return _load(task, eval, rows, eval_rows, build, lambda row: row.prompt)
 

@@ -25,7 +25,7 @@ Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ItemsRequest:
     """How many items of a task to make. `config`: the task's own options."""
 
     source: str
@@ -61,7 +61,7 @@ def open_task(source: str, config: dict[str, Any], seed: int, size: int) -> Any:
         raise ValueError(f"task.config = {config!r}: {name} refuses it: {describe(error)}") from error
 
 
-def generate(request: Wanted, note: Callable[[str], None]) -> tuple[list[Entry], list[Entry]]:
+def generate(request: ItemsRequest, note: Callable[[str], None]) -> tuple[list[Entry], list[Entry]]:
     """The entries of training and held-out items, no question twice. `note` is told of what looks wrong.
 
     Raises ValueError when the task has fewer distinct held-out items than asked for, or no training item.
@@ -84,7 +84,7 @@ def generate(request: Wanted, note: Callable[[str], None]) -> tuple[list[Entry],
     return train, held_out
 
 
-def _distinct(request: Wanted, base: int, count: int, questions: set[str], note: Callable[[str], None]) -> list[Entry]:
+def _distinct(request: ItemsRequest, base: int, count: int, questions: set[str], note: Callable[[str], None]) -> list[Entry]:
     if count > SPAN // 2:
         raise ValueError(f"{request.source}: {count} items are more than the {SPAN // 2} that one seed can make")
     base += request.seed % (2**31 // SPAN) * SPAN

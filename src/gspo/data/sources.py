@@ -174,7 +174,7 @@ def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[
 
     Raises ValueError for an unknown task, bad options, or too few distinct items; warns of what looks wrong.
     """
-    request = reasoning_gym.Wanted(source, task.config, task.seed, train, held_out)
+    request = reasoning_gym.ItemsRequest(source, task.config, task.seed, train, held_out)
     process, connection = spawn("gspo.data.generate", request)
     try:
         while True:

@@ -16,7 +16,7 @@ from gspo.config.checks import check_names, nearest
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.reasoning_gym import PREFIX
-from gspo.rewards.graders import Function, Result, Row
+from gspo.rewards.graders import Result, RewardFunction, RewardInput
 from gspo.rewards.workers import Channel, Thread, Way, Worker, score_rows
 from gspo.types import Prompt, Rollout
 
@@ -69,7 +69,7 @@ class Rewards:
         self.specs = {name: spec for name, spec in zip(self.names, specs) if spec not in named_callables}
         own = {name: named_callables[spec] for name, spec in zip(self.names, specs) if spec in named_callables}
         self.callables = own | dict(zip(self.names[len(specs) :], functions))
-        self.functions = {name: Function(f) for name, f in self.callables.items()}
+        self.functions = {name: RewardFunction(f) for name, f in self.callables.items()}
         self.limits = {name: getattr(f, "limit", reward.timeout) for name, f in self.callables.items()}
         for function in self.callables.values():
             self.needs |= getattr(function, "needs", {})
@@ -193,9 +193,9 @@ def _distinct(names: list[str]) -> list[str]:
     return [name if (k := names[:i].count(name)) == 0 else f"{name}_{k + 1}" for i, name in enumerate(names)]
 
 
-def _row(rollout: Rollout) -> Row:
+def _row(rollout: Rollout) -> RewardInput:
     prompt = rollout.prompt
-    return Row(prompt.messages, rollout.text, prompt.task, prompt.columns, prompt.opens_thinking, prompt.id)
+    return RewardInput(prompt.messages, rollout.text, prompt.task, prompt.columns, prompt.opens_thinking, prompt.id)
 
 
 def _chunks(rollouts: list[Rollout], count: int) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.processes import kill, spawn
-from gspo.rewards.graders import BATCH, SINGLY, Function, Late, Message, Result, Row
+from gspo.rewards.graders import BATCH, SINGLY, Late, NextResults, Result, RewardFunction, RewardInput
 
 START = 300.0
 """Seconds that a worker may take to import what it needs."""
@@ -61,11 +61,11 @@ class Way:
 class Channel(Protocol):
     """Where reward functions run."""
 
-    def send(self, name: str, rows: list[Row], level: int) -> None:
+    def send(self, name: str, rows: list[RewardInput], level: int) -> None:
         """Ask for the scores of `rows`."""
         ...
 
-    def receive(self, timeout: float) -> Message:
+    def receive(self, timeout: float) -> NextResults:
         """The next results, within `timeout` seconds. Raises Late or Lost."""
         ...
 
@@ -75,7 +75,7 @@ class Channel(Protocol):
 
 
 def score_rows(
-    channel: Channel, name: str, rows: list[Row], timeout: float, way: Way, note_results: Callable[[int], None]
+    channel: Channel, name: str, rows: list[RewardInput], timeout: float, way: Way, note_results: Callable[[int], None]
 ) -> list[Result]:
     """Each row's result by the function `name`; only a row whose own call fails, hangs or crashes has an
     error.
@@ -123,7 +123,7 @@ def score_rows(
     return results
 
 
-def _group(rows: list[Row]) -> int:
+def _group(rows: list[RewardInput]) -> int:
     """How many of the rows, from the first on, are completions to the same prompt."""
     return next((i for i, row in enumerate(rows) if row.group != rows[0].group), len(rows))
 
@@ -150,7 +150,7 @@ class Worker:
             raise ValueError(problem)
         self.ready = True
 
-    def send(self, name: str, rows: list[Row], level: int) -> None:
+    def send(self, name: str, rows: list[RewardInput], level: int) -> None:
         """Ask for scores. Raises ValueError for a column that cannot be sent to another process."""
         self.wait()
         try:
@@ -160,7 +160,7 @@ class Worker:
         with contextlib.suppress(OSError):  # dead: `receive` says so
             self.connection.send_bytes(data)
 
-    def receive(self, timeout: float) -> Message:
+    def receive(self, timeout: float) -> NextResults:
         """The next results. Raises Late or Lost, or ValueError when the rows hold what the worker cannot import."""
         message = self._read(timeout, self.limit)
         if message[0] == "unreadable":
@@ -198,23 +198,23 @@ class Worker:
 class Thread:
     """A daemon thread for a Python callable. One that hangs is left behind: Python cannot kill it."""
 
-    def __init__(self, function: Function, timeout: float) -> None:
+    def __init__(self, function: RewardFunction, timeout: float) -> None:
         self.function, self.timeout = function, timeout
         self.closed = False
         self._start()
 
     def _start(self) -> None:
-        self.inbox: queue.SimpleQueue[tuple[list[Row], int] | None] = queue.SimpleQueue()
-        self.outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[tuple[list[RewardInput], int] | None] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[NextResults] = queue.SimpleQueue()
         self.abandoned = threading.Event()
         arguments = (self.function, self.timeout, self.inbox, self.outbox, self.abandoned)
         threading.Thread(target=_serve, args=arguments, daemon=True).start()
 
-    def send(self, name: str, rows: list[Row], level: int) -> None:
+    def send(self, name: str, rows: list[RewardInput], level: int) -> None:
         """Ask for scores."""
         self.inbox.put((rows, level))
 
-    def receive(self, timeout: float) -> Message:
+    def receive(self, timeout: float) -> NextResults:
         """The next results. Raises Late."""
         try:
             return self.outbox.get(timeout=timeout)
@@ -238,7 +238,7 @@ class Thread:
         self.inbox.put(None)
 
 
-def _serve(function: Function, timeout: float, inbox: Any, outbox: Any, abandoned: threading.Event) -> None:
+def _serve(function: RewardFunction, timeout: float, inbox: Any, outbox: Any, abandoned: threading.Event) -> None:
     with asyncio.Runner() as runner:
         while (request := inbox.get()) is not None:
             rows, level = request

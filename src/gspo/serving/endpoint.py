@@ -21,7 +21,7 @@ from gspo.agents.chat import Chat, TurnOptions
 from gspo.config.training import ServeConfig
 from gspo.ports import SamplerError
 from gspo.serving.limits import Limits, failed
-from gspo.serving.schema import Asking, ChatRequest, CompletionRequest, Failure, TrainRequest
+from gspo.serving.schema import ChatRequest, CompletionRequest, Failure, SamplingRequest, TrainRequest
 
 T = TypeVar("T")
 Train = Callable[[TrainRequest], Awaitable[dict[str, Any]]]
@@ -35,7 +35,7 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
     _errors(app)
     app.openapi = lambda: _described(app, name)  # type: ignore[method-assign]
 
-    def checked(request: Asking) -> None:
+    def checked(request: SamplingRequest) -> None:
         if request.model != name:
             raise HTTPException(404, f"the model {request.model!r:.80} is not served here: it is {name!r}")
 
@@ -163,7 +163,7 @@ async def _while_there(http: Request, work: Awaitable[T], timeout: float) -> T:
         disconnected.cancel()
 
 
-def _turn_options(request: Asking, most: int | None) -> TurnOptions:
+def _turn_options(request: SamplingRequest, most: int | None) -> TurnOptions:
     seed = None if request.seed is None else request.seed % (1 << 64)
     return TurnOptions(most, request.temperature, request.top_p, request.top_k, request.ends, seed)
 

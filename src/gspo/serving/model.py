@@ -20,7 +20,7 @@ from gspo.agents.calls import Calls
 from gspo.agents.chat import Chat
 from gspo.agents.gather import Gathered, gather
 from gspo.agents.matching import matched
-from gspo.agents.trajectories import LEVELS, History, TrainConfig, Trajectory, TrajectoryGroup
+from gspo.agents.trajectories import LEVELS, History, TrainCall, Trajectory, TrajectoryGroup
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.rollout.external import HandedSource
@@ -70,7 +70,7 @@ class ServedModel:
     async def train(self, groups: Iterable[Any], config: Any = None, **settings: Any) -> Metrics:
         """One step on these groups of trajectories (gspo's or ART's). Returns its metrics.
 
-        config: a TrainConfig, gspo's or ART's; its fields may be given as arguments as well. Raises ValueError for what
+        config: a TrainCall, or ART's TrainConfig; its fields may be given as arguments as well. Raises ValueError for what
         cannot be set for one call, and where nothing of the groups can be trained on, with the reasons; what else is left
         out is counted in the metrics and named in the log. Turns are trained on once.
         """
@@ -104,7 +104,7 @@ class ServedModel:
         with self._turn:
             save(self.run)
 
-    def _train(self, groups: list[Any], config: TrainConfig) -> Metrics:
+    def _train(self, groups: list[Any], config: TrainCall) -> Metrics:
         with self._turn:
             run, source = self.run, self.run.source
             assert isinstance(source, HandedSource)
@@ -171,7 +171,7 @@ def served(run: Run, encoder: Encoder, context: int | None) -> Iterator[ServedMo
                 TrajectoryGroup(_trajectory(trajectory.model_dump(exclude_none=True)) for trajectory in group.trajectories)
                 for group in request.groups
             ]
-            settings = TrainConfig(request.learning_rate, request.importance_sampling_level)
+            settings = TrainCall(request.learning_rate, request.importance_sampling_level)
             metrics = await models[0].train(groups, settings)
             return {"step": metrics["step"], "metrics": _finite(metrics)}
 

@@ -38,7 +38,7 @@ def all_sound(value: Any, deep: int = 0) -> None:
             all_sound(item, deep + 1)
 
 
-class Part(BaseModel):
+class TextPart(BaseModel):
     """A part of a message: text."""
 
     model_config = ConfigDict(extra="forbid")
@@ -62,12 +62,12 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
 
-class Said(BaseModel):
+class BaseMessage(BaseModel):
     """A message of a conversation."""
 
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[Part] | None = None
+    content: Text | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -81,7 +81,7 @@ SAYS_SOMETHING: dict[str, Any] = {
 }
 
 
-class ChatMessage(Said):
+class ChatMessage(BaseMessage):
     """A message for the policy to read."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=SAYS_SOMETHING)
@@ -93,7 +93,7 @@ class ChatMessage(Said):
         return self
 
 
-class Function(BaseModel):
+class ToolFunction(BaseModel):
     """A function that the policy may call."""
 
     model_config = ConfigDict(extra="allow")
@@ -106,7 +106,7 @@ class Tool(BaseModel):
     """A tool that the policy may call."""
 
     type: Literal["function"]
-    function: Function
+    function: ToolFunction
 
 
 def _tell_extras(schema: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ def _tell_extras(schema: dict[str, Any]) -> None:
     schema["additionalProperties"] = False
 
 
-class Asking(BaseModel):
+class SamplingRequest(BaseModel):
     """What both kinds of request share."""
 
     model_config = ConfigDict(extra="allow", strict=True, json_schema_extra=_tell_extras)
@@ -145,7 +145,7 @@ class Asking(BaseModel):
         return stop
 
     @model_validator(mode="after")
-    def _grantable(self) -> Asking:
+    def _grantable(self) -> SamplingRequest:
         all_sound(self.model_dump())
         check_granted(self.model_extra or {})
         return self
@@ -156,7 +156,7 @@ class Asking(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class ChatRequest(Asking):
+class ChatRequest(SamplingRequest):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
@@ -165,14 +165,14 @@ class ChatRequest(Asking):
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 30)
 
 
-class CompletionRequest(Asking):
+class CompletionRequest(SamplingRequest):
     """POST /v1/completions."""
 
     prompt: Annotated[Text, Field(min_length=1)]
     logprobs: int | None = Field(None, ge=0, le=1)
 
 
-class HandedMessage(Said):
+class HandedMessage(BaseMessage):
     """A message that an agent hands back; a turn may have the id of its choice."""
 
     id: str | None = None
@@ -183,7 +183,7 @@ class HandedChoice(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     id: str | None = None
-    message: Said
+    message: BaseMessage
 
 
 def _kind(item: Any) -> str:
