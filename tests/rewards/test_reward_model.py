@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import gspo
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.rewards.reward_model import RewardModel, asked
+from gspo.rewards.reward_model import RewardModel, conversation_of
 from gspo.rewards.scorer import Rewards
 from tests import tiny_run
 from tests.data.tools import rollout
@@ -77,7 +77,7 @@ def test_a_conversation_and_a_completion_that_the_prompt_began(folder):
     begun = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "ab"}]
     assert len({*model([turns, "c"], ["d", "d"])}) == 2
     assert model([begun], ["cabcabc"]) == scores(model, ["abcabcabc"])
-    assert asked("p", "r") == [{"role": "user", "content": "p"}, {"role": "assistant", "content": "r"}]
+    assert conversation_of("p", "r") == [{"role": "user", "content": "p"}, {"role": "assistant", "content": "r"}]
 
 
 @pytest.mark.parametrize(("output", "function"), [("logit", lambda x: x), ("probability", lambda x: x.softmax(-1))])
@@ -107,7 +107,7 @@ def test_what_is_too_long(folder):
         assert model.counts() == {"too_long": 1}
     assert model.counts() == {"too_long": 0}
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    text = tokenizer.apply_chat_template(asked("why?", long), tokenize=False)
+    text = tokenizer.apply_chat_template(conversation_of("why?", long), tokenize=False)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     judge = AutoModelForSequenceClassification.from_pretrained(folder)
     for side, kept in (("left", ids[-20:]), ("right", ids[:20])):
@@ -163,7 +163,7 @@ def test_thinking_is_not_scored(folder):
 
 def test_a_group_of_trajectories(folder):
     model = reward_model(folder)
-    group = gspo.TrajectoryGroup(gspo.Trajectory(asked("why?", completion)) for completion in ("a", "b" * 90))
+    group = gspo.TrajectoryGroup(gspo.Trajectory(conversation_of("why?", completion)) for completion in ("a", "b" * 90))
     made = asyncio.run(model.score_group(group))
     assert [one.reward for one in made] == pytest.approx([scores(model, ["a"])[0]])
     assert len(made.exceptions) == 1
@@ -196,7 +196,7 @@ def test_a_served_classifier():
         (body,) = [body for body in endpoint.asked if body["messages"][-1]["content"] == "abc"]
         model.close()
     assert body == {
-        "model": "m", "messages": asked("why?", "abc"), "use_activation": True, "truncate_prompt_tokens": 9,
+        "model": "m", "messages": conversation_of("why?", "abc"), "use_activation": True, "truncate_prompt_tokens": 9,
         "truncation_side": "left",
     }  # fmt: skip
 

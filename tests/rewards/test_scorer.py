@@ -14,7 +14,7 @@ import pytest
 import gspo
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.rewards import graders, workers
+from gspo.rewards import channels, graders
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
 
@@ -172,7 +172,7 @@ def test_the_worker_goes_on_after_a_hang():
 
 
 def test_not_every_completion_may_hang(monkeypatch):
-    monkeypatch.setattr(workers, "MAX_LOST", 2)
+    monkeypatch.setattr(channels, "MAX_LOST", 2)
     _, errors = outcome(named("hangs", timeout=0.1), *["hang"] * 50)
     assert errors[1] == "hangs: took longer than 0.1 s"
     assert errors[2:] == ["hangs: not scored: 2 calls before it hung or crashed"] * 48
@@ -328,7 +328,7 @@ def test_async_calls_stay_concurrent_after_a_time_out():
 
 
 def test_an_async_function_that_blocks_ends_one_by_one(monkeypatch):
-    monkeypatch.setattr(workers, "GRACE", 0.1)
+    monkeypatch.setattr(channels, "GRACE", 0.1)
     calls = []
 
     async def judge(prompts, completions, step):
@@ -615,7 +615,7 @@ def test_a_late_reader_of_a_closed_worker_takes_nothing_of_the_next():
         rewards.close()
         rewards._start()  # as after Ctrl-C, while a thread may still be about to read
         assert rewards.workers[0].connection.fileno() != number
-        with pytest.raises(workers.Lost, match="SIGKILL"):
+        with pytest.raises(channels.Lost, match="SIGKILL"):
             old.receive(1.0)
         assert rewards.score([rollout("a")])[0].reward == 1
 

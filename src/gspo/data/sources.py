@@ -175,7 +175,7 @@ def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[
     Raises ValueError for an unknown task, bad options, or too few distinct items; warns of what looks wrong.
     """
     request = reasoning_gym.ItemsRequest(source, task.config, task.seed, train, held_out)
-    process, connection = spawn("gspo.data.generate", request)
+    process, connection = spawn("gspo.data.reasoning_gym_worker", request)
     try:
         while True:
             kind, content = connection.recv()

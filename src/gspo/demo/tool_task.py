@@ -38,7 +38,7 @@ PIECES = [
     HELP,
 ]
 """The entries of the demo's tokenizer."""
-SAID = {form.format(box) for form in (BALL, NOTE) for box in BOXES}
+TOOL_TEXTS = {form.format(box) for form in (BALL, NOTE) for box in BOXES}
 TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}"
     "{% for call in message.tool_calls or [] %}"
@@ -75,7 +75,9 @@ class Boxes(ToolEnvironment):
         if step.done:
             return replace(step, metrics={"found": step.reward, "looks": self.looks})
         # A model of these few words reads no others.
-        messages = [message if message["content"] in SAID else message | {"content": HELP} for message in step.messages]
+        messages = [
+            message if message["content"] in TOOL_TEXTS else message | {"content": HELP} for message in step.messages
+        ]
         return replace(step, messages=messages, reward=-LOOK_COSTS)
 
     async def end(self, text: str) -> float:

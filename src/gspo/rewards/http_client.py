@@ -29,7 +29,7 @@ class Unreadable(Exception):
     """A response that does not say what it should."""
 
 
-def key_of(variable: str, where: str) -> str:
+def api_key_of(variable: str, where: str) -> str:
     """The API key in an environment variable; NO_KEY where no variable is named. Raises ValueError where it is not set.
 
     where: the configuration key, for the error. What is no name of a variable is not shown: it may be the key itself.

@@ -15,12 +15,11 @@ from gspo.config.checks import check_judge
 from gspo.config.files import from_dict
 from gspo.config.rewards import JudgeConfig
 from gspo.rewards import judge_prompts
-from gspo.rewards.http_client import Failed, Line, Unreadable
-from gspo.rewards.http_client import key_of as api_key_of
+from gspo.rewards.http_client import Failed, Line, Unreadable, api_key_of
 from gspo.rewards.judge_cache import Cache, key_of
 from gspo.rewards.judge_prompts import Question
 from gspo.rewards.preferences import from_ranks, rewards
-from gspo.rewards.transcripts import conversations, rewarded, shared, text_of
+from gspo.rewards.transcripts import common_start, conversations, rewarded, text_of
 
 ALONE = "a group of one has nothing to be compared with"
 NO_LIMIT = 1e8
@@ -63,7 +62,7 @@ class Judge:
         its completion. A trajectory without an opinion is left out and counted as an exception.
         """
         transcripts = conversations(group)
-        start = shared(transcripts)
+        start = common_start(transcripts)
         question = text_of(transcripts[0][:start]) if transcripts else ""
         completions = [text_of(messages[start:]) for messages in transcripts]
         arguments = [question] * len(completions), completions, [reference] * len(completions)

@@ -14,7 +14,7 @@ from gspo.agents.trajectories import TrajectoryGroup
 from gspo.config.checks import check_reward_model
 from gspo.config.files import from_dict
 from gspo.config.rewards import RewardModelConfig
-from gspo.rewards.http_client import Failed, Line, key_of
+from gspo.rewards.http_client import Failed, Line, api_key_of
 from gspo.rewards.judge import NO_LIMIT
 from gspo.rewards.transcripts import Messages, conversations, rewarded
 
@@ -38,7 +38,7 @@ class RewardModel:
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
         """The score of each completion; None where it is too long, or the server sent none."""
-        return self.scorer.scores([asked(prompt, completion) for prompt, completion in zip(prompts, completions)])
+        return self.scorer.scores([conversation_of(prompt, completion) for prompt, completion in zip(prompts, completions)])
 
     async def score_group(self, group: Any) -> TrajectoryGroup:
         """The group with rewards set, for `model.train`; each conversation is scored as a whole. A trajectory without a
@@ -109,7 +109,7 @@ class Served:
     """The classifier behind `/classify` of a vLLM server, which applies its chat template. One request a completion."""
 
     def __init__(self, config: RewardModelConfig) -> None:
-        key = key_of(config.key_variable, "reward_model.key_variable")
+        key = api_key_of(config.key_variable, "reward_model.key_variable")
         assert config.url is not None
         self.config = config
         self.line = Line("reward model", config.url, key, config.timeout, config.retries, config.max_concurrent)
@@ -118,7 +118,7 @@ class Served:
     def wait(self) -> None:
         """Asks for one score. Raises ValueError where there is none."""
         try:
-            self.line.run(self._score(asked("1 + 1 = ?", "2"))).result()
+            self.line.run(self._score(conversation_of("1 + 1 = ?", "2"))).result()
         except Failed as error:
             raise ValueError(
                 f"reward_model.url = {self.config.url!r}, reward_model.path = {self.config.path!r}: {error}"
@@ -163,7 +163,7 @@ class Served:
         return scores[label]
 
 
-def asked(prompt: Any, completion: str) -> Messages:
+def conversation_of(prompt: Any, completion: str) -> Messages:
     """Prompt and completion as a conversation; a prompt that begins the completion is carried on."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
     if messages and messages[-1].get("role") == "assistant":

@@ -44,7 +44,7 @@ def conversations(group: Any) -> list[Messages]:
     return transcripts
 
 
-def shared(transcripts: Sequence[Messages]) -> int:
+def common_start(transcripts: Sequence[Messages]) -> int:
     """How many first messages all conversations have in common; at least the last one of each is its own."""
     most = min((len(messages) for messages in transcripts), default=1) - 1
     return next((i for i in range(most) if any(messages[i] != transcripts[0][i] for messages in transcripts)), max(most, 0))

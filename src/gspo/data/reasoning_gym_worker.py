@@ -1,4 +1,7 @@
-"""A process that makes the items of a reasoning-gym task, which may hang or crash: `python -m gspo.data.generate FD`."""
+"""A process that makes the items of a reasoning-gym task: `python -m gspo.data.reasoning_gym_worker FD`.
+
+Making them may hang or crash.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that can be given up: in a process that can be killed, or in a thread that can be left behind."""
+"""Where reward functions run, so that a call can be given up: processes that can be killed, threads that can be left."""
 
 from __future__ import annotations
 
