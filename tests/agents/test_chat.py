@@ -28,13 +28,13 @@ class Says:
         ids += [self.tokenizer.eos_token_id] * (stop == "eos")
         size = len(so_far.prompt.tokens) + len(ids)
         sampled = torch.arange(size) >= len(so_far.prompt.tokens)
-        made = Rollout(
+        rollout = Rollout(
             so_far.prompt, torch.tensor([*so_far.prompt.tokens, *ids]), sampled, -sampled.float(),
             torch.where(sampled, 1, -1), stop,
         )  # fmt: skip
         self.asked.append((seed, sampling))
         future = Future()
-        future.set_result(made)
+        future.set_result(rollout)
         return type("Job", (), {"future": future, "cancel": lambda self: None})()
 
 
@@ -53,8 +53,8 @@ CALL = '<tool_call>\n{"arguments": {"key":  "é"}, "name":"lookup"}\n</tool_call
 def test_an_answer_is_read_again_as_the_tokens_that_were_sampled(template, said, spelled):
     talk = chat(template, speaker=Says(template, (said, "eos"), ("done", "eos"), spelled=spelled))
     (first,) = turns(talk, ASK, tools=TOOLS)
-    more = {"role": "tool" if first.message.get("tool_calls") else "user", "content": "go on"}
-    (second,) = turns(talk, [*ASK, first.message, more], tools=TOOLS)
+    following = {"role": "tool" if first.message.get("tool_calls") else "user", "content": "go on"}
+    (second,) = turns(talk, [*ASK, first.message, following], tools=TOOLS)
     before = first.rollout.tokens.tolist()
     assert list(second.rollout.prompt.tokens[: len(before)]) == before
     assert second.prompt_text.startswith(first.prompt_text + first.sampled_text)

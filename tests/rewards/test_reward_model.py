@@ -34,20 +34,20 @@ def scores(model, completions=REPLIES, prompt="why?"):
     return model([prompt] * len(completions), completions)
 
 
-def by_hand(folder, completion, prompt="why?", **how):
+def by_hand(folder, completion, prompt="why?", **options):
     """As a model's card shows: one text, no batch."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder, **how)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, **options)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
     if tokenizer.chat_template:
-        made = tokenizer(
+        encoded = tokenizer(
             tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False, return_tensors="pt"
         )
     else:
-        made = tokenizer(prompt, completion, return_tensors="pt")
+        encoded = tokenizer(prompt, completion, return_tensors="pt")
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in tokenizer.model_input_names]
     with torch.inference_mode():
-        return model(**{name: made[name] for name in names}).logits[0].float()
+        return model(**{name: encoded[name] for name in names}).logits[0].float()
 
 
 CASES = {
@@ -110,9 +110,9 @@ def test_what_is_too_long(folder):
     text = tokenizer.apply_chat_template(conversation_of("why?", long), tokenize=False)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     judge = AutoModelForSequenceClassification.from_pretrained(folder)
-    for side, kept in (("left", ids[-20:]), ("right", ids[:20])):
+    for side, left_over in (("left", ids[-20:]), ("right", ids[:20])):
         with torch.inference_mode():
-            expected = float(judge(torch.tensor([kept])).logits)
+            expected = float(judge(torch.tensor([left_over])).logits)
         assert scores(reward_model(folder, too_long=side, max_length=20), [long]) == pytest.approx([expected], abs=1e-5)
 
 
@@ -164,9 +164,9 @@ def test_thinking_is_not_scored(folder):
 def test_a_group_of_trajectories(folder):
     model = reward_model(folder)
     group = gspo.TrajectoryGroup(gspo.Trajectory(conversation_of("why?", completion)) for completion in ("a", "b" * 90))
-    made = asyncio.run(model.score_group(group))
-    assert [one.reward for one in made] == pytest.approx([scores(model, ["a"])[0]])
-    assert len(made.exceptions) == 1
+    scored = asyncio.run(model.score_group(group))
+    assert [trajectory.reward for trajectory in scored] == pytest.approx([scores(model, ["a"])[0]])
+    assert len(scored.exceptions) == 1
 
 
 # Served

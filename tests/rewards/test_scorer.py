@@ -139,8 +139,8 @@ def test_an_unreadable_right_answer_is_an_error():
 def test_functions_in_workers(grader, completions, rewards, error):
     got, errors = outcome(named(grader, timeout=0.2), *completions)
     assert got == rewards
-    for reward, found in zip(got, errors):
-        assert (found is None) if reward is not None else (error in found)
+    for reward, problem in zip(got, errors):
+        assert (problem is None) if reward is not None else (error in problem)
 
 
 def test_a_function_gets_the_columns_that_it_names():
@@ -191,10 +191,10 @@ def test_several_workers_share_whole_groups():
 
 
 def test_progress_counts_completions():
-    seen = []
+    counts = []
     with named("raises", "length") as rewards:
-        rewards.score([rollout(completion) for completion in ("1", "x", "2")], seen.append)
-    assert seen == sorted(seen) and seen[-1] == 3
+        rewards.score([rollout(completion) for completion in ("1", "x", "2")], counts.append)
+    assert counts == sorted(counts) and counts[-1] == 3
 
 
 # Python callables, in this process
@@ -281,22 +281,22 @@ def test_a_failed_batch_of_async_calls_is_repeated_all_at_once():
 def sizes(tmp_path):
     """How many completions each call of graders.slow_for_many got since the last look."""
     path = tmp_path / "calls"
-    found = [int(line) for line in path.read_text().split()]
+    numbers = [int(line) for line in path.read_text().split()]
     path.unlink()
-    return found
+    return numbers
 
 
 @pytest.mark.parametrize("grader", ["slow_for_many", "slow_for_many_async"])
 def test_a_batch_that_timed_out_is_not_tried_again(grader, tmp_path):
     completions = [rollout(completion, path=str(tmp_path / "calls")) for completion in "abc"]
     with named(grader, timeout=0.2) as rewards:
-        with pytest.warns(UserWarning) as told:
+        with pytest.warns(UserWarning) as warned:
             assert [r.reward for r in rewards.score(completions)] == [1, 1, 1]
         assert sizes(tmp_path) == [3, 1, 1, 1]
         with warnings.catch_warnings(action="error"):
             assert [r.reward for r in rewards.score(completions)] == [1, 1, 1]
         assert sizes(tmp_path) == [1, 1, 1]
-    (warning,) = told
+    (warning,) = warned
     assert Path(gspo.__file__).parent in Path(warning.filename).parents  # so that the run's log takes it
     assert str(warning.message) == (
         f"reward {grader}: a call for 3 completions took longer than 0.2 s (reward.timeout) and was given up. From now on "
@@ -337,9 +337,9 @@ def test_an_async_function_that_blocks_ends_one_by_one(monkeypatch):
         return [1.0] * len(completions)
 
     with in_process(judge, timeout=0.1) as rewards:
-        with pytest.warns(UserWarning) as told:
+        with pytest.warns(UserWarning) as warned:
             assert [r.reward for r in rewards.score([rollout(completion, step=1) for completion in "ab"])] == [1, 1]
-        assert len(told) == 1
+        assert len(warned) == 1
         assert [r.reward for r in rewards.score([rollout(completion, step=2) for completion in "ab"])] == [1, 1]
     assert [completions for step, completions in calls if step == 2] == [["a"], ["b"]]
 

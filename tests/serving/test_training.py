@@ -23,7 +23,9 @@ async def agent(client, turns=1):
     items = [*ASK]
     reward = 0.0
     for _ in range(turns):
-        response = await client.chat.completions.create(model="policy", messages=[plain(one) for one in items], tools=TOOLS)
+        response = await client.chat.completions.create(
+            model="policy", messages=[plain(item) for item in items], tools=TOOLS
+        )
         items.append(response.choices[0])
         reward += worth(response.choices[0].message.content or "") / turns
         items.append({"role": "user", "content": "go on"})
@@ -36,8 +38,8 @@ def plain(item):
 
 async def collected(model, groups=2, size=4, turns=1):
     async with model.openai_client() as client:
-        made = [await asyncio.gather(*(agent(client, turns) for _ in range(size))) for _ in range(groups)]
-    return [TrajectoryGroup(one) for one in made]
+        groups_of_trajectories = [await asyncio.gather(*(agent(client, turns) for _ in range(size))) for _ in range(groups)]
+    return [TrajectoryGroup(trajectories) for trajectories in groups_of_trajectories]
 
 
 def test_an_agent_of_two_turns_learns(tmp_path):
@@ -110,7 +112,7 @@ def test_what_cannot_be_trained_on_is_named_and_the_rest_trained(tmp_path):
 
 
 def test_training_over_http(tmp_path):
-    made = tiny()
+    hf = tiny()
 
     async def gathered(model):
         return await collected(model, 1)
@@ -119,25 +121,25 @@ def test_training_over_http(tmp_path):
         def message(item):
             return item if isinstance(item, dict) else {"id": item.id, "message": plain(item)}
 
-        return {"groups": [{"trajectories": [{"messages_and_choices": [message(one) for one in t.messages_and_choices],
+        return {"groups": [{"trajectories": [{"messages_and_choices": [message(item) for item in t.messages_and_choices],
                 "reward": t.reward, "turn_rewards": [0.5]} for t in group]} for group in groups]}  # fmt: skip
 
-    with serving(tmp_path / "run", made=made) as model:
+    with serving(tmp_path / "run", hf=hf) as model:
         response = post(model, "/train", body(asyncio.run(gathered(model))) | {"learning_rate": 1e-3})
         assert response.status_code == 200 and response.json()["step"] == 1
         assert response.json()["metrics"]["lr"] == pytest.approx(1e-3)
         again = post(model, "/train", {"groups": [{"trajectories": []}]})
         assert again.status_code == 400 and "nothing to train on" in again.json()["error"]["message"]
-    with pytest.raises(ValueError, match=r"log\.dir"), serving(tmp_path / "run", made=made):
+    with pytest.raises(ValueError, match=r"log\.dir"), serving(tmp_path / "run", hf=hf):
         pass  # a run folder is never overwritten
 
 
 def test_resume(tmp_path):
-    made = tiny()
-    with serving(tmp_path / "run", made=made) as model:
+    hf = tiny()
+    with serving(tmp_path / "run", hf=hf) as model:
         asyncio.run(model.train(asyncio.run(collected(model))))
-    options = {"tokenizer": made.tokenizer, "config": tmp_path / "run" / "config.toml"}
-    with gspo.serve(made.model, resume=True, **options) as model:
+    options = {"tokenizer": hf.tokenizer, "config": tmp_path / "run" / "config.toml"}
+    with gspo.serve(hf.model, resume=True, **options) as model:
         assert model.step == 1 and model.run.sampler.version == 1
         asyncio.run(model.train(asyncio.run(collected(model))))
         assert model.step == 2
@@ -148,8 +150,8 @@ def test_turns_are_credited_for_what_follows_them(tmp_path):
         sections = {"algorithm": {"name": "gspo_turn", "credit": "turn", "mini_batches": 1}}
         async with serving(tmp_path / "run", **sections) as model:
             groups = await collected(model, 1, 4, 2)
-            for i, one in enumerate(groups[0]):
-                one.turn_rewards, one.reward = [float(i), 0.5], 1.0
+            for i, trajectory in enumerate(groups[0]):
+                trajectory.turn_rewards, trajectory.reward = [float(i), 0.5], 1.0
             metrics = await model.train(groups, gspo.TrainCall(importance_sampling_level="turn"))
             assert metrics["reward"] == pytest.approx(1.5 + 1.5)
 

@@ -81,8 +81,8 @@ def _key(message: Message) -> Key:
 
 def usage(calls: Sequence[Call]) -> dict[str, int]:
     """Tokens read and sampled, as OpenAI's API counts them: the prompt that all these calls share counts once."""
-    read, sampled = len(calls[0].rollout.prompt.tokens), sum(call.sampled for call in calls)
-    return {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
+    prompt, sampled = len(calls[0].rollout.prompt.tokens), sum(call.sampled for call in calls)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def size(call: Call) -> int:

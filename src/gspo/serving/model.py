@@ -125,12 +125,12 @@ class ServedModel:
             if result.reasons():
                 run.log.warn(f"step {run.step + 1} leaves out {result.reasons()}")
             with self.still, self._scaled(config.learning_rate):
-                metrics, over = trainer.advance(run, source.give(result.groups))
+                metrics, collapsed = trainer.advance(run, source.give(result.groups))
                 self._trained |= result.calls
                 self.chat.calls.forget(run.sampler.version - run.config.serve.max_age)
                 if run.step % run.config.train.save_every == 0:
                     save(run, needed=False)
-            if over:
+            if collapsed:
                 raise RuntimeError(f"the run collapsed and was stopped: see {self.folder / 'events.jsonl'}")
             return metrics | {
                 "turns/trained": len(result.calls),
