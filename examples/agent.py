@@ -4,7 +4,7 @@
 
 The agent asks what is in a box. The model may look, or guess; it has random weights, and has imitated players most of whom
 guess without a look. GSPO trains it through the agent, which knows nothing of tokens: it asks an OpenAI-compatible endpoint,
-and says what an answer was worth. A minute or two on a CPU.
+and says what a conversation was worth. A minute or two on a CPU.
 """
 
 import argparse
@@ -21,17 +21,17 @@ LOOK = {"name": "look", "description": "Looks into the box.", "parameters": {"ty
 
 async def agent(client, fruit):
     """One conversation; the right answer is worth 1."""
-    told = gspo.Trajectory([{"role": "user", "content": QUESTION}])
+    trajectory = gspo.Trajectory([{"role": "user", "content": QUESTION}])
     for _ in range(3):
-        answer = await client.chat.completions.create(
-            model="policy", messages=told.messages(), tools=[{"type": "function", "function": LOOK}]
+        response = await client.chat.completions.create(
+            model="policy", messages=trajectory.messages(), tools=[{"type": "function", "function": LOOK}]
         )
-        told.messages_and_choices.append(answer.choices[0])
-        if not answer.choices[0].message.tool_calls:
+        trajectory.messages_and_choices.append(response.choices[0])
+        if not response.choices[0].message.tool_calls:
             break
-        told.messages_and_choices.append({"role": "tool", "content": fruit})
-    told.reward = float(answer.choices[0].message.content == fruit)
-    return told
+        trajectory.messages_and_choices.append({"role": "tool", "content": fruit})
+    trajectory.reward = float(response.choices[0].message.content == fruit)
+    return trajectory
 
 
 async def main(steps, seed, folder, imitate=80):

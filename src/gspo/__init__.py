@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gspo.agents.gather import gather as gather
     from gspo.agents.trajectories import History as History
-    from gspo.agents.trajectories import TrainConfig as TrainConfig
+    from gspo.agents.trajectories import TrainCall as TrainCall
     from gspo.agents.trajectories import Trajectory as Trajectory
     from gspo.agents.trajectories import TrajectoryGroup as TrajectoryGroup
     from gspo.api import Result as Result
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 WHERE = {
     **dict.fromkeys(("Result", "evaluate", "sft", "train"), "gspo.api"),
-    **dict.fromkeys(("History", "TrainConfig", "Trajectory", "TrajectoryGroup"), "gspo.agents.trajectories"),
+    **dict.fromkeys(("History", "TrainCall", "Trajectory", "TrajectoryGroup"), "gspo.agents.trajectories"),
     "by_group": "gspo.rewards.graders",
     "Judge": "gspo.rewards.judge",
     "RewardModel": "gspo.rewards.reward_model",
@@ -39,4 +39,6 @@ def __getattr__(name: str) -> Any:
     # Late, so that the command line answers --help without importing torch.
     if name in WHERE:
         return getattr(importlib.import_module(WHERE[name]), name)
+    if name == "TrainConfig":
+        raise AttributeError("gspo.TrainConfig is now gspo.TrainCall: the settings of one call of model.train")
     raise AttributeError(f"module 'gspo' has no attribute {name!r}")

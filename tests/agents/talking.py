@@ -61,16 +61,16 @@ TOOLS = [{"type": "function", "function": {"name": "lookup", "description": "d",
 @cache
 def tokenizer(template):
     """Byte-level BPE: every text has tokens, and most have several tokenisations."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    made.train_from_iterator([WORDS] * 4, trainer)
-    found = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", additional_special_tokens=SPECIAL)
-    found.chat_template = TEMPLATES[template]
-    return found
+    backend.train_from_iterator([WORDS] * 4, trainer)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", additional_special_tokens=SPECIAL)
+    wrapped.chat_template = TEMPLATES[template]
+    return wrapped
 
 
 class Job:
@@ -115,22 +115,22 @@ class Speaker:
 
     def begin(self, so_far, seed, sampling):
         prompt, eos = so_far.prompt, self.tokenizer.eos_token_id
-        said = [t for t in self.tokens() if t != eos]
-        whole = not said or self.random.random() < 0.9
-        said = [*said, eos] if whole else said
-        start, size = len(prompt.tokens), len(prompt.tokens) + len(said)
+        ids = [t for t in self.tokens() if t != eos]
+        ended = not ids or self.random.random() < 0.9
+        ids = [*ids, eos] if ended else ids
+        start, size = len(prompt.tokens), len(prompt.tokens) + len(ids)
         sampled = torch.arange(size) >= start
         logp = torch.where(sampled, -torch.tensor([self.random.random() for _ in range(size)]), 0.0)
-        made = Rollout(
-            prompt, torch.tensor([*prompt.tokens, *said]), sampled, logp, torch.where(sampled, self.version, -1),
-            "eos" if whole else "length",
+        rollout = Rollout(
+            prompt, torch.tensor([*prompt.tokens, *ids]), sampled, logp, torch.where(sampled, self.version, -1),
+            "eos" if ended else "length",
         )  # fmt: skip
-        self.heard.setdefault(prompt.id, []).append(made)
-        return Job(made)
+        self.heard.setdefault(prompt.id, []).append(rollout)
+        return Job(rollout)
 
 
 def chat(template="chatml", seed=0, speaker=None):
-    """A Chat whose answers are a Speaker's."""
+    """A Chat whose turns are a Speaker's."""
     encoder = Encoder(tokenizer(template), TaskConfig())
     stop_ids = (encoder.tokenizer.eos_token_id,)
     return Chat(speaker or Speaker(template, seed), encoder, Sampling(50, stop_ids=stop_ids), 4096)

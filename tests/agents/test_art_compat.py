@@ -10,14 +10,19 @@ from gspo.config.files import all_keys
 
 
 def test_what_is_taken():
-    assert settings(None, {}) == gspo.TrainConfig()
-    assert settings(gspo.TrainConfig(1e-5, "turn"), {}) == gspo.TrainConfig(1e-5, "turn")
+    assert settings(None, {}) == gspo.TrainCall()
+    assert settings(gspo.TrainCall(1e-5, "turn"), {}) == gspo.TrainCall(1e-5, "turn")
     art = SimpleNamespace(learning_rate=5e-6, kl_penalty_coef=0.0)
-    assert settings(art, {"_config": {"importance_sampling_level": "sequence"}, "verbose": False}) == gspo.TrainConfig(
+    assert settings(art, {"_config": {"importance_sampling_level": "sequence"}, "verbose": False}) == gspo.TrainCall(
         5e-6, "sequence"
     )
-    assert settings(None, {"learning_rate": 1e-4, "ppo": False}) == gspo.TrainConfig(1e-4)
+    assert settings(None, {"learning_rate": 1e-4, "ppo": False}) == gspo.TrainCall(1e-4)
     assert settings(art, {"learning_rate": 1e-4}).learning_rate == 1e-4
+
+
+def test_the_old_name_says_the_new_one():
+    with pytest.raises(AttributeError, match=r"gspo\.TrainCall"):
+        gspo.TrainConfig  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from gspo.agents.chat import Asked
+from gspo.agents.chat import TurnOptions
 from gspo.agents.tool_calls import Malformed, bare, convention, functions, listed, tagged
 from gspo.types import Rollout
 from tests.agents.talking import CHATML, HEADERS, TEMPLATES, TOOLS, chat, tokenizer
@@ -28,18 +28,18 @@ class Says:
         ids += [self.tokenizer.eos_token_id] * (stop == "eos")
         size = len(so_far.prompt.tokens) + len(ids)
         sampled = torch.arange(size) >= len(so_far.prompt.tokens)
-        made = Rollout(
+        rollout = Rollout(
             so_far.prompt, torch.tensor([*so_far.prompt.tokens, *ids]), sampled, -sampled.float(),
             torch.where(sampled, 1, -1), stop,
         )  # fmt: skip
         self.asked.append((seed, sampling))
         future = Future()
-        future.set_result(made)
+        future.set_result(rollout)
         return type("Job", (), {"future": future, "cancel": lambda self: None})()
 
 
-def answers(talk, *requests, tools=()):
-    return [asyncio.run(talk.answer(messages, tools))[0] for messages in requests]
+def turns(talk, *requests, tools=()):
+    return [asyncio.run(talk.turn(messages, tools))[0] for messages in requests]
 
 
 CALL = '<tool_call>\n{"arguments": {"key":  "é"}, "name":"lookup"}\n</tool_call>'
@@ -52,61 +52,61 @@ CALL = '<tool_call>\n{"arguments": {"key":  "é"}, "name":"lookup"}\n</tool_call
 )
 def test_an_answer_is_read_again_as_the_tokens_that_were_sampled(template, said, spelled):
     talk = chat(template, speaker=Says(template, (said, "eos"), ("done", "eos"), spelled=spelled))
-    (first,) = answers(talk, ASK, tools=TOOLS)
-    more = {"role": "tool" if first.message.get("tool_calls") else "user", "content": "go on"}
-    (second,) = answers(talk, [*ASK, first.message, more], tools=TOOLS)
+    (first,) = turns(talk, ASK, tools=TOOLS)
+    following = {"role": "tool" if first.message.get("tool_calls") else "user", "content": "go on"}
+    (second,) = turns(talk, [*ASK, first.message, following], tools=TOOLS)
     before = first.rollout.tokens.tolist()
     assert list(second.rollout.prompt.tokens[: len(before)]) == before
-    assert second.read.startswith(first.read + first.said)
+    assert second.prompt_text.startswith(first.prompt_text + first.sampled_text)
 
 
 def test_an_answer_that_was_cut_off_is_closed_by_the_template():
     talk = chat("chatml", speaker=Says("chatml", ("two pe", "length"), ("done", "eos")))
-    (first,) = answers(talk, ASK)
-    (second,) = answers(talk, [*ASK, first.message, {"role": "user", "content": "go on"}])
+    (first,) = turns(talk, ASK)
+    (second,) = turns(talk, [*ASK, first.message, {"role": "user", "content": "go on"}])
     assert list(second.rollout.prompt.tokens[: len(first.rollout.tokens)]) == first.rollout.tokens.tolist()
-    assert second.read[len(first.read + first.said) :].startswith("<|im_end|>\n")
+    assert second.prompt_text[len(first.prompt_text + first.sampled_text) :].startswith("<|im_end|>\n")
 
 
 def test_thinking_that_the_template_leaves_out_is_not_read():
     talk = chat("chatml", speaker=Says("chatml", ("<think>hm</think>\n\npears", "eos"), ("done", "eos")))
-    (first,) = answers(talk, ASK)
-    (second,) = answers(talk, [*ASK, first.message, {"role": "user", "content": "go on"}])
-    assert "<think>" not in second.read and "assistant\npears<|im_end|>" in second.read
+    (first,) = turns(talk, ASK)
+    (second,) = turns(talk, [*ASK, first.message, {"role": "user", "content": "go on"}])
+    assert "<think>" not in second.prompt_text and "assistant\npears<|im_end|>" in second.prompt_text
 
 
 def test_an_answer_carried_on():
     talk = chat("chatml", speaker=Says("chatml", ("two", "length"), (" pears", "eos")))
-    (first,) = answers(talk, ASK)
-    (second,) = answers(talk, [*ASK, first.message])
-    assert second.read == first.read + "two" and second.message["content"] == " pears"
+    (first,) = turns(talk, ASK)
+    (second,) = turns(talk, [*ASK, first.message])
+    assert second.prompt_text == first.prompt_text + "two" and second.message["content"] == " pears"
 
 
 def test_a_history_in_other_words_is_read_in_them():
     talk = chat("chatml", speaker=Says("chatml", ("two pears", "eos"), ("done", "eos")))
-    (first,) = answers(talk, ASK)
+    (first,) = turns(talk, ASK)
     other = [{"role": "user", "content": "what is in the bag"}]
-    (second,) = answers(talk, [*other, first.message, {"role": "user", "content": "go on"}])
-    assert "what is in the bag" in second.read and "box" not in second.read
+    (second,) = turns(talk, [*other, first.message, {"role": "user", "content": "go on"}])
+    assert "what is in the bag" in second.prompt_text and "box" not in second.prompt_text
 
 
 def test_texts_are_completed_and_gone_on_with():
     talk = chat("chatml", speaker=Says("chatml", ("two pears", "eos"), ("done", "eos"), spelled=True))
     (first,) = asyncio.run(talk.complete("in the box: "))
-    (second,) = asyncio.run(talk.complete(first.read + first.said + "\nin the bag: "))
+    (second,) = asyncio.run(talk.complete(first.prompt_text + first.sampled_text + "\nin the bag: "))
     assert list(second.rollout.prompt.tokens[: len(first.rollout.tokens)]) == first.rollout.tokens.tolist()
 
 
 def test_tool_calls_become_messages_and_malformed_ones_stay_text():
     talk = chat("chatml", speaker=Says("chatml", (f"so\n{CALL}", "eos"), ("<tool_call>{oops", "eos"), (CALL, "eos")))
-    good, bad = answers(talk, ASK, ASK, tools=TOOLS)
+    good, bad = turns(talk, ASK, ASK, tools=TOOLS)
     (call,) = good.message["tool_calls"]
     assert good.message["content"] == "so" and call["function"]["name"] == "lookup"
     assert json.loads(call["function"]["arguments"]) == {"key": "é"}
     assert (
         bad.message["content"] == "<tool_call>{oops" and "never closed" in bad.message["malformed"] and talk.malformed == 1
     )
-    assert answers(talk, ASK)[0].message["content"] == CALL  # nobody offered a tool
+    assert turns(talk, ASK)[0].message["content"] == CALL  # nobody offered a tool
 
 
 @pytest.mark.parametrize(
@@ -116,30 +116,30 @@ def test_tool_calls_become_messages_and_malformed_ones_stay_text():
 )
 def test_calls_that_nobody_could_read_are_malformed(said):
     talk = chat("chatml", speaker=Says("chatml", (f"<tool_call>{said}</tool_call>", "eos")))
-    (answer,) = answers(talk, ASK, tools=TOOLS)
-    assert "tool_calls" not in answer.message and answer.message["malformed"] and talk.malformed == 1
+    (turn,) = turns(talk, ASK, tools=TOOLS)
+    assert "tool_calls" not in turn.message and turn.message["malformed"] and talk.malformed == 1
 
 
 def test_how_it_was_sampled_decides_whether_it_may_be_trained_on():
     talk = chat("chatml", speaker=Says("chatml", *[("a", "eos")] * 4))
-    for asked, unfit in (
-        (Asked(), ""),
-        (Asked(temperature=1.0), ""),
-        (Asked(temperature=0.5), "temperature 0.5"),
-        (Asked(top_p=0.9), "top_p"),
+    for options, unfit in (
+        (TurnOptions(), ""),
+        (TurnOptions(temperature=1.0), ""),
+        (TurnOptions(temperature=0.5), "temperature 0.5"),
+        (TurnOptions(top_p=0.9), "top_p"),
     ):
-        (call,) = asyncio.run(talk.answer(ASK, asked=asked))
+        (call,) = asyncio.run(talk.turn(ASK, options=options))
         assert (unfit in call.unfit) if unfit else not call.unfit
 
 
 def test_seeds_stops_and_lengths_reach_the_sampler():
     talk = chat("chatml", speaker=Says("chatml", *[("a END b", "stop")] * 3))
-    first, second = asyncio.run(talk.answer(ASK, asked=Asked(max_tokens=7, stop=("END",), seed=5), n=2))
-    (again,) = asyncio.run(talk.answer(ASK, asked=Asked(seed=5)))
+    first, second = asyncio.run(talk.turn(ASK, options=TurnOptions(max_tokens=7, stop=("END",), seed=5), n=2))
+    (again,) = asyncio.run(talk.turn(ASK, options=TurnOptions(seed=5)))
     seeds, samplings = zip(*talk.speaker.asked)
     assert seeds[0] != seeds[1] and seeds[0] == seeds[2]
     assert samplings[0].max_new_tokens == 7 and samplings[0].stop == ("END",)
-    assert first.message["content"] == "a " and first.said == "a END b" and first.id != second.id
+    assert first.message["content"] == "a " and first.sampled_text == "a END b" and first.id != second.id
 
 
 @pytest.mark.parametrize(
@@ -153,14 +153,14 @@ def test_seeds_stops_and_lengths_reach_the_sampler():
 )
 def test_bad_messages(messages, why):
     with pytest.raises(ValueError, match=why):
-        asyncio.run(chat().answer(messages))
+        asyncio.run(chat().turn(messages))
 
 
 def test_a_model_without_a_template_cannot_chat():
     talk = chat()
     talk.encoder.template = None
     with pytest.raises(ValueError, match="no chat template"):
-        asyncio.run(talk.answer(ASK))
+        asyncio.run(talk.turn(ASK))
 
 
 @pytest.mark.parametrize(

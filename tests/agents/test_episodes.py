@@ -59,16 +59,16 @@ class Box(ToolEnvironment):
         """
         return number + 1
 
-    async def end(self, answer):
-        if answer == "fall over":
+    async def end(self, text):
+        if text == "fall over":
             raise RuntimeError("the environment fell over")
-        if answer == "sleep":
+        if text == "sleep":
             await asyncio.sleep(5)
-        return float(self.row["value"] in answer)
+        return float(self.row["value"] in text)
 
 
 class Quiz:
-    """Without tools: two questions, each answer rewarded."""
+    """Without tools: two questions, each turn rewarded."""
 
     tools = ()
 
@@ -78,9 +78,9 @@ class Quiz:
     async def start(self):
         return [{"role": "user", "content": "say a"}]
 
-    async def step(self, answer):
+    async def step(self, turn):
         self.asked += 1
-        letters = sum(c.islower() for c in answer["content"]) / max(1, len(answer["content"]))
+        letters = sum(c.islower() for c in turn["content"]) / max(1, len(turn["content"]))
         return Step(
             [{"role": "user", "content": "again"}], reward=letters, done=self.asked == 2, metrics={"letters": letters}
         )
@@ -116,7 +116,7 @@ def test_a_tool_is_used_and_the_answer_rewarded():
     rollout = played(call("lookup", key="apples"), call("aside", number=41), ("it is 42", "eos"))
     assert rollout.reward == 1.0 and rollout.turn_rewards == (0.0, 0.0, 1.0) and rollout.error is None
     assert rollout.turn.unique().tolist() == [-1, 0, 1, 2] and rollout.parent is None  # one row, nothing read twice
-    assert [one["content"] for one in rollout.dialogue if one["role"] == "tool"] == ["42", "42"]
+    assert [message["content"] for message in rollout.dialogue if message["role"] == "tool"] == ["42", "42"]
     assert rollout.reward_parts == {"reward": 1.0, "turns": 3.0, "tools/calls": 2}
     assert rollout.sampled.sum() == sum(rollout.turn >= 0)
 
@@ -161,14 +161,14 @@ def test_an_environment_that_cannot_be_made_is_data():
 
 @pytest.mark.parametrize("changes", [{}, {"rollout": {"delay": 1}}])
 def test_a_run_goes_on_where_episodes_cannot_begin(tmp_path, changes):
-    made, rollout = tiny(), {"num_prompts": 2, "num_generations": 4, "max_completion_length": 8}
+    hf, rollout = tiny(), {"num_prompts": 2, "num_generations": 4, "max_completion_length": 8}
     sections = {
         "task": {"environment": f"{__name__}:Shut"}, "rollout": rollout | changes.get("rollout", {}),
         "algorithm": {"name": "gspo_token", "credit": "turn", "mini_batches": 1}, "log": {"dir": str(tmp_path / "run")},
     }  # fmt: skip
     rows = [{"prompt": f"say a, {i}"} for i in range(8)]
-    done = gspo.train(made.model, rows, tokenizer=made.tokenizer, train={"steps": 2}, **sections)
-    assert done.metrics["step"] == 2
+    result = gspo.train(hf.model, rows, tokenizer=hf.tokenizer, train={"steps": 2}, **sections)
+    assert result.metrics["step"] == 2
     lines = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert any("no such room" in (line["error"] or "") for line in lines)
     unanswered = [line for line in lines if not line["completion"]]
@@ -176,7 +176,7 @@ def test_a_run_goes_on_where_episodes_cannot_begin(tmp_path, changes):
 
 
 def test_whole_runs_learn_from_an_environment_and_resume(tmp_path):
-    made = tiny()
+    hf = tiny()
     rows = [{"prompt": f"say a, {i}"} for i in range(40)]
     sections = {
         "task": {"environment": f"{__name__}:Quiz"},
@@ -184,16 +184,14 @@ def test_whole_runs_learn_from_an_environment_and_resume(tmp_path):
         "algorithm": {"name": "gspo_token", "credit": "turn", "mini_batches": 1}, "optimizer": {"lr": 1e-2},
         "eval": {"every": 8, "num_prompts": 4}, "log": {"dir": str(tmp_path / "run")},
     }  # fmt: skip
-    gspo.train(made.model, rows, tokenizer=made.tokenizer, train={"steps": 8, "save_every": 4}, **sections)
+    gspo.train(hf.model, rows, tokenizer=hf.tokenizer, train={"steps": 8, "save_every": 4}, **sections)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
     assert all(line["mismatch/prob_max"] < 1e-4 and line["reward/turns"] == 2 for line in steps)
     assert steps[-1]["reward"] > steps[0]["reward"] and lines[-1]["eval/reward"] > 0
     rollouts = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     assert all(len(row["advantage"]) == 2 and len(row["dialogue"]) == 4 for row in rollouts)
-    again = gspo.train(
-        made.model, rows, tokenizer=made.tokenizer, train={"steps": 9, "save_every": 4}, resume=True, **sections
-    )
+    again = gspo.train(hf.model, rows, tokenizer=hf.tokenizer, train={"steps": 9, "save_every": 4}, resume=True, **sections)
     assert again.finished and again.metrics["step"] == 9
 
 
@@ -207,21 +205,21 @@ def test_whole_runs_learn_from_an_environment_and_resume(tmp_path):
     ],
 )  # fmt: skip
 def test_bad_settings(tmp_path, sections, why):
-    made, rows = tiny(), [{"prompt": f"a {i}"} for i in range(20)]
+    hf, rows = tiny(), [{"prompt": f"a {i}"} for i in range(20)]
     with pytest.raises(ValueError, match=why):
-        gspo.train(made.model, rows, tokenizer=made.tokenizer, config=sections, log={"dir": str(tmp_path / "run")})
+        gspo.train(hf.model, rows, tokenizer=hf.tokenizer, config=sections, log={"dir": str(tmp_path / "run")})
 
 
 def test_the_same_seed_plays_the_same_episodes():
     from gspo.backends.hf.sampler import HFSampler
 
-    made = tiny()
-    encoder = Encoder(made.tokenizer, TaskConfig())
-    sampler = HFSampler(made)
+    hf = tiny()
+    encoder = Encoder(hf.tokenizer, TaskConfig())
+    sampler = HFSampler(hf)
     episodes = Episodes(sampler, Batching(sampler), encoder, 512, Quiz, "prompt", 4, 5.0)
     prompts = [Prompt(str(i), f"say {i}", (5, 6)) for i in range(3)]
-    one, two = (
-        episodes.generate(prompts, 4, Sampling(6, seed=3, stop_ids=(made.tokenizer.eos_token_id,))) for _ in range(2)
+    first, second = (
+        episodes.generate(prompts, 4, Sampling(6, seed=3, stop_ids=(hf.tokenizer.eos_token_id,))) for _ in range(2)
     )
-    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(one, two))
-    assert len({tuple(r.tokens.tolist()) for r in one}) > 6
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(first, second))
+    assert len({tuple(r.tokens.tolist()) for r in first}) > 6

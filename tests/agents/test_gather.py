@@ -16,29 +16,29 @@ async def run(name, error=None, after=0):
     return gspo.Trajectory([{"role": "user", "content": name}], reward=1.0)
 
 
-def gathered(groups, **how):
-    told = []
-    found = asyncio.run(gspo.gather(groups, tell=told.append, **how))
-    return found, told
+def gathered(groups, **options):
+    warnings = []
+    groups_left = asyncio.run(gspo.gather(groups, tell=warnings.append, **options))
+    return groups_left, warnings
 
 
 def names(groups):
-    return [[one.messages_and_choices[0]["content"] for one in group] for group in groups]
+    return [[trajectory.messages_and_choices[0]["content"] for trajectory in group] for group in groups]
 
 
 def test_groups_keep_their_order_and_are_what_train_takes():
-    found, told = gathered([[run("a", after=9), run("b")], (run(name) for name in "cd")])
-    assert isinstance(found, Gathered) and names(found) == [["a", "b"], ["c", "d"]] and not told
-    assert found.dropped == 0 and not found.failed and isinstance(found[0], gspo.TrajectoryGroup)
+    groups, warnings = gathered([[run("a", after=9), run("b")], (run(name) for name in "cd")])
+    assert isinstance(groups, Gathered) and names(groups) == [["a", "b"], ["c", "d"]] and not warnings
+    assert groups.dropped == 0 and not groups.failed and isinstance(groups[0], gspo.TrajectoryGroup)
 
 
 def test_runs_that_fail_are_counted_and_a_group_of_fewer_than_two_is_dropped():
     wrong = ValueError("no such tool")
     groups = [[run("a"), run("b"), run("c", wrong)], [run("d"), run("e", wrong), run("f", OSError("gone"))]]
-    found, told = gathered(groups, max_exceptions=0.5)
-    assert names(found) == [["a", "b"]] and found[0].exceptions == [wrong]
-    assert found.dropped == 1 and found.failed == {"ValueError: no such tool": 2, "OSError: gone": 1}
-    (line,) = told
+    kept, warnings = gathered(groups, max_exceptions=0.5)
+    assert names(kept) == [["a", "b"]] and kept[0].exceptions == [wrong]
+    assert kept.dropped == 1 and kept.failed == {"ValueError: no such tool": 2, "OSError: gone": 1}
+    (line,) = warnings
     assert line.startswith("3 of 6 runs") and "2 x ValueError: no such tool" in line and "1 of 2 groups are dropped" in line
 
 
@@ -75,7 +75,7 @@ def test_what_is_no_trajectory_is_a_failure():
 @pytest.mark.parametrize("at_once", [1, 3, None])
 @pytest.mark.filterwarnings("error")
 def test_as_many_at_once_as_asked_for(at_once):
-    now, most, shown = 0, 0, []
+    now, most, progress = 0, 0, []
 
     async def counted():
         nonlocal now, most
@@ -84,8 +84,10 @@ def test_as_many_at_once_as_asked_for(at_once):
         now -= 1
         return gspo.Trajectory([], 0.0)
 
-    gathered([[counted() for _ in range(5)] for _ in range(2)], at_once=at_once, progress=lambda *told: shown.append(told))
-    assert most == (at_once or 10) and shown == [("agent", n, 10) for n in range(1, 11)]
+    gathered(
+        [[counted() for _ in range(5)] for _ in range(2)], at_once=at_once, progress=lambda *told: progress.append(told)
+    )
+    assert most == (at_once or 10) and progress == [("agent", n, 10) for n in range(1, 11)]
     with pytest.raises(RuntimeError):  # those that never began are closed, so Python has nothing to warn of
         gathered([[run("a", ValueError("x"))], [run(name) for name in "bcdef"]], at_once=1)
 

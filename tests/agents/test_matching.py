@@ -24,7 +24,7 @@ def talked(talk, turns=1):
     """A conversation, and its calls."""
     items, calls = [*ASK], []
     for _ in range(turns):
-        (call,) = asyncio.run(talk.answer(items))
+        (call,) = asyncio.run(talk.turn(items))
         calls.append(call)
         items = [*items, call.message, MORE]
     return items[:-1], calls
@@ -46,7 +46,7 @@ def found_in(talk, *groups, trained=(), oldest=0):
 def pair(talk, trajectory):
     """A group of this trajectory and of one with which nothing is wrong."""
     ask = [{"role": "user", "content": f"what else {len(talk.calls)}"}]
-    (call,) = asyncio.run(talk.answer(ask))
+    (call,) = asyncio.run(talk.turn(ask))
     return group(trajectory, Trajectory([*ask, replace_version(talk, call)], 0.0))
 
 
@@ -57,8 +57,8 @@ def replace_version(talk, call):
     return choice(call)
 
 
-def first(found):
-    return found.groups[0].rollouts[0]
+def first(result):
+    return result.groups[0].rollouts[0]
 
 
 def test_a_conversation_is_one_row_of_its_tokens():
@@ -70,16 +70,16 @@ def test_a_conversation_is_one_row_of_its_tokens():
     if rollout.parent is None:
         assert torch.equal(rollout.tokens, last.tokens)
     assert int(rollout.sampled.sum()) == sum(call.sampled for call in calls)
-    assert [one.get("turn") for one in rollout.dialogue] == [None, 0, None, 1, None, 2]
+    assert [message.get("turn") for message in rollout.dialogue] == [None, 0, None, 1, None, 2]
 
 
 def test_choices_and_responses_name_their_call():
     talk = chat(seed=2)
-    _, (one,) = talked(talk)
+    _, (call,) = talked(talk)
     _, (two,) = talked(talk)
     response = SimpleNamespace(choices=[choice(two)])
-    found = found_in(talk, group(Trajectory([*ASK, choice(one)], 1.0), Trajectory([*ASK, response], 0.0)))
-    assert found.calls == {one.id, two.id} and not found.reasons()
+    result = found_in(talk, group(Trajectory([*ASK, choice(call)], 1.0), Trajectory([*ASK, response], 0.0)))
+    assert result.calls == {call.id, two.id} and not result.reasons()
 
 
 def test_rewards_by_turn():
@@ -87,19 +87,19 @@ def test_rewards_by_turn():
     items, _ = talked(talk, 2)
     rollout = first(found_in(talk, pair(talk, Trajectory(items, 1.0, turn_rewards=[0.5, 0.25]))))
     assert rollout.turn_rewards == (0.5, 1.25) and rollout.reward == 1.75
-    assert [one["reward"] for one in rollout.dialogue if "turn" in one] == [0.5, 0.25]
-    found = found_in(talk, group(Trajectory(items, 1.0, turn_rewards=[0.5])))
-    assert found.unusable == Counter({"1 turn_rewards for 2 answers": 1}) and not found.groups and not found.calls
+    assert [message["reward"] for message in rollout.dialogue if "turn" in message] == [0.5, 0.25]
+    result = found_in(talk, group(Trajectory(items, 1.0, turn_rewards=[0.5])))
+    assert result.unusable == Counter({"1 turn_rewards for 2 turns": 1}) and not result.groups and not result.calls
 
 
 def test_histories_share_what_they_have_in_common():
     talk = chat(seed=2)
     items, calls = talked(talk, 2)
-    (other,) = asyncio.run(talk.answer([*items[:2], {"role": "user", "content": "no, the other"}]))
+    (other,) = asyncio.run(talk.turn([*items[:2], {"role": "user", "content": "no, the other"}]))
     branch = History([*items[:2], {"role": "user", "content": "no, the other"}, choice(other)])
-    found = found_in(talk, pair(talk, Trajectory(items, 1.0, additional_histories=[branch])))
-    assert not found.left_out and found.calls > {call.id for call in (*calls, other)}
-    rollout = first(found)
+    result = found_in(talk, pair(talk, Trajectory(items, 1.0, additional_histories=[branch])))
+    assert not result.left_out and result.calls > {call.id for call in (*calls, other)}
+    rollout = first(result)
     assert int(rollout.sampled.sum()) == sum(call.sampled for call in (*calls, other))
     assert sum(row["role"] == "assistant" for row in rollout.dialogue) == 3
 
@@ -107,8 +107,8 @@ def test_histories_share_what_they_have_in_common():
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
 def test_a_reward_that_is_no_number(reward):
     talk = chat(seed=2)
-    found = found_in(talk, group(*pair(talk, Trajectory([], reward)), *pair(talk, Trajectory([], reward))))
-    assert found.unusable == Counter({"a reward that is no finite number": 2}) and len(found.groups[0].rollouts) == 2
+    result = found_in(talk, group(*pair(talk, Trajectory([], reward)), *pair(talk, Trajectory([], reward))))
+    assert result.unusable == Counter({"a reward that is no finite number": 2}) and len(result.groups[0].rollouts) == 2
     huge = group(Trajectory(talked(talk)[0], 1e308, turn_rewards=[1e308]))
     assert found_in(talk, huge).unusable == Counter({"a reward that is no finite number": 1})
 
@@ -116,25 +116,25 @@ def test_a_reward_that_is_no_number(reward):
 def test_what_the_policy_never_said():
     talk = chat(seed=2)
     made_up = [*ASK, {"role": "assistant", "content": "I made this up"}]
-    found = found_in(talk, group(Trajectory(made_up, 1.0)), group(Trajectory(ASK, 1.0)), group())
-    assert found.left_out == Counter({matching.NONE: 1}) and found.empty == 1 and not found.groups
-    assert found.unusable == Counter({"none of its answers can be trained on": 2})
-    assert "2 trajectories" in found.reasons() and "1 groups without" in found.reasons()
+    result = found_in(talk, group(Trajectory(made_up, 1.0)), group(Trajectory(ASK, 1.0)), group())
+    assert result.left_out == Counter({matching.NONE: 1}) and result.empty == 1 and not result.groups
+    assert result.unusable == Counter({"none of its turns can be trained on": 2})
+    assert "2 trajectories" in result.reasons() and "1 groups without" in result.reasons()
 
 
 def test_an_id_of_another_run():
     talk, other = chat(seed=2), chat(seed=3)
     _, (call,) = talked(other)
-    found = found_in(talk, group(Trajectory([*ASK, choice(replace(call, id="chatcmpl-elsewhere"))], 1.0)))
-    assert found.left_out == Counter({matching.UNKNOWN: 1})
+    result = found_in(talk, group(Trajectory([*ASK, choice(replace(call, id="chatcmpl-elsewhere"))], 1.0)))
+    assert result.left_out == Counter({matching.UNKNOWN: 1})
 
 
 def test_an_answer_that_two_calls_gave_needs_its_id():
     talk = chat(seed=2)
     _, (call,) = talked(talk)
     talk.calls.add(replace(call, id="again"))
-    found = found_in(talk, group(Trajectory([*ASK, call.message], 1.0)))
-    assert found.left_out == Counter({matching.SEVERAL: 1})
+    result = found_in(talk, group(Trajectory([*ASK, call.message], 1.0)))
+    assert result.left_out == Counter({matching.SEVERAL: 1})
     assert call.id in found_in(talk, pair(talk, Trajectory([*ASK, choice(call)], 1.0))).calls
 
 
@@ -151,15 +151,15 @@ def test_what_is_too_old_unfit_or_trained_on_already():
 
 def test_exceptions_in_place_of_trajectories_are_counted():
     talk = chat(seed=2)
-    found = found_in(talk, group(ValueError("the agent fell over"), *pair(talk, Trajectory(talked(talk)[0], 1.0))))
-    assert found.failed == 1 and len(found.groups[0].rollouts) == 2
+    result = found_in(talk, group(ValueError("the agent fell over"), *pair(talk, Trajectory(talked(talk)[0], 1.0))))
+    assert result.failed == 1 and len(result.groups[0].rollouts) == 2
 
 
 def test_one_alone_in_its_group_waits_for_another():
     talk = chat(seed=2)
     items, _ = talked(talk)
-    found = found_in(talk, group(Trajectory(items, 1.0)))
-    assert found.unusable == Counter({matching.ALONE: 1}) and not found.groups and not found.calls
+    result = found_in(talk, group(Trajectory(items, 1.0)))
+    assert result.unusable == Counter({matching.ALONE: 1}) and not result.groups and not result.calls
 
 
 def test_something_else_in_a_trajectory():
@@ -175,7 +175,7 @@ def test_calls_are_forgotten_by_age_and_by_number():
     for call in calls:
         few.add(call)
     traces = [reduce(follow, (*call.messages, call.message), b"") for call in calls]
-    assert [few.answered(trace) for trace in traces] == [[], [calls[1]], [calls[2]]]
+    assert [few.ending(trace) for trace in traces] == [[], [calls[1]], [calls[2]]]
     assert len(few) == 2 and few.get(calls[0].id) is None
     developer, system = ({"role": role, "content": "be brief"} for role in ("developer", "system"))
     assert follow(b"", developer) == follow(b"", system) != follow(b"x", system)

@@ -14,24 +14,24 @@ from tests.agents.talking import TEMPLATES, TOOLS, WORDS, chat
 
 
 def edited(rng, messages):
-    """A history that a client changed: thinking taken out, messages summarised, an answer in other words."""
+    """A history that a client changed: thinking taken out, messages summarised, a turn in other words."""
     messages = [dict(message) for message in messages]
-    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    kind = rng.choice(["think", "summary", "words"]) if answers else ""
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    kind = rng.choice(["think", "summary", "words"]) if turns else ""
     if kind == "think":
-        for i in answers:
+        for i in turns:
             messages[i]["content"] = content_of(messages[i]).split("</think>")[-1].strip()
     elif kind == "summary":
-        messages = [{"role": "user", "content": "so far: much"}, *messages[rng.choice(answers) + 1 :]]
+        messages = [{"role": "user", "content": "so far: much"}, *messages[rng.choice(turns) + 1 :]]
     elif kind == "words":
-        messages[rng.choice(answers)]["content"] = "I said nothing of the kind"
+        messages[rng.choice(turns)]["content"] = "I said nothing of the kind"
     return messages
 
 
 async def conversation(rng, talk):
     """What an agent would hand back, and the calls that it made."""
     tools = TOOLS if rng.random() < 0.6 else []
-    items, others, made = [], [], []
+    items, others, sampled = [], [], []
     if rng.random() < 0.5:
         items.append({"role": "system", "content": "be " + rng.choice(WORDS.split())})
     items.append({"role": "user", "content": " ".join(rng.choices(WORDS.split(), k=4))})
@@ -42,14 +42,14 @@ async def conversation(rng, talk):
                 start.pop()
             start = edited(rng, start) if rng.random() < 0.5 else start
             if start and start[-1]["role"] != "assistant" and start[0]["role"] != "tool":
-                calls = await talk.answer(start, tools)
-                made += calls
+                calls = await talk.turn(start, tools)
+                sampled += calls
                 others.append(History([*start, calls[0].message | {"id": calls[0].id}]))
         messages = [plain(item) for item in items]
         if rng.random() < 0.15:
             items = messages = edited(rng, messages)
-        calls = await talk.answer(messages, tools, n=rng.choice([1, 1, 2]))
-        made += calls
+        calls = await talk.turn(messages, tools, n=rng.choice([1, 1, 2]))
+        sampled += calls
         chosen = rng.choice(calls)
         with_id = rng.random() < 0.5
         items = [*items, {"message": chosen.message, "id": chosen.id} if with_id else dict(chosen.message)]
@@ -57,7 +57,7 @@ async def conversation(rng, talk):
             items.append({"role": "tool", "content": rng.choice(WORDS.split()), "tool_call_id": "x"})
         else:
             items.append({"role": "user", "content": "go on, " + rng.choice(WORDS.split())})
-    return Trajectory(items, reward=rng.random(), additional_histories=others), made
+    return Trajectory(items, reward=rng.random(), additional_histories=others), sampled
 
 
 def plain(item):
@@ -79,12 +79,12 @@ def test_every_trained_token_was_sampled_after_what_it_stands_after(template):
     for seed in range(150):
         rng, talk = random.Random(seed), chat(template, seed)
         trajectories, calls = zip(*(asyncio.run(conversation(rng, talk)) for _ in range(2)))
-        found = matched([TrajectoryGroup(trajectories)], talk.calls, set(), 0)
-        left_out += found.left_out
-        known = {call.id: call.rollout for each in calls for call in each}
-        heard = [rollout for each in talk.speaker.heard.values() for rollout in each]
-        seen = 0
-        for rollout in (rollout for group in found.groups for rollout in group.rollouts):
+        result = matched([TrajectoryGroup(trajectories)], talk.calls, set(), 0)
+        left_out += result.left_out
+        rollouts_by_id = {call.id: call.rollout for those in calls for call in those}
+        heard = [rollout for those in talk.speaker.heard.values() for rollout in those]
+        count = 0
+        for rollout in (rollout for group in result.groups for rollout in group.rollouts):
             branched += rollout.parent is not None
             for turn in rollout.turn.unique().tolist():
                 if turn < 0:
@@ -92,19 +92,19 @@ def test_every_trained_token_was_sampled_after_what_it_stands_after(template):
                 places = (rollout.turn == turn).nonzero()[:, 0]
                 context = path(rollout, int(places[0]))[:-1]
                 # exactly what the speaker sampled, for the prompt that it read then
-                said, logp = rollout.tokens[places].tolist(), rollout.logp[places]
+                ids, logp = rollout.tokens[places].tolist(), rollout.logp[places]
                 assert any(
-                    list(one.prompt.tokens) == context
-                    and one.tokens[one.sampled].tolist() == said
-                    and torch.equal(one.logp[one.sampled], logp)
-                    for one in heard
+                    list(other.prompt.tokens) == context
+                    and other.tokens[other.sampled].tolist() == ids
+                    and torch.equal(other.logp[other.sampled], logp)
+                    for other in heard
                 )
-                assert path(rollout, int(places[-1])) == context + said  # one behind the other
+                assert path(rollout, int(places[-1])) == context + ids  # one behind the other
                 assert (rollout.version[places] == 3).all()
                 assert rollout.sampled[places].all()
-                seen += 1
+                count += 1
             assert int(rollout.sampled.sum()) == int((rollout.turn >= 0).sum())
-        assert seen == len(found.calls) and found.calls <= set(known)
-        trained += seen
-    print(f"{template}: {trained} answers trained, {branched} trees, left out {dict(left_out)}")
+        assert count == len(result.calls) and result.calls <= set(rollouts_by_id)
+        trained += count
+    print(f"{template}: {trained} turns trained, {branched} trees, left out {dict(left_out)}")
     assert trained > 500 and branched > 50

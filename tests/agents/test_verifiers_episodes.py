@@ -41,9 +41,9 @@ def played(source, *script, n=1, prompts=1, sampler=None, context=4096, seed=0, 
     speaker = Batching(sampler) if isinstance(sampler, HFSampler) else sampler
     encoder = Encoder(tokenizer("chatml"), task)
     rows = tasks_of(task.source, task).rows[:prompts]
-    asked = [Prompt(str(i), row["prompt"], (5,), {"task": row["task"]}, task.source) for i, row in enumerate(rows)]
+    taken = [Prompt(str(i), row["prompt"], (5,), {"task": row["task"]}, task.source) for i, row in enumerate(rows)]
     with VerifiersEpisodes(sampler, speaker, encoder, context, task) as episodes:
-        return episodes.generate(asked, n, Sampling(most, seed=seed, stop_ids=(EOS,)))
+        return episodes.generate(taken, n, Sampling(most, seed=seed, stop_ids=(EOS,)))
 
 
 def exact(rollout, model):
@@ -57,51 +57,51 @@ def exact(rollout, model):
 
 
 def test_one_turn_is_exact_and_worth_what_the_rubric_says():
-    made = tiny()
-    rollouts = played("vf-letters", sampler=HFSampler(made), n=4, prompts=3, most=8)
-    assert len({tuple(one.tokens.tolist()) for one in rollouts}) > 8 and len(rollouts) == 12
-    for number, one in enumerate(rollouts):
-        exact(one, made)
-        completion = one.dialogue[-1]["content"].strip()
+    hf = tiny()
+    rollouts = played("vf-letters", sampler=HFSampler(hf), n=4, prompts=3, most=8)
+    assert len({tuple(rollout.tokens.tolist()) for rollout in rollouts}) > 8 and len(rollouts) == 12
+    for number, rollout in enumerate(rollouts):
+        exact(rollout, hf)
+        completion = rollout.dialogue[-1]["content"].strip()
         share, upper = completion.count("a") / max(1, len(completion)), float(any(c.isupper() for c in completion))
-        assert one.reward == pytest.approx(share + 0.5 * upper) and one.error is None
-        assert one.reward_parts == {
-            "reward": one.reward,
+        assert rollout.reward == pytest.approx(share + 0.5 * upper) and rollout.error is None
+        assert rollout.reward_parts == {
+            "reward": rollout.reward,
             "turns": 1,
             "share": share,
             "upper": upper,
             "length": len(completion),
         }
-        roles = [message["role"] for message in one.dialogue]
+        roles = [message["role"] for message in rollout.dialogue]
         assert roles == ["system"] * (number // 4 % 2) + ["user", "assistant"]
-        words = made.tokenizer.decode(one.tokens[one.sampled]).removesuffix("<|im_end|>")
-        assert words == one.dialogue[-1]["content"] == one.text
+        words = hf.tokenizer.decode(rollout.tokens[rollout.sampled]).removesuffix("<|im_end|>")
+        assert words == rollout.dialogue[-1]["content"] == rollout.text
 
 
 def test_the_same_seed_plays_the_same_episodes():
-    one, two, other = (played("vf-letters", sampler=HFSampler(tiny()), n=3, most=6, seed=seed) for seed in (3, 3, 4))
-    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(one, two))
-    assert not all(torch.equal(a.tokens, b.tokens) for a, b in zip(one, other))
+    first, second, other = (played("vf-letters", sampler=HFSampler(tiny()), n=3, most=6, seed=seed) for seed in (3, 3, 4))
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(first, second))
+    assert not all(torch.equal(a.tokens, b.tokens) for a, b in zip(first, other))
 
 
 def test_tools_are_called_and_what_goes_wrong_with_them_is_told():
     used = [call("box_lookup", key="apples"), call("box_steal"), call("box_lookup", key="pears")]
     (rollout,) = played("vf-box", *used, ("<tool_call>{42", "eos"))
     assert rollout.reward == 1.0 and rollout.reward_parts["tools"] == 3 and rollout.reward_parts["turns"] == 4
-    told = [one["content"] for one in rollout.dialogue if one["role"] == "tool"]
-    assert told[0] == "42" and told[1] == "error: unknown tool 'box_steal'" and "pears" in told[2]
+    tool_messages = [message["content"] for message in rollout.dialogue if message["role"] == "tool"]
+    assert tool_messages[0] == "42" and tool_messages[1] == "error: unknown tool 'box_steal'" and "pears" in tool_messages[2]
     assert rollout.turn.unique().tolist() == [-1, 0, 1, 2, 3] and rollout.parent is None  # one row, nothing read twice
     assert rollout.text == "<tool_call>{42" and rollout.reward_parts["tools/malformed"] == 1  # verifiers takes it for an end
 
 
 def test_several_turns_are_exact_and_one_row():
-    made = tiny()
-    for rollout in played("vf-quiz", sampler=HFSampler(made), n=4, most=8):
-        exact(rollout, made)
+    hf = tiny()
+    for rollout in played("vf-quiz", sampler=HFSampler(hf), n=4, most=8):
+        exact(rollout, hf)
         assert rollout.turn.unique().tolist() == [-1, 0, 1] and rollout.parent is None
-        said = [one["content"] for one in rollout.dialogue if one["role"] == "assistant"]
-        assert rollout.reward == "".join(said).count("a") and rollout.reward_parts["said"] == 2
-        assert [one["content"] for one in rollout.dialogue if one["role"] == "user"] == ["say a", "say it again"]
+        turns = [message["content"] for message in rollout.dialogue if message["role"] == "assistant"]
+        assert rollout.reward == "".join(turns).count("a") and rollout.reward_parts["said"] == 2
+        assert [message["content"] for message in rollout.dialogue if message["role"] == "user"] == ["say a", "say it again"]
 
 
 def test_of_several_agents_the_one_that_is_trained_counts():
@@ -133,7 +133,7 @@ def test_of_several_agents_the_one_that_is_trained_counts():
 )
 def test_an_episode_that_fails_is_data(source, task, why):
     rollouts = played(source, *[("aa", "eos")] * 2, prompts=2, **task)
-    failed = [one for one in rollouts if one.reward is None]
+    failed = [rollout for rollout in rollouts if rollout.reward is None]
     assert why in failed[-1].error and not failed[-1].sampled.any()
     assert len(failed) == (1 if "taskset" in task["config"] else 2)  # every other task has the fault
 
@@ -143,9 +143,9 @@ def test_the_policy_may_think_for_longer_than_an_environment_may_act():
         def begin(self, *args):
             import threading
 
-            made, late = super().begin(*args), type("Job", (), {"cancel": lambda self: None})()
-            late.future = type(made.future)()
-            threading.Timer(1.0, lambda: late.future.set_result(made.future.result())).start()
+            job, late = super().begin(*args), type("Job", (), {"cancel": lambda self: None})()
+            late.future = type(job.future)()
+            threading.Timer(1.0, lambda: late.future.set_result(job.future.result())).start()
             return late
 
     (rollout,) = played("vf-letters", sampler=Slow("chatml", ("aa", "eos")), step_timeout=0.8)
@@ -171,7 +171,7 @@ def test_a_lost_sampler_ends_the_run():
 
 
 def run(folder, resume=False, **changes):
-    made = tiny()
+    hf = tiny()
     sections = {
         "task": {"source": "verifiers:vf-letters"},
         "rollout": {"num_prompts": 4, "num_generations": 4, "max_completion_length": 8},
@@ -180,7 +180,7 @@ def run(folder, resume=False, **changes):
     }  # fmt: skip
     for section, table in changes.items():
         sections[section] = sections[section] | table if section in sections else table
-    return gspo.train(made.model, tokenizer=made.tokenizer, resume=resume, **sections)
+    return gspo.train(hf.model, tokenizer=hf.tokenizer, resume=resume, **sections)
 
 
 def lines(folder, name):
@@ -191,10 +191,10 @@ def test_a_whole_run_and_its_evaluation(tmp_path):
     task = {"eval_split": "test", "size": 16}
     result = run(tmp_path / "run", task=task, train={"save_every": 1})
     assert result.finished and result.metrics["rollouts/failed"] == 0 and result.metrics["mismatch/prob_max"] < 1e-4
-    found = lines(tmp_path / "run", "rollouts")
-    assert len(found) == 32 and all(row["prompt"][-1]["content"].startswith("train: say a") for row in found)
-    parts = [row["reward_parts"] for row in found]
-    assert [row["reward"] for row in found] == pytest.approx([part["share"] + part["upper"] / 2 for part in parts])
+    rollouts = lines(tmp_path / "run", "rollouts")
+    assert len(rollouts) == 32 and all(row["prompt"][-1]["content"].startswith("train: say a") for row in rollouts)
+    parts = [row["reward_parts"] for row in rollouts]
+    assert [row["reward"] for row in rollouts] == pytest.approx([part["share"] + part["upper"] / 2 for part in parts])
     metrics, groups = gspo.evaluate(
         config={
             "model": {"path": str(tmp_path / "run" / "model")}, "eval": {"num_prompts": 3, "max_completion_length": 8},

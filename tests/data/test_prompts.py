@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
 from gspo.data.chat_template import Encoder
-from gspo.data.prompts import PromptStream, load_prompts, load_rows, prompt_order
+from gspo.data.prompts import PromptStream, load_demonstrations, load_prompts, prompt_order
 from tests.data.tools import TEMPLATE, characters, text
 
 datasets = pytest.importorskip("datasets")
 ROWS = [{"prompt": f"{i}+1=", "answer": i + 1, "completion": str(i + 1)} for i in range(40)]
 
 
-def load(source="", rows=None, eval_rows=None, limit=None, num_prompts=256, every=0, how=load_prompts, **task):
+def load(source="", rows=None, eval_rows=None, limit=None, num_prompts=256, every=0, loader=load_prompts, **task):
     task = TaskConfig(source=str(source), **task)
-    return how(
+    return loader(
         task,
         EvalConfig(num_prompts=num_prompts, every=every),
         Encoder(characters(), task),
@@ -125,12 +125,12 @@ def test_a_hugging_face_data_set(tmp_path, monkeypatch):
 
 
 def test_rows_to_imitate():
-    train, held_out = load(rows=ROWS, how=load_rows)
+    train, held_out = load(rows=ROWS, loader=load_demonstrations)
     assert [len(train), len(held_out)] == [36, 4]
     assert text(characters(), train[7].prompt.tokens + train[7].completion) == "<s>7+1=8</s>"
     chat = [{"prompt": "hi", "completion": [{"role": "assistant", "content": "ho"}]}]
-    assert load(rows=chat, how=load_rows)[0][0].text == "ho"
-    row, _ = load("reasoning_gym:gcd", size=4, num_prompts=0, completion_column="answer", how=load_rows)
+    assert load(rows=chat, loader=load_demonstrations)[0][0].text == "ho"
+    row, _ = load("reasoning_gym:gcd", size=4, num_prompts=0, completion_column="answer", loader=load_demonstrations)
     assert row[0].text == row[0].prompt.columns["answer"]
 
 
@@ -185,10 +185,10 @@ GOOD = {"prompt": "x"}
         ([GOOD, {"prompt": "x" * 9}], {}, "row 1: the prompt has 10 tokens, but only 8 fit: shorten it"),
         ([{"prompt": "x", "completions": "y"}], {}, "row 0: a column 'completions' would hide the argument"),
         ([GOOD], {"eval_split": "test", "source": "reasoning_gym:gcd", "rows": None}, "has no splits"),
-        ([GOOD], {"how": load_rows}, "row 0: there is no column 'completion'; set task.completion_col"),
-        ([GOOD | {"completion": 3}], {"how": load_rows}, "row 0: the completion .* is a int; expected"),
-        ([GOOD | {"completion": ""}], {"how": load_rows}, "row 0: the completion .* is empty"),
-        ([GOOD | {"completion": "y" * 6}], {"how": load_rows}, "the prompt with its completion has 9 tokens"),
+        ([GOOD], {"loader": load_demonstrations}, "row 0: there is no column 'completion'; set task.completion_col"),
+        ([GOOD | {"completion": 3}], {"loader": load_demonstrations}, "row 0: the completion .* is a int; expected"),
+        ([GOOD | {"completion": ""}], {"loader": load_demonstrations}, "row 0: the completion .* is empty"),
+        ([GOOD | {"completion": "y" * 6}], {"loader": load_demonstrations}, "the prompt with its completion has 9 tokens"),
     ],
 )  # fmt: skip
 def test_bad_rows(rows, task, message):
@@ -218,16 +218,16 @@ def test_a_prompt_knows_that_it_opens_thinking():
 
 @given(st.integers(1, 20), st.integers(0, 2**32), st.lists(st.integers(0, 30), max_size=6), st.integers(0, 6))
 def test_a_stream_that_is_resumed_goes_on_as_if_never_stopped(n, seed, takes, stop):
-    whole = PromptStream(range(n), seed).take(sum(takes))
+    uninterrupted = PromptStream(range(n), seed).take(sum(takes))
     stream = PromptStream(range(n), seed)
     parts = [item for k in takes[:stop] for item in stream.take(k)]
     assert stream.position == len(parts)
     resumed = PromptStream(range(n), seed)
     resumed.position = stream.position
     parts += [item for k in takes[stop:] for item in resumed.take(k)]
-    assert parts == whole
-    for epoch in range(len(whole) // n):
-        assert whole[epoch * n : (epoch + 1) * n] == prompt_order(n, seed, epoch)
+    assert parts == uninterrupted
+    for epoch in range(len(uninterrupted) // n):
+        assert uninterrupted[epoch * n : (epoch + 1) * n] == prompt_order(n, seed, epoch)
         assert sorted(prompt_order(n, seed, epoch)) == list(range(n))
 
 

@@ -30,17 +30,17 @@ TASKS = sorted(set(factory.DATASETS) - {"composite"} - SLOW)
 
 def items(name, count=3, **config):
     dataset = reasoning_gym.open_task(f"reasoning_gym:{name}", config, 11, count)
-    found = []
+    entries = []
     for i in range(count):
         reasoning_gym._seed_globals(i)
-        found.append(dataset[i])
-    return found
+        entries.append(dataset[i])
+    return entries
 
 
 def scorer(name, **config):
     source = f"reasoning_gym:{name}"
     score = graders.load("task", RewardConfig(), TaskConfig(source=source, config=config)).score
-    return lambda completion, entry: score(graders.Row(entry["question"], completion, source, entry))
+    return lambda completion, entry: score(graders.RewardInput(entry["question"], completion, source, entry))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -71,7 +71,7 @@ def load(name, system="s", **config):
 
 
 def generate(name, num_prompts=8, size=16, seed=0, note=print, **config):
-    return reasoning_gym.generate(reasoning_gym.Wanted(f"reasoning_gym:{name}", config, seed, size, num_prompts), note)
+    return reasoning_gym.generate(reasoning_gym.ItemsRequest(f"reasoning_gym:{name}", config, seed, size, num_prompts), note)
 
 
 def test_prompts():
@@ -139,9 +139,9 @@ def test_several_tasks_at_once():
     ],
 )
 def test_bad_tasks(name, options, message):
-    wanted = reasoning_gym.Wanted(f"reasoning_gym:{name}", options, 0, 16, 64)
+    request = reasoning_gym.ItemsRequest(f"reasoning_gym:{name}", options, 0, 16, 64)
     with pytest.raises(ValueError, match=message):
-        reasoning_gym.generate(wanted, print)
+        reasoning_gym.generate(request, print)
 
 
 def test_errors_come_out_of_the_process_that_makes_the_items():

@@ -48,5 +48,5 @@ def rollout(
 ) -> Rollout:
     """A sampled completion to prompt `number`."""
     none = torch.zeros(1)
-    asked = Prompt(f"train-{number}", prompt, (1,), columns, task, opens_thinking)
-    return Rollout(asked, none.long(), none.bool(), none, none.long(), "eos", completion)
+    its_prompt = Prompt(f"train-{number}", prompt, (1,), columns, task, opens_thinking)
+    return Rollout(its_prompt, none.long(), none.bool(), none, none.long(), "eos", completion)

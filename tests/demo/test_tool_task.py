@@ -38,8 +38,8 @@ def test_an_answer_ends_it(answer, reward):
 
 def test_looking():
     *looked, end = played(look("a"), look("c"), look("Room "), {"content": "", "malformed": "no end"}, {"content": "Box c."})
-    said = ["see c", "the ball is in c", tool_task.HELP, tool_task.HELP]
-    assert [[one["content"] for one in step.messages] for step in looked] == [[one] for one in said]
+    contents = ["see c", "the ball is in c", tool_task.HELP, tool_task.HELP]
+    assert [[message["content"] for message in step.messages] for step in looked] == [[content] for content in contents]
     assert [step.reward for step in looked] == [-tool_task.LOOK_COSTS] * 4 and not any(step.done for step in looked)
     assert looked[3].metrics == {"tools/malformed": 1} and end.metrics["looks"] == 2
 
@@ -50,7 +50,7 @@ def spoken(row):
     for part in row["completion"].split("<|assistant|>"):
         words, _, heard = part.partition("<eos><|tool|>")
         content, calls = convention(tool_task.TEMPLATE)(words)
-        called = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in calls]
+        called = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in calls]
         messages.append({"role": "assistant", "content": content} | ({"tool_calls": called} if called else {}))
         messages += [{"role": "tool", "content": heard}] if heard else []
     return messages
@@ -63,7 +63,7 @@ def test_the_cold_start_is_in_the_words_of_episodes():
     rows = tool_task.cold_start(200, 0.5, 0.1, 0)
     for row in rows:
         messages = spoken(row)
-        whole = encoder.render(messages, add_generation_prompt=False)
-        assert whole == encoder.render(messages[:1], add_generation_prompt=True) + row["completion"] + "<eos>"
-        assert tokenizer.decode(encoder.bare(whole)) == whole
+        text = encoder.render(messages, add_generation_prompt=False)
+        assert text == encoder.render(messages[:1], add_generation_prompt=True) + row["completion"] + "<eos>"
+        assert tokenizer.decode(encoder.bare(text)) == text
     assert 60 < sum("look" in row["completion"] for row in rows) < 140

@@ -16,9 +16,9 @@ def material(body):
     return dict(re.findall(r"<<<\w+ ([A-Z0-9 ]+)>>>\n(.*?)\n<<<\w+ END OF \1>>>", body["messages"][1]["content"], re.S))
 
 
-def said(text, **more):
+def said(text, **fields):
     """A chat completion."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"} | more
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"} | fields
     usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
     return {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
 
@@ -49,11 +49,11 @@ class Endpoint:
             self.at_work += 1
             self.most = max(self.most, self.at_work)
         try:
-            made = self.answer(body)
-            if isinstance(made, tuple):
-                time.sleep(made[0])
-                made = made[1]
-            return made if isinstance(made, Response) else JSONResponse(made)
+            response = self.answer(body)
+            if isinstance(response, tuple):
+                time.sleep(response[0])
+                response = response[1]
+            return response if isinstance(response, Response) else JSONResponse(response)
         finally:
             with self.lock:
                 self.at_work -= 1

@@ -88,13 +88,13 @@ CUT = Response('{"choices": [{"mess', media_type="application/json")
     [
         (Response("{}", 429, {"retry-after-ms": "20"}), "HTTP 429"),
         (Response("{}", 500), "HTTP 500"),
-        (GARBAGE, "unreadable answer: no chat completion"),
-        (CUT, "unreadable answer: no chat completion"),
-        ({"choices": []}, "unreadable answer: no chat completion"),
-        (said("Seven of ten."), "unreadable answer: no JSON object"),
-        (said('{"score": 7'), "unreadable answer: no JSON object"),
-        (said(None), "unreadable answer: no text"),
-        (said('{"score": 7}', finish_reason="length"), "unreadable answer: cut off"),
+        (GARBAGE, "unreadable response: no chat completion"),
+        (CUT, "unreadable response: no chat completion"),
+        ({"choices": []}, "unreadable response: no chat completion"),
+        (said("Seven of ten."), "unreadable response: no JSON object"),
+        (said('{"score": 7'), "unreadable response: no JSON object"),
+        (said(None), "unreadable response: no text"),
+        (said('{"score": 7}', finish_reason="length"), "unreadable response: cut off"),
     ],
 )  # fmt: skip
 def test_what_fails_is_asked_again_and_else_no_opinion(wrong, reason):
@@ -130,7 +130,7 @@ def test_a_slow_answer_is_no_opinion():
         begin = time.perf_counter()
         assert rewards(judged, ["slow", "quick"]) == [None, 0.5]
         assert time.perf_counter() - begin < 5
-        assert list(judged.line.reasons) == ["no answer within 0.4 s"]
+        assert list(judged.line.reasons) == ["no response within 0.4 s"]
 
 
 def test_so_many_requests_at_once_and_no_more():
@@ -185,9 +185,9 @@ def test_a_completion_cannot_end_its_part():
     ],
 )  # fmt: skip
 def test_unreadable_scores(answer):
-    asked = judge_prompts.scored("r", "q", "a", None, 10)
+    question = judge_prompts.scored("r", "q", "a", None, 10)
     with pytest.raises(Unreadable):
-        asked.read(judge_prompts.object_of(answer))
+        question.read(judge_prompts.object_of(answer))
 
 
 @pytest.mark.parametrize(
@@ -207,13 +207,13 @@ def test_readable_scores(answer):
     ],
 )  # fmt: skip
 def test_unreadable_comparisons(name, answer):
-    asked = {
+    question = {
         "together": judge_prompts.together("r", "q", ["a", "b"], None, 10),
         "ranked": judge_prompts.ranked("r", "q", ["a", "b"], None),
         "paired": judge_prompts.paired("r", "q", "a", "b", None),
     }[name]
     with pytest.raises(Unreadable):
-        asked.read(answer)
+        question.read(answer)
 
 
 # The cache
@@ -222,11 +222,11 @@ def test_unreadable_comparisons(name, answer):
 def test_answers_are_kept_on_the_disk(tmp_path):
     path = tmp_path / "new" / "answers.sqlite"
     with listening(by_length) as endpoint:
-        for asked in (2, 2, 3):
-            change = {"rubric": "Long is good."} if asked == 3 else {}
+        for count in (2, 2, 3):
+            change = {"rubric": "Long is good."} if count == 3 else {}
             with closing(judge(endpoint, cache=str(path), **change)) as judged:
                 assert rewards(judged, ["aa"] if change else ["aa", "b"])[0] == 0.8
-            assert len(endpoint.asked) == asked
+            assert len(endpoint.asked) == count
     data = path.read_bytes()
     assert KEY.encode() not in data and b"Short is good" not in data and b"Why?" not in data
 
@@ -266,9 +266,11 @@ def test_processes_share_a_cache(tmp_path):
 
 def places(body, name):
     """Shorter is better, for each of the shown completions."""
-    shown = {title.split()[1]: len(text) for title, text in material(body).items() if title.startswith("REPLY")}
-    made = {number: 10 - n if name == "scores" else 1 + sum(m < n for m in shown.values()) for number, n in shown.items()}
-    return said(json.dumps({name: made}))
+    lengths = {title.split()[1]: len(text) for title, text in material(body).items() if title.startswith("REPLY")}
+    numbers = {
+        number: 10 - n if name == "scores" else 1 + sum(m < n for m in lengths.values()) for number, n in lengths.items()
+    }
+    return said(json.dumps({name: numbers}))
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("group", [0.8, 0.9, 0.7, 0.9]), ("rank", [1 / 3, 5 / 6, 0, 5 / 6])])
@@ -296,8 +298,8 @@ def test_the_order_of_completions_follows_the_seed():
 
 def test_pairs_are_asked_in_both_orders():
     def first(body):  # prefers what it sees first, but for the clear case
-        shown = material(body)
-        better = "B" if shown["REPLY A"] == "bad" else "A"
+        parts = material(body)
+        better = "B" if parts["REPLY A"] == "bad" else "A"
         return said(json.dumps({"better": better}))
 
     with listening(first) as endpoint, closing(judge(endpoint, mode="pairs")) as judged:
@@ -338,37 +340,37 @@ def conversation(*words):
 
 
 def test_a_group_of_trajectories():
-    seen = []
+    bodies = []
 
     def answer(body):
-        seen.append(material(body))
+        bodies.append(material(body))
         return places(body, "ranks")
 
     group = gspo.TrajectoryGroup(
         [gspo.Trajectory(conversation("It is blue.")), gspo.Trajectory(conversation("Blue")), ValueError("lost")]
     )
     with listening(answer) as endpoint, closing(judge(endpoint, mode="rank")) as judged:
-        made = asyncio.run(judged.score_group(group))
-    (shown,) = seen
-    assert shown["QUESTION"].startswith("[system]\nBe brief.\n\n[user]\nSky?\n\n[assistant]\n{")
-    assert "look" in shown["QUESTION"] and shown["QUESTION"].endswith("[tool]\nblue")
-    assert {shown["REPLY 1"], shown["REPLY 2"]} == {"[assistant]\nIt is blue.", "[assistant]\nBlue"}
-    assert [one.reward for one in made] == [0, 1]
-    assert made.trajectories[1].metrics["judge"] == 1
-    assert len(made.exceptions) == 1 and group.trajectories[0].reward == 0
+        group_rewarded = asyncio.run(judged.score_group(group))
+    (body,) = bodies
+    assert body["QUESTION"].startswith("[system]\nBe brief.\n\n[user]\nSky?\n\n[assistant]\n{")
+    assert "look" in body["QUESTION"] and body["QUESTION"].endswith("[tool]\nblue")
+    assert {body["REPLY 1"], body["REPLY 2"]} == {"[assistant]\nIt is blue.", "[assistant]\nBlue"}
+    assert [trajectory.reward for trajectory in group_rewarded] == [0, 1]
+    assert group_rewarded.trajectories[1].metrics["judge"] == 1
+    assert len(group_rewarded.exceptions) == 1 and group.trajectories[0].reward == 0
 
 
 def test_our_own_endpoint_as_a_judge_that_says_anything(tmp_path, monkeypatch):
     """A tiny model with random weights: the real wire format, and no opinion, counted."""
     outline = tiny_qwen3_moe(hidden=32, layers=2, experts=4, expert_width=32, heads=2, kv_heads=1, context=2048)
     tiny = build_tiny(outline, tokenizer("chatml"))
-    with serving(tmp_path / "run", made=tiny, rollout={"max_completion_length": 8}) as served:
+    with serving(tmp_path / "run", hf=tiny, rollout={"max_completion_length": 8}) as served:
         monkeypatch.setenv("OUR_KEY", served.api_key)
         fields = {"model": "policy", "url": served.base_url, "key_variable": "OUR_KEY", "rubric": "blue", "retries": 1}
         with closing(Judge(**fields, request={})) as judged:
             judged.wait()
             assert rewards(judged, ["a", "b"]) == [None, None]
-            with pytest.warns(UserWarning, match="unreadable answer"):
+            with pytest.warns(UserWarning, match="unreadable response"):
                 counts = judged.counts()
     assert counts["failed"] == 2 and counts["retries"] == 2 and counts["tokens"] > 0
 

@@ -57,9 +57,9 @@ def test_strengths_by_hand():
 
 def test_all_wins_stay_finite_and_in_order():
     games = wins(8, [(i, j, 1) for i in range(8) for j in range(i + 1, 8)] * 1000)
-    found = bradley_terry(games)
-    assert all(math.isfinite(x) for x in found) and found == sorted(found, reverse=True)
-    assert sum(found) == pytest.approx(0, abs=1e-6)
+    strengths = bradley_terry(games)
+    assert all(math.isfinite(x) for x in strengths) and strengths == sorted(strengths, reverse=True)
+    assert sum(strengths) == pytest.approx(0, abs=1e-6)
 
 
 def test_a_cycle_makes_equals():
@@ -82,7 +82,7 @@ def test_win_rates_count_ties_half():
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from([0, 0.5, 1])), max_size=40))
 @settings(max_examples=60, deadline=None)
 def test_the_numbering_of_completions_does_not_matter(outcomes):
-    outcomes = [one for one in outcomes if one[0] != one[1]]
+    outcomes = [outcome for outcome in outcomes if outcome[0] != outcome[1]]
     mirrored = [(5 - j, 5 - i, 1 - o) for i, j, o in outcomes]
     for method in ("bradley_terry", "win_rate"):
         a, b = rewards(6, outcomes, method), rewards(6, mirrored, method)[::-1]
@@ -120,10 +120,10 @@ def test_bad_input(call, message):
 
 
 def test_preferences_as_a_reward_function():
-    seen = []
+    compared = []
 
     async def longer(prompt, a, b, worth):
-        seen.append((prompt, a, b))
+        compared.append((prompt, a, b))
         await asyncio.sleep(0)
         return worth * (len(a) > len(b)) if "?" not in a + b else None
 
@@ -131,8 +131,8 @@ def test_preferences_as_a_reward_function():
     with Rewards(RewardConfig(), TaskConfig(), [Preferred(longer, "win_rate")]) as function:
         scored = function.score([rollout(text, i // 4, prompt=f"p{i // 4}", worth=1) for i, text in enumerate(texts)])
     assert [r.reward for r in scored] == [1, 0, 0.5, 0, 0, 1, None, None]
-    assert len(seen) == 3 + 3  # equal completions are one
-    assert {prompt for prompt, *_ in seen} == {"p0", "p1"}
+    assert len(compared) == 3 + 3  # equal completions are one
+    assert {prompt for prompt, *_ in compared} == {"p0", "p1"}
     assert scored[0].reward_parts == {"longer": 1}
 
 
@@ -140,8 +140,8 @@ def test_a_group_of_trajectories_with_rewards():
     group = gspo.TrajectoryGroup(
         [gspo.Trajectory([{"role": "user", "content": "q"}], metrics={"steps": 2.0}) for _ in range(3)], {"id": 7}
     )
-    made = rewarded(group, [0.5, None, 2.0])
-    assert [one.reward for one in made] == [0.5, 2.0]
-    assert made.trajectories[0].metrics == {"steps": 2.0, "preference": 0.5} and made.metadata == {"id": 7}
-    assert len(made.exceptions) == 1 and isinstance(made.exceptions[0], NoOpinion)
-    assert [one.reward for one in group] == [0, 0, 0]  # as it was
+    copies = rewarded(group, [0.5, None, 2.0])
+    assert [trajectory.reward for trajectory in copies] == [0.5, 2.0]
+    assert copies.trajectories[0].metrics == {"steps": 2.0, "preference": 0.5} and copies.metadata == {"id": 7}
+    assert len(copies.exceptions) == 1 and isinstance(copies.exceptions[0], NoOpinion)
+    assert [trajectory.reward for trajectory in group] == [0, 0, 0]  # as it was

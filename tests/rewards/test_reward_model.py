@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import gspo
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.rewards.reward_model import RewardModel, asked
+from gspo.rewards.reward_model import RewardModel, conversation_of
 from gspo.rewards.scorer import Rewards
 from tests import tiny_run
 from tests.data.tools import rollout
@@ -34,20 +34,20 @@ def scores(model, completions=REPLIES, prompt="why?"):
     return model([prompt] * len(completions), completions)
 
 
-def by_hand(folder, completion, prompt="why?", **how):
+def by_hand(folder, completion, prompt="why?", **options):
     """As a model's card shows: one text, no batch."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder, **how)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, **options)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
     if tokenizer.chat_template:
-        made = tokenizer(
+        encoded = tokenizer(
             tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False, return_tensors="pt"
         )
     else:
-        made = tokenizer(prompt, completion, return_tensors="pt")
+        encoded = tokenizer(prompt, completion, return_tensors="pt")
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in tokenizer.model_input_names]
     with torch.inference_mode():
-        return model(**{name: made[name] for name in names}).logits[0].float()
+        return model(**{name: encoded[name] for name in names}).logits[0].float()
 
 
 CASES = {
@@ -77,7 +77,7 @@ def test_a_conversation_and_a_completion_that_the_prompt_began(folder):
     begun = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "ab"}]
     assert len({*model([turns, "c"], ["d", "d"])}) == 2
     assert model([begun], ["cabcabc"]) == scores(model, ["abcabcabc"])
-    assert asked("p", "r") == [{"role": "user", "content": "p"}, {"role": "assistant", "content": "r"}]
+    assert conversation_of("p", "r") == [{"role": "user", "content": "p"}, {"role": "assistant", "content": "r"}]
 
 
 @pytest.mark.parametrize(("output", "function"), [("logit", lambda x: x), ("probability", lambda x: x.softmax(-1))])
@@ -107,12 +107,12 @@ def test_what_is_too_long(folder):
         assert model.counts() == {"too_long": 1}
     assert model.counts() == {"too_long": 0}
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    text = tokenizer.apply_chat_template(asked("why?", long), tokenize=False)
+    text = tokenizer.apply_chat_template(conversation_of("why?", long), tokenize=False)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     judge = AutoModelForSequenceClassification.from_pretrained(folder)
-    for side, kept in (("left", ids[-20:]), ("right", ids[:20])):
+    for side, left_over in (("left", ids[-20:]), ("right", ids[:20])):
         with torch.inference_mode():
-            expected = float(judge(torch.tensor([kept])).logits)
+            expected = float(judge(torch.tensor([left_over])).logits)
         assert scores(reward_model(folder, too_long=side, max_length=20), [long]) == pytest.approx([expected], abs=1e-5)
 
 
@@ -163,10 +163,10 @@ def test_thinking_is_not_scored(folder):
 
 def test_a_group_of_trajectories(folder):
     model = reward_model(folder)
-    group = gspo.TrajectoryGroup(gspo.Trajectory(asked("why?", completion)) for completion in ("a", "b" * 90))
-    made = asyncio.run(model.score_group(group))
-    assert [one.reward for one in made] == pytest.approx([scores(model, ["a"])[0]])
-    assert len(made.exceptions) == 1
+    group = gspo.TrajectoryGroup(gspo.Trajectory(conversation_of("why?", completion)) for completion in ("a", "b" * 90))
+    scored = asyncio.run(model.score_group(group))
+    assert [trajectory.reward for trajectory in scored] == pytest.approx([scores(model, ["a"])[0]])
+    assert len(scored.exceptions) == 1
 
 
 # Served
@@ -196,7 +196,7 @@ def test_a_served_classifier():
         (body,) = [body for body in endpoint.asked if body["messages"][-1]["content"] == "abc"]
         model.close()
     assert body == {
-        "model": "m", "messages": asked("why?", "abc"), "use_activation": True, "truncate_prompt_tokens": 9,
+        "model": "m", "messages": conversation_of("why?", "abc"), "use_activation": True, "truncate_prompt_tokens": 9,
         "truncation_side": "left",
     }  # fmt: skip
 
@@ -204,8 +204,8 @@ def test_a_served_classifier():
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ({"data": []}, "its answer is not that of vLLM's /classify"),
-        ({"detail": "?"}, "its answer is not that of vLLM's /classify"),
+        ({"data": []}, "its response is not that of vLLM's /classify"),
+        ({"detail": "?"}, "its response is not that of vLLM's /classify"),
         (classify([1.0, 2.0]), "the classifier has 2 labels: give the number of one as reward_model.label"),
     ],
 )

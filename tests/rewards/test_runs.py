@@ -13,10 +13,10 @@ from tests.rewards.endpoint import listening, material, said, score
 
 def train(folder, functions, **sections):
     tiny = tiny_run.model()
-    made = tiny_run.settings(
+    settings = tiny_run.settings(
         folder / "run", train={"steps": 2}, eval={"every": 0}, reward={"functions": functions, "timeout": 0.01}, **sections
     )
-    result = gspo.train(tiny.model, tiny_run.ROWS, config=made, tokenizer=tiny.tokenizer)
+    result = gspo.train(tiny.model, tiny_run.ROWS, config=settings, tokenizer=tiny.tokenizer)
     return list(read_lines(folder / "run" / "metrics.jsonl")), list(read_lines(folder / "run" / "events.jsonl")), result
 
 
@@ -42,21 +42,23 @@ def test_a_run_with_a_judge(tmp_path, monkeypatch):
         steps, events, _ = train(tmp_path, ["judge", "tests.rewards.graders:length"], judge=judge | cache)
     rollouts = list(read_lines(tmp_path / "run" / "rollouts.jsonl"))
     assert len(rollouts) == 64
-    for one in rollouts:
-        completion = one["completion"]
+    for rollout in rollouts:
+        completion = rollout["completion"]
         expected = round(10 * completion.count("a") / len(completion)) / 10 if completion else None
-        assert one["reward_parts"] == {"judge": expected, "length": len(completion)}
-    asked = {(one["prompt"], one["completion"]) for one in rollouts}
-    assert 0 < sum(step["scoring/judge/requests"] for step in steps) <= len(asked) + 4  # unreadable ones in each step
+        assert rollout["reward_parts"] == {"judge": expected, "length": len(completion)}
+    questions = {(rollout["prompt"], rollout["completion"]) for rollout in rollouts}
+    assert 0 < sum(step["scoring/judge/requests"] for step in steps) <= len(questions) + 4  # unreadable ones in each step
     assert all(step["scoring/judge/requests"] + step["scoring/judge/cached"] == 32 for step in steps)
     assert all("sk-hidden-7" not in path.read_text() for path in (tmp_path / "run").glob("*.*l"))
-    assert any(not one["completion"] for one in rollouts) == any("no opinion" in json.dumps(event) for event in events)
+    assert any(not rollout["completion"] for rollout in rollouts) == any(
+        "no opinion" in json.dumps(event) for event in events
+    )
 
 
 def test_a_run_with_a_judge_of_groups(tmp_path):
     def places(body):
-        shown = {title.split()[1]: len(text) for title, text in material(body).items() if title.startswith("REPLY ")}
-        return said(json.dumps({"ranks": {k: 1 + sum(m < n for m in shown.values()) for k, n in shown.items()}}))
+        lengths = {title.split()[1]: len(text) for title, text in material(body).items() if title.startswith("REPLY ")}
+        return said(json.dumps({"ranks": {k: 1 + sum(m < n for m in lengths.values()) for k, n in lengths.items()}}))
 
     with listening(places) as endpoint:
         judge = {"model": "m", "url": endpoint.url, "rubric": "Short.", "key_variable": "", "mode": "rank"}
@@ -93,8 +95,8 @@ def test_a_run_with_a_judge_of_groups(tmp_path):
 )
 def test_what_cannot_work_stops_before_the_run(functions, sections, message, tmp_path):
     tiny = tiny_run.model()
-    made = {"log": {"dir": str(tmp_path / "run")}, "reward": {"functions": functions}, **sections}
-    made["rollout"] = {"max_completion_length": 8}
+    settings = {"log": {"dir": str(tmp_path / "run")}, "reward": {"functions": functions}, **sections}
+    settings["rollout"] = {"max_completion_length": 8}
     with pytest.raises(ValueError, match=message):
-        gspo.train(tiny.model, tiny_run.ROWS, config=made, tokenizer=tiny.tokenizer)
+        gspo.train(tiny.model, tiny_run.ROWS, config=settings, tokenizer=tiny.tokenizer)
     assert not (tmp_path / "run").exists()

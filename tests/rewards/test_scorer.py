@@ -14,7 +14,7 @@ import pytest
 import gspo
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.rewards import graders, workers
+from gspo.rewards import channels, graders
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
 
@@ -62,7 +62,7 @@ def test_the_reasoning_gym_scorer():
 )  # fmt: skip
 def test_exact(completion, answer, right):
     score = graders.load("exact", RewardConfig(functions=["exact"]), TaskConfig()).score
-    assert score(graders.Row("?", completion, "", {"answer": answer})) == right
+    assert score(graders.RewardInput("?", completion, "", {"answer": answer})) == right
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_exact(completion, answer, right):
 )  # fmt: skip
 def test_math(completion, answer, right):
     score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
-    assert score(graders.Row("?", completion, "", {"answer": answer})) == right
+    assert score(graders.RewardInput("?", completion, "", {"answer": answer})) == right
 
 
 def test_thinking_that_the_prompt_opened_is_not_graded():
@@ -139,8 +139,8 @@ def test_an_unreadable_right_answer_is_an_error():
 def test_functions_in_workers(grader, completions, rewards, error):
     got, errors = outcome(named(grader, timeout=0.2), *completions)
     assert got == rewards
-    for reward, found in zip(got, errors):
-        assert (found is None) if reward is not None else (error in found)
+    for reward, problem in zip(got, errors):
+        assert (problem is None) if reward is not None else (error in problem)
 
 
 def test_a_function_gets_the_columns_that_it_names():
@@ -172,7 +172,7 @@ def test_the_worker_goes_on_after_a_hang():
 
 
 def test_not_every_completion_may_hang(monkeypatch):
-    monkeypatch.setattr(workers, "MAX_LOST", 2)
+    monkeypatch.setattr(channels, "MAX_LOST", 2)
     _, errors = outcome(named("hangs", timeout=0.1), *["hang"] * 50)
     assert errors[1] == "hangs: took longer than 0.1 s"
     assert errors[2:] == ["hangs: not scored: 2 calls before it hung or crashed"] * 48
@@ -191,10 +191,10 @@ def test_several_workers_share_whole_groups():
 
 
 def test_progress_counts_completions():
-    seen = []
+    counts = []
     with named("raises", "length") as rewards:
-        rewards.score([rollout(completion) for completion in ("1", "x", "2")], seen.append)
-    assert seen == sorted(seen) and seen[-1] == 3
+        rewards.score([rollout(completion) for completion in ("1", "x", "2")], counts.append)
+    assert counts == sorted(counts) and counts[-1] == 3
 
 
 # Python callables, in this process
@@ -281,22 +281,22 @@ def test_a_failed_batch_of_async_calls_is_repeated_all_at_once():
 def sizes(tmp_path):
     """How many completions each call of graders.slow_for_many got since the last look."""
     path = tmp_path / "calls"
-    found = [int(line) for line in path.read_text().split()]
+    numbers = [int(line) for line in path.read_text().split()]
     path.unlink()
-    return found
+    return numbers
 
 
 @pytest.mark.parametrize("grader", ["slow_for_many", "slow_for_many_async"])
 def test_a_batch_that_timed_out_is_not_tried_again(grader, tmp_path):
     completions = [rollout(completion, path=str(tmp_path / "calls")) for completion in "abc"]
     with named(grader, timeout=0.2) as rewards:
-        with pytest.warns(UserWarning) as told:
+        with pytest.warns(UserWarning) as warned:
             assert [r.reward for r in rewards.score(completions)] == [1, 1, 1]
         assert sizes(tmp_path) == [3, 1, 1, 1]
         with warnings.catch_warnings(action="error"):
             assert [r.reward for r in rewards.score(completions)] == [1, 1, 1]
         assert sizes(tmp_path) == [1, 1, 1]
-    (warning,) = told
+    (warning,) = warned
     assert Path(gspo.__file__).parent in Path(warning.filename).parents  # so that the run's log takes it
     assert str(warning.message) == (
         f"reward {grader}: a call for 3 completions took longer than 0.2 s (reward.timeout) and was given up. From now on "
@@ -328,7 +328,7 @@ def test_async_calls_stay_concurrent_after_a_time_out():
 
 
 def test_an_async_function_that_blocks_ends_one_by_one(monkeypatch):
-    monkeypatch.setattr(workers, "GRACE", 0.1)
+    monkeypatch.setattr(channels, "GRACE", 0.1)
     calls = []
 
     async def judge(prompts, completions, step):
@@ -337,9 +337,9 @@ def test_an_async_function_that_blocks_ends_one_by_one(monkeypatch):
         return [1.0] * len(completions)
 
     with in_process(judge, timeout=0.1) as rewards:
-        with pytest.warns(UserWarning) as told:
+        with pytest.warns(UserWarning) as warned:
             assert [r.reward for r in rewards.score([rollout(completion, step=1) for completion in "ab"])] == [1, 1]
-        assert len(told) == 1
+        assert len(warned) == 1
         assert [r.reward for r in rewards.score([rollout(completion, step=2) for completion in "ab"])] == [1, 1]
     assert [completions for step, completions in calls if step == 2] == [["a"], ["b"]]
 
@@ -615,7 +615,7 @@ def test_a_late_reader_of_a_closed_worker_takes_nothing_of_the_next():
         rewards.close()
         rewards._start()  # as after Ctrl-C, while a thread may still be about to read
         assert rewards.workers[0].connection.fileno() != number
-        with pytest.raises(workers.Lost, match="SIGKILL"):
+        with pytest.raises(channels.Lost, match="SIGKILL"):
             old.receive(1.0)
         assert rewards.score([rollout("a")])[0].reward == 1
 

@@ -13,16 +13,16 @@ def tiny(template="chatml", context=512):
     return build_tiny(outline, tokenizer(template))
 
 
-def serving(folder, template="chatml", made=None, **sections):
+def serving(folder, template="chatml", hf=None, **sections):
     """A context with a ServedModel; further sections of the configuration change it."""
-    made = made or tiny(template)
+    hf = hf or tiny(template)
     base = {
         "rollout": {"num_prompts": 1, "max_completion_length": 12}, "optimizer": {"lr": 1e-2},
         "algorithm": {"mini_batches": 1}, "log": {"dir": str(folder)},
     }  # fmt: skip
     for name, table in sections.items():
         base[name] = base.get(name, {}) | table
-    return gspo.serve(made.model, tokenizer=made.tokenizer, **base)
+    return gspo.serve(hf.model, tokenizer=hf.tokenizer, **base)
 
 
 def post(model, path, body, key=None, **options):

@@ -13,20 +13,20 @@ art = pytest.importorskip("art")
 
 async def agent(client, turns):
     """As ART's users write it: choices as the client returned them, and a sub-agent's conversation beside the main one."""
-    told = art.Trajectory(messages_and_choices=[*ASK], reward=0.0, metadata={"turns": turns})
+    trajectory = art.Trajectory(messages_and_choices=[*ASK], reward=0.0, metadata={"turns": turns})
     for turn in range(turns):
-        answer = await client.chat.completions.create(model="policy", messages=told.messages(), tools=TOOLS)
-        told.messages_and_choices.append(answer.choices[0])
-        told.reward += worth(answer.choices[0].message.content or "") / (turns + 1)
+        response = await client.chat.completions.create(model="policy", messages=trajectory.messages(), tools=TOOLS)
+        trajectory.messages_and_choices.append(response.choices[0])
+        trajectory.reward += worth(response.choices[0].message.content or "") / (turns + 1)
         if turn < turns - 1:
-            told.messages_and_choices.append({"role": "user", "content": "go on"})
+            trajectory.messages_and_choices.append({"role": "user", "content": "go on"})
     beside = [{"role": "user", "content": "and the other box"}]
-    answer = await client.chat.completions.create(model="policy", messages=beside)
-    told.reward += worth(answer.choices[0].message.content or "") / (turns + 1)
-    told.additional_histories.append(art.trajectories.History(messages_and_choices=[*beside, answer.choices[0]]))
-    told.metrics["letters"] = told.reward
-    told.log("done")
-    return told.finish()
+    response = await client.chat.completions.create(model="policy", messages=beside)
+    trajectory.reward += worth(response.choices[0].message.content or "") / (turns + 1)
+    trajectory.additional_histories.append(art.trajectories.History(messages_and_choices=[*beside, response.choices[0]]))
+    trajectory.metrics["letters"] = trajectory.reward
+    trajectory.log("done")
+    return trajectory.finish()
 
 
 async def fails():
@@ -45,7 +45,7 @@ def test_arts_agent_learns(tmp_path):
                 config = art.TrainConfig(learning_rate=1e-2)
                 metrics = await model.train(groups, config=config, _config={"importance_sampling_level": "sequence"})
                 rewards.append(metrics["reward"])
-                assert metrics["answers/trained"] == 48 and metrics["answers/left_out"] == 0
+                assert metrics["turns/trained"] == 48 and metrics["turns/left_out"] == 0
                 assert metrics["trajectories/left_out"] == 2  # those that fell over
                 assert metrics["mismatch/prob_max"] < 1e-4 and metrics["lr"] == pytest.approx(1e-2)
                 assert metrics["reward/letters"] == pytest.approx(metrics["reward"]) and "reward/duration" in metrics

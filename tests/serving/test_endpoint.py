@@ -24,37 +24,37 @@ def model(tmp_path_factory):
         yield served
 
 
-def asked(model, **request):
-    return asyncio.run(_asked(model, **request))
+def respond(model, **request):
+    return asyncio.run(_respond(model, **request))
 
 
-async def _asked(model, messages=ASK, **request):
+async def _respond(model, messages=ASK, **request):
     async with model.openai_client() as client:
         return await client.chat.completions.create(model="policy", messages=messages, **request)
 
 
 def test_an_answer_is_what_was_sampled_with_the_policys_likelihoods(model):
-    answer = asked(model, logprobs=True, tools=TOOLS)
-    (choice,) = answer.choices
+    response = respond(model, logprobs=True, tools=TOOLS)
+    (choice,) = response.choices
     call = model.chat.calls.get(choice.id)
     rollout = call.rollout
-    assert choice.finish_reason in ("stop", "length") and answer.usage.completion_tokens == call.sampled <= 12
-    assert answer.usage.prompt_tokens == len(rollout.prompt.tokens)
-    told = [one.logprob for one in choice.logprobs.content]
-    assert told == pytest.approx(rollout.logp[rollout.sampled].tolist())
+    assert choice.finish_reason in ("stop", "length") and response.usage.completion_tokens == call.sampled <= 12
+    assert response.usage.prompt_tokens == len(rollout.prompt.tokens)
+    likelihoods = [token.logprob for token in choice.logprobs.content]
+    assert likelihoods == pytest.approx(rollout.logp[rollout.sampled].tolist())
     batch = layout.build([completion_of(rollout, 0.0)])
     with torch.no_grad():
         logp = model.run.learner.policy.forward(batch).logp
-    assert logp.tolist() == pytest.approx(told, abs=1e-5)
+    assert logp.tolist() == pytest.approx(likelihoods, abs=1e-5)
     assert rollout.routes is not None and call.unfit == ""
 
 
 def test_n_seed_and_lengths(model):
-    one, two = asked(model, n=3, seed=7), asked(model, n=3, seed=7)
-    words = [choice.message.content for choice in one.choices]
-    assert words == [choice.message.content for choice in two.choices] and len(set(words)) > 1
-    assert asked(model, max_tokens=2).usage.completion_tokens <= 2
-    assert asked(model, max_completion_tokens=3).usage.completion_tokens <= 3
+    first, second = respond(model, n=3, seed=7), respond(model, n=3, seed=7)
+    words = [choice.message.content for choice in first.choices]
+    assert words == [choice.message.content for choice in second.choices] and len(set(words)) > 1
+    assert respond(model, max_tokens=2).usage.completion_tokens <= 2
+    assert respond(model, max_completion_tokens=3).usage.completion_tokens <= 3
 
 
 def test_many_at_once_are_sampled_together(model):
@@ -72,12 +72,12 @@ def test_many_at_once_are_sampled_together(model):
                 asks = [client.chat.completions.create(model="policy", messages=ASK, seed=i) for i in range(20)]
                 return await asyncio.gather(*asks)
 
-        answers = asyncio.run(all_of_them())
+        responses = asyncio.run(all_of_them())
     finally:
         del model.run.sampler.generate
     assert sum(sizes) == 20 and max(sizes) >= 5
-    alone = asked(model, seed=3)  # whoever is sampled beside it changes nothing
-    assert answers[3].choices[0].message.content == alone.choices[0].message.content
+    alone = respond(model, seed=3)  # whoever is sampled beside it changes nothing
+    assert responses[3].choices[0].message.content == alone.choices[0].message.content
 
 
 def test_streams(model):
@@ -87,42 +87,44 @@ def test_streams(model):
             return [chunk async for chunk in stream]
 
     chunks = asyncio.run(streamed())
-    whole = asked(model, seed=7, n=2)
-    for choice in whole.choices:
-        deltas = [one for chunk in chunks for one in chunk.choices if one.index == choice.index]
-        assert "".join(one.delta.content or "" for one in deltas) == choice.message.content
-        assert deltas[-1].finish_reason == choice.finish_reason and deltas[0].delta.role == "assistant"
-        assert model.chat.calls.get(deltas[0].id) is not None
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    response = respond(model, seed=7, n=2)
+    for choice in response.choices:
+        pieces = [piece for chunk in chunks for piece in chunk.choices if piece.index == choice.index]
+        assert "".join(piece.delta.content or "" for piece in pieces) == choice.message.content
+        assert pieces[-1].finish_reason == choice.finish_reason and pieces[0].delta.role == "assistant"
+        assert model.chat.calls.get(pieces[0].id) is not None
+    assert chunks[-1].usage.completion_tokens == response.usage.completion_tokens
 
 
 def test_completions_and_models(model):
     async def all_of_it():
         async with model.openai_client() as client:
-            done = await client.completions.create(model="policy", prompt="in the box ", n=2, seed=1, logprobs=1)
+            completion = await client.completions.create(model="policy", prompt="in the box ", n=2, seed=1, logprobs=1)
             stream = await client.completions.create(model="policy", prompt="in the box ", seed=1, stream=True)
             pieces = [piece async for piece in stream]
-            return done, pieces, await client.models.list(), await client.models.retrieve("policy")
+            return completion, pieces, await client.models.list(), await client.models.retrieve("policy")
 
-    done, pieces, listed, one = asyncio.run(all_of_it())
-    assert len(done.choices) == 2 and len(done.choices[0].logprobs.tokens) == len(done.choices[0].logprobs.token_logprobs)
-    assert "".join(choice.text for piece in pieces for choice in piece.choices) == done.choices[0].text
-    assert [each.id for each in listed.data] == ["policy"] == [one.id]
+    completion, pieces, listed, model_named = asyncio.run(all_of_it())
+    assert len(completion.choices) == 2 and len(completion.choices[0].logprobs.tokens) == len(
+        completion.choices[0].logprobs.token_logprobs
+    )
+    assert "".join(choice.text for piece in pieces for choice in piece.choices) == completion.choices[0].text
+    assert [model_listed.id for model_listed in listed.data] == ["policy"] == [model_named.id]
 
 
 def test_what_is_asked_by_nobody_is_not_kept(model):
-    """A client that goes away before its answer."""
+    """A client that goes away before its response."""
     before = len(model.chat.calls)
     with model.still:
         with pytest.raises(openai.APITimeoutError):
-            asyncio.run(_gone(model))
+            asyncio.run(_disconnecting(model))
         time.sleep(1)
-    asked(model, seed=1)
+    respond(model, seed=1)
     before += 1
     assert len(model.chat.calls) == before
 
 
-async def _gone(model):
+async def _disconnecting(model):
     async with model.openai_client(max_retries=0, timeout=1) as client:
         await client.chat.completions.create(model="policy", messages=ASK, n=4)
 
@@ -174,45 +176,45 @@ def called(arguments):
 def test_bad_requests_are_answered_with_the_reason(model, body, status, why):
     content = body if isinstance(body, str) else json.dumps(body)
     headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
-    answer = httpx.post(f"{model.base_url}/chat/completions", content=content, headers=headers)
-    assert answer.status_code == status and why in answer.json()["error"]["message"]
+    response = httpx.post(f"{model.base_url}/chat/completions", content=content, headers=headers)
+    assert response.status_code == status and why in response.json()["error"]["message"]
 
 
 def test_neutral_settings_are_granted(model):
-    more = {
+    settings = {
         "frequency_penalty": 0,
         "response_format": {"type": "text"},
         "tool_choice": "auto",
         "user": "me",
         "logit_bias": None,
     }
-    assert post(model, "/chat/completions", GOOD | more).status_code == 200
+    assert post(model, "/chat/completions", GOOD | settings).status_code == 200
 
 
 def test_the_smallest_top_p_leaves_the_likeliest_token(model):
-    (least,), (best,) = [asked(model, **how).choices for how in ({"top_p": 5e-324}, {"temperature": 0})]
+    (least,), (best,) = [respond(model, **settings).choices for settings in ({"top_p": 5e-324}, {"temperature": 0})]
     assert least.message.content == best.message.content
 
 
 def test_a_prompt_without_tokens_is_nobody_elses_fault(model):
-    answer = post(model, "/completions", {"model": "policy", "prompt": ""})
-    assert answer.status_code == 400 and "prompt" in answer.json()["error"]["message"]
+    response = post(model, "/completions", {"model": "policy", "prompt": ""})
+    assert response.status_code == 400 and "prompt" in response.json()["error"]["message"]
 
 
 def test_the_document_tells_what_is_granted(model):
     headers = {"authorization": f"Bearer {model.api_key}"}
-    told = httpx.get(model.base_url.removesuffix("/v1") + "/openapi.json", headers=headers).json()
-    asking = told["components"]["schemas"]["ChatRequest"]
+    document = httpx.get(model.base_url.removesuffix("/v1") + "/openapi.json", headers=headers).json()
+    asking = document["components"]["schemas"]["ChatRequest"]
     assert asking["properties"]["model"]["enum"] == ["policy"] and not asking["additionalProperties"]
     assert asking["properties"]["min_p"]["enum"] == [0, None] and asking["properties"]["user"] == {}
-    answers = told["paths"]["/v1/chat/completions"]["post"]["responses"]
-    assert "422" not in answers and set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+    responses = document["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert "422" not in responses and set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
 
 
 def test_who_has_no_key_gets_nothing(model):
     for key in ("y", "x", model.api_key[:-1]):
-        answer = post(model, "/chat/completions", GOOD, key=key)
-        assert answer.status_code == 401 and "API key" in answer.json()["error"]["message"]
+        response = post(model, "/chat/completions", GOOD, key=key)
+        assert response.status_code == 401 and "API key" in response.json()["error"]["message"]
     assert httpx.get(f"{model.base_url}/models").status_code == 401
     assert httpx.get(model.base_url.removesuffix("/v1") + "/health").status_code == 200
 
@@ -232,17 +234,17 @@ def test_what_is_too_much_is_refused(model):
             asks = [client.chat.completions.create(model="policy", messages=ASK) for _ in range(80)]
             return await asyncio.gather(*asks, return_exceptions=True)
 
-    found = asyncio.run(flood())
-    refused = [one for one in found if isinstance(one, openai.RateLimitError)]
-    assert refused and len(refused) + sum(hasattr(one, "choices") for one in found) == 80
+    outcomes = asyncio.run(flood())
+    refused = [outcome for outcome in outcomes if isinstance(outcome, openai.RateLimitError)]
+    assert refused and len(refused) + sum(hasattr(outcome, "choices") for outcome in outcomes) == 80
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"[" * 10_000])
 def test_what_is_no_json(model, body):
     headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
     for path in ("/chat/completions", "/completions", "/train"):
-        answer = httpx.post(f"{model.base_url}{path}", content=body, headers=headers)
-        assert answer.status_code == 400 and answer.json()["error"]["message"]
+        response = httpx.post(f"{model.base_url}{path}", content=body, headers=headers)
+        assert response.status_code == 400 and response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -260,5 +262,5 @@ def test_what_is_no_json(model, body):
     ],
 )
 def test_trajectories_that_are_none_are_no_error_of_ours(model, trajectory):
-    answer = post(model, "/train", {"groups": [{"trajectories": [trajectory]}]})
-    assert answer.status_code == 400 and answer.json()["error"]["message"]
+    response = post(model, "/train", {"groups": [{"trajectories": [trajectory]}]})
+    assert response.status_code == 400 and response.json()["error"]["message"]

@@ -22,7 +22,7 @@ EXAMPLES, SEED = 6, 1  # examples for each route; its phase `coverage` makes a t
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("serve") / "run"
-    with serving(folder, made=tiny(context=128), serve={"max_concurrent": MOST}) as served:
+    with serving(folder, hf=tiny(context=128), serve={"max_concurrent": MOST}) as served:
         yield served
 
 
@@ -41,29 +41,29 @@ def answers(model):
     """Asks again once there is room for as many requests as ever."""
     assert httpx.get(f"{root(model)}/health").json() == {"status": "ok"}
     for _ in range(100):
-        if (answer := post(model, "/chat/completions", GOOD)).status_code != 429:
+        if (response := post(model, "/chat/completions", GOOD)).status_code != 429:
             break
         time.sleep(0.1)
-    assert answer.status_code == 200
+    assert response.status_code == 200
 
 
 def test_generated_requests(model, tmp_path):
     """No 5xx, no status or body that the document does not tell of, nothing without the key."""
-    told = tmp_path / "told.har"
+    archive = tmp_path / "told.har"
     # Not every rule can be told in a schema, such as that a prompt must fit into the model.
     command = [
         sys.executable, "-m", "schemathesis.cli", "run", f"{root(model)}/openapi.json",
         "--header", f"Authorization: Bearer {model.api_key}", "--phases", "fuzzing",
         "--max-examples", str(EXAMPLES), "--seed", str(SEED), "--exclude-checks", "positive_data_acceptance",
-        "--suppress-health-check", "all", "--continue-on-failure", "--report", "har", "--report-har-path", str(told),
+        "--suppress-health-check", "all", "--continue-on-failure", "--report", "har", "--report-har-path", str(archive),
     ]  # fmt: skip
-    made = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert made.returncode == 0, made.stdout[-5000:]
-    entries = json.loads(told.read_text())["log"]["entries"]
-    found = Counter((urlsplit(one["request"]["url"]).path, one["response"]["status"]) for one in entries)
+    process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert process.returncode == 0, process.stdout[-5000:]
+    entries = json.loads(archive.read_text())["log"]["entries"]
+    statuses = Counter((urlsplit(entry["request"]["url"]).path, entry["response"]["status"]) for entry in entries)
     for path in ("/v1/chat/completions", "/v1/completions"):
-        assert found[path, 200] and found[path, 400]
-    assert found["/v1/train", 400] and sum(found.values()) > 3 * EXAMPLES
+        assert statuses[path, 200] and statuses[path, 400]
+    assert statuses["/v1/train", 400] and sum(statuses.values()) > 3 * EXAMPLES
     answers(model)
 
 
@@ -73,17 +73,17 @@ HEADERS = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: applic
 def opened(model, body, length=None, key=None):
     """A connection on which this much of a request was sent. length: as it claims; None: chunked."""
     address = urlsplit(model.base_url)
-    made = socket.create_connection((address.hostname, address.port), timeout=30)
+    connection = socket.create_connection((address.hostname, address.port), timeout=30)
     size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
     sent = f"{len(body):x}\r\n".encode() + body + b"\r\n" if length is None else body
-    made.sendall(f"{HEADERS}{model.api_key if key is None else key}\r\n{size}\r\n\r\n".encode() + sent)
-    return made
+    connection.sendall(f"{HEADERS}{model.api_key if key is None else key}\r\n{size}\r\n\r\n".encode() + sent)
+    return connection
 
 
-def dropped(made):
+def dropped(connection):
     """Closed by a reset, as a process that dies leaves it."""
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    made.close()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
 
 
 BODY = json.dumps(GOOD | {"n": 4}).encode()
@@ -99,14 +99,14 @@ STREAM = json.dumps(GOOD | {"n": 4, "stream": True}).encode()
         (STREAM, len(STREAM), 0),
         (STREAM, len(STREAM), 40),
     ],
-    ids=["in its body", "in a chunked body", "before the answer", "before the stream", "in the stream"],
+    ids=["in its body", "in a chunked body", "before the response", "before the stream", "in the stream"],
 )
 def test_clients_that_drop_the_connection_leave_room_for_others(model, body, length, read):
     for _ in range(2 * MOST):
-        made = opened(model, body, length)
+        connection = opened(model, body, length)
         if read:
-            assert made.recv(read).startswith(b"HTTP/1.1 200")
-        dropped(made)
+            assert connection.recv(read).startswith(b"HTTP/1.1 200")
+        dropped(connection)
     answers(model)
 
 
@@ -114,15 +114,15 @@ def test_clients_that_drop_the_connection_leave_room_for_others(model, body, len
 def test_a_body_that_never_ends_is_given_up(hurried, length):
     waiting = [opened(hurried, BODY[:20], length) for _ in range(MOST)]
     assert post(hurried, "/chat/completions", GOOD).status_code == 429
-    for made in waiting:
-        assert made.recv(12) == b"HTTP/1.1 408"
-        made.close()
+    for connection in waiting:
+        assert connection.recv(12) == b"HTTP/1.1 408"
+        connection.close()
     answers(hurried)
 
 
 def test_who_has_no_key_is_not_listened_to(model):
     for _ in range(2 * MOST):
-        made = opened(model, b"", 1 << 30, key="none")
-        assert made.recv(12) == b"HTTP/1.1 401"
-        made.close()
+        connection = opened(model, b"", 1 << 30, key="none")
+        assert connection.recv(12) == b"HTTP/1.1 401"
+        connection.close()
     answers(model)

@@ -23,9 +23,11 @@ async def agent(client, turns=1):
     items = [*ASK]
     reward = 0.0
     for _ in range(turns):
-        answer = await client.chat.completions.create(model="policy", messages=[plain(one) for one in items], tools=TOOLS)
-        items.append(answer.choices[0])
-        reward += worth(answer.choices[0].message.content or "") / turns
+        response = await client.chat.completions.create(
+            model="policy", messages=[plain(item) for item in items], tools=TOOLS
+        )
+        items.append(response.choices[0])
+        reward += worth(response.choices[0].message.content or "") / turns
         items.append({"role": "user", "content": "go on"})
     return Trajectory(items[:-1], reward=reward, metrics={"turns": turns})
 
@@ -36,8 +38,8 @@ def plain(item):
 
 async def collected(model, groups=2, size=4, turns=1):
     async with model.openai_client() as client:
-        made = [await asyncio.gather(*(agent(client, turns) for _ in range(size))) for _ in range(groups)]
-    return [TrajectoryGroup(one) for one in made]
+        groups_of_trajectories = [await asyncio.gather(*(agent(client, turns) for _ in range(size))) for _ in range(groups)]
+    return [TrajectoryGroup(trajectories) for trajectories in groups_of_trajectories]
 
 
 def test_an_agent_of_two_turns_learns(tmp_path):
@@ -46,11 +48,11 @@ def test_an_agent_of_two_turns_learns(tmp_path):
             rewards = []
             for _ in range(20):
                 metrics = await model.train(
-                    await collected(model, 2, 12, 2), gspo.TrainConfig(importance_sampling_level="sequence")
+                    await collected(model, 2, 12, 2), gspo.TrainCall(importance_sampling_level="sequence")
                 )
                 rewards.append(metrics["reward"])
                 assert metrics["mismatch/prob_max"] < 1e-4 and metrics["ratio/noise_floor"] < 1e-5  # the very tokens
-                assert metrics["answers/trained"] == 48 and metrics["answers/left_out"] == 0
+                assert metrics["turns/trained"] == 48 and metrics["turns/left_out"] == 0
                 assert metrics["staleness"] == 0
             groups = await collected(model, 1)
             assert (await model.log(groups))["val/reward"] > 0
@@ -76,9 +78,9 @@ def test_old_answers_are_trained_on_until_they_are_too_old(tmp_path):
             assert (await model.train(first))["staleness"] == 0
             stale = await model.train(second)
             assert stale["staleness"] == 1 and stale["ratio/noise_floor"] < 1e-5  # of fresh completions, whatever is stale
-            with pytest.raises(ValueError, match=r"nothing to train on: 8 answers: .*(too old|long gone)"):
+            with pytest.raises(ValueError, match=r"nothing to train on: 8 turns: .*(too old|long gone)"):
                 await model.train(third)
-            with pytest.raises(ValueError, match="nothing to train on: 8 answers"):
+            with pytest.raises(ValueError, match="nothing to train on: 8 turns"):
                 await model.train(second)
             assert model.step == 2
 
@@ -93,13 +95,13 @@ def test_what_cannot_be_trained_on_is_named_and_the_rest_trained(tmp_path):
             (alone,) = await collected(model, 1, 1)
             mixed = [good, bad, alone, TrajectoryGroup([]), TrajectoryGroup([Trajectory(ASK, 1.0)]), good]
             metrics = await model.train(mixed)
-            assert metrics["answers/trained"] == 7 and metrics["groups/dropped"] == 0
-            assert metrics["trajectories/left_out"] == 1 + 1 + 1 + 4  # nan, alone, without an answer, handed over twice
+            assert metrics["turns/trained"] == 7 and metrics["groups/dropped"] == 0
+            assert metrics["trajectories/left_out"] == 1 + 1 + 1 + 4  # nan, alone, without a turn, handed over twice
             for groups, config, why in (
                 ([], None, "no group was given"),
                 ([TrajectoryGroup([])], None, "1 groups without"),
-                (await collected(model), gspo.TrainConfig(importance_sampling_level="token"), 'algorithm.name = "grpo"'),
-                (await collected(model), gspo.TrainConfig(importance_sampling_level="word"), "allowed are sequence"),
+                (await collected(model), gspo.TrainCall(importance_sampling_level="token"), 'algorithm.name = "grpo"'),
+                (await collected(model), gspo.TrainCall(importance_sampling_level="word"), "allowed are sequence"),
             ):
                 with pytest.raises(ValueError, match=why):
                     await model.train(groups, config)
@@ -110,7 +112,7 @@ def test_what_cannot_be_trained_on_is_named_and_the_rest_trained(tmp_path):
 
 
 def test_training_over_http(tmp_path):
-    made = tiny()
+    hf = tiny()
 
     async def gathered(model):
         return await collected(model, 1)
@@ -119,25 +121,25 @@ def test_training_over_http(tmp_path):
         def message(item):
             return item if isinstance(item, dict) else {"id": item.id, "message": plain(item)}
 
-        return {"groups": [{"trajectories": [{"messages_and_choices": [message(one) for one in t.messages_and_choices],
+        return {"groups": [{"trajectories": [{"messages_and_choices": [message(item) for item in t.messages_and_choices],
                 "reward": t.reward, "turn_rewards": [0.5]} for t in group]} for group in groups]}  # fmt: skip
 
-    with serving(tmp_path / "run", made=made) as model:
-        answer = post(model, "/train", body(asyncio.run(gathered(model))) | {"learning_rate": 1e-3})
-        assert answer.status_code == 200 and answer.json()["step"] == 1
-        assert answer.json()["metrics"]["lr"] == pytest.approx(1e-3)
+    with serving(tmp_path / "run", hf=hf) as model:
+        response = post(model, "/train", body(asyncio.run(gathered(model))) | {"learning_rate": 1e-3})
+        assert response.status_code == 200 and response.json()["step"] == 1
+        assert response.json()["metrics"]["lr"] == pytest.approx(1e-3)
         again = post(model, "/train", {"groups": [{"trajectories": []}]})
         assert again.status_code == 400 and "nothing to train on" in again.json()["error"]["message"]
-    with pytest.raises(ValueError, match=r"log\.dir"), serving(tmp_path / "run", made=made):
+    with pytest.raises(ValueError, match=r"log\.dir"), serving(tmp_path / "run", hf=hf):
         pass  # a run folder is never overwritten
 
 
 def test_resume(tmp_path):
-    made = tiny()
-    with serving(tmp_path / "run", made=made) as model:
+    hf = tiny()
+    with serving(tmp_path / "run", hf=hf) as model:
         asyncio.run(model.train(asyncio.run(collected(model))))
-    options = {"tokenizer": made.tokenizer, "config": tmp_path / "run" / "config.toml"}
-    with gspo.serve(made.model, resume=True, **options) as model:
+    options = {"tokenizer": hf.tokenizer, "config": tmp_path / "run" / "config.toml"}
+    with gspo.serve(hf.model, resume=True, **options) as model:
         assert model.step == 1 and model.run.sampler.version == 1
         asyncio.run(model.train(asyncio.run(collected(model))))
         assert model.step == 2
@@ -148,9 +150,9 @@ def test_turns_are_credited_for_what_follows_them(tmp_path):
         sections = {"algorithm": {"name": "gspo_turn", "credit": "turn", "mini_batches": 1}}
         async with serving(tmp_path / "run", **sections) as model:
             groups = await collected(model, 1, 4, 2)
-            for i, one in enumerate(groups[0]):
-                one.turn_rewards, one.reward = [float(i), 0.5], 1.0
-            metrics = await model.train(groups, gspo.TrainConfig(importance_sampling_level="turn"))
+            for i, trajectory in enumerate(groups[0]):
+                trajectory.turn_rewards, trajectory.reward = [float(i), 0.5], 1.0
+            metrics = await model.train(groups, gspo.TrainCall(importance_sampling_level="turn"))
             assert metrics["reward"] == pytest.approx(1.5 + 1.5)
 
     asyncio.run(main())
@@ -169,7 +171,7 @@ def test_turns_are_credited_for_what_follows_them(tmp_path):
         ({"rollout": {"refill": 1}}, "rollout.refill = 1: agents choose"),
         ({"rollout": {"top_p": 0.5}}, "whole distribution"),
         ({"algorithm": {"credit": "turn"}}, "one advantage a completion"),
-        ({"algorithm": {"discount": 0.5}}, "needs algorithm.credit"),
+        ({"algorithm": {"discount": 0.5}}, r"needs algorithm\.credit"),
         ({"serve": {"port": 70000}}, "serve.port"),
         ({"serve": {"host": "203.0.113.1"}}, "nothing can listen there"),
     ],

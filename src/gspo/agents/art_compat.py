@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gspo.agents.trajectories import TrainConfig
+from gspo.agents.trajectories import TrainCall
 
 NOTHING = "there is nothing like it"
 # Of art.TrainConfig, art.dev.TrainConfig and the backends' train: the value that asks for nothing, and where it is set.
@@ -41,16 +41,17 @@ MEMBERS = {
 }  # fmt: skip
 
 
-def settings(config: Any, given: Mapping[str, Any]) -> TrainConfig:
-    """How a call of `train` learns. config: gspo's TrainConfig, or ART's. given: its further arguments, as ART takes them.
+def settings(config: Any, arguments: Mapping[str, Any]) -> TrainCall:
+    """How a call of `train` learns. config: a TrainCall, or ART's TrainConfig. arguments: the further ones, as ART takes
+    them.
 
     Raises ValueError for what this call cannot grant, with the field of the configuration that can, and TypeError for what
     neither knows.
     """
-    asked = {} if config is None else dict(vars(config))
-    asked |= given.get("_config") or {}
-    asked |= {name: value for name, value in given.items() if name != "_config"}
-    for name, value in asked.items():
+    values = {} if config is None else dict(vars(config))
+    values |= arguments.get("_config") or {}
+    values |= {name: value for name, value in arguments.items() if name != "_config"}
+    for name, value in values.items():
         if name in OURS:
             continue
         if name not in ELSEWHERE:
@@ -59,4 +60,4 @@ def settings(config: Any, given: Mapping[str, Any]) -> TrainConfig:
         if value != neutral:
             remedy = where if where == NOTHING else f"the run has it as {where}"
             raise ValueError(f"{name} = {value!r}: train() cannot set it for one call; {remedy}")
-    return TrainConfig(**{name: asked[name] for name in OURS if name in asked})
+    return TrainCall(**{name: values[name] for name in OURS if name in values})

@@ -1,4 +1,4 @@
-"""What was asked of the policy and what it answered, token by token, until it has been trained on."""
+"""What the policy read and sampled, call by call and token by token, until it has been trained on."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ MOST = 4 << 30
 
 @dataclass(frozen=True)
 class Call:
-    """One answer of the policy.
+    """One turn of the policy, and what it read before.
 
-    id: of the answer. messages: as they were asked. message: the answer as a chat message. rendered: the messages with its
-    own earlier answers in the words that were sampled. read, said: the texts of what it read and of all that it sampled;
-    words: `said` without the token that ended it, as a template shows it. rollout: the tokens of both, unscored. unfit: why
-    it cannot be trained on; "" where it can.
+    id: of the turn. messages: as they were asked. message: the turn as a chat message. rendered: the messages with its
+    own earlier turns in the words that were sampled. prompt_text, sampled_text: of what it read and of all that it
+    sampled; words: `sampled_text` without the token that ended it, as a template shows it. rollout: the tokens of both,
+    unscored. unfit: why it cannot be trained on; "" where it can.
     """
 
     id: str
     messages: Sequence[Message]
     message: Message
     rendered: Sequence[Message]
-    read: str
-    said: str
+    prompt_text: str
+    sampled_text: str
     words: str
     rollout: Rollout
     unfit: str = ""
@@ -79,6 +79,12 @@ def _key(message: Message) -> Key:
     return role, content_of(message), json.dumps(calls)
 
 
+def usage(calls: Sequence[Call]) -> dict[str, int]:
+    """Tokens read and sampled, as OpenAI's API counts them: the prompt that all these calls share counts once."""
+    prompt, sampled = len(calls[0].rollout.prompt.tokens), sum(call.sampled for call in calls)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
 def size(call: Call) -> int:
     """Bytes of its tensors."""
     return sum(value.nbytes for value in vars(call.rollout).values() if isinstance(value, Tensor))
@@ -92,7 +98,7 @@ class Calls:
     def __init__(self, most: int = MOST) -> None:
         self.most, self._held = most, 0
         self._by_id: dict[str, Call] = {}
-        self._traces: dict[str, bytes] = {}  # of each call's conversation, its answer included
+        self._traces: dict[str, bytes] = {}  # of each call's conversation, its turn included
         self._by_trace: dict[bytes, dict[str, Call]] = {}
         self._by_text: dict[str, Call] = {}  # of completed texts alone
         self._lock = threading.Lock()
@@ -109,7 +115,7 @@ class Calls:
             self._by_id[call.id], self._traces[call.id] = call, trace
             self._by_trace.setdefault(trace, {})[call.id] = call
             if call.messages[0].get("role") == TEXT:
-                self._by_text[call.read + call.said] = call
+                self._by_text[call.prompt_text + call.sampled_text] = call
             self._held += size(call)
             while self._held > self.most and len(self._by_id) > 1:
                 self._drop(next(iter(self._by_id.values())))
@@ -118,17 +124,17 @@ class Calls:
         """The call of this id."""
         return self._by_id.get(id)
 
-    def answered(self, trace: bytes) -> list[Call]:
-        """The calls whose conversation, with their answer at its end, is known by `trace` (follow); newest first."""
+    def ending(self, trace: bytes) -> list[Call]:
+        """The calls whose conversation, with their turn at its end, is known by `trace` (follow); newest first."""
         with self._lock:
             return list(reversed(self._by_trace.get(trace, {}).values()))
 
     def begun(self, text: str) -> Call | None:
         """The call whose completed text is the longest that `text` begins with."""
         with self._lock:
-            for size in sorted({len(whole) for whole in self._by_text}, reverse=True):
-                if size <= len(text) and (found := self._by_text.get(text[:size])):
-                    return found
+            for size in sorted({len(known_text) for known_text in self._by_text}, reverse=True):
+                if size <= len(text) and (call := self._by_text.get(text[:size])):
+                    return call
         return None
 
     def forget(self, before: int) -> int:
@@ -146,5 +152,5 @@ class Calls:
         del self._by_trace[trace][call.id]
         if not self._by_trace[trace]:
             del self._by_trace[trace]
-        if self._by_text.get(call.read + call.said) is call:
-            del self._by_text[call.read + call.said]
+        if self._by_text.get(call.prompt_text + call.sampled_text) is call:
+            del self._by_text[call.prompt_text + call.sampled_text]

@@ -1,8 +1,8 @@
-"""Chat messages -> the policy's answers, each kept with its tokens (calls.py).
+"""Chat messages -> the policy's turns, each kept with its tokens (calls.py).
 
-What the policy said before is not tokenised again: where a conversation goes on from an answer of its own, the tokens that
+What the policy said before is not tokenised again: where a conversation goes on from a turn of its own, the tokens that
 it read and sampled then are the beginning of what it reads now. Where the history was edited, or the template shows it in
-other words, there is no such answer, and the text as it stands is read.
+other words, there is no such turn, and the text as it stands is read.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Tools = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How an answer is sampled; None: as in training. stop: strings that end it."""
+class TurnOptions:
+    """How a turn is sampled; None: as in training. stop: strings that end it."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -40,14 +40,14 @@ class Asked:
 
 
 class TooLong(ValueError):
-    """Messages that leave no room for an answer."""
+    """Messages that leave no room for a turn."""
 
 
 class Chat:
     """The policy as one who chats.
 
     speaker: whoever samples. encoder: of the model's chat template. sampling: as in training. context: most tokens that the
-    model reads, if it has a limit. calls: where answers are kept.
+    model reads, if it has a limit. calls: where turns are kept.
     """
 
     def __init__(
@@ -55,23 +55,23 @@ class Chat:
     ) -> None:  # fmt: skip
         self.speaker, self.encoder, self.sampling, self.context = speaker, encoder, sampling, context
         self.calls = Calls() if calls is None else calls
-        self.malformed = 0  # answers that set out to call a tool and did not say how
+        self.malformed = 0  # turns that set out to call a tool and did not say how
         self._parse = convention(encoder.template)
         self._run, self._count = secrets.token_hex(4), itertools.count()
 
-    async def answer(
-        self, messages: Sequence[Message], tools: Tools = (), asked: Asked = Asked(), n: int = 1, id: str = ""
+    async def turn(
+        self, messages: Sequence[Message], tools: Tools = (), options: TurnOptions = TurnOptions(), n: int = 1, id: str = ""
     ) -> list[Call]:  # fmt: skip
-        """`n` answers. id: theirs are `id`-0, `id`-1 ... Raises ValueError for messages that cannot be read."""
+        """`n` turns. id: theirs are `id`-0, `id`-1 ... Raises ValueError for messages that cannot be read."""
         text, tokens, rendered = self.encoded(messages, tools)
-        return await self._ask(messages, rendered, text, tokens, asked, n, id, bool(tools))
+        return await self._ask(messages, rendered, text, tokens, options, n, id, bool(tools))
 
-    async def complete(self, text: str, asked: Asked = Asked(), n: int = 1, id: str = "") -> list[Call]:
+    async def complete(self, text: str, options: TurnOptions = TurnOptions(), n: int = 1, id: str = "") -> list[Call]:
         """`n` continuations of a text."""
         messages = [{"role": TEXT, "content": text}]
         earlier = self.calls.begun(text)
         tokens = self.encoder.plain(text) if earlier is None else self._tokens(earlier, text)
-        return await self._ask(messages, messages, text, tokens, asked, n, id)
+        return await self._ask(messages, messages, text, tokens, options, n, id)
 
     def encoded(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[str, tuple[int, ...], Sequence[Message]]:
         """What the policy reads: the text, its tokens, and the messages in the words that were sampled."""
@@ -82,62 +82,64 @@ class Chat:
             )
         if not messages:
             raise ValueError("messages: at least one is needed")
-        shown = [templated(message) for message in messages]
+        readable = [templated(message) for message in messages]
         traces = list(itertools.accumulate(messages, follow, initial=b""))[1:]
         for at in reversed([i for i, message in enumerate(messages) if message.get("role") == "assistant"]):
-            for call in self.calls.answered(traces[at]):
-                rendered = [*call.rendered, {"role": "assistant", "content": call.words}, *shown[at + 1 :]]
+            for call in self.calls.ending(traces[at]):
+                rendered = [*call.rendered, {"role": "assistant", "content": call.words}, *readable[at + 1 :]]
                 text = self._text(rendered, tools)
-                if text.startswith(call.read + call.said):
+                if text.startswith(call.prompt_text + call.sampled_text):
                     return text, self._tokens(call, text), rendered
-        text = self._text(shown, tools)
-        return text, tuple(self.encoder.bare(text)), shown
+        text = self._text(readable, tools)
+        return text, tuple(self.encoder.bare(text)), readable
 
     def _text(self, messages: Sequence[Message], tools: Tools) -> str:
-        begun = messages[-1].get("role") == "assistant"  # an answer that is to be carried on
-        more = {"tools": list(tools)} if tools else {}
-        return self.encoder.render(messages, add_generation_prompt=not begun, continue_final_message=begun, **more)
+        begun = messages[-1].get("role") == "assistant"  # a turn that is to be carried on
+        options = {"tools": list(tools)} if tools else {}
+        return self.encoder.render(messages, add_generation_prompt=not begun, continue_final_message=begun, **options)
 
     def _tokens(self, call: Call, text: str) -> tuple[int, ...]:
         """Those of a call, and of what a text has beyond it."""
-        return (*call.rollout.tokens.tolist(), *self.encoder.bare(text[len(call.read + call.said) :]))
+        return (*call.rollout.tokens.tolist(), *self.encoder.bare(text[len(call.prompt_text + call.sampled_text) :]))
 
     async def _ask(
-        self, messages: Sequence[Message], rendered: Sequence[Message], text: str, tokens: tuple[int, ...], asked: Asked,
-        n: int, id: str, tools: bool = False,
+        self, messages: Sequence[Message], rendered: Sequence[Message], text: str, tokens: tuple[int, ...],
+        options: TurnOptions, n: int, id: str, tools: bool = False,
     ) -> list[Call]:  # fmt: skip
         if not tokens:
             raise ValueError("the prompt has no tokens: there is nothing to go on from")
         number = next(self._count)
         id = id or f"call-{self._run}-{number}"
-        sampling = self._sampling(asked, len(tokens))
+        sampling = self._sampling(options, len(tokens))
         prompt = Prompt(id, list(messages), tokens)
-        seed = asked.seed if asked.seed is not None else number
+        seed = options.seed if options.seed is not None else number
         assert isinstance(self.sampling.seed, int)
         seeds = np.random.SeedSequence([self.sampling.seed, seed]).generate_state(n).tolist()
-        jobs = [self.speaker.begin(Rollout.begun(prompt), each, sampling) for each in seeds]
+        jobs = [self.speaker.begin(Rollout.begun(prompt), call_seed, sampling) for call_seed in seeds]
         try:
-            made = await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
+            rollouts = await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
         except BaseException:  # whoever asked has gone, or the sampler is lost
             for job in jobs:
                 job.cancel()
             raise
-        calls = [self._call(f"{id}-{i}", messages, rendered, text, one, tools, sampling) for i, one in enumerate(made)]
+        calls = [
+            self._call(f"{id}-{i}", messages, rendered, text, rollout, tools, sampling) for i, rollout in enumerate(rollouts)
+        ]
         for call in calls:
             self.calls.add(call)
         return calls
 
-    def _sampling(self, asked: Asked, size: int) -> Sampling:
-        """Raises ValueError where the prompt leaves no room for an answer."""
-        most = asked.max_tokens or self.sampling.max_new_tokens
+    def _sampling(self, options: TurnOptions, size: int) -> Sampling:
+        """Raises ValueError where the prompt leaves no room for a turn."""
+        max_new_tokens = options.max_tokens or self.sampling.max_new_tokens
         if self.context is not None:
             if size >= self.context:
                 raise TooLong(f"the messages have {size} tokens; the model reads at most {self.context}: shorten them")
-            most = min(most, self.context - size)
-        given = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k")}
-        changed = {name: value for name, value in given.items() if value is not None}
-        stop = (*self.sampling.stop, *asked.stop)
-        return replace(self.sampling, max_new_tokens=most, stop=stop, seed=0, **changed)
+            max_new_tokens = min(max_new_tokens, self.context - size)
+        requested = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
+        changed = {name: value for name, value in requested.items() if value is not None}
+        stop = (*self.sampling.stop, *options.stop)
+        return replace(self.sampling, max_new_tokens=max_new_tokens, stop=stop, seed=0, **changed)
 
     def _call(
         self, id: str, messages: Sequence[Message], rendered: Sequence[Message], text: str, rollout: Rollout, tools: bool,
@@ -158,18 +160,18 @@ class Chat:
         return Call(id, list(messages), message, rendered, text, self.decode(sampled), words, rollout, unfit)
 
     def _message(self, id: str, content: str) -> Message:
-        """An answer with the tool calls that it makes."""
+        """A turn with the tool calls that it makes."""
         if self._parse is None:
             return {"role": "assistant", "content": content}
         try:
-            beside, found = self._parse(content)
-            texts = [json.dumps(given) for _, given in found]
+            beside, parsed = self._parse(content)
+            texts = [json.dumps(arguments) for _, arguments in parsed]
         except (Malformed, RecursionError) as error:  # also a thousand opening brackets
             self.malformed += 1
             return {"role": "assistant", "content": content, "malformed": str(error)}
         calls = [
-            {"id": f"{id}-tool-{i}", "type": "function", "function": {"name": name, "arguments": given}}
-            for i, ((name, _), given) in enumerate(zip(found, texts))
+            {"id": f"{id}-tool-{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for i, ((name, _), arguments) in enumerate(zip(parsed, texts))
         ]
         return {"role": "assistant", "content": beside} | ({"tool_calls": calls} if calls else {})
 
@@ -184,12 +186,12 @@ def templated(message: Message) -> Message:
     """
     if not isinstance(message.get("role"), str):
         raise ValueError(f"messages: one has no role: {message!r:.80}")
-    shown = {name: message[name] for name in ("role", "name", "tool_call_id", "reasoning_content") if message.get(name)}
-    shown["content"] = content_of(message)
+    readable = {name: message[name] for name in ("role", "name", "tool_call_id", "reasoning_content") if message.get(name)}
+    readable["content"] = content_of(message)
     calls = []
     for call in message.get("tool_calls") or []:
         function = dict(call.get("function") or {})
         with contextlib.suppress(ValueError, TypeError, RecursionError):  # what is no JSON is shown as it stands
             function["arguments"] = json.loads(function.get("arguments", "{}"))
         calls.append({"id": call.get("id", ""), "type": "function", "function": function})
-    return shown | ({"tool_calls": calls} if calls else {})
+    return readable | ({"tool_calls": calls} if calls else {})

@@ -15,8 +15,8 @@ from gspo.agents.calls import Message, content_of
 
 @dataclass(frozen=True)
 class Step:
-    """What follows an answer. messages: for the policy to read next. reward: of this answer. done: the episode ends here;
-    its reward is the sum over all answers. metrics: numbers to add up over the episode, and to average and log.
+    """What follows a turn. messages: for the policy to read next. reward: of this turn. done: the episode ends here;
+    its reward is the sum over all turns. metrics: numbers to add up over the episode, and to average and log.
     """
 
     messages: Sequence[Message] = ()
@@ -36,8 +36,8 @@ class Environment(Protocol):
         """The messages that the policy reads first."""
         ...
 
-    async def step(self, answer: Message) -> Step:
-        """What follows an answer of the policy: a message with `content`, and `tool_calls` where it made any; `malformed`
+    async def step(self, turn: Message) -> Step:
+        """What follows a turn of the policy: a message with `content`, and `tool_calls` where it made any; `malformed`
         says what is wrong with one that set out to call a tool and did not say how.
         """
         ...
@@ -46,7 +46,7 @@ class Environment(Protocol):
 class ToolEnvironment:
     """An environment whose tools are functions, plain or async, with type hints and a docstring that describes them and
     each argument (`Args:`). Mistakes in calling them, their own errors, and calls of over `tool_timeout` seconds are told to
-    the policy and counted. An answer without a call goes to `end`.
+    the policy and counted. A turn without a call goes to `end`.
     """
 
     functions: Sequence[Callable[..., Any]] = ()
@@ -68,25 +68,25 @@ class ToolEnvironment:
         prompt = self.row["prompt"]
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
-    async def end(self, answer: str) -> float:
-        """The reward of an answer that calls no tool, which ends the episode."""
+    async def end(self, text: str) -> float:
+        """The reward of a turn that calls no tool, which ends the episode."""
         raise NotImplementedError
 
-    async def step(self, answer: Message) -> Step:
-        """Runs the tools that the answer calls, or ends."""
-        if "malformed" in answer:
-            told = {"role": "tool", "content": f"error: no call could be read: {answer['malformed']}"}
-            return Step([told], metrics={"tools/malformed": 1})
-        calls = answer.get("tool_calls") or ()
+    async def step(self, turn: Message) -> Step:
+        """Runs the tools that the turn calls, or ends."""
+        if "malformed" in turn:
+            notice = {"role": "tool", "content": f"error: no call could be read: {turn['malformed']}"}
+            return Step([notice], metrics={"tools/malformed": 1})
+        calls = turn.get("tool_calls") or ()
         if not calls:
-            return Step(reward=float(await self.end(content_of(answer))), done=True)
+            return Step(reward=float(await self.end(content_of(turn))), done=True)
         counts: Counter[str] = Counter({"tools/calls": len(calls)})
         messages = []
         for call in calls:
-            said, problem = await self._run(call["function"]["name"], call["function"]["arguments"])
+            content, problem = await self._run(call["function"]["name"], call["function"]["arguments"])
             if problem:
                 counts[f"tools/{problem}"] += 1
-            messages.append({"role": "tool", "tool_call_id": call.get("id", ""), "content": said})
+            messages.append({"role": "tool", "tool_call_id": call.get("id", ""), "content": content})
         return Step(messages, metrics=dict(counts))
 
     async def _run(self, name: str, arguments: str) -> tuple[str, str]:
@@ -95,10 +95,10 @@ class ToolEnvironment:
         if function is None:
             return f"error: there is no tool {name!r}, only {', '.join(self._functions)}", "unknown"
         try:
-            given = json.loads(arguments)
-            inspect.signature(function).bind(**given)
-            made = function(**given) if inspect.iscoroutinefunction(function) else asyncio.to_thread(function, **given)
-            return str(await asyncio.wait_for(made, self.tool_timeout)), ""
+            values = json.loads(arguments)
+            inspect.signature(function).bind(**values)
+            result = function(**values) if inspect.iscoroutinefunction(function) else asyncio.to_thread(function, **values)
+            return str(await asyncio.wait_for(result, self.tool_timeout)), ""
         except TimeoutError:
             return f"error: {name} took more than {self.tool_timeout:g} seconds", "timeouts"
         except Exception as error:  # for the policy to read

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gspo.agents.calls import Call, Calls, Message
-from gspo.agents.chat import Asked, Chat, TooLong
+from gspo.agents.chat import Chat, TooLong, TurnOptions
 from gspo.agents.environment import Environment, Step
 from gspo.agents.token_tree import woven
 from gspo.data.chat_template import Encoder
@@ -20,7 +20,7 @@ Make = Callable[[Mapping[str, Any]], Environment]
 
 
 class WholeEpisodes:
-    """A sampler whose completions are whole episodes, as `_play` plays one; `sampler` samples its answers, through `speaker`
+    """A sampler whose completions are whole episodes, as `_play` plays one; `sampler` samples its turns, through `speaker`
     one at a time.
     """
 
@@ -62,7 +62,7 @@ class WholeEpisodes:
 class Episodes(WholeEpisodes):
     """Episodes that are rewarded by environments of ours.
 
-    make: an environment of a row. context: most tokens that the model reads. max_turns: answers after which an episode is
+    make: an environment of a row. context: most tokens that the model reads. max_turns: turns after which an episode is
     cut off. step_timeout: seconds that an environment may take for one step. An episode whose environment fails has no
     reward, and the reason as its `error`.
     """
@@ -76,7 +76,7 @@ class Episodes(WholeEpisodes):
         self.max_turns, self.step_timeout = max_turns, step_timeout
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
-        # Each has calls of its own: another's answer in the same words is not this one's.
+        # Each has calls of its own: another's turn in the same words is not this one's.
         chat = Chat(self.speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
         return await Episode(self, chat, prompt, seed).play()
 
@@ -144,7 +144,7 @@ class Episode:
         self._hear(await self._in_time(environment.start()))
         for turn in range(self.rules.max_turns):
             try:
-                (call,) = await self.chat.answer(self.messages, environment.tools, Asked(seed=self.seed + turn))
+                (call,) = await self.chat.turn(self.messages, environment.tools, TurnOptions(seed=self.seed + turn))
             except TooLong:
                 self.metrics["turns/context_full"] += 1
                 if not self.calls:

@@ -44,50 +44,51 @@ async def gather(
     allowed = math.floor(max_exceptions * total) if 0 < max_exceptions < 1 else max_exceptions
     room = asyncio.Semaphore(at_once or max(1, total))
 
-    async def one(run: Awaitable[Any]) -> Any:
+    async def run_one(run: Awaitable[Any]) -> Any:
         nonlocal done
         try:
             async with room:
-                made = await _trajectory(run)
+                trajectory = await _trajectory(run)
         except Exception as error:
             failed[f"{type(error).__name__}: {error}"[:200]] += 1
             if failed.total() > allowed:
                 raise RuntimeError(
                     f"{failed.total()} of {total} runs of the agent failed, more than max_exceptions = {max_exceptions:g}: "
-                    f"{_told(failed)}"
+                    f"{_reasons(failed)}"
                 ) from error
-            made = error
+            trajectory = error
         finally:
             if inspect.iscoroutine(run):
                 run.close()  # one that never began
         done += 1
         show("agent", done, total)
-        return made
+        return trajectory
 
     with ExitStack() as stack:
         show = progress or stack.enter_context(Progress(0, title="agent")).phase
-        tasks = [[asyncio.ensure_future(one(run)) for run in group] for group in runs]
+        tasks = [[asyncio.ensure_future(run_one(run)) for run in group] for group in runs]
         try:
             await asyncio.gather(*(task for group in tasks for task in group))
         finally:
             for task in (task for group in tasks for task in group):
                 task.cancel()
-    made = [TrajectoryGroup(task.result() for task in group) for group in tasks]
-    kept = [group for group in made if len(group) > 1]
+    all_groups = [TrajectoryGroup(task.result() for task in group) for group in tasks]
+    kept_groups = [group for group in all_groups if len(group) > 1]
+    dropped = len(all_groups) - len(kept_groups)
     if failed:
         tell(
-            f"{failed.total()} of {total} runs of the agent failed: {_told(failed)}; {len(made) - len(kept)} of {len(made)} "
+            f"{failed.total()} of {total} runs of the agent failed: {_reasons(failed)}; {dropped} of {len(all_groups)} "
             "groups are dropped, for fewer than two are left in them"
         )
-    return Gathered(kept, failed, len(made) - len(kept))
+    return Gathered(kept_groups, failed, dropped)
 
 
 async def _trajectory(run: Awaitable[Any]) -> Any:
-    made = await run
-    if not hasattr(made, "messages_and_choices"):
-        raise TypeError(f"it returned a {type(made).__name__}, not a trajectory")
-    return made
+    result = await run
+    if not hasattr(result, "messages_and_choices"):
+        raise TypeError(f"it returned a {type(result).__name__}, not a trajectory")
+    return result
 
 
-def _told(failed: Counter[str]) -> str:
+def _reasons(failed: Counter[str]) -> str:
     return ", ".join(f"{count} x {reason}" for reason, count in failed.most_common(3)) + (", ..." if len(failed) > 3 else "")

@@ -14,8 +14,8 @@ from gspo.agents.trajectories import id_of, plain
 from gspo.types import Group, Prompt, Rollout
 
 UNKNOWN = "its id is of no call that is known: another model's, of another run, or of weights long gone"
-NONE = "no answer of the policy to these messages reads like it"
-SEVERAL = "several answers of the policy read like it, and it has no id"
+NONE = "no turn of the policy after these messages reads like it"
+SEVERAL = "several turns of the policy read like it, and it has no id"
 OLD = "the weights that sampled it are too old"
 ALONE = "there is no other in its group to compare its reward with"
 TWICE = "it was in another trajectory, or trained on, before"
@@ -25,7 +25,7 @@ TWICE = "it was in another trajectory, or trained on, before"
 class Matched:
     """What came of trajectories.
 
-    groups: those with anything to train on. left_out: how many answers were left out, by reason. unusable: how many
+    groups: those with anything to train on. left_out: how many turns were left out, by reason. unusable: how many
     trajectories, by reason. empty: groups without a trajectory. failed: exceptions in place of trajectories. calls: ids of
     the calls that are trained on.
     """
@@ -39,60 +39,60 @@ class Matched:
 
     def reasons(self) -> str:
         """Everything that was left out, in words."""
-        told = [f"{count} answers: {why}" for why, count in self.left_out.items()]
-        told += [f"{count} trajectories: {why}" for why, count in self.unusable.items()]
-        told += [f"{self.empty} groups without a trajectory"] * bool(self.empty)
-        told += [f"{self.failed} trajectories that ended in an exception"] * bool(self.failed)
-        return "; ".join(told)
+        reasons = [f"{count} turns: {why}" for why, count in self.left_out.items()]
+        reasons += [f"{count} trajectories: {why}" for why, count in self.unusable.items()]
+        reasons += [f"{self.empty} groups without a trajectory"] * bool(self.empty)
+        reasons += [f"{self.failed} trajectories that ended in an exception"] * bool(self.failed)
+        return "; ".join(reasons)
 
 
 def matched(groups: Iterable[Any], calls: Calls, trained: set[str], oldest: int) -> Matched:
     """The groups as rollouts. trained: ids of calls that were trained on before. oldest: the oldest version of the weights
     whose tokens may still be.
     """
-    found = Matched()
+    result = Matched()
     for number, group in enumerate(groups):
-        found.failed += len(getattr(group, "exceptions", ()))
+        result.failed += len(getattr(group, "exceptions", ()))
         trajectories = list(getattr(group, "trajectories", group))
-        found.empty += not trajectories
-        before = set(found.calls)
-        made = [_rollout(f"group {number}", one, calls, trained, oldest, found) for one in trajectories]
-        kept = [rollout for rollout in made if rollout is not None]
-        if len(kept) == 1:
-            found.unusable[ALONE] += 1
-            found.calls = before
-        elif kept:
-            found.groups.append(Group(kept[0].prompt, kept))
-    return found
+        result.empty += not trajectories
+        before = set(result.calls)
+        rollouts = [_rollout(f"group {number}", trajectory, calls, trained, oldest, result) for trajectory in trajectories]
+        usable = [rollout for rollout in rollouts if rollout is not None]
+        if len(usable) == 1:
+            result.unusable[ALONE] += 1
+            result.calls = before
+        elif usable:
+            result.groups.append(Group(usable[0].prompt, usable))
+    return result
 
 
 def _rollout(
-    name: str, trajectory: Any, calls: Calls, trained: set[str], oldest: int, found: Matched
+    name: str, trajectory: Any, calls: Calls, trained: set[str], oldest: int, result: Matched
 ) -> Rollout | None:  # fmt: skip
     """A trajectory as a rollout, or None where nothing of it can be trained on."""
     reward, by_turn = float(trajectory.reward), getattr(trajectory, "turn_rewards", None)
     if not math.isfinite(reward + sum(by_turn or ())):
-        found.unusable["a reward that is no finite number"] += 1
+        result.unusable["a reward that is no finite number"] += 1
         return None
-    read = _Reading(calls, trained | found.calls, oldest)
+    reading = _Reading(calls, trained | result.calls, oldest)
     for history in (trajectory, *(getattr(trajectory, "additional_histories", None) or ())):
-        read.history(history.messages_and_choices, by_turn or ())
-    if by_turn is not None and len(by_turn) != read.turns:
-        found.unusable[f"{len(by_turn)} turn_rewards for {read.turns} answers"] += 1
+        reading.history(history.messages_and_choices, by_turn or ())
+    if by_turn is not None and len(by_turn) != reading.turns:
+        result.unusable[f"{len(by_turn)} turn_rewards for {reading.turns} turns"] += 1
         return None
-    found.left_out += read.left_out
-    if not read.chosen:
-        found.unusable["none of its answers can be trained on"] += 1
+    result.left_out += reading.left_out
+    if not reading.chosen:
+        result.unusable["none of its turns can be trained on"] += 1
         return None
-    found.calls |= {call.id for _, call in read.chosen}
-    first = read.chosen[0][1]
-    rollout = woven(Prompt(name, list(first.messages), first.rollout.prompt.tokens), read.chosen)
+    result.calls |= {call.id for _, call in reading.chosen}
+    first = reading.chosen[0][1]
+    rollout = woven(Prompt(name, list(first.messages), first.rollout.prompt.tokens), reading.chosen)
     return replace(
         rollout,
         reward=reward + sum(by_turn or ()),
         turn_rewards=None if by_turn is None else (*map(float, by_turn[:-1]), float(by_turn[-1]) + reward),
-        dialogue=tuple(read.dialogue),
-        text=read.chosen[-1][1].words,
+        dialogue=tuple(reading.dialogue),
+        text=reading.chosen[-1][1].words,
         reward_parts={key: float(value) for key, value in trajectory.metrics.items()},
     )
 
@@ -113,19 +113,19 @@ class _Reading:
         for item in items:
             message = plain(item)
             trace = follow(trace, message)
-            shown: dict[str, Any] = {"role": message.get("role"), "content": content_of(message)}
+            entry: dict[str, Any] = {"role": message.get("role"), "content": content_of(message)}
             if message.get("tool_calls"):
-                shown["tool_calls"] = [dict(one.get("function") or {}) for one in message["tool_calls"]]
+                entry["tool_calls"] = [dict(tool_call.get("function") or {}) for tool_call in message["tool_calls"]]
             if message.get("role") == "assistant":
                 call, why = _call(id_of(item), trace, self.calls)
-                if call is not None and any(call is one for _, one in self.chosen):
+                if call is not None and any(call is chosen for _, chosen in self.chosen):
                     continue
-                shown |= self._answer(call, why)
+                entry |= self._turn(call, why)
                 if self.turns <= len(rewards):
-                    shown["reward"] = rewards[self.turns - 1]
-            self.dialogue.append(shown)
+                    entry["reward"] = rewards[self.turns - 1]
+            self.dialogue.append(entry)
 
-    def _answer(self, call: Call | None, why: str) -> dict[str, Any]:
+    def _turn(self, call: Call | None, why: str) -> dict[str, Any]:
         turn, self.turns = self.turns, self.turns + 1
         if call is not None:
             why = _unfit(call, self.used, self.oldest)
@@ -137,13 +137,13 @@ class _Reading:
 
 
 def _call(id: str | None, trace: bytes, calls: Calls) -> tuple[Call | None, str]:
-    """The call that gave the answer at the end of this conversation, or why it is not known."""
+    """The call that gave the turn at the end of this conversation, or why it is not known."""
     if id is not None and (call := calls.get(id)) is not None:
         return call, ""
-    answered = calls.answered(trace)
-    if len(answered) == 1:
-        return answered[0], ""
-    return None, SEVERAL if answered else UNKNOWN if id is not None else NONE
+    candidates = calls.ending(trace)
+    if len(candidates) == 1:
+        return candidates[0], ""
+    return None, SEVERAL if candidates else UNKNOWN if id is not None else NONE
 
 
 def _unfit(call: Call, used: set[str], oldest: int) -> str:

@@ -26,4 +26,6 @@ def check_granted(options: Mapping[str, Any]) -> None:
 
 def _is_neutral(name: str, value: Any) -> bool:
     """False is not 0 here."""
-    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in NEUTRAL.get(name, ()))
+    return any(
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in NEUTRAL.get(name, ())
+    )

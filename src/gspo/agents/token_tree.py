@@ -15,7 +15,7 @@ def woven(prompt: Prompt, calls: Sequence[tuple[int, Call]]) -> Rollout:
     """The rollout, unscored, of these calls, each with the number of its turn. prompt: what the conversation is called.
 
     A call joins where its prompt leaves what was read and sampled before: a token that it shares with an earlier call is
-    one token, and each sampled token stands once. Two answers to the same prompt are two branches.
+    one token, and each sampled token stands once. Two turns after the same prompt are two branches.
     """
     if not calls:
         raise ValueError("a conversation needs at least one call")
@@ -52,8 +52,8 @@ class _Tree:
             routes = rollout.routes
             assert routes is not None, "calls of one model have routes, or none has"
             new["routes"] = routes[keep:]
-            known = self.columns["routes"][shared]
-            unread = known[:, 0, 0] < 0  # the last token of an answer, which this call is the first to read
+            known_routes = self.columns["routes"][shared]
+            unread = known_routes[:, 0, 0] < 0  # the last token of a turn, which this call is the first to read
             self.columns["routes"][shared[unread]] = routes[:keep][unread]
         self.columns = {name: torch.cat([column, new[name]]) for name, column in self.columns.items()}
         self.paths.append(torch.cat([shared, nodes]))
@@ -88,6 +88,6 @@ class _Tree:
         old = torch.tensor(order)
         place = torch.empty_like(old)
         place[old] = torch.arange(len(old))
-        found = {name: column[old] for name, column in self.columns.items()}
-        above = found["parent"]
-        return found | {"parent": torch.where(above < 0, -1, place[above])}
+        columns = {name: column[old] for name, column in self.columns.items()}
+        above = columns["parent"]
+        return columns | {"parent": torch.where(above < 0, -1, place[above])}

@@ -92,10 +92,10 @@ def _call(text: str, arguments: str) -> tuple[str, dict[str, Any]]:
 def _checked(call: Any, arguments: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not _is_text(call["name"]):
         raise Malformed(f"a call without a name: {call!r:.80}")
-    given = call.get(arguments, {})
-    if not isinstance(given, dict):
-        raise Malformed(f"{arguments} that are no object: {given!r:.80}")
-    return call["name"], given
+    values = call.get(arguments, {})
+    if not isinstance(values, dict):
+        raise Malformed(f"{arguments} that are no object: {values!r:.80}")
+    return call["name"], values
 
 
 def _value(text: str) -> Any:

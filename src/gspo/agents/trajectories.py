@@ -22,7 +22,7 @@ class Trajectory:
     """One run of an agent, and what it was worth.
 
     messages_and_choices: the conversation in order: messages (dicts) and the choices of the endpoint's responses as the
-    client returned them. reward: of all of it. turn_rewards: of each of the policy's answers in turn, on top of it.
+    client returned them. reward: of all of it. turn_rewards: of each of the policy's turns, on top of it.
     additional_histories: more conversations that the same reward is for. metrics: numbers to average and log. metadata:
     what tells it from others.
     """
@@ -58,11 +58,11 @@ class TrajectoryGroup:
     """
 
     def __init__(self, trajectories: Iterable[Any], metadata: dict[str, Any] | None = None) -> None:
-        every = list(trajectories)
-        if any(inspect.isawaitable(one) for one in every):
+        results = list(trajectories)
+        if any(inspect.isawaitable(result) for result in results):
             raise ValueError("a group takes trajectories, not what is still to be awaited: see gspo.gather")
-        self.trajectories = [one for one in every if not isinstance(one, BaseException)]
-        self.exceptions = [one for one in every if isinstance(one, BaseException)]
+        self.trajectories = [result for result in results if not isinstance(result, BaseException)]
+        self.exceptions = [result for result in results if isinstance(result, BaseException)]
         self.metadata = metadata or {}
 
     def __iter__(self) -> Iterator[Any]:
@@ -76,8 +76,8 @@ LEVELS = {"sequence": "gspo", "turn": "gspo_turn", "token": "grpo"}
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """How one call of `train` learns; None: as the run does.
+class TrainCall:
+    """How one call of a served model's `train` learns; None: as the run does.
 
     learning_rate: of this call's updates. importance_sampling_level: what has a ratio and a clip of its own: "sequence"
     (GSPO), "turn" or "token" (GRPO); the run must have been made for it, since a clip range fits one level only.

@@ -1,4 +1,4 @@
-"""The policy as the library `verifiers` asks a model: a client that answers in this process and keeps every token."""
+"""The policy as the library `verifiers` asks a model: a client that samples in this process and keeps every token."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import ChatDialect
 
-from gspo.agents.calls import Call
-from gspo.agents.chat import Asked, Chat, TooLong
+from gspo.agents.calls import Call, usage
+from gspo.agents.chat import Chat, TooLong, TurnOptions
 from gspo.agents.request_options import check_granted
 from gspo.ports import SamplerError
 
@@ -24,7 +24,7 @@ GRANTED = {
 
 class Playing:
     """An episode while it is played. clock: runs while the environment acts, `limit` seconds at most, and stands while the
-    policy answers. calls: the policy's answers, by the id of the trace that they belong to. full: whether one was refused
+    policy samples. calls: the policy's turns, by the id of the trace that they belong to. full: whether one was refused
     because the context was full. lost: what the sampler said when it could not go on.
     """
 
@@ -34,16 +34,16 @@ class Playing:
         self.calls: dict[str, list[Call]] = defaultdict(list)
         self.full = False
         self.lost: SamplerError | None = None
-        self._asked = self._answering = 0
+        self._requests = self._pending = 0
 
-    async def answer(self, trace: str, body: Mapping[str, Any]) -> Call:
-        """The policy's answer to a request. Raises ProviderError where there is none."""
-        seed, self._asked = self.seed + self._asked, self._asked + 1
-        self._answering += 1
+    async def turn(self, trace: str, body: Mapping[str, Any]) -> Call:
+        """The policy's turn after a request's messages. Raises ProviderError where there is none."""
+        seed, self._requests = self.seed + self._requests, self._requests + 1
+        self._pending += 1
         self._set(None)
         try:
             tools = () if body.get("tool_choice") == "none" else body.get("tools") or ()
-            (call,) = await self.chat.answer(body["messages"], tools, asked(body, seed))
+            (call,) = await self.chat.turn(body["messages"], tools, turn_options(body, seed))
         except TooLong as error:
             self.full = True
             # These are words by which harnesses know a full context.
@@ -54,8 +54,8 @@ class Playing:
             self.lost = error
             raise vf.ProviderError(str(error), status_code=400) from error
         finally:
-            self._answering -= 1
-            if not self._answering:
+            self._pending -= 1
+            if not self._pending:
                 self._set(asyncio.get_running_loop().time() + self.limit)
         self.calls[trace].append(call)
         return call
@@ -66,7 +66,7 @@ class Playing:
 
 
 class PolicyClient(vf.Client):
-    """Answers for all episodes that are played. talks: each by the ids of its traces."""
+    """Samples for all episodes that are played. talks: each by the ids of its traces."""
 
     def __init__(self) -> None:
         self.talks: dict[str, Playing] = {}
@@ -75,35 +75,34 @@ class PolicyClient(vf.Client):
         self, dialect: Any, body: dict[str, Any], sampling: Any, session_id: str | None = None, turn: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> vf.Response:  # fmt: skip
-        """One answer. Raises ProviderError for what cannot be granted."""
+        """One turn. Raises ProviderError for what cannot be granted."""
         if not isinstance(dialect, ChatDialect):
             raise vf.ProviderError(
                 f"the policy speaks OpenAI's chat completions, not {type(dialect).__name__}: take a harness that does",
                 status_code=400,
             )
         assert session_id is not None, "verifiers names the trace of each request"
-        raw = completion(await self.talks[session_id].answer(session_id, body))
+        raw = chat_completion(await self.talks[session_id].turn(session_id, body))
         response = dialect.parse_response(dialect.validate_response(raw))
         response.raw = raw
         return response
 
 
-def asked(body: Mapping[str, Any], seed: int) -> Asked:
-    """How a request wants its answer sampled. Raises ValueError for what cannot be granted."""
+def turn_options(body: Mapping[str, Any], seed: int) -> TurnOptions:
+    """How a request wants its turn sampled. Raises ValueError for what cannot be granted."""
     check_granted({name: value for name, value in body.items() if name not in GRANTED})
-    most = body.get("max_tokens") or body.get("max_completion_tokens")
+    max_tokens = body.get("max_tokens") or body.get("max_completion_tokens")
     stop = body.get("stop") or ()
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    return Asked(most, body.get("temperature"), body.get("top_p"), body.get("top_k"), stop, seed)
+    return TurnOptions(max_tokens, body.get("temperature"), body.get("top_p"), body.get("top_k"), stop, seed)
 
 
-def completion(call: Call) -> dict[str, Any]:
-    """An answer as OpenAI's API tells it."""
+def chat_completion(call: Call) -> dict[str, Any]:
+    """A turn as a response of OpenAI's API."""
     message = {name: call.message[name] for name in ("role", "content", "tool_calls") if name in call.message}
     reason = "tool_calls" if "tool_calls" in message else "length" if call.rollout.stop == "length" else "stop"
-    read, said = len(call.rollout.prompt.tokens), call.sampled
     return {
         "id": call.id, "object": "chat.completion", "created": 0, "model": "policy",
         "choices": [{"index": 0, "message": message, "finish_reason": reason, "logprobs": None}],
-        "usage": {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said},
+        "usage": usage([call]),
     }  # fmt: skip

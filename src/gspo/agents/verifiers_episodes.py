@@ -42,23 +42,23 @@ def settings(source: str, task: TaskConfig, split: str | None = None) -> vf.EnvC
     harness and where an agent runs, it chats in this process, unless the tasks need a container. Raises ValueError.
     """
     check_installed(source)
-    given = copy.deepcopy(task.config) | {"taskset": taskset_options(source, task, split)}
-    name = given["taskset"]["id"]
+    options = copy.deepcopy(task.config) | {"taskset": taskset_options(source, task, split)}
+    name = options["taskset"]["id"]
     try:
-        made = vf.resolve_env_config(given)
+        config = vf.resolve_env_config(options)
         free = vf.default_harness_id(name) == "bash" and not vf.task_type(name).NEEDS_CONTAINER
     except Exception as error:
         raise ValueError(f"{source}: task.config = {task.config!r} does not fit: {describe(error)}") from error
     chat = {"harness": vf.harness_config_type(HARNESS)(id=HARNESS), "runtime": vf.SubprocessConfig()}
-    for role, agent in made:
+    for role, agent in config:
         if isinstance(agent, vf.AgentConfig):
             update = {"max_turns": task.max_turns} if agent.max_turns is None else {}
             if free and not set(chat) & agent.model_fields_set:
                 update |= chat
-            setattr(made, role, agent.model_copy(update=update))
-    if not isinstance(made.interception, InterceptionServerConfig):
-        made.interception = InterceptionServerConfig()  # one server for all episodes, which the client is handed to
-    return made
+            setattr(config, role, agent.model_copy(update=update))
+    if not isinstance(config.interception, InterceptionServerConfig):
+        config.interception = InterceptionServerConfig()  # one server for all episodes, which the client is handed to
+    return config
 
 
 def sources(task: TaskConfig) -> list[tuple[str, str | None]]:
@@ -89,7 +89,7 @@ class VerifiersEpisodes(WholeEpisodes):
         super().__init__(sampler, speaker)
         self.encoder, self.context, self.task = encoder, context, task
         self._client = PolicyClient()
-        self._made = [
+        self._environments = [
             (vf.load_environment(settings(source, task, split)), tasks_of(source, task, split))
             for source, split in sources(task)
         ]
@@ -108,7 +108,7 @@ class VerifiersEpisodes(WholeEpisodes):
         self._runner.close()
 
     async def _open(self) -> None:
-        for env, _ in self._made:
+        for env, _ in self._environments:
             await self._stack.enter_async_context(env.serving())
             # verifiers makes clients of configurations; its server takes a client object in no other way.
             env._interception.clients[NOWHERE.model_dump_json()] = self._client
@@ -122,9 +122,9 @@ class VerifiersEpisodes(WholeEpisodes):
 
     async def _played(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         key = prompt.columns["task"]
-        env, task = next((env, held.by_content[key]) for env, held in self._made if key in held.by_content)
+        env, task = next((env, tasks.by_content[key]) for env, tasks in self._environments if key in tasks.by_content)
         chat = Chat(self.speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
-        how = vf.SamplingConfig(
+        sampling_config = vf.SamplingConfig(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_new_tokens
         )
         playing, traces = Playing(chat, seed, self.task.step_timeout), list[str]()
@@ -135,7 +135,7 @@ class VerifiersEpisodes(WholeEpisodes):
 
         try:
             async with playing.clock:
-                context = vf.ModelContext(model="policy", client=NOWHERE, sampling=how)
+                context = vf.ModelContext(model="policy", client=NOWHERE, sampling=sampling_config)
                 episode = await env.run_slot(env.slots(task)[0], context, on_trace=begun)
         except TimeoutError:
             return _failed(prompt, f"the environment took more than task.step_timeout = {playing.limit:g} seconds")
@@ -161,41 +161,43 @@ def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing) -> Rollou
         why = "".join(f": {error.type}: {error.message}" for error in episode.errors[-1:])
         return _failed(prompt, f"{len(trained)} of its agents' runs are to be trained, one is expected{why}")
     trace, calls = trained[0], playing.calls[trained[0].id]
-    told = dialogue(trace)
+    transcript = dialogue(trace)
     unfit = [call.unfit for call in calls if call.unfit]
     missing = [name for name, reward in trace.rewards.items() if reward is None]
     if not (env.complete(episode) and trace.ok):
-        errors = [*episode.errors, *(error for one in episode.traces for error in one.errors), *trace.errors]
+        errors = [*episode.errors, *(error for run in episode.traces for error in run.errors), *trace.errors]
         why = f"{errors[-1].type}: {errors[-1].message}" if errors else "verifiers calls the episode incomplete"
-        return _failed(prompt, why, told)
+        return _failed(prompt, why, transcript)
     if not calls:
-        return _failed(prompt, "it ended before the policy answered" + ": the context is full" * playing.full, told)
+        return _failed(
+            prompt, "it ended before the policy's first turn" + ": the context is full" * playing.full, transcript
+        )
     if unfit:
-        return _failed(prompt, f"an answer was {unfit[0]}: take it out of the agent's `sampling`", told)
+        return _failed(prompt, f"a turn was {unfit[0]}: take it out of the agent's `sampling`", transcript)
     if missing or not trace.rewards:
-        return _failed(prompt, f"no reward of {', '.join(missing) or 'any kind'} was given", told)
+        return _failed(prompt, f"no reward of {', '.join(missing) or 'any kind'} was given", transcript)
     cut = trace.is_truncated or trace.is_timeout or playing.full
     parts: dict[str, float | None] = {"reward": trace.reward, "turns": float(len(calls))}
     parts |= {"turns/context_full": 1.0} if playing.full else {}
     parts |= {"tools/malformed": float(playing.chat.malformed)} if playing.chat.malformed else {}
-    for name, value in {**{name: one.score for name, one in trace.rewards.items()}, **trace.metrics}.items():
+    for name, value in {**{name: reward.score for name, reward in trace.rewards.items()}, **trace.metrics}.items():
         parts.setdefault(name, value)
     rollout = woven(replace(prompt, tokens=calls[0].rollout.prompt.tokens), list(enumerate(calls)))
     return replace(
-        rollout, reward=trace.reward, reward_parts=parts, text=calls[-1].words, dialogue=told,
+        rollout, reward=trace.reward, reward_parts=parts, text=calls[-1].words, dialogue=transcript,
         stop="length" if cut else rollout.stop,
     )  # fmt: skip
 
 
 def dialogue(trace: Any) -> tuple[dict[str, Any], ...]:
     """What was said in a trace, for those who read the log."""
-    told, turn = [], 0
+    entries, turn = [], 0
     for node in trace.nodes:
         message = node.message.model_dump(mode="json", exclude_none=True)
-        shown = {"role": message["role"], "content": message.get("content", "")}
+        entry = {"role": message["role"], "content": message.get("content", "")}
         if message.get("tool_calls"):
-            shown["tool_calls"] = [{name: call[name] for name in ("name", "arguments")} for call in message["tool_calls"]]
+            entry["tool_calls"] = [{name: call[name] for name in ("name", "arguments")} for call in message["tool_calls"]]
         if node.sampled:
-            shown["turn"], turn = turn, turn + 1
-        told.append(shown)
-    return tuple(told)
+            entry["turn"], turn = turn, turn + 1
+        entries.append(entry)
+    return tuple(entries)

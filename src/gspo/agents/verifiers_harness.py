@@ -1,5 +1,5 @@
 """A harness for `verifiers` that chats: it shows the task's prompt, runs the tools that the policy calls, and ends with the
-first answer that calls none. In this process, where the library's own harness `null` starts a Python for each episode.
+first turn that calls none. In this process, where the library's own harness `null` starts a Python for each episode.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
         self, ctx: vf.ModelContext, trace: vf.Trace, runtime: vf.Runtime, endpoint: str, secret: str,
         mcp_urls: dict[str, str], data: vf.TaskData,
     ) -> vf.ProgramResult:  # fmt: skip
-        """One exchange, from the prompt to an answer without a tool call or to a refusal of the model."""
+        """One exchange, from the prompt to a turn without a tool call or to a refusal of the model."""
         messages = _begin(*self.resolve_prompt(data))
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
         async with AsyncExitStack() as stack:
@@ -67,7 +67,7 @@ def _begin(system: str | None, prompt: str | vf.Messages | None) -> list[dict[st
 
 
 async def _used(call: dict[str, Any], dispatch: dict[str, tuple[str, str]], connections: dict[str, Any]) -> dict[str, Any]:
-    """What a tool answers to a call."""
+    """What a tool says to a call."""
     name = call["function"]["name"]
     if name in dispatch:
         content = await call_mcp(connections, dispatch, name, json.loads(call["function"]["arguments"]))

@@ -23,7 +23,7 @@ from gspo.config.lookup import load_function
 from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
-from gspo.data.prompts import PromptStream, digest, load_rows
+from gspo.data.prompts import PromptStream, digest, load_demonstrations
 from gspo.data.verifiers_tasks import library
 from gspo.learner.algorithm import resolve, resolved
 from gspo.learner.imitation import Imitation
@@ -230,7 +230,7 @@ def imitating(
                 encoder = Encoder(seen.tokenizer, config.task)
                 # What `gspo train` would hold out of the same source is not imitated either.
                 held_out = dataclasses.replace(config.eval, every=0)
-                rows, _ = load_rows(config.task, held_out, encoder, seen.context_length, rows=given.rows)
+                rows, _ = load_demonstrations(config.task, held_out, encoder, seen.context_length, rows=given.rows)
             with loading("the model"):
                 model, _ = models_of(config, given, last)
         policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)

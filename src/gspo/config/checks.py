@@ -222,7 +222,7 @@ def check_serving(config: Config) -> None:
         ),
         ("rollout.refill", config.rollout.refill, "agents choose which trajectories they hand over"),
         ("rollout.delay", config.rollout.delay, "agents hand their trajectories over when they like"),
-        ("rollout.max_staleness", config.rollout.max_staleness, "serve.max_age says how old an answer may be"),
+        ("rollout.max_staleness", config.rollout.max_staleness, "serve.max_age says how old a turn may be"),
     ):
         if value:
             raise ValueError(f"{key} = {value}: {remedy}; set it to 0")

@@ -1,1 +1,1 @@
-"""Prompts, chat templates and rewards."""
+"""Prompts from any source, held out or to train on, and the chat templates that turn them into tokens."""

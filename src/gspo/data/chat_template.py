@@ -64,10 +64,10 @@ class Encoder:
             thinking = _opens_thinking(start)
         return tuple(self.bare(text)), thinking  # the template has written BOS itself
 
-    def render(self, messages: Sequence[dict[str, Any]], **how: Any) -> str:
+    def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """The text of messages under the chat template. Raises ValueError with what the template says against them."""
         try:
-            return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **how, **self.args)
+            return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **options, **self.args)
         except Exception as error:  # templates raise anything
             raise ValueError(f"the chat template refuses it: {error}") from error
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Row:
+class Demonstration:
     """A prompt and a completion to imitate, as text and as token ids that end with EOS."""
 
     prompt: Prompt
@@ -60,25 +60,25 @@ def load_prompts(
     return _load(task, eval, rows, eval_rows, build, lambda prompt: prompt)
 
 
-def load_rows(
+def load_demonstrations(
     task: TaskConfig,
     eval: EvalConfig,
     encoder: Encoder,
     max_tokens: int | None = None,
     rows: Any = None,
     eval_rows: Any = None,
-) -> tuple[list[Row], list[Row]]:
-    """Rows to imitate (`gspo sft`), to train on and held out, from the same sources as `load_prompts`.
+) -> tuple[list[Demonstration], list[Demonstration]]:
+    """What `gspo sft` imitates, to train on and held out, from the same sources as `load_prompts`.
 
     max_tokens: prompts longer than this with their completion are refused.
     """
 
-    def build(which: str, number: int, row: Mapping[str, Any]) -> Row:
+    def build(which: str, number: int, row: Mapping[str, Any]) -> Demonstration:
         prompt = _prompt(which, number, row, task, encoder, max_tokens)
         text = _completion(row, task.completion_column)
         ids = encoder.completion(text)
         _fits(len(prompt.tokens) + len(ids), max_tokens, "with its completion ")
-        return Row(prompt, text, ids)
+        return Demonstration(prompt, text, ids)
 
     return _load(task, eval, rows, eval_rows, build, lambda row: row.prompt)
 
@@ -101,13 +101,13 @@ def _load(
             raise ValueError(f"{source.label}, row {number}: {error}") from error
 
     second = [built(held_out, "eval", number, row) for number, row in held_out]
-    whole = played(task)
-    taken = {_key(prompt_of(item), whole) for item in second}
+    is_played = played(task)
+    taken = {_key(prompt_of(item), is_played) for item in second}
     first: list[T] = []
     left_out = 0
     for number, row in train:
         item = built(train, "train", number, row)
-        if _key(prompt_of(item), whole) in taken:
+        if _key(prompt_of(item), is_played) in taken:
             left_out += 1
             continue
         first.append(item)
@@ -149,18 +149,18 @@ def _tables(task: TaskConfig, eval: EvalConfig, rows: Any, eval_rows: Any) -> tu
 def _held_out(task: TaskConfig, eval: EvalConfig, eval_rows: Any) -> Table:
     source = task.eval_source or task.source
     if eval_rows is not None:
-        found = table(eval_rows, "the held-out data set")
+        rows = table(eval_rows, "the held-out data set")
     elif source.startswith(PREFIX):
         return generate(source, task, 0, eval.num_prompts)[1]
     else:
         key = "task.eval_source" if task.eval_source else "task.source"
-        found = read(source, task, task.eval_split or task.split, key)
-    return found.part(0, eval.num_prompts)
+        rows = read(source, task, task.eval_split or task.split, key)
+    return rows.part(0, eval.num_prompts)
 
 
-def _key(prompt: Prompt, played: bool) -> str:
+def _key(prompt: Prompt, is_played: bool) -> str:
     """What two prompts must share to be the same; for those that are played, what their environments hide too."""
-    return json.dumps([prompt.messages, prompt.columns if played else None], sort_keys=True, default=str)
+    return json.dumps([prompt.messages, prompt.columns if is_played else None], sort_keys=True, default=str)
 
 
 def _prompt(
@@ -206,10 +206,10 @@ def _completion(row: Mapping[str, Any], column: str) -> str:
     return value
 
 
-def _fits(tokens: int, limit: int | None, what: str) -> None:
+def _fits(tokens: int, limit: int | None, including: str) -> None:
     if limit is not None and tokens > limit:
         raise ValueError(
-            f"the prompt {what}has {tokens} tokens, but only {limit} fit: shorten it or leave the row out, "
+            f"the prompt {including}has {tokens} tokens, but only {limit} fit: shorten it or leave the row out, "
             "lower rollout.max_completion_length, or take a model with a longer context"
         )
 
@@ -250,7 +250,7 @@ class PromptStream(Generic[T]):
 
 def digest(prompts: Sequence[Prompt]) -> str:
     """A fingerprint of the prompts and their order."""
-    made = hashlib.sha256()
+    fingerprint = hashlib.sha256()
     for prompt in prompts:
-        made.update(f"{prompt.id} {prompt.tokens}\n".encode())
-    return made.hexdigest()
+        fingerprint.update(f"{prompt.id} {prompt.tokens}\n".encode())
+    return fingerprint.hexdigest()

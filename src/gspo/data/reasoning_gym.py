@@ -25,7 +25,7 @@ Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ItemsRequest:
     """How many items of a task to make. `config`: the task's own options."""
 
     source: str
@@ -45,13 +45,13 @@ def open_task(source: str, config: dict[str, Any], seed: int, size: int) -> Any:
     name = source.removeprefix(PREFIX)
     if name not in DATASETS:
         raise ValueError(f"task.source = {source!r}: reasoning-gym has no such task{nearest(name, DATASETS)}")
-    known = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name not in ("seed", "size")]
+    option_names = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name not in ("seed", "size")]
     for key in config:
         if key in ("seed", "size"):
             raise ValueError(f"task.config.{key}: set task.{key} instead; it keeps held-out items apart")
-        if key not in known:
-            options = f"; options are {', '.join(known)}"
-            raise ValueError(f"task.config.{key}: {name} has no such option{nearest(key, known)}{options}")
+        if key not in option_names:
+            options = f"; options are {', '.join(option_names)}"
+            raise ValueError(f"task.config.{key}: {name} has no such option{nearest(key, option_names)}{options}")
     try:
         if name == "composite":
             parts = config.get("datasets", [])
@@ -61,52 +61,52 @@ def open_task(source: str, config: dict[str, Any], seed: int, size: int) -> Any:
         raise ValueError(f"task.config = {config!r}: {name} refuses it: {describe(error)}") from error
 
 
-def generate(wanted: Wanted, note: Callable[[str], None]) -> tuple[list[Entry], list[Entry]]:
+def generate(request: ItemsRequest, note: Callable[[str], None]) -> tuple[list[Entry], list[Entry]]:
     """The entries of training and held-out items, no question twice. `note` is told of what looks wrong.
 
     Raises ValueError when the task has fewer distinct held-out items than asked for, or no training item.
     """
-    seen: set[str] = set()
-    held_out = _distinct(wanted, 2**31, wanted.held_out, seen, note)
-    if len(held_out) < wanted.held_out:
+    questions: set[str] = set()
+    held_out = _distinct(request, 2**31, request.held_out, questions, note)
+    if len(held_out) < request.held_out:
         raise ValueError(
-            f"{wanted.source}: only {len(held_out)} of the {wanted.held_out} held-out items asked for are "
+            f"{request.source}: only {len(held_out)} of the {request.held_out} held-out items asked for are "
             "distinct; lower eval.num_prompts, or widen task.config so that the task has more items"
         )
-    train = _distinct(wanted, 0, wanted.train, seen, note)
-    if wanted.train and not train:
+    train = _distinct(request, 0, request.train, questions, note)
+    if request.train and not train:
         raise ValueError(
-            f"{wanted.source}: the {len(held_out)} held-out items leave no other item to train on; lower "
+            f"{request.source}: the {len(held_out)} held-out items leave no other item to train on; lower "
             "eval.num_prompts, or widen task.config so that the task has more items"
         )
-    if len(train) < wanted.train:
-        note(f"{wanted.source}: only {len(train)} of the {wanted.train} training items asked for are distinct")
+    if len(train) < request.train:
+        note(f"{request.source}: only {len(train)} of the {request.train} training items asked for are distinct")
     return train, held_out
 
 
-def _distinct(wanted: Wanted, base: int, count: int, seen: set[str], note: Callable[[str], None]) -> list[Entry]:
+def _distinct(request: ItemsRequest, base: int, count: int, questions: set[str], note: Callable[[str], None]) -> list[Entry]:
     if count > SPAN // 2:
-        raise ValueError(f"{wanted.source}: {count} items are more than the {SPAN // 2} that one seed can make")
-    base += wanted.seed % (2**31 // SPAN) * SPAN
-    found: list[Entry] = []
+        raise ValueError(f"{request.source}: {count} items are more than the {SPAN // 2} that one seed can make")
+    base += request.seed % (2**31 // SPAN) * SPAN
+    entries: list[Entry] = []
     begin, warned = time.monotonic(), False
     limit = min(SPAN - CHUNK, 10 * count + 100)
     for start in range(0, limit if count else 0, chunk := max(1, min(count, CHUNK))):
-        dataset = open_task(wanted.source, wanted.config, base + start, chunk)
+        dataset = open_task(request.source, request.config, base + start, chunk)
         for i in range(chunk):
-            found += _new_item(dataset, wanted.source, base, start, i, seen)
-            if len(found) == count:
-                return found
-            if not warned and (seconds := time.monotonic() - begin) > 10 and found:
+            entries += _new_item(dataset, request.source, base, start, i, questions)
+            if len(entries) == count:
+                return entries
+            if not warned and (seconds := time.monotonic() - begin) > 10 and entries:
                 warned = True
                 note(
-                    f"{wanted.source}: {len(found)} of {count} items took {seconds:.0f} s; lower task.size "
+                    f"{request.source}: {len(entries)} of {count} items took {seconds:.0f} s; lower task.size "
                     "or eval.num_prompts if that is too long"
                 )
-    return found
+    return entries
 
 
-def _new_item(dataset: Any, source: str, base: int, start: int, i: int, seen: set[str]) -> list[Entry]:
+def _new_item(dataset: Any, source: str, base: int, start: int, i: int, questions: set[str]) -> list[Entry]:
     """Item `start + i` of a range in a list, or an empty list when its question was seen before."""
     _seed_globals(base + start + i)
     try:
@@ -114,9 +114,9 @@ def _new_item(dataset: Any, source: str, base: int, start: int, i: int, seen: se
     except Exception as error:
         raise ValueError(f"{source}: item {start + i} cannot be made with this task.config: {describe(error)}") from error
     question = entry["question"]
-    if question in seen:
+    if question in questions:
         return []
-    seen.add(question)
+    questions.add(question)
     return [entry]
 
 
@@ -159,9 +159,9 @@ def check(source: str, dataset: Any, entries: list[Entry], note: Callable[[str],
     tries["the right answer to another item"] = [
         (entry, other) for (entry, _), (_, other) in zip(golds, golds[1:] + golds[:1])
     ]
-    for what, completions in tries.items():
+    for kind, completions in tries.items():
         paid = [score(dataset, completion, entry) for entry, completion in completions if completion != entry.get("answer")]
         mean = sum(paid) / max(1, len(paid))
         if len(paid) >= 4 and mean >= 0.3:
-            note(f"{source}: its scorer pays {mean:.2f} on average for {what}")
+            note(f"{source}: its scorer pays {mean:.2f} on average for {kind}")
             return

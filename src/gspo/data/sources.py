@@ -174,19 +174,19 @@ def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[
 
     Raises ValueError for an unknown task, bad options, or too few distinct items; warns of what looks wrong.
     """
-    wanted = reasoning_gym.Wanted(source, task.config, task.seed, train, held_out)
-    process, connection = spawn("gspo.data.generate", wanted)
+    request = reasoning_gym.ItemsRequest(source, task.config, task.seed, train, held_out)
+    process, connection = spawn("gspo.data.reasoning_gym_worker", request)
     try:
         while True:
-            kind, answer = connection.recv()
+            kind, content = connection.recv()
             if kind == "error":
-                raise ValueError(answer)
+                raise ValueError(content)
             if kind == "items":
                 break
-            warnings.warn(answer, stacklevel=2)
+            warnings.warn(content, stacklevel=2)
     except EOFError:
         raise RuntimeError(f"{source}: the process that makes its items died") from None
     finally:
         kill(process)
-    first, second = (Table(source, entries, range(len(entries))) for entries in answer)
+    first, second = (Table(source, entries, range(len(entries))) for entries in content)
     return first, second

@@ -51,20 +51,20 @@ def tasks_of(source: str, task: TaskConfig, split: str | None = None) -> Tasks:
 @lru_cache(maxsize=4)  # rows first, then the tasks to play
 def _loaded(source: str, options: str, size: int | None) -> Tasks:
     vf = library(source)
-    given = json.loads(options)
+    parsed = json.loads(options)
     check_installed(source)
     try:
-        taskset = vf.load_taskset(vf.taskset_config_type(given["id"]).model_validate(given))
+        taskset = vf.load_taskset(vf.taskset_config_type(parsed["id"]).model_validate(parsed))
         if not taskset.bounded:
             if size is None:
                 raise ValueError("it is endless: set task.size")
             taskset = taskset.take(size + size // 9 + 1)  # a tenth is held out
-        found = list(taskset)
+        tasks = list(taskset)
     except Exception as error:
         raise ValueError(f"{source}: its tasks could not be loaded: {describe(error)}") from error
-    keys = [fingerprint(one.data) for one in found]
-    rows = [{"prompt": messages_of(one.data), "task": key} for key, one in zip(keys, found)]
-    return Tasks(dict(zip(keys, found)), rows)
+    keys = [fingerprint(task.data) for task in tasks]
+    rows = [{"prompt": messages_of(task.data), "task": key} for key, task in zip(keys, tasks)]
+    return Tasks(dict(zip(keys, tasks)), rows)
 
 
 def check_installed(source: str) -> None:

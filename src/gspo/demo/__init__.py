@@ -1,1 +1,1 @@
-"""The demo: a tiny mixture of experts learns by GSPO that working a question out pays."""
+"""The demos: a tiny mixture of experts learns by GSPO that working a question out pays, or looking with a tool."""

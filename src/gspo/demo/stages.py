@@ -65,8 +65,8 @@ def play(folder: Path, seed: int = 0, resume: bool = False, kind: str = "complet
             raise ValueError(f"{used} exists: give another --dir, or go on with a stopped demo by --resume")
     console.print(f"[bold]1  Cold start[/]: {demo.imitated}")
     if not (start / "model").exists():
-        done = _cold_start(demo, start, seed, resume and (start / "config.toml").exists())
-        if not done:
+        finished = _cold_start(demo, start, seed, resume and (start / "config.toml").exists())
+        if not finished:
             return 130
     console.print(f"\n[bold]2  GSPO[/]: {demo.learned}")
     trained = api.train(
@@ -123,8 +123,9 @@ def _tell(console: Console, demo: Demo, folder: Path, seconds: float) -> None:
     assert pair is not None, "train.toml evaluates before the first step and after the last"
     console.print(Text.assemble("\nA held-out question: ", (pair[0]["prompt"], "bold")))
     for name, rollout in zip(("Before", "After"), pair):
-        said = (
-            " ".join(f"{one['role']}: {one['content']}" for one in rollout.get("dialogue", [])[1:]) or rollout["completion"]
+        text = (
+            " ".join(f"{message['role']}: {message['content']}" for message in rollout.get("dialogue", [])[1:])
+            or rollout["completion"]
         )
-        console.print(Text(f"{name}: {said}", "green" if rollout["reward"] > 0.5 else "red"))
+        console.print(Text(f"{name}: {text}", "green" if rollout["reward"] > 0.5 else "red"))
     console.print(f"\nReport: [bold]{folder / 'report.html'}[/]   whole demo: {seconds:.0f} s")

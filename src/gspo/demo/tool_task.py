@@ -18,7 +18,7 @@ BOXES, ROOMS = "abcdef", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 QUESTION = "Room {}: which box holds the ball?"  # the room makes it a question of its own, to be held out or not
 BALL, NOTE = "the ball is in {}", "see {}"
 CALL = '<tool_call>{{"name": "look", "arguments": {{"box": "{}"}}}}</tool_call>'
-ANSWER = "Box {}."
+VERDICT = "Box {}."
 HELP = f"error: look into one of {BOXES}"
 LOOK_COSTS = 0.02
 PIECES = [
@@ -38,7 +38,7 @@ PIECES = [
     HELP,
 ]
 """The entries of the demo's tokenizer."""
-SAID = {form.format(box) for form in (BALL, NOTE) for box in BOXES}
+TOOL_TEXTS = {form.format(box) for form in (BALL, NOTE) for box in BOXES}
 TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}"
     "{% for call in message.tool_calls or [] %}"
@@ -50,7 +50,7 @@ TEMPLATE = (
 
 
 class Boxes(ToolEnvironment):
-    """An episode: look as often as you like, then answer. The reward is 1 for the right box, less what the looks cost."""
+    """An episode: look as often as you like, then name a box. The reward is 1 for the right one, less what looks cost."""
 
     looks = 0
 
@@ -67,23 +67,25 @@ class Boxes(ToolEnvironment):
         if box not in BOXES or len(box) != 1:
             return HELP
         self.looks += 1
-        return told(self.row["way"], box)
+        return content_of_box(self.row["way"], box)
 
-    async def step(self, answer: Message) -> Step:
+    async def step(self, turn: Message) -> Step:
         """As in every environment with tools; a look costs a little, and so does a call that cannot be read."""
-        step = await super().step(answer)
+        step = await super().step(turn)
         if step.done:
             return replace(step, metrics={"found": step.reward, "looks": self.looks})
         # A model of these few words reads no others.
-        said = [one if one["content"] in SAID else one | {"content": HELP} for one in step.messages]
-        return replace(step, messages=said, reward=-LOOK_COSTS)
+        messages = [
+            message if message["content"] in TOOL_TEXTS else message | {"content": HELP} for message in step.messages
+        ]
+        return replace(step, messages=messages, reward=-LOOK_COSTS)
 
-    async def end(self, answer: str) -> float:
+    async def end(self, text: str) -> float:
         """1 for the right box."""
-        return float(answer == ANSWER.format(self.row["way"][-1]))
+        return float(text == VERDICT.format(self.row["way"][-1]))
 
 
-def told(way: str, box: str) -> str:
+def content_of_box(way: str, box: str) -> str:
     """What is in a box."""
     return BALL.format(box) if box == way[-1] else NOTE.format(way[way.index(box) + 1])
 
@@ -108,12 +110,12 @@ def cold_start(size: int, looking: float, slip: float, seed: int) -> list[dict[s
     rows = []
     for _ in range(size):
         row = hidden(rng)
-        answer, said, way = rng.choice(BOXES), "", row["way"]
+        verdict, completion, way = rng.choice(BOXES), "", row["way"]
         for box in way[rng.randrange(len(way)) :] if rng.random() < looking else "":
-            said += f"{CALL.format(box)}<eos><|tool|>{told(way, box)}<|assistant|>"
+            completion += f"{CALL.format(box)}<eos><|tool|>{content_of_box(way, box)}<|assistant|>"
             if box == way[-1]:
-                answer = box
+                verdict = box
             if rng.random() < slip:
                 break
-        rows.append({"prompt": row["prompt"], "completion": said + ANSWER.format(answer)})
+        rows.append({"prompt": row["prompt"], "completion": completion + VERDICT.format(verdict)})
     return rows

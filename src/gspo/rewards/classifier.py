@@ -59,12 +59,12 @@ class Classifier:
         if not cfg.allow_pickle:
             options["use_safetensors"] = True
         with torch.random.fork_rng(devices=[]):  # weights that are not there would be drawn
-            model, told = self._read(
+            model, loading_info = self._read(
                 lambda: AutoModelForSequenceClassification.from_pretrained(
                     local(cfg.path), dtype=getattr(torch, cfg.dtype), output_loading_info=True, **options
                 )
             )
-        lacking = sorted({*told["missing_keys"], *(str(key) for key, *_ in told.get("mismatched_keys", ()))})
+        lacking = sorted({*loading_info["missing_keys"], *(str(key) for key, *_ in loading_info.get("mismatched_keys", ()))})
         if lacking:
             raise ValueError(
                 f"{WHERE} = {cfg.path!r}: {', '.join(lacking[:3])} is not among its weights and would be random. It is no "
@@ -79,12 +79,12 @@ class Classifier:
         """
         special = not self.tokenizer.chat_template
         if special:
-            made = self.tokenizer(text_of(messages[:-1]), words_of(messages[-1]))
+            encoded = self.tokenizer(text_of(messages[:-1]), words_of(messages[-1]))
         else:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False)
-            made = self.tokenizer(text, add_special_tokens=False)
-        ids, extra = made["input_ids"], len(made["input_ids"]) - self.longest
-        types = made.get("token_type_ids") or [0] * len(ids)
+            encoded = self.tokenizer(text, add_special_tokens=False)
+        ids, extra = encoded["input_ids"], len(encoded["input_ids"]) - self.longest
+        types = encoded.get("token_type_ids") or [0] * len(ids)
         if extra <= 0:
             return ids, types
         if self.cfg.too_long == "none":
@@ -97,13 +97,13 @@ class Classifier:
     @torch.inference_mode()
     def scores(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[float]:
         """The score of each row of token ids and types, in batches of rows of about one length."""
-        found = [0.0] * len(rows)
+        scores = [0.0] * len(rows)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
         for start in range(0, len(order), self.cfg.batch_size):
             batch = order[start : start + self.cfg.batch_size]
             for i, score in zip(batch, self._batch([rows[i] for i in batch]).tolist()):
-                found[i] = score
-        return found
+                scores[i] = score
+        return scores
 
     def _batch(self, rows: Sequence[tuple[list[int], list[int]]]) -> Tensor:
         """[B] scores. Padding stands on the right, so that no token before it sees it."""
@@ -114,11 +114,13 @@ class Classifier:
             pad = next(token for token in range(len(ends) + 1) if token not in ends)
         ids = pad_sequence([torch.tensor(ids) for ids, _ in rows], True, pad).to(self.device)
         mask = pad_sequence([torch.ones(len(ids), dtype=torch.int64) for ids, _ in rows], True, 0).to(self.device)
-        more = {}
+        extra_inputs = {}
         if "token_type_ids" in self.tokenizer.model_input_names:
-            more["token_type_ids"] = pad_sequence([torch.tensor(types) for _, types in rows], True, 0).to(self.device)
+            extra_inputs["token_type_ids"] = pad_sequence([torch.tensor(types) for _, types in rows], True, 0).to(
+                self.device
+            )
         with self._padded_by(config, pad):
-            logits = self.model(input_ids=ids, attention_mask=mask, **more).logits.float()  # [B, labels]
+            logits = self.model(input_ids=ids, attention_mask=mask, **extra_inputs).logits.float()  # [B, labels]
         if self.cfg.output == "logit":
             return logits[:, self.label]
         return (logits.softmax(-1) if self.several else logits.sigmoid())[:, self.label]

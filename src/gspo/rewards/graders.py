@@ -23,7 +23,7 @@ Result = tuple[float | None, str | None]
 """A value (None: no opinion) and an error (None: none)."""
 
 
-class Message(NamedTuple):
+class NextResults(NamedTuple):
     """The level at work, and the results of the next rows; `failed` says why the level before it was given up. grouped:
     a call is for all completions to a prompt.
     """
@@ -42,7 +42,7 @@ class Late(Exception):
         super().__init__(f"took longer than {timeout:g} s")
 
 
-class Row(NamedTuple):
+class RewardInput(NamedTuple):
     """One completion to score. opens_thinking: the prompt ends inside an open <think>. group: the prompt's id."""
 
     prompt: str | list[dict[str, Any]]
@@ -64,21 +64,21 @@ def by_group(function: Callable[..., Any]) -> Callable[..., Any]:
 class PerCompletion:
     """A scorer of ours: one completion at a time."""
 
-    def __init__(self, score: Callable[[Row], float | None]) -> None:
+    def __init__(self, score: Callable[[RewardInput], float | None]) -> None:
         self.score = score
 
-    def stream(self, rows: list[Row], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[Message]:
+    def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[NextResults]:
         """Each row's result as soon as it is there."""
-        yield Message(SINGLY)
+        yield NextResults(SINGLY)
         for row in rows:
             try:
                 result = checked(self.score(row))
             except BaseException as error:
                 result = None, describe(error)
-            yield Message(SINGLY, [result])
+            yield NextResults(SINGLY, [result])
 
 
-class Function:
+class RewardFunction:
     """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async.
 
     Without `**columns` in its signature it gets the columns that it names. What it may say of itself, as attributes:
@@ -88,7 +88,7 @@ class Function:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.by_group = bool(getattr(function, "by_group", False))
-        self.said = spoken if getattr(function, "spoken", False) else lambda row: row.completion
+        self.text_of = spoken if getattr(function, "spoken", False) else lambda row: row.completion
         call = getattr(function, "__call__", None)  # noqa: B004
         self.concurrent = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
         self.names: set[str] | None = None
@@ -99,7 +99,7 @@ class Function:
         if all(p.kind is not p.VAR_KEYWORD for p in parameters):
             self.names = {p.name for p in parameters}
 
-    def stream(self, rows: list[Row], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[Message]:
+    def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[NextResults]:
         """The results in the order of the rows, from one call if that works, else from one call a row; by group, from
         one call a group.
 
@@ -113,47 +113,47 @@ class Function:
             except BaseException as error:  # one row at a time shows which is to blame
                 failed, late = _why(error), isinstance(error, Late)
             else:
-                yield Message(BATCH, results)
+                yield NextResults(BATCH, results)
                 return
         if level < SINGLY and self.concurrent:
-            yield Message(TOGETHER, (), failed, late, self.by_group)
-            yield Message(TOGETHER, runner.run(self._together(self._units(rows), timeout)))
+            yield NextResults(TOGETHER, (), failed, late, self.by_group)
+            yield NextResults(TOGETHER, runner.run(self._together(self._units(rows), timeout)))
             return
-        yield Message(SINGLY, (), failed, late, self.by_group)
+        yield NextResults(SINGLY, (), failed, late, self.by_group)
         for unit in self._units(rows):
             try:
                 results = self._call(unit, runner, timeout)
             except BaseException as error:
                 results = [(None, _why(error))] * len(unit)
-            yield Message(SINGLY, results)
+            yield NextResults(SINGLY, results)
 
-    def _units(self, rows: list[Row]) -> list[list[Row]]:
+    def _units(self, rows: list[RewardInput]) -> list[list[RewardInput]]:
         """The rows of each call, where there are several."""
         if not self.by_group:
             return [[row] for row in rows]
         return [list(group) for _, group in groupby(rows, lambda row: row.group)]
 
-    def _start(self, rows: list[Row]) -> Any:
+    def _start(self, rows: list[RewardInput]) -> Any:
         columns = {name: None for row in rows for name in row.columns}
         if self.names is not None:
             columns = {name: None for name in columns if name in self.names}
         values = {name: [row.columns.get(name) for row in rows] for name in columns}
-        return self.function(prompts=[row.prompt for row in rows], completions=[self.said(row) for row in rows], **values)
+        return self.function(prompts=[row.prompt for row in rows], completions=[self.text_of(row) for row in rows], **values)
 
-    def _call(self, rows: list[Row], runner: asyncio.Runner, timeout: float) -> list[Result]:
+    def _call(self, rows: list[RewardInput], runner: asyncio.Runner, timeout: float) -> list[Result]:
         returned = self._start(rows)
         if inspect.isawaitable(returned):
             returned = runner.run(_within(returned, timeout))
         return _results(returned, len(rows))
 
-    async def _together(self, units: list[list[Row]], timeout: float) -> list[Result]:
-        async def one(unit: list[Row]) -> list[Result]:
+    async def _together(self, units: list[list[RewardInput]], timeout: float) -> list[Result]:
+        async def results_of(unit: list[RewardInput]) -> list[Result]:
             try:
                 return _results(await _within(self._start(unit), timeout), len(unit))
             except BaseException as error:
                 return [(None, _why(error))] * len(unit)
 
-        return [result for results in await asyncio.gather(*map(one, units)) for result in results]
+        return [result for results in await asyncio.gather(*map(results_of, units)) for result in results]
 
 
 async def _within(awaitable: Awaitable[Any], timeout: float) -> Any:
@@ -193,7 +193,7 @@ def checked(value: Any) -> Result:
     return None, f"returned {value!r:.80}, which is not a finite number"
 
 
-def load(name: str, reward: RewardConfig, task: TaskConfig) -> PerCompletion | Function:
+def load(name: str, reward: RewardConfig, task: TaskConfig) -> PerCompletion | RewardFunction:
     """The reward of that name. Raises ValueError when it cannot be had."""
     if name == "task":
         sources = [s for s in (task.source, task.eval_source) if s and s.startswith(reasoning_gym.PREFIX)]
@@ -208,7 +208,7 @@ def load(name: str, reward: RewardConfig, task: TaskConfig) -> PerCompletion | F
         except ImportError as error:
             raise ValueError(f"reward math needs math-verify: pip install 'gspo[tasks]' ({error})") from None
         return PerCompletion(lambda row: _math(row, reward.answer_column))
-    return Function(load_function(name, "reward.functions"))
+    return RewardFunction(load_function(name, "reward.functions"))
 
 
 def tagged(completion: str) -> str | None:
@@ -219,7 +219,7 @@ def tagged(completion: str) -> str | None:
     return completion[start + len("<answer>") : completion.find("</answer>", start)].strip()
 
 
-def spoken(row: Row) -> str:
+def spoken(row: RewardInput) -> str:
     """A completion without its thinking: what follows the last </think>; nothing if the thinking never ended.
 
     It may have begun in the prompt.
@@ -230,7 +230,7 @@ def spoken(row: Row) -> str:
     return "" if row.opens_thinking or "<think>" in completion else completion
 
 
-def gold(row: Row, column: str) -> str:
+def gold(row: RewardInput, column: str) -> str:
     """The right answer of a row: the column's text, or what follows a last line's "#### " in it, as in GSM8K.
 
     Raises ValueError when it is empty.
@@ -242,17 +242,17 @@ def gold(row: Row, column: str) -> str:
     return text
 
 
-def _task(row: Row, datasets: dict[str, Any]) -> float:
+def _task(row: RewardInput, datasets: dict[str, Any]) -> float:
     return reasoning_gym.score(datasets[row.task], tagged(spoken(row)), row.columns)
 
 
-def _exact(row: Row, column: str) -> float:
+def _exact(row: RewardInput, column: str) -> float:
     completion = spoken(row)
     answer = tagged(completion)
     return float((completion.strip() if answer is None else answer) == gold(row, column))
 
 
-def _math(row: Row, column: str) -> float:
+def _math(row: RewardInput, column: str) -> float:
     from math_verify import parse, verify
 
     right = _parse_gold(gold(row, column))
@@ -261,8 +261,8 @@ def _math(row: Row, column: str) -> float:
     completion = spoken(row)
     answer = tagged(completion)
     # No limits of its own: they raise an alarm in the middle of sympy; this process can be killed instead.
-    read = parse(completion if answer is None else _in_math(answer), parsing_timeout=None)
-    return float(verify(right, read, timeout_seconds=None))  # not symmetric: the right answer first
+    parsed = parse(completion if answer is None else _in_math(answer), parsing_timeout=None)
+    return float(verify(right, parsed, timeout_seconds=None))  # not symmetric: the right answer first
 
 
 @cache

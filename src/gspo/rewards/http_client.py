@@ -22,14 +22,14 @@ NO_KEY = "none"
 
 
 class Failed(Exception):
-    """A request without an answer, after its retries."""
+    """A request without a response, after its retries."""
 
 
 class Unreadable(Exception):
-    """An answer that does not say what it should."""
+    """A response that does not say what it should."""
 
 
-def key_of(variable: str, where: str) -> str:
+def api_key_of(variable: str, where: str) -> str:
     """The API key in an environment variable; NO_KEY where no variable is named. Raises ValueError where it is not set.
 
     where: the configuration key, for the error. What is no name of a variable is not shown: it may be the key itself.
@@ -50,7 +50,7 @@ def key_of(variable: str, where: str) -> str:
 class Line:
     """An endpoint, with an event loop and thread of its own, so that one bound holds for all who ask.
 
-    timeout: seconds for one answer, retries included. retries: of 429, 5xx and lost connections, by the client, with its
+    timeout: seconds for one response, retries included. retries: of 429, 5xx and lost connections, by the client, with its
     growing waits and as Retry-After says. total: what was counted; reasons: why there was no opinion.
     """
 
@@ -66,8 +66,8 @@ class Line:
         self._key, self._errors = key, openai
         self.total: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
-        self._said: set[str] = set()
-        self._told: Counter[str] = Counter()
+        self._warned: set[str] = set()
+        self._reported: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(max_concurrent)
         self._client = openai.AsyncOpenAI(api_key=key, base_url=self.url, timeout=timeout, max_retries=retries)
@@ -87,7 +87,7 @@ class Line:
                 async with asyncio.timeout(self.timeout):
                     return await send(self._client)
             except (TimeoutError, self._errors.APITimeoutError):
-                raise Failed(f"no answer within {self.timeout:g} s") from None
+                raise Failed(f"no response within {self.timeout:g} s") from None
             except self._errors.APIStatusError as error:
                 raise Failed(self._clean(f"HTTP {error.status_code}: {error.message}")) from None
             except self._errors.APIConnectionError as error:
@@ -99,8 +99,8 @@ class Line:
 
     def _clean(self, text: str) -> str:
         """An error in one line, without the key, which an endpoint may repeat."""
-        shown = text if self._key == NO_KEY else text.replace(self._key, "***")
-        return " ".join(shown.split())[:200]
+        cleaned = text if self._key == NO_KEY else text.replace(self._key, "***")
+        return " ".join(cleaned.split())[:200]
 
     def note(self, reason: str) -> None:
         """A question that got no opinion."""
@@ -111,13 +111,13 @@ class Line:
         """What was counted since this was last asked. Warns of reasons that are new."""
         for reason, count in list(self.reasons.items()):
             kind = reason[:40]
-            if kind not in self._said:
-                self._said.add(kind)
+            if kind not in self._warned:
+                self._warned.add(kind)
                 warnings.warn(f"{self.name}: no opinion {count} times: {reason}", stacklevel=1)
         now = self.total.copy()
         names = ("requests", "cached", "retries", "failed", "tokens", "seconds")
-        new = {name: float(now[name] - self._told[name]) for name in names}
-        self._told = now
+        new = {name: float(now[name] - self._reported[name]) for name in names}
+        self._reported = now
         return new
 
     def close(self) -> None:

@@ -15,12 +15,11 @@ from gspo.config.checks import check_judge
 from gspo.config.files import from_dict
 from gspo.config.rewards import JudgeConfig
 from gspo.rewards import judge_prompts
-from gspo.rewards.http_client import Failed, Line, Unreadable
-from gspo.rewards.http_client import key_of as api_key_of
+from gspo.rewards.http_client import Failed, Line, Unreadable, api_key_of
 from gspo.rewards.judge_cache import Cache, key_of
 from gspo.rewards.judge_prompts import Question
 from gspo.rewards.preferences import from_ranks, rewards
-from gspo.rewards.transcripts import conversations, rewarded, shared, text_of
+from gspo.rewards.transcripts import common_start, conversations, rewarded, text_of
 
 ALONE = "a group of one has nothing to be compared with"
 NO_LIMIT = 1e8
@@ -31,7 +30,7 @@ class Judge:
     """A reward function: asks a model at an OpenAI-compatible endpoint what completions are worth by a rubric.
 
     In mode "score" each completion is judged alone; in the others ("group", "rank", "pairs") all completions to a prompt,
-    and each call gets those of one prompt. A completion that the judge has no readable answer for gets None, never a number.
+    and each call gets those of one prompt. A completion without a readable response of the judge gets None, never a number.
     Equal completions to a prompt get equal rewards. The API key stands in an environment variable.
     """
 
@@ -49,25 +48,25 @@ class Judge:
         self.needs = {config.reference_column: "judge.reference_column"} if config.reference_column else {}
         self.cache = Cache(config.cache, "judge.cache")
         self.line = Line("judge", config.url, key, config.timeout, config.retries, config.max_concurrent)
-        self._asked: dict[str, asyncio.Task[Any]] = {}
+        self._pending: dict[str, asyncio.Task[Any]] = {}
 
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
         """A reward for each completion, or None; by group, the completions are those to one prompt."""
-        references = columns.get(self.config.reference_column or "") or [None] * len(completions)
-        shown = [text_of(prompt) for prompt in prompts]
-        known = [None if reference is None else str(reference) for reference in references]
-        return await self._there(lambda: self._judge(shown, list(completions), known))
+        cells = columns.get(self.config.reference_column or "") or [None] * len(completions)
+        questions = [text_of(prompt) for prompt in prompts]
+        references = [None if reference is None else str(reference) for reference in cells]
+        return await self._in_loop(lambda: self._judge(questions, list(completions), references))
 
     async def score_group(self, group: Any, reference: str | None = None) -> TrajectoryGroup:
         """The group with rewards set, for `model.train`. What all trajectories begin with is the question, the rest of each
         its completion. A trajectory without an opinion is left out and counted as an exception.
         """
-        found = conversations(group)
-        start = shared(found)
-        question = text_of(found[0][:start]) if found else ""
-        completions = [text_of(messages[start:]) for messages in found]
-        asked = [question] * len(completions), completions, [reference] * len(completions)
-        return rewarded(group, await self._there(lambda: self._judge(*asked)), "judge")
+        transcripts = conversations(group)
+        start = common_start(transcripts)
+        question = text_of(transcripts[0][:start]) if transcripts else ""
+        completions = [text_of(messages[start:]) for messages in transcripts]
+        arguments = [question] * len(completions), completions, [reference] * len(completions)
+        return rewarded(group, await self._in_loop(lambda: self._judge(*arguments)), "judge")
 
     def wait(self) -> None:
         """Asks one small question. Raises ValueError where the endpoint refuses it or cannot be reached."""
@@ -77,11 +76,11 @@ class Judge:
         except Failed as error:
             raise ValueError(f"judge.url = {self.config.url!r}, judge.model = {self.config.model!r}: {error}") from None
         except Unreadable:
-            pass  # the next answer may be better; those that are not are counted
+            pass  # the next response may be better; those that are not are counted
         self.line.counts()  # this one is not
 
     def counts(self) -> dict[str, float]:
-        """What was counted since this was last asked: requests, answers from the cache, repeated requests, questions
+        """What was counted since this was last asked: requests, responses from the cache, repeated requests, questions
         without an opinion (failed), tokens read and written, and seconds of waiting, added up over requests. Warns of new
         reasons for none.
         """
@@ -92,7 +91,7 @@ class Judge:
         self.line.close()
         self.cache.close()
 
-    async def _there(self, work: Callable[[], Any]) -> Any:
+    async def _in_loop(self, work: Callable[[], Any]) -> Any:
         return await asyncio.wrap_future(self.line.run(work()))
 
     # What follows runs in the line's own loop.
@@ -102,11 +101,11 @@ class Judge:
     ) -> list[float | None]:  # fmt: skip
         config = self.config
         if not self.by_group:
-            each = [
+            requests = [
                 self._ask(judge_prompts.scored(config.rubric, prompt, completion, reference, config.scale))
                 for prompt, completion, reference in zip(prompts, completions, references)
             ]
-            return list(await asyncio.gather(*each))
+            return list(await asyncio.gather(*requests))
         if len(completions) < 2:
             if completions:
                 self.line.note(ALONE)
@@ -135,43 +134,43 @@ class Judge:
             return [0.0]
         rubric = self.config.rubric
         pairs = list(combinations(range(len(completions)), 2))
-        asked = [
+        requests = [
             self._ask(judge_prompts.paired(rubric, prompt, completions[a], completions[b], reference))
             for i, j in pairs
             for a, b in ((i, j), (j, i))
         ]
-        said = await asyncio.gather(*asked)
+        verdicts = await asyncio.gather(*requests)
         outcomes = []
-        for (i, j), first, second in zip(pairs, said[::2], said[1::2]):
-            known = [first] if first is not None else []
-            known += [1 - second] if second is not None else []
-            if known:
-                outcomes.append((i, j, sum(known) / len(known)))
+        for (i, j), first, second in zip(pairs, verdicts[::2], verdicts[1::2]):
+            opinions = [first] if first is not None else []
+            opinions += [1 - second] if second is not None else []
+            if opinions:
+                outcomes.append((i, j, sum(opinions) / len(opinions)))
         return rewards(len(completions), outcomes)
 
     async def _ask(self, question: Question) -> Any:
         """What the judge says, or None, which is counted. A question that is being asked is not asked again."""
         config = self.config
         key = key_of([self.line.url, config.model, config.request, question.messages("")])
-        known = self.cache.get(key)
-        if known is not None:
+        cached = self.cache.get(key)
+        if cached is not None:
             try:
-                found = question.read(judge_prompts.object_of(known))
+                verdict = question.read(judge_prompts.object_of(cached))
             except Unreadable:
                 pass  # the file was changed by others
             else:
                 self.line.total["cached"] += 1
-                return found
-        task = self._asked.get(key)
+                return verdict
+        task = self._pending.get(key)
         if task is None:
-            task = self._asked[key] = asyncio.ensure_future(self._attempts(question, key))
-            task.add_done_callback(lambda _: self._asked.pop(key))
+            task = self._pending[key] = asyncio.ensure_future(self._attempts(question, key))
+            task.add_done_callback(lambda _: self._pending.pop(key))
         else:
             self.line.total["cached"] += 1
-        found, reason = await asyncio.shield(task)
+        verdict, reason = await asyncio.shield(task)
         if reason:
             self.line.note(reason)
-        return found
+        return verdict
 
     async def _attempts(self, question: Question, key: str) -> tuple[Any, str]:
         """What the judge says, or why it says nothing."""
@@ -180,18 +179,18 @@ class Judge:
             self.line.total["retries"] += attempt > 0
             try:
                 text = await self._complete(question)
-                found = question.read(judge_prompts.object_of(text))
+                verdict = question.read(judge_prompts.object_of(text))
             except Failed as error:  # the client has repeated it
                 return None, str(error)
             except Unreadable as error:
-                reason = f"unreadable answer: {error}"
+                reason = f"unreadable response: {error}"
             else:
                 self.cache.put(key, text)
-                return found, ""
+                return verdict, ""
         return None, reason
 
     async def _complete(self, question: Question) -> str:
-        """The text of one answer. Raises Failed or Unreadable."""
+        """The text of one response. Raises Failed or Unreadable."""
         config = self.config
         messages: Any = question.messages(secrets.token_hex(8))
 
@@ -199,10 +198,10 @@ class Judge:
             raw = client.chat.completions.with_raw_response
             return await raw.create(model=config.model, messages=messages, extra_body=config.request)
 
-        answer = await self.line.request(send)
-        self.line.total["retries"] += answer.retries_taken
+        response = await self.line.request(send)
+        self.line.total["retries"] += response.retries_taken
         try:
-            body = json.loads(answer.text)
+            body = json.loads(response.text)
             choice = body["choices"][0]
             text = choice["message"]["content"]
             self.line.total["tokens"] += int((body.get("usage") or {}).get("total_tokens") or 0)

@@ -1,4 +1,4 @@
-"""What a judge is asked, and how its answers are read. What does not say exactly what it should is unreadable."""
+"""What a judge is asked, and how its responses are read. What does not say exactly what it should is unreadable."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Form: {{"reason": "one short sentence", "better": "A" or "B" or "tie"}}"""
 
 @dataclass(frozen=True)
 class Question:
-    """One request to a judge. parts: titles and texts of the material. read: from the answer's object to what it says."""
+    """One request to a judge. parts: titles and texts of the material. read: from the response's object to what it says."""
 
     rubric: str
     task: str
@@ -55,7 +55,7 @@ class Question:
 def scored(rubric: str, question: str, completion: str, reference: str | None, scale: int) -> Question:
     """Asks for the score of one completion; read as a number in [0, 1]."""
     parts = _parts(question, reference, [("REPLY", completion)])
-    return Question(rubric, SCORE.format(scale=scale), parts, lambda answer: _number(answer.get("score"), scale) / scale)
+    return Question(rubric, SCORE.format(scale=scale), parts, lambda response: _number(response.get("score"), scale) / scale)
 
 
 def together(rubric: str, question: str, completions: Sequence[str], reference: str | None, scale: int) -> Question:
@@ -63,15 +63,15 @@ def together(rubric: str, question: str, completions: Sequence[str], reference: 
     task = GROUP.format(n=len(completions), scale=scale)
     parts = _parts(question, reference, _numbered(completions))
     return Question(
-        rubric, task, parts, lambda answer: [x / scale for x in _each(answer, "scores", len(completions), scale)]
+        rubric, task, parts, lambda response: [x / scale for x in _numbers(response, "scores", len(completions), scale)]
     )
 
 
 def ranked(rubric: str, question: str, completions: Sequence[str], reference: str | None) -> Question:
     """Asks for the ranks of several completions; read as a list of numbers, 1 the best."""
 
-    def read(answer: dict[str, Any]) -> list[float]:
-        ranks = _each(answer, "ranks", len(completions), len(completions))
+    def read(response: dict[str, Any]) -> list[float]:
+        ranks = _numbers(response, "ranks", len(completions), len(completions))
         if min(ranks) < 1:
             raise Unreadable("a rank below 1")
         return ranks
@@ -81,20 +81,20 @@ def ranked(rubric: str, question: str, completions: Sequence[str], reference: st
 
 def paired(rubric: str, question: str, a: str, b: str, reference: str | None) -> Question:
     """Asks which of two completions is better; read as 1 (a), 0 (b) or 0.5 (a tie)."""
-    known = {"A": 1.0, "B": 0.0, "tie": 0.5}
+    outcomes = {"A": 1.0, "B": 0.0, "tie": 0.5}
 
-    def read(answer: dict[str, Any]) -> float:
-        better = answer.get("better")
-        if not isinstance(better, str) or better not in known:
+    def read(response: dict[str, Any]) -> float:
+        better = response.get("better")
+        if not isinstance(better, str) or better not in outcomes:
             raise Unreadable("`better` is none of A, B, tie")
-        return known[better]
+        return outcomes[better]
 
     return Question(rubric, PAIR.format(), _parts(question, reference, [("REPLY A", a), ("REPLY B", b)]), read)
 
 
 def _parts(question: str, reference: str | None, completions: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    known = [] if reference is None else [("REFERENCE ANSWER", reference)]
-    return (("QUESTION", question), *known, *completions)
+    reference_part = [] if reference is None else [("REFERENCE ANSWER", reference)]
+    return (("QUESTION", question), *reference_part, *completions)
 
 
 def _numbered(completions: Sequence[str]) -> list[tuple[str, str]]:
@@ -102,23 +102,23 @@ def _numbered(completions: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def object_of(text: str) -> dict[str, Any]:
-    """The one JSON object in an answer, after any thinking. Raises Unreadable where there is none, or more than one."""
-    said = text.rpartition("</think>")[2]
-    start, end = said.find("{"), said.rfind("}")
+    """The one JSON object in a response, after any thinking. Raises Unreadable where there is none, or more than one."""
+    spoken = text.rpartition("</think>")[2]
+    start, end = spoken.find("{"), spoken.rfind("}")
     if start < 0 or end < start:
         raise Unreadable("no JSON object")
     try:
-        found = json.loads(said[start : end + 1], object_pairs_hook=_without_doubles)
+        parsed = json.loads(spoken[start : end + 1], object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError):
         raise Unreadable("no single JSON object") from None
-    return found
+    return parsed
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise Unreadable("a key that comes twice")
-    return made
+    return values
 
 
 def _number(value: Any, high: float) -> float:
@@ -129,10 +129,10 @@ def _number(value: Any, high: float) -> float:
     return float(value)
 
 
-def _each(answer: dict[str, Any], name: str, n: int, high: float) -> list[float]:
+def _numbers(response: dict[str, Any], name: str, n: int, high: float) -> list[float]:
     """The numbers of completions 1 to n."""
-    numbers = answer.get(name)
-    names = [str(i) for i in range(1, n + 1)]
-    if not isinstance(numbers, dict) or set(numbers) != set(names):
-        raise Unreadable(f"`{name}` does not name each reply once")
-    return [_number(numbers[one], high) for one in names]
+    numbers = response.get(name)
+    keys = [str(i) for i in range(1, n + 1)]
+    if not isinstance(numbers, dict) or set(numbers) != set(keys):
+        raise Unreadable(f"`{name}` does not name each completion once")
+    return [_number(numbers[key], high) for key in keys]

@@ -25,7 +25,7 @@ def wins(n: int, outcomes: Iterable[tuple[int, int, float]]) -> np.ndarray:
     Cycles and repeated games are allowed. Raises ValueError for a completion that there is none of, against itself, or
     another o.
     """
-    made = np.zeros((n, n))
+    games = np.zeros((n, n))
     for i, j, outcome in outcomes:
         if not (0 <= i < n and 0 <= j < n) or i == j:
             raise ValueError(
@@ -33,9 +33,9 @@ def wins(n: int, outcomes: Iterable[tuple[int, int, float]]) -> np.ndarray:
             )
         if not 0 <= outcome <= 1:  # nan too
             raise ValueError(f"outcome ({i}, {j}, {outcome}): expected 1 (the first is better), 0.5 (a tie) or 0")
-        made[i, j] += outcome
-        made[j, i] += 1 - outcome
-    return made
+        games[i, j] += outcome
+        games[j, i] += 1 - outcome
+    return games
 
 
 def bradley_terry(games: np.ndarray, prior: float = 1.0) -> list[float | None]:
@@ -68,7 +68,7 @@ def bradley_terry(games: np.ndarray, prior: float = 1.0) -> list[float | None]:
             step = step / 2
         theta, value = theta + step, better
     played = (games + games.T).sum(1) > 0
-    return [float(strength) if there else None for strength, there in zip(theta, played)]
+    return [float(strength) if has_played else None for strength, has_played in zip(theta, played)]
 
 
 def win_rate(games: np.ndarray) -> list[float | None]:
@@ -82,16 +82,16 @@ def from_ranks(ranks: Sequence[float | None]) -> list[float | None]:
 
     None stays None and takes no place; alone, a completion gets None. Raises ValueError for a rank that is no finite number.
     """
-    there = [rank for rank in ranks if rank is not None]
-    if not all(math.isfinite(rank) for rank in there):
+    known_ranks = [rank for rank in ranks if rank is not None]
+    if not all(math.isfinite(rank) for rank in known_ranks):
         raise ValueError(f"ranks {list(ranks)}: expected finite numbers, or None")
-    if len(there) < 2:
+    if len(known_ranks) < 2:
         return [None] * len(ranks)
 
     def worse(rank: float) -> float:
-        return sum((other > rank) + 0.5 * (other == rank) for other in there) - 0.5
+        return sum((other > rank) + 0.5 * (other == rank) for other in known_ranks) - 0.5
 
-    return [None if rank is None else worse(rank) / (len(there) - 1) for rank in ranks]
+    return [None if rank is None else worse(rank) / (len(known_ranks) - 1) for rank in ranks]
 
 
 def rewards(n: int, outcomes: Iterable[tuple[int, int, float]], method: str = "bradley_terry") -> list[float | None]:
@@ -125,14 +125,14 @@ class Preferred:
         row = {name: values[0] for name, values in columns.items()}
         distinct = sorted(set(completions))
         pairs = list(combinations(range(len(distinct)), 2))
-        found = await asyncio.gather(*(self._ask(prompts[0], distinct[i], distinct[j], row) for i, j in pairs))
-        known = [(i, j, outcome) for (i, j), outcome in zip(pairs, found) if outcome is not None]
-        values = rewards(len(distinct), known, self.method)
+        opinions = await asyncio.gather(*(self._ask(prompts[0], distinct[i], distinct[j], row) for i, j in pairs))
+        outcomes = [(i, j, outcome) for (i, j), outcome in zip(pairs, opinions) if outcome is not None]
+        values = rewards(len(distinct), outcomes, self.method)
         return [values[distinct.index(completion)] for completion in completions]
 
     async def _ask(self, prompt: Any, a: str, b: str, row: dict[str, Any]) -> float | None:
-        said = self.compare(prompt, a, b, **row)
-        return await said if inspect.isawaitable(said) else said
+        opinion = self.compare(prompt, a, b, **row)
+        return await opinion if inspect.isawaitable(opinion) else opinion
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

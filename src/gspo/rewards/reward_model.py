@@ -14,7 +14,7 @@ from gspo.agents.trajectories import TrajectoryGroup
 from gspo.config.checks import check_reward_model
 from gspo.config.files import from_dict
 from gspo.config.rewards import RewardModelConfig
-from gspo.rewards.http_client import Failed, Line, key_of
+from gspo.rewards.http_client import Failed, Line, api_key_of
 from gspo.rewards.judge import NO_LIMIT
 from gspo.rewards.transcripts import Messages, conversations, rewarded
 
@@ -37,8 +37,8 @@ class RewardModel:
         self.scorer: Local | Served = Served(self.config) if self.config.url else Local(self.config)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
-        """The score of each completion; None where it is too long, or the server had no answer."""
-        return self.scorer.scores([asked(prompt, completion) for prompt, completion in zip(prompts, completions)])
+        """The score of each completion; None where it is too long, or the server sent none."""
+        return self.scorer.scores([conversation_of(prompt, completion) for prompt, completion in zip(prompts, completions)])
 
     async def score_group(self, group: Any) -> TrajectoryGroup:
         """The group with rewards set, for `model.train`; each conversation is scored as a whole. A trajectory without a
@@ -53,7 +53,7 @@ class RewardModel:
         self.scorer.wait()
 
     def counts(self) -> dict[str, float]:
-        """What was counted since this was last asked: completions that were too long (`too_long`), or the server's answers
+        """What was counted since this was last asked: completions that were too long (`too_long`), or the server's responses
         as a judge's. Warns the first time that a completion is too long.
         """
         return self.scorer.counts()
@@ -109,7 +109,7 @@ class Served:
     """The classifier behind `/classify` of a vLLM server, which applies its chat template. One request a completion."""
 
     def __init__(self, config: RewardModelConfig) -> None:
-        key = key_of(config.key_variable, "reward_model.key_variable")
+        key = api_key_of(config.key_variable, "reward_model.key_variable")
         assert config.url is not None
         self.config = config
         self.line = Line("reward model", config.url, key, config.timeout, config.retries, config.max_concurrent)
@@ -118,7 +118,7 @@ class Served:
     def wait(self) -> None:
         """Asks for one score. Raises ValueError where there is none."""
         try:
-            self.line.run(self._score(asked("1 + 1 = ?", "2"))).result()
+            self.line.run(self._score(conversation_of("1 + 1 = ?", "2"))).result()
         except Failed as error:
             raise ValueError(
                 f"reward_model.url = {self.config.url!r}, reward_model.path = {self.config.path!r}: {error}"
@@ -128,17 +128,17 @@ class Served:
     def scores(self, conversations: Sequence[Messages]) -> list[float | None]:
         """The score of each conversation."""
 
-        async def one(messages: Messages) -> float | None:
+        async def score_or_none(messages: Messages) -> float | None:
             try:
                 return await self._score(messages)
             except Failed as error:
                 self.line.note(str(error))
                 return None
 
-        async def every() -> list[float | None]:
-            return list(await asyncio.gather(*map(one, conversations)))
+        async def every_score() -> list[float | None]:
+            return list(await asyncio.gather(*map(score_or_none, conversations)))
 
-        return self.line.run(every()).result()
+        return self.line.run(every_score()).result()
 
     async def _score(self, messages: Messages) -> float:
         config = self.config
@@ -151,19 +151,19 @@ class Served:
         async def send(client: Any) -> Any:
             return await client.post("/classify", body=body, cast_to=object)
 
-        answer = await self.line.request(send)
+        response = await self.line.request(send)
         try:
-            scores = [float(x) for x in answer["data"][0]["probs"]]
-            self.line.total["tokens"] += int((answer.get("usage") or {}).get("total_tokens") or 0)
+            scores = [float(x) for x in response["data"][0]["probs"]]
+            self.line.total["tokens"] += int((response.get("usage") or {}).get("total_tokens") or 0)
         except (LookupError, TypeError, ValueError, AttributeError):
-            raise Failed("its answer is not that of vLLM's /classify") from None
+            raise Failed("its response is not that of vLLM's /classify") from None
         label = 0 if config.label is None else int(config.label)
         if label >= len(scores) or (config.label is None and len(scores) > 1):
             raise Failed(f"the classifier has {len(scores)} labels: give the number of one as reward_model.label")
         return scores[label]
 
 
-def asked(prompt: Any, completion: str) -> Messages:
+def conversation_of(prompt: Any, completion: str) -> Messages:
     """Prompt and completion as a conversation; a prompt that begins the completion is carried on."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
     if messages and messages[-1].get("role") == "assistant":

@@ -16,8 +16,8 @@ from gspo.config.checks import check_names, nearest
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.reasoning_gym import PREFIX
-from gspo.rewards.graders import Function, Result, Row
-from gspo.rewards.workers import Channel, Thread, Way, Worker, score_rows
+from gspo.rewards.channels import Channel, Thread, Way, Worker, score_rows
+from gspo.rewards.graders import Result, RewardFunction, RewardInput
 from gspo.types import Prompt, Rollout
 
 
@@ -27,10 +27,10 @@ class Rewards:
     Named rewards (`reward.functions`) run in processes that start here, at once and in the background, and
     are killed when a call hangs. `functions` are Python callables, plain or async,
     `f(prompts, completions, **columns) -> list[float | None]`; they run in threads, which cannot be killed
-    but are left behind. Weights are those of the names, then those of the callables. `made`: callables for names that
-    need more than a worker has, such as a model; they run in threads too.
+    but are left behind. Weights are those of the names, then those of the callables. `named_callables`: callables
+    for names that need more than a worker has, such as a model; they run in threads too.
 
-    What a callable may say of itself, as attributes: by_group and spoken (scorers.py); limit, the seconds that a call may
+    What a callable may say of itself, as attributes: by_group and spoken (graders.py); limit, the seconds that a call may
     take in place of reward.timeout; needs, the columns that it asks for, each with the configuration key that names it;
     wait(), called before the run; counts(), numbers for the metrics.
     """
@@ -40,7 +40,7 @@ class Rewards:
         reward: RewardConfig,
         task: TaskConfig,
         functions: Sequence[Callable[..., Any]] = (),
-        made: Mapping[str, Callable[..., Any]] | None = None,
+        named_callables: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         """Raises ValueError when a reward does not suit the task.
 
@@ -65,11 +65,11 @@ class Rewards:
                 f"weights: {', '.join(self.names)}"
             )
         self.weights = dict(zip(self.names, weights))
-        made = made or {}
-        self.specs = {name: spec for name, spec in zip(self.names, specs) if spec not in made}
-        own = {name: made[spec] for name, spec in zip(self.names, specs) if spec in made}
+        named_callables = named_callables or {}
+        self.specs = {name: spec for name, spec in zip(self.names, specs) if spec not in named_callables}
+        own = {name: named_callables[spec] for name, spec in zip(self.names, specs) if spec in named_callables}
         self.callables = own | dict(zip(self.names[len(specs) :], functions))
-        self.functions = {name: Function(f) for name, f in self.callables.items()}
+        self.functions = {name: RewardFunction(f) for name, f in self.callables.items()}
         self.limits = {name: getattr(f, "limit", reward.timeout) for name, f in self.callables.items()}
         for function in self.callables.values():
             self.needs |= getattr(function, "needs", {})
@@ -102,10 +102,10 @@ class Rewards:
 
     def counts(self) -> dict[str, float]:
         """What the callables counted since this was last asked, as `scoring/NAME/...`."""
-        told: dict[str, dict[str, float]] = {
+        counted: dict[str, dict[str, float]] = {
             name: getattr(function, "counts", dict)() for name, function in self.callables.items()
         }
-        return {f"scoring/{name}/{key}": value for name, counts in told.items() for key, value in counts.items()}
+        return {f"scoring/{name}/{key}": value for name, counts in counted.items() for key, value in counts.items()}
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The rollouts with `reward`, `reward_parts` (by name; None: no opinion, or failed) and `error`.
@@ -118,17 +118,17 @@ class Rewards:
         lock = threading.Lock()
         count = 0
 
-        def done(more: int) -> None:
+        def note_results(new: int) -> None:
             nonlocal count
             with lock:
-                count += more
+                count += new
                 if progress is not None:
                     progress(count // len(self.names))
 
         def run(channel: Channel, name: str, spec: str, start: int, stop: int) -> None:
             rows = [_row(rollout) for rollout in rollouts[start:stop]]
             limit = self.limits.get(name, self.timeout)
-            results[name][start:stop] = score_rows(channel, spec, rows, limit, self.ways[name], done)
+            results[name][start:stop] = score_rows(channel, spec, rows, limit, self.ways[name], note_results)
 
         jobs: queue.SimpleQueue[tuple[str, str, int, int]] = queue.SimpleQueue()
         for start, stop in _chunks(rollouts, len(self.workers)):
@@ -138,7 +138,7 @@ class Rewards:
         lanes += [partial(run, thread, name, name, 0, len(rollouts)) for name, thread in self.threads.items()]
         try:
             _in_parallel(lanes)
-        except BaseException:  # Ctrl-C, for one: no answer may be left over for the next call
+        except BaseException:  # Ctrl-C, for one: no result may be left over for the next call
             self.close()
             self._start()
             raise
@@ -146,8 +146,11 @@ class Rewards:
             while way.news:
                 # From this very file, whoever called: the run's log takes the warnings of gspo's own files.
                 warnings.warn(f"reward {name}: {way.news.pop(0)}", stacklevel=1)
-        each = zip(*(results[name] for name in self.names))
-        return [self._scored(rollout, dict(zip(self.names, found))) for rollout, found in zip(rollouts, each)]
+        by_rollout = zip(*(results[name] for name in self.names))
+        return [
+            self._scored(rollout, dict(zip(self.names, rollout_results)))
+            for rollout, rollout_results in zip(rollouts, by_rollout)
+        ]
 
     def _scored(self, rollout: Rollout, results: dict[str, Result]) -> Rollout:
         parts = {name: value for name, (value, _) in results.items()}
@@ -190,9 +193,9 @@ def _distinct(names: list[str]) -> list[str]:
     return [name if (k := names[:i].count(name)) == 0 else f"{name}_{k + 1}" for i, name in enumerate(names)]
 
 
-def _row(rollout: Rollout) -> Row:
+def _row(rollout: Rollout) -> RewardInput:
     prompt = rollout.prompt
-    return Row(prompt.messages, rollout.text, prompt.task, prompt.columns, prompt.opens_thinking, prompt.id)
+    return RewardInput(prompt.messages, rollout.text, prompt.task, prompt.columns, prompt.opens_thinking, prompt.id)
 
 
 def _chunks(rollouts: list[Rollout], count: int) -> list[tuple[int, int]]:

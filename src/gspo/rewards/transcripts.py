@@ -31,23 +31,23 @@ def words_of(message: dict[str, Any]) -> str:
     if not isinstance(content, str):
         content = "".join(str(part.get("text", "")) for part in content)
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    told = [json.dumps(call, ensure_ascii=False, default=str) for call in calls]
-    return "\n".join([content] * bool(content) + told)
+    call_texts = [json.dumps(call, ensure_ascii=False, default=str) for call in calls]
+    return "\n".join([content] * bool(content) + call_texts)
 
 
 def conversations(group: Any) -> list[Messages]:
     """The messages of each trajectory; those of further histories follow the main one's."""
-    found = []
+    transcripts = []
     for trajectory in group:
         histories = (trajectory, *(getattr(trajectory, "additional_histories", None) or ()))
-        found.append([plain(item) for history in histories for item in history.messages_and_choices])
-    return found
+        transcripts.append([plain(item) for history in histories for item in history.messages_and_choices])
+    return transcripts
 
 
-def shared(found: Sequence[Messages]) -> int:
+def common_start(transcripts: Sequence[Messages]) -> int:
     """How many first messages all conversations have in common; at least the last one of each is its own."""
-    most = min((len(messages) for messages in found), default=1) - 1
-    return next((i for i in range(most) if any(one[i] != found[0][i] for one in found)), max(most, 0))
+    most = min((len(messages) for messages in transcripts), default=1) - 1
+    return next((i for i in range(most) if any(messages[i] != transcripts[0][i] for messages in transcripts)), max(most, 0))
 
 
 def rewarded(group: Any, values: Sequence[float | None], name: str = "preference") -> TrajectoryGroup:
@@ -59,12 +59,12 @@ def rewarded(group: Any, values: Sequence[float | None], name: str = "preference
     trajectories = list(group)
     if len(values) != len(trajectories):
         raise ValueError(f"{len(values)} rewards for {len(trajectories)} trajectories: give one for each, or None")
-    made: list[Any] = []
+    results: list[Any] = []
     for trajectory, value in zip(trajectories, values):
         if value is None:
-            made.append(NoOpinion(f"{name} had no opinion on it"))
+            results.append(NoOpinion(f"{name} had no opinion on it"))
             continue
-        one = copy.copy(trajectory)
-        one.reward, one.metrics = float(value), {**trajectory.metrics, name: float(value)}
-        made.append(one)
-    return TrajectoryGroup([*made, *getattr(group, "exceptions", ())], getattr(group, "metadata", None))
+        copied = copy.copy(trajectory)
+        copied.reward, copied.metrics = float(value), {**trajectory.metrics, name: float(value)}
+        results.append(copied)
+    return TrajectoryGroup([*results, *getattr(group, "exceptions", ())], getattr(group, "metadata", None))

@@ -16,12 +16,12 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from gspo.agents.calls import Call
-from gspo.agents.chat import Asked, Chat
+from gspo.agents.calls import Call, usage
+from gspo.agents.chat import Chat, TurnOptions
 from gspo.config.training import ServeConfig
 from gspo.ports import SamplerError
 from gspo.serving.limits import Limits, failed
-from gspo.serving.schema import Asking, ChatRequest, CompletionRequest, Failure, TrainRequest
+from gspo.serving.schema import ChatRequest, CompletionRequest, Failure, SamplingRequest, TrainRequest
 
 T = TypeVar("T")
 Train = Callable[[TrainRequest], Awaitable[dict[str, Any]]]
@@ -35,7 +35,7 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
     _errors(app)
     app.openapi = lambda: _described(app, name)  # type: ignore[method-assign]
 
-    def checked(request: Asking) -> None:
+    def checked(request: SamplingRequest) -> None:
         if request.model != name:
             raise HTTPException(404, f"the model {request.model!r:.80} is not served here: it is {name!r}")
 
@@ -56,24 +56,24 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
     @app.post("/v1/chat/completions", **ASKED)
     async def chat_completions(request: ChatRequest, http: Request) -> Any:
         checked(request)
-        messages = [_asked_message(message.model_dump(exclude_none=True)) for message in request.messages]
+        messages = [_without_developer(message.model_dump(exclude_none=True)) for message in request.messages]
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
-        asked = _asked(request, request.max_completion_tokens or request.max_tokens)
+        options = _turn_options(request, request.max_completion_tokens or request.max_tokens)
         id = f"chatcmpl-{secrets.token_hex(12)}"
-        calls = await _while_there(http, chat.answer(messages, tools, asked, request.n, id), config.timeout)
+        calls = await _while_there(http, chat.turn(messages, tools, options, request.n, id), config.timeout)
         choices = [_choice(i, call, chat, bool(request.logprobs)) for i, call in enumerate(calls)]
-        answer = _answer(id, "chat.completion", name, choices, calls)
-        return StreamingResponse(_chat_events(answer), media_type="text/event-stream") if request.stream else answer
+        body = _response_body(id, "chat.completion", name, choices, calls)
+        return StreamingResponse(_chat_events(body), media_type="text/event-stream") if request.stream else body
 
     @app.post("/v1/completions", **ASKED)
     async def completions(request: CompletionRequest, http: Request) -> Any:
         checked(request)
         id = f"cmpl-{secrets.token_hex(12)}"
-        asked = _asked(request, request.max_tokens)
-        calls = await _while_there(http, chat.complete(request.prompt, asked, request.n, id), config.timeout)
+        options = _turn_options(request, request.max_tokens)
+        calls = await _while_there(http, chat.complete(request.prompt, options, request.n, id), config.timeout)
         choices = [_text_choice(i, call, chat, request.logprobs is not None) for i, call in enumerate(calls)]
-        answer = _answer(id, "text_completion", name, choices, calls)
-        return StreamingResponse(_events(answer, choices), media_type="text/event-stream") if request.stream else answer
+        body = _response_body(id, "text_completion", name, choices, calls)
+        return StreamingResponse(_events(body, choices), media_type="text/event-stream") if request.stream else body
 
     if train is not None:
 
@@ -87,17 +87,17 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
 REFUSED: dict[int, str] = {
     400: "it cannot be read, or not be granted", 401: "no or another API key", 404: "there is no such model",
     408: "the body never ended", 413: "the body is too large", 429: "too many requests at once",
-    499: "the client went away", 503: "the sampler is lost", 504: "no answer in time",
+    499: "the client went away", 503: "the sampler is lost", 504: "no response in time",
 }  # fmt: skip
 
 
 def _route(*statuses: int) -> dict[str, Any]:
     """What the documentation says of a route that needs the key. The middleware looks at it."""
-    told: dict[int | str, Any] = {status: {"model": Failure, "description": REFUSED[status]} for status in statuses}
-    return {"responses": told, "dependencies": [Depends(HTTPBearer(auto_error=False))]}
+    responses: dict[int | str, Any] = {status: {"model": Failure, "description": REFUSED[status]} for status in statuses}
+    return {"responses": responses, "dependencies": [Depends(HTTPBearer(auto_error=False))]}
 
 
-STREAM = {200: {"description": "an answer, as JSON or as a stream", "content": {"text/event-stream": {}}}}
+STREAM = {200: {"description": "a response, as JSON or as a stream", "content": {"text/event-stream": {}}}}
 NEEDS_KEY, SENT = _route(401, 404, 429), _route(*REFUSED)
 ASKED = SENT | {"responses": SENT["responses"] | STREAM}
 
@@ -105,30 +105,34 @@ ASKED = SENT | {"responses": SENT["responses"] | STREAM}
 def _described(app: FastAPI, name: str) -> dict[str, Any]:
     """The OpenAPI document: it knows the one model there is, and that we answer 400 where FastAPI has 422."""
     if app.openapi_schema is None:
-        made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        schemas = made["components"]["schemas"]
-        asked = [schemas[request.__name__]["properties"]["model"] for request in (ChatRequest, CompletionRequest)]
-        for path in made["paths"].values():
+        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schemas = document["components"]["schemas"]
+        model_fields = [schemas[request.__name__]["properties"]["model"] for request in (ChatRequest, CompletionRequest)]
+        for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
-                asked += [one["schema"] for one in operation.get("parameters", ()) if one["name"] == "model"]
-        for field in asked:
+                model_fields += [
+                    parameter["schema"] for parameter in operation.get("parameters", ()) if parameter["name"] == "model"
+                ]
+        for field in model_fields:
             field["enum"] = [name]
-        app.openapi_schema = made
+        app.openapi_schema = document
     return app.openapi_schema
 
 
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        told = [f"{'.'.join(str(at) for at in one['loc'][1:]) or 'body'}: {one['msg']}" for one in error.errors()[:5]]
-        return failed(400, "; ".join(told))
+        problems = [
+            f"{'.'.join(str(at) for at in problem['loc'][1:]) or 'body'}: {problem['msg']}" for problem in error.errors()[:5]
+        ]
+        return failed(400, "; ".join(problems))
 
     @app.exception_handler(AnyHTTPException)
     async def refused(request: Request, error: AnyHTTPException) -> JSONResponse:
-        answer = failed(error.status_code, str(error.detail))
-        answer.headers.update(error.headers or {})
-        return answer
+        response = failed(error.status_code, str(error.detail))
+        response.headers.update(error.headers or {})
+        return response
 
     @app.exception_handler(ValueError)
     async def wrong(request: Request, error: ValueError) -> JSONResponse:
@@ -143,28 +147,28 @@ def _errors(app: FastAPI) -> None:
         return failed(500, f"{type(error).__name__}: {error}")
 
 
-async def _while_there(http: Request, answering: Awaitable[T], timeout: float) -> T:
-    """What is answered, unless the client goes away or it takes too long: then it is given up."""
-    task = asyncio.ensure_future(answering)
-    gone = asyncio.ensure_future(http.receive())  # the body was read: what comes next is the end of the connection
+async def _while_there(http: Request, work: Awaitable[T], timeout: float) -> T:
+    """What the work gives, unless the client goes away or it takes too long: then it is given up."""
+    task = asyncio.ensure_future(work)
+    disconnected = asyncio.ensure_future(http.receive())  # the body was read: what comes next is the end of the connection
     try:
-        done, _ = await asyncio.wait([task, gone], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([task, disconnected], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if task in done:
             return task.result()
-        if gone in done:
+        if disconnected in done:
             raise HTTPException(499, "the client went away")
-        raise HTTPException(504, f"no answer within {timeout:g} seconds (serve.timeout)")
+        raise HTTPException(504, f"no response within {timeout:g} seconds (serve.timeout)")
     finally:
         task.cancel()
-        gone.cancel()
+        disconnected.cancel()
 
 
-def _asked(request: Asking, most: int | None) -> Asked:
+def _turn_options(request: SamplingRequest, most: int | None) -> TurnOptions:
     seed = None if request.seed is None else request.seed % (1 << 64)
-    return Asked(most, request.temperature, request.top_p, request.top_k, request.ends, seed)
+    return TurnOptions(most, request.temperature, request.top_p, request.top_k, request.ends, seed)
 
 
-def _asked_message(message: dict[str, Any]) -> dict[str, Any]:
+def _without_developer(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"role": "system"} if message["role"] == "developer" else message
 
 
@@ -180,11 +184,11 @@ def _reason(call: Call) -> str:
 
 def _likelihoods(call: Call, chat: Chat) -> list[dict[str, Any]]:
     rollout = call.rollout
-    found = []
+    entries = []
     for token, logp in zip(rollout.tokens[rollout.sampled].tolist(), rollout.logp[rollout.sampled].tolist()):
         text = chat.decode([token])
-        found.append({"token": text, "logprob": logp, "bytes": list(text.encode()), "top_logprobs": []})
-    return found
+        entries.append({"token": text, "logprob": logp, "bytes": list(text.encode()), "top_logprobs": []})
+    return entries
 
 
 def _choice(index: int, call: Call, chat: Chat, logprobs: bool) -> dict[str, Any]:
@@ -199,27 +203,30 @@ def _choice(index: int, call: Call, chat: Chat, logprobs: bool) -> dict[str, Any
 
 
 def _text_choice(index: int, call: Call, chat: Chat, logprobs: bool) -> dict[str, Any]:
-    found = None
+    likelihoods = None
     if logprobs:
-        each = _likelihoods(call, chat)
-        found = {"tokens": [one["token"] for one in each], "token_logprobs": [one["logprob"] for one in each]}
-    reason = "length" if call.rollout.stop == "length" else "stop"
-    return {"index": index, "id": call.id, "text": call.message["content"], "finish_reason": reason, "logprobs": found}
-
-
-def _answer(id: str, kind: str, name: str, choices: list[dict[str, Any]], calls: list[Call]) -> dict[str, Any]:
-    read, sampled = len(calls[0].rollout.prompt.tokens), sum(call.sampled for call in calls)
-    usage = {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
+        entries = _likelihoods(call, chat)
+        likelihoods = {
+            "tokens": [entry["token"] for entry in entries],
+            "token_logprobs": [entry["logprob"] for entry in entries],
+        }
     return {
-        "id": id, "object": kind, "created": int(time.time()), "model": name, "choices": choices, "usage": usage,
+        "index": index, "id": call.id, "text": call.message["content"], "finish_reason": _reason(call),
+        "logprobs": likelihoods,
+    }  # fmt: skip
+
+
+def _response_body(id: str, kind: str, name: str, choices: list[dict[str, Any]], calls: list[Call]) -> dict[str, Any]:
+    return {
+        "id": id, "object": kind, "created": int(time.time()), "model": name, "choices": choices, "usage": usage(calls),
         "system_fingerprint": f"version-{int(calls[0].rollout.version.max())}",
     }  # fmt: skip
 
 
-async def _chat_events(answer: dict[str, Any]) -> AsyncIterator[str]:
-    """A whole answer as the events of a stream."""
+async def _chat_events(body: dict[str, Any]) -> AsyncIterator[str]:
+    """A whole response as the events of a stream."""
     pieces = []
-    for choice in answer["choices"]:
+    for choice in body["choices"]:
         message, shared = choice["message"], {"index": choice["index"], "id": choice["id"], "finish_reason": None}
         pieces.append({**shared, "delta": {"role": "assistant", "content": ""}, "logprobs": None})
         if message["content"]:
@@ -228,13 +235,13 @@ async def _chat_events(answer: dict[str, Any]) -> AsyncIterator[str]:
             numbered = [{"index": i, **call} for i, call in enumerate(message["tool_calls"])]
             pieces.append({**shared, "delta": {"tool_calls": numbered}, "logprobs": None})
         pieces.append({**shared, "delta": {}, "finish_reason": choice["finish_reason"], "logprobs": None})
-    async for event in _events(answer | {"object": "chat.completion.chunk"}, pieces):
+    async for event in _events(body | {"object": "chat.completion.chunk"}, pieces):
         yield event
 
 
-async def _events(answer: dict[str, Any], pieces: list[dict[str, Any]]) -> AsyncIterator[str]:
+async def _events(body: dict[str, Any], pieces: list[dict[str, Any]]) -> AsyncIterator[str]:
     for piece in pieces:
-        chunk = {name: value for name, value in answer.items() if name != "usage"} | {"choices": [piece]}
+        chunk = {name: value for name, value in body.items() if name != "usage"} | {"choices": [piece]}
         yield f"data: {json.dumps(chunk)}\n\n"
-    yield f"data: {json.dumps(answer | {'choices': []})}\n\n"  # usage comes last
+    yield f"data: {json.dumps(body | {'choices': []})}\n\n"  # usage comes last
     yield "data: [DONE]\n\n"

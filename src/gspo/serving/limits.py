@@ -35,14 +35,14 @@ class Limits:
         self.app, self.key, self.config, self.running = app, key, config, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request through, or answers it."""
+        """Lets a request through, or refuses it."""
         if scope["type"] != "http" or scope["path"] in self.open:
             await self.app(scope, receive, send)
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
-        given = headers.get(b"authorization", b"")
+        authorization = headers.get(b"authorization", b"")
         refused = None
-        if not secrets.compare_digest(given, b"Bearer " + self.key.encode()):
+        if not secrets.compare_digest(authorization, b"Bearer " + self.key.encode()):
             refused = failed(401, "no or another API key: send the one of this run as a bearer token")
         elif int(headers.get(b"content-length", b"0") or 0) > self.config.max_body:
             refused = self._large()
@@ -59,18 +59,18 @@ class Limits:
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A body without a length is counted as it comes, and one that never ends is given up."""
-        seen, whole = 0, False
+        received, complete = 0, False
 
         async def counted() -> Message:
-            nonlocal seen, whole
+            nonlocal received, complete
             try:
-                message = await asyncio.wait_for(receive(), None if whole else self.config.timeout)
+                message = await asyncio.wait_for(receive(), None if complete else self.config.timeout)
             except TimeoutError:
-                told = f"the body was not there within {self.config.timeout:g} seconds (serve.timeout)"
-                raise HTTPException(408, told) from None
-            whole = not message.get("more_body", False)
-            seen += len(message.get("body", b""))
-            if seen > self.config.max_body:
+                problem = f"the body was not there within {self.config.timeout:g} seconds (serve.timeout)"
+                raise HTTPException(408, problem) from None
+            complete = not message.get("more_body", False)
+            received += len(message.get("body", b""))
+            if received > self.config.max_body:
                 raise HTTPException(413, self._too_large)
             return message
 

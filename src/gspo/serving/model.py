@@ -19,7 +19,7 @@ from gspo.agents.calls import Calls
 from gspo.agents.chat import Chat
 from gspo.agents.gather import Gathered, gather
 from gspo.agents.matching import matched
-from gspo.agents.trajectories import LEVELS, History, TrainConfig, Trajectory, TrajectoryGroup
+from gspo.agents.trajectories import LEVELS, History, TrainCall, Trajectory, TrajectoryGroup
 from gspo.build.samplers import speaker_of
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
@@ -66,18 +66,18 @@ class ServedModel:
             raise AttributeError(f"a gspo model has no {name}: what ART calls so is {art_compat.MEMBERS[name]} here")
         raise AttributeError(f"a gspo model has no {name}")
 
-    async def gather(self, groups: Iterable[Iterable[Awaitable[Any]]], **how: Any) -> Gathered:
+    async def gather(self, groups: Iterable[Iterable[Awaitable[Any]]], **options: Any) -> Gathered:
         """gspo.gather, shown on the run's screen, with what fails in its log."""
-        return await gather(groups, progress=self.run.screen.phase, tell=self.run.log.warn, **how)
+        return await gather(groups, progress=self.run.screen.phase, tell=self.run.log.warn, **options)
 
-    async def train(self, groups: Iterable[Any], config: Any = None, **more: Any) -> Metrics:
+    async def train(self, groups: Iterable[Any], config: Any = None, **settings: Any) -> Metrics:
         """One step on these groups of trajectories (gspo's or ART's). Returns its metrics.
 
-        config: a TrainConfig, gspo's or ART's; its fields may be given as arguments as well. Raises ValueError for what
+        config: a TrainCall, or ART's TrainConfig; its fields may be given as arguments as well. Raises ValueError for what
         cannot be set for one call, and where nothing of the groups can be trained on, with the reasons; what else is left
-        out is counted in the metrics and named in the log. Answers are trained on once.
+        out is counted in the metrics and named in the log. Turns are trained on once.
         """
-        return await asyncio.to_thread(self._train, list(groups), art_compat.settings(config, more))
+        return await asyncio.to_thread(self._train, list(groups), art_compat.settings(config, settings))
 
     async def log(
         self, groups: Iterable[Any] | None = None, split: str = "val", *, metrics: Mapping[str, float] | None = None,
@@ -87,55 +87,57 @@ class ServedModel:
 
         step: it belongs to; None: the newest. Raises ValueError where there is nothing to note.
         """
-        every: list[Any] = []
+        trajectories: list[Any] = []
         for group in groups or ():
-            every += group if isinstance(group, (list, tuple)) else getattr(group, "trajectories", [group])
-        every = [one for one in every if not isinstance(one, BaseException)]
-        if not every and not metrics:
+            trajectories += group if isinstance(group, (list, tuple)) else getattr(group, "trajectories", [group])
+        trajectories = [trajectory for trajectory in trajectories if not isinstance(trajectory, BaseException)]
+        if not trajectories and not metrics:
             raise ValueError("log: there is no trajectory, and no metrics are given")
         numbers: dict[str, list[float]] = {}
-        for one in every:
-            for name, value in {"reward": one.reward, **one.metrics}.items():
+        for trajectory in trajectories:
+            for name, value in {"reward": trajectory.reward, **trajectory.metrics}.items():
                 numbers.setdefault(name, []).append(float(value))
-        found = {name: sum(values) / len(values) for name, values in numbers.items()} | dict(metrics or {})
-        found = {f"{split}/{name}": value for name, value in found.items()}
-        self.run.log.metrics({"step": self.step if step is None else step} | found)
-        return found
+        averages = {name: sum(values) / len(values) for name, values in numbers.items()} | dict(metrics or {})
+        averages = {f"{split}/{name}": value for name, value in averages.items()}
+        self.run.log.metrics({"step": self.step if step is None else step} | averages)
+        return averages
 
     def save(self) -> None:
         """A checkpoint, from which `resume=True` goes on."""
         with self._turn:
             save(self.run)
 
-    def _train(self, groups: list[Any], config: TrainConfig) -> Metrics:
+    def _train(self, groups: list[Any], config: TrainCall) -> Metrics:
         with self._turn:
             run = self.run
-            level, asked = run.row.level, config.importance_sampling_level
-            if asked is not None and asked != level:
-                known = LEVELS.get(asked)
-                remedy = f'make the run with algorithm.name = "{known}"' if known else f"allowed are {', '.join(LEVELS)}"
+            level, asked_level = run.row.level, config.importance_sampling_level
+            if asked_level is not None and asked_level != level:
+                algorithm = LEVELS.get(asked_level)
+                remedy = (
+                    f'make the run with algorithm.name = "{algorithm}"' if algorithm else f"allowed are {', '.join(LEVELS)}"
+                )
                 raise ValueError(
-                    f"importance_sampling_level = {asked!r}: this run's algorithm, {run.config.algorithm.name}, is of level "
-                    f"{level!r}; {remedy}"
+                    f"importance_sampling_level = {asked_level!r}: this run's algorithm, {run.config.algorithm.name}, is of "
+                    f"level {level!r}; {remedy}"
                 )
             oldest = run.sampler.version - run.config.serve.max_age
-            found = matched(groups, self.chat.calls, self._trained, oldest)
-            if not found.groups:
-                raise ValueError(f"there is nothing to train on: {found.reasons() or 'no group was given'}")
-            if found.reasons():
-                run.log.warn(f"step {run.step + 1} leaves out {found.reasons()}")
+            result = matched(groups, self.chat.calls, self._trained, oldest)
+            if not result.groups:
+                raise ValueError(f"there is nothing to train on: {result.reasons() or 'no group was given'}")
+            if result.reasons():
+                run.log.warn(f"step {run.step + 1} leaves out {result.reasons()}")
             with self.still, self._scaled(config.learning_rate):
-                metrics, over = trainer.advance(run, self.source.give(found.groups))
-                self._trained |= found.calls
+                metrics, collapsed = trainer.advance(run, self.source.give(result.groups))
+                self._trained |= result.calls
                 self.chat.calls.forget(run.sampler.version - run.config.serve.max_age)
                 if run.step % run.config.train.save_every == 0:
                     save(run, needed=False)
-            if over:
+            if collapsed:
                 raise RuntimeError(f"the run collapsed and was stopped: see {self.folder / 'events.jsonl'}")
             return metrics | {
-                "answers/trained": len(found.calls),
-                "answers/left_out": sum(found.left_out.values()),
-                "trajectories/left_out": sum(found.unusable.values()) + found.failed,
+                "turns/trained": len(result.calls),
+                "turns/left_out": sum(result.left_out.values()),
+                "trajectories/left_out": sum(result.unusable.values()) + result.failed,
             }
 
     @contextmanager
@@ -159,21 +161,21 @@ def served(run: Run, source: ExternalSource, encoder: Encoder, context: int | No
     with ExitStack() as stack:
         speaker = stack.enter_context(speaker_of(config, run.sampler))
         chat = Chat(speaker, encoder, run.sampling, context, Calls())
-        made: list[ServedModel] = []
+        models: list[ServedModel] = []
 
         async def train(request: TrainRequest) -> dict[str, Any]:
             groups = [
-                TrajectoryGroup(_trajectory(one.model_dump(exclude_none=True)) for one in group.trajectories)
+                TrajectoryGroup(_trajectory(trajectory.model_dump(exclude_none=True)) for trajectory in group.trajectories)
                 for group in request.groups
             ]
-            how = TrainConfig(request.learning_rate, request.importance_sampling_level)
-            metrics = await made[0].train(groups, how)
+            settings = TrainCall(request.learning_rate, request.importance_sampling_level)
+            metrics = await models[0].train(groups, settings)
             return {"step": metrics["step"], "metrics": _finite(metrics)}
 
         app = application(chat, config.serve.name, key, config.serve, train)
         url = stack.enter_context(listening(app, config))
-        made.append(ServedModel(run, source, chat, speaker.still, f"{url}/v1", key))
-        yield made[0]
+        models.append(ServedModel(run, source, chat, speaker.still, f"{url}/v1", key))
+        yield models[0]
 
 
 @contextmanager
@@ -207,7 +209,7 @@ def _run(server: uvicorn.Server) -> None:
 
 
 def _trajectory(body: dict[str, Any]) -> Trajectory:
-    return Trajectory(**(body | {"additional_histories": [History(**one) for one in body["additional_histories"]]}))
+    return Trajectory(**(body | {"additional_histories": [History(**history) for history in body["additional_histories"]]}))
 
 
 def _finite(value: Any) -> Any:

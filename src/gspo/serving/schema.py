@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, T
 
 from gspo.agents.request_options import HARMLESS, NEUTRAL, check_granted
 
-MOST_ANSWERS = 128
+MOST_TURNS = 128
 DEEPEST = 100  # levels of a JSON value; Python's own limit is not far beyond
 COOLEST = 0.01  # least temperature above 0: logits divided by less overflow
 Text = Annotated[str, Field(max_length=1 << 22)]
@@ -30,15 +30,15 @@ def all_sound(value: Any, deep: int = 0) -> None:
     if isinstance(value, str):
         sound(value)
     elif isinstance(value, dict):
-        for name, one in value.items():
+        for name, item in value.items():
             sound(name)
-            all_sound(one, deep + 1)
+            all_sound(item, deep + 1)
     elif isinstance(value, list):
-        for one in value:
-            all_sound(one, deep + 1)
+        for item in value:
+            all_sound(item, deep + 1)
 
 
-class Part(BaseModel):
+class TextPart(BaseModel):
     """A part of a message: text."""
 
     model_config = ConfigDict(extra="forbid")
@@ -54,7 +54,7 @@ class FunctionCall(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """A tool call of an earlier answer."""
+    """A tool call of an earlier turn."""
 
     model_config = ConfigDict(extra="allow")
     id: str = ""
@@ -62,12 +62,12 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
 
-class Said(BaseModel):
+class BaseMessage(BaseModel):
     """A message of a conversation."""
 
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[Part] | None = None
+    content: Text | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -81,7 +81,7 @@ SAYS_SOMETHING: dict[str, Any] = {
 }
 
 
-class ChatMessage(Said):
+class ChatMessage(BaseMessage):
     """A message for the policy to read."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=SAYS_SOMETHING)
@@ -93,7 +93,7 @@ class ChatMessage(Said):
         return self
 
 
-class Function(BaseModel):
+class ToolFunction(BaseModel):
     """A function that the policy may call."""
 
     model_config = ConfigDict(extra="allow")
@@ -106,7 +106,7 @@ class Tool(BaseModel):
     """A tool that the policy may call."""
 
     type: Literal["function"]
-    function: Function
+    function: ToolFunction
 
 
 def _tell_extras(schema: dict[str, Any]) -> None:
@@ -115,12 +115,12 @@ def _tell_extras(schema: dict[str, Any]) -> None:
     schema["additionalProperties"] = False
 
 
-class Asking(BaseModel):
+class SamplingRequest(BaseModel):
     """What both kinds of request share."""
 
     model_config = ConfigDict(extra="allow", strict=True, json_schema_extra=_tell_extras)
     model: str
-    n: int = Field(1, ge=1, le=MOST_ANSWERS)
+    n: int = Field(1, ge=1, le=MOST_TURNS)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, le=1 << 30)
@@ -145,18 +145,18 @@ class Asking(BaseModel):
         return stop
 
     @model_validator(mode="after")
-    def _grantable(self) -> Asking:
+    def _grantable(self) -> SamplingRequest:
         all_sound(self.model_dump())
         check_granted(self.model_extra or {})
         return self
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The strings that end an answer."""
+        """The strings that end a turn."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class ChatRequest(Asking):
+class ChatRequest(SamplingRequest):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
@@ -165,15 +165,15 @@ class ChatRequest(Asking):
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 30)
 
 
-class CompletionRequest(Asking):
+class CompletionRequest(SamplingRequest):
     """POST /v1/completions."""
 
     prompt: Annotated[Text, Field(min_length=1)]
     logprobs: int | None = Field(None, ge=0, le=1)
 
 
-class HandedMessage(Said):
-    """A message that an agent hands back; an answer may have the id of its choice."""
+class HandedMessage(BaseMessage):
+    """A message that an agent hands back; a turn may have the id of its choice."""
 
     id: str | None = None
 
@@ -183,7 +183,7 @@ class HandedChoice(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     id: str | None = None
-    message: Said
+    message: BaseMessage
 
 
 def _kind(item: Any) -> str:

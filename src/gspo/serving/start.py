@@ -29,9 +29,9 @@ def serve(
     Arguments as in gspo.train; no task is needed. On leaving, a checkpoint and the model are written. Raises ValueError for
     what cannot work, before anything starts.
     """
-    made = configured(config, sections, model, tokenizer)
-    check_serving(made)
-    return Serving(made, resume, Given(model, tokenizer))
+    resolved = configured(config, sections, model, tokenizer)
+    check_serving(resolved)
+    return Serving(resolved, resume, Given(model, tokenizer))
 
 
 class Serving:

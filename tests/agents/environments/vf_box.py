@@ -15,7 +15,7 @@ class BoxTools(vf.Toolset[vf.ToolsetConfig]):
 class BoxTask(vf.Task[vf.TaskData]):
     @vf.reward
     async def right(self, trace: vf.Trace) -> float:
-        return float("42" in trace.last_completion)
+        return float("42" in trace.last_reply)
 
     @vf.metric
     async def tools(self, trace: vf.Trace) -> float:

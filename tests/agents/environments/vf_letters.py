@@ -17,15 +17,15 @@ class LetterTask(vf.Task[Data]):
             raise RuntimeError("the rubric fell over")
         if self.data.fault == "sleeps":
             await asyncio.sleep(30)
-        return trace.last_completion.count(self.data.letter) / max(1, len(trace.last_completion))
+        return trace.last_reply.count(self.data.letter) / max(1, len(trace.last_reply))
 
     @vf.reward(weight=0.5)
     async def upper(self, trace: vf.Trace) -> float:
-        return float(any(c.isupper() for c in trace.last_completion))
+        return float(any(c.isupper() for c in trace.last_reply))
 
     @vf.metric
     async def length(self, trace: vf.Trace) -> float:
-        return float(len(trace.last_completion))
+        return float(len(trace.last_reply))
 
 
 class Config(vf.TasksetConfig):

@@ -1,4 +1,4 @@
-"""Calls that can be given up: in a process that can be killed, or in a thread that can be left behind."""
+"""Where reward functions run, so that a call can be given up: processes that can be killed, threads that can be left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.processes import kill, spawn
-from gspo.rewards.graders import BATCH, SINGLY, Function, Late, Message, Result, Row
+from gspo.rewards.graders import BATCH, SINGLY, Late, NextResults, Result, RewardFunction, RewardInput
 
 START = 300.0
 """Seconds that a worker may take to import what it needs."""
@@ -41,19 +41,19 @@ class Way:
         self.level = BATCH
         self.grouped = False
         self.news: list[str] = []
-        self._told: set[bool] = set()
+        self._announced: set[bool] = set()
 
     def failed(self, count: int, why: str, late: bool) -> None:
         """A call for `count` completions failed, and each gets one of its own."""
-        if late in self._told:
+        if late in self._announced:
             return
-        self._told.add(late)
-        each = "prompt" if self.grouped else "completion"
+        self._announced.add(late)
+        unit = "prompt" if self.grouped else "completion"
         self.news.append(
-            f"a call for {count} completions {why} (reward.timeout) and was given up. From now on each {each} gets a call "
+            f"a call for {count} completions {why} (reward.timeout) and was given up. From now on each {unit} gets a call "
             "of its own. Raise reward.timeout to wait for all at once, or make the function handle a single bad completion"
             if late
-            else f"a call for {count} completions failed ({why}), so each {each} got a call of its own. "
+            else f"a call for {count} completions failed ({why}), so each {unit} got a call of its own. "
             "Make the function handle a single bad completion, by returning None for it"
         )
 
@@ -61,11 +61,11 @@ class Way:
 class Channel(Protocol):
     """Where reward functions run."""
 
-    def send(self, name: str, rows: list[Row], level: int) -> None:
+    def send(self, name: str, rows: list[RewardInput], level: int) -> None:
         """Ask for the scores of `rows`."""
         ...
 
-    def receive(self, timeout: float) -> Message:
+    def receive(self, timeout: float) -> NextResults:
         """The next results, within `timeout` seconds. Raises Late or Lost."""
         ...
 
@@ -75,13 +75,13 @@ class Channel(Protocol):
 
 
 def score_rows(
-    channel: Channel, name: str, rows: list[Row], timeout: float, way: Way, done: Callable[[int], None]
+    channel: Channel, name: str, rows: list[RewardInput], timeout: float, way: Way, note_results: Callable[[int], None]
 ) -> list[Result]:
     """Each row's result by the function `name`; only a row whose own call fails, hangs or crashes has an
     error.
 
-    timeout: seconds that one call may take. way: how the function is called; time-outs change it. done: told how many
-    more rows have a result.
+    timeout: seconds that one call may take. way: how the function is called; time-outs change it. note_results: told how
+    many more rows have a result.
     """
     results: list[Result] = []
     level, late, lost = way.level, False, 0
@@ -104,7 +104,7 @@ def score_rows(
                 if late:
                     way.level = max(way.level, level)
                 results += message.results
-                done(len(message.results))
+                note_results(len(message.results))
             return results
         except (Late, Lost) as error:
             channel.restart()
@@ -114,16 +114,16 @@ def score_rows(
                 continue
             lost += 1
             blamed = _group(rows[len(results) :]) if way.grouped else 1
-            more: list[Result] = [(None, str(error))] * blamed
+            blamed_results: list[Result] = [(None, str(error))] * blamed
             if lost == MAX_LOST:
                 skipped = None, f"not scored: {lost} calls before it hung or crashed"
-                more += [skipped] * (len(rows) - len(results) - blamed)
-        results += more
-        done(len(more))
+                blamed_results += [skipped] * (len(rows) - len(results) - blamed)
+        results += blamed_results
+        note_results(len(blamed_results))
     return results
 
 
-def _group(rows: list[Row]) -> int:
+def _group(rows: list[RewardInput]) -> int:
     """How many of the rows, from the first on, are completions to the same prompt."""
     return next((i for i, row in enumerate(rows) if row.group != rows[0].group), len(rows))
 
@@ -150,7 +150,7 @@ class Worker:
             raise ValueError(problem)
         self.ready = True
 
-    def send(self, name: str, rows: list[Row], level: int) -> None:
+    def send(self, name: str, rows: list[RewardInput], level: int) -> None:
         """Ask for scores. Raises ValueError for a column that cannot be sent to another process."""
         self.wait()
         try:
@@ -160,7 +160,7 @@ class Worker:
         with contextlib.suppress(OSError):  # dead: `receive` says so
             self.connection.send_bytes(data)
 
-    def receive(self, timeout: float) -> Message:
+    def receive(self, timeout: float) -> NextResults:
         """The next results. Raises Late or Lost, or ValueError when the rows hold what the worker cannot import."""
         message = self._read(timeout, self.limit)
         if message[0] == "unreadable":
@@ -176,8 +176,8 @@ class Worker:
             code = None
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self.process.wait(1)
-            how = "exit status {code}" if code is None or code >= 0 else signal.Signals(-code).name
-            raise Lost(f"its process died ({how.format(code=code)})") from None
+            status = "exit status {code}" if code is None or code >= 0 else signal.Signals(-code).name
+            raise Lost(f"its process died ({status.format(code=code)})") from None
 
     def restart(self) -> None:
         """Kill the process and start another. Raises RuntimeError once closed."""
@@ -198,23 +198,23 @@ class Worker:
 class Thread:
     """A daemon thread for a Python callable. One that hangs is left behind: Python cannot kill it."""
 
-    def __init__(self, function: Function, timeout: float) -> None:
+    def __init__(self, function: RewardFunction, timeout: float) -> None:
         self.function, self.timeout = function, timeout
         self.closed = False
         self._start()
 
     def _start(self) -> None:
-        self.inbox: queue.SimpleQueue[tuple[list[Row], int] | None] = queue.SimpleQueue()
-        self.outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.left = threading.Event()
-        arguments = (self.function, self.timeout, self.inbox, self.outbox, self.left)
+        self.inbox: queue.SimpleQueue[tuple[list[RewardInput], int] | None] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[NextResults] = queue.SimpleQueue()
+        self.abandoned = threading.Event()
+        arguments = (self.function, self.timeout, self.inbox, self.outbox, self.abandoned)
         threading.Thread(target=_serve, args=arguments, daemon=True).start()
 
-    def send(self, name: str, rows: list[Row], level: int) -> None:
+    def send(self, name: str, rows: list[RewardInput], level: int) -> None:
         """Ask for scores."""
         self.inbox.put((rows, level))
 
-    def receive(self, timeout: float) -> Message:
+    def receive(self, timeout: float) -> NextResults:
         """The next results. Raises Late."""
         try:
             return self.outbox.get(timeout=timeout)
@@ -234,15 +234,15 @@ class Thread:
         self._leave()
 
     def _leave(self) -> None:
-        self.left.set()
+        self.abandoned.set()
         self.inbox.put(None)
 
 
-def _serve(function: Function, timeout: float, inbox: Any, outbox: Any, left: threading.Event) -> None:
+def _serve(function: RewardFunction, timeout: float, inbox: Any, outbox: Any, abandoned: threading.Event) -> None:
     with asyncio.Runner() as runner:
         while (request := inbox.get()) is not None:
             rows, level = request
             for message in function.stream(rows, level, runner, timeout):
-                if left.is_set():
+                if abandoned.is_set():
                     return
                 outbox.put(message)
