@@ -183,10 +183,10 @@ def main() -> None:
                 prompts = make_prompts(model, rows // G, prompt)
                 engines = [e for e in args.engines if e != "continuous" or case == "equal"]
                 runs = {engine: ENGINES[engine](model, prompts, completion, stop_ids) for engine in engines}
-                found = compare(runs, args.repeats, clock)
-                results.append({"model": name, "case": case, "rows": rows, "engines": found})
+                by_engine = compare(runs, args.repeats, clock)
+                results.append({"model": name, "case": case, "rows": rows, "engines": by_engine})
                 line = ", ".join(
-                    f"{e} {v['tokens_per_second']:,.0f} tok/s ({v['ratio_to_generate']:.2f})" for e, v in found.items()
+                    f"{e} {v['tokens_per_second']:,.0f} tok/s ({v['ratio_to_generate']:.2f})" for e, v in by_engine.items()
                 )
                 print(f"{name}, {case}, {rows} rows: {line}", flush=True)
                 if args.out:

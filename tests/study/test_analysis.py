@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gspo.report.read import Run
+from gspo.report.read import RunMetrics
 from gspo.study.analysis import Interval, T, bootstrap, interval, measure, paired, verdict
 
 
@@ -14,7 +14,7 @@ def run(rewards, **columns):
     for name, values in columns.items():
         for line, value in zip(lines, values):
             line[name] = value
-    return Run("a", lines)
+    return RunMetrics("a", lines)
 
 
 def test_a_cell_by_hand():

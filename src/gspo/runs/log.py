@@ -116,10 +116,10 @@ class RunLog:
         Raises RuntimeError, before anything is cut, where a file is shorter than it was.
         """
         for name, file in self._files.items():
-            size, wanted = os.fstat(file.fileno()).st_size, position.get(name, 0)
-            if size < wanted:
+            size, saved_size = os.fstat(file.fileno()).st_size, position.get(name, 0)
+            if size < saved_size:
                 raise RuntimeError(
-                    f"{self.folder.path / name} has {size} bytes, but the checkpoint was saved at {wanted}: "
+                    f"{self.folder.path / name} has {size} bytes, but the checkpoint was saved at {saved_size}: "
                     "lines are lost. Restore the file, or start anew from the checkpoint's model"
                 )
         for name, file in self._files.items():
@@ -157,15 +157,15 @@ class RunLog:
             print(text, file=sys.stderr, flush=True)
 
     def _old_warnings(self) -> set[str]:
-        found = set()
+        texts = set()
         for line in (self.folder.path / "events.jsonl").read_bytes().split(b"\n"):
             try:
                 event = json.loads(line)
             except ValueError:
                 continue  # a half-written last line, before it is cut off
             if event["kind"] == "warning":
-                found.add(event["text"])
-        return found
+                texts.add(event["text"])
+        return texts
 
 
 def to_json(row: dict[str, Any]) -> bytes:

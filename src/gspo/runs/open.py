@@ -52,12 +52,12 @@ def open_run(
         log = stack.enter_context(RunLog(folder, trackers, screen))
         log.rewind(state["log"] if state else {})
         log.step = start
-        stack.enter_context(told(log))
+        stack.enter_context(warnings_to(log))
         yield log, screen, state
 
 
 @contextmanager
-def told(log: RunLog) -> Iterator[None]:
+def warnings_to(log: RunLog) -> Iterator[None]:
     """Python warnings of gspo's own code (data, model) go into the run's log, where the report repeats them."""
     with warnings.catch_warnings():
         show = warnings.showwarning

@@ -109,7 +109,7 @@ class Progress:
             self._drawn = time_now
             self._live.update(self._view(), refresh=True)
 
-    def _left(self) -> float | None:
+    def _seconds_left(self) -> float | None:
         """Seconds to go, by the pace of the last 20 steps."""
         if len(self._times) < 2:
             return None
@@ -119,23 +119,23 @@ class Progress:
         parts = [f"step {step}/{self.total}"]
         for key, name, form in _shown(metrics):
             parts.append(_accuracy(metrics) if key == "eval/accuracy" else f"{name} {form.format(metrics[key])}")
-        left = self._left()
-        if left is not None and step < self.total:
-            parts.append(f"{clock(left)} left")
+        seconds_left = self._seconds_left()
+        if seconds_left is not None and step < self.total:
+            parts.append(f"{clock(seconds_left)} left")
         return "  ".join(parts)
 
     def _view(self) -> RenderableType:
         rows: list[RenderableType] = []
         elapsed = time.monotonic() - self._begin
         if self.total:
-            left = self._left()
+            seconds_left = self._seconds_left()
             text = f"{self.done}/{self.total}  {clock(elapsed)}"
             rows.append(
                 _bar(
                     self.title,
                     self.done,
                     self.total,
-                    text + (f", {clock(left)} left" if left else ""),
+                    text + (f", {clock(seconds_left)} left" if seconds_left else ""),
                     "cyan",
                 )
             )
@@ -189,6 +189,6 @@ def sparkline(values: list[float]) -> str:
 
 def clock(seconds: float) -> str:
     """Seconds as `m:ss` or `h:mm:ss`."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

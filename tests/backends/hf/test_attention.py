@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.backends.hf import attention
-from gspo.backends.hf.attention import Forested, Parts
+from gspo.backends.hf.attention import Forested, PreparedForest
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.segments import plan
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
@@ -37,7 +37,7 @@ def compare(forest, window, heads, draw):
     shapes = [(size, heads[0], 8), (size, heads[1], 8), (size, heads[1], 8)]
     ours = [torch.randn(shape, dtype=torch.float64, generator=draw).requires_grad_() for shape in shapes]
     theirs = [x.detach().clone().requires_grad_() for x in ours]
-    parts = Parts(forest)
+    parts = PreparedForest(forest)
     window = None if window is None or window >= parts.depth else window
     one, other = Forested.apply(*ours, parts, window, 0.3), naive(*theirs, forest, window, 0.3)
     gradient = torch.randn(one.shape, dtype=torch.float64, generator=draw)
@@ -134,7 +134,7 @@ def test_the_reason_of_a_failure_is_told(monkeypatch):
     def broken(*given):
         raise RuntimeError("out of resource\nat line 1")
 
-    monkeypatch.setattr(Parts, "attend", broken)
+    monkeypatch.setattr(PreparedForest, "attend", broken)
     with pytest.raises(ValueError, match=r'"shared" does not work with Qwen3.* here: RuntimeError: out of resource. Use'):
         HFPolicy(tiny("qwen3"), layout="shared")
     assert HFPolicy(tiny("qwen3"), layout="auto").unshared.endswith("RuntimeError: out of resource")
@@ -149,7 +149,7 @@ def test_a_deep_model_in_half_precision_shares():
 
 def test_unknown_arguments_are_refused():
     q = torch.zeros(1, 2, 1, 8)
-    parts = Parts(layout.build([completion([5], 1)]).forest)
+    parts = PreparedForest(layout.build([completion([5], 1)]).forest)
     with pytest.raises(NotImplementedError, match="softcap"):
         attention.attention(None, q, q, q, None, forest=parts, softcap=3.0)
 

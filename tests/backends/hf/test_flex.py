@@ -104,6 +104,6 @@ def test_a_model_reads_a_forest_by_blocks(name, monkeypatch):
     policy = HFPolicy(model, layout="shared")
     with torch.no_grad():
         plain = HFPolicy(model).forward(layout.build(made)).logp
-        monkeypatch.setattr(attention, "Parts", Blocks)
+        monkeypatch.setattr(attention, "PreparedForest", Blocks)
         shared = policy.forward(layout.build(made, True)).logp
     assert float((shared - plain).abs().max()) < 2e-5

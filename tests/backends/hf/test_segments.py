@@ -18,14 +18,16 @@ def test_the_pieces_hold_each_pair_that_may_look_once(completions, share):
     causal = torch.zeros(size, dtype=torch.int64)
     made = plan(forest)
     for number, piece in enumerate(made.pieces):
-        asked = piece.queries[piece.asked]
+        asked = piece.queries[piece.query_mask]
         assert len(asked.unique()) == len(asked)
         if piece.causal:
             assert torch.equal(piece.queries, piece.keys)
             assert all(before.causal for before in made.pieces[:number])
             causal[asked] += 1
-        for row, column in piece.asked.nonzero().tolist():
-            seen = piece.keys[row, piece.seen[row] & (torch.arange(piece.keys.shape[1]) <= column if piece.causal else True)]
+        for row, column in piece.query_mask.nonzero().tolist():
+            seen = piece.keys[
+                row, piece.key_mask[row] & (torch.arange(piece.keys.shape[1]) <= column if piece.causal else True)
+            ]
             found[piece.queries[row, column], seen] += 1
     assert torch.equal(found, layout.may_look(forest).long())
     assert torch.equal(causal, torch.ones(size, dtype=torch.int64))
@@ -50,7 +52,7 @@ def test_a_long_prompt_is_looked_at_and_a_short_one_looked_through():
         made = plan(
             layout.build([completion(range(prompt), tokens, first=1000 * i + 5000) for i in range(group)], True).forest
         )
-        return [(piece.causal, list(piece.queries.shape), int(piece.asked.sum())) for piece in made.pieces]
+        return [(piece.causal, list(piece.queries.shape), int(piece.query_mask.sum())) for piece in made.pieces]
 
     assert queries(10, 60, 8) == [(True, [8, 70], 490)]  # the first row answers for the prompt
     assert queries(512, 64, 8) == [(True, [1, 512], 512), (True, [8, 64], 512), (False, [1, 512], 512)]
@@ -59,7 +61,7 @@ def test_a_long_prompt_is_looked_at_and_a_short_one_looked_through():
 def test_rows_of_one_piece_are_of_like_length():
     made = plan(layout.build([completion([i], 10 * i + 9) for i in range(1, 12)]).forest)
     for piece in made.pieces:
-        assert int(piece.seen.sum(1).min()) >= 0.8 * piece.keys.shape[1]
+        assert int(piece.key_mask.sum(1).min()) >= 0.8 * piece.keys.shape[1]
 
 
 def test_the_faster_layout():
