@@ -93,6 +93,15 @@ assert not heavy, heavy
     assert "COMMAND" in done.stdout
 
 
+def test_python_starts_it_as_a_module():
+    for words, status in ((["--version"], 0), (["train", "missing.toml"], 2)):
+        command = [sys.executable, "-m", "gspo", *words]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert ended.returncode == status, ended.stderr
+        expected = f"gspo {gspo.__version__}\n" if not status else ""
+        assert ended.stdout == expected and ended.stderr.startswith("gspo: error: missing.toml" if status else "")
+
+
 def test_fields_are_taken_out_wherever_they_stand():
     words, fields = take_fields(
         ["--train.steps", "3", "train", "--log.dir=--odd", "a.toml", "--eval.every", "-1", "--resume"]
