@@ -58,12 +58,12 @@ def open_run(
 
 @contextmanager
 def warnings_to(log: RunLog) -> Iterator[None]:
-    """Python warnings of gspo's own code (data, model) go into the run's log, where the report repeats them."""
+    """Python warnings of gspo's own code, in any of its packages, go into the run's log, where the report repeats them."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def note(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
-            if issubclass(category, UserWarning) and f"{PACKAGE}" in filename:
+            if issubclass(category, UserWarning) and PACKAGE in Path(filename).parents:
                 log.warn(str(message))
             else:
                 show(message, category, filename, *rest, **more)
