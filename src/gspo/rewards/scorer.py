@@ -30,7 +30,7 @@ class Rewards:
     but are left behind. Weights are those of the names, then those of the callables. `made`: callables for names that
     need more than a worker has, such as a model; they run in threads too.
 
-    What a callable may say of itself, as attributes: by_group and spoken (scorers.py); limit, the seconds that a call may
+    What a callable may say of itself, as attributes: by_group and spoken (graders.py); limit, the seconds that a call may
     take in place of reward.timeout; needs, the columns that it asks for, each with the configuration key that names it;
     wait(), called before the run; counts(), numbers for the metrics.
     """

@@ -28,7 +28,7 @@ disable_progress_bar()  # of loading and saving weights: the run has its own
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Largest accepted difference between two ways to the same numbers, as a share of the largest of them.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-OWN_ATTENTION = "gspo"  # hf_attention.py; without a forest it is sdpa
+OWN_ATTENTION = "gspo"  # attention.py; without a forest it is sdpa
 
 
 @dataclass

@@ -24,7 +24,7 @@ Requests = dict[str, tuple[Future[dict[str, Any]], Any]]  # of each request: who
 
 
 class Inside:
-    """An engine that a thread of its own steps; everything else is done between two steps. As vllm_server.Engine.
+    """An engine that a thread of its own steps; everything else is done between two steps. As server.Engine.
 
     folder: its first weights. arguments: vLLM's own.
     """

@@ -1,4 +1,4 @@
-"""Run with vLLM's interpreter by test_inside.py: what it prints is what was found, a JSON line each."""
+"""Run with vLLM's interpreter by test_in_process.py: what it prints is what was found, a JSON line each."""
 
 import json
 import sys
