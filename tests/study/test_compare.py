@@ -2,17 +2,21 @@
 
 import csv
 import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from gspo.cli import main
+from gspo.study.analysis import Interval
 from gspo.study.compare import compare
+from gspo.study.page import write_summary
 from tests.tiny_run import ROWS, model
 
 BASE = """
@@ -145,3 +149,12 @@ def test_what_the_command_line_refuses(place, capsys):
     )
     assert main(["compare", "study.toml", "--dry-run", "--train.steps", "9"]) == 0
     assert capsys.readouterr().out.count("missing") == 4
+
+
+def test_the_summary_has_null_for_nan_and_leaves_words_alone(tmp_path):
+    study = SimpleNamespace(title="NaN or not", plan="", baseline="GRPO")
+    line = {"reward": Interval(0.5, math.nan, math.inf, 1), "bootstrap": (math.nan, math.nan)}
+    write_summary(study, {"reward": [line]}, tmp_path)
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["title"] == "NaN or not"
+    assert written["reward"] == [{"reward": {"mean": 0.5, "low": None, "high": None, "n": 1}, "bootstrap": [None, None]}]

@@ -15,6 +15,7 @@ from typing import Any
 from gspo.report.read import first_step, last_step
 
 MOST_TOKENS = 2000  # shown of one completion; longer ones lose their middle
+MOST_COLOURED = 6  # completions whose tokens are coloured
 MOST_ROWS = 512  # of a step that are looked through for a pair
 SHADES = 4
 Escape = Callable[[Any], str]
@@ -96,9 +97,9 @@ def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tupl
     return ordinary[len(ordinary) // 2]
 
 
-def coloured(path: Path, escape: Escape, most: int = 6) -> str:
+def coloured(path: Path, escape: Escape) -> str:
     """Completions of the last step whose tokens carry log-ratios, each token in its colour; "" for none."""
-    rows = [row for row in last_step(path) if row.get("tokens") and row.get("log_ratio")][:most]
+    rows = [row for row in last_step(path) if row.get("tokens") and row.get("log_ratio")][:MOST_COLOURED]
     if not rows:
         return ""
     sizes = sorted(abs(v) for row in rows for v in row["log_ratio"] if v is not None)

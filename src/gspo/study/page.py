@@ -11,6 +11,7 @@ from typing import Any
 
 from gspo.report.page import escape, figure, write_page
 from gspo.report.plots import Drawn
+from gspo.runs.log import finite
 from gspo.study.analysis import Interval, bootstrap, interval, paired, verdict
 from gspo.study.spec import Study
 
@@ -70,8 +71,8 @@ def _values(rows: Sequence[CellRow], setting: str, variant: str, by: str) -> dic
 def write_summary(study: Study, summaries: Mapping[str, list[dict[str, Any]]], folder: Path) -> None:
     """results.json: the same numbers as the page."""
     head = {"title": study.title, "plan": study.plan, "baseline": study.baseline}
-    text = json.dumps({**head, **summaries}, default=vars, indent=1)
-    (folder / "results.json").write_text(text.replace("NaN", "null") + "\n", encoding="utf-8")
+    text = json.dumps(finite({**head, **summaries}), default=lambda value: finite(vars(value)), indent=1)
+    (folder / "results.json").write_text(text + "\n", encoding="utf-8")
 
 
 def write_html(
