@@ -74,18 +74,14 @@ def _error_bars(ax: Axes, run: RunMetrics, colour: str) -> None:
         ax.errorbar(x, y * 100, spread, fmt="none", ecolor=colour, elinewidth=1.3, capsize=2.5)
 
 
+def _band(ax: Axes, x: np.ndarray, middle: np.ndarray, spread: np.ndarray, theme: Theme, label: str) -> None:
+    ax.fill_between(x, middle - spread, middle + spread, color=theme.series[0], alpha=0.18, lw=0, label=label)
+
+
 def _reward_band(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     x, (y, spread) = run.rows(("reward", "reward_std"))
     if len(x) > 1:
-        ax.fill_between(
-            x,
-            y - spread,
-            y + spread,
-            color=theme.series[0],
-            alpha=0.16,
-            lw=0,
-            label="± standard deviation in a group",
-        )
+        _band(ax, x, y, spread, theme, "± standard deviation in a group")
     steps, levels = run.series("guard/level")
     for i, step in enumerate(steps[levels == 2]):
         ax.axvspan(step - 0.5, step + 0.5, color=theme.series[1], alpha=0.25, lw=0, label="" if i else "guard: alarm")
@@ -97,15 +93,7 @@ def _ratio_band(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     mean = mean - 1
     ax.plot(x, mean, color=theme.series[0], lw=1.6, label="mean", marker="o" if len(x) == 1 else None)
     if len(x) > 1:
-        ax.fill_between(
-            x,
-            mean - spread,
-            mean + spread,
-            color=theme.series[0],
-            alpha=0.2,
-            lw=0,
-            label="± standard deviation",
-        )
+        _band(ax, x, mean, spread, theme, "± standard deviation")
     for key, sign, label in (("clip/epsilon", -1, "clip range"), ("clip/epsilon_high", 1, "")):
         values = run.series(key)[1]
         if len(values):
