@@ -88,9 +88,9 @@ assert main(["config", "--train.steps=0"]) == 2
 heavy = {"torch", "transformers", "numpy", "datasets", "matplotlib", "rich", "reasoning_gym", "gspo.api"} & set(sys.modules)
 assert not heavy, heavy
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "COMMAND" in done.stdout
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "COMMAND" in ended.stdout
 
 
 def test_python_starts_it_as_a_module():

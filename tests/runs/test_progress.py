@@ -77,8 +77,8 @@ def test_ci_and_dumb_terminals_are_plain(monkeypatch, env, plain):
 def test_a_pipe_gets_plain_lines():
     code = "from gspo.runs.progress import Progress\nwith Progress(1) as p: p.step({'step': 1, 'loss': 2.5})"
     env = {k: v for k, v in os.environ.items() if k != "FORCE_COLOR"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
-    assert done.stdout == "step 1/1  loss 2.5000\n"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert ended.stdout == "step 1/1  loss 2.5000\n"
 
 
 def test_parts_of_the_reward_are_shown_where_there_are_several():
