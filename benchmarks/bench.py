@@ -40,12 +40,12 @@ SCRIPTS: dict[str, tuple[list[str], Callable[[Any], Iterator[tuple[str, Figure]]
 
 def measure(name: str, vllm: Path | None, more: list[str]) -> dict[str, Figure]:
     """Runs a script; its figures by name."""
-    arguments, read = SCRIPTS[name]
+    arguments, read_figures = SCRIPTS[name]
     out = RAW / f"{name}.json"
     command = [sys.executable, str(HERE / f"{name}.py"), *arguments, *more, "--out", str(out)]
     print(f"== {name}", flush=True)
     subprocess.run(command + (["--python", str(vllm)] if name == "engines" else []), check=True)
-    return dict(read(json.loads(out.read_text(encoding="utf-8"))))
+    return dict(read_figures(json.loads(out.read_text(encoding="utf-8"))))
 
 
 def described(vllm: Path | None) -> dict[str, Any]:
@@ -53,13 +53,13 @@ def described(vllm: Path | None) -> dict[str, Any]:
     from machine import describe
     from trl_step import TRL
 
-    found: dict[str, Any] = describe() | {"trl": TRL.partition("==")[2]}
+    versions: dict[str, Any] = describe() | {"trl": TRL.partition("==")[2]}
     if vllm:
         ask = (
             "import importlib.metadata as m; print(next(d.version for d in m.distributions() if d.name.startswith('vllm')))"
         )
-        found["vllm"] = subprocess.run([vllm, "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
-    return found
+        versions["vllm"] = subprocess.run([vllm, "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
+    return versions
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
@@ -101,15 +101,15 @@ def main() -> None:
     bad: list[str] = []
     compared = 0
     for name in options.only or [name for name in SCRIPTS if name != "engines" or options.vllm]:
-        found = measure(name, options.vllm, more)
+        figures = measure(name, options.vllm, more)
         if options.check:
             before = results["figures"].get(name, {})
-            bad += readings.regressions(name, before, found)
-            compared += len(before.keys() & found.keys())
+            bad += readings.regressions(name, before, figures)
+            compared += len(before.keys() & figures.keys())
             continue
         dates = results.setdefault("dates", dict.fromkeys(results["figures"], results.pop("date", "")))
         results["machine"], dates[name] = described(options.vllm), str(datetime.date.today())
-        results["figures"][name] = found
+        results["figures"][name] = figures
         file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         if file == RESULTS:
             show(results)

@@ -68,8 +68,8 @@ def make_items(n: int, seed: int = 0, examples: int = 0) -> list[Item]:
 
 def score(completion: str, answer: int) -> float:
     """1 when the completion ends by `so` and the right number, else 0."""
-    found = re.search(r"so (\d{1,2})$", completion.removesuffix(EOS).strip())
-    return float(found is not None and int(found[1]) == answer)
+    match = re.search(r"so (\d{1,2})$", completion.removesuffix(EOS).strip())
+    return float(match is not None and int(match[1]) == answer)
 
 
 def digit_share(completion: str) -> float:

@@ -78,9 +78,9 @@ class Sides:
             seeds = [np.random.SeedSequence([chat.sampling.seed, number]).generate_state(1).tolist()[0] for number in wave]
             sampling = replace(chat.sampling, max_new_tokens=self.completion, seed=tuple(seeds))
             begin = time.perf_counter()
-            made = self.served.run.sampler.generate(prompts, 1, sampling)
+            rollouts = self.served.run.sampler.generate(prompts, 1, sampling)
             seconds.append(time.perf_counter() - begin)
-            if any(int(one.sampled.sum()) != self.completion for one in made):
+            if any(int(rollout.sampled.sum()) != self.completion for rollout in rollouts):
                 raise RuntimeError("the sampler did not do the same work")
         return seconds
 
@@ -147,7 +147,7 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     tokenizer = longest_match_tokenizer(LETTERS)
     tokenizer.chat_template = TEMPLATE
     tiny = build_tiny(outline, tokenizer)
-    found = []
+    rows = []
     with (
         tempfile.TemporaryDirectory() as scratch,
         gspo.serve(tiny.model, tokenizer=tokenizer, log={"dir": f"{scratch}/run"}) as served,
@@ -155,9 +155,9 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         served.chat.sampling = replace(served.chat.sampling, stop_ids=())  # no completion ends early
         for at_once in options.at_once:
             row = compare(Sides(served, prompt, completion, at_once, options.waves), options.repeats, options.warm_up)
-            found.append({"model": name, "at_once": at_once} | row)
-            show(found[-1])
-    return found
+            rows.append({"model": name, "at_once": at_once} | row)
+            show(rows[-1])
+    return rows
 
 
 def show(row: dict[str, Any]) -> None:

@@ -40,14 +40,14 @@ EACH = 8  # completions a prompt
 
 def compare(outline: dict[str, int], python: str, sizes: list[int], repeats: int, tokens: int) -> list[dict[str, Any]]:
     """A line for each number of rows, printed and returned."""
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     config = tiny_qwen3_moe(**outline, experts=16, top_k=2, context=256)
     tiny = build_tiny(config, longest_match_tokenizer(count_bits.PIECES))
     policy, vocabulary = HFPolicy(tiny), tiny.config.vocab_size
     arguments = {"enforce_eager": True, "max_model_len": 256}
-    given = SamplerConfig(engine="vllm", python=python, engine_args=arguments, batch_size=max(sizes))
+    settings = SamplerConfig(engine="vllm", python=python, engine_args=arguments, batch_size=max(sizes))
     with tempfile.TemporaryDirectory(prefix="gspo-bench-") as scratch:
-        served = sampler_of(Config(sampler=given), policy, Path(scratch))
+        served = sampler_of(Config(sampler=settings), policy, Path(scratch))
         try:
             served.server.start()
             served.load(PolicyWeights(policy, 0))
@@ -68,11 +68,11 @@ def compare(outline: dict[str, int], python: str, sizes: list[int], repeats: int
                 between = f"{statistics.median(ratios):.2f} [{low:.2f}, {high:.2f}] ({level:.1%})"
                 print(f"{rows} rows: {rate} tokens/s; embedded / vLLM {between}", flush=True)
                 speeds = {name: statistics.median(values[2:]) for name, values in rates.items()}
-                found.append({"rows": rows, "ratio": statistics.median(ratios), "low": low, "high": high, "rates": speeds})
+                lines.append({"rows": rows, "ratio": statistics.median(ratios), "low": low, "high": high, "rates": speeds})
         finally:
             served.close()
             served.server.stop()
-    return found
+    return lines
 
 
 def main() -> None:
@@ -95,8 +95,8 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for name in options.models:
         print(name, flush=True)
-        found = compare(MODELS[name], options.python, options.rows, options.repeats, options.tokens)
-        results += [{"model": name} | one for one in found]
+        lines = compare(MODELS[name], options.python, options.rows, options.repeats, options.tokens)
+        results += [{"model": name} | line for line in lines]
     if options.out:
         options.out.write_text(json.dumps({"repeats": options.repeats, "results": results}, indent=1) + "\n")
 

@@ -52,9 +52,11 @@ def main(batches: int = 50) -> None:
             clipped += float((expected == 0).double().mean()) / batches
             for dtype in worst:
                 # float32 decides the same clips except on the edge of the range: compare where both have a gradient
-                found = gradient(name, dtype, logp, old, A, y)
-                both = (found != 0) & (expected != 0) if dtype == torch.float32 else torch.ones_like(found, dtype=torch.bool)
-                error = (found - expected)[both].abs() / expected[both].abs().clamp(min=1e-12)
+                actual = gradient(name, dtype, logp, old, A, y)
+                both = (
+                    (actual != 0) & (expected != 0) if dtype == torch.float32 else torch.ones_like(actual, dtype=torch.bool)
+                )
+                error = (actual - expected)[both].abs() / expected[both].abs().clamp(min=1e-12)
                 worst[dtype] = max(worst[dtype], float(error.max()))
         print(f"{name:12} {clipped:8.1%} {worst[torch.float64]:10.1e} {worst[torch.float32]:10.1e}")
 

@@ -110,14 +110,14 @@ def left_out(variant: str, tokens: int, args: argparse.Namespace) -> str | None:
 
 def compare(tokens: int, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All variants at one number of tokens."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in args.variants:
         if reason := left_out(name, tokens, args):
-            found[name] = {"left_out": reason}
+            results[name] = {"left_out": reason}
     passed = [f"--{k}={getattr(args, k)}" for k in ("vocabulary", "hidden", "threads", "device", "dtype")]
     passed += [f"--{k}" for k in ("frozen", "entropy") if getattr(args, k)]
     command = [sys.executable, __file__, f"--tokens={tokens}", *passed, "--worker"]
-    workers = [Worker(name, [*command, name], folder / f"{name}.log") for name in args.variants if name not in found]
+    workers = [Worker(name, [*command, name], folder / f"{name}.log") for name in args.variants if name not in results]
     try:
         steps = take_turns(workers, args.repeats, int(tokens < args.cold))
     finally:
@@ -126,11 +126,11 @@ def compare(tokens: int, args: argparse.Namespace, folder: Path) -> dict[str, An
     base = next((name for name in ("full", "chunks") if name in steps), None)
     for name, runs in steps.items():
         seconds = [run["seconds"] for run in runs]
-        found[name] = {"seconds": statistics.median(seconds), "GiB": statistics.median(run["GiB"] for run in runs)}
+        results[name] = {"seconds": statistics.median(seconds), "GiB": statistics.median(run["GiB"] for run in runs)}
         if base is not None:
             ratios = [a / b["seconds"] for a, b in zip(seconds, steps[base])]
-            found[name] |= {f"to_{base}": statistics.median(ratios), "interval": median_interval(ratios)[:2]}
-    return {"tokens": tokens, "variants": found}
+            results[name] |= {f"to_{base}": statistics.median(ratios), "interval": median_interval(ratios)[:2]}
+    return {"tokens": tokens, "variants": results}
 
 
 def main() -> None:
@@ -158,8 +158,8 @@ def main() -> None:
             results.append(compare(tokens, args, Path(folder)))
         print(json.dumps(results[-1]), flush=True)
         if args.out:
-            said = {k: v for k, v in vars(args).items() if k not in ("out", "worker")}
-            args.out.write_text(json.dumps({**said, "torch": torch.__version__, "results": results}, indent=1))
+            settings = {k: v for k, v in vars(args).items() if k not in ("out", "worker")}
+            args.out.write_text(json.dumps({**settings, "torch": torch.__version__, "results": results}, indent=1))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def describe(device: str = "cpu") -> dict[str, str | int | float]:
 
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    found: dict[str, str | int | float] = {
+    facts: dict[str, str | int | float] = {
         "processor": names[0] if names else platform.processor(),
         "cores": os.cpu_count() or 1,
         "python": platform.python_version(),
@@ -91,5 +91,5 @@ def describe(device: str = "cpu") -> dict[str, str | int | float]:
         "matmul_gflops_2_threads": round(rate_with(2) / 1e9),
     }
     if device.startswith("cuda"):
-        found["gpu"] = torch.cuda.get_device_name(device)
-    return found
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    return facts

@@ -25,25 +25,25 @@ def serve(commands: Commands, options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     policy = HFPolicy(load_model(ModelConfig(path=options.model, device="cpu")), layout="auto")
     objective = PolicyObjective(*resolve(AlgorithmConfig(name="gspo"))[:2], options.shape[1])
-    made = completions(*options.shape)
+    rows = completions(*options.shape)
     for i, part in enumerate(
-        layout.build([completion], False) for completion in made
+        layout.build([completion], False) for completion in rows
     ):  # pi_old is the policy: nothing is clipped
         with torch.no_grad():
             logp = policy.forward(part).logp
-        made[i] = dataclasses.replace(made[i], logp_old=logp, logp_mu=logp)
+        rows[i] = dataclasses.replace(rows[i], logp_old=logp, logp_mu=logp)
     parameters = list(policy.parameters())
     while commands.wait():
         begin = time.perf_counter()
-        for part in layout.micro_batches(made, options.budget, policy.shares_prompts):
-            batch = layout.build([made[i] for i in part], policy.shares_prompts)
+        for part in layout.micro_batches(rows, options.budget, policy.shares_prompts):
+            batch = layout.build([rows[i] for i in part], policy.shares_prompts)
             terms, _ = objective.terms(policy.forward(batch, entropy=True, routing=True), batch)
-            (terms.sum() / objective.denominator(made)).backward()
+            (terms.sum() / objective.denominator(rows)).backward()
         seconds = time.perf_counter() - begin
-        seen = gradients(policy.model.model)
+        gradient = gradients(policy.model.model)
         for parameter in parameters:
             parameter.grad = None
-        commands.answer({"seconds": seconds, "gradients": seen})
+        commands.answer({"seconds": seconds, "gradients": gradient})
 
 
 def main() -> None:

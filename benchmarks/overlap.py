@@ -89,18 +89,18 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path("runs/bench/overlap"))
     options = parser.parse_args()
     model = prepare(options.dir.with_name(f"{options.dir.name}-model"))
-    found: dict[str, list[list[dict[str, Any]]]] = {way: [] for way in WAYS}
+    by_way: dict[str, list[list[dict[str, Any]]]] = {way: [] for way in WAYS}
     for seed in range(options.seeds):
         for way in WAYS:
             folder = options.dir / way.replace(",", "").replace(" ", "-") / f"seed{seed}"
-            found[way].append(run(model, folder, options.python, seed, options.steps, way))
-            print(f"{way}, seed {seed}: {sum(line['time/step'] for line in found[way][-1]):.0f} s", flush=True)
+            by_way[way].append(run(model, folder, options.python, seed, options.steps, way))
+            print(f"{way}, seed {seed}: {sum(line['time/step'] for line in by_way[way][-1]):.0f} s", flush=True)
     first = next(iter(WAYS))
     seconds = {
-        way: [statistics.median(x["time/step"] for x in each[WARM_UP:]) for each in runs] for way, runs in found.items()
+        way: [statistics.median(x["time/step"] for x in each[WARM_UP:]) for each in runs] for way, runs in by_way.items()
     }
     print("| way | s a step | ratio | reward | age | length |\n|---|---|---|---|---|---|")
-    for way, runs in found.items():
+    for way, runs in by_way.items():
         ratio = [a / b for a, b in zip(seconds[way], seconds[first])]
         rows = [
             mean_of([statistics.mean(x[name] for x in each[-count:]) for each in runs])

@@ -102,8 +102,8 @@ def of_trl(loss_type: str, level: str, low: float = 0.0, high: float = 0.0, **mo
             "advantages": draw.A, "old_per_token_logps": draw.old, "num_items_in_batch": draw.mask.sum(),
             "importance_sampling_ratio": draw.weight[:, :1] if weighs and level == "sequence" else draw.weight,
         }  # fmt: skip
-        which = GMPOTrainer if loss_type == "gmpo" else GRPOTrainer
-        return which._compute_loss(trainer, None, inputs)
+        trainer_class = GMPOTrainer if loss_type == "gmpo" else GRPOTrainer
+        return trainer_class._compute_loss(trainer, None, inputs)
 
     return loss
 
@@ -143,38 +143,38 @@ def cases() -> list[Case]:
         assert row.epsilon is not None and row.epsilon_high is not None
         return row.epsilon, row.epsilon_high
 
-    found = []
+    lines = []
     for name, loss_type, level in (
         ("gspo", "grpo", "sequence"), ("grpo", "grpo", "token"), ("dr_grpo", "dr_grpo", "token"), ("dapo", "dapo", "token"),
         ("luspo", "luspo", "sequence"), ("ppo", "dapo", "token"),
     ):  # fmt: skip
-        found.append(Case(name, f"TRL {loss_type}, {level}", of_trl(loss_type, level, *ends(name)), {}))
+        lines.append(Case(name, f"TRL {loss_type}, {level}", of_trl(loss_type, level, *ends(name)), {}))
     tau, delta = ALGORITHMS["sapo"].constants, ALGORITHMS["gmpo"].constants["delta"]
-    found.append(Case("sapo", "TRL sapo, token", of_trl("sapo", "token", **tau), {}))
-    found.append(Case("gmpo", "TRL experimental gmpo", of_trl("gmpo", "token", delta, delta), {}))
-    found.append(Case("cispo", "TRL cispo, token", of_trl("cispo", "token", high=5.0), {}, has_value=False))
+    lines.append(Case("sapo", "TRL sapo, token", of_trl("sapo", "token", **tau), {}))
+    lines.append(Case("gmpo", "TRL experimental gmpo", of_trl("gmpo", "token", delta, delta), {}))
+    lines.append(Case("cispo", "TRL cispo, token", of_trl("cispo", "token", high=5.0), {}, has_value=False))
     one_clip = {"clip_ratio_c": NEVER}  # not dual-clip PPO
     for name, theirs, mode, more in (
         ("gspo", "gspo", SEQ_MEAN, {}), ("gspo_token", "gspo", SEQ_MEAN, {}), ("grpo", "vanilla", SEQ_MEAN, one_clip),
         ("dr_grpo", "vanilla", BUDGET_MEAN, one_clip), ("dapo", "vanilla", TOKEN_MEAN, one_clip),
         ("ppo", "vanilla", TOKEN_MEAN, one_clip),
     ):  # fmt: skip
-        found.append(Case(name, f"verl {theirs}, {mode}", of_verl(theirs, mode, *ends(name), **more), {}))
-    found.append(Case("sapo", "verl sapo", of_verl("sapo", SEQ_MEAN, 0.2, 0.2, **tau), {}))
-    found.append(Case("gmpo", "verl geo_mean", of_verl("geo_mean", SEQ_MEAN, delta, delta), {}))
-    found.append(Case("cispo", "verl cispo", of_verl("cispo", TOKEN_MEAN, 1.0, 4.0), {}, has_value=False))
+        lines.append(Case(name, f"verl {theirs}, {mode}", of_verl(theirs, mode, *ends(name), **more), {}))
+    lines.append(Case("sapo", "verl sapo", of_verl("sapo", SEQ_MEAN, 0.2, 0.2, **tau), {}))
+    lines.append(Case("gmpo", "verl geo_mean", of_verl("geo_mean", SEQ_MEAN, delta, delta), {}))
+    lines.append(Case("cispo", "verl cispo", of_verl("cispo", TOKEN_MEAN, 1.0, 4.0), {}, has_value=False))
     for name in ("dppo_tv", "dppo_kl"):
         delta, w_max = ALGORITHMS[name].constants.values()
         theirs = of_verl(name, TOKEN_MEAN, delta, delta, "mu", clip_ratio_c=w_max)
-        found.append(Case(name, f"verl {name}", theirs, {}, has_value=False))
+        lines.append(Case(name, f"verl {name}", theirs, {}, has_value=False))
     unclipped = {"epsilon": 1.0, "epsilon_high": NEVER}
-    found.append(Case("minirl", "verl reinforce, unclipped", reinforce(BUDGET_MEAN), unclipped, has_value=False))
+    lines.append(Case("minirl", "verl reinforce, unclipped", reinforce(BUDGET_MEAN), unclipped, has_value=False))
     for correction in ("tis", "icepop", "seq_mis"):
         weighed = {"correction": correction, "old_logprobs": "recompute"}
-        found.append(Case("gspo", "TRL grpo, sequence", of_trl("grpo", "sequence", *ends("gspo")), weighed))
+        lines.append(Case("gspo", "TRL grpo, sequence", of_trl("grpo", "sequence", *ends("gspo")), weighed))
         vanilla = of_verl("vanilla", SEQ_MEAN, *ends("grpo"), **one_clip)
-        found.append(Case("grpo", f"verl vanilla, {SEQ_MEAN}", vanilla, weighed))
-    return found
+        lines.append(Case("grpo", f"verl vanilla, {SEQ_MEAN}", vanilla, weighed))
+    return lines
 
 
 def compare(case: Case, seed: int) -> tuple[float, float]:
@@ -199,11 +199,11 @@ def compare(case: Case, seed: int) -> tuple[float, float]:
     terms, stats = PolicyObjective(row, config, BUDGET).terms(Outputs(mine, torch.zeros(n)), batch)
     divisor = {"completions": len(LENGTHS), "tokens": n, "budget": len(LENGTHS) * BUDGET}[row.counts]
     ours = terms.sum() / divisor
-    other = logp.clone().requires_grad_()
+    copy = logp.clone().requires_grad_()
     weight = padded(stats["weight"], y) if config.correction != "none" else None
     mask = padded(torch.ones(n, dtype=torch.float64), y)
-    value = case.theirs(Draw(padded(other, y), padded(old, y), padded(mu, y), A, mask, weight))
-    a, b = torch.autograd.grad(ours, mine)[0], torch.autograd.grad(value, other)[0]
+    value = case.theirs(Draw(padded(copy, y), padded(old, y), padded(mu, y), A, mask, weight))
+    a, b = torch.autograd.grad(ours, mine)[0], torch.autograd.grad(value, copy)[0]
     assert a.abs().max() > 0, case.ours
     size = terms.detach().abs().sum() / divisor  # terms of both signs may add up to next to nothing
     return float((ours - value).detach().abs() / size), float((a - b).abs().max() / a.abs().max())
@@ -225,14 +225,14 @@ def parts(seed: int) -> dict[tuple[str, str], tuple[Any, Any]]:
     mask = padded(torch.ones(n, dtype=torch.float64), y)
     old = torch.randn(n, generator=draw, dtype=torch.float64)
     mu = old + y.spread(torch.randn(S, generator=draw, dtype=torch.float64)) + 0.3 * old
-    ratio, found = padded(old - mu, y), {}
+    ratio, pairs = padded(old - mu, y), {}
     for name, bound in (("tis", 2.0), ("icepop", "0.5_5.0")):
         theirs = compute_rollout_correction_weights(ratio, mask, "token", bound)[0]
-        found[name, "verl rollout correction, token"] = padded(weights(name, "token", old, mu, y), y), theirs
-    kept = (weights("seq_mis", "sequence", old, mu, y) > 0).double()
+        pairs[name, "verl rollout correction, token"] = padded(weights(name, "token", old, mu, y), y), theirs
+    accepted = (weights("seq_mis", "sequence", old, mu, y) > 0).double()
     # verl bounds mu/pi_old from below where we bound pi_old/mu from above
     theirs = compute_rollout_rejection_mask(ratio, mask, "seq_mean_k1", f"0.5_{NEVER}")[0]
-    found["seq_mis (what is kept)", "verl rejection, seq_mean_k1"] = padded(y.spread(kept), y), theirs
+    pairs["seq_mis (what is kept)", "verl rejection, seq_mean_k1"] = padded(y.spread(accepted), y), theirs
     rewards, values = (torch.randn(k, generator=draw, dtype=torch.float64) for k in (S, n))
     by_token = padded(torch.zeros(n, dtype=torch.float64), y)
     by_token[torch.arange(S), y.length - 1] = rewards
@@ -240,17 +240,17 @@ def parts(seed: int) -> dict[tuple[str, str], tuple[Any, Any]]:
     for scale in ("group", "none"):
         A = group_advantages(rewards, group, scale)
         theirs = core_algos.compute_grpo_outcome_advantage(by_token, mask, group.tolist(), 0.0, scale == "group")[0]
-        found[f"advantages, {scale}", "verl grpo"] = padded(y.spread(A), y), theirs
+        pairs[f"advantages, {scale}", "verl grpo"] = padded(y.spread(A), y), theirs
     A, returns = gae(rewards, values, y, 0.99, 0.95)
     theirs = core_algos.compute_gae_advantage_return(by_token, padded(values, y), mask, 0.99, 0.95)
-    found["gae, whitened", "verl gae"] = padded(whiten(A), y), theirs[0] * mask
-    found["returns", "verl gae"] = padded(returns, y), theirs[1] * mask
+    pairs["gae, whitened", "verl gae"] = padded(whiten(A), y), theirs[0] * mask
+    pairs["returns", "verl gae"] = padded(returns, y), theirs[1] * mask
     new = (values + torch.randn(n, generator=draw, dtype=torch.float64)).requires_grad_()
     mine = value_loss(new, values, returns, 0.2).mean()
     theirs = core_algos.compute_value_loss(padded(new, y), padded(returns, y), padded(values, y), mask, 0.2)[0]
-    found["value loss", "verl value loss"] = mine.detach(), theirs.detach()
-    found["value loss, gradient", "verl value loss"] = tuple(torch.autograd.grad(x, new)[0] for x in (mine, theirs))
-    return found
+    pairs["value loss", "verl value loss"] = mine.detach(), theirs.detach()
+    pairs["value loss, gradient", "verl value loss"] = tuple(torch.autograd.grad(x, new)[0] for x in (mine, theirs))
+    return pairs
 
 
 def work() -> None:

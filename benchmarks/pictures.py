@@ -29,22 +29,22 @@ def rows(figures: Figures) -> Iterator[tuple[str, list[Row]]]:
     """The picture of ratios by heading."""
     update, trl = figures.get("update", {}), figures.get("update_trl", {})
     names = dict.fromkeys([*update, *(name.partition(" against ")[0] for name in trl)])
-    found: dict[str, dict[str, Figure]] = {name: {} for name in names}
-    for name, one in update.items():
-        found[name]["padded rows"] = one
-    for name, one in trl.items():
-        own, _, other = name.partition(" against ")
-        found[own][other] = one
-    yield "An update", [(name, by, GOALS.get(name)) for name, by in found.items()]
+    updates: dict[str, dict[str, Figure]] = {name: {} for name in names}
+    for name, numbers in update.items():
+        updates[name]["padded rows"] = numbers
+    for name, numbers in trl.items():
+        own, _, opponent = name.partition(" against ")
+        updates[own][opponent] = numbers
+    yield "An update", [(name, by, GOALS.get(name)) for name, by in updates.items()]
     steps: dict[str, dict[str, Figure]] = {}
-    for name, one in figures.get("rollout_step", {}).items():
-        own, _, other = name.partition(" against ")
-        steps.setdefault(own, {})[other] = one
+    for name, numbers in figures.get("rollout_step", {}).items():
+        own, _, opponent = name.partition(" against ")
+        steps.setdefault(own, {})[opponent] = numbers
     yield "A rollout step", [(name, by, GOALS.get(name)) for name, by in steps.items()]
     sampled: dict[str, dict[str, Figure]] = {}
-    for name, one in figures.get("sampling", {}).items():
+    for name, numbers in figures.get("sampling", {}).items():
         if name.startswith("embedded, "):
-            sampled[name.removeprefix("embedded, ")] = {"generate": one}
+            sampled[name.removeprefix("embedded, ")] = {"generate": numbers}
     yield "Sampling", [(name, by, SAMPLING_GOAL) for name, by in sampled.items()]
 
 
@@ -52,21 +52,23 @@ def ratios(theme: Theme, figures: Figures) -> Picture:
     """Every ratio with its interval, the line at 1 and the goals."""
     with canvas(theme) as (picture, ax):
         labels, at, used = [], 0.0, set()
-        for heading, found in rows(figures):
-            if not found:
+        for heading, group in rows(figures):
+            if not group:
                 continue
             ax.text(-0.02, at, heading, transform=ax.get_yaxis_transform(), ha="right", va="center", weight="bold")
-            for name, by, aim in found:
+            for name, by, aim in group:
                 at += 1
                 labels.append((at, name))
                 if aim is not None:
                     ax.plot([aim, aim], [at - 0.42, at + 0.42], color=theme.ink, lw=2.2, zorder=1)
-                for other, one in by.items():
-                    place = AGAINST.index(other)
+                for opponent, numbers in by.items():
+                    place = AGAINST.index(opponent)
                     used.add(place)
-                    y = at + (0.0 if len(by) == 1 else 0.25 * (list(by).index(other) - (len(by) - 1) / 2))
-                    ax.plot([one["low"], one["high"]], [y, y], color=theme.series[place], lw=1.8, solid_capstyle="round")
-                    ax.plot(one["value"], y, "o", color=theme.series[place], ms=5)
+                    y = at + (0.0 if len(by) == 1 else 0.25 * (list(by).index(opponent) - (len(by) - 1) / 2))
+                    ax.plot(
+                        [numbers["low"], numbers["high"]], [y, y], color=theme.series[place], lw=1.8, solid_capstyle="round"
+                    )
+                    ax.plot(numbers["value"], y, "o", color=theme.series[place], ms=5)
             at += 1.5
         ax.axvline(1, color=theme.ink, lw=1)
         ax.set_yticks([y for y, _ in labels], [text for _, text in labels], fontsize=9.5)
@@ -105,15 +107,15 @@ def bare(ax: Axes) -> None:
 
 def growth(theme: Theme, figures: Figures) -> Picture:
     """Seconds and GiB against what grows, on logarithmic axes, each with its slope."""
-    found = figures.get("scaling", {})
+    scaling = figures.get("scaling", {})
     with canvas(theme) as (picture, ax):
         picture.delaxes(ax)
-        kinds = [("seconds", "", 0)] + ([("GiB", ", memory", 1)] if any("memory" in name for name in found) else [])
+        kinds = [("seconds", "", 0)] + ([("GiB", ", memory", 1)] if any("memory" in name for name in scaling) else [])
         axes = picture.subplots(len(kinds), len(SIZES), sharey="row", squeeze=False)
         for line, (unit, suffix, colour) in zip(axes, kinds):
             for ax, (name, label) in zip(line, SIZES.items()):
-                if name + suffix in found:
-                    curve(ax, found[name + suffix], unit, theme.series[colour])
+                if name + suffix in scaling:
+                    curve(ax, scaling[name + suffix], unit, theme.series[colour])
                 ax.tick_params(length=0, labelsize=9, labelleft=ax is line[0])
                 ax.set_xlabel(label, fontsize=10)
             line[0].set_ylabel(unit, fontsize=10)
@@ -123,12 +125,12 @@ def growth(theme: Theme, figures: Figures) -> Picture:
     return picture
 
 
-def curve(ax: Axes, one: Figure, unit: str, colour: str) -> None:
+def curve(ax: Axes, numbers: Figure, unit: str, colour: str) -> None:
     """A cost by size with its slope, both axes logarithmic."""
-    x = sorted(map(int, one[unit]))
-    ax.loglog(x, [one[unit][str(size)] for size in x], color=colour, marker="o", ms=5, lw=1.9)
-    said = f"slope {one['value']:z.2f}, {one['low']:z.2f} to {one['high']:z.2f}"
-    ax.set_title(said.replace("-", "−"), loc="left", fontsize=10)
+    x = sorted(map(int, numbers[unit]))
+    ax.loglog(x, [numbers[unit][str(size)] for size in x], color=colour, marker="o", ms=5, lw=1.9)
+    title = f"slope {numbers['value']:z.2f}, {numbers['low']:z.2f} to {numbers['high']:z.2f}"
+    ax.set_title(title.replace("-", "−"), loc="left", fontsize=10)
     ax.xaxis.set_major_locator(FixedLocator(x if len(x) < 5 else x[::2]))
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
     for axis, form in ((ax.xaxis, "{:,.0f}"), (ax.yaxis, "{:g}")):
@@ -142,27 +144,27 @@ def curve(ax: Axes, one: Figure, unit: str, colour: str) -> None:
 
 def memory(theme: Theme, figures: Figures) -> Picture:
     """GiB of the log-probabilities by variant and number of tokens."""
-    found: dict[int, dict[str, Figure]] = {}
-    for name, one in figures.get("head", {}).items():
+    by_tokens: dict[int, dict[str, Figure]] = {}
+    for name, numbers in figures.get("head", {}).items():
         variant, _, tokens = name.partition(", ")
-        found.setdefault(int(tokens.split()[0]), {})[variant] = one
+        by_tokens.setdefault(int(tokens.split()[0]), {})[variant] = numbers
     with canvas(theme) as (picture, ax):
-        at = np.arange(len(found))
+        at = np.arange(len(by_tokens))
         for i, (variant, label) in enumerate(HEADS.items()):
-            for x, by in zip(at, found.values()):
+            for x, by in zip(at, by_tokens.values()):
                 place = x + 0.28 * (i - 1)
                 if variant in by:
                     peak = by[variant]["GiB"]
                     ax.bar(place, peak, 0.25, color=theme.series[i])
                     ax.text(place, peak, f"{peak:.2f}", ha="center", va="bottom", fontsize=9)
-                elif variant == "full" and all(one["against"] != "full" for one in by.values()):
+                elif variant == "full" and all(numbers["against"] != "full" for numbers in by.values()):
                     ax.text(place, 0, " does not fit", rotation=90, ha="center", va="bottom", fontsize=9)
-            if any(variant in by for by in found.values()):
+            if any(variant in by for by in by_tokens.values()):
                 ax.bar(0, 0, color=theme.series[i], label=label)
         finish(picture, ax, "Peak above hidden states and weight", "GiB")
         ax.margins(y=0.12)
-        ax.set_xticks(at, [f"{tokens:,} tokens" for tokens in found])
-        ax.set_xlim(-0.6, len(found) - 0.4)
+        ax.set_xticks(at, [f"{tokens:,} tokens" for tokens in by_tokens])
+        ax.set_xlim(-0.6, len(by_tokens) - 0.4)
     return picture
 
 
@@ -175,10 +177,10 @@ PICTURES: dict[str, tuple[str, Callable[[Theme, Figures], Picture]]] = {
 
 def draw(figures: Figures, folder: Path = IMAGES) -> list[Path]:
     """Draws what there are figures for; returns the files."""
-    made: list[Path] = []
+    paths: list[Path] = []
     for name, (group, of) in PICTURES.items():
         if figures.get(group):
             for theme, path in ((LIGHT, folder / f"{name}.png"), (DARK, folder / f"{name}-dark.png")):
                 of(theme, figures).savefig(path, facecolor=theme.paper)
-                made.append(path)
-    return made
+                paths.append(path)
+    return paths

@@ -29,14 +29,14 @@ TASKS = {0: "chain", 6: "worked examples"}  # by the examples before each questi
 
 def commands(model: Path, examples: int) -> dict[str, list[str]]:
     """What starts each worker. TRL is faster compiled, where there is a C++ compiler; gspo does not compile."""
-    given = [str(model), "--examples", str(examples)]
-    ours = [sys.executable, str(HERE / "ours_step.py"), *given]
-    theirs = [str(trl_environment()), str(HERE / "trl_step.py"), *given]
+    arguments = [str(model), "--examples", str(examples)]
+    ours = [sys.executable, str(HERE / "ours_step.py"), *arguments]
+    theirs = [str(trl_environment()), str(HERE / "trl_step.py"), *arguments]
     recompute = json.dumps({"algorithm": {"old_logprobs": "recompute"}})
-    found = {"gspo": ours, "gspo, pi_old recomputed": [*ours, "--changes", recompute], "TRL": theirs}
+    by_name = {"gspo": ours, "gspo, pi_old recomputed": [*ours, "--changes", recompute], "TRL": theirs}
     if shutil.which("g++"):
-        found["TRL, torch_compile"] = [*theirs, "--trial", json.dumps(COMPILED)]
-    return found
+        by_name["TRL, torch_compile"] = [*theirs, "--trial", json.dumps(COMPILED)]
+    return by_name
 
 
 def measure(repeats: int, warm_up: int, examples: int) -> dict[str, list[dict[str, Any]]]:
@@ -58,12 +58,12 @@ def summarise(steps: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for name, own in steps.items():
         summary[name] = medians(own) | {"fastest": min(step["seconds"] for step in own), "speed_up": {}}
-        for other, theirs in steps.items():
-            if name.startswith("gspo") and other.startswith("TRL"):
+        for opponent, theirs in steps.items():
+            if name.startswith("gspo") and opponent.startswith("TRL"):
                 ratios = [b["seconds"] / a["seconds"] for a, b in zip(own, theirs, strict=True)]
                 low, high, coverage = median_interval(ratios)
-                found = {"median": statistics.median(ratios), "low": low, "high": high, "coverage": coverage}
-                summary[name]["speed_up"][other] = found
+                speed_up = {"median": statistics.median(ratios), "low": low, "high": high, "coverage": coverage}
+                summary[name]["speed_up"][opponent] = speed_up
     return summary
 
 
@@ -74,8 +74,8 @@ def show(summary: dict[str, Any]) -> None:
     for name, row in summary.items():
         print(f"{name:24}" + "".join(f"{row[part]:9.3f}" for part in parts))
     for name, row in summary.items():
-        for other, s in row["speed_up"].items():
-            print(f"{name}: {s['median']:.2f} [{s['low']:.2f}, {s['high']:.2f}] times as fast as {other}")
+        for opponent, s in row["speed_up"].items():
+            print(f"{name}: {s['median']:.2f} [{s['low']:.2f}, {s['high']:.2f}] times as fast as {opponent}")
 
 
 def main() -> None:

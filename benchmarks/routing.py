@@ -119,26 +119,26 @@ def compare(runs: Runs, repeats: int, device: str) -> dict[str, dict[str, float]
             runs[name]()
             if repeat >= 0:
                 seconds[name].append(time.perf_counter() - start)
-    found = {}
+    results = {}
     for name in names:
         ratios = [a / b for a, b in zip(seconds[name], seconds["plain"])]
         low, high, _ = median_interval(ratios)
-        found[name] = {
+        results[name] = {
             "seconds": statistics.median(seconds[name]),
             "ratio": statistics.median(ratios),
             "low": low,
             "high": high,
             "peak_bytes": peak_memory(runs[name], device),
         }
-    return found
+    return results
 
 
-def show(what: str, found: dict[str, dict[str, float]]) -> None:
+def show(title: str, results: dict[str, dict[str, float]]) -> None:
     """Print a table."""
-    print(f"{what:22} {'seconds':>9} {'ratio to plain':>22} {'peak MiB':>10} {'more KiB':>10}")
-    for name, row in found.items():
+    print(f"{title:22} {'seconds':>9} {'ratio to plain':>22} {'peak MiB':>10} {'more KiB':>10}")
+    for name, row in results.items():
         ratio = "" if name == "plain" else f"{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        more = max(0, row["peak_bytes"] - found["plain"]["peak_bytes"]) / 2**10
+        more = max(0, row["peak_bytes"] - results["plain"]["peak_bytes"]) / 2**10
         print(f"  {name:20} {row['seconds']:9.4f} {ratio:>22} {row['peak_bytes'] / 2**20:10.2f} {more:10.1f}", flush=True)
 
 
@@ -158,12 +158,12 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, object]:
         f"{config.num_experts} experts; {len(completions)} completions, {tokens} tokens; "
         f"{per_token:.0f} bytes of routes a token, {size / 2**10:.0f} KiB in all"
     )
-    found = {"sample": compare(sampled, args.repeats, args.device)}
-    show("sample", found["sample"])
+    results = {"sample": compare(sampled, args.repeats, args.device)}
+    show("sample", results["sample"])
     policy = HFPolicy(model, gradient_checkpointing=args.checkpointing)
-    found["learn"] = compare(learning_runs(policy, completions), args.repeats, args.device)
-    show("forward and backward" + (", checkpointed" if args.checkpointing else ""), found["learn"])
-    return {"model": name, "tokens": tokens, "route_bytes_per_token": per_token, **found}
+    results["learn"] = compare(learning_runs(policy, completions), args.repeats, args.device)
+    show("forward and backward" + (", checkpointed" if args.checkpointing else ""), results["learn"])
+    return {"model": name, "tokens": tokens, "route_bytes_per_token": per_token, **results}
 
 
 def main() -> None:

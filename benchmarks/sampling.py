@@ -73,16 +73,14 @@ def embedded(model: HFModel, prompts: list[Prompt], completion: int, stop_ids: t
     return run
 
 
+def generation(completion: int, ends: list[int] | int | None) -> GenerationConfig:
+    """Settings of transformers for the whole distribution."""
+    return GenerationConfig(do_sample=True, top_k=0, top_p=1.0, max_new_tokens=completion, pad_token_id=0, eos_token_id=ends)
+
+
 def generate(model: HFModel, prompts: list[Prompt], completion: int, stop_ids: tuple[int, ...]) -> Callable[[], int]:
     ids = torch.tensor([p.tokens for p in prompts], device=model.device).repeat_interleave(G, 0)
-    config = GenerationConfig(
-        do_sample=True,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=completion,
-        pad_token_id=0,
-        eos_token_id=list(stop_ids) or None,
-    )
+    config = generation(completion, list(stop_ids) or None)
 
     def run() -> int:
         model.model.generation_config.eos_token_id = None
@@ -104,14 +102,7 @@ def continuous(model: HFModel, prompts: list[Prompt], completion: int, stop_ids:
     sizes = ContinuousBatchingConfig(
         page_size=PAGE, num_blocks=pages * len(inputs) + 8, max_batch_tokens=max(512, len(inputs))
     )
-    config = GenerationConfig(
-        do_sample=True,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=completion,
-        pad_token_id=0,
-        eos_token_id=list(stop_ids) or -1,
-    )
+    config = generation(completion, list(stop_ids) or -1)
 
     def run() -> int:
         attention = model.attention
@@ -183,10 +174,10 @@ def main() -> None:
                 prompts = make_prompts(model, rows // G, prompt)
                 engines = [e for e in args.engines if e != "continuous" or case == "equal"]
                 runs = {engine: ENGINES[engine](model, prompts, completion, stop_ids) for engine in engines}
-                found = compare(runs, args.repeats, clock)
-                results.append({"model": name, "case": case, "rows": rows, "engines": found})
+                by_engine = compare(runs, args.repeats, clock)
+                results.append({"model": name, "case": case, "rows": rows, "engines": by_engine})
                 line = ", ".join(
-                    f"{e} {v['tokens_per_second']:,.0f} tok/s ({v['ratio_to_generate']:.2f})" for e, v in found.items()
+                    f"{e} {v['tokens_per_second']:,.0f} tok/s ({v['ratio_to_generate']:.2f})" for e, v in by_engine.items()
                 )
                 print(f"{name}, {case}, {rows} rows: {line}", flush=True)
                 if args.out:

@@ -60,7 +60,7 @@ def measure(family: dict[int, Case], budget: int, repeats: int) -> dict[str, Any
     """Seconds and GiB by size, medians, and their slopes."""
     seconds: dict[int, list[float]] = {size: [] for size in family}
     memory: dict[int, list[float]] = {size: [] for size in family}
-    runs = {size: one_pass(HFPolicy(model, layout="auto"), made, budget) for size, (model, made) in family.items()}
+    runs = {size: one_pass(HFPolicy(model, layout="auto"), batch, budget) for size, (model, batch) in family.items()}
     for run in runs.values():
         run()  # warm; and the gradients stand from here on
     sizes = list(runs)
@@ -91,9 +91,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     results: dict[str, Any] = {}
     for name, family in cases().items():
-        results[name] = found = measure(family, options.budget, options.repeats)
-        for unit, own in (("seconds", found), ("GiB", found["memory"])):
-            print(f"{name}: slope of {unit} {own['slope']:.2f} [{own['low']:.2f}, {own['high']:.2f}]", found[unit])
+        results[name] = slopes = measure(family, options.budget, options.repeats)
+        for unit, own in (("seconds", slopes), ("GiB", slopes["memory"])):
+            print(f"{name}: slope of {unit} {own['slope']:.2f} [{own['low']:.2f}, {own['high']:.2f}]", slopes[unit])
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"threads": options.threads, "results": results}, indent=1) + "\n")
 

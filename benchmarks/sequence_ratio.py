@@ -65,14 +65,14 @@ def alone(completions: int, tokens: int, repeats: int) -> dict[str, list[float]]
     return seconds
 
 
-def compare(what: str, seconds: dict[str, list[float]]) -> dict[str, Any]:
+def compare(title: str, seconds: dict[str, list[float]]) -> dict[str, Any]:
     """Print and return medians and the paired ratio."""
     ratios = [a / b for a, b in zip(*(seconds[name] for name in NAMES), strict=True)]
     low, high, _ = median_interval(ratios)
     medians = {name: statistics.median(seconds[name]) for name in NAMES}
     ratio = statistics.median(ratios)
-    print(f"{what:34} {medians['gspo']:10.5f} {medians['grpo']:10.5f}   {ratio:.3f} [{low:.3f}, {high:.3f}]", flush=True)
-    return {"what": what, "medians": medians, "ratio": ratio, "low": low, "high": high}
+    print(f"{title:34} {medians['gspo']:10.5f} {medians['grpo']:10.5f}   {ratio:.3f} [{low:.3f}, {high:.3f}]", flush=True)
+    return {"what": title, "medians": medians, "ratio": ratio, "low": low, "high": high}
 
 
 def main() -> None:
@@ -84,10 +84,10 @@ def main() -> None:
     if options.repeats < 6:
         parser.error(f"--repeats {options.repeats}: at least 6")
     torch.set_num_threads(THREADS)
-    taken = steps(options.repeats, warm_up=4)
+    by_name = steps(options.repeats, warm_up=4)
     print(f"{'seconds, medians':34} {'gspo':>10} {'grpo':>10}   gspo / grpo")
     results = [
-        compare(f"rollout step: {part}", {name: [step[key] for step in own] for name, own in taken.items()})
+        compare(f"rollout step: {part}", {name: [step[key] for step in own] for name, own in by_name.items()})
         for part, key in (("whole", "seconds"), ("updates", "train"))
     ]
     for completions, tokens in SIZES:

@@ -24,31 +24,31 @@ def number(value: float | None) -> str:
 
 def of(key: str) -> Callable[[Figure], str]:
     """A number of the figure."""
-    return lambda one: number(one.get(key))
+    return lambda row: number(row.get(key))
 
 
-def ends(one: Figure) -> str:
+def ends(row: Figure) -> str:
     """The cost at the smallest and at the largest size."""
-    unit = "seconds" if "seconds" in one else "GiB"
-    sizes = sorted(one[unit], key=int)
-    small, large = (f"{number(one[unit][size])} at {int(size):,}" for size in (sizes[0], sizes[-1]))
+    unit = "seconds" if "seconds" in row else "GiB"
+    sizes = sorted(row[unit], key=int)
+    small, large = (f"{number(row[unit][size])} at {int(size):,}" for size in (sizes[0], sizes[-1]))
     return f"{small}, {large} ({'s' if unit == 'seconds' else unit})"
 
 
 SECONDS: Column = ("seconds", of("seconds"))
 # What the ratio is, and the columns beside it.
 COLUMNS: dict[str, tuple[str, list[Column]]] = {
-    "update": ("times as fast", [SECONDS, ("of the roofline", lambda one: f"{one['roofline']:.0%}")]),
+    "update": ("times as fast", [SECONDS, ("of the roofline", lambda row: f"{row['roofline']:.0%}")]),
     "update_trl": ("times as fast", [SECONDS, ("TRL's seconds", of("other_seconds"))]),
     "rollout_step": ("times as fast", [SECONDS, ("sampling", of("sample")), ("training", of("train"))]),
-    "head": ("seconds over the base's", [("base", lambda one: one["against"]), SECONDS, ("GiB", of("GiB"))]),
+    "head": ("seconds over the base's", [("base", lambda row: row["against"]), SECONDS, ("GiB", of("GiB"))]),
     "sampling": ("times as many tokens a second", [("tokens a second", of("tokens_per_second"))]),
     "scaling": ("slope", [("cost", ends)]),
     "engines": (
         "times as many tokens a second",
         [
-            ("embedded, tokens a second", lambda one: number(one["rates"]["embedded"])),
-            ("vLLM", lambda one: number(one["rates"]["vLLM"])),
+            ("embedded, tokens a second", lambda row: number(row["rates"]["embedded"])),
+            ("vLLM", lambda row: number(row["rates"]["vLLM"])),
         ],
     ),
 }
@@ -61,24 +61,24 @@ def table(group: str, figures: dict[str, Figure]) -> str:
     ratio, columns = COLUMNS[group]
     titles = ["", ratio, "interval", *(title for title, _ in columns)]
     rows = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
-    for name, one in figures.items():
-        alone = one["low"] == one["high"] == one["value"] == 1.0  # the base of a comparison
-        between = "" if alone else f"{one['low']:z.2f} to {one['high']:z.2f}"
-        rows.append("| " + " | ".join([name, f"{one['value']:z.2f}", between, *(show(one) for _, show in columns)]) + " |")
+    for name, row in figures.items():
+        alone = row["low"] == row["high"] == row["value"] == 1.0  # the base of a comparison
+        between = "" if alone else f"{row['low']:z.2f} to {row['high']:z.2f}"
+        rows.append("| " + " | ".join([name, f"{row['value']:z.2f}", between, *(show(row) for _, show in columns)]) + " |")
     return "\n".join(rows) + "\n"
 
 
 def machine(results: dict[str, Any]) -> str:
     """Where, when and with what it was measured."""
-    found = results.get("machine")
-    if not found:
+    facts = results.get("machine")
+    if not facts:
         return "Not measured yet.\n"
     days = sorted(set(results.get("dates", {}).values()) or {results["date"]})
     day = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     fixed = ("processor", "cores", "matmul_gflops_2_threads", "gpu")
-    versions = ", ".join(f"{name} {version}" for name, version in found.items() if name not in fixed)
-    rate = f"{found['matmul_gflops_2_threads']} GFLOP/s in a large float32 product on two threads"
-    return f"Measured on {day}: {found['processor']}, {found['cores']} cores, {rate}; {versions}.\n"
+    versions = ", ".join(f"{name} {version}" for name, version in facts.items() if name not in fixed)
+    rate = f"{facts['matmul_gflops_2_threads']} GFLOP/s in a large float32 product on two threads"
+    return f"Measured on {day}: {facts['processor']}, {facts['cores']} cores, {rate}; {versions}.\n"
 
 
 def write(results: dict[str, Any], page: Path = PAGE) -> None:

@@ -76,9 +76,9 @@ def serve(commands: Commands, options: argparse.Namespace) -> None:
             loss = trainer.compute_loss(model, part) * (len(part["prompt_ids"]) / count)
             trainer.accelerator.backward(loss)
         seconds = time.perf_counter() - begin
-        seen = gradients(trainer.model)
+        gradient = gradients(trainer.model)
         trainer.model.zero_grad(set_to_none=True)
-        commands.answer({"seconds": seconds, "gradients": seen})
+        commands.answer({"seconds": seconds, "gradients": gradient})
 
 
 def main() -> None:

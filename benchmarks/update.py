@@ -39,21 +39,21 @@ SHAPES = [(512, 64, 8, 2), (256, 128, 8, 2), (64, 256, 8, 2), (2048, 256, 8, 1),
 
 def completions(prompt: int, completion: int, group: int, prompts: int) -> list[Completion]:
     """Those of chain.random_groups, each with an advantage of 1 or -1 in turn."""
-    made = []
+    batch = []
     for shared, group_completions in chain.random_groups(prompt, completion, group, prompts):
         for i, own in enumerate(group_completions):
             logp = torch.zeros(completion)
             sampled = torch.arange(prompt + completion) >= prompt
-            made.append(Completion(torch.cat([shared, own]), sampled, logp, logp, 1.0 - 2 * (i % 2)))
-    return made
+            batch.append(Completion(torch.cat([shared, own]), sampled, logp, logp, 1.0 - 2 * (i % 2)))
+    return batch
 
 
-def one_pass(policy: HFPolicy, made: list[Completion], budget: int) -> Callable[[], None]:
+def one_pass(policy: HFPolicy, batch: list[Completion], budget: int) -> Callable[[], None]:
     """The forward and backward passes of an update, as the learner makes them."""
 
     def run() -> None:
-        for part in layout.micro_batches(made, budget, policy.shares_prompts):
-            out = policy.forward(layout.build([made[i] for i in part], policy.shares_prompts), entropy=True, routing=True)
+        for part in layout.micro_batches(batch, budget, policy.shares_prompts):
+            out = policy.forward(layout.build([batch[i] for i in part], policy.shares_prompts), entropy=True, routing=True)
             out.logp.sum().backward()
         if policy.device.type == "cuda":
             torch.cuda.synchronize()
@@ -61,16 +61,16 @@ def one_pass(policy: HFPolicy, made: list[Completion], budget: int) -> Callable[
     return run
 
 
-def operations(model: HFModel, made: list[Completion]) -> float:
+def operations(model: HFModel, batch: list[Completion]) -> float:
     """Of a forward and backward pass that computes each token once: products with the weights, and attention."""
-    config, forest = model.config, layout.build(made, share=True).forest
+    config, forest = model.config, layout.build(batch, share=True).forest
     weights = sum(p.numel() for name, p in model.body.named_parameters() if p.ndim == 2 and "embed" not in name)
     experts = sum(p.numel() for p in model.body.parameters() if p.ndim == 3)  # [experts, ...]
     if experts:
         weights += experts * config.num_experts_per_tok / config.num_experts
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = config.num_hidden_layers * config.num_attention_heads * width
-    sampled = sum(len(completion.logp_old) for completion in made)
+    sampled = sum(len(completion.logp_old) for completion in batch)
     looks = float((forest.position + 1).sum())
     return 6 * (weights * len(forest.tokens) + config.vocab_size * config.hidden_size * sampled) + 12 * heads * looks
 
@@ -98,20 +98,20 @@ def in_turns(runs: dict[str, Callable[[], None]], repeats: int, clock: Callable[
 
 def compare(model: HFModel, shape: tuple[int, ...], rate: float, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A line a layout, printed and returned. rate: operations a second of a large matrix product."""
-    made, line = completions(*shape), f"P {shape[0]} R {shape[1]} G {shape[2]}, {shape[3]} prompts:"
+    batch, line = completions(*shape), f"P {shape[0]} R {shape[1]} G {shape[2]}, {shape[3]} prompts:"
     policies = {name: HFPolicy(model, layout=name, gradient_checkpointing=options.checkpointing) for name in options.layouts}
-    runs = {name: one_pass(policy, made, options.budget) for name, policy in policies.items()}
+    runs = {name: one_pass(policy, batch, options.budget) for name, policy in policies.items()}
     clock = time.perf_counter if options.clock == "wall" else time.process_time
-    needed, results = operations(model, made) / rate, []
+    needed, results = operations(model, batch) / rate, []
     for name, own in (seconds := in_turns(runs, options.repeats, clock)).items():
         ratios = [a / b for a, b in zip(seconds["padded"], own)]
         low, high, _ = median_interval(ratios)
-        found = {"layout": name, "seconds": statistics.median(own), "ratio": statistics.median(ratios)}
-        found |= {"low": low, "high": high, "repeats": options.repeats, "GiB": peak(runs[name], model.device)}
-        found |= {"roofline": needed / found["seconds"] if options.clock == "wall" else math.nan}
-        results.append({"shape": shape} | found)
-        line += f"  {name} {found['seconds']:.3f} s, {found['roofline']:.0%} of the roofline, {found['GiB']:.2f} GiB"
-        line += f" ({found['ratio']:.2f} [{low:.2f}, {high:.2f}])"
+        row = {"layout": name, "seconds": statistics.median(own), "ratio": statistics.median(ratios)}
+        row |= {"low": low, "high": high, "repeats": options.repeats, "GiB": peak(runs[name], model.device)}
+        row |= {"roofline": needed / row["seconds"] if options.clock == "wall" else math.nan}
+        results.append({"shape": shape} | row)
+        line += f"  {name} {row['seconds']:.3f} s, {row['roofline']:.0%} of the roofline, {row['GiB']:.2f} GiB"
+        line += f" ({row['ratio']:.2f} [{low:.2f}, {high:.2f}])"
     print(line, flush=True)
     return results
 
@@ -146,7 +146,7 @@ def main() -> None:
         rates[kind] = matmul_rate(options.device, model.compute_dtype, size)
         print(f"{kind}, {rates[kind] / 1e9:,.0f} GFLOP/s in a large {model.compute_dtype} product")
         for shape in options.shape or SHAPES:
-            results += [{"model": kind} | one for one in compare(model, tuple(shape), rates[kind], options)]
+            results += [{"model": kind} | row for row in compare(model, tuple(shape), rates[kind], options)]
         del model  # there may not be room for two
     options.out.parent.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"matmul_gflops": {kind: rate / 1e9 for kind, rate in rates.items()}}

@@ -27,12 +27,12 @@ CLOSE = 1e-3  # of the gradients, as a share of the largest: float32 in another 
 
 def commands(model: Path, shape: tuple[int, ...], threads: int, compiled: bool) -> dict[str, list[str]]:
     """What starts each worker."""
-    given = [str(model), "--shape", *map(str, shape), "--threads", str(threads)]
-    found = {"gspo": [sys.executable, str(HERE / "ours_update.py"), *given]}
-    found["TRL"] = [str(trl_environment()), str(HERE / "trl_update.py"), *given]
+    arguments = [str(model), "--shape", *map(str, shape), "--threads", str(threads)]
+    by_name = {"gspo": [sys.executable, str(HERE / "ours_update.py"), *arguments]}
+    by_name["TRL"] = [str(trl_environment()), str(HERE / "trl_update.py"), *arguments]
     if compiled:
-        found["TRL, torch_compile"] = [*found["TRL"], "--trial", json.dumps(COMPILED)]
-    return found
+        by_name["TRL, torch_compile"] = [*by_name["TRL"], "--trial", json.dumps(COMPILED)]
+    return by_name
 
 
 def measure(starts: dict[str, list[str]], folder: Path, repeats: int) -> dict[str, list[dict[str, Any]]]:
@@ -41,28 +41,28 @@ def measure(starts: dict[str, list[str]], folder: Path, repeats: int) -> dict[st
     try:
         for i, (name, command) in enumerate(starts.items()):
             workers.append(Worker(name, command, folder / f"worker{i}.log"))
-        found = take_turns(workers, repeats, 2)
+        by_name = take_turns(workers, repeats, 2)
     finally:
         for worker in workers:
             worker.close()
-    expected = found["gspo"][0]["gradients"]
-    for name, steps in found.items():
+    expected = by_name["gspo"][0]["gradients"]
+    for name, steps in by_name.items():
         for step in steps:
             if not close(step["gradients"], expected):
                 raise RuntimeError(f"the gradients of {name} and gspo differ: the programs did not do the same work")
-    return found
+    return by_name
 
 
-def close(one: list[float], other: list[float]) -> bool:
+def close(ours: list[float], theirs: list[float]) -> bool:
     """Whether these are the same numbers up to rounding."""
-    room = CLOSE * max(map(abs, other))
-    return len(one) == len(other) and all(abs(a - b) <= room for a, b in zip(one, other))
+    room = CLOSE * max(map(abs, theirs))
+    return len(ours) == len(theirs) and all(abs(a - b) <= room for a, b in zip(ours, theirs))
 
 
-def compare(found: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
+def compare(by_name: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
     """By TRL's variant: the median of the ratios of paired seconds, its interval, and the seconds of both."""
     lines = {}
-    seconds = {name: [step["seconds"] for step in steps] for name, steps in found.items()}
+    seconds = {name: [step["seconds"] for step in steps] for name, steps in by_name.items()}
     for name, theirs in seconds.items():
         if name != "gspo":
             ratios = [b / a for a, b in zip(seconds["gspo"], theirs, strict=True)]

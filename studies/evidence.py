@@ -127,12 +127,12 @@ def unpack(folder: Path) -> None:
             file.extractall(folder, filter="data")
 
 
-def borrow(cells: Iterable[Cell], known: Sequence[Cell]) -> None:
+def borrow(cells: Iterable[Cell], earlier: Sequence[Cell]) -> None:
     """Finished runs of other studies, where the configuration is the same but for the folder."""
     for cell in cells:
-        for other in known:
-            if replace(other.config, log=cell.config.log) == cell.config and not finished(cell) and finished(other):
-                shutil.copytree(other.config.log.dir, cell.config.log.dir, dirs_exist_ok=True)
+        for donor in earlier:
+            if replace(donor.config, log=cell.config.log) == cell.config and not finished(cell) and finished(donor):
+                shutil.copytree(donor.config.log.dir, cell.config.log.dir, dirs_exist_ok=True)
 
 
 def pack(folder: Path) -> None:
@@ -166,11 +166,11 @@ def main() -> int:
     place = Path(os.path.relpath(place))  # what is kept names no machine's folders
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as the cells have it: the models are then the same everywhere
     subprocess.run([sys.executable, HERE / "prepare.py", "--scale", str(options.scale)], check=True, env=one_thread)
-    known: list[Cell] = []
+    earlier: list[Cell] = []
     for folder in (place / "results" / name for name in STUDIES):
         unpack(folder)
         if folder.name in chosen:
-            borrow(cells_of(folder), known)
+            borrow(cells_of(folder), earlier)
             try:
                 status = compare(file_of(folder), folder)
             finally:
@@ -179,7 +179,7 @@ def main() -> int:
                 return status
             if folder.name == "sweep":
                 file_of(folder.with_name("evidence")).write_text(study(choices(folder)), encoding="utf-8")
-        known += cells_of(folder)
+        earlier += cells_of(folder)
     if options.scale == 1:
         subprocess.run([sys.executable, HERE / "report/page.py"], check=True)
     return 0

@@ -66,17 +66,19 @@ def mean(value: Line, form: str) -> str:
 def table(study: str, setting: str) -> str:
     """One setting in Markdown."""
     head = json.loads((RESULTS / f"{study}.json").read_text(encoding="utf-8"))
-    others = {(by, line["variant"]): line for by in ("mean", "metric") for line in head[by] if line["setting"] == setting}
-    found = [line for line in head["reward"] if line["setting"] == setting]
-    if not found:
+    by_measure = {
+        (by, line["variant"]): line for by in ("mean", "metric") for line in head[by] if line["setting"] == setting
+    }
+    lines = [line for line in head["reward"] if line["setting"] == setting]
+    if not lines:
         raise ValueError(f"{study} / {setting}: no such setting in {study}.json")
     against = f"minus {head['baseline']}"
     titles = ["", "n", "reward", against, "all steps", against, "accuracy", against, "fell", "clipped", "volatility"]
     rows = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
-    for line in found:
+    for line in lines:
         cells = [line["variant"], str(line["cells"])]
         for by in ("reward", "mean", "metric"):
-            each = others.get((by, line["variant"]), line)
+            each = by_measure.get((by, line["variant"]), line)
             cells += [mean(each[by], ".3f"), spell(each.get("difference"), "+.3f")]
         cells += [mean(line["fall"], ".3f"), mean(line["clipped"], ".2%"), mean(line["volatility"], ".2%")]
         rows.append("| " + " | ".join(cells) + " |")
@@ -126,9 +128,9 @@ def draw_ranges(theme: Theme, path: Path) -> None:
         at = np.arange(len(RANGES))
         for i, setting in enumerate(dict.fromkeys(setting for setting, _ in lines)):
             colour, shift = theme.series[i], 0.05 * (i - 1)
-            found = [lines[setting, f"GSPO {name}"] for name in RANGES]
-            middle = np.array([value["mean"] for value in found])
-            reach = np.array([value["high"] for value in found]) - middle
+            rewards = [lines[setting, f"GSPO {name}"] for name in RANGES]
+            middle = np.array([value["mean"] for value in rewards])
+            reach = np.array([value["high"] for value in rewards]) - middle
             ax.errorbar(at + shift, middle, reach, color=colour, marker="o", lw=1.6, capsize=3, label=setting)
             ax.axhline(lines[setting, "GSPO auto"]["mean"], color=colour, ls=":", lw=1.8)
         finish(figure, ax, "Reward by clip range; dotted: auto", "reward")
@@ -145,9 +147,9 @@ def figures() -> None:
         draw(DARK, IMAGES / f"{name}-dark.png")
     for setting, name in CURVES:
         for suffix in ("", "-dark"):
-            made = RESULTS / "evidence" / "figures" / slug(setting) / f"{name}{suffix}.png"
-            if made.exists():
-                shutil.copy(made, IMAGES / f"evidence-{slug(setting)}-{name}{suffix}.png")
+            drawn = RESULTS / "evidence" / "figures" / slug(setting) / f"{name}{suffix}.png"
+            if drawn.exists():
+                shutil.copy(drawn, IMAGES / f"evidence-{slug(setting)}-{name}{suffix}.png")
 
 
 def difference(column: str, a: tuple[str, str, str], b: tuple[str, str, str]) -> str:
@@ -155,8 +157,8 @@ def difference(column: str, a: tuple[str, str, str], b: tuple[str, str, str]) ->
 
     def rows(study: str, setting: str, variant: str) -> dict[int, float]:
         with open(RESULTS / f"{study}.csv", newline="", encoding="utf-8") as file:
-            found = [row for row in csv.DictReader(file) if (row["setting"], row["variant"]) == (setting, variant)]
-        return {int(row["seed"]): float(row[column]) for row in found}
+            lines = [row for row in csv.DictReader(file) if (row["setting"], row["variant"]) == (setting, variant)]
+        return {int(row["seed"]): float(row[column]) for row in lines}
 
     value = interval(paired(rows(*a), rows(*b)))
     return f"{' / '.join(a)} - {' / '.join(b)}, {column}: n = {value.n}, {spell(vars(value), '+.3f')}"

@@ -88,9 +88,18 @@ assert main(["config", "--train.steps=0"]) == 2
 heavy = {"torch", "transformers", "numpy", "datasets", "matplotlib", "rich", "reasoning_gym", "gspo.api"} & set(sys.modules)
 assert not heavy, heavy
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "COMMAND" in done.stdout
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "COMMAND" in ended.stdout
+
+
+def test_python_starts_it_as_a_module():
+    for words, status in ((["--version"], 0), (["train", "missing.toml"], 2)):
+        command = [sys.executable, "-m", "gspo", *words]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert ended.returncode == status, ended.stderr
+        expected = f"gspo {gspo.__version__}\n" if not status else ""
+        assert ended.stdout == expected and ended.stderr.startswith("gspo: error: missing.toml" if status else "")
 
 
 def test_fields_are_taken_out_wherever_they_stand():

@@ -18,12 +18,12 @@ NAMES = [name for name, row in ALGORITHMS.items() if not row.critic]
 
 def rows(values, T=12, before=2):
     """[N] as rows [B, T], with `before` places of padding or tool output ahead of each completion."""
-    made = torch.full((len(LENGTHS), T + before), 7.5, dtype=values.dtype)
+    wide = torch.full((len(LENGTHS), T + before), 7.5, dtype=values.dtype)
     mask = torch.zeros(len(LENGTHS), T + before)
     for row, part in enumerate(values.split(LENGTHS)):
-        made[row, before : before + len(part)] = part
+        wide[row, before : before + len(part)] = part
         mask[row, before : before + len(part)] = 1
-    return made, mask
+    return wide, mask
 
 
 def given():
@@ -45,11 +45,11 @@ def test_value_and_gradient_are_the_learners(name):
     wide.requires_grad_()
     A = torch.tensor([completion.advantage for completion in batch], dtype=torch.float64)
     for advantages in (A, A[:, None], A[:, None].expand(wide.shape)):
-        found, metrics = dropin.loss(
+        value, metrics = dropin.loss(
             name, wide, rows(built.logp_old)[0], advantages, mask, logp_mu=rows(built.logp_mu)[0], max_completion_length=9
         )
-        (theirs,) = torch.autograd.grad(found, wide)
-        assert float(found) == pytest.approx(float(expected), rel=1e-12)
+        (theirs,) = torch.autograd.grad(value, wide)
+        assert float(value) == pytest.approx(float(expected), rel=1e-12)
         torch.testing.assert_close(theirs[mask.bool()], gradient, rtol=1e-12, atol=1e-15)
         assert not theirs[~mask.bool()].any()
     summary = objective.summary(stats)

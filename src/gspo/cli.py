@@ -43,58 +43,62 @@ def parser() -> Parser:
 
     def command(name: str, text: str, config: str | None = None, fields: bool = True) -> argparse.ArgumentParser:
         help = text.replace("%", "%%")  # argparse formats this one only
-        made = commands.add_parser(name, help=help, description=text, epilog=FIELDS if fields else None, allow_abbrev=False)
-        made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        subparser = commands.add_parser(
+            name, help=help, description=text, epilog=FIELDS if fields else None, allow_abbrev=False
+        )
+        subparser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if config:
-            made.add_argument(
+            subparser.add_argument(
                 "config", metavar="CONFIG.toml", nargs=config if config == "?" else None, help="configuration file"
             )
-        return made
+        return subparser
 
     for name, text in (
         ("train", "train a model with GSPO or another algorithm, such as GRPO or PPO"),
         ("sft", "fine-tune a model on rows of prompt and completion (supervised, as a cold start)"),
     ):
-        made = command(name, text, "1")
-        made.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
-    made = command(
+        subparser = command(name, text, "1")
+        subparser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
+    subparser = command(
         "serve", "serve a model to agents at an OpenAI-compatible endpoint, and train it on what they return", "1"
     )
-    made.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
-    made = command("eval", "evaluate a model on held-out prompts: accuracy with a 95 % interval", "1")
-    made.add_argument("--out", type=Path, metavar="FILE", help="write each completion to this .jsonl file")
-    made = command("compare", "compare algorithms x settings x seeds on equal terms, with intervals and verdicts")
-    made.add_argument("study", metavar="STUDY.toml", help="study file")
-    made.add_argument("--dir", help="folder of the study (default: runs/NAME)")
-    made.add_argument("--only", default="*", metavar="PATTERN", help="cells to run, as setting/variant/seedN with * and ?")
-    made.add_argument("--dry-run", action="store_true", help="only list the cells")
-    made = command("report", "write the figures and the report of one run, or of several runs together", fields=False)
-    made.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folders; the report goes into the first")
-    made = command("demo", "train a tiny mixture of experts with GSPO to work answers out, not to guess", fields=False)
-    made.add_argument("--agent", action="store_true", help="run the demo of agents: conversations with a tool")
-    made.add_argument("--dir", help="run folder (default: runs/demo, runs/demo-agent)")
-    made.add_argument("--seed", type=int, default=0, help="seed of the whole demo (default: %(default)s)")
-    made.add_argument("--resume", action="store_true", help="continue a demo that was stopped")
+    subparser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
+    subparser = command("eval", "evaluate a model on held-out prompts: accuracy with a 95 % interval", "1")
+    subparser.add_argument("--out", type=Path, metavar="FILE", help="write each completion to this .jsonl file")
+    subparser = command("compare", "compare algorithms x settings x seeds on equal terms, with intervals and verdicts")
+    subparser.add_argument("study", metavar="STUDY.toml", help="study file")
+    subparser.add_argument("--dir", help="folder of the study (default: runs/NAME)")
+    subparser.add_argument(
+        "--only", default="*", metavar="PATTERN", help="cells to run, as setting/variant/seedN with * and ?"
+    )
+    subparser.add_argument("--dry-run", action="store_true", help="only list the cells")
+    subparser = command("report", "write the figures and the report of one run, or of several runs together", fields=False)
+    subparser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folders; the report goes into the first")
+    subparser = command("demo", "train a tiny mixture of experts with GSPO to work answers out, not to guess", fields=False)
+    subparser.add_argument("--agent", action="store_true", help="run the demo of agents: conversations with a tool")
+    subparser.add_argument("--dir", help="run folder (default: runs/demo, runs/demo-agent)")
+    subparser.add_argument("--seed", type=int, default=0, help="seed of the whole demo (default: %(default)s)")
+    subparser.add_argument("--resume", action="store_true", help="continue a demo that was stopped")
     command("config", "print the resolved configuration with the meaning and unit of each field", "?")
     return top
 
 
 def take_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
     """Takes `--section.key VALUE` and `--section.key=VALUE` out of the words of a command line."""
-    rest: list[str] = []
-    found: dict[str, str] = {}
+    plain_words: list[str] = []
+    fields: dict[str, str] = {}
     words = iter(argv)
     for word in words:
         key, equals, value = word.partition("=")
         if not key.startswith("--") or "." not in key:
-            rest.append(word)
+            plain_words.append(word)
             continue
         if not equals:
             value = next(words, "--")
             if value.startswith("--"):
                 raise ValueError(f"{key}: a value is missing (one that begins with -- is given as {key}=VALUE)")
-        found[key[2:]] = value
-    return rest, found
+        fields[key[2:]] = value
+    return plain_words, fields
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -35,25 +35,25 @@ def loss(
         raise ValueError(f'{name}: epsilon = "auto", beta, correction, aux_loss and critics are not for a drop-in loss')
     if row.counts == "budget" and max_completion_length is None:
         raise ValueError(f"{name} divides by completions x max_completion_length: pass max_completion_length")
-    kept = mask != 0
-    length = kept.sum(1)
+    sampled = mask != 0
+    length = sampled.sum(1)
     there = length > 0
-    begins = kept.int().diff(dim=1, prepend=kept.new_zeros(len(kept), 1).int()) == 1
-    y = Completions.of(length[there], begins.cumsum(1)[kept])  # what was not sampled in between parts two turns
-    likelihoods = {"logp_old": logp_old[kept], "logp_mu": (logp_old if logp_mu is None else logp_mu)[kept]}
-    A = advantages[there] if advantages.ndim == 1 else _by_completion(advantages, kept)[there]
+    begins = sampled.int().diff(dim=1, prepend=sampled.new_zeros(len(sampled), 1).int()) == 1
+    y = Completions.of(length[there], begins.cumsum(1)[sampled])  # what was not sampled in between parts two turns
+    likelihoods = {"logp_old": logp_old[sampled], "logp_mu": (logp_old if logp_mu is None else logp_mu)[sampled]}
+    A = advantages[there] if advantages.ndim == 1 else _by_completion(advantages, sampled)[there]
     objective = PolicyObjective(row, config, max_completion_length or 1)
-    found = objective.surrogate(logp[kept], A.to(logp), y, likelihoods)
+    surrogate = objective.surrogate(logp[sampled], A.to(logp), y, likelihoods)
     counts = {"completions": int(there.sum()), "tokens": int(length.sum())}
     count = denominator or counts.get(row.counts) or counts["completions"] * (max_completion_length or 1)
-    ratio = sequence_ratio(logp[kept], logp_old[kept], y) if row.level == "sequence" else found.ratio
-    low, high = found.clipped_low.float().mean(), found.clipped_high.float().mean()
+    ratio = sequence_ratio(logp[sampled], logp_old[sampled], y) if row.level == "sequence" else surrogate.ratio
+    low, high = surrogate.clipped_low.float().mean(), surrogate.clipped_high.float().mean()
     metrics = {
         "clip_ratio/low_mean": float(low), "clip_ratio/high_mean": float(high), "clip_ratio/region_mean": float(low + high),
-        "clip_ratio/tokens": float(y.spread(found.clipped_low | found.clipped_high).float().mean()),
+        "clip_ratio/tokens": float(y.spread(surrogate.clipped_low | surrogate.clipped_high).float().mean()),
         "ratio/mean": float(ratio.detach().mean()),
     }  # fmt: skip
-    return found.loss.sum() / count, metrics
+    return surrogate.loss.sum() / count, metrics
 
 
 def _check(logp: Tensor, logp_old: Tensor, advantages: Tensor, mask: Tensor) -> None:
@@ -69,10 +69,10 @@ def _check(logp: Tensor, logp_old: Tensor, advantages: Tensor, mask: Tensor) -> 
         raise ValueError("mask: no token was sampled, so there is nothing to learn")
 
 
-def _by_completion(advantages: Tensor, kept: Tensor) -> Tensor:
+def _by_completion(advantages: Tensor, sampled: Tensor) -> Tensor:
     """A_i [B] of advantages [B, T] that are the same at all sampled tokens of a completion. Raises ValueError where not."""
-    wide = advantages.expand(kept.shape)
-    first = wide.gather(1, kept.int().argmax(1, keepdim=True))
-    if not torch.equal(torch.where(kept, wide, first), first.expand(kept.shape)):
+    wide = advantages.expand(sampled.shape)
+    first = wide.gather(1, sampled.int().argmax(1, keepdim=True))
+    if not torch.equal(torch.where(sampled, wide, first), first.expand(sampled.shape)):
         raise ValueError("advantages differ within a completion: these objectives take one advantage a completion")
     return first[:, 0]

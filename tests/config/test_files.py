@@ -76,9 +76,9 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
 def test_words_of_a_command_line_become_the_fields_type(key, text, value):
     more = {"algorithm.epsilon_high": "none"} if key == "algorithm.epsilon" else {}
     section, name = key.split(".")
-    found = getattr(getattr(load(None, {key: text} | more), section), name)
-    assert found == value
-    assert type(found) is type(value)
+    actual = getattr(getattr(load(None, {key: text} | more), section), name)
+    assert actual == value
+    assert type(actual) is type(value)
 
 
 def strategy(field, hint):
@@ -97,19 +97,19 @@ def strategy(field, hint):
             max_size=3,
         )
     if limits["choices"]:
-        found = st.sampled_from(limits["choices"])
+        values = st.sampled_from(limits["choices"])
     elif float in kinds:
         low = limits["low"] if limits["low"] is not None else limits["above"]
-        found = st.floats(
+        values = st.floats(
             low, limits["high"], exclude_min=limits["above"] is not None, allow_nan=False, allow_infinity=False
         )
     elif int in kinds:
-        found = st.integers(limits["low"] or 0, min(limits["high"] or 2**60, 2**60))
+        values = st.integers(limits["low"] or 0, min(limits["high"] or 2**60, 2**60))
     elif bool in kinds:
-        found = st.booleans()
+        values = st.booleans()
     else:
-        found = st.text(min_size=1).filter(lambda text: text.strip() and ":" not in text)
-    return found | st.none() if type(None) in kinds else found
+        values = st.text(min_size=1).filter(lambda text: text.strip() and ":" not in text)
+    return values | st.none() if type(None) in kinds else values
 
 
 def sections():
@@ -190,5 +190,5 @@ def test_nearest_names():
 
 
 def test_the_page_of_the_configuration_is_up_to_date():
-    done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    ended = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr

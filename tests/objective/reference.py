@@ -43,8 +43,8 @@ def objective(name, logp, old, A, lengths, low, high, budget, mu=None, **constan
             total = total + n * torch.minimum(s * a, clip(s, low, high) * a) / S
         elif name == "gmpo":
             e = math.exp(constants["delta"])
-            kept = [torch.clamp(w_t, max=e) if a > 0 else torch.clamp(w_t, min=1 / e) for w_t in w]
-            total = total + a * math.prod([1.0] + kept) ** (1.0 / n) / S
+            clipped = [torch.clamp(w_t, max=e) if a > 0 else torch.clamp(w_t, min=1 / e) for w_t in w]
+            total = total + a * math.prod([1.0] + clipped) ** (1.0 / n) / S
         else:
             here = slice(start, start + n)
             terms = zip(w, logp[here], (old if mu is None else mu)[here])

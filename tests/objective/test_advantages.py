@@ -15,8 +15,8 @@ def test_the_explainers_example():
 
 
 def test_groups_are_apart():
-    got = adv([1.0, 0.0, 10.0, 30.0], [0, 0, 1, 1])
-    assert got == pytest.approx([2**-0.5, -(2**-0.5)] * 1 + [-(2**-0.5), 2**-0.5])
+    advantages = adv([1.0, 0.0, 10.0, 30.0], [0, 0, 1, 1])
+    assert advantages == pytest.approx([2**-0.5, -(2**-0.5)] * 1 + [-(2**-0.5), 2**-0.5])
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 0.7, 1e9])
@@ -47,10 +47,10 @@ def test_group_advantages_ignore_shift_and_scale_of_rewards(rewards, factor, shi
     if float(r.max() - r.min()) < 1e-3:
         return
     group = torch.zeros(len(r), dtype=torch.int64)
-    one, two = group_advantages(r, group), group_advantages(r * factor + shift, group)
-    torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-8)
-    assert float(one.sum()) == pytest.approx(0, abs=1e-9)
-    assert float(one.std()) == pytest.approx(1)
+    plain, shifted = group_advantages(r, group), group_advantages(r * factor + shift, group)
+    torch.testing.assert_close(plain, shifted, rtol=1e-6, atol=1e-8)
+    assert float(plain.sum()) == pytest.approx(0, abs=1e-9)
+    assert float(plain.std()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_bad_input(rewards, groups, scale, message):
 
 def test_turn_advantages_worked_by_hand():
     # Returns to go: (1 + 2, 2) and (0 + .5, .5, .5); discount 1. R = 3 and 0.5: mean 1.75, std 2.5 / sqrt 2.
-    got = turn_advantages([[1.0, 2.0], [0.0, 0.0, 0.5]], torch.tensor([0, 0]))
+    advantages = turn_advantages([[1.0, 2.0], [0.0, 0.0, 0.5]], torch.tensor([0, 0]))
     std = 2.5 / 2**0.5
-    assert got[0].tolist() == pytest.approx([1.25 / std, 0.25 / std])
-    assert got[1].tolist() == pytest.approx([-1.25 / std] * 3)
+    assert advantages[0].tolist() == pytest.approx([1.25 / std, 0.25 / std])
+    assert advantages[1].tolist() == pytest.approx([-1.25 / std] * 3)
     # discount .5: G = (1 + 1, 2) and (.125, .25, .5); R = 2 and .125
-    got = turn_advantages([[1.0, 2.0], [0.0, 0.0, 0.5]], torch.tensor([0, 0]), "none", 0.5)
-    assert got[0].tolist() == pytest.approx([2 - 1.0625, 2 - 1.0625])
-    assert got[1].tolist() == pytest.approx([0.125 - 1.0625, 0.25 - 1.0625, 0.5 - 1.0625])
+    advantages = turn_advantages([[1.0, 2.0], [0.0, 0.0, 0.5]], torch.tensor([0, 0]), "none", 0.5)
+    assert advantages[0].tolist() == pytest.approx([2 - 1.0625, 2 - 1.0625])
+    assert advantages[1].tolist() == pytest.approx([0.125 - 1.0625, 0.25 - 1.0625, 0.5 - 1.0625])
 
 
 @given(
@@ -83,13 +83,13 @@ def test_turn_advantages_worked_by_hand():
     st.sampled_from(["group", "batch", "none"]),
 )
 @settings(deadline=None)
-def test_one_reward_at_the_end_gives_every_turn_its_replys_advantage(completions, scale):
+def test_one_reward_at_the_end_gives_every_turn_its_completions_advantage(completions, scale):
     group = torch.zeros(len(completions), dtype=torch.int64)
     whole = group_advantages(torch.tensor([reward for _, reward in completions], dtype=torch.float64), group, scale)
-    for A, found in zip(whole, turn_advantages([[0.0] * (k - 1) + [reward] for k, reward in completions], group, scale)):
-        assert (found - A).abs().max() <= 1e-12 * max(1.0, float(A.abs()))
+    for A, by_turn in zip(whole, turn_advantages([[0.0] * (k - 1) + [reward] for k, reward in completions], group, scale)):
+        assert (by_turn - A).abs().max() <= 1e-12 * max(1.0, float(A.abs()))
 
 
 def test_equal_returns_teach_nothing_whatever_their_turns():
-    got = turn_advantages([[1.0, 0.0], [0.0, 1.0]], torch.tensor([0, 0]))
-    assert torch.cat(got).tolist() == [0, 0, 0, 0]
+    advantages = turn_advantages([[1.0, 0.0], [0.0, 1.0]], torch.tensor([0, 0]))
+    assert torch.cat(advantages).tolist() == [0, 0, 0, 0]

@@ -91,14 +91,14 @@ def test_ratios_of_any_size_are_taken():
 
 
 def test_a_resumed_one_goes_on_the_same():
-    one, other = AutoClip(3e-4, 4e-4, 0.15), AutoClip(3e-4, 4e-4, 0.15)
+    steady, resumed = AutoClip(3e-4, 4e-4, 0.15), AutoClip(3e-4, 4e-4, 0.15)
     for step in range(8):
         if step == 3:
-            other = AutoClip(3e-4, 4e-4, 0.15)
-            other.load_state_dict(one.state_dict())
+            resumed = AutoClip(3e-4, 4e-4, 0.15)
+            resumed.load_state_dict(steady.state_dict())
         if step < 3:
             continue
-        for clip in (one, other):
+        for clip in (steady, resumed):
             clip.see(*draw(1e-3 * (step + 1), seed=step))
             clip.settle(noise=STILL)
-        assert one.e_low == other.e_low
+        assert steady.e_low == resumed.e_low

@@ -18,7 +18,7 @@ def batch(layers=2, experts=6, k=2, lengths=LENGTHS):
 
 def test_against_a_naive_loop():
     logits, chosen, y = batch()
-    found = balance(logits, chosen, y)
+    actual = balance(logits, chosen, y)
     begin = 0
     for i, length in enumerate(LENGTHS):
         tokens, total = range(begin, begin + length), 0.0
@@ -27,7 +27,7 @@ def test_against_a_naive_loop():
                 f = sum(e in chosen[t, layer].tolist() for t in tokens) / length * 6 / 2
                 P = sum(float(logits[t, layer].softmax(-1)[e]) for t in tokens) / length
                 total += f * P / 2
-        assert float(found[i]) == pytest.approx(total, rel=1e-6)
+        assert float(actual[i]) == pytest.approx(total, rel=1e-6)
         begin += length
 
 

@@ -31,9 +31,9 @@ def denominator(name, lengths):
 def terms(name, logp, old, A, y, low, high, mu=None):
     """The Surrogate of a row, called as the learner does."""
     row = ALGORITHMS[name]
-    given = {"logp_old": old, "logp_mu": old if mu is None else mu}
+    likelihoods = {"logp_old": old, "logp_mu": old if mu is None else mu}
     clip = {} if row.epsilon is None else {"e_low": low, "e_high": high}
-    return row.loss(logp=logp, A=A, y=y, **{name: given[name] for name in row.likelihoods}, **clip, **row.constants)
+    return row.loss(logp=logp, A=A, y=y, **{name: likelihoods[name] for name in row.likelihoods}, **clip, **row.constants)
 
 
 def value_and_gradient(name, logp, old, A, y, low, high, mu=None):
@@ -113,9 +113,9 @@ def test_gspo_token_equals_gspo_when_advantages_are_equal_within_a_completion(se
     for advantage in (A, y.spread(A)):
         b = value_and_gradient("gspo_token", logp, old, advantage, y, e, e)
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
-    one, other = gspo(logp, old, A, y, e, e), gspo_token(logp, old, A, y, e, e)
-    assert torch.equal(y.spread(one.clipped_low), other.clipped_low)
-    assert torch.equal(y.spread(one.clipped_high), other.clipped_high)
+    by_completion, by_token = gspo(logp, old, A, y, e, e), gspo_token(logp, old, A, y, e, e)
+    assert torch.equal(y.spread(by_completion.clipped_low), by_token.clipped_low)
+    assert torch.equal(y.spread(by_completion.clipped_high), by_token.clipped_high)
 
 
 def test_gradient_of_gspo_token_is_equation_17():
@@ -142,9 +142,9 @@ def test_on_policy_nothing_clips_and_gspo_has_the_gradient_of_grpo():
     out = gspo(logp, old, A, y, 3e-4, 4e-4)
     assert torch.equal(out.ratio, torch.ones_like(A))
     assert not (out.clipped_low | out.clipped_high).any()
-    one = value_and_gradient("gspo", logp, old, A, y, 3e-4, 4e-4)
-    other = value_and_gradient("grpo", logp, old, A, y, 0.2, 0.27)
-    torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-15)
+    of_gspo = value_and_gradient("gspo", logp, old, A, y, 3e-4, 4e-4)
+    of_grpo = value_and_gradient("grpo", logp, old, A, y, 0.2, 0.27)
+    torch.testing.assert_close(of_gspo, of_grpo, rtol=1e-13, atol=1e-15)
 
 
 @given(st.integers(0, 10_000), st.floats(1e-4, 0.5))

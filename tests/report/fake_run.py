@@ -37,8 +37,8 @@ def make(
     """A run folder of `steps` steps in which accuracy rises by about `gain`."""
     rng = random.Random(seed)
     with (
-        RunFolder.create(folder, CONFIG.format(name=name, steps=steps)) as held,
-        RunLog(held, progress=Quiet()) as log,
+        RunFolder.create(folder, CONFIG.format(name=name, steps=steps)) as run,
+        RunLog(run, progress=Quiet()) as log,
     ):
         log.metrics({"step": 0, **accuracy(0.36, rng)})
         for text in warnings:

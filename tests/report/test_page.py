@@ -87,8 +87,8 @@ def test_dark_and_phone_are_provided_for(run):
 
 
 def test_it_shows_warnings_configuration_and_samples(page):
-    said = ("an odd clip range <b> (step 0)", "epsilon_high = 0.0004", "Before: step 1", "After: step 60")
-    for text in (*said, "Completions of step 60, token by token"):
+    texts = ("an odd clip range <b> (step 0)", "epsilon_high = 0.0004", "Before: step 1", "After: step 60")
+    for text in (*texts, "Completions of step 60, token by token"):
         assert text in page.text
 
 
@@ -189,9 +189,9 @@ def test_a_long_completion_loses_its_middle(tmp_path):
 
 
 def test_several_runs_have_a_table_and_leave_the_reports_alone(run, tmp_path):
-    other = make(tmp_path / "grpo", steps=20, seed=1, gain=0.2, name="grpo", warnings=("second",))
+    second = make(tmp_path / "grpo", steps=20, seed=1, gain=0.2, name="grpo", warnings=("second",))
     before = (run / "report.html").read_bytes()
-    path = write_report([run, other])
+    path = write_report([run, second])
     assert path == run / "comparison.html" and (run / "report.html").read_bytes() == before
     page = Page(path.read_text())
     assert "2 runs compared" in page.text and page.tags.count("tr") == 3
@@ -207,14 +207,14 @@ def test_no_runs_and_no_metrics(tmp_path):
 
 
 def test_conversations_are_shown_turn_by_turn(tmp_path):
-    said = [
+    messages = [
         {"role": "user", "content": "which <box>?"},
         {"role": "assistant", "content": "look a", "turn": 0, "reward": -0.02},
         {"role": "tool", "content": "nothing"},
         {"role": "assistant", "content": "made up", "left_out": "no answer of the policy"},
     ]
     tokens = {"tokens": ["look ", "a"], "log_ratio": [0.1, -0.1], "token_turns": [0, 0]}
-    rollouts(tmp_path, [row(step, "which <box>?", 1.0, "look a", dialogue=said, **tokens) for step in (1, 2)])
+    rollouts(tmp_path, [row(step, "which <box>?", 1.0, "look a", dialogue=messages, **tokens) for step in (1, 2)])
     shown = samples.before_and_after(tmp_path, escape)
     for text in (
         "turn 1, reward −0.02",
@@ -230,9 +230,9 @@ def test_conversations_are_shown_turn_by_turn(tmp_path):
 
 
 def test_tokens_stand_in_the_turns_that_sampled_them(tmp_path):
-    said = [{"role": "assistant", "content": content, "turn": turn} for turn, content in enumerate("abc")]
+    messages = [{"role": "assistant", "content": content, "turn": turn} for turn, content in enumerate("abc")]
     tokens = {"tokens": ["b", "a", "a"], "log_ratio": [0.1] * 3, "token_turns": [1, 0, 0]}
-    rollouts(tmp_path, [row(1, "p", 1.0, dialogue=said, **tokens)])
+    rollouts(tmp_path, [row(1, "p", 1.0, dialogue=messages, **tokens)])
     shown = samples.coloured(tmp_path / "rollouts.jsonl", escape)
     first, second, third = shown.split('<p class="about">turn ')[1:]
     assert first.count(">a</i>") == 2 and second.count(">b</i>") == 1 and third.count("</i>") == 0

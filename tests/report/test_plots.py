@@ -122,11 +122,11 @@ def test_a_long_run_is_smoothed_and_keeps_its_mean(tmp_path):
 
 
 def test_several_runs_are_laid_over_each_other(run, tmp_path):
-    other = make(tmp_path / "other" / "demo", steps=20, seed=1)
-    drawn = draw([run, other], tmp_path / "out")
+    second = make(tmp_path / "other" / "demo", steps=20, seed=1)
+    drawn = draw([run, second], tmp_path / "out")
     assert all(d.light.name == f"compare-{d.name}.png" for d in drawn)
-    assert run_names([run, other]) == [f"{run.parent.name}/demo", "other/demo"]
-    ax = axes("time", run, other)
+    assert run_names([run, second]) == [f"{run.parent.name}/demo", "other/demo"]
+    ax = axes("time", run, second)
     assert len(ax.lines) == 2 and ax.get_title(loc="left") == "Time of a step"
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.runs.folder import RunFolder
-from gspo.runs.log import RunLog, to_json
+from gspo.runs.log import RunLog, finite, to_json
 from tests.report.fake_run import Quiet
 
 
@@ -140,16 +140,16 @@ def test_every_line_is_valid_json(row):
     def strict(text):
         raise AssertionError(f"{text} is no JSON")
 
-    def finite(value):
+    def without(value):
         if isinstance(value, float):
             return value if math.isfinite(value) else None
         if isinstance(value, dict):
-            return {k: finite(v) for k, v in value.items()}
-        return [finite(v) for v in value] if isinstance(value, list) else value
+            return {k: without(v) for k, v in value.items()}
+        return [without(v) for v in value] if isinstance(value, list) else value
 
     line = to_json(row)
     assert line.endswith(b"\n") and line.count(b"\n") == 1
-    assert json.loads(line.decode("utf-8"), parse_constant=strict) == finite(row)
+    assert json.loads(line.decode("utf-8"), parse_constant=strict) == finite(row) == without(row)
 
 
 def test_a_warning_is_given_once(tmp_path, capsys):
@@ -157,10 +157,10 @@ def test_a_warning_is_given_once(tmp_path, capsys):
         log.step = 3
         log.warn("odd clip range")
         log.warn("odd clip range")
-        log.note("saved", kind="saved")
+        log.note("saved")
         assert read(folder, "events.jsonl") == [
             {"step": 3, "kind": "warning", "text": "odd clip range"},
-            {"step": 3, "kind": "saved", "text": "saved"},
+            {"step": 3, "kind": "info", "text": "saved"},
         ]
     assert capsys.readouterr().err == "warning: odd clip range\nsaved\n"
 

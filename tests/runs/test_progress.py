@@ -20,10 +20,17 @@ METRICS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_ci(monkeypatch):
+    """Whether a terminal is there is the console's to say."""
+    for name in ("CI", "TERM", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def run(plain, width=100):
     out = io.StringIO()
     console = Console(file=out, force_terminal=not plain, width=width, color_system=None, highlight=False)
-    with Progress(3, 0, plain=plain, console=console) as progress:
+    with Progress(3, 0, console=console) as progress:
         progress.step({"step": 0, "eval/accuracy": 0.36, "eval/accuracy_low": 0.32, "eval/accuracy_high": 0.4})
         for step in (1, 2, 3):
             for done in range(0, 192, 32):
@@ -45,7 +52,7 @@ def test_plain_output_is_one_line_a_step():
 
 def test_plain_lines_are_not_wrapped():
     out = io.StringIO()
-    with Progress(3, plain=True, console=Console(file=out, width=30)) as progress:
+    with Progress(3, console=Console(file=out, width=30)) as progress:
         progress.note("word " * 30)
         progress.step({"step": 1, **METRICS})
     assert len(out.getvalue().splitlines()) == 2
@@ -61,8 +68,6 @@ def test_the_live_view_shows_step_phase_and_metrics():
 
 @pytest.mark.parametrize(("env", "plain"), [({}, False), ({"CI": "true"}, True), ({"TERM": "dumb"}, True)])
 def test_ci_and_dumb_terminals_are_plain(monkeypatch, env, plain):
-    for name in ("CI", "TERM"):
-        monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert Progress(1, console=Console(file=io.StringIO(), force_terminal=True)).plain is plain
@@ -72,13 +77,13 @@ def test_ci_and_dumb_terminals_are_plain(monkeypatch, env, plain):
 def test_a_pipe_gets_plain_lines():
     code = "from gspo.runs.progress import Progress\nwith Progress(1) as p: p.step({'step': 1, 'loss': 2.5})"
     env = {k: v for k, v in os.environ.items() if k != "FORCE_COLOR"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
-    assert done.stdout == "step 1/1  loss 2.5000\n"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert ended.stdout == "step 1/1  loss 2.5000\n"
 
 
 def test_parts_of_the_reward_are_shown_where_there_are_several():
     out = io.StringIO()
-    with Progress(2, plain=True, console=Console(file=out)) as progress:
+    with Progress(2, console=Console(file=out)) as progress:
         progress.step({"step": 1, "reward": 1.0, "reward/task": 1.0})
         progress.step({"step": 2, "reward": 1.0, "reward/task": 1.0, "reward/worked": 0.4})
     first, second = out.getvalue().splitlines()
@@ -88,7 +93,7 @@ def test_parts_of_the_reward_are_shown_where_there_are_several():
 
 def test_missing_and_odd_values_are_left_out():
     out = io.StringIO()
-    with Progress(2, 1, plain=True, console=Console(file=out)) as progress:
+    with Progress(2, 1, console=Console(file=out)) as progress:
         progress.step({"step": 2, "reward": math.nan, "entropy": None, "eval/accuracy": None})
     assert out.getvalue() == "step 2/2\n"
 
@@ -96,7 +101,7 @@ def test_missing_and_odd_values_are_left_out():
 def test_a_phase_alone_needs_no_steps():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, color_system=None)
-    with Progress(0, plain=False, console=console) as progress:
+    with Progress(0, console=console) as progress:
         progress.phase("evaluating", 1, 4)
     assert "1/4" in out.getvalue()
 

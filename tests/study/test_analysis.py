@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gspo.report.read import Run
+from gspo.report.read import RunMetrics
 from gspo.study.analysis import Interval, T, bootstrap, interval, measure, paired, verdict
 
 
@@ -14,14 +14,14 @@ def run(rewards, **columns):
     for name, values in columns.items():
         for line, value in zip(lines, values):
             line[name] = value
-    return Run("a", lines)
+    return RunMetrics("a", lines)
 
 
 def test_a_cell_by_hand():
-    made = run(
+    metrics = run(
         [0.0, 0.8, 0.8, 0.2, 0.2], **{"clip_ratio/tokens": [0.1, 0.1, 0.1, 0.3, 0.4], "eval/accuracy": [0.5, None, 0.6]}
     )
-    row = measure(made, "eval/accuracy", 2)
+    row = measure(metrics, "eval/accuracy", 2)
     assert (row["steps"], row["tokens"], row["seconds"]) == (5, 50, 10)
     assert row["reward"] == pytest.approx(0.2) and row["best"] == pytest.approx(0.8) and row["collapsed"]
     assert row["mean"] == pytest.approx(0.4) and row["fall"] == pytest.approx(0.6)
@@ -34,11 +34,11 @@ def test_a_cell_that_is_shorter_than_the_window():
 
 
 def test_students_t_by_hand():
-    found = interval([1.0, 2.0, 3.0])  # s = 1, t = 4.303
-    assert (found.mean, found.n) == (2.0, 3)
-    assert found.high - found.mean == pytest.approx(4.303 / math.sqrt(3))
-    one = interval([1.0])
-    assert one.mean == 1 and math.isnan(one.low) and not one.resolved
+    three = interval([1.0, 2.0, 3.0])  # s = 1, t = 4.303
+    assert (three.mean, three.n) == (2.0, 3)
+    assert three.high - three.mean == pytest.approx(4.303 / math.sqrt(3))
+    single = interval([1.0])
+    assert single.mean == 1 and math.isnan(single.low) and not single.resolved
     assert interval([float("nan"), 1.0, 1.0]).n == 2
     assert list(T) == sorted(T, reverse=True) and T[-1] > 1.96
 
@@ -48,8 +48,8 @@ def test_the_interval_covers_as_often_as_it_says_and_the_bootstrap_does_not():
     t = b = 0
     for _ in range(400):
         values = draw.normal(size=5)
-        found = interval(values.tolist())
-        t += found.low < 0 < found.high
+        student = interval(values.tolist())
+        t += student.low < 0 < student.high
         low, high = bootstrap(values.tolist())
         b += low < 0 < high
     assert 0.92 < t / 400 < 0.98
@@ -62,7 +62,7 @@ def test_pairs_are_those_that_both_have():
 
 
 @pytest.mark.parametrize(
-    ("difference", "collapsed", "said"),
+    ("difference", "collapsed", "words"),
     [
         (Interval(0.04, 0.01, 0.07, 5), 0, "A is better than B by +0.040 [+0.010, +0.070] at 5 seeds."),
         (Interval(-0.04, -0.07, -0.01, 5), 0, "A is worse than B by -0.040 [-0.070, -0.010] at 5 seeds."),
@@ -72,5 +72,5 @@ def test_pairs_are_those_that_both_have():
         (Interval(-0.1, -0.3, 0.1, 3), 2, "A collapsed in 2 of 3 seeds. A against B: no difference resolvable at 3 seeds"),
     ],
 )
-def test_words_at_the_borders(difference, collapsed, said):
-    assert verdict("A", "B", difference, collapsed, 3).startswith(said)
+def test_words_at_the_borders(difference, collapsed, words):
+    assert verdict("A", "B", difference, collapsed, 3).startswith(words)

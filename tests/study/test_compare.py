@@ -2,17 +2,21 @@
 
 import csv
 import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from gspo.cli import main
+from gspo.study.analysis import Interval
 from gspo.study.compare import compare
+from gspo.study.page import write_summary
 from tests.tiny_run import ROWS, model
 
 BASE = """
@@ -61,10 +65,10 @@ def rows(folder):
 def test_a_study_from_start_to_end_and_again(place, capsys):
     study = write(place, BASE + '[variants.broken]\ntask = {source = "rows.csv"}\nseeds = [4]\n')
     assert compare(study, place / "out") == 1
-    said = capsys.readouterr().out
-    assert "5 of 5 cells to run" in said and "failed  runs/broken/seed4" in said and "rows.csv" in said
-    found = rows(place / "out")
-    assert [(r["variant"], r["seed"], r["status"]) for r in found] == [
+    output = capsys.readouterr().out
+    assert "5 of 5 cells to run" in output and "failed  runs/broken/seed4" in output and "rows.csv" in output
+    cells_now = rows(place / "out")
+    assert [(r["variant"], r["seed"], r["status"]) for r in cells_now] == [
         ("GRPO", "3", "done"), ("GRPO", "4", "done"), ("GSPO auto", "3", "done"), ("GSPO auto", "4", "done"),
         ("broken", "4", "failed"),
     ]  # fmt: skip
@@ -99,12 +103,12 @@ def test_a_study_that_is_stopped_goes_on(place):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
-    done = metrics.read_text().count("\n")
-    assert 3 < done < 400
-    assert list((metrics.parent / "checkpoints").glob(f"step_{done:06d}"))  # it saved the step it was in
-    write(place, BASE.replace("steps = 3", f"steps = {done + 1}").replace("[3, 4]", "[3]"))
+    steps = metrics.read_text().count("\n")
+    assert 3 < steps < 400
+    assert list((metrics.parent / "checkpoints").glob(f"step_{steps:06d}"))  # it saved the step it was in
+    write(place, BASE.replace("steps = 3", f"steps = {steps + 1}").replace("[3, 4]", "[3]"))
     assert compare(study, "out", only="runs/GRPO") == 0
-    assert metrics.read_text().count("\n") == done + 1
+    assert metrics.read_text().count("\n") == steps + 1
 
 
 @pytest.mark.parametrize(
@@ -145,3 +149,12 @@ def test_what_the_command_line_refuses(place, capsys):
     )
     assert main(["compare", "study.toml", "--dry-run", "--train.steps", "9"]) == 0
     assert capsys.readouterr().out.count("missing") == 4
+
+
+def test_the_summary_has_null_for_nan_and_leaves_words_alone(tmp_path):
+    study = SimpleNamespace(title="NaN or not", plan="", baseline="GRPO")
+    line = {"reward": Interval(0.5, math.nan, math.inf, 1), "bootstrap": (math.nan, math.nan)}
+    write_summary(study, {"reward": [line]}, tmp_path)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["title"] == "NaN or not"
+    assert results["reward"] == [{"reward": {"mean": 0.5, "low": None, "high": None, "n": 1}, "bootstrap": [None, None]}]

@@ -1,1 +1,1 @@
-"""Implementations of the two ports. Only build/assemble.py imports them."""
+"""Implementations of the two ports. Only build imports them, and the demo, which makes its own model."""

@@ -14,9 +14,9 @@ VERIFIERS = "verifiers:"
 LIBRARIES = ("reasoning_gym", "verifiers")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, words: Iterable[str]) -> str:
     """`, did you mean X?`, or nothing when no known word is near."""
-    close = difflib.get_close_matches(word, list(known), 1, 0.6)
+    close = difflib.get_close_matches(word, list(words), 1, 0.6)
     return f", did you mean {close[0]}?" if close else ""
 
 

@@ -28,11 +28,11 @@ from gspo.config.schema import SECTIONS, Config
 def docs(section: type) -> dict[str, str]:
     """The docstring of each field of a configuration section."""
     body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body  # type: ignore[attr-defined]
-    found = {}
+    texts = {}
     for node, after in zip(body, body[1:]):
         if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            found[node.target.id] = str(after.value.value)  # type: ignore[union-attr]
-    return found
+            texts[node.target.id] = str(after.value.value)  # type: ignore[union-attr]
+    return texts
 
 
 def load(path: str | Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
@@ -107,18 +107,18 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls)}
     values = {}
     for key, value in table.items():
-        where = f"{name}.{key}"
+        full_key = f"{name}.{key}"
         if key not in fields:
-            near = nearest_key(where) or f"; keys of [{name}] are {', '.join(fields)}"
+            near = nearest_key(full_key) or f"; keys of [{name}] are {', '.join(fields)}"
             outer, dot, inner = key.partition(".")
             if dot and hints.get(outer) == dict[str, Any]:
                 near = f"; give the whole table, as in --{name}.{outer} '{{{inner} = ...}}'"
-            raise ValueError(f"{where} = {value!r}: unknown key{near}")
+            raise ValueError(f"{full_key} = {value!r}: unknown key{near}")
         if isinstance(value, _Typed):
             is_choice = value in (fields[key].metadata["choices"] or ())  # "none" may be one
-            value = str(value) if is_choice else _from_text(where, str(value), hints[key])
-        value = _typed(where, value, hints[key])
-        _in_range(where, value, fields[key].metadata)
+            value = str(value) if is_choice else _from_text(full_key, str(value), hints[key])
+        value = _typed(full_key, value, hints[key])
+        _in_range(full_key, value, fields[key].metadata)
         values[key] = value
     return cls(**values)
 
@@ -137,13 +137,13 @@ def nearest_key(word: str) -> str:
     return f", did you mean {keys[names.index(close[0])]}?" if close else ""
 
 
-def _from_text(where: str, text: str, hint: Any) -> Any:
+def _from_text(key: str, text: str, hint: Any) -> Any:
     if str in _alternatives(hint) and float not in _alternatives(hint):
         return None if text in ("none", "null", "") and type(None) in _alternatives(hint) else text
     if type(None) in _alternatives(hint) and text in ("none", "null", ""):
         return None
     if typing.get_origin(hint) is list and not text.lstrip().startswith("["):
-        return [_from_text(where, part.strip(), typing.get_args(hint)[0]) for part in text.split(",") if part.strip()]
+        return [_from_text(key, part.strip(), typing.get_args(hint)[0]) for part in text.split(",") if part.strip()]
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -158,22 +158,22 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
-def _typed(where: str, value: Any, hint: Any) -> Any:
+def _typed(key: str, value: Any, hint: Any) -> Any:
     """`value` as the field's type, or a ValueError that names what is allowed."""
     for kind in _alternatives(hint):
         origin = typing.get_origin(kind) or kind
         if origin is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             if not math.isfinite(value):
-                raise ValueError(f"{where} = {value}: must be a finite number")
+                raise ValueError(f"{key} = {value}: must be a finite number")
             return float(value)
         if origin is int and isinstance(value, int) and not isinstance(value, bool):
             return value
         if origin is list and isinstance(value, (list, tuple)):
-            return [_typed(f"{where}[{i}]", item, typing.get_args(kind)[0]) for i, item in enumerate(value)]
+            return [_typed(f"{key}[{i}]", item, typing.get_args(kind)[0]) for i, item in enumerate(value)]
         if origin in (str, bool, dict, type(None)) and isinstance(value, origin):
             return dict(value) if origin is dict else value
     example = ", such as {name = 3}" if any(typing.get_origin(kind) is dict for kind in _alternatives(hint)) else ""
-    raise ValueError(f"{where} = {value!r}: expected {type_name(hint)}{example}, got {type(value).__name__}")
+    raise ValueError(f"{key} = {value!r}: expected {type_name(hint)}{example}, got {type(value).__name__}")
 
 
 def type_name(hint: Any) -> str:
@@ -189,7 +189,7 @@ def type_name(hint: Any) -> str:
     return " or ".join(one(kind) for kind in _alternatives(hint))
 
 
-def _in_range(where: str, value: Any, limits: typing.Mapping[str, Any]) -> None:
+def _in_range(key: str, value: Any, limits: typing.Mapping[str, Any]) -> None:
     if value is None:
         return
     if limits["choices"] and isinstance(value, str):
@@ -197,13 +197,13 @@ def _in_range(where: str, value: Any, limits: typing.Mapping[str, Any]) -> None:
             return
         numbers = "a number, " if limits["above"] is not None or limits["low"] is not None else ""
         allowed = numbers + ", ".join(limits["choices"])
-        raise ValueError(f"{where} = {value!r}: allowed are {allowed}{nearest(value, limits['choices'])}")
+        raise ValueError(f"{key} = {value!r}: allowed are {allowed}{nearest(value, limits['choices'])}")
     if limits["low"] is not None and value < limits["low"]:
-        raise ValueError(f"{where} = {value!r}: must be at least {limits['low']}")
+        raise ValueError(f"{key} = {value!r}: must be at least {limits['low']}")
     if limits["above"] is not None and value <= limits["above"]:
-        raise ValueError(f"{where} = {value!r}: must be above {limits['above']}")
+        raise ValueError(f"{key} = {value!r}: must be above {limits['above']}")
     if limits["high"] is not None and value > limits["high"]:
-        raise ValueError(f"{where} = {value!r}: must be at most {limits['high']}")
+        raise ValueError(f"{key} = {value!r}: must be at most {limits['high']}")
 
 
 def to_dict(config: Config) -> dict[str, dict[str, Any]]:

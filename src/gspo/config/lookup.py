@@ -40,8 +40,8 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
         raise ValueError(f"{key} = {spec!r}: importing {module_name!r} failed: {describe(error)}") from error
     function = getattr(module, name, None)
     if function is None:
-        known = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        raise ValueError(f"{key} = {spec!r}: {module_name} has no function {name!r}{nearest(name, known)}")
+        names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        raise ValueError(f"{key} = {spec!r}: {module_name} has no function {name!r}{nearest(name, names)}")
     if not callable(function):
         raise ValueError(f"{key} = {spec!r}: {name} is a {type(function).__name__}, not a function")
     return function
@@ -78,8 +78,8 @@ def pick_device(name: str, key: str = "model.device") -> torch.device:
         raise ValueError(f"{key} = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        found = f"only {count} CUDA GPUs, counted from 0" if count else "no CUDA GPU that torch can use"
-        raise ValueError(f'{key} = {name!r}: this machine has {found}; set {key} = "auto"')
+        available = f"only {count} CUDA GPUs, counted from 0" if count else "no CUDA GPU that torch can use"
+        raise ValueError(f'{key} = {name!r}: this machine has {available}; set {key} = "auto"')
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f'{key} = {name!r}: this machine has no MPS device; set {key} = "auto"')
     return device

@@ -1,4 +1,4 @@
-"""The configuration of the loop and of what is around it: optimizer, steps, evaluation, guard, endpoint, log."""
+"""The configuration of the loop and of what is around it: steps, evaluation, endpoint, log, guard."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ def gmpo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, delta: float
     """
     log_w, sign = logp - logp_old, y.spread(A)  # [N]
     low, high = (log_w < -delta) & (sign < 0), (log_w > delta) & (sign > 0)
-    kept = torch.where(low | high, log_w.clamp(-delta, delta), log_w)
-    return Surrogate(-y.mean(kept).exp() * A, sequence_ratio(logp, logp_old, y), low, high)
+    clipped = torch.where(low | high, log_w.clamp(-delta, delta), log_w)
+    return Surrogate(-y.mean(clipped).exp() * A, sequence_ratio(logp, logp_old, y), low, high)
 
 
 def cispo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, w_max: float) -> Surrogate:
@@ -69,8 +69,8 @@ def dppo_tv(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, delta: flo
 def dppo_kl(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, delta: float, w_max: float) -> Surrogate:
     """DPPO with binary KL, as `dppo_tv`: the bound is on KL(mu || pi_theta) of "this token or another"."""
     p, mu = logp.exp(), logp_mu.exp()
-    rest = (torch.log1p(-mu.clamp(max=1 - 1e-7)) - torch.log1p(-p.clamp(max=1 - 1e-7))) * (1 - mu)
-    return _dppo(logp, logp_mu, A, y, mu * (logp_mu - logp) + rest > delta, w_max)
+    of_others = (torch.log1p(-mu.clamp(max=1 - 1e-7)) - torch.log1p(-p.clamp(max=1 - 1e-7))) * (1 - mu)
+    return _dppo(logp, logp_mu, A, y, mu * (logp_mu - logp) + of_others > delta, w_max)
 
 
 def _dppo(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, far: Tensor, w_max: float) -> Surrogate:

@@ -58,15 +58,15 @@ class AutoClip:
         first = not self._past
         self._past.append((self._now, self._tokens))
         self._now, self._tokens = torch.zeros_like(self._now), 0.0
-        wanted = quantile(self._past, self.target)
+        excess = quantile(self._past, self.target)
         if not first:
-            wanted = min(max(wanted, self.e_low / STRIDE), self.e_low * STRIDE)
+            excess = min(max(excess, self.e_low / STRIDE), self.e_low * STRIDE)
         # Each of these could have had either sign of A.
         either = torch.cat([(noise - 1) / self.shape, 1 - noise])
         self._noise.append((histogram(either), float(len(either))))
         floor = max(quantile(self._noise, NUMERICS), 10.0 ** DECADES[0])
-        self.at_floor = wanted <= floor
-        self.e_low = min(max(wanted, floor), WIDEST)
+        self.at_floor = excess <= floor
+        self.e_low = min(max(excess, floor), WIDEST)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next range depends on."""
@@ -87,11 +87,11 @@ def histogram(excess: Tensor) -> Tensor:
     return torch.bincount(bins.clamp(0, count - 1), minlength=count).double()
 
 
-def quantile(seen: Iterable[tuple[Tensor, float]], share: float) -> float:
+def quantile(histograms: Iterable[tuple[Tensor, float]], share: float) -> float:
     """The excess that `share` of all lie above, of pairs (histogram, how many in all); 0 where fewer have any."""
-    counts = torch.stack([counts for counts, _ in seen]).sum(0)
+    counts = torch.stack([counts for counts, _ in histograms]).sum(0)
     above = counts.flip(0).cumsum(0).flip(0)  # in this bin and the ones above
-    want = share * sum(total for _, total in seen)
+    want = share * sum(total for _, total in histograms)
     if above[0] < want:
         return 0.0
     i = int((above >= want).nonzero()[-1])

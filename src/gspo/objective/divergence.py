@@ -1,4 +1,4 @@
-"""Estimators of the KL divergence from sampled tokens, and entropy."""
+"""Estimators of the KL divergence from sampled tokens."""
 
 from __future__ import annotations
 
@@ -25,9 +25,3 @@ def k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
 
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of softmax(logits), [..., V] -> [...]. Logits of -inf have probability 0."""
-    logp = logits.log_softmax(-1)
-    return -(logp.exp() * logp.masked_fill(logp.isinf(), 0.0)).sum(-1)

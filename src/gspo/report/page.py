@@ -16,7 +16,7 @@ from typing import Any
 
 from gspo.report import samples
 from gspo.report.plots import Drawn, draw
-from gspo.report.read import Run, read_lines, read_run, run_names
+from gspo.report.read import RunMetrics, read_lines, read_run, run_names
 
 FIRST = ("accuracy", "reward", "loss")  # figures that come first
 ARROW = " → "
@@ -40,9 +40,9 @@ def write_report(run_dirs: Sequence[str | Path]) -> Path:
     runs = [read_run(folder, name) for folder, name in zip(folders, run_names(folders))]
     drawn = draw(folders)
     if len(runs) == 1:
-        title, body = _one(folders[0], runs[0], drawn)
+        title, body = _report(folders[0], runs[0], drawn)
     else:
-        title, body = _several(folders, runs, drawn)
+        title, body = _comparison(folders, runs, drawn)
     path = folders[0] / ("report.html" if len(runs) == 1 else "comparison.html")
     write_page(path, title, body)
     return path
@@ -70,11 +70,11 @@ def escape(text: Any) -> str:
     return html_escape(shown, quote=True)
 
 
-def _one(folder: Path, run: Run, drawn: list[Drawn]) -> tuple[str, str]:
+def _report(folder: Path, run: RunMetrics, drawn: list[Drawn]) -> tuple[str, str]:
     config = _config(folder)
     headline = _headline(run)
     first = [d for d in drawn if d.name in FIRST]
-    rest = [d for d in drawn if d.name not in FIRST]
+    diagnostics = [d for d in drawn if d.name not in FIRST]
     origin = [
         run.name,
         _get(config, "algorithm", "name"),
@@ -89,15 +89,15 @@ def _one(folder: Path, run: Run, drawn: list[Drawn]) -> tuple[str, str]:
         _warnings([("", folder, run)]),
         f'<div class="figures first">{"".join(map(figure, first))}</div>',
         samples.before_and_after(folder, escape),
-        "<h2>Diagnostics</h2>" if rest else "",
-        f'<div class="figures">{"".join(map(figure, rest))}</div>',
+        "<h2>Diagnostics</h2>" if diagnostics else "",
+        f'<div class="figures">{"".join(map(figure, diagnostics))}</div>',
         samples.coloured(folder / "rollouts.jsonl", escape),
         _configuration("Configuration", folder),
     ]
     return f"{run.name}: {headline}", "\n".join(p for p in parts if p)
 
 
-def _several(folders: list[Path], runs: list[Run], drawn: list[Drawn]) -> tuple[str, str]:
+def _comparison(folders: list[Path], runs: list[RunMetrics], drawn: list[Drawn]) -> tuple[str, str]:
     title = f"{len(runs)} runs compared"
     columns = ("run", "algorithm", "steps", "time", "held-out accuracy", "reward", "clipped", "completion length")
     rows = []
@@ -128,7 +128,7 @@ def _several(folders: list[Path], runs: list[Run], drawn: list[Drawn]) -> tuple[
     return title, "\n".join(p for p in parts if p)
 
 
-def _headline(run: Run) -> str:
+def _headline(run: RunMetrics) -> str:
     """What came of it, in words and numbers."""
     span = f"in {_steps(run)} step{'s' if _steps(run) != 1 else ''}, {_duration(_seconds(run))}"
     if len(run.series("eval/accuracy")[0]):
@@ -139,9 +139,9 @@ def _headline(run: Run) -> str:
     return f"{_steps(run)} steps, {_duration(_seconds(run))}"
 
 
-def _lead(run: Run, config: dict[str, Any]) -> str:
+def _lead(run: RunMetrics, config: dict[str, Any]) -> str:
     """What stands below the headline: the intervals, the reward, how much was clipped."""
-    said = []
+    sentences = []
     lines = [line for line in run.lines if line.get("eval/accuracy") is not None]
     with_interval = [line for line in lines if line.get("eval/accuracy_low") is not None]
     if with_interval:
@@ -149,25 +149,25 @@ def _lead(run: Run, config: dict[str, Any]) -> str:
         prompts = last.get("eval/prompts")
         text = "95 % interval" + ("s" if first is not last else "") + " "
         text += " and ".join(_interval(line) for line in ([first, last] if first is not last else [last]))
-        said.append(text + (f", on {prompts:.0f} prompts never trained on." if prompts else "."))
+        sentences.append(text + (f", on {prompts:.0f} prompts never trained on." if prompts else "."))
         clear = first["eval/accuracy_high"] < last["eval/accuracy_low"] or first is last
         fell = last["eval/accuracy_high"] < first["eval/accuracy_low"]
         if fell:
-            said.append("Accuracy fell.")
+            sentences.append("Accuracy fell.")
         elif not clear:
-            said.append("The intervals overlap: the change may be chance.")
+            sentences.append("The intervals overlap: the change may be chance.")
     if lines and _ends(run, "reward"):
-        said.append(f"Mean reward in training {_change(_ends(run, 'reward'), '{:.2f}')}.")
+        sentences.append(f"Mean reward in training {_change(_ends(run, 'reward'), '{:.2f}')}.")
     clipped = _mean(run, "clip_ratio/tokens")
     if clipped is not None:
-        said.append(f"{_percent(clipped)} of the tokens were clipped.")
+        sentences.append(f"{_percent(clipped)} of the tokens were clipped.")
     planned = _get(config, "train", "steps")
     if isinstance(planned, int) and planned > _steps(run):
-        said.append(f"Not finished: {_steps(run)} of {planned} steps.")
-    return " ".join(said)
+        sentences.append(f"Not finished: {_steps(run)} of {planned} steps.")
+    return " ".join(sentences)
 
 
-def _tiles(run: Run, config: dict[str, Any]) -> str:
+def _tiles(run: RunMetrics, config: dict[str, Any]) -> str:
     """The key figures: (name, value, what else to know)."""
     tiles: list[tuple[str, str, str]] = []
     if len(run.series("eval/accuracy")[0]):
@@ -189,24 +189,24 @@ def _tiles(run: Run, config: dict[str, Any]) -> str:
         tiles.append(("Clipped tokens", _percent(_mean(run, "clip_ratio/tokens")), span))
     if _mean(run, "moe/volatility") is not None:
         agree = _mean(run, "moe/sampler_agreement")
-        said = f"{_percent(agree)} agree with the sampler's" if agree is not None else "mean over the run"
-        tiles.append(("Experts changed", _percent(_mean(run, "moe/volatility")), said))
+        note = f"{_percent(agree)} agree with the sampler's" if agree is not None else "mean over the run"
+        tiles.append(("Experts changed", _percent(_mean(run, "moe/volatility")), note))
     if _ends(run, "completions/mean_length"):
         cut = _mean(run, "completions/clipped_ratio")
         text = f"tokens; {_percent(cut)} truncated" if cut is not None else "tokens"
         tiles.append(("Completion length", _change(_ends(run, "completions/mean_length"), "{:.0f}"), text))
     times, speed, tokens = (run.series(k)[1] for k in ("time/step", "tokens_per_second", "tokens"))
     if len(times):
-        said = f"{statistics.median(times):.2g} s a step"
-        said += f", {statistics.median(speed):,.0f} tokens/s" if len(speed) else ""
-        said += f", {_count(float(tokens.sum()))} tokens" if len(tokens) else ""
-        tiles.append(("Time", _duration(_seconds(run)), said))
+        note = f"{statistics.median(times):.2g} s a step"
+        note += f", {statistics.median(speed):,.0f} tokens/s" if len(speed) else ""
+        note += f", {_count(float(tokens.sum()))} tokens" if len(tokens) else ""
+        tiles.append(("Time", _duration(_seconds(run)), note))
     cells = (f'<div class="tile"><span>{escape(a)}</span><b>{escape(b)}</b><small>{escape(c)}</small></div>'
              for a, b, c in tiles)  # fmt: skip
     return f'<div class="tiles">{"".join(cells)}</div>' if tiles else ""
 
 
-def _watched(run: Run, config: dict[str, Any], ends: str) -> list[tuple[str, str, str]]:
+def _watched(run: RunMetrics, config: dict[str, Any], ends: str) -> list[tuple[str, str, str]]:
     """Key figures of the reward functions with weight 0, which only watch."""
     tiles = []
     functions, weights = _get(config, "reward", "functions"), _get(config, "reward", "weights")
@@ -217,27 +217,27 @@ def _watched(run: Run, config: dict[str, Any], ends: str) -> list[tuple[str, str
         if weight == 0 and values:
             share = all(0 <= v <= 1 for v in values)
             text = ARROW.join(_percent(v) if share else f"{v:.2f}" for v in values)
-            where = "first and last evaluation" if len(evaluated) > 1 else ends
-            tiles.append((f"Watched: {name}", text, where))
+            span = "first and last evaluation" if len(evaluated) > 1 else ends
+            tiles.append((f"Watched: {name}", text, span))
     return tiles
 
 
-def _warnings(runs: list[tuple[str, Path, Run]]) -> str:
-    said = []
+def _warnings(runs: list[tuple[str, Path, RunMetrics]]) -> str:
+    texts = []
     for name, folder, run in runs:
-        found: dict[str, int] = {}
+        first_steps: dict[str, int] = {}
         for event in read_lines(folder / "events.jsonl"):
             if event.get("kind") == "warning":
-                found.setdefault(str(event.get("text", "")), event.get("step") or 0)
-        where = f"{name}, " if name else ""
-        said += [f"{text} ({where}step {step})" for text, step in found.items()]
-        for key, what in LOSSES:
+                first_steps.setdefault(str(event.get("text", "")), event.get("step") or 0)
+        prefix = f"{name}, " if name else ""
+        texts += [f"{text} ({prefix}step {step})" for text, step in first_steps.items()]
+        for key, meaning in LOSSES:
             count = run.series(key)[1].sum()
             if count:
-                said.append(f"{count:.0f} {what}" + (f" ({name})" if name else ""))
-    if not said:
+                texts.append(f"{count:.0f} {meaning}" + (f" ({name})" if name else ""))
+    if not texts:
         return ""
-    items = "".join(f"<li>{escape(text)}</li>" for text in said)
+    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
     return f'<div class="warnings"><h2>Warnings</h2><ul>{items}</ul></div>'
 
 
@@ -271,11 +271,11 @@ def _get(config: dict[str, Any], section: str, key: str) -> Any:
     return table.get(key) if isinstance(table, dict) else None
 
 
-def _steps(run: Run) -> int:
+def _steps(run: RunMetrics) -> int:
     return max((int(line["step"]) for line in run.lines if line.get("step") is not None), default=0)
 
 
-def _seconds(run: Run) -> float:
+def _seconds(run: RunMetrics) -> float:
     """Time of the steps and the evaluations."""
     return float(run.series("time/step")[1].sum() + run.series("time/eval")[1].sum())
 
@@ -293,12 +293,12 @@ def _count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _mean(run: Run, key: str) -> float | None:
+def _mean(run: RunMetrics, key: str) -> float | None:
     values = run.series(key)[1]
     return float(values.mean()) if len(values) else None
 
 
-def _ends(run: Run, key: str) -> tuple[float, ...]:
+def _ends(run: RunMetrics, key: str) -> tuple[float, ...]:
     """Means of the first and the last twelfth of a metric's steps; a single value as it is; () for none."""
     values = run.series(key)[1]
     few = max(1, len(values) // 12)
@@ -309,7 +309,7 @@ def _change(values: Sequence[float], form: str) -> str:
     return ARROW.join(form.format(v) for v in values)
 
 
-def _accuracy(run: Run) -> str:
+def _accuracy(run: RunMetrics) -> str:
     values = run.series("eval/accuracy")[1]
     return ARROW.join(_percent(v) for v in ([values[0], values[-1]] if len(values) > 1 else values))
 
@@ -318,7 +318,7 @@ def _interval(line: dict[str, Any]) -> str:
     return f"{100 * line['eval/accuracy_low']:.0f}–{_percent(line['eval/accuracy_high'])}"
 
 
-def _last_interval(run: Run) -> str:
+def _last_interval(run: RunMetrics) -> str:
     lines = [line for line in run.lines if line.get("eval/accuracy_low") is not None]
     return f" ({_interval(lines[-1])})" if lines else ""
 

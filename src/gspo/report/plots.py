@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
-from gspo.report.read import TIMES, Run, read_run, run_names
+from gspo.report.read import TIMES, RunMetrics, read_run, run_names
 
 SMOOTH_FROM = 150  # points from which a running mean is drawn over the raw line
 
@@ -39,7 +39,7 @@ class Plot:
     scale: float = 1.0
     log: bool = False
     top: float | None = None
-    marks: Callable[[Axes, Run, Theme], None] | None = field(default=None)
+    marks: Callable[[Axes, RunMetrics, Theme], None] | None = field(default=None)
     only_marks: bool = False
     dots: bool = False
     prefix: str = ""
@@ -57,7 +57,7 @@ class Drawn:
     dark: Path
 
 
-def _ends(ax: Axes, run: Run, theme: Theme) -> None:
+def _ends(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     """The first and the last accuracy in figures."""
     x, y = run.series("eval/accuracy")
     for i in {0, len(x) - 1} if len(x) else ():
@@ -66,7 +66,7 @@ def _ends(ax: Axes, run: Run, theme: Theme) -> None:
         ax.annotate(f"{100 * y[i]:.0f} %", (x[i], y[i] * 100), color=theme.ink, weight="bold", **place)
 
 
-def _error_bars(ax: Axes, run: Run, colour: str) -> None:
+def _error_bars(ax: Axes, run: RunMetrics, colour: str) -> None:
     keys = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
     x, (y, low, high) = run.rows(keys)
     if len(x):
@@ -74,51 +74,39 @@ def _error_bars(ax: Axes, run: Run, colour: str) -> None:
         ax.errorbar(x, y * 100, spread, fmt="none", ecolor=colour, elinewidth=1.3, capsize=2.5)
 
 
-def _reward_band(ax: Axes, run: Run, theme: Theme) -> None:
+def _band(ax: Axes, x: np.ndarray, middle: np.ndarray, spread: np.ndarray, theme: Theme, label: str) -> None:
+    ax.fill_between(x, middle - spread, middle + spread, color=theme.series[0], alpha=0.18, lw=0, label=label)
+
+
+def _reward_band(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     x, (y, spread) = run.rows(("reward", "reward_std"))
     if len(x) > 1:
-        ax.fill_between(
-            x,
-            y - spread,
-            y + spread,
-            color=theme.series[0],
-            alpha=0.16,
-            lw=0,
-            label="± standard deviation in a group",
-        )
+        _band(ax, x, y, spread, theme, "± standard deviation in a group")
     steps, levels = run.series("guard/level")
     for i, step in enumerate(steps[levels == 2]):
         ax.axvspan(step - 0.5, step + 0.5, color=theme.series[1], alpha=0.25, lw=0, label="" if i else "guard: alarm")
 
 
-def _ratio_band(ax: Axes, run: Run, theme: Theme) -> None:
+def _ratio_band(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     """s - 1: its mean, one standard deviation about it, and the clip range."""
     x, (mean, spread) = run.rows(("ratio/mean", "ratio/std"))
     mean = mean - 1
     ax.plot(x, mean, color=theme.series[0], lw=1.6, label="mean", marker="o" if len(x) == 1 else None)
     if len(x) > 1:
-        ax.fill_between(
-            x,
-            mean - spread,
-            mean + spread,
-            color=theme.series[0],
-            alpha=0.2,
-            lw=0,
-            label="± standard deviation",
-        )
+        _band(ax, x, mean, spread, theme, "± standard deviation")
     for key, sign, label in (("clip/epsilon", -1, "clip range"), ("clip/epsilon_high", 1, "")):
         values = run.series(key)[1]
         if len(values):
             ax.axhline(sign * values[-1], color=theme.ink, lw=1.4, ls="--", label=label)
 
 
-def _range_line(ax: Axes, run: Run, theme: Theme) -> None:
+def _range_line(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     values = run.series("clip/epsilon")[1]
     if len(values):
         ax.axhline(values[-1], color=theme.ink, lw=1.4, ls="--", label="clip range, left (epsilon)")
 
 
-def _time_split(ax: Axes, run: Run, theme: Theme) -> None:
+def _time_split(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     parts = [(k, n) for k, n in TIMES if len(run.series(k)[0])]
     x, heights = run.rows([k for k, _ in parts])
     if len(x) == 1:  # an area needs two points
@@ -205,7 +193,7 @@ def draw(run_dirs: Sequence[str | Path], out: str | Path | None = None) -> list[
     return drawn
 
 
-def _with_keys(plot: Plot, runs: list[Run]) -> Plot | None:
+def _with_keys(plot: Plot, runs: list[RunMetrics]) -> Plot | None:
     """The plot with the keys that the runs have, or None where there is nothing to draw."""
     keys = plot.keys
     if plot.prefix:
@@ -223,7 +211,7 @@ def _with_keys(plot: Plot, runs: list[Run]) -> Plot | None:
     return Plot(**{**vars(plot), "keys": keys, "log": plot.log and bool((values > 0).any())})
 
 
-def _draw_one(plot: Plot, runs: list[Run], theme: Theme) -> Figure:
+def _draw_one(plot: Plot, runs: list[RunMetrics], theme: Theme) -> Figure:
     with canvas(theme) as (figure, ax):
         window = _window(plot, runs)
         if len(runs) == 1:
@@ -246,13 +234,13 @@ def _draw_one(plot: Plot, runs: list[Run], theme: Theme) -> Figure:
     return figure
 
 
-def _window(plot: Plot, runs: list[Run]) -> int:
+def _window(plot: Plot, runs: list[RunMetrics]) -> int:
     """Points on either side that the running mean takes in; 0 where a line is short enough as it is."""
     longest = max(len(run.series(key)[0]) for run in runs for key, _ in plot.keys)
     return longest // 25 if longest >= SMOOTH_FROM and (len(runs) > 1 or not plot.only_marks) else 0
 
 
-def _line(ax: Axes, plot: Plot, run: Run, key: str, label: str, colour: str, window: int, style: str = "-") -> None:
+def _line(ax: Axes, plot: Plot, run: RunMetrics, key: str, label: str, colour: str, window: int, style: str = "-") -> None:
     x, y = run.series(key)
     y = y * plot.scale
     if plot.log:

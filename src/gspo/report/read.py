@@ -19,7 +19,7 @@ TIMES = (("time/sample", "sampling"), ("time/score", "scoring"), ("time/train", 
 
 
 @dataclass(frozen=True)
-class Run:
+class RunMetrics:
     """What the figures read of a run folder: its name and the lines of its metrics.jsonl."""
 
     name: str
@@ -27,14 +27,14 @@ class Run:
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps [n] and values [n] of the lines that have a number under `key`."""
-        found = [(line.get("step", i), line[key]) for i, line in enumerate(self.lines, 1) if is_number(line.get(key))]
-        steps, values = zip(*found) if found else ((), ())
+        pairs = [(line.get("step", i), line[key]) for i, line in enumerate(self.lines, 1) if is_number(line.get(key))]
+        steps, values = zip(*pairs) if pairs else ((), ())
         return np.asarray(steps, float), np.asarray(values, float)
 
     def rows(self, keys: Sequence[str]) -> tuple[np.ndarray, list[np.ndarray]]:
         """Steps [n], and values [n] for each key, of the lines that have them all."""
-        found = [r for r in self.lines if all(is_number(r.get(k)) for k in ("step", *keys))]
-        steps, *values = (np.array([r[k] for r in found], float) for k in ("step", *keys))
+        lines = [r for r in self.lines if all(is_number(r.get(k)) for k in ("step", *keys))]
+        steps, *values = (np.array([r[k] for r in lines], float) for k in ("step", *keys))
         return steps, values
 
 
@@ -57,7 +57,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def read_run(run_dir: str | Path, name: str | None = None) -> Run:
+def read_run(run_dir: str | Path, name: str | None = None) -> RunMetrics:
     """A run from its folder. Raises ValueError where no step has been written."""
     folder = Path(run_dir)
     lines = list(read_lines(folder / "metrics.jsonl"))
@@ -67,7 +67,7 @@ def read_run(run_dir: str | Path, name: str | None = None) -> Run:
         parts = [line[k] for k, _ in TIMES if is_number(line.get(k))]
         if parts:
             line.setdefault("time/step", sum(parts))
-    return Run(name or folder.resolve().name, lines)
+    return RunMetrics(name or folder.resolve().name, lines)
 
 
 def run_names(run_dirs: Sequence[str | Path]) -> list[str]:

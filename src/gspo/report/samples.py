@@ -15,6 +15,7 @@ from typing import Any
 from gspo.report.read import first_step, last_step
 
 MOST_TOKENS = 2000  # shown of one completion; longer ones lose their middle
+MOST_COLOURED = 6  # completions whose tokens are coloured
 MOST_ROWS = 512  # of a step that are looked through for a pair
 SHADES = 4
 Escape = Callable[[Any], str]
@@ -35,7 +36,7 @@ def before_and_after(folder: Path, escape: Escape) -> str:
     for name, row in zip(("Before", "After"), pair):
         cards.append(
             f'<div class="card"><h3>{name}: step {row["step"]}</h3><p class="about">{escape(_about(row))}</p>'
-            f"{_said(row, escape)}</div>"
+            f"{_conversation(row, escape)}</div>"
         )
     same = "the same prompt" if prompt_text(pair[0]) == prompt_text(pair[1]) else "the prompts most alike"
     return (
@@ -44,7 +45,7 @@ def before_and_after(folder: Path, escape: Escape) -> str:
     )
 
 
-def _said(row: dict[str, Any], escape: Escape, completions: Callable[[int], str] | None = None) -> str:
+def _conversation(row: dict[str, Any], escape: Escape, completions: Callable[[int], str] | None = None) -> str:
     """The prompt and the completion; a conversation turn by turn: who spoke, and what it was worth. completions: the HTML of
     what the policy said in a turn; None: the text.
     """
@@ -52,13 +53,13 @@ def _said(row: dict[str, Any], escape: Escape, completions: Callable[[int], str]
         completion = completions(0) if completions else escape(_shorten(str(row.get("completion", ""))))
         return f'<div class="prompt">{escape(prompt_text(row))}</div><div class="completion">{completion}</div>'
     turns = []
-    for one in row["dialogue"]:
-        spoken, shown = "turn" in one, escape(_shorten(str(one.get("content", "")), 2000))
-        notes = [f"turn {one['turn'] + 1}" if spoken else str(one.get("role", ""))]
-        notes += [f"reward {value:+.2f}".replace("-", "−") for value in [one.get("reward")] if value is not None]
-        notes += [f"left out: {why}" for why in [one.get("left_out")] if why]
+    for message in row["dialogue"]:
+        spoken, shown = "turn" in message, escape(_shorten(str(message.get("content", "")), 2000))
+        notes = [f"turn {message['turn'] + 1}" if spoken else str(message.get("role", ""))]
+        notes += [f"reward {value:+.2f}".replace("-", "−") for value in [message.get("reward")] if value is not None]
+        notes += [f"left out: {why}" for why in [message.get("left_out")] if why]
         if spoken and completions:
-            spans = completions(one["turn"])
+            spans = completions(message["turn"])
             notes[0] += ", trained" if spans else ""
             shown = spans or shown
         kind = "completion" if spoken else "prompt"
@@ -96,16 +97,16 @@ def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tupl
     return ordinary[len(ordinary) // 2]
 
 
-def coloured(path: Path, escape: Escape, most: int = 6) -> str:
+def coloured(path: Path, escape: Escape) -> str:
     """Completions of the last step whose tokens carry log-ratios, each token in its colour; "" for none."""
-    rows = [row for row in last_step(path) if row.get("tokens") and row.get("log_ratio")][:most]
+    rows = [row for row in last_step(path) if row.get("tokens") and row.get("log_ratio")][:MOST_COLOURED]
     if not rows:
         return ""
     sizes = sorted(abs(v) for row in rows for v in row["log_ratio"] if v is not None)
     top = (sizes[int(0.98 * (len(sizes) - 1))] if sizes else 0.0) or 1e-6
     cards = [
         f'<div class="card"><p class="about">{escape(_about(row))}</p>'
-        f"{_said(row, escape, partial(_tokens, row, top, escape))}</div>"
+        f"{_conversation(row, escape, partial(_tokens, row, top, escape))}</div>"
         for row in rows
     ]
     swatches = "".join(f'<i class="{shade(v, 1.0)}"></i>' for v in (-1, -0.7, -0.45, -0.2, 0, 0.2, 0.45, 0.7, 1))
@@ -134,7 +135,7 @@ def _tokens(row: dict[str, Any], top: float, escape: Escape, turn: int) -> str:
     """Those of a turn that were trained on."""
     nothing, turns = [None] * len(row["tokens"]), row.get("token_turns") or [0] * len(row["tokens"])
     each = zip(row["tokens"], row["log_ratio"], row.get("logp") or nothing, turns)
-    tokens = [one[:3] for one in each if one[3] == turn]
+    tokens = [entry[:3] for entry in each if entry[3] == turn]
     spans, half = [], MOST_TOKENS // 2
     for i, (token, ratio, logp) in enumerate(tokens):
         if len(tokens) > MOST_TOKENS and half <= i < len(tokens) - half:
@@ -148,14 +149,14 @@ def _tokens(row: dict[str, Any], top: float, escape: Escape, turn: int) -> str:
 
 
 def _about(row: dict[str, Any]) -> str:
-    said = [f"{len(row['token_ids'])} tokens" if row.get("token_ids") else ""]
+    facts = [f"{len(row['token_ids'])} tokens" if row.get("token_ids") else ""]
     for key, name in (("reward", "reward"), ("advantage", "advantage")):
         value = row.get(key)
         if isinstance(value, (int, float)):
-            said.append(f"{name} {value:{'+' if key == 'advantage' else ''}.2f}".replace("-", "−"))
-    said.append("reached the length limit" if row.get("stop") == "length" else "")
-    said.append(f"error: {row['error']}" if row.get("error") else "")
-    return ", ".join(s for s in said if s)
+            facts.append(f"{name} {value:{'+' if key == 'advantage' else ''}.2f}".replace("-", "−"))
+    facts.append("reached the length limit" if row.get("stop") == "length" else "")
+    facts.append(f"error: {row['error']}" if row.get("error") else "")
+    return ", ".join(s for s in facts if s)
 
 
 def prompt_text(row: dict[str, Any]) -> str:

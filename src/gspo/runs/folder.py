@@ -90,8 +90,8 @@ class RunFolder:
         """Raises ValueError where the folder holds anything already."""
         nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-            what = "may not be written to" if nearest.is_dir() else "is a file"
-            why = f"cannot make the run folder, {nearest} {what}"
+            problem = "may not be written to" if nearest.is_dir() else "is a file"
+            why = f"cannot make the run folder, {nearest} {problem}"
             raise ValueError(f"log.dir = {str(self.path)!r}: {why}; give another --log.dir")
         if not self.path.exists():
             return

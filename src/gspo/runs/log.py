@@ -1,4 +1,4 @@
-"""The run folder and what is written into it: metrics, rollouts and events, one JSON object a line.
+"""What is written into a run folder: metrics, rollouts and events, one JSON object a line.
 
 A line is flushed when it is written, so a killed run loses nothing that it has said. A checkpoint remembers
 how long each file was; resuming cuts them back to that length, and the steps done again are written again.
@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from gspo.runs.folder import RunFolder
 
@@ -63,7 +63,7 @@ class RunLog:
         """Write the metrics of a step: `step`, and numbers by name. NaN and infinities become null."""
         self.step = int(metrics.get("step", self.step))
         self._write("metrics.jsonl", [metrics])
-        numbers = {k: float(v) for k, v in metrics.items() if k != "step" and _is_number(v)}
+        numbers = {k: float(v) for k, v in metrics.items() if k != "step" and is_number(v)}
         for tracker in list(self._trackers):
             try:
                 tracker.log(numbers, self.step)
@@ -85,9 +85,9 @@ class RunLog:
         """Write `{"step", "kind", "text"}` into events.jsonl, and nothing on the screen."""
         self._write("events.jsonl", [{"step": self.step, "kind": kind, "text": text}])
 
-    def note(self, text: str, kind: str = "info") -> None:
+    def note(self, text: str) -> None:
         """Print a line, and write it as an event."""
-        self.event(kind, text)
+        self.event("info", text)
         self._print(text)
 
     def warn(self, text: str) -> None:
@@ -116,10 +116,10 @@ class RunLog:
         Raises RuntimeError, before anything is cut, where a file is shorter than it was.
         """
         for name, file in self._files.items():
-            size, wanted = os.fstat(file.fileno()).st_size, position.get(name, 0)
-            if size < wanted:
+            size, saved_size = os.fstat(file.fileno()).st_size, position.get(name, 0)
+            if size < saved_size:
                 raise RuntimeError(
-                    f"{self.folder.path / name} has {size} bytes, but the checkpoint was saved at {wanted}: "
+                    f"{self.folder.path / name} has {size} bytes, but the checkpoint was saved at {saved_size}: "
                     "lines are lost. Restore the file, or start anew from the checkpoint's model"
                 )
         for name, file in self._files.items():
@@ -157,15 +157,15 @@ class RunLog:
             print(text, file=sys.stderr, flush=True)
 
     def _old_warnings(self) -> set[str]:
-        found = set()
+        texts = set()
         for line in (self.folder.path / "events.jsonl").read_bytes().split(b"\n"):
             try:
                 event = json.loads(line)
             except ValueError:
                 continue  # a half-written last line, before it is cut off
             if event["kind"] == "warning":
-                found.add(event["text"])
-        return found
+                texts.add(event["text"])
+        return texts
 
 
 def to_json(row: dict[str, Any]) -> bytes:
@@ -173,7 +173,7 @@ def to_json(row: dict[str, Any]) -> bytes:
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
     except ValueError:
-        text = json.dumps(_finite(row), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(finite(row), ensure_ascii=False, allow_nan=False)
     # Half a surrogate pair is no UTF-8; its backslash form is its JSON escape.
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
@@ -184,15 +184,17 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r}")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """`value` with None for each nan and infinity in it: in numbers, dicts, lists, tuples, and arrays, then lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return _finite(value.tolist()) if hasattr(value, "tolist") else value
+        return [finite(item) for item in value]
+    return finite(value.tolist()) if hasattr(value, "tolist") else value
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a metric has a finite value."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

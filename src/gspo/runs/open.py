@@ -52,18 +52,18 @@ def open_run(
         log = stack.enter_context(RunLog(folder, trackers, screen))
         log.rewind(state["log"] if state else {})
         log.step = start
-        stack.enter_context(told(log))
+        stack.enter_context(warnings_to(log))
         yield log, screen, state
 
 
 @contextmanager
-def told(log: RunLog) -> Iterator[None]:
-    """Python warnings of gspo's own code (data, model) go into the run's log, where the report repeats them."""
+def warnings_to(log: RunLog) -> Iterator[None]:
+    """Python warnings of gspo's own code, in any of its packages, go into the run's log, where the report repeats them."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def note(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
-            if issubclass(category, UserWarning) and f"{PACKAGE}" in filename:
+            if issubclass(category, UserWarning) and PACKAGE in Path(filename).parents:
                 log.warn(str(message))
             else:
                 show(message, category, filename, *rest, **more)

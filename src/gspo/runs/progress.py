@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -14,6 +13,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from gspo.runs.log import is_number
 
 REFRESH = 0.2  # seconds between two drawings, so that drawing costs nothing
 HISTORY = 40  # steps in a sparkline
@@ -34,23 +35,21 @@ SHOWN = (
 class Progress:
     """Shows how far a run is: its step, its phase, its newest metrics and the time left.
 
-    `start_step` steps of `total_steps` are done already (0 total: a single phase, no steps). `plain` forces
-    lines (True) or the live view (False); by default lines where the output is no terminal, in CI, or with
-    TERM=dumb. What is printed meanwhile appears above the view.
+    `start_step` steps of `total_steps` are done already (0 total: a single phase, no steps). Plain lines where the
+    output is no terminal, in CI, or with TERM=dumb. What is printed meanwhile appears above the view.
     """
 
     def __init__(
         self,
         total_steps: int,
         start_step: int = 0,
-        plain: bool | None = None,
         title: str = "training",
         console: Console | None = None,
     ) -> None:
         self.total, self.done, self.title = total_steps, start_step, title
         self._console = console or Console(file=sys.stdout, highlight=False)
         no_terminal = not self._console.is_terminal or os.environ.get("TERM") == "dumb"
-        self.plain = plain if plain is not None else no_terminal or bool(os.environ.get("CI"))
+        self.plain = no_terminal or bool(os.environ.get("CI"))
         self._live: Live | None = None
         self._history: dict[str, deque[float]] = {}
         self._phase: tuple[str, int, int] = ("", 0, 0)
@@ -89,7 +88,7 @@ class Progress:
         if self.plain:
             self._print(self._line(metrics, step))
         else:
-            if _is_number(metrics.get("eval/accuracy")):
+            if is_number(metrics.get("eval/accuracy")):
                 self._print(f"step {step}: {_accuracy(metrics)}")
             self._draw()
 
@@ -109,7 +108,7 @@ class Progress:
             self._drawn = time_now
             self._live.update(self._view(), refresh=True)
 
-    def _left(self) -> float | None:
+    def _seconds_left(self) -> float | None:
         """Seconds to go, by the pace of the last 20 steps."""
         if len(self._times) < 2:
             return None
@@ -119,23 +118,23 @@ class Progress:
         parts = [f"step {step}/{self.total}"]
         for key, name, form in _shown(metrics):
             parts.append(_accuracy(metrics) if key == "eval/accuracy" else f"{name} {form.format(metrics[key])}")
-        left = self._left()
-        if left is not None and step < self.total:
-            parts.append(f"{clock(left)} left")
+        seconds_left = self._seconds_left()
+        if seconds_left is not None and step < self.total:
+            parts.append(f"{clock(seconds_left)} left")
         return "  ".join(parts)
 
     def _view(self) -> RenderableType:
         rows: list[RenderableType] = []
         elapsed = time.monotonic() - self._begin
         if self.total:
-            left = self._left()
+            seconds_left = self._seconds_left()
             text = f"{self.done}/{self.total}  {clock(elapsed)}"
             rows.append(
                 _bar(
                     self.title,
                     self.done,
                     self.total,
-                    text + (f", {clock(left)} left" if left else ""),
+                    text + (f", {clock(seconds_left)} left" if seconds_left else ""),
                     "cyan",
                 )
             )
@@ -165,11 +164,7 @@ def _shown(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The metrics to show, as in SHOWN; parts of the reward where there are several, and no policy loss."""
     parts = [key for key in metrics if key.startswith("reward/")]
     rows = [*SHOWN, *((key, key.removeprefix("reward/"), "{:.2f}") for key in parts if len(parts) > 1)]
-    return [row for row in rows if _is_number(metrics.get(row[0])) and (row[0] != "loss" or "reward" not in metrics)]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return [row for row in rows if is_number(metrics.get(row[0])) and (row[0] != "loss" or "reward" not in metrics)]
 
 
 def _accuracy(metrics: dict[str, Any]) -> str:
@@ -180,7 +175,7 @@ def _accuracy(metrics: dict[str, Any]) -> str:
 
 def sparkline(values: list[float]) -> str:
     """Values as little bars from the least to the greatest; equal values lie at the bottom, NaN is a gap."""
-    real = [v for v in values if v == v and abs(v) != float("inf")]
+    real = [v for v in values if is_number(v)]
     if not real:
         return ""
     low, span = min(real), max(real) - min(real)
@@ -189,6 +184,6 @@ def sparkline(values: list[float]) -> str:
 
 def clock(seconds: float) -> str:
     """Seconds as `m:ss` or `h:mm:ss`."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

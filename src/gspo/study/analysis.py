@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gspo.report.read import Run, is_number
+from gspo.report.read import RunMetrics, is_number
 
 RESAMPLES = 10_000
 # Student's t, 97.5 %, for 1, 2, ... degrees of freedom; beyond, the normal's 1.96 is near enough.
@@ -45,7 +45,7 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def measure(run: Run, metric: str, last: int) -> dict[str, Any]:
+def measure(run: RunMetrics, metric: str, last: int) -> dict[str, Any]:
     """A cell's numbers. reward: mean of the `last` steps. best: the highest mean of as many steps. fall: how far the reward
     ends below it. mean: of all steps, the area under the curve. metric: its last value. collapsed: whether the reward
     ends below half of its best.

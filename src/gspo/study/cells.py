@@ -37,9 +37,9 @@ def finished(cell: Cell) -> bool:
     try:
         same_run(load(folder / "config.toml"), cell.config)
     except ValueError as error:
-        said = str(error).partition(" cannot be changed")[0]
+        key = str(error).partition(" cannot be changed")[0]
         raise ValueError(
-            f"{folder}: holds a cell of another study: there {said} differs. Delete the folder, or choose another --dir"
+            f"{folder}: holds a cell of another study: there {key} differs. Delete the folder, or choose another --dir"
         ) from None
     steps = [line.get("step", 0) for line in read_lines(folder / "metrics.jsonl")]
     return max(steps, default=0) >= cell.config.train.steps
@@ -74,8 +74,8 @@ class Running:
         if status == 0:
             return Outcome(self.cell, "done", seconds=seconds)
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        said = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "")
-        return Outcome(self.cell, "stopped" if status == 130 else "failed", said or f"exit status {status}", seconds)
+        reason = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "")
+        return Outcome(self.cell, "stopped" if status == 130 else "failed", reason or f"exit status {status}", seconds)
 
     def stop(self) -> None:
         """Asks it to finish its step and save."""
@@ -90,9 +90,9 @@ class Running:
 
 
 def run_cells(
-    cells: Sequence[Cell], workers: int, threads: int, tell: Callable[[Outcome, int], None] = lambda outcome, left: None
+    cells: Sequence[Cell], workers: int, threads: int, tell: Callable[[Outcome, int], None] = lambda outcome, remaining: None
 ) -> list[Outcome]:
-    """Runs what is not finished, `workers` at once; `tell(outcome, left)` hears of each end. A failed cell stops no other.
+    """Runs what is not finished, `workers` at once; `tell(outcome, remaining)` hears of each end. Failed ones stop no other.
 
     Raises ValueError where a folder holds another run, KeyboardInterrupt after the running cells have saved their work.
     """
@@ -104,20 +104,20 @@ def run_cells(
             while waiting and len(running) < workers:
                 running.append(Running(waiting.pop(0), threads))
             time.sleep(0.1)
-            for one in list(running):
-                outcome = one.outcome()
+            for run in list(running):
+                outcome = run.outcome()
                 if outcome is not None:
-                    running.remove(one)
+                    running.remove(run)
                     outcomes.append(outcome)
                     tell(outcome, len(waiting) + len(running))
     except KeyboardInterrupt:
-        for one in running:
-            one.stop()
+        for run in running:
+            run.stop()
         deadline = time.monotonic() + GRACE
-        while any(one.process.poll() is None for one in running) and time.monotonic() < deadline:
+        while any(run.process.poll() is None for run in running) and time.monotonic() < deadline:
             time.sleep(0.1)
         raise
     finally:
-        for one in running:
-            one.kill()
+        for run in running:
+            run.kill()
     return outcomes

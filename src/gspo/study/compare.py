@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gspo.report.read import Run, read_run
+from gspo.report.read import RunMetrics, read_run
 from gspo.study import page, spec
 from gspo.study.analysis import measure
 from gspo.study.cells import Outcome, finished, run_cells
@@ -29,14 +29,14 @@ def compare(
     chosen = [cell for cell in study.cells if fnmatch(cell.name, only) or fnmatch(cell.name, f"{only}/*")]
     if not chosen:
         raise ValueError(f"--only {only!r}: matches none of {', '.join(dict.fromkeys(c.name for c in study.cells))}")
-    done = {cell.name for cell in study.cells if finished(cell)}
+    done_names = {cell.name for cell in study.cells if finished(cell)}
     console = Console(highlight=False, soft_wrap=True)
     if dry_run:
         for cell in chosen:
-            console.print(f"{'done   ' if cell.name in done else 'missing'}  {cell.name}")
+            console.print(f"{'done   ' if cell.name in done_names else 'missing'}  {cell.name}")
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    outcomes = _run(study, chosen, done, console)
+    outcomes = _run(study, chosen, done_names, console)
     rows, runs = _collect(study, outcomes)
     if not any(row["status"] == "done" for row in rows):
         console.print("no cell is done: nothing to draw")
@@ -45,47 +45,49 @@ def compare(
     summaries = {by: page.summarise(study, rows, by) for by in page.MEASURES if any(by in row for row in rows)}
     page.write_summary(study, summaries, folder)
     drawn = {setting: draw_setting(each, folder / "figures" / spec.slug(setting)) for setting, each in runs.items()}
-    written = page.write_html(study, rows, summaries, drawn, folder)
+    report = page.write_html(study, rows, summaries, drawn, folder)
     for line in summaries["metric" if "metric" in summaries else "reward"]:
         if "verdict" in line:
             console.print(f"{line['setting']}: {line['verdict']}")
-    console.print(f"report  {written}")
+    console.print(f"report  {report}")
     return 1 if any(outcome.status == "failed" for outcome in outcomes.values()) else 0
 
 
-def _run(study: spec.Study, chosen: list[spec.Cell], done: set[str], console: Console) -> dict[str, Outcome]:
+def _run(study: spec.Study, chosen: list[spec.Cell], done_names: set[str], console: Console) -> dict[str, Outcome]:
     """Runs what is missing, and tells of each end."""
-    missing = [cell for cell in chosen if cell.name not in done]
+    missing = [cell for cell in chosen if cell.name not in done_names]
     workers = study.workers
     if missing:
         console.print(f"{len(missing)} of {len(chosen)} cells to run, {workers} at once")
     begin = time.monotonic()
     ended = 0
 
-    def tell(outcome: Outcome, left: int) -> None:
+    def tell(outcome: Outcome, remaining: int) -> None:
         nonlocal ended
         ended += 1
-        rest = (time.monotonic() - begin) / ended * left
+        seconds_left = (time.monotonic() - begin) / ended * remaining
         console.print(
             f"{outcome.status:7} {outcome.cell.name}  {outcome.seconds:.0f} s  {outcome.reason}"
-            f"  ({ended} of {len(missing)}, about {rest / 60:.0f} min left)"
+            f"  ({ended} of {len(missing)}, about {seconds_left / 60:.0f} min left)"
         )
 
     try:
-        return {one.cell.name: one for one in run_cells(chosen, workers, study.threads, tell)}
+        return {outcome.cell.name: outcome for outcome in run_cells(chosen, workers, study.threads, tell)}
     except KeyboardInterrupt:
         console.print("stopped: the running cells saved their last step; the same command goes on")
         raise
 
 
-def _collect(study: spec.Study, outcomes: Mapping[str, Outcome]) -> tuple[list[page.Row], dict[str, dict[str, list[Run]]]]:
+def _collect(
+    study: spec.Study, outcomes: Mapping[str, Outcome]
+) -> tuple[list[page.CellRow], dict[str, dict[str, list[RunMetrics]]]]:
     """A row a cell, and the finished runs by setting and variant."""
-    rows: list[page.Row] = []
-    runs: dict[str, dict[str, list[Run]]] = {}
+    rows: list[page.CellRow] = []
+    runs: dict[str, dict[str, list[RunMetrics]]] = {}
     for cell in study.cells:
         outcome = outcomes.get(cell.name)
         status = outcome.status if outcome else "done" if finished(cell) else "not run"
-        row: page.Row = {"setting": cell.setting, "variant": cell.variant, "seed": cell.seed, "status": status}
+        row: page.CellRow = {"setting": cell.setting, "variant": cell.variant, "seed": cell.seed, "status": status}
         row["reason"] = outcome.reason if outcome else ""
         if status == "done":
             run = read_run(cell.config.log.dir, cell.name)

@@ -9,7 +9,7 @@ import numpy as np
 
 from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
 from gspo.report.plots import Drawn
-from gspo.report.read import Run
+from gspo.report.read import RunMetrics
 
 GRID = 120  # points of a line
 FLOOR = 1e-5  # of logarithmic axes
@@ -45,21 +45,21 @@ Bands = Mapping[str, tuple[np.ndarray, ...]]
 NAMES = {"step": "step", "tokens_total": "sampled tokens", "seconds": "seconds"}
 
 
-def points(run: Run, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
+def points(run: RunMetrics, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
     """The values of `y` and where they stand on the axis `x`."""
     if x == "seconds":
         steps, times = run.series("time/step")
-        found, values = run.series(y)
+        value_steps, values = run.series(y)
         clock = dict(zip(steps.tolist(), np.cumsum(times).tolist()))
-        keep = [i for i, step in enumerate(found.tolist()) if step in clock]
-        return np.array([clock[found[i]] for i in keep]), values[keep]
+        keep = [i for i, step in enumerate(value_steps.tolist()) if step in clock]
+        return np.array([clock[value_steps[i]] for i in keep]), values[keep]
     if x == "step":
         return run.series(y)
     _, (at, values) = run.rows((x, y))
     return at, values
 
 
-def band(runs: Sequence[Run], x: str, y: str, log: bool) -> tuple[np.ndarray, ...] | None:
+def band(runs: Sequence[RunMetrics], x: str, y: str, log: bool) -> tuple[np.ndarray, ...] | None:
     """Grid, mean, lowest and highest over the runs, where all of them have values. None where one has none.
 
     With `log` the mean is a geometric one, and what lies below FLOOR stands on it.
@@ -76,13 +76,13 @@ def band(runs: Sequence[Run], x: str, y: str, log: bool) -> tuple[np.ndarray, ..
     return grid, np.exp(np.log(values).mean(0)), values.min(0), values.max(0)
 
 
-def draw_setting(runs: Mapping[str, Sequence[Run]], out: Path) -> list[Drawn]:
+def draw_setting(runs: Mapping[str, Sequence[RunMetrics]], out: Path) -> list[Drawn]:
     """The figures of one setting, whose variants have these runs, as PNG files below `out`."""
     out.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, title, unit, x, y, log, caption in CURVES:
-        bands = {variant: found for variant, each in runs.items() if (found := band(each, x, y, log)) is not None}
-        if not bands or (log and all((found[1] <= FLOOR).all() for found in bands.values())):
+        bands = {variant: curve for variant, each in runs.items() if (curve := band(each, x, y, log)) is not None}
+        if not bands or (log and all((curve[1] <= FLOOR).all() for curve in bands.values())):
             continue
         files = out / f"{name}.png", out / f"{name}-dark.png"
         for path, theme in zip(files, (LIGHT, DARK)):

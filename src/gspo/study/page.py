@@ -11,10 +11,11 @@ from typing import Any
 
 from gspo.report.page import escape, figure, write_page
 from gspo.report.plots import Drawn
+from gspo.runs.log import finite
 from gspo.study.analysis import Interval, bootstrap, interval, paired, verdict
 from gspo.study.spec import Study
 
-Row = dict[str, Any]
+CellRow = dict[str, Any]
 MEASURES = {"reward": "reward", "mean": "reward of all steps", "metric": ""}  # with their names; the study names the last
 COLUMNS = (
     *("setting", "variant", "seed", "status", "reason", "steps", "reward", "best", "fall", "mean", "metric"),
@@ -22,7 +23,7 @@ COLUMNS = (
 )
 
 
-def write_rows(rows: Sequence[Row], folder: Path) -> None:
+def write_rows(rows: Sequence[CellRow], folder: Path) -> None:
     """results.csv: a line a cell."""
     names = [*COLUMNS, *sorted({name for row in rows for name in row} - set(COLUMNS))]
     part = folder / "results.csv.part"
@@ -33,11 +34,11 @@ def write_rows(rows: Sequence[Row], folder: Path) -> None:
     part.replace(folder / "results.csv")
 
 
-def summarise(study: Study, rows: Sequence[Row], by: str) -> list[dict[str, Any]]:
+def summarise(study: Study, rows: Sequence[CellRow], by: str) -> list[dict[str, Any]]:
     """For each setting and variant: means and intervals of `by` (one of MEASURES), the paired difference to the baseline,
     and a verdict.
     """
-    found = []
+    lines = []
     for setting in study.settings:
         values = {v: _values(rows, setting, v, by) for v in study.variants(setting)}
         base = values.get(study.baseline, {})
@@ -55,35 +56,35 @@ def summarise(study: Study, rows: Sequence[Row], by: str) -> list[dict[str, Any]
                 line["difference"] = interval(differences)
                 line["bootstrap"] = bootstrap(differences) if len(differences) > 1 else (math.nan, math.nan)
                 line["verdict"] = verdict(variant, study.baseline, line["difference"], line["collapsed"], len(here))
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
-def _done(rows: Sequence[Row], setting: str, variant: str) -> list[Row]:
+def _done(rows: Sequence[CellRow], setting: str, variant: str) -> list[CellRow]:
     return [row for row in rows if (row["setting"], row["variant"], row["status"]) == (setting, variant, "done")]
 
 
-def _values(rows: Sequence[Row], setting: str, variant: str, by: str) -> dict[int, float]:
+def _values(rows: Sequence[CellRow], setting: str, variant: str, by: str) -> dict[int, float]:
     return {row["seed"]: row[by] for row in _done(rows, setting, variant) if by in row}
 
 
 def write_summary(study: Study, summaries: Mapping[str, list[dict[str, Any]]], folder: Path) -> None:
     """results.json: the same numbers as the page."""
     head = {"title": study.title, "plan": study.plan, "baseline": study.baseline}
-    text = json.dumps({**head, **summaries}, default=vars, indent=1)
-    (folder / "results.json").write_text(text.replace("NaN", "null") + "\n", encoding="utf-8")
+    text = json.dumps(finite({**head, **summaries}), default=lambda value: finite(vars(value)), indent=1)
+    (folder / "results.json").write_text(text + "\n", encoding="utf-8")
 
 
 def write_html(
-    study: Study, rows: Sequence[Row], summaries: Mapping[str, list[dict[str, Any]]], drawn: Mapping[str, list[Drawn]],
+    study: Study, rows: Sequence[CellRow], summaries: Mapping[str, list[dict[str, Any]]], drawn: Mapping[str, list[Drawn]],
     folder: Path,
 ) -> Path:  # fmt: skip
     """compare.html. Returns its path."""
     failed = [row for row in rows if row["status"] != "done"]
-    done = len(rows) - len(failed)
+    count = len(rows) - len(failed)
     parts = [
         f"<h1>{escape(study.title)}</h1>",
-        f'<p class="lead">{done} of {len(rows)} cells: {len(study.settings)} setting{"s" * (len(study.settings) > 1)}, '
+        f'<p class="lead">{count} of {len(rows)} cells: {len(study.settings)} setting{"s" * (len(study.settings) > 1)}, '
         f"seeds {escape(', '.join(map(str, study.seeds)))}. They are paired: the same prompts in the same order, the same "
         "model to begin with, the same steps.</p>",
         f"<p>{escape(study.plan)}</p>" if study.plan else "",
@@ -94,8 +95,8 @@ def write_html(
         for by, lines in summaries.items():
             here = [line for line in lines if line["setting"] == setting]
             parts.append(_table(study, here, by))
-            said = "".join(f"<li>{escape(line['verdict'])}</li>" for line in here if "verdict" in line)
-            parts.append(f"<ul>{said}</ul>" if said else "")
+            verdicts = "".join(f"<li>{escape(line['verdict'])}</li>" for line in here if "verdict" in line)
+            parts.append(f"<ul>{verdicts}</ul>" if verdicts else "")
         parts.append(f'<div class="figures">{"".join(map(figure, drawn.get(setting, [])))}</div>')
     parts.append(
         '<p class="note">Reward: mean of the last '
@@ -108,7 +109,7 @@ def write_html(
     return path
 
 
-def _failures(failed: Sequence[Row]) -> str:
+def _failures(failed: Sequence[CellRow]) -> str:
     lines = "".join(
         f"<li>{escape(row['setting'])} / {escape(row['variant'])} / seed {row['seed']}: {escape(row['status'])}. "
         f"{escape(row['reason'])}</li>"

@@ -65,8 +65,8 @@ class Study:
 
 def slug(name: str) -> str:
     """A name as a folder's."""
-    kept = "".join(c if c.isalnum() or c in "-_." else "-" for c in name.strip())
-    return "-".join(part for part in kept.split("-") if part)
+    letters = "".join(c if c.isalnum() or c in "-_." else "-" for c in name.strip())
+    return "-".join(part for part in letters.split("-") if part)
 
 
 def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
@@ -126,45 +126,45 @@ def _count(path: Path, raw: dict[str, Any], key: str, default: int) -> int:
     return value
 
 
-def _base(path: Path, given: Any) -> Tables:
+def _base(path: Path, base: Any) -> Tables:
     """The configuration that all cells start from: a file beside the study, or tables."""
-    if isinstance(given, str):
-        return to_dict(load(path.parent / given))
-    if isinstance(given, dict):
-        return given
-    raise ValueError(f"{path}: base = {given!r}: name a configuration file, or give its sections as [base.section]")
+    if isinstance(base, str):
+        return to_dict(load(path.parent / base))
+    if isinstance(base, dict):
+        return base
+    raise ValueError(f"{path}: base = {base!r}: name a configuration file, or give its sections as [base.section]")
 
 
-def _seeds(where: str, seeds: Any) -> list[int]:
+def _seeds(key: str, seeds: Any) -> list[int]:
     if (
         not isinstance(seeds, list)
         or not seeds
         or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in seeds)
     ):
-        raise ValueError(f"{where} = {seeds!r}: a list of whole numbers of at least 0 is needed, such as [0, 1, 2]")
+        raise ValueError(f"{key} = {seeds!r}: a list of whole numbers of at least 0 is needed, such as [0, 1, 2]")
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"{where} = {seeds}: each seed once")
+        raise ValueError(f"{key} = {seeds}: each seed once")
     return seeds
 
 
-def _only(where: str, names: Any, variants: Iterable[str]) -> list[str]:
+def _only(key: str, names: Any, variants: Iterable[str]) -> list[str]:
     for name in names if isinstance(names, list) else [names]:
         if name not in variants:
-            raise ValueError(f"{where}: {name!r} is no variant{nearest(str(name), variants)}")
+            raise ValueError(f"{key}: {name!r} is no variant{nearest(str(name), variants)}")
     return names if isinstance(names, list) else [names]
 
 
 def _tables(path: Path, raw: dict[str, Any], key: str, default: Any = None) -> dict[str, dict[str, Any]]:
-    found = raw.get(key, default)
-    if not isinstance(found, dict) or not found or not all(isinstance(table, dict) for table in found.values()):
+    tables = raw.get(key, default)
+    if not isinstance(tables, dict) or not tables or not all(isinstance(table, dict) for table in tables.values()):
         raise ValueError(f'{path}: {key}: give at least one, each a table of its changes, such as [{key}."a name"]')
-    return found
+    return tables
 
 
 def _cell(path: Path, folder: Path, base: Tables, terms: list[tuple[str, Tables]], seed: int) -> Cell:
     """The cell of a setting and a variant: `terms` are their names and changes, then those of the pair and of all cells."""
     setting, variant = terms[0][0], terms[1][0]
-    made = Cell(setting or "runs", variant, seed, Config())
+    cell = Cell(setting or "runs", variant, seed, Config())
     config: Any = base
     try:
         for _, changes in terms:
@@ -173,9 +173,9 @@ def _cell(path: Path, folder: Path, base: Tables, terms: list[tuple[str, Tables]
                 if name in changes.get(section, {}):
                     raise ValueError(f"{key}: the study sets it for each cell; list the seeds in `seeds`")
             config = as_config(config, changes)
-        place = {"dir": str(folder / "cells" / made.name)}
+        place = {"dir": str(folder / "cells" / cell.name)}
         config = as_config(config, {"task": {"seed": seed}, "train": {"seed": seed}, "log": place})
         check_training(config)
-        return replace(made, config=resolved(config)[0])
+        return replace(cell, config=resolved(config)[0])
     except ValueError as error:
         raise ValueError(f"{path}: {' / '.join(name for name in (setting, variant) if name)}: {error}") from None

@@ -41,5 +41,5 @@ def tiny(family: str, seed: int = 0) -> HFModel:
 def prompts(*lengths: int) -> list[Prompt]:
     """Prompts of random letters, of these many tokens."""
     draw = torch.Generator().manual_seed(len(lengths))
-    made = [torch.randint(2, 28, (length,), generator=draw).tolist() for length in lengths]
-    return [Prompt(id=f"p{i}", messages="", tokens=tuple(ids)) for i, ids in enumerate(made)]
+    rows = [torch.randint(2, 28, (length,), generator=draw).tolist() for length in lengths]
+    return [Prompt(id=f"p{i}", messages="", tokens=tuple(ids)) for i, ids in enumerate(rows)]

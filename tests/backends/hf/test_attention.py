@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.backends.hf import attention
-from gspo.backends.hf.attention import Forested, Parts
+from gspo.backends.hf.attention import Forested, PreparedForest
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.segments import plan
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
@@ -37,13 +37,13 @@ def compare(forest, window, heads, draw):
     shapes = [(size, heads[0], 8), (size, heads[1], 8), (size, heads[1], 8)]
     ours = [torch.randn(shape, dtype=torch.float64, generator=draw).requires_grad_() for shape in shapes]
     theirs = [x.detach().clone().requires_grad_() for x in ours]
-    parts = Parts(forest)
+    parts = PreparedForest(forest)
     window = None if window is None or window >= parts.depth else window
-    one, other = Forested.apply(*ours, parts, window, 0.3), naive(*theirs, forest, window, 0.3)
-    gradient = torch.randn(one.shape, dtype=torch.float64, generator=draw)
-    one.backward(gradient)
-    other.backward(gradient)
-    for a, b in zip((one.detach(), *(x.grad for x in ours)), (other.detach(), *(x.grad for x in theirs))):
+    actual, expected = Forested.apply(*ours, parts, window, 0.3), naive(*theirs, forest, window, 0.3)
+    gradient = torch.randn(actual.shape, dtype=torch.float64, generator=draw)
+    actual.backward(gradient)
+    expected.backward(gradient)
+    for a, b in zip((actual.detach(), *(x.grad for x in ours)), (expected.detach(), *(x.grad for x in theirs))):
         assert float((a - b).abs().max()) < 1e-12
 
 
@@ -54,16 +54,16 @@ def compare(forest, window, heads, draw):
     st.sampled_from([(4, 2), (2, 2), (3, 1)]),
 )
 @settings(max_examples=150, deadline=None)
-def test_any_forest_any_window(made, share, window, heads):
-    compare(layout.build(made, share).forest, window, heads, torch.Generator().manual_seed(0))
+def test_any_forest_any_window(completions, share, window, heads):
+    compare(layout.build(completions, share).forest, window, heads, torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("window", [None, 50])
 def test_long_trunks_of_different_length(window):
-    made = []
+    completions = []
     for prompt, tokens in ((300, (20, 31, 9)), (270, (25, 12)), (40, (3, 4))):
-        made += [completion(range(prompt), size, first=10_000 * i + 1000) for i, size in enumerate(tokens)]
-    forest = layout.build(made, True).forest
+        completions += [completion(range(prompt), size, first=10_000 * i + 1000) for i, size in enumerate(tokens)]
+    forest = layout.build(completions, True).forest
     assert any(not piece.causal for piece in plan(forest).pieces)
     compare(forest, window, (4, 2), torch.Generator().manual_seed(1))
 
@@ -82,12 +82,12 @@ def test_sharing_changes_neither_values_nor_gradients(name, checkpointing, monke
     monkeypatch.setattr(
         "gspo.backends.hf.segments.MERGE", 0.01
     )  # so that even short prompts are put together with their completions
-    made = completions(family(name))  # prompts of 4, 9 and 1 tokens, of which windows of 8 hide some
-    plain = scored(HFPolicy(family(name)), layout.build(made))
+    batch = completions(family(name))  # prompts of 4, 9 and 1 tokens, of which windows of 8 hide some
+    plain = scored(HFPolicy(family(name)), layout.build(batch))
     policy = HFPolicy(family(name), layout="shared", gradient_checkpointing=checkpointing)
     for share in (False, True):
-        for one, other in zip(scored(policy, layout.build(made, share)), plain):
-            assert float((one - other).abs().max()) < 2e-5 * max(1.0, float(other.abs().max()))
+        for actual, expected in zip(scored(policy, layout.build(batch, share)), plain):
+            assert float((actual - expected).abs().max()) < 2e-5 * max(1.0, float(expected.abs().max()))
 
 
 def test_a_model_that_cannot_share_is_read_in_rows():
@@ -131,10 +131,10 @@ def test_wrong_gradients_are_noticed(monkeypatch):
 
 
 def test_the_reason_of_a_failure_is_told(monkeypatch):
-    def broken(*given):
+    def broken(*arguments):
         raise RuntimeError("out of resource\nat line 1")
 
-    monkeypatch.setattr(Parts, "attend", broken)
+    monkeypatch.setattr(PreparedForest, "attend", broken)
     with pytest.raises(ValueError, match=r'"shared" does not work with Qwen3.* here: RuntimeError: out of resource. Use'):
         HFPolicy(tiny("qwen3"), layout="shared")
     assert HFPolicy(tiny("qwen3"), layout="auto").unshared.endswith("RuntimeError: out of resource")
@@ -149,14 +149,14 @@ def test_a_deep_model_in_half_precision_shares():
 
 def test_unknown_arguments_are_refused():
     q = torch.zeros(1, 2, 1, 8)
-    parts = Parts(layout.build([completion([5], 1)]).forest)
+    parts = PreparedForest(layout.build([completion([5], 1)]).forest)
     with pytest.raises(NotImplementedError, match="softcap"):
         attention.attention(None, q, q, q, None, forest=parts, softcap=3.0)
 
 
 def test_half_precision():
     with torch.autocast("cpu", torch.bfloat16):
-        made = completions(family("llama"))
-        one = HFPolicy(family("llama"), layout="shared").forward(layout.build(made, True)).logp
-        other = HFPolicy(family("llama"), layout="padded").forward(layout.build(made)).logp
-    assert float((one - other).abs().max()) < 0.05
+        batch = completions(family("llama"))
+        shared = HFPolicy(family("llama"), layout="shared").forward(layout.build(batch, True)).logp
+        padded = HFPolicy(family("llama"), layout="padded").forward(layout.build(batch)).logp
+    assert float((shared - padded).abs().max()) < 0.05

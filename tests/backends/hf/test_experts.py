@@ -20,16 +20,16 @@ def test_hidden_states_and_gradients(family, tokens):
     config = AutoConfig.for_model(**{"vocab_size": len(TOKENIZER), **(FAMILIES | {"gpt_oss": GPT_OSS})[family]})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()  # without router noise
-    ids, found = torch.randint(2, len(TOKENIZER), (1, tokens)), {}
+    ids, by_kernel = torch.randint(2, len(TOKENIZER), (1, tokens)), {}
     for kernel in ("grouped_mm", experts.NAME, "eager"):
         model.set_experts_implementation(kernel)
         model.zero_grad()
         logits = model(ids).logits
         logits.log_softmax(-1)[..., 5].sum().backward()
-        found[kernel] = [logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+        by_kernel[kernel] = [logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
     for kernel in ("grouped_mm", "eager"):
-        assert len(found[kernel]) == len(found[experts.NAME])
-        for ours, theirs in zip(found[experts.NAME], found[kernel]):
+        assert len(by_kernel[kernel]) == len(by_kernel[experts.NAME])
+        for ours, theirs in zip(by_kernel[experts.NAME], by_kernel[kernel]):
             assert torch.allclose(ours, theirs, atol=1e-6 + 1e-5 * float(theirs.abs().max()))
 
 

@@ -20,30 +20,30 @@ from tests.learner.test_layout import completion, random_completions, random_tre
 
 def wide(*cases):
     """The forest of prompts with completions of these lengths."""
-    made = []
+    completions = []
     for prompt, sizes in cases:
-        made += [completion(range(prompt), size, first=10_000 * i + 1000) for i, size in enumerate(sizes)]
-    return layout.build(made, True).forest
+        completions += [completion(range(prompt), size, first=10_000 * i + 1000) for i, size in enumerate(sizes)]
+    return layout.build(completions, True).forest
 
 
 def allowed(forest, window):
     """[T, T] bool: who may look at whom."""
-    seen = layout.may_look(forest)
-    return seen if window is None else seen & (forest.position[:, None] - forest.position < window)
+    pairs = layout.may_look(forest)
+    return pairs if window is None else pairs & (forest.position[:, None] - forest.position < window)
 
 
 @given(st.one_of(random_trees(), random_completions()), st.booleans(), st.sampled_from([None, 1, 2, 3, 5, 100]))
 @settings(max_examples=150, deadline=None)
-def test_the_mask_and_its_blocks(made, share, window):
-    forest = layout.build(made, share).forest
+def test_the_mask_and_its_blocks(completions, share, window):
+    forest = layout.build(completions, share).forest
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex, "BLOCK", 4)
         mask = block_mask(forest.last, starts(forest.parent, window))
     size = len(forest.tokens)
-    seen, place = allowed(forest, window), torch.arange(size)
-    assert torch.equal(mask.mask_mod(None, None, place[:, None], place[None]), seen)
+    pairs, place = allowed(forest, window), torch.arange(size)
+    assert torch.equal(mask.mask_mod(None, None, place[:, None], place[None]), pairs)
     blocks = -(-size // 4)
-    room = torch.nn.functional.pad(seen, (0, 4 * blocks - size, 0, 4 * blocks - size)).view(blocks, 4, blocks, 4)
+    room = torch.nn.functional.pad(pairs, (0, 4 * blocks - size, 0, 4 * blocks - size)).view(blocks, 4, blocks, 4)
     for i in range(blocks):
         mixed = mask.kv_indices[0, 0, i, : mask.kv_num_blocks[0, 0, i]].tolist()
         full = mask.full_kv_indices[0, 0, i, : mask.full_kv_num_blocks[0, 0, i]].tolist()
@@ -57,8 +57,8 @@ def test_blocks_that_nobody_looks_at_are_left_out():
     forest = wide((300, (200, 31, 290)), (270, (250, 120)), (40, (3, 4)))
     mask = Blocks(forest).mask(None)
     size, side = len(forest.tokens), mask.kv_num_blocks.shape[-1]
-    seen = torch.nn.functional.pad(layout.may_look(forest), (0, 128 * side - size, 0, 128 * side - size))
-    needed = seen.view(side, 128, side, 128).any(3).any(1)
+    pairs = torch.nn.functional.pad(layout.may_look(forest), (0, 128 * side - size, 0, 128 * side - size))
+    needed = pairs.view(side, 128, side, 128).any(3).any(1)
     assert int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum()) == int(needed.sum()) == 42 < side**2
 
 
@@ -66,17 +66,17 @@ def test_blocks_that_nobody_looks_at_are_left_out():
 def test_values_and_gradients(window, monkeypatch):
     monkeypatch.setattr(flex, "kernel", lambda: flex_attention)
     # The computation without a kernel has a backward pass on a CPU too; torch refuses it for the kernel's sake.
-    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *given: None)
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *arguments: None)
     forest, draw = wide((150, (100, 31)), (40, (3, 4))), torch.Generator().manual_seed(0)
     size = len(forest.tokens)
     ours = [torch.randn(size, heads, 16, dtype=torch.float64, generator=draw).requires_grad_() for heads in (4, 2, 2)]
     theirs = [x.detach().clone().requires_grad_() for x in ours]
-    one = Blocks(forest).attend(*(x.transpose(0, 1)[None] for x in ours), window, 0.3)[0]
-    other = naive(*theirs, forest, window, 0.3)
-    gradient = torch.randn(one.shape, dtype=torch.float64, generator=draw)
-    one.backward(gradient)
-    other.backward(gradient)
-    for a, b in zip((one.detach(), *(x.grad for x in ours)), (other.detach(), *(x.grad for x in theirs))):
+    actual = Blocks(forest).attend(*(x.transpose(0, 1)[None] for x in ours), window, 0.3)[0]
+    expected = naive(*theirs, forest, window, 0.3)
+    gradient = torch.randn(actual.shape, dtype=torch.float64, generator=draw)
+    actual.backward(gradient)
+    expected.backward(gradient)
+    for a, b in zip((actual.detach(), *(x.grad for x in ours)), (expected.detach(), *(x.grad for x in theirs))):
         assert float((a - b).abs().max()) < 1e-12
 
 
@@ -90,9 +90,9 @@ def test_few_compiled_kernels_for_all_forests():
     for forest in forests:
         for window in (None, 50):
             q, k, v = (torch.randn(1, heads, len(forest.tokens), 16, generator=draw) for heads in (4, 2, 2))
-            one = Blocks(forest).attend(q, k, v, window, 0.3)[0]
-            other = naive(*(x[0].transpose(0, 1) for x in (q, k, v)), forest, window, 0.3)
-            assert float((one - other).abs().max()) < 1e-5
+            actual = Blocks(forest).attend(q, k, v, window, 0.3)[0]
+            expected = naive(*(x[0].transpose(0, 1) for x in (q, k, v)), forest, window, 0.3)
+            assert float((actual - expected).abs().max()) < 1e-5
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= before + 3 < flex.GRAPHS
 
 
@@ -100,10 +100,10 @@ def test_few_compiled_kernels_for_all_forests():
 def test_a_model_reads_a_forest_by_blocks(name, monkeypatch):
     monkeypatch.setattr(flex, "kernel", lambda: flex_attention)
     model = tiny(name)
-    made = completions(model)
+    batch = completions(model)
     policy = HFPolicy(model, layout="shared")
     with torch.no_grad():
-        plain = HFPolicy(model).forward(layout.build(made)).logp
-        monkeypatch.setattr(attention, "Parts", Blocks)
-        shared = policy.forward(layout.build(made, True)).logp
+        plain = HFPolicy(model).forward(layout.build(batch)).logp
+        monkeypatch.setattr(attention, "PreparedForest", Blocks)
+        shared = policy.forward(layout.build(batch, True)).logp
     assert float((shared - plain).abs().max()) < 2e-5

@@ -17,7 +17,7 @@ WHOLE = (1 << 24, 1 << 26)
 V = 2 * ROUND + 9  # with N = 7: two blocks and a remainder at BLOCK = 7 * ROUND
 
 
-def made(n=7, vocabulary=V, width=5, bias=False, frozen=False, dtype=torch.float64, seed=0):
+def head_inputs(n=7, vocabulary=V, width=5, bias=False, frozen=False, dtype=torch.float64, seed=0):
     """States, weight, bias or None, and targets."""
     g = torch.Generator().manual_seed(seed)
     states = torch.randn(n, width, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
@@ -50,23 +50,23 @@ def limit(monkeypatch, block, kept):
 @pytest.mark.parametrize("limits", [WHOLE, (7 * ROUND, 1 << 26), (7 * ROUND, 7 * ROUND), (1, 0)], ids=str)
 def test_equals_the_whole_softmax(limits, bias, options, frozen, monkeypatch):
     limit(monkeypatch, *limits)
-    states, weight, b, targets = made(bias=bias, frozen=frozen)
-    found = Head(weight, b, **options).logprobs(states, targets, 0.7, entropy=True)
+    states, weight, b, targets = head_inputs(bias=bias, frozen=frozen)
+    actual = Head(weight, b, **options).logprobs(states, targets, 0.7, entropy=True)
     expected = whole(states, weight, b, targets, 0.7, **options)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     inputs = [x for x in (states, weight, b) if x is not None and x.requires_grad]
     g = torch.randn(2, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     g[:, ::3] = 0
     # One after the other through the same graph: a second pass finds nothing kept.
     for coming in ((torch.ones_like(g[0]), None), (g[0], None), (g[0], g[1]), (None, g[1])):
-        torch.testing.assert_close(gradients(found, inputs, coming), gradients(expected, inputs, coming))
+        torch.testing.assert_close(gradients(actual, inputs, coming), gradients(expected, inputs, coming))
 
 
 @pytest.mark.parametrize("limits", [WHOLE, (1, 0)], ids=str)
 @pytest.mark.parametrize("cap", [None, 2.0])
 def test_gradcheck(limits, cap, monkeypatch):
     limit(monkeypatch, *limits)
-    states, weight, bias, targets = made(3, ROUND + 2, 2, bias=True)
+    states, weight, bias, targets = head_inputs(3, ROUND + 2, 2, bias=True)
     torch.autograd.gradcheck(
         lambda h, w, b: Head(w, b, 1.3, cap).logprobs(h, targets, 0.8, entropy=True),
         (states, weight, bias),
@@ -80,19 +80,19 @@ def test_gradcheck(limits, cap, monkeypatch):
     kept=st.integers(0, 3000), frozen=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_any_shape(n, vocabulary, width, block, kept, frozen, seed):
-    states, weight, _, targets = made(n, vocabulary, width, frozen=frozen, seed=seed)
+    states, weight, _, targets = head_inputs(n, vocabulary, width, frozen=frozen, seed=seed)
     expected = whole(states, weight, None, targets)
     with pytest.MonkeyPatch.context() as monkeypatch:
         limit(monkeypatch, block, kept)
-        found = Head(weight).logprobs(states, targets, entropy=True)
-        torch.testing.assert_close(found, expected)
+        actual = Head(weight).logprobs(states, targets, entropy=True)
+        torch.testing.assert_close(actual, expected)
         inputs, coming = [states] if frozen else [states, weight], (torch.ones(n, dtype=torch.float64), None)
-        torch.testing.assert_close(gradients(found, inputs, coming), gradients(expected, inputs, coming))
+        torch.testing.assert_close(gradients(actual, inputs, coming), gradients(expected, inputs, coming))
 
 
 def test_logits_are_those_of_the_log_probabilities(monkeypatch):
     limit(monkeypatch, 1, 0)
-    states, weight, bias, targets = made(bias=True)
+    states, weight, bias, targets = head_inputs(bias=True)
     head = Head(weight, bias, 1.7, 3.0)
     logits = head.logits(states[None])
     assert logits.shape == (1, 7, V) and not logits.requires_grad
@@ -101,36 +101,36 @@ def test_logits_are_those_of_the_log_probabilities(monkeypatch):
 
 
 def test_a_tied_weight_adds_its_gradients_up():
-    _, weight, _, targets = made(vocabulary=40)
+    _, weight, _, targets = head_inputs(vocabulary=40)
 
     def through(logprobs):
         states = F.embedding(targets, weight).tanh()
         return torch.autograd.grad(logprobs(states)[0].sum(), weight)[0]
 
-    found = through(lambda states: Head(weight).logprobs(states, targets))
-    torch.testing.assert_close(found, through(lambda states: whole(states, weight, None, targets)))
+    actual = through(lambda states: Head(weight).logprobs(states, targets))
+    torch.testing.assert_close(actual, through(lambda states: whole(states, weight, None, targets)))
 
 
 @pytest.mark.parametrize("limits", [WHOLE, (7 * ROUND, 0)], ids=str)
 def test_rows_without_gradient_take_no_part(limits, monkeypatch):
     limit(monkeypatch, *limits)
-    states, weight, _, targets = made()
+    states, weight, _, targets = head_inputs()
     with torch.no_grad():
         states[2] = math.inf  # its probabilities are nan, and 0 * nan would be too
     logp, _ = Head(weight).logprobs(states, targets)
     g = torch.ones(7, dtype=torch.float64)
     g[2] = 0
     d_states, d_weight = torch.autograd.grad(logp, [states, weight], g)
-    kept = [0, 1, 3, 4, 5, 6]
-    one = whole(states[kept], weight, None, targets[kept])
-    expected = torch.autograd.grad(one[0].sum(), [states, weight])
+    others = [0, 1, 3, 4, 5, 6]
+    values = whole(states[others], weight, None, targets[others])
+    expected = torch.autograd.grad(values[0].sum(), [states, weight])
     torch.testing.assert_close(d_weight, expected[1])
-    torch.testing.assert_close(d_states[kept], expected[0][kept])
+    torch.testing.assert_close(d_states[others], expected[0][others])
     assert not d_states[2].any()
 
 
 def test_no_gradient_at_all():
-    states, weight, _, targets = made()
+    states, weight, _, targets = head_inputs()
     logp, _ = Head(weight).logprobs(states, targets)
     assert all(not g.any() for g in torch.autograd.grad(logp, [states, weight], torch.zeros_like(logp)))
     with torch.no_grad():
@@ -141,29 +141,29 @@ def test_no_gradient_at_all():
 @pytest.mark.parametrize("limits", [WHOLE, (1, 0)], ids=str)
 def test_bfloat16_is_summed_in_float32(limits, frozen, monkeypatch):
     limit(monkeypatch, *limits)
-    states, weight, _, targets = made(width=64, frozen=frozen, dtype=torch.bfloat16)
+    states, weight, _, targets = head_inputs(width=64, frozen=frozen, dtype=torch.bfloat16)
     exact = [x.detach().double().requires_grad_(x.requires_grad) for x in (states, weight)]
-    found, expected = Head(weight).logprobs(states, targets, entropy=True), whole(*exact, None, targets)
-    for one, other in zip(found, expected):
-        assert one.dtype == torch.float32
-        torch.testing.assert_close(one.double(), other, atol=1e-5, rtol=1e-5)
+    actual, expected = Head(weight).logprobs(states, targets, entropy=True), whole(*exact, None, targets)
+    for ours_of, exact_of in zip(actual, expected):
+        assert ours_of.dtype == torch.float32
+        torch.testing.assert_close(ours_of.double(), exact_of, atol=1e-5, rtol=1e-5)
     count = 1 if frozen else 2
-    ours = torch.autograd.grad(found[0].sum(), [states, weight][:count])
-    for one, other in zip(ours, torch.autograd.grad(expected[0].sum(), exact[:count])):
-        assert one.dtype == torch.bfloat16
-        torch.testing.assert_close(one.double(), other, atol=1e-5, rtol=2**-8)  # rounded once
+    ours = torch.autograd.grad(actual[0].sum(), [states, weight][:count])
+    for ours_of, exact_of in zip(ours, torch.autograd.grad(expected[0].sum(), exact[:count])):
+        assert ours_of.dtype == torch.bfloat16
+        torch.testing.assert_close(ours_of.double(), exact_of, atol=1e-5, rtol=2**-8)  # rounded once
 
 
 def test_autocast_changes_nothing():
-    states, weight, bias, targets = made(bias=True, dtype=torch.float32)
+    states, weight, bias, targets = head_inputs(bias=True, dtype=torch.float32)
     inputs, g = [states, weight, bias], torch.ones(7)
     plain = Head(weight, bias).logprobs(states, targets, entropy=True)
     expected = gradients(plain, inputs, (g, g))
     with torch.autocast("cpu", torch.bfloat16):
-        found = Head(weight, bias).logprobs(states, targets, entropy=True)
-        ours = gradients(found, inputs, (g, g))
-    for one, other in zip([*found, *ours], [*plain, *expected]):
-        assert torch.equal(one, other)
+        values = Head(weight, bias).logprobs(states, targets, entropy=True)
+        ours = gradients(values, inputs, (g, g))
+    for with_autocast, without in zip([*values, *ours], [*plain, *expected]):
+        assert torch.equal(with_autocast, without)
 
 
 @pytest.mark.parametrize("limits", [WHOLE, (1, 0)], ids=str)
@@ -173,9 +173,9 @@ def test_a_near_certain_word_keeps_its_small_gradient(limits, monkeypatch):
     logits[1:] -= 17.0  # exact in float32, as is their maximum; their log-sum-exp is not
     logp, _ = Head(logits.requires_grad_()).logprobs(torch.ones(1, 1), torch.tensor([0]))
     logp.sum().backward()
-    rest = 99 * math.exp(-17)
-    assert float(logits.grad[0]) == pytest.approx(rest / (1 + rest), rel=0.1)  # 4e-6: some 70 steps of float32 below 1
-    assert float(logits.grad[99]) == pytest.approx(-math.exp(-17) / (1 + rest), rel=1e-5)
+    mass = 99 * math.exp(-17)
+    assert float(logits.grad[0]) == pytest.approx(mass / (1 + mass), rel=0.1)  # 4e-6: some 70 steps of float32 below 1
+    assert float(logits.grad[99]) == pytest.approx(-math.exp(-17) / (1 + mass), rel=1e-5)
 
 
 def test_impossible_words_have_no_entropy():
@@ -208,10 +208,10 @@ class Allocations(TorchDispatchMode):
 def test_memory_is_one_gradient_and_some_blocks(n, frozen, monkeypatch):
     vocabulary, width, block = 2048, 16, 1 << 16
     limit(monkeypatch, block, 2 * block)
-    states, weight, _, targets = made(n, vocabulary, width, frozen=frozen, dtype=torch.float32)
-    with Allocations() as found:
+    states, weight, _, targets = head_inputs(n, vocabulary, width, frozen=frozen, dtype=torch.float32)
+    with Allocations() as allocations:
         Head(weight).logprobs(states, targets, entropy=True)[0].sum().backward()
-    large = [size for size in found.sizes if size > n]
+    large = [size for size in allocations.sizes if size > n]
     d_weight = 0 if frozen else weight.numel()
     blocks = 2 if frozen else 5  # two in the forward pass, one in the backward pass, two kept
     assert max(large) <= max(block, d_weight, states.numel())

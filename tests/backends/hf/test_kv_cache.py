@@ -20,10 +20,10 @@ def shared_however_small(monkeypatch):
     monkeypatch.setattr(sampling, "SHARED_POSITIONS", 0)
 
 
-def plain(model, *asked, **kwargs):
+def plain(model, *request, **kwargs):
     sampler = HFSampler(model, **kwargs)
     sampler.shares = False
-    return sampler.generate(*asked)
+    return sampler.generate(*request)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -31,10 +31,10 @@ def test_completions_and_likelihoods_are_those_of_plain_decoding(family):
     model = tiny(family)
     sampler = HFSampler(model, batch_size=11)
     assert sampler.shares == (family in FULL_ATTENTION)
-    asked = prompts(3, 11, 7, 7, 25), 4, Sampling(max_new_tokens=20, temperature=0.8, stop_ids=(1, 5, 6), seed=3)
-    rollouts = sampler.generate(*asked)
+    request = prompts(3, 11, 7, 7, 25), 4, Sampling(max_new_tokens=20, temperature=0.8, stop_ids=(1, 5, 6), seed=3)
+    rollouts = sampler.generate(*request)
     assert model.attention != NAME and len({len(r.tokens) for r in rollouts}) > 5  # rows end apart
-    assert same(rollouts, plain(model, *asked, batch_size=11))
+    assert same(rollouts, plain(model, *request, batch_size=11))
     for rollout in rollouts:
         want = full_forward(model, rollout, 0.8).gather(1, rollout.tokens[1:, None])[:, 0]
         assert (want - rollout.logp[1:])[rollout.sampled[1:]].abs().max() < 1e-5
@@ -44,18 +44,20 @@ def test_completions_and_likelihoods_are_those_of_plain_decoding(family):
 def test_long_completions(attention):
     model = tiny("qwen3_moe")
     model.model.set_attn_implementation(attention)
-    asked = prompts(40, 1, 17), 2, Sampling(max_new_tokens=FIRST_BLOCK + 20, stop_ids=(3,), seed=1)
-    assert same(HFSampler(model).generate(*asked), plain(model, *asked))
+    request = prompts(40, 1, 17), 2, Sampling(max_new_tokens=FIRST_BLOCK + 20, stop_ids=(3,), seed=1)
+    assert same(HFSampler(model).generate(*request), plain(model, *request))
 
 
 def test_prompts_all_of_whose_completions_ended_are_forgotten(monkeypatch):
-    held = []
+    counts = []
     arrange = SharedCache._arrange
-    monkeypatch.setattr(SharedCache, "_arrange", lambda self: (arrange(self), held.append(len(self.layers[0].prompt_keys))))
+    monkeypatch.setattr(
+        SharedCache, "_arrange", lambda self: (arrange(self), counts.append(len(self.layers[0].prompt_keys)))
+    )
     model = tiny("qwen3")
-    asked = prompts(5, 9, 9, 6), 2, Sampling(max_new_tokens=40, stop_ids=tuple(range(2, 9)), seed=1)
-    assert same(HFSampler(model).generate(*asked), plain(model, *asked))
-    run = held[held.index(4) :]  # before it, the sampler's own check
+    request = prompts(5, 9, 9, 6), 2, Sampling(max_new_tokens=40, stop_ids=tuple(range(2, 9)), seed=1)
+    assert same(HFSampler(model).generate(*request), plain(model, *request))
+    run = counts[counts.index(4) :]  # before it, the sampler's own check
     assert run == sorted(run, reverse=True) and run[-1] < 4
 
 
@@ -72,15 +74,15 @@ def test_few_copies_are_not_worth_it(monkeypatch):
 
 def test_places():
     draw = torch.Generator().manual_seed(0)
-    for which, in_order in (([0, 0, 1, 1], True), ([1, 0, 1, 0], False), ([0, 2, 2, 1, 2], False)):
-        places = Places(torch.tensor(which), None)
-        x = torch.randn(len(which), 3, 2, 5, generator=draw)
+    for prompt_of, in_order in (([0, 0, 1, 1], True), ([1, 0, 1, 0], False), ([0, 2, 2, 1, 2], False)):
+        places = Places(torch.tensor(prompt_of), None)
+        x = torch.randn(len(prompt_of), 3, 2, 5, generator=draw)
         by_prompt = places.by_prompt(x)
-        each = max(which.count(p) for p in which)
-        assert places.in_order == in_order and by_prompt.shape == (max(which) + 1, 3, each * 2, 5)
+        each = max(prompt_of.count(p) for p in prompt_of)
+        assert places.in_order == in_order and by_prompt.shape == (max(prompt_of) + 1, 3, each * 2, 5)
         assert torch.equal(places.by_row(by_prompt), x)
-        for row, prompt in enumerate(which):
-            number = which[:row].count(prompt)
+        for row, prompt in enumerate(prompt_of):
+            number = prompt_of[:row].count(prompt)
             assert torch.equal(by_prompt[prompt, :, 2 * number : 2 * number + 2], x[row])
 
 
@@ -95,13 +97,13 @@ def test_adapters_and_half_precision():
     for name, weight in adapters.model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.1)
-    asked = prompts(3, 11, 7), 4, Sampling(max_new_tokens=15, stop_ids=(1, 5), seed=3)
+    request = prompts(3, 11, 7), 4, Sampling(max_new_tokens=15, stop_ids=(1, 5), seed=3)
     sampler = HFSampler(adapters)
-    assert sampler.shares and same(sampler.generate(*asked), plain(adapters, *asked))
+    assert sampler.shares and same(sampler.generate(*request), plain(adapters, *request))
     half = dataclasses.replace(tiny("qwen3"), autocast=torch.bfloat16)
-    shared, usual = HFSampler(half), plain(half, *asked)
+    shared, usual = HFSampler(half), plain(half, *request)
     assert shared.shares
-    for one, other in zip(shared.generate(*asked), usual):
-        first = len(one.prompt.tokens)  # later ones may differ by a rounding
-        assert one.tokens[first] == other.tokens[first]
-        assert abs(float(one.logp[first] - other.logp[first])) < 0.05
+    for actual, expected in zip(shared.generate(*request), usual):
+        first = len(actual.prompt.tokens)  # later ones may differ by a rounding
+        assert actual.tokens[first] == expected.tokens[first]
+        assert abs(float(actual.logp[first] - expected.logp[first])) < 0.05

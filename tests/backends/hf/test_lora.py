@@ -23,26 +23,26 @@ IDS = torch.arange(6)[None] + 2
 
 
 def with_adapters(rank=4, **options):
-    made = adapted(model(), LoraConfig(rank=rank, **options))
+    adapters = adapted(model(), LoraConfig(rank=rank, **options))
     g = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, p in made.model.named_parameters():
+        for name, p in adapters.model.named_parameters():
             if "lora_B" in name:
                 p.copy_(torch.randn(p.shape, generator=g))
-    return made
+    return adapters
 
 
 @torch.no_grad()
-def logits(made):
-    return made.logits(made.hidden(input_ids=IDS))
+def logits(scorer):
+    return scorer.logits(scorer.hidden(input_ids=IDS))
 
 
 def test_new_adapters_change_nothing_and_alone_are_trained():
     plain = model()
     before = logits(plain)
-    made = adapted(plain, LoraConfig(rank=4))
-    assert logits(made).equal(before)
-    trained = {name for name, p in made.model.named_parameters() if p.requires_grad}
+    adapters = adapted(plain, LoraConfig(rank=4))
+    assert logits(adapters).equal(before)
+    trained = {name for name, p in adapters.model.named_parameters() if p.requires_grad}
     assert trained and all("lora_" in name for name in trained)
     assert not any("lm_head" in name or "gate" in name or "experts" in name for name in trained)
 
@@ -50,67 +50,67 @@ def test_new_adapters_change_nothing_and_alone_are_trained():
 def test_it_computes_what_peft_computes():
     import peft
 
-    made = with_adapters(targets=["q_proj", "v_proj"], alpha=3.0)
+    adapters = with_adapters(targets=["q_proj", "v_proj"], alpha=3.0)
     config = peft.LoraConfig(r=4, lora_alpha=3.0, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
-    other = peft.get_peft_model(model().model, config)
-    own = {name: p for name, p in made.model.named_parameters() if "lora_" in name}
+    theirs = peft.get_peft_model(model().model, config)
+    own = {name: p for name, p in adapters.model.named_parameters() if "lora_" in name}
     with torch.no_grad():
-        for name, p in other.named_parameters():
+        for name, p in theirs.named_parameters():
             if "lora_" in name:
                 p.copy_(own[name.removeprefix("base_model.model.")])
-        assert torch.allclose(other(IDS).logits, logits(made), atol=1e-6)
+        assert torch.allclose(theirs(IDS).logits, logits(adapters), atol=1e-6)
     completions = [Completion(IDS[0], torch.tensor([False, True] * 3), torch.zeros(3), torch.zeros(3), 1.0)]
-    made_logp = HFPolicy(made).forward(layout.build(completions)).logp.sum()
-    made_logp.backward()
-    expected = other(IDS).logits.log_softmax(-1)[0, :-1].gather(-1, IDS[0, 1:, None])[::2].sum()
+    logp = HFPolicy(adapters).forward(layout.build(completions)).logp.sum()
+    logp.backward()
+    expected = theirs(IDS).logits.log_softmax(-1)[0, :-1].gather(-1, IDS[0, 1:, None])[::2].sum()
     expected.backward()
-    for name, p in other.named_parameters():
+    for name, p in theirs.named_parameters():
         if "lora_" in name:
             assert torch.allclose(p.grad, own[name.removeprefix("base_model.model.")].grad, atol=1e-5)
 
 
 def test_switched_off_it_is_the_model_below_and_shares_its_memory():
     before = logits(model())
-    made = with_adapters()
-    off = Unadapted.of(made)
-    assert off.model is made.model
-    now = logits(made)
-    assert logits(off).equal(before) and not now.equal(before) and logits(made).equal(now)
+    adapters = with_adapters()
+    off = Unadapted.of(adapters)
+    assert off.model is adapters.model
+    now = logits(adapters)
+    assert logits(off).equal(before) and not now.equal(before) and logits(adapters).equal(now)
 
 
 def test_an_adapter_is_saved_alone_and_loads_again(tmp_path):
-    made = with_adapters()
-    made.save(tmp_path / "adapter")
+    adapters = with_adapters()
+    adapters.save(tmp_path / "adapter")
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "config.json"} <= names
     assert "model.safetensors" not in names
-    other = adapted(model(), LoraConfig(rank=4))
-    other.load(tmp_path / "adapter")
-    assert logits(other).equal(logits(made))
+    again = adapted(model(), LoraConfig(rank=4))
+    again.load(tmp_path / "adapter")
+    assert logits(again).equal(logits(adapters))
     with pytest.raises(ValueError, match="of other layers or targets"):
         adapted(model(), LoraConfig(rank=4, targets=["q_proj"])).load(tmp_path / "adapter")
 
 
 def test_whole_models_below_and_merged(tmp_path):
-    made, before = with_adapters(), logits(model())
-    weights = copy.deepcopy(made.model.state_dict())
-    for name, merged, expected in (("below", False, before), ("merged", True, logits(made))):
-        made.save_whole(tmp_path / name, merged)
+    adapters, before = with_adapters(), logits(model())
+    weights = copy.deepcopy(adapters.model.state_dict())
+    for name, merged, expected in (("below", False, before), ("merged", True, logits(adapters))):
+        adapters.save_whole(tmp_path / name, merged)
         with torch.no_grad():
-            found = AutoModelForCausalLM.from_pretrained(tmp_path / name)(IDS).logits
-        assert torch.allclose(found, expected, atol=1e-5)
-    assert all(value.equal(weights[name]) for name, value in made.model.state_dict().items())
+            actual = AutoModelForCausalLM.from_pretrained(tmp_path / name)(IDS).logits
+        assert torch.allclose(actual, expected, atol=1e-5)
+    assert all(value.equal(weights[name]) for name, value in adapters.model.state_dict().items())
 
 
 def test_a_saved_adapter_is_a_model_path(tmp_path):
     model().save(tmp_path / "base")
-    made = adapted(read_model(ModelConfig(str(tmp_path / "base"))), LoraConfig(rank=4))
+    adapters = adapted(read_model(ModelConfig(str(tmp_path / "base"))), LoraConfig(rank=4))
     with torch.no_grad():
-        for p in made.model.parameters():
+        for p in adapters.model.parameters():
             p.add_(0.1 if p.requires_grad else 0.0)
-    made.save(tmp_path / "adapter")
+    adapters.save(tmp_path / "adapter")
     whole = read_model(ModelConfig(str(tmp_path / "adapter")))
-    assert torch.allclose(logits(whole), logits(made), atol=1e-5)
+    assert torch.allclose(logits(whole), logits(adapters), atol=1e-5)
     file = tmp_path / "adapter" / "adapter_config.json"
     for base, message in (
         (None, "names no base model"),
@@ -125,12 +125,12 @@ def test_an_adapter_on_an_adapter_stands_on_both(tmp_path):
     model().save(tmp_path / "base")
     path = "base"
     for name in ("first", "second"):
-        made = adapted(read_model(ModelConfig(str(tmp_path / path))), LoraConfig(rank=4))
+        adapters = adapted(read_model(ModelConfig(str(tmp_path / path))), LoraConfig(rank=4))
         with torch.no_grad():
-            for p in made.model.parameters():
+            for p in adapters.model.parameters():
                 p.add_(0.1 if p.requires_grad else 0.0)
-        made.save(tmp_path / name)
-        assert torch.allclose(logits(read_model(ModelConfig(str(tmp_path / name)))), logits(made), atol=1e-5)
+        adapters.save(tmp_path / name)
+        assert torch.allclose(logits(read_model(ModelConfig(str(tmp_path / name)))), logits(adapters), atol=1e-5)
         path = name
 
 
@@ -163,11 +163,11 @@ def test_a_run_learns_and_its_adapter_is_evaluated(tmp_path, capsys):
 def test_adapters_of_half_precision_weights_are_float32():
     base = model()
     base.model.to(torch.bfloat16)
-    made = adapted(base, LoraConfig(rank=4))
-    assert {p.dtype for p in made.model.parameters() if p.requires_grad} == {torch.float32}
+    adapters = adapted(base, LoraConfig(rank=4))
+    assert {p.dtype for p in adapters.model.parameters() if p.requires_grad} == {torch.float32}
     completions = [Completion(IDS[0], torch.tensor([False, True] * 3), torch.zeros(3), torch.zeros(3), 1.0)]
-    HFPolicy(made).forward(layout.build(completions)).logp.sum().backward()
-    assert all(p.grad is not None for p in made.model.parameters() if p.requires_grad)
+    HFPolicy(adapters).forward(layout.build(completions)).logp.sum().backward()
+    assert all(p.grad is not None for p in adapters.model.parameters() if p.requires_grad)
 
 
 def test_bad_input(tmp_path, monkeypatch):

@@ -39,14 +39,14 @@ def load(folder, **fields):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_the_models_own(family):
-    made = tiny(family)
+    wrapped = tiny(family)
     tokens = torch.randint(2, 40, (2, 11))
-    made.model.eval()
+    wrapped.model.eval()
     with torch.no_grad():
-        own = made.model(input_ids=tokens, use_cache=False).logits
-        assert torch.allclose(made.logits(made.hidden(input_ids=tokens)), own, atol=1e-5)
-        made.model.train()
-        assert torch.allclose(made.logits(made.hidden(input_ids=tokens)), own, atol=1e-5)
+        own = wrapped.model(input_ids=tokens, use_cache=False).logits
+        assert torch.allclose(wrapped.logits(wrapped.hidden(input_ids=tokens)), own, atol=1e-5)
+        wrapped.model.train()
+        assert torch.allclose(wrapped.logits(wrapped.hidden(input_ids=tokens)), own, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,26 +56,26 @@ def test_full_attention_is_recognised(family):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_boolean_tree_mask(attention):
-    made = tiny("llama")
-    made.model.set_attn_implementation(attention)
-    made.model.eval()
+    wrapped = tiny("llama")
+    wrapped.model.set_attn_implementation(attention)
+    wrapped.model.eval()
     tokens, last = torch.tensor([[5, 6, 7, 8, 9, 10]]), torch.tensor([5, 5, 3, 3, 5, 5])
     place = torch.arange(6)
     mask = (place[None] <= place[:, None]) & (place[:, None] <= last[None])
     with torch.no_grad():
-        tree = made.hidden(
+        tree = wrapped.hidden(
             input_ids=tokens, position_ids=torch.tensor([[0, 1, 2, 3, 2, 3]]), attention_mask=mask[None, None]
         )
         for path in ([0, 1, 2, 3], [0, 1, 4, 5]):
-            assert torch.allclose(tree[:, path], made.hidden(input_ids=tokens[:, path]), atol=1e-5)
+            assert torch.allclose(tree[:, path], wrapped.hidden(input_ids=tokens[:, path]), atol=1e-5)
 
 
 def test_dropout_noise_and_auxiliary_loss_are_off():
     config = FAMILIES["gpt2"] | {"resid_pdrop": 0.5, "attn_pdrop": 0.5, "embd_pdrop": 0.5}
-    made = build_tiny(config, TOKENIZER)
-    made.model.train()
+    wrapped = build_tiny(config, TOKENIZER)
+    wrapped.model.train()
     tokens = torch.randint(2, 40, (1, 9))
-    assert torch.equal(made.hidden(input_ids=tokens), made.hidden(input_ids=tokens))
+    assert torch.equal(wrapped.hidden(input_ids=tokens), wrapped.hidden(input_ids=tokens))
     moe = tiny("mixtral").model
     assert moe.config.router_aux_loss_coef == 0 and not moe.config.output_router_logits
     labels = torch.randint(2, 40, (1, 9))
@@ -83,22 +83,22 @@ def test_dropout_noise_and_auxiliary_loss_are_off():
 
 
 def test_head_is_float32_for_bfloat16_weights():
-    made = build_tiny(FAMILIES["llama"], TOKENIZER)
-    made = wrap_model(made.model.to(torch.bfloat16), TOKENIZER, ModelConfig(device="cpu", dtype="bfloat16"))
-    hidden = made.hidden(input_ids=torch.randint(2, 40, (1, 5)))
+    wrapped = build_tiny(FAMILIES["llama"], TOKENIZER)
+    wrapped = wrap_model(wrapped.model.to(torch.bfloat16), TOKENIZER, ModelConfig(device="cpu", dtype="bfloat16"))
+    hidden = wrapped.hidden(input_ids=torch.randint(2, 40, (1, 5)))
     assert hidden.dtype == torch.bfloat16
-    want = hidden.double() @ made.model.lm_head.weight.double().T
-    assert made.logits(hidden).dtype == torch.float32
-    assert torch.allclose(made.logits(hidden).double(), want, rtol=1e-5, atol=1e-5)
+    want = hidden.double() @ wrapped.model.lm_head.weight.double().T
+    assert wrapped.logits(hidden).dtype == torch.float32
+    assert torch.allclose(wrapped.logits(hidden).double(), want, rtol=1e-5, atol=1e-5)
 
 
 def test_autocast_leaves_the_head_alone():
-    made = wrap_model(tiny("llama").model, TOKENIZER, ModelConfig(device="cpu", autocast="bfloat16"))
-    assert made.autocast == torch.bfloat16
-    hidden = made.hidden(input_ids=torch.randint(2, 40, (1, 5)))
-    exact = hidden.double() @ made.model.lm_head.weight.double().T
-    with made.precision():
-        assert torch.allclose(made.logits(hidden).double(), exact, rtol=1e-5, atol=1e-5)
+    wrapped = wrap_model(tiny("llama").model, TOKENIZER, ModelConfig(device="cpu", autocast="bfloat16"))
+    assert wrapped.autocast == torch.bfloat16
+    hidden = wrapped.hidden(input_ids=torch.randint(2, 40, (1, 5)))
+    exact = hidden.double() @ wrapped.model.lm_head.weight.double().T
+    with wrapped.precision():
+        assert torch.allclose(wrapped.logits(hidden).double(), exact, rtol=1e-5, atol=1e-5)
 
 
 class Odd(LlamaForCausalLM):
@@ -127,20 +127,20 @@ def test_training_noise_is_refused():
 def test_rotary_embeddings_that_change_with_the_row_bound_the_context(by_layer):
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
     rope["original_max_position_embeddings"] = 32
-    made = tiny("llama")
-    assert made.context_length == 256
-    made.config.rope_parameters = {"full_attention": rope} if by_layer else rope
-    assert made.context_length == 32
-    made.config.rope_parameters = rope | {"rope_type": "yarn"}  # one for rows of all lengths
-    assert made.context_length == 256
+    wrapped = tiny("llama")
+    assert wrapped.context_length == 256
+    wrapped.config.rope_parameters = {"full_attention": rope} if by_layer else rope
+    assert wrapped.context_length == 32
+    wrapped.config.rope_parameters = rope | {"rope_type": "yarn"}  # one for rows of all lengths
+    assert wrapped.context_length == 256
 
 
 def test_keys_that_are_chosen_by_the_row_bound_the_context():
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
-    made = build_tiny({"model_type": "doge", "intermediate_size": 64, "keep_window_size": 8, **shape}, TOKENIZER)
-    assert made.context_length == 8 and not made.has_full_attention
+    wrapped = build_tiny({"model_type": "doge", "intermediate_size": 64, "keep_window_size": 8, **shape}, TOKENIZER)
+    assert wrapped.context_length == 8 and not wrapped.has_full_attention
     tokens = torch.arange(2, 10)[None]
-    torch.testing.assert_close(made.hidden(input_ids=tokens)[:, :5], made.hidden(input_ids=tokens[:, :5]))
+    torch.testing.assert_close(wrapped.hidden(input_ids=tokens)[:, :5], wrapped.hidden(input_ids=tokens[:, :5]))
 
 
 def test_local_attention_of_another_name_is_no_full_attention():
@@ -151,25 +151,25 @@ def test_local_attention_of_another_name_is_no_full_attention():
 
 
 def test_a_model_that_was_trained_is_taken_as_it_was_before():
-    made = tiny("qwen3")
-    HFPolicy(made, layout="auto")
-    again = wrap_model(made.model, TOKENIZER)
+    wrapped = tiny("qwen3")
+    HFPolicy(wrapped, layout="auto")
+    again = wrap_model(wrapped.model, TOKENIZER)
     assert again.attention == "gspo" and again.has_full_attention
 
 
 def test_save_and_load(saved):
-    made, again = tiny("qwen3_moe"), load(saved)
+    wrapped, again = tiny("qwen3_moe"), load(saved)
     tokens = torch.randint(2, 40, (1, 9))
-    assert torch.equal(made.hidden(input_ids=tokens), again.hidden(input_ids=tokens))
+    assert torch.equal(wrapped.hidden(input_ids=tokens), again.hidden(input_ids=tokens))
     assert again.tokenizer.get_vocab() == TOKENIZER.get_vocab()
-    assert again.stop_ids == made.stop_ids == (1,) and again.pad_id == 0 and again.context_length == 256
+    assert again.stop_ids == wrapped.stop_ids == (1,) and again.pad_id == 0 and again.context_length == 256
     assert {path.suffix for path in saved.iterdir()} >= {".safetensors", ".json"}
 
 
 def test_stop_ids_join_generation_config_and_tokenizer():
-    made = tiny("llama")
-    made.model.generation_config.eos_token_id = [7, 1]
-    assert made.stop_ids == (7, 1)
+    wrapped = tiny("llama")
+    wrapped.model.generation_config.eos_token_id = [7, 1]
+    assert wrapped.stop_ids == (7, 1)
 
 
 def test_experts(saved):
@@ -231,12 +231,12 @@ def test_unknown_id(monkeypatch):
 
 def test_pickled_weights(saved, tmp_path):
     folder = copy(saved, tmp_path, ["*.safetensors"])
-    made = tiny("qwen3_moe")
-    torch.save(made.model.state_dict(), folder / "pytorch_model.bin")
+    wrapped = tiny("qwen3_moe")
+    torch.save(wrapped.model.state_dict(), folder / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"pickled only .*model.allow_pickle = true"):
         load(folder)
     tokens = torch.randint(2, 40, (1, 9))
-    assert torch.equal(load(folder, allow_pickle=True).hidden(input_ids=tokens), made.hidden(input_ids=tokens))
+    assert torch.equal(load(folder, allow_pickle=True).hidden(input_ids=tokens), wrapped.hidden(input_ids=tokens))
 
 
 def test_missing_weights(saved, tmp_path):

@@ -21,11 +21,11 @@ def rollouts(model, temperature=1.0, n=3):
 
 
 def completions(model, **options):
-    made = []
+    batch = []
     for r in rollouts(model, **options):
         mu = r.logp[r.sampled]
-        made.append(Completion(r.tokens, r.sampled, mu, mu, 1.0))
-    return made
+        batch.append(Completion(r.tokens, r.sampled, mu, mu, 1.0))
+    return batch
 
 
 def scored(policy, batch, seed=0):
@@ -51,19 +51,19 @@ def test_sampler_and_policy_agree(name, temperature):
 @pytest.mark.parametrize("name", sorted(FULL_ATTENTION))
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_layouts_agree_in_value_and_gradient(name, checkpointing):
-    made = completions(family(name))
-    plain = scored(HFPolicy(family(name)), layout.build(made))
+    batch = completions(family(name))
+    plain = scored(HFPolicy(family(name)), layout.build(batch))
     for share in (False, True):
         policy = HFPolicy(family(name), layout="packed", gradient_checkpointing=checkpointing)
-        for one, other in zip(scored(policy, layout.build(made, share)), plain):
-            assert float((one - other).abs().max()) < 2e-5 * max(1.0, float(other.abs().max()))
+        for actual, expected in zip(scored(policy, layout.build(batch, share)), plain):
+            assert float((actual - expected).abs().max()) < 2e-5 * max(1.0, float(expected.abs().max()))
 
 
 def test_padding_and_neighbours_change_nothing():
     model = family("qwen3_moe")
-    made = completions(model)
-    whole = HFPolicy(model).forward(layout.build(made)).logp
-    alone = [HFPolicy(model).forward(layout.build([completion])).logp for completion in made]
+    batch = completions(model)
+    whole = HFPolicy(model).forward(layout.build(batch)).logp
+    alone = [HFPolicy(model).forward(layout.build([completion])).logp for completion in batch]
     assert float((whole - torch.cat(alone)).detach().abs().max()) < 1e-5
 
 

@@ -24,11 +24,11 @@ def test_the_grid_by_hand():
 @pytest.mark.parametrize(("bits", "values"), [(4, 15), (8, 255)])
 def test_each_output_channel_has_its_own_grid(bits, values):
     weight = torch.randn(3, 5, 4000)  # experts, out, in
-    got = rounded(weight, bits)
-    assert max(len(row.unique()) for row in got.flatten(0, 1)) <= values
+    coarse = rounded(weight, bits)
+    assert max(len(row.unique()) for row in coarse.flatten(0, 1)) <= values
     step = weight.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
-    assert ((got - weight).abs() <= step / 2 + 1e-6).all()
-    assert torch.allclose(rounded(got, bits), got)  # what stands on the grid stays
+    assert ((coarse - weight).abs() <= step / 2 + 1e-6).all()
+    assert torch.allclose(rounded(coarse, bits), coarse)  # what stands on the grid stays
 
 
 def test_embeddings_routers_and_norms_are_left_alone():

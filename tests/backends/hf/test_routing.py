@@ -63,9 +63,9 @@ def gradients(model, loss):
 
 
 def recorded(model, tokens=TOKENS):
-    with torch.no_grad(), routing.record(model) as seen:
+    with torch.no_grad(), routing.record(model) as recording:
         scored(model, tokens)
-        return seen.take()
+        return recording.take()
 
 
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm"])
@@ -87,13 +87,13 @@ def test_replay_of_own_choices_changes_no_bit(family, experts):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_experts_of_other_weights_are_replayed_exactly(family):
-    model, other = tiny(family), tiny(family, seed=1)
-    routes = recorded(other)
+    model, donor = tiny(family), tiny(family, seed=1)
+    routes = recorded(donor)
     own = recorded(model)
     assert changed(routes, own).mean() > 0.3
-    with routing.record(model) as seen, routing.replay(model, routes) as replay:
+    with routing.record(model) as recording, routing.replay(model, routes) as replay:
         logp = scored(model)
-    assert torch.equal(seen.take(), routes)
+    assert torch.equal(recording.take(), routes)
     assert torch.equal(replay.own()[0], own[0])  # the first layer reads the same
     assert not torch.equal(logp, scored(model))
     grads = gradients(model, logp.sum())
@@ -193,75 +193,75 @@ def test_a_checkpointed_layer_replays_what_its_forward_pass_did(family):
     """Two micro-batches with other routes, both forward passes before the first backward pass, outside the contexts."""
     plain = tiny(family)
     runs = [recorded(tiny(family, seed=seed)) for seed in (1, 2)]
-    found = []
+    results = []
     for model in (plain, checkpointed(plain)):
         logps = []
         for routes in runs:
             with routing.replay(model, routes):
                 logps.append(scored(model))
-        found.append((torch.stack(logps), gradients(model, sum((i + 1) * logp.sum() for i, logp in enumerate(logps)))))
-    assert not torch.equal(*found[0][0])
-    assert torch.equal(found[0][0], found[1][0])
-    assert all(torch.equal(grad, found[1][1][name]) for name, grad in found[0][1].items())
+        results.append((torch.stack(logps), gradients(model, sum((i + 1) * logp.sum() for i, logp in enumerate(logps)))))
+    assert not torch.equal(*results[0][0])
+    assert torch.equal(results[0][0], results[1][0])
+    assert all(torch.equal(grad, results[1][1][name]) for name, grad in results[0][1].items())
 
 
 def test_a_backward_pass_within_another_replay_replays_its_own():
     plain = tiny("qwen3_moe")
-    mine, others = (recorded(tiny("qwen3_moe", seed=seed)) for seed in (1, 2))
-    found = []
+    mine, theirs = (recorded(tiny("qwen3_moe", seed=seed)) for seed in (1, 2))
+    results = []
     for model in (plain, checkpointed(plain)):
         with routing.replay(model, mine):
             logp = scored(model)
-        with routing.replay(model, others):
-            found.append(gradients(model, logp.sum()))
-    assert all(torch.equal(grad, found[1][name]) for name, grad in found[0].items())
+        with routing.replay(model, theirs):
+            results.append(gradients(model, logp.sum()))
+    assert all(torch.equal(grad, results[1][name]) for name, grad in results[0].items())
 
 
 def test_the_innermost_of_two_replays_counts():
     model = tiny("qwen3_moe")
     outer, inner = (recorded(tiny("qwen3_moe", seed=seed)) for seed in (1, 2))
-    with routing.record(model) as seen, routing.replay(model, outer):
+    with routing.record(model) as recording, routing.replay(model, outer):
         with routing.replay(model, inner):
             scored(model)
-            assert torch.equal(seen.take(), inner)
+            assert torch.equal(recording.take(), inner)
         scored(model)
-        assert torch.equal(seen.take(), outer)
+        assert torch.equal(recording.take(), outer)
 
 
 def test_recording_goes_on_while_layers_run_again():
     plain = tiny("qwen3_moe")
     model = checkpointed(plain)
-    with routing.record(model) as seen:
+    with routing.record(model) as recording:
         gradients(model, scored(model).sum())
-        assert torch.equal(seen.take(), recorded(plain))
+        assert torch.equal(recording.take(), recorded(plain))
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
 def test_replay_under_autocast(family):
     """The router's gradient also stays: casts of its weights without gradient must not be kept."""
     model = tiny(family)
-    found = []
+    results = []
     for replays in (False, True):
         with torch.autocast("cpu", torch.bfloat16):
             routes = recorded(model)
             with routing.replay(model, routes) if replays else nullcontext():
                 logp = scored(model)
-        found.append((logp, gradients(model, logp.sum())))
-    assert torch.equal(found[0][0], found[1][0])
-    assert all(torch.equal(grad, found[1][1][name]) for name, grad in found[0][1].items())
+        results.append((logp, gradients(model, logp.sum())))
+    assert torch.equal(results[0][0], results[1][0])
+    assert all(torch.equal(grad, results[1][1][name]) for name, grad in results[0][1].items())
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"])
 def test_without_a_record_the_router_chooses_itself(family):
-    model, other = tiny(family), tiny(family, seed=1)
-    own, routes = recorded(model), recorded(other)
+    model, donor = tiny(family), tiny(family, seed=1)
+    own, routes = recorded(model), recorded(donor)
     with routing.replay(model, torch.full_like(routes, -1)):
         logp = scored(model)
     assert torch.equal(logp, scored(model))
     routes[:, ::2] = -1
-    with routing.record(model) as seen, routing.replay(model, routes):
+    with routing.record(model) as recording, routing.replay(model, routes):
         scored(model)
-    used = seen.take()
+    used = recording.take()
     assert torch.equal(used[:, 1::2], routes[:, 1::2])
     assert torch.equal(used[0, ::2], own[0, ::2])
 
@@ -270,10 +270,10 @@ def test_a_dense_model_has_no_hooks():
     config = AutoConfig.for_model("qwen3", head_dim=8, **_SHAPE)
     dense = AutoModelForCausalLM.from_config(config).eval()
     assert routing.routers(dense) == []
-    with routing.record(dense, entropy=True) as seen:
+    with routing.record(dense, entropy=True) as recording:
         scored(dense)
         assert not any(module._forward_hooks for module in dense.modules())
-        assert seen.take() is None and seen.take_entropy() is None
+        assert recording.take() is None and recording.take_entropy() is None
     with pytest.raises(ValueError, match="dense"):
         routing.replay(dense, torch.zeros(2, 33, 3, dtype=torch.int16))
 
@@ -308,10 +308,10 @@ def test_entropy_of_the_routers():
     model = tiny("qwen3_moe")
     logits = []
     handles = [r.register_forward_hook(lambda m, i, out: logits.append(out[0])) for r in routing.routers(model)]
-    with torch.no_grad(), routing.record(model, entropy=True) as seen:
+    with torch.no_grad(), routing.record(model, entropy=True) as recording:
         scored(model)
-        entropy = seen.take_entropy()
-    assert entropy.shape == (2, 33) and seen.experts == 8
+        entropy = recording.take_entropy()
+    assert entropy.shape == (2, 33) and recording.experts == 8
     want = torch.stack([torch.distributions.Categorical(logits=x.float()).entropy() for x in logits])
     assert torch.allclose(entropy, want, atol=1e-6)
     for handle in handles:
@@ -338,7 +338,7 @@ def test_routes_of_another_model_are_refused(shape, value, message):
 
 def test_a_router_that_did_not_run_is_noticed():
     model = tiny("qwen3_moe")
-    with routing.record(model) as seen:
+    with routing.record(model) as recording:
         model.model.layers[0](torch.zeros(1, 4, 32), position_embeddings=(torch.ones(1, 4, 8), torch.zeros(1, 4, 8)))
         with pytest.raises(RuntimeError, match="not all 2 routers"):
-            seen.take()
+            recording.take()

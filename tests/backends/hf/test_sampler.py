@@ -70,13 +70,13 @@ def naive(logits, sampling):
     order = sorted(range(len(probs)), key=lambda i: -probs[i])
     if sampling.top_k:
         order = order[: sampling.top_k]
-    mass, kept, total = 0.0, [], sum(probs[i] for i in order)
+    mass, nucleus, total = 0.0, [], sum(probs[i] for i in order)
     for i in order:
         if mass < sampling.top_p:
-            kept.append(i)
+            nucleus.append(i)
         mass += probs[i] / total
-    total = sum(probs[i] for i in kept)
-    return {i: probs[i] / total for i in kept}
+    total = sum(probs[i] for i in nucleus)
+    return {i: probs[i] / total for i in nucleus}
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.7), (9, 0.6), (1, 1.0), (0, 1e-9), (999, 1.0)])
@@ -124,18 +124,18 @@ def test_frequencies_match_probabilities():
 
 
 def test_completions_depend_on_seed_place_and_number_only():
-    model, asked = tiny("qwen3_moe"), prompts(4, 12, 12, 30, 1)
+    model, queries = tiny("qwen3_moe"), prompts(4, 12, 12, 30, 1)
     sampling = Sampling(max_new_tokens=15, stop_ids=(1, 4, 9), seed=5)
-    whole = HFSampler(model, 256).generate(asked, 4, sampling)
-    assert same(whole, HFSampler(model, 256).generate(asked, 4, sampling))
+    whole = HFSampler(model, 256).generate(queries, 4, sampling)
+    assert same(whole, HFSampler(model, 256).generate(queries, 4, sampling))
     for batch_size in (1, 3, 8):
-        assert same(whole, HFSampler(model, batch_size).generate(asked, 4, sampling))
-    assert same(whole[:2], HFSampler(model).generate(asked[:1], 2, sampling))  # other rows, fewer completions
-    alike = [asked[1], asked[1]]
+        assert same(whole, HFSampler(model, batch_size).generate(queries, 4, sampling))
+    assert same(whole[:2], HFSampler(model).generate(queries[:1], 2, sampling))  # other rows, fewer completions
+    alike = [queries[1], queries[1]]
     a, b = HFSampler(model).generate(alike, 1, Sampling(max_new_tokens=15, seed=5))
     assert not torch.equal(a.tokens, b.tokens)  # the same prompt twice is sampled independently
-    other = HFSampler(model).generate(asked, 4, dataclasses.replace(sampling, seed=6))
-    assert not same(whole, other)
+    reseeded = HFSampler(model).generate(queries, 4, dataclasses.replace(sampling, seed=6))
+    assert not same(whole, reseeded)
 
 
 def test_global_random_state_is_left_alone():
@@ -146,12 +146,12 @@ def test_global_random_state_is_left_alone():
 
 def test_fields_of_a_rollout():
     model = tiny("qwen3_moe")
-    sampler, asked = HFSampler(model), prompts(4, 9)
+    sampler, queries = HFSampler(model), prompts(4, 9)
     sampler.version = 7
     model.model.train()
-    rollouts = sampler.generate(asked, 3, Sampling(max_new_tokens=30, stop_ids=tuple(range(1, 12))))
+    rollouts = sampler.generate(queries, 3, Sampling(max_new_tokens=30, stop_ids=tuple(range(1, 12))))
     assert model.model.training
-    assert [r.prompt for r in rollouts] == [asked[0]] * 3 + [asked[1]] * 3
+    assert [r.prompt for r in rollouts] == [queries[0]] * 3 + [queries[1]] * 3
     for r in rollouts:
         start = len(r.prompt.tokens)
         assert tuple(r.tokens[:start].tolist()) == r.prompt.tokens and r.tokens.dtype == torch.int64
@@ -176,10 +176,10 @@ def test_the_model_trains_after_it_sampled(family):
 
 
 def test_length_and_end_at_the_first_token():
-    sampler, asked = HFSampler(tiny("llama")), prompts(4, 6)
-    for rollout in sampler.generate(asked, 2, Sampling(max_new_tokens=1)):
+    sampler, queries = HFSampler(tiny("llama")), prompts(4, 6)
+    for rollout in sampler.generate(queries, 2, Sampling(max_new_tokens=1)):
         assert rollout.stop == "length" and rollout.sampled.sum() == 1
-    for rollout in sampler.generate(asked, 2, Sampling(max_new_tokens=9, stop_ids=tuple(range(len(TOKENIZER))))):
+    for rollout in sampler.generate(queries, 2, Sampling(max_new_tokens=9, stop_ids=tuple(range(len(TOKENIZER))))):
         assert rollout.stop == "eos" and rollout.sampled.sum() == 1
 
 
@@ -191,9 +191,9 @@ def test_special_tokens_are_not_text():
 
 @pytest.mark.parametrize("stop", [("e",), ("bc", "ev"), ("a", "\n"), ("dd7", "x", "en"), ("od",)])
 def test_stop_strings(stop):
-    model, asked = tiny("qwen3_moe"), prompts(4, 11)
-    free = HFSampler(model).generate(asked, 20, Sampling(max_new_tokens=25, seed=2))
-    stopped = HFSampler(model).generate(asked, 20, Sampling(max_new_tokens=25, seed=2, stop=stop))
+    model, queries = tiny("qwen3_moe"), prompts(4, 11)
+    free = HFSampler(model).generate(queries, 20, Sampling(max_new_tokens=25, seed=2))
+    stopped = HFSampler(model).generate(queries, 20, Sampling(max_new_tokens=25, seed=2, stop=stop))
     assert any(r.stop == "stop" for r in stopped)
     for a, b in zip(free, stopped):
         start = len(a.prompt.tokens)
@@ -207,9 +207,9 @@ def test_stop_strings(stop):
 
 
 def test_stop_string_that_is_a_special_token():
-    model, asked = tiny("qwen3_moe"), prompts(4, 11)
-    by_id = HFSampler(model).generate(asked, 30, Sampling(max_new_tokens=25, stop_ids=(1,)))
-    by_text = HFSampler(model).generate(asked, 30, Sampling(max_new_tokens=25, stop=("<eos>",)))
+    model, queries = tiny("qwen3_moe"), prompts(4, 11)
+    by_id = HFSampler(model).generate(queries, 30, Sampling(max_new_tokens=25, stop_ids=(1,)))
+    by_text = HFSampler(model).generate(queries, 30, Sampling(max_new_tokens=25, stop=("<eos>",)))
     assert any(r.stop == "eos" for r in by_id)
     for a, b in zip(by_id, by_text):
         assert torch.equal(a.tokens, b.tokens) and a.text == b.text
@@ -231,20 +231,20 @@ def test_stop_string_and_end_of_sequence_in_one_look():
 
 
 def test_progress_and_empty():
-    told = []
+    counts = []
     sampler = HFSampler(tiny("llama"), batch_size=4)
-    sampler.generate(prompts(4, 5, 6), 3, Sampling(max_new_tokens=12, stop_ids=tuple(range(2, 20))), told.append)
-    assert told == sorted(told) and told[-1] == 9 and told[0] >= 1
+    sampler.generate(prompts(4, 5, 6), 3, Sampling(max_new_tokens=12, stop_ids=tuple(range(2, 20))), counts.append)
+    assert counts == sorted(counts) and counts[-1] == 9 and counts[0] >= 1
     assert sampler.generate([], 4, Sampling(max_new_tokens=3)) == []
 
 
 def test_new_weights():
-    sampler, other = HFSampler(tiny("llama")), tiny("llama", seed=1)
+    sampler, donor = HFSampler(tiny("llama")), tiny("llama", seed=1)
 
-    sampler.load(PolicyWeights(HFPolicy(other), version=3))
-    asked, sampling = prompts(4, 6), Sampling(max_new_tokens=6)
-    rollouts = sampler.generate(asked, 2, sampling)
-    assert same(rollouts, HFSampler(other).generate(asked, 2, sampling)) and rollouts[0].version[-1] == 3
+    sampler.load(PolicyWeights(HFPolicy(donor), version=3))
+    queries, sampling = prompts(4, 6), Sampling(max_new_tokens=6)
+    rollouts = sampler.generate(queries, 2, sampling)
+    assert same(rollouts, HFSampler(donor).generate(queries, 2, sampling)) and rollouts[0].version[-1] == 3
 
 
 def test_errors():

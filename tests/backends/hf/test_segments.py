@@ -14,58 +14,60 @@ ANY = st.one_of(random_trees(), random_completions())
 def test_the_pieces_hold_each_pair_that_may_look_once(completions, share):
     forest = layout.build(completions, share).forest
     size = len(forest.tokens)
-    found = torch.zeros(size, size, dtype=torch.int64)
+    pairs = torch.zeros(size, size, dtype=torch.int64)
     causal = torch.zeros(size, dtype=torch.int64)
-    made = plan(forest)
-    for number, piece in enumerate(made.pieces):
-        asked = piece.queries[piece.asked]
-        assert len(asked.unique()) == len(asked)
+    forest_plan = plan(forest)
+    for number, piece in enumerate(forest_plan.pieces):
+        tokens = piece.queries[piece.query_mask]
+        assert len(tokens.unique()) == len(tokens)
         if piece.causal:
             assert torch.equal(piece.queries, piece.keys)
-            assert all(before.causal for before in made.pieces[:number])
-            causal[asked] += 1
-        for row, column in piece.asked.nonzero().tolist():
-            seen = piece.keys[row, piece.seen[row] & (torch.arange(piece.keys.shape[1]) <= column if piece.causal else True)]
-            found[piece.queries[row, column], seen] += 1
-    assert torch.equal(found, layout.may_look(forest).long())
+            assert all(before.causal for before in forest_plan.pieces[:number])
+            causal[tokens] += 1
+        for row, column in piece.query_mask.nonzero().tolist():
+            looked_at = piece.keys[
+                row, piece.key_mask[row] & (torch.arange(piece.keys.shape[1]) <= column if piece.causal else True)
+            ]
+            pairs[piece.queries[row, column], looked_at] += 1
+    assert torch.equal(pairs, layout.may_look(forest).long())
     assert torch.equal(causal, torch.ones(size, dtype=torch.int64))
-    assert made.depth == int(forest.position.max()) + 1
+    assert forest_plan.depth == int(forest.position.max()) + 1
 
 
 @given(ANY, st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_segments_are_the_runs_between_branches(completions, share):
     forest = layout.build(completions, share).forest
-    found = segments(forest)
-    assert [t for one in found for t in range(one.begin, one.end)] == list(range(len(forest.tokens)))
-    for one in found:
-        assert forest.parent[one.begin + 1 : one.end].tolist() == list(range(one.begin, one.end - 1))
-        assert int(forest.parent[one.begin]) == (-1 if one.above is None else one.above.end - 1)
-        assert int((forest.parent == one.end - 1).sum()) != 1  # it ends at a leaf or a branch
-        assert one.level == (0 if one.above is None else one.above.level + 1)
+    forest_segments = segments(forest)
+    assert [t for segment in forest_segments for t in range(segment.begin, segment.end)] == list(range(len(forest.tokens)))
+    for segment in forest_segments:
+        assert forest.parent[segment.begin + 1 : segment.end].tolist() == list(range(segment.begin, segment.end - 1))
+        assert int(forest.parent[segment.begin]) == (-1 if segment.above is None else segment.above.end - 1)
+        assert int((forest.parent == segment.end - 1).sum()) != 1  # it ends at a leaf or a branch
+        assert segment.level == (0 if segment.above is None else segment.above.level + 1)
 
 
 def test_a_long_prompt_is_looked_at_and_a_short_one_looked_through():
     def queries(prompt, tokens, group):
-        made = plan(
+        forest_plan = plan(
             layout.build([completion(range(prompt), tokens, first=1000 * i + 5000) for i in range(group)], True).forest
         )
-        return [(piece.causal, list(piece.queries.shape), int(piece.asked.sum())) for piece in made.pieces]
+        return [(piece.causal, list(piece.queries.shape), int(piece.query_mask.sum())) for piece in forest_plan.pieces]
 
     assert queries(10, 60, 8) == [(True, [8, 70], 490)]  # the first row answers for the prompt
     assert queries(512, 64, 8) == [(True, [1, 512], 512), (True, [8, 64], 512), (False, [1, 512], 512)]
 
 
 def test_rows_of_one_piece_are_of_like_length():
-    made = plan(layout.build([completion([i], 10 * i + 9) for i in range(1, 12)]).forest)
-    for piece in made.pieces:
-        assert int(piece.seen.sum(1).min()) >= 0.8 * piece.keys.shape[1]
+    forest_plan = plan(layout.build([completion([i], 10 * i + 9) for i in range(1, 12)]).forest)
+    for piece in forest_plan.pieces:
+        assert int(piece.key_mask.sum(1).min()) >= 0.8 * piece.keys.shape[1]
 
 
 def test_the_faster_layout():
     def worth(prompt, tokens, group, share=True):
-        made = [completion(range(prompt), tokens, first=1000 * i + 5000) for i in range(group)]
-        return layout.worth_sharing(layout.build(made, share).forest)
+        completions = [completion(range(prompt), tokens, first=1000 * i + 5000) for i in range(group)]
+        return layout.worth_sharing(layout.build(completions, share).forest)
 
     assert worth(512, 64, 8) and worth(64, 256, 8)
     assert not worth(4, 60, 8) and not worth(40, 40, 1)

@@ -15,10 +15,10 @@ from tests.backends.hf.families import PIECES, TOKENIZER
 def test_round_trip_and_longest_match(text):
     ids = TOKENIZER.encode(text)
     assert TOKENIZER.decode(ids) == text
-    rest, want = text, []
-    while rest:
-        want.append(max((p for p in PIECES if rest.startswith(p)), key=len))
-        rest = rest[len(want[-1]) :]
+    ahead, want = text, []
+    while ahead:
+        want.append(max((p for p in PIECES if ahead.startswith(p)), key=len))
+        ahead = ahead[len(want[-1]) :]
     assert TOKENIZER.convert_ids_to_tokens(ids) == want
 
 

@@ -58,38 +58,38 @@ def answer(tokens, experts, reason="length", version="0"):
 
 
 def test_parts_keep_the_experts_of_their_time():
-    one = completion(Routers((0, 1), 2, 9))
-    assert one.request()["sampling_params"]["routed_experts_prompt_start"] == 0
-    one.add(answer([5, 6], np.full((4, 2, 2), 1, np.uint8), "abort"), 0, 0)
-    assert one.so_far.routes[:, 0, 0].tolist() == [1, 1, 1, 1, -1]
-    assert one.request()["sampling_params"]["routed_experts_prompt_start"] == 4
-    one.add(answer([7], np.full((1, 2, 2), 2, np.uint8), "length"), 0, 0)
-    assert one.so_far.routes[:, 1, 1].tolist() == [1, 1, 1, 1, 2, -1]
+    request = completion(Routers((0, 1), 2, 9))
+    assert request.request()["sampling_params"]["routed_experts_prompt_start"] == 0
+    request.add(answer([5, 6], np.full((4, 2, 2), 1, np.uint8), "abort"), 0, 0)
+    assert request.so_far.routes[:, 0, 0].tolist() == [1, 1, 1, 1, -1]
+    assert request.request()["sampling_params"]["routed_experts_prompt_start"] == 4
+    request.add(answer([7], np.full((1, 2, 2), 2, np.uint8), "length"), 0, 0)
+    assert request.so_far.routes[:, 1, 1].tolist() == [1, 1, 1, 1, 2, -1]
 
 
 def test_the_experts_of_a_part_that_does_not_tell_them_stay_unknown():
     """What the next part would tell of those tokens are the choices of other weights."""
-    one = completion(Routers((0, 1), 2, 9))
-    one.add(answer([5, 6], None, "abort"), 0, 0)
-    assert one.so_far.routes.shape == (5, 2, 2) and int(one.so_far.routes.max()) == -1
-    assert one.request()["sampling_params"]["routed_experts_prompt_start"] == 4
-    one.add(answer([7], np.full((1, 2, 2), 2, np.uint8)), 0, 0)
-    assert one.so_far.routes[:, 1, 1].tolist() == [-1, -1, -1, -1, 2, -1]
+    request = completion(Routers((0, 1), 2, 9))
+    request.add(answer([5, 6], None, "abort"), 0, 0)
+    assert request.so_far.routes.shape == (5, 2, 2) and int(request.so_far.routes.max()) == -1
+    assert request.request()["sampling_params"]["routed_experts_prompt_start"] == 4
+    request.add(answer([7], np.full((1, 2, 2), 2, np.uint8)), 0, 0)
+    assert request.so_far.routes[:, 1, 1].tolist() == [-1, -1, -1, -1, 2, -1]
 
 
 def test_a_part_in_which_nothing_was_sampled_asks_from_the_start_again():
-    one = completion(Routers((0, 1), 2, 9))
-    one.add(answer([], None, "abort"), 0, 0)
-    assert one.request()["sampling_params"]["routed_experts_prompt_start"] == 0
+    request = completion(Routers((0, 1), 2, 9))
+    request.add(answer([], None, "abort"), 0, 0)
+    assert request.request()["sampling_params"]["routed_experts_prompt_start"] == 0
 
 
 @pytest.mark.parametrize(("tokens", "stop"), [(list(range(5, 13)), "length"), ([5, 1], "eos")])
 def test_one_that_is_whole_is_not_asked_for_again(tokens, stop):
     """As a checkpoint of an older version may hold it: all its tokens, and no end."""
-    one = completion(None)
-    one.add(answer(tokens[:-1], None, "abort"), 0, 0)
-    last = one._grown(torch.tensor(tokens[-1:]), torch.tensor([-1.0]), torch.tensor([0]), None)
-    sampling, tokenizer = one.sampling, one.tokenizer
+    request = completion(None)
+    request.add(answer(tokens[:-1], None, "abort"), 0, 0)
+    last = request._grown(torch.tensor(tokens[-1:]), torch.tensor([-1.0]), torch.tensor([0]), None)
+    sampling, tokenizer = request.sampling, request.tokenizer
     assert Request(last, 7, sampling, tokenizer, 20).so_far.stop == stop
 
 

@@ -40,13 +40,13 @@ def engine():
     """An HTTP server. `completions` are the answers to requests for completions, one after the other, the last one again and
     again, with what happens before they are sent; `lacks` are paths that it does not know.
     """
-    completions, asked, lacks = [], [], set()
+    completions, requests, lacks = [], [], set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
             path = self.path.split("?")[0]
-            asked.append((path, body))
+            requests.append((path, body))
             status, answer = 200, {}
             if path in lacks:
                 status = 404
@@ -66,16 +66,16 @@ def engine():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    server.completions, server.asked, server.lacks, server.handler = completions, asked, lacks, Handler
+    server.completions, server.requests, server.lacks, server.handler = completions, requests, lacks, Handler
     server.url = f"http://127.0.0.1:{server.server_port}"
     yield server
     server.shutdown()
 
 
 def sampler_of(engine, tmp_path, **options):
-    made = VLLMSampler(model(), Server(engine.url), tmp_path, 1.0, **options)
-    made.version = 3
-    return made
+    sampler = VLLMSampler(model(), Server(engine.url), tmp_path, 1.0, **options)
+    sampler.version = 3
+    return sampler
 
 
 @pytest.fixture(autouse=True)
@@ -88,21 +88,26 @@ PROMPTS = [Prompt("a", "", (2, 3, 4)), Prompt("b", "", (7, 8))]
 
 def test_a_completion_as_it_comes(engine, tmp_path):
     engine.completions.append((200, {"choices": [choice()]}))
-    found = sampler_of(engine, tmp_path).generate(PROMPTS, 2, Sampling(8, 0.9, seed=1, stop_ids=(1,), stop=("ab",)))
-    assert [r.prompt.id for r in found] == ["a", "a", "b", "b"]
-    first = found[0]
+    rollouts = sampler_of(engine, tmp_path).generate(PROMPTS, 2, Sampling(8, 0.9, seed=1, stop_ids=(1,), stop=("ab",)))
+    assert [r.prompt.id for r in rollouts] == ["a", "a", "b", "b"]
+    first = rollouts[0]
     assert first.tokens.tolist() == [2, 3, 4, 5, 6, 1] and first.sampled.tolist() == [False] * 3 + [True] * 3
     assert first.logp.tolist() == [0, 0, 0, -0.5, -1.0, -2.0] and first.version.tolist() == [-1, -1, -1, 3, 3, 3]
     assert first.stop == "eos"
-    path, body = next((path, body) for path, body in engine.asked if body["token_ids"] == [2, 3, 4])
-    sent = body["sampling_params"]
-    assert path == GENERATE and sent["logprobs"] == 0 and sent["max_tokens"] == 8
-    assert sent["temperature"] == 0.9 and sent["stop_token_ids"] == [1] and sent["ignore_eos"] and sent["stop"] == ["ab"]
-    assert len({body["sampling_params"]["seed"] for _, body in engine.asked}) == 4
+    path, body = next((path, body) for path, body in engine.requests if body["token_ids"] == [2, 3, 4])
+    params = body["sampling_params"]
+    assert path == GENERATE and params["logprobs"] == 0 and params["max_tokens"] == 8
+    assert (
+        params["temperature"] == 0.9
+        and params["stop_token_ids"] == [1]
+        and params["ignore_eos"]
+        and params["stop"] == ["ab"]
+    )
+    assert len({body["sampling_params"]["seed"] for _, body in engine.requests}) == 4
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said"),
+    ("status", "body", "message"),
     [
         (500, b"out of memory", "status 500: out of memory"),
         (200, b"<html>", "cannot be read"),
@@ -117,9 +122,9 @@ def test_a_completion_as_it_comes(engine, tmp_path):
         (200, {"choices": [choice(version="2")]}, r"version \['2'\] of the weights where 3 was loaded"),
     ],
 )
-def test_garbage_is_never_trained_on(engine, tmp_path, status, body, said):
+def test_garbage_is_never_trained_on(engine, tmp_path, status, body, message):
     engine.completions.append((status, body))
-    with pytest.raises(EngineError, match=said):
+    with pytest.raises(EngineError, match=message):
         sampler_of(engine, tmp_path).generate(PROMPTS, 1, Sampling(8))
 
 
@@ -135,10 +140,10 @@ def test_an_engine_that_hangs(engine, tmp_path):
 def test_one_bad_answer_is_asked_for_again(engine, tmp_path):
     """After the weights were put in place once more; what else came stays."""
     engine.completions += [(500, b"busy"), (200, {"choices": [choice()]})]
-    said = []
-    found = sampler_of(engine, tmp_path, batch_size=1, tell=said.append).generate(PROMPTS, 2, Sampling(8))
-    assert len(found) == 4 and len(said) == 1 and "status 500: busy" in said[0]
-    paths = [path for path, _ in engine.asked]
+    notes = []
+    rollouts = sampler_of(engine, tmp_path, batch_size=1, tell=notes.append).generate(PROMPTS, 2, Sampling(8))
+    assert len(rollouts) == 4 and len(notes) == 1 and "status 500: busy" in notes[0]
+    paths = [path for path, _ in engine.requests]
     assert paths.count(GENERATE) == 5 and paths.count("/collective_rpc") == 1 and paths[-1] == GENERATE
 
 
@@ -147,7 +152,7 @@ def test_a_request_that_is_refused_is_not_repeated(engine, tmp_path):
     engine.completions.append((400, b"prompt (300) is longer than max_model_len (256)"))
     with pytest.raises(SamplerError, match=r"refuses a request \(status 400\): prompt \(300\) is longer"):
         sampler_of(engine, tmp_path).generate(PROMPTS, 2, Sampling(8))
-    assert "/collective_rpc" not in [path for path, _ in engine.asked]
+    assert "/collective_rpc" not in [path for path, _ in engine.requests]
 
 
 def test_an_engine_that_is_lost_is_started_once_for_all(engine, tmp_path):
@@ -171,7 +176,7 @@ def test_the_check_does_not_queue_behind_long_completions(engine, tmp_path):
     sampler, free = sampler_of(engine, tmp_path, batch_size=1), threading.Event()
     engine.completions += [(200, {"choices": [choice()]}, lambda: free.wait(20)), (200, {"choices": [choice()]})]
     long = sampler.begin(Rollout.begun(PROMPTS[0]), 1, Sampling(8))
-    while not engine.asked:
+    while not engine.requests:
         time.sleep(0.01)
     with pytest.raises(EngineError, match="disagree about version 3"):  # the scripted likelihoods are not the policy's
         sampler.check(PolicyWeights(HFPolicy(sampler.model), sampler.version))
@@ -189,14 +194,14 @@ def test_an_interrupted_completion_goes_on(engine, tmp_path):
     sampler = sampler_of(engine, tmp_path)
     engine.completions += [(*part(5, 6), lambda: setattr(sampler, "version", 4)), part(version="4")]
     engine.completions += [part(7, version="4"), part(8, 1, reason="stop", version="4")]
-    found = sampler.begin(Rollout.begun(PROMPTS[0]), 11, Sampling(8, stop_ids=(1,))).result()
-    assert found.tokens.tolist() == [2, 3, 4, 5, 6, 7, 8, 1] and found.stop == "eos"
-    assert found.version.tolist() == [-1, -1, -1, 3, 3, 4, 4, 4]
-    bodies = [body for _, body in engine.asked]
+    rollout = sampler.begin(Rollout.begun(PROMPTS[0]), 11, Sampling(8, stop_ids=(1,))).result()
+    assert rollout.tokens.tolist() == [2, 3, 4, 5, 6, 7, 8, 1] and rollout.stop == "eos"
+    assert rollout.version.tolist() == [-1, -1, -1, 3, 3, 4, 4, 4]
+    bodies = [body for _, body in engine.requests]
     assert [body["token_ids"] for body in bodies] == [[2, 3, 4], [2, 3, 4, 5, 6], [2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7]]
-    sent = [body["sampling_params"] for body in bodies]
-    assert [one["max_tokens"] for one in sent] == [8, 6, 6, 5]
-    assert len({one["seed"] for one in sent}) == 3
+    params = [body["sampling_params"] for body in bodies]
+    assert [each["max_tokens"] for each in params] == [8, 6, 6, 5]
+    assert len({each["seed"] for each in params}) == 3
 
 
 def test_a_completion_that_ended_as_it_was_interrupted(engine, tmp_path):
@@ -210,21 +215,21 @@ def test_a_completion_that_ended_as_it_was_interrupted(engine, tmp_path):
 def test_a_stop_string_that_two_parts_share(engine, tmp_path):
     a, b = sampler_of(engine, tmp_path).model.tokenizer("a b")["input_ids"][::2]
     engine.completions += [part(a, a), part(b, a, a, reason="length")]
-    found = sampler_of(engine, tmp_path).begin(Rollout.begun(PROMPTS[0]), 1, Sampling(5, stop=("ab",))).result()
-    assert (found.text, found.stop, found.tokens[found.sampled].tolist()) == ("aab", "stop", [a, a, b])
+    rollout = sampler_of(engine, tmp_path).begin(Rollout.begun(PROMPTS[0]), 1, Sampling(5, stop=("ab",))).result()
+    assert (rollout.text, rollout.stop, rollout.tokens[rollout.sampled].tolist()) == ("aab", "stop", [a, a, b])
 
 
 def test_a_saved_completion_goes_on(engine, tmp_path):
     engine.completions.append(part(8, 1, reason="stop"))
     sampler = sampler_of(engine, tmp_path)
-    known = dataclasses.replace(
+    saved = dataclasses.replace(
         Rollout.begun(PROMPTS[1]), tokens=torch.tensor([7, 8, 5]), sampled=torch.tensor([False, False, True]),
         logp=torch.tensor([0.0, 0.0, -0.5]), version=torch.tensor([-1, -1, 2]),
     )  # fmt: skip
-    found = sampler.begin(known, 1, Sampling(8, stop_ids=(1,))).result()
-    assert found.tokens.tolist() == [7, 8, 5, 8, 1] and found.version.tolist() == [-1, -1, 2, 3, 3]
-    whole = sampler.begin(found, 1, Sampling(8, stop_ids=(1,))).result()
-    assert whole is found and len(engine.asked) == 1
+    rollout = sampler.begin(saved, 1, Sampling(8, stop_ids=(1,))).result()
+    assert rollout.tokens.tolist() == [7, 8, 5, 8, 1] and rollout.version.tolist() == [-1, -1, 2, 3, 3]
+    whole = sampler.begin(rollout, 1, Sampling(8, stop_ids=(1,))).result()
+    assert whole is rollout and len(engine.requests) == 1
 
 
 @pytest.mark.parametrize("path", ["/weight_info", GENERATE])
@@ -256,8 +261,8 @@ def test_a_cpus_cache_leaves_the_trainer_some_memory(tmp_path, monkeypatch):
 
 
 def test_arguments_become_flags(tmp_path):
-    given = {"gpu_memory_utilization": 0.4, "enforce_eager": True, "enable_prefix_caching": False, "dtype": "half"}
-    command = serving(tmp_path, "py", "float32", given | {"hf_overrides": {"a": 1}, "x": ["b", "c"]}, tmp_path).command
+    arguments = {"gpu_memory_utilization": 0.4, "enforce_eager": True, "enable_prefix_caching": False, "dtype": "half"}
+    command = serving(tmp_path, "py", "float32", arguments | {"hf_overrides": {"a": 1}, "x": ["b", "c"]}, tmp_path).command
     assert command[0] == "py" and command[-10:-1] == [
         "half", "--gpu-memory-utilization", "0.4", "--enforce-eager", "--no-enable-prefix-caching", "--hf-overrides",
         '{"a": 1}', "--x", "b",

@@ -38,8 +38,8 @@ def probed():
 def tied(policy, probes):
     """The completions of an engine that, for a prompt token of the first, took the third expert for the second."""
     routes = probes[0].routes.clone()
-    taken = set(routes[2, 0].tolist())
-    routes[2, 0, 1] = next(e for e in range(8) if e not in taken)
+    chosen = set(routes[2, 0].tolist())
+    routes[2, 0, 1] = next(e for e in range(8) if e not in chosen)
     first = dataclasses.replace(probes[0], routes=routes)
     with torch.no_grad():
         logp = policy.forward(layout.build([completion_of(first, 0.0)]), replay=True).logp
@@ -50,10 +50,10 @@ def tied(policy, probes):
 
 def test_a_tie_that_the_engine_decided_otherwise_is_no_other_weight(probed):
     policy, check, probes = probed
-    found = tied(policy, probes)
-    seen = check.compare(PolicyWeights(policy, 1), found)
-    assert seen.mean < 1e-6 and 0 < seen.other < OTHER and check.accepts(seen)
-    blind = check.compare(PolicyWeights(policy, 1), [dataclasses.replace(probe, routes=None) for probe in found])
+    with_tie = tied(policy, probes)
+    result = check.compare(PolicyWeights(policy, 1), with_tie)
+    assert result.mean < 1e-6 and 0 < result.other < OTHER and check.accepts(result)
+    blind = check.compare(PolicyWeights(policy, 1), [dataclasses.replace(probe, routes=None) for probe in with_tie])
     assert blind.mean > 1e-4 and blind.other == 0  # which is why the experts are asked for, and other prompts tried
 
 
@@ -77,5 +77,5 @@ def test_other_weights_are_seen_through_the_engines_experts(probed):
 
 def test_each_round_and_version_has_prompts_of_its_own(probed):
     _, check, _ = probed
-    seen = {prompt.tokens for version in range(3) for number in range(3) for prompt in check.prompts(version, number)}
-    assert len(seen) == 36
+    prompts = {prompt.tokens for version in range(3) for number in range(3) for prompt in check.prompts(version, number)}
+    assert len(prompts) == 36

@@ -3,7 +3,7 @@
 Without a forest it is transformers' own "sdpa". With one (the keyword argument `forest`, which a model's layers hand
 down), a CPU computes it piece by piece: each piece of segments.Plan is one call of a fused kernel, and the pieces of a
 token are put together by their log-sum-exp: o = sum_p exp(lse_p - lse) o_p (the tiles of FlashAttention, arXiv 2205.14135).
-The backward pass of a piece needs no more than the whole's o and lse. A GPU computes it by blocks (hf_flex.py).
+The backward pass of a piece needs no more than the whole's o and lse. A GPU computes it by blocks (flex.py).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-class Part:
+class PreparedPiece:
     """A piece of a plan, made ready for the kernel: its indices, its padding, and its mask for each window."""
 
     def __init__(self, piece: Piece, plan: Plan) -> None:
         self.causal, self.position = piece.causal, plan.position
-        self.queries, self.keys, self.seen = piece.queries, piece.keys, piece.seen
-        self.asked = piece.queries[piece.asked]  # tokens, in the order of the rows
-        self.where = piece.asked.nonzero(as_tuple=True)
-        self.unasked = None if piece.asked.all() else ~piece.asked
+        self.queries, self.keys, self.key_mask = piece.queries, piece.keys, piece.key_mask
+        self.output_tokens = piece.queries[piece.query_mask]  # tokens, in the order of the rows
+        self.output_at = piece.query_mask.nonzero(as_tuple=True)
+        self.without_output = None if piece.query_mask.all() else ~piece.query_mask
         self.masks: dict[Any, Tensor | None] = {}
 
     def mask(self, window: int | None, like: Tensor, repeats: int) -> Tensor | None:
@@ -44,15 +44,15 @@ class Part:
         key = window, like.dtype, repeats
         if key not in self.masks:
             # Without a window, what pads a causal row stands behind all that looks.
-            hidden = None if self.seen.all() or (self.causal and window is None) else ~self.seen[:, None, None]
+            hidden = None if self.key_mask.all() or (self.causal and window is None) else ~self.key_mask[:, None, None]
             if window is not None:
                 back = self.position[self.queries][:, :, None] - self.position[self.keys][:, None]  # [B, L, L']
                 far = (back >= window) | (back < 0)
                 far = far[:, None] if self.causal else far[:, None].repeat(1, 1, repeats, 1)
                 hidden = far if hidden is None else hidden | far
             least = torch.finfo(like.dtype).min / 2
-            made = None if hidden is None else torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, least)
-            self.masks[key] = made
+            bias = None if hidden is None else torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, least)
+            self.masks[key] = bias
         return self.masks[key]
 
     def rows(self, x: Tensor, repeats: int) -> Tensor:
@@ -68,12 +68,12 @@ class Part:
         return rows.unflatten(2, (-1, repeats)).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
     def tokens(self, rows: Tensor, repeats: int) -> Tensor:
-        """Back from `rows` to the tokens asked for, [tokens, H, D]."""
+        """Back from `rows` to the tokens whose output they hold, [tokens, H, D]."""
         if self.causal:
             rows = rows.transpose(1, 2)
         else:
             rows = rows.unflatten(2, (repeats, -1)).permute(0, 3, 1, 2, 4).flatten(2, 3)
-        return rows.flatten(0, 1) if self.unasked is None else rows[self.where]
+        return rows.flatten(0, 1) if self.without_output is None else rows[self.output_at]
 
     def looked_at(self, x: Tensor, repeats: int) -> Tensor:
         """Of the keys or values x [T, H', D]: [B, H' * repeats or H', L', D]."""
@@ -87,13 +87,13 @@ class Part:
         return rows.transpose(1, 2).flatten(0, 1)
 
 
-class Parts:
+class PreparedForest:
     """A forest made ready for a CPU's kernel. depth: tokens on its longest path."""
 
     def __init__(self, forest: Forest) -> None:
-        made = plan(forest)
-        self.depth = made.depth
-        self.parts = [Part(piece, made) for piece in made.pieces]
+        forest_plan = plan(forest)
+        self.depth = forest_plan.depth
+        self.pieces = [PreparedPiece(piece, forest_plan) for piece in forest_plan.pieces]
         self.windows: list[int | None] = []  # of each layer that looked, in their order
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float) -> Tensor:
@@ -108,48 +108,50 @@ class Forested(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, forest: Parts, window: int | None, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, forest: PreparedForest, window: int | None, scale: float
+    ) -> Tensor:
         """Each piece by itself, then together."""
         repeats = q.shape[1] // k.shape[1]
         out, lse = q.new_empty(q.shape), None
-        kept: list[Tensor] = []
-        for part in forest.parts:
-            mask, causal = part.mask(window, q, repeats), part.causal and window is None
-            rows = part.rows(q, repeats), part.looked_at(k, repeats), part.looked_at(v, repeats)
+        saved: list[Tensor] = []
+        for piece in forest.pieces:
+            mask, causal = piece.mask(window, q, repeats), piece.causal and window is None
+            rows = piece.rows(q, repeats), piece.looked_at(k, repeats), piece.looked_at(v, repeats)
             o, l = flash(*rows, 0.0, causal, attn_mask=mask, scale=scale)
-            o, l = part.tokens(o, repeats), part.tokens(l[..., None], repeats)  # [tokens, H, D], [tokens, H, 1]
+            o, l = piece.tokens(o, repeats), piece.tokens(l[..., None], repeats)  # [tokens, H, D], [tokens, H, 1]
             if lse is None:
                 lse = l.new_empty((*q.shape[:2], 1))
-            at = part.asked
-            if not part.causal:
+            at = piece.output_tokens
+            if not piece.causal:
                 before = lse[at]
                 o = torch.lerp(o, out[at], (before - l).sigmoid().to(o.dtype))
                 l = torch.logaddexp(before, l)
             out[at], lse[at] = o, l
-            kept += rows
-        ctx.save_for_backward(out, lse, *kept)
+            saved += rows
+        ctx.save_for_backward(out, lse, *saved)
         ctx.forest, ctx.window, ctx.scale, ctx.shapes = forest, window, scale, (q.shape, k.shape)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         """Each piece with the whole's output and log-sum-exp."""
-        out, lse, *kept = ctx.saved_tensors
+        out, lse, *saved = ctx.saved_tensors
         shape, key_shape = ctx.shapes
         grad, window, repeats = grads[0], ctx.window, shape[1] // key_shape[1]
         dq, dk, dv = (torch.zeros(size, dtype=out.dtype) for size in (shape, key_shape, key_shape))
-        for i, part in enumerate(ctx.forest.parts):
-            mask, causal = part.mask(window, out, repeats), part.causal and window is None
-            g, o, l = (x[part.queries] for x in (grad, out, lse))
-            if part.unasked is not None:  # they look at nothing, whatever stands there
-                g[part.unasked], l[part.unasked] = 0.0, torch.finfo(l.dtype).max
-            g, o, l = (part.folded(x, repeats) for x in (g, o, l))
-            rows = kept[3 * i : 3 * i + 3]
-            found = flash_backward(g, *rows, o, l[..., 0], 0.0, causal, attn_mask=mask, scale=ctx.scale)
-            at = part.asked
-            dq[at] = part.tokens(found[0], repeats) if part.causal else dq[at] + part.tokens(found[0], repeats)
-            for total, one in zip((dk, dv), found[1:]):
-                total.index_add_(0, part.keys.flatten(), part.look_back(one, repeats))
+        for i, piece in enumerate(ctx.forest.pieces):
+            mask, causal = piece.mask(window, out, repeats), piece.causal and window is None
+            g, o, l = (x[piece.queries] for x in (grad, out, lse))
+            if piece.without_output is not None:  # they look at nothing, whatever stands there
+                g[piece.without_output], l[piece.without_output] = 0.0, torch.finfo(l.dtype).max
+            g, o, l = (piece.folded(x, repeats) for x in (g, o, l))
+            rows = saved[3 * i : 3 * i + 3]
+            d_rows = flash_backward(g, *rows, o, l[..., 0], 0.0, causal, attn_mask=mask, scale=ctx.scale)
+            at = piece.output_tokens
+            dq[at] = piece.tokens(d_rows[0], repeats) if piece.causal else dq[at] + piece.tokens(d_rows[0], repeats)
+            for total, d_looked_at in zip((dk, dv), d_rows[1:]):
+                total.index_add_(0, piece.keys.flatten(), piece.look_back(d_looked_at, repeats))
         return dq, dk, dv, None, None, None
 
 
@@ -162,7 +164,7 @@ def attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    forest: Parts | Blocks | None = None,
+    forest: PreparedForest | Blocks | None = None,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Queries [1, H, T, D], keys and values [1, H', T, D] of a forest -> [1, T, H, D]; without one, transformers' sdpa.
@@ -172,7 +174,7 @@ def attention(
     if forest is None:
         more |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
-    unknown = sorted(name for name, given in more.items() if given is not None and name not in HARMLESS)
+    unknown = sorted(name for name, argument in more.items() if argument is not None and name not in HARMLESS)
     if unknown or dropout or query.shape[-1] != value.shape[-1]:
         raise NotImplementedError(f"attention over a forest with {unknown or 'dropout, or values of another width'}")
     if torch.is_autocast_enabled(query.device.type):
@@ -191,8 +193,8 @@ def over(forest: Forest, device: torch.device) -> dict[str, Any]:
     """What a model on `device` is given beside its tokens, in one row. Any other attention than this one fails on the empty
     mask.
     """
-    made = Blocks(forest.to(device)) if device.type == "cuda" else Parts(forest)
-    return {"attention_mask": torch.empty(1, 1, 0, 0, dtype=torch.bool, device=device), "forest": made}
+    prepared = Blocks(forest.to(device)) if device.type == "cuda" else PreparedForest(forest)
+    return {"attention_mask": torch.empty(1, 1, 0, 0, dtype=torch.bool, device=device), "forest": prepared}
 
 
 def refusal(model: HFModel) -> str:
@@ -222,15 +224,15 @@ def _misread(model: HFModel, expected: list[int | None]) -> str:
         model.model.eval()
         for sizes in ((3, 2), (100, 60)) if model.device.type == "cuda" else ((3, 2),):  # on a GPU also more than a block
             forest, paths = _trial(*sizes)
-            given = over(forest, model.device)
+            inputs = over(forest, model.device)
             embedded = model.model.get_input_embeddings()(probe(model, len(forest.tokens))).detach().requires_grad_()
             with torch.enable_grad():
                 position = forest.position[None].to(model.device)
-                one = model.hidden(inputs_embeds=embedded, position_ids=position, **given)[0]
-                ours = one[torch.stack([path[-1] for path in paths])].float()
+                states = model.hidden(inputs_embeds=embedded, position_ids=position, **inputs)[0]
+                ours = states[torch.stack([path[-1] for path in paths])].float()
                 plain = torch.stack([model.hidden(inputs_embeds=embedded[:, path])[0, -1] for path in paths]).float()
-            if given["forest"].windows != expected:
-                return f"its layers look through windows of {given['forest'].windows}, not {expected}"
+            if inputs["forest"].windows != expected:
+                return f"its layers look through windows of {inputs['forest'].windows}, not {expected}"
             if far(model, ours, plain):
                 return "it reads a row with branches otherwise than its rows"
             direction = torch.linspace(-1, 1, ours.numel(), device=ours.device).view_as(ours)

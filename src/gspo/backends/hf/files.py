@@ -31,8 +31,8 @@ class Outline:
         """
         config = self.config.get_text_config()
         limits = [getattr(config, name, None) for name in ("max_position_embeddings", KEPT_KEYS)]
-        given = getattr(config, "rope_parameters", None) or {}
-        for rope in (given, *given.values()):  # one for all layers, or one a kind of layer
+        rotary = getattr(config, "rope_parameters", None) or {}
+        for rope in (rotary, *rotary.values()):  # one for all layers, or one a kind of layer
             if isinstance(rope, dict) and rope.get("rope_type") in ("longrope", "dynamic"):
                 limits.append(rope.get("original_max_position_embeddings"))
                 limits.append(getattr(config, "original_max_position_embeddings", None))
@@ -41,9 +41,9 @@ class Outline:
 
 def outline(model: Any, tokenizer: Any) -> Outline:
     """Of a loaded model. Raises ValueError where model and tokenizer are not of transformers, or not of each other."""
-    for name, given, kind in (("model", model, PreTrainedModel), ("tokenizer", tokenizer, PreTrainedTokenizerBase)):
-        if not isinstance(given, kind):
-            raise ValueError(f"{name}: expected one of transformers ({kind.__name__}), got a {type(given).__name__}")
+    for name, value, kind in (("model", model, PreTrainedModel), ("tokenizer", tokenizer, PreTrainedTokenizerBase)):
+        if not isinstance(value, kind):
+            raise ValueError(f"{name}: expected one of transformers ({kind.__name__}), got a {type(value).__name__}")
     check_tokenizer(model, tokenizer)
     return Outline(tokenizer, model.config)
 
@@ -65,27 +65,27 @@ def read_outline(cfg: ModelConfig) -> Outline:
 
 def check_path(cfg: ModelConfig) -> None:
     """Raises ValueError for what is wrong with a local folder, in clearer words than transformers has."""
-    folder, where = Path(cfg.path).expanduser(), f"model.path = {cfg.path!r}"
+    folder, setting = Path(cfg.path).expanduser(), f"model.path = {cfg.path!r}"
     if not cfg.path:
         raise ValueError("model.path is required: a folder or a Hugging Face id")
     if folder.is_file():
-        raise ValueError(f"{where}: this is a file; give the folder that holds config.json")
+        raise ValueError(f"{setting}: this is a file; give the folder that holds config.json")
     if not folder.is_dir():
         if _no_id(cfg.path):
-            raise ValueError(f"{where}: no such folder")
+            raise ValueError(f"{setting}: no such folder")
         return
     if cfg.revision is not None:
         raise ValueError(f"model.revision = {cfg.revision!r}: has no effect on the folder {cfg.path}; remove it")
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{where}: the folder has no config.json, so it holds no transformers model")
+        raise ValueError(f"{setting}: the folder has no config.json, so it holds no transformers model")
     if any(folder.glob("*.safetensors")):
         return
     pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)]
     if not pickles:
-        raise ValueError(f"{where}: the folder has no weights (*.safetensors)")
+        raise ValueError(f"{setting}: the folder has no weights (*.safetensors)")
     if not cfg.allow_pickle:
         raise ValueError(
-            f"{where}: the weights are pickled only ({pickles[0]}), and loading them can run code. Convert "
+            f"{setting}: the weights are pickled only ({pickles[0]}), and loading them can run code. Convert "
             "them to safetensors, or set model.allow_pickle = true if you trust them"
         )
 
@@ -97,32 +97,32 @@ def _no_id(path: str) -> bool:
 
 def load_error(cfg: ModelConfig, error: Exception) -> str:
     """What an error of transformers means for the user."""
-    where, text = f"model.path = {cfg.path!r}", str(error).strip() or type(error).__name__
+    setting, text = f"model.path = {cfg.path!r}", str(error).strip() or type(error).__name__
     first = text.splitlines()[0]
     if "trust_remote_code" in text:
-        return f"{where}: it brings its own Python code. Read it; to run it set model.trust_remote_code = true"
+        return f"{setting}: it brings its own Python code. Read it; to run it set model.trust_remote_code = true"
     if "safetensors" in text and not cfg.allow_pickle:
         remedy = "If it has pickled ones that you trust, set model.allow_pickle = true"
-        return f"{where}: no safetensors weights. {remedy}. ({first})"
+        return f"{setting}: no safetensors weights. {remedy}. ({first})"
     if not Path(cfg.path).expanduser().is_dir():
         version = cfg.revision or "main"
         hub = f"neither a folder here nor a model of the Hugging Face hub (revision {version})"
-        return f"{where}: {hub}. ({first})"
+        return f"{setting}: {hub}. ({first})"
     if "does not recognize this architecture" in text:
-        return f"{where}: this version of transformers does not know its model type; update transformers. ({first})"
-    return f"{where}: cannot be loaded as a causal language model. ({first})"
+        return f"{setting}: this version of transformers does not know its model type; update transformers. ({first})"
+    return f"{setting}: cannot be loaded as a causal language model. ({first})"
 
 
 def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer that `cfg` names. Raises ValueError where there is none."""
     path = cfg.tokenizer or cfg.path
-    where = f"model.tokenizer = {path!r}" if cfg.tokenizer else f"model.path = {path!r}"
+    setting = f"model.tokenizer = {path!r}" if cfg.tokenizer else f"model.path = {path!r}"
     files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
     folder = Path(path).expanduser()
     if folder.is_dir() and not any((folder / name).is_file() for name in files):
-        raise ValueError(f"{where}: the folder has no tokenizer (tokenizer.json); set model.tokenizer")
+        raise ValueError(f"{setting}: the folder has no tokenizer (tokenizer.json); set model.tokenizer")
     if not folder.is_dir() and _no_id(path):
-        raise ValueError(f"{where}: no tokenizer can be loaded: no such folder")
+        raise ValueError(f"{setting}: no tokenizer can be loaded: no such folder")
     revision = None if cfg.tokenizer else cfg.revision
     try:
         return AutoTokenizer.from_pretrained(local(path), revision=revision, trust_remote_code=cfg.trust_remote_code)
@@ -130,7 +130,7 @@ def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
         if "trust_remote_code" in str(error):
             raise ValueError(load_error(cfg, error)) from error
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{where}: no tokenizer can be loaded; set model.tokenizer. ({first})") from error
+        raise ValueError(f"{setting}: no tokenizer can be loaded; set model.tokenizer. ({first})") from error
 
 
 def embedded(model: PreTrainedModel) -> int:

@@ -61,12 +61,12 @@ def starts(parent: Tensor, window: int | None) -> Tensor:
     if window is None:
         return torch.full_like(parent, -1)
     up = torch.cat([torch.where(parent < 0, root, parent), parent.new_full((1,), root)])
-    found, left = torch.arange(root + 1, device=parent.device), window - 1
-    while left:  # by powers of two
-        if left & 1:
-            found = up[found]
-        up, left = up[up], left >> 1
-    return torch.where(found == root, -1, found)[:root]
+    ancestor, steps_left = torch.arange(root + 1, device=parent.device), window - 1
+    while steps_left:  # by powers of two
+        if steps_left & 1:
+            ancestor = up[ancestor]
+        up, steps_left = up[up], steps_left >> 1
+    return torch.where(ancestor == root, -1, ancestor)[:root]
 
 
 def block_mask(last: Tensor, start: Tensor) -> BlockMask:
@@ -80,13 +80,13 @@ def block_mask(last: Tensor, start: Tensor) -> BlockMask:
 
     furthest, nearest = by_block(last, -1).amax(1), by_block(last, size).amin(1)
     low, high = by_block(start, size).amin(1)[:, None], by_block(start, -1).amax(1)[:, None]
-    some = (first <= end[:, None]) & (first[:, None] <= furthest) & (low <= end)  # [blocks that look, blocks looked at]
-    full = some & (end <= first[:, None]) & (end[:, None] <= nearest) & (high <= first)
+    touching = (first <= end[:, None]) & (first[:, None] <= furthest) & (low <= end)  # [blocks that look, blocks looked at]
+    full = touching & (end <= first[:, None]) & (end[:, None] <= nearest) & (high <= first)
 
     def may_look(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (start[i] <= j) & (j <= i) & (i <= last[j])
 
-    mixed, whole = _listed(some & ~full), _listed(full)
+    mixed, whole = _listed(touching & ~full), _listed(full)
     return BlockMask.from_kv_blocks(*mixed, *whole, BLOCK_SIZE=BLOCK, mask_mod=may_look, seq_lengths=(size, size))
 
 

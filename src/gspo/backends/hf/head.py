@@ -51,8 +51,8 @@ class Head:
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
             return _LogProbs.apply(*inputs, self.scale, self.cap, targets, temperature, entropy)
         with torch.no_grad():
-            found = _forward(_Rows(self, states, temperature), targets, entropy)
-        return found.logp, found.entropy
+            result = _forward(_Rows(self, states, temperature), targets, entropy)
+        return result.logp, result.entropy
 
 
 class _Rows:
@@ -112,10 +112,10 @@ class _Rows:
 
 
 @dataclass
-class _Found:
-    """What a forward pass found of N rows.
+class _ForwardPass:
+    """What a forward pass computed of N rows.
 
-    top: the highest logit. total: the sum of exp(logits - top). kept: exp(logits - top) of the first blocks, by their
+    top: the highest logit. total: the sum of exp(logits - top). kept_blocks: exp(logits - top) of the first blocks, by their
     first word, with `top` as it was then. mean_word [N, H]: the sum over words of p W, where it was asked for.
     """
 
@@ -123,17 +123,17 @@ class _Found:
     entropy: Tensor | None
     top: Tensor
     total: Tensor
-    kept: dict[int, tuple[Tensor, Tensor]]
+    kept_blocks: dict[int, tuple[Tensor, Tensor]]
     mean_word: Tensor | None
 
 
-def _forward(rows: _Rows, targets: Tensor, entropy: bool, keep: bool = False, mean_word: bool = False) -> _Found:
+def _forward(rows: _Rows, targets: Tensor, entropy: bool, keep: bool = False, mean_word: bool = False) -> _ForwardPass:
     """One pass over the vocabulary. e = exp(z - top) throughout; where `top` rises, the sums so far shrink."""
     at_target = rows.states.new_zeros(len(targets))
     top = torch.full_like(at_target, torch.finfo(at_target.dtype).min)
     total, e_z = torch.zeros_like(top), torch.zeros_like(top)  # sums of e, and of e (z - top)
     pulled = torch.zeros_like(rows.states) if mean_word else None
-    room, spare, kept = None, None, {}
+    room, spare, kept_blocks = None, None, {}
     for words in rows.blocks():
         width = words.stop - words.start
         room = rows.room(words) if room is None else room
@@ -151,14 +151,14 @@ def _forward(rows: _Rows, targets: Tensor, entropy: bool, keep: bool = False, me
         if pulled is not None:
             pulled.mul_(fade[:, None]).addmm_(e, rows.weight(words))
         if stays:
-            kept[words.start], spare = (e, top), None
+            kept_blocks[words.start], spare = (e, top), None
     log_total = total.log()
-    return _Found(
+    return _ForwardPass(
         logp=at_target - top - log_total,
         entropy=log_total - e_z / total if entropy else None,
         top=top,
         total=total,
-        kept=kept,
+        kept_blocks=kept_blocks,
         mean_word=None if pulled is None else pulled.div_(total[:, None]),
     )
 
@@ -175,7 +175,7 @@ class _Coming:
     """What comes into a backward pass over N rows.
 
     logp [N]: its gradient, times scale / temperature. entropy: the same of the entropy, and its value. top, total: of
-    `_Found`.
+    `_ForwardPass`.
     """
 
     logp: Tensor
@@ -201,9 +201,9 @@ class _Coming:
 
 
 def _backward(
-    rows: _Rows, coming: _Coming, kept: dict[int, tuple[Tensor, Tensor]], needs: tuple[bool, bool, bool]
+    rows: _Rows, coming: _Coming, kept_blocks: dict[int, tuple[Tensor, Tensor]], needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of states, weight and bias, those that are needed. `kept` is used up, and overwritten."""
+    """Gradients of states, weight and bias, those that are needed. `kept_blocks` is used up, and overwritten."""
     weight, bias = rows.head.weight, rows.head.bias
     d_states = torch.zeros_like(rows.states) if needs[0] else None
     d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if needs[1] else None
@@ -211,8 +211,8 @@ def _backward(
     room = None
     for words in rows.blocks():
         slope = None
-        if words.start in kept:
-            e, top = kept.pop(words.start)
+        if words.start in kept_blocks:
+            e, top = kept_blocks.pop(words.start)
         else:
             room = rows.room(words) if room is None else room
             z, top = rows.logits(words, room[:, : words.stop - words.start]), coming.top
@@ -243,20 +243,20 @@ class _LogProbs(torch.autograd.Function):
         # Under a frozen head the gradient of the states is ready when logp is: (W[target] - sum p W) scale / temperature.
         frozen = not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2])
         ahead = frozen and cap is None and len(states) * len(weight) > KEPT
-        found = _forward(rows, targets, entropy, keep=cap is None and not ahead, mean_word=ahead)
-        pull = found.mean_word
+        result = _forward(rows, targets, entropy, keep=cap is None and not ahead, mean_word=ahead)
+        pull = result.mean_word
         if pull is not None:
             pull = pull.neg_().add_(weight[targets]).mul_(scale / temperature)
         ctx.set_materialize_grads(False)
-        ctx.kept, ctx.options, ctx.size = found.kept, (scale, cap, temperature), rows.size
-        ctx.save_for_backward(states, weight, bias, targets, found.top, found.total, found.entropy, pull)
-        return found.logp, found.entropy
+        ctx.kept_blocks, ctx.options, ctx.size = result.kept_blocks, (scale, cap, temperature), rows.size
+        ctx.save_for_backward(states, weight, bias, targets, result.top, result.total, result.entropy, pull)
+        return result.logp, result.entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_logp: Tensor | None, d_entropy: Tensor | None):
         states, weight, bias, targets, top, total, entropy, pull = ctx.saved_tensors
-        kept, ctx.kept = ctx.kept, {}
+        kept_blocks, ctx.kept_blocks = ctx.kept_blocks, {}
         scale, cap, temperature = ctx.options
         d_logp = torch.zeros_like(top) if d_logp is None else d_logp
         if pull is not None and d_entropy is None:
@@ -266,13 +266,13 @@ class _LogProbs(torch.autograd.Function):
         if every is not None:  # the tokens of clipped completions take no part
             states, targets, top, total, d_logp = (x[live] for x in (states, targets, top, total, d_logp))
             d_entropy, entropy = (None if x is None else x[live] for x in (d_entropy, entropy))
-            for start, pair in kept.items():
-                kept[start] = pair[0][live], pair[1][live]
+            for start, pair in kept_blocks.items():
+                kept_blocks[start] = pair[0][live], pair[1][live]
         factor = scale / temperature
         of_entropy = None if d_entropy is None else (d_entropy * factor, entropy)
         rows = _Rows(Head(weight, bias, scale, cap), states, temperature, ctx.size)  # the blocks that were kept
         coming = _Coming(d_logp * factor, of_entropy, targets, top, total)
-        d_states, d_weight, d_bias = _backward(rows, coming, kept, ctx.needs_input_grad[:3])
+        d_states, d_weight, d_bias = _backward(rows, coming, kept_blocks, ctx.needs_input_grad[:3])
         if d_states is not None:
             d_states = d_states.to(states.dtype)
             d_states = d_states if every is None else every.index_copy_(0, live, d_states)

@@ -31,26 +31,26 @@ class SharedCache(DynamicCache):
         super().__init__()
         self.layers = [SharedLayer(room) for _ in range(layers)]
 
-    def fan_out(self, which: Tensor, hide: Tensor | None) -> None:
-        """From here on row i is a completion to prompt `which[i]`. hide [P, L]: padding of the prompts; None without any."""
+    def fan_out(self, prompt_of: Tensor, hide: Tensor | None) -> None:
+        """From here on row i is a completion to prompt `prompt_of[i]`. hide [P, L]: padding of the prompts, if any."""
         dtype = self.layers[0].prompt_keys.dtype
         self.bias = None if hide is None else torch.zeros(hide.shape, dtype=dtype).masked_fill_(hide, torch.finfo(dtype).min)
-        self.which = which
+        self.prompt_of = prompt_of
         self._arrange()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep, drop or repeat completions: row i becomes the present row `beam_idx[i]`. Prompts that have none go."""
-        kept, self.which = self.which[beam_idx].unique(return_inverse=True)
-        if len(kept) < len(self.layers[0].prompt_keys):
-            self.bias = None if self.bias is None else self.bias[kept]
+        prompts, self.prompt_of = self.prompt_of[beam_idx].unique(return_inverse=True)
+        if len(prompts) < len(self.layers[0].prompt_keys):
+            self.bias = None if self.bias is None else self.bias[prompts]
             for layer in self.layers:
-                layer.prompt_keys, layer.prompt_values = layer.prompt_keys[kept], layer.prompt_values[kept]
+                layer.prompt_keys, layer.prompt_values = layer.prompt_keys[prompts], layer.prompt_values[prompts]
         for layer in self.layers:
             layer.reorder_cache(beam_idx)
         self._arrange()
 
     def _arrange(self) -> None:
-        places = Places(self.which, self.bias)
+        places = Places(self.prompt_of, self.bias)
         for layer in self.layers:
             layer.places = places
 
@@ -135,20 +135,20 @@ class SharedLayer(GrowingLayer):
 
 
 class Places:
-    """The rows of a batch by prompt: row i completions to prompt `which[i]`, and each prompt has as many places for
+    """The rows of a batch by prompt: row i completions to prompt `prompt_of[i]`, and each prompt has as many places for
     completions as the one with most of them needs. bias [P, L]: what is added to the scores of the prompts' positions.
     """
 
-    def __init__(self, which: Tensor, bias: Tensor | None) -> None:
-        counts = which.bincount()
+    def __init__(self, prompt_of: Tensor, bias: Tensor | None) -> None:
+        counts = prompt_of.bincount()
         self.prompts, self.each = len(counts), int(counts.max())
-        order = which.argsort(stable=True)
-        number = torch.arange(len(which)) - (counts.cumsum(0) - counts)[which[order]]  # within a prompt
-        self.place = torch.empty_like(which)  # of each row
-        self.place[order] = which[order] * self.each + number
-        self.row = which.new_zeros(self.prompts * self.each)  # at each place; any where there is none
-        self.row[self.place] = torch.arange(len(which))
-        self.in_order = len(self.row) == len(which) and torch.equal(self.row, self.place)
+        order = prompt_of.argsort(stable=True)
+        number = torch.arange(len(prompt_of)) - (counts.cumsum(0) - counts)[prompt_of[order]]  # within a prompt
+        self.place = torch.empty_like(prompt_of)  # of each row
+        self.place[order] = prompt_of[order] * self.each + number
+        self.row = prompt_of.new_zeros(self.prompts * self.each)  # at each place; any where there is none
+        self.row[self.place] = torch.arange(len(prompt_of))
+        self.in_order = len(self.row) == len(prompt_of) and torch.equal(self.row, self.place)
         self.bias = None if bias is None else bias[:, None, None]
 
     def by_prompt(self, x: Tensor) -> Tensor:
@@ -179,14 +179,16 @@ def attend(
     odd = [name for name in ("softcap", "s_aux", "position_bias") if more.get(name) is not None]
     if layer is None or query.shape[2] != 1 or odd:
         raise NotImplementedError(f"{type(module).__name__} attends in a way of its own: {odd}")
-    places, read = layer.places, layer.prompt_length
+    places, prompt_length = layer.places, layer.prompt_length
     q = query.unflatten(1, (key.shape[1], -1)).squeeze(3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     prompt = places.by_prompt(q) @ layer.prompt_keys.transpose(2, 3)  # [P, heads, each * g, L]
     if places.bias is not None:
         prompt = prompt + places.bias
     scores = torch.cat([places.by_row(prompt), q @ key.transpose(2, 3)], -1)  # [B, heads, g, all positions]
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    out = weights[..., read:] @ value + places.by_row(places.by_prompt(weights[..., :read]) @ layer.prompt_values)
+    out = weights[..., prompt_length:] @ value + places.by_row(
+        places.by_prompt(weights[..., :prompt_length]) @ layer.prompt_values
+    )
     return out.reshape(query.shape[0], 1, query.shape[1], -1), None
 
 

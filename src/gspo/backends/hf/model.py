@@ -28,7 +28,7 @@ disable_progress_bar()  # of loading and saving weights: the run has its own
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Largest accepted difference between two ways to the same numbers, as a share of the largest of them.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-OWN_ATTENTION = "gspo"  # hf_attention.py; without a forest it is sdpa
+OWN_ATTENTION = "gspo"  # attention.py; without a forest it is sdpa
 
 
 @dataclass
@@ -114,8 +114,8 @@ class HFModel:
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end a completion: those of the generation config and the tokenizer's."""
-        found = getattr(self.model.generation_config, "eos_token_id", None)
-        ids = list(found) if isinstance(found, (list, tuple)) else [found]
+        eos = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = list(eos) if isinstance(eos, (list, tuple)) else [eos]
         return tuple(dict.fromkeys(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None))
 
     @property
@@ -141,20 +141,20 @@ class HFModel:
 
 def load_model(cfg: ModelConfig) -> HFModel:
     """The model and tokenizer that `cfg` names. Raises ValueError with key, value and remedy."""
-    seen, path = read_outline(cfg), local(cfg.path)
-    read: Any = AutoModelForCausalLM.from_pretrained
-    options: dict[str, Any] = {"config": seen.config, "dtype": DTYPES[cfg.dtype], "output_loading_info": True}
+    model_outline, path = read_outline(cfg), local(cfg.path)
+    from_pretrained: Any = AutoModelForCausalLM.from_pretrained
+    options: dict[str, Any] = {"config": model_outline.config, "dtype": DTYPES[cfg.dtype], "output_loading_info": True}
     options |= {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
     # None takes pickled weights where there are no others. Tensors of another shape are refused below, in our words.
     options |= {"use_safetensors": None if cfg.allow_pickle else True, "ignore_mismatched_sizes": True}
     try:
         try:
-            model, info = read(path, **options, attn_implementation=cfg.attention)
+            model, info = from_pretrained(path, **options, attn_implementation=cfg.attention)
         except ValueError as error:
             if cfg.attention != "sdpa" or "scaled_dot_product_attention" not in str(error):
                 raise
             log.warning("%s has no sdpa attention: using eager attention, which is slower", cfg.path)
-            model, info = read(path, **options, attn_implementation="eager")
+            model, info = from_pretrained(path, **options, attn_implementation="eager")
     except Exception as error:  # transformers raises many kinds here
         raise ValueError(load_error(cfg, error)) from error
     missing = sorted([*info["missing_keys"], *(str(key[0]) for key in info["mismatched_keys"])])
@@ -163,7 +163,7 @@ def load_model(cfg: ModelConfig) -> HFModel:
             f"model.path = {cfg.path!r}: the weights do not fit {type(model).__name__}: {len(missing)} "
             f"tensors are missing or of another shape ({', '.join(missing[:3])}, ...). Is it a causal model?"
         )
-    return wrap_model(model.to(pick_device(cfg.device)), seen.tokenizer, cfg)
+    return wrap_model(model.to(pick_device(cfg.device)), model_outline.tokenizer, cfg)
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig | None = None) -> HFModel:
@@ -181,10 +181,10 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
     _make_deterministic(model)
     _choose_experts(model, cfg.experts)
     on_gpu = cfg.autocast == "auto" and model.device.type == "cuda"
-    wanted = cfg.autocast == "bfloat16" or on_gpu
-    autocast = torch.bfloat16 if wanted and model.dtype == torch.float32 else None  # half weights need none
-    made = HFModel(model, tokenizer, autocast)
-    if not made.stop_ids:
+    use_bfloat16 = cfg.autocast == "bfloat16" or on_gpu
+    autocast = torch.bfloat16 if use_bfloat16 and model.dtype == torch.float32 else None  # half weights need none
+    wrapped = HFModel(model, tokenizer, autocast)
+    if not wrapped.stop_ids:
         raise ValueError(
             "neither the tokenizer nor the model's generation config names an end-of-sequence token, so a "
             "completion could never end: set the tokenizer's eos_token"
@@ -195,10 +195,10 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
         model.generation_config.do_sample = True
     was_training = model.training
     with torch.no_grad():
-        _check_logits(made)
-        made.has_full_attention = _all_layers_full(made.config) and _mask_describes(made)
+        _check_logits(wrapped)
+        wrapped.has_full_attention = _all_layers_full(wrapped.config) and _mask_describes(wrapped)
     model.train(was_training)
-    return made
+    return wrapped
 
 
 def _body(model: PreTrainedModel) -> nn.Module:
@@ -224,14 +224,14 @@ def _make_deterministic(model: PreTrainedModel) -> None:
                 setattr(holder, name, off)
 
 
-def _choose_experts(model: PreTrainedModel, wanted: str) -> None:
+def _choose_experts(model: PreTrainedModel, kernel: str) -> None:
     """Sets the expert kernels of a mixture of experts."""
     if not model._can_set_experts_implementation():
         return
-    if wanted == "auto":
+    if kernel == "auto":
         grouped = experts.NAME if experts.runs_on(model.device) else "grouped_mm"
-        wanted = grouped if _grouped_mm_runs(model.device, model.dtype) else "eager"
-    model.set_experts_implementation(wanted)
+        kernel = grouped if _grouped_mm_runs(model.device, model.dtype) else "eager"
+    model.set_experts_implementation(kernel)
 
 
 def _grouped_mm_runs(device: torch.device, dtype: torch.dtype) -> bool:
@@ -300,8 +300,10 @@ def windows(config: Any) -> list[int | None] | None:
 
 def _all_layers_full(config: Any) -> bool:
     """Whether no layer has a window that hides anything."""
-    found, longest = windows(config), getattr(config, "max_position_embeddings", None)
-    return found is not None and all(not one or (longest is not None and one >= longest) for one in found)
+    layer_windows, longest = windows(config), getattr(config, "max_position_embeddings", None)
+    return layer_windows is not None and all(
+        not window or (longest is not None and window >= longest) for window in layer_windows
+    )
 
 
 def _mask_describes(model: HFModel) -> bool:

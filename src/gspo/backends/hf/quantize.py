@@ -22,8 +22,8 @@ def rounded(weight: Tensor, bits: int) -> Tensor:
 def coarse(model: nn.Module) -> Iterator[nn.Parameter]:
     """What an engine rounds: the matrices of attention and (expert) feed-forward layers, not embeddings, head, routers."""
     embeddings = [model.get_input_embeddings(), model.get_output_embeddings()]  # type: ignore[operator]
-    kept = {id(p) for module in [*embeddings, *routing.routers(model)] for p in module.parameters()}
-    return (p for p in model.parameters() if p.ndim >= 2 and id(p) not in kept)
+    exact_ids = {id(p) for module in [*embeddings, *routing.routers(model)] for p in module.parameters()}
+    return (p for p in model.parameters() if p.ndim >= 2 and id(p) not in exact_ids)
 
 
 @torch.no_grad()

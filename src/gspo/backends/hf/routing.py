@@ -61,28 +61,28 @@ class Record:
 
         Raises RuntimeError where a router did not run, or not on the same tokens as the others.
         """
-        found, self._chosen = self._chosen, [None] * len(self._chosen)
-        return _stacked(found)
+        chosen, self._chosen = self._chosen, [None] * len(self._chosen)
+        return _stacked(chosen)
 
     def take_entropy(self) -> Tensor | None:
         """Entropies [layers, tokens] of softmax(router logits) in nats, as `take`. Only if `record` was asked for them."""
-        found, self._entropy = self._entropy, [None] * len(self._entropy)
-        return _stacked(found)
+        entropies, self._entropy = self._entropy, [None] * len(self._entropy)
+        return _stacked(entropies)
 
     def take_logits(self) -> Tensor | None:
         """The routers' logits [layers, tokens, experts], with gradient, as `take`. Only if `record` was asked for them."""
-        found, self._logits = self._logits, [None] * len(self._logits)
-        return _stacked(found)
+        logits, self._logits = self._logits, [None] * len(self._logits)
+        return _stacked(logits)
 
 
-def _stacked(found: list[Tensor | None]) -> Tensor | None:
+def _stacked(layers: list[Tensor | None]) -> Tensor | None:
     """The layers' tensors as one."""
-    if not found:
+    if not layers:
         return None
-    sizes = {None if one is None else tuple(one.shape) for one in found}
+    sizes = {None if layer is None else tuple(layer.shape) for layer in layers}
     if len(sizes) > 1 or None in sizes:
-        raise RuntimeError(f"not all {len(found)} routers ran on the same tokens in one forward pass: {sizes}")
-    return torch.stack([one for one in found if one is not None])
+        raise RuntimeError(f"not all {len(layers)} routers ran on the same tokens in one forward pass: {sizes}")
+    return torch.stack([layer for layer in layers if layer is not None])
 
 
 @contextmanager
@@ -91,11 +91,11 @@ def record(model: nn.Module, entropy: bool = False, logits: bool = False) -> Ite
 
     A dense model gets no hooks, and `take` gives None.
     """
-    found = routers(model)
-    seen = Record(len(found), entropy, logits)
-    handles = [router.register_forward_hook(seen.hook(layer)) for layer, router in enumerate(found)]
+    modules = routers(model)
+    recording = Record(len(modules), entropy, logits)
+    handles = [router.register_forward_hook(recording.hook(layer)) for layer, router in enumerate(modules)]
     try:
-        yield seen
+        yield recording
     finally:
         for handle in handles:
             handle.remove()
@@ -115,7 +115,7 @@ class _Count(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Answer(TorchFunctionMode):
+class _ForcedChoice(TorchFunctionMode):
     """Answers the last of a router's `calls` top-k calls with `routes` [tokens, k], int64.
 
     Before it, some families choose groups of experts and mask the scores of all others. The groups of `routes` are let
@@ -141,21 +141,21 @@ class _Answer(TorchFunctionMode):
     def _with_groups(self, scores: Tensor, room: int) -> Tensor:
         """Group scores [tokens, groups] in which the groups of `routes` come first."""
         group = self.routes // (self.experts // scores.shape[1])
-        wanted = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, group, True)
-        most = int(wanted.sum(1).max())
+        in_routes = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, group, True)
+        most = int(in_routes.sum(1).max())
         if most > room:
             raise ValueError(f"routes: a token has experts of {most} groups, but this model's routers choose from {room}")
-        return scores.masked_fill(wanted, math.inf)
+        return scores.masked_fill(in_routes, math.inf)
 
 
 def _replayable(model: nn.Module) -> list[nn.Module]:
-    found = routers(model)
-    if not found:
+    modules = routers(model)
+    if not modules:
         raise ValueError(
             f"{type(model).__name__} is dense (no top-k routers), so there is no routing to replay: set "
             'algorithm.router_replay = "none"'
         )
-    return found
+    return modules
 
 
 def _uncached(device: str) -> torch.autocast:
@@ -182,9 +182,9 @@ class Replay:
 
         Raises RuntimeError where there was none.
         """
-        found = _stacked(self._own)
-        assert found is not None
-        return found
+        routes = _stacked(self._own)
+        assert routes is not None
+        return routes
 
     @contextmanager
     def on(self) -> Iterator[Replay]:
@@ -217,7 +217,7 @@ class Replay:
             self._check(experts, *own.shape)
             self._own[layer] = own.to(torch.int16)
             routes = self.routes[layer].to(own.device, own.dtype)
-            with _Answer(torch.where(routes < 0, own, routes), count.calls, experts):
+            with _ForcedChoice(torch.where(routes < 0, own, routes), count.calls, experts):
                 return forward(hidden, *args, **kwargs)
 
         replayed.plain = forward  # type: ignore[attr-defined]
@@ -241,15 +241,15 @@ class Replay:
 _active: list[Replay] = []  # innermost last; no context variable: backward passes have threads of their own
 
 
-def check(model: nn.Module, read: Callable[[], Any]) -> None:
-    """Raises ValueError where this model's routing cannot be replayed. `read` runs the model on any few tokens."""
+def check(model: nn.Module, run_model: Callable[[], Any]) -> None:
+    """Raises ValueError where this model's routing cannot be replayed. `run_model` runs it on any few tokens."""
     _replayable(model)
-    with torch.no_grad(), record(model) as seen:
-        read()
-        routes = seen.take()
+    with torch.no_grad(), record(model) as recording:
+        run_model()
+        routes = recording.take()
         assert routes is not None
         with replay(model, routes):
-            read()
+            run_model()
 
 
 def replay(model: nn.Module, routes: Tensor) -> AbstractContextManager[Replay]:

@@ -20,16 +20,16 @@ class Trail:
         assert chosen is not None
         return chosen.transpose(0, 1)  # [tokens, layers, k]
 
-    def begin(self, sizes: list[int], which: Tensor) -> None:
-        """After the prompts were read, `sizes` tokens each, padded on the left. which [rows]: each row's prompt."""
-        read = self._take().unflatten(0, (len(sizes), -1)).cpu()
-        self.prompts = [prompt[len(prompt) - size :] for prompt, size in zip(read, sizes)]
-        self.which = which.tolist()
+    def begin(self, sizes: list[int], prompt_of: Tensor) -> None:
+        """After the prompts were read, `sizes` tokens each, padded on the left. prompt_of [rows]: each row's prompt."""
+        prompt_routes = self._take().unflatten(0, (len(sizes), -1)).cpu()
+        self.prompts = [prompt[len(prompt) - size :] for prompt, size in zip(prompt_routes, sizes)]
+        self.prompt_of = prompt_of.tolist()
 
     def add(self, live: Tensor) -> None:
         """After another token of each row in `live` was read."""
         chosen = self._take()
-        step = chosen.new_full((len(self.which), *chosen.shape[1:]), -1)
+        step = chosen.new_full((len(self.prompt_of), *chosen.shape[1:]), -1)
         step[live] = chosen
         self.steps.append(step)
 
@@ -37,7 +37,7 @@ class Trail:
         """[count, layers, k]: the row's prompt and completion; -1 for its last token, which was never read."""
         if not hasattr(self, "stacked"):
             self.stacked = torch.stack(self.steps, 1).cpu() if self.steps else None
-        prompt = self.prompts[self.which[row]]
+        prompt = self.prompts[self.prompt_of[row]]
         completion = prompt.new_full((count - len(prompt), *prompt.shape[1:]), -1)
         if self.stacked is not None:
             completion[:-1] = self.stacked[row, : len(completion) - 1]

@@ -23,7 +23,7 @@ from gspo.types import Prompt, Rollout, Sampling
 
 PREFILL_TOKENS = 131072  # most prompt tokens, padding included, in one forward pass
 SHARED_POSITIONS = 4096  # copies of prompts, in tokens, from which on it pays to read one for all completions
-Row = tuple[int, int]  # the index of a prompt and of its completion
+CompletionIndex = tuple[int, int]  # the index of a prompt and of its completion
 
 
 class HFSampler:
@@ -108,23 +108,25 @@ class HFSampler:
         long for the model.
         """
         self._check(prompts, sampling)
-        done: dict[Row, Rollout] = {}
+        rollouts: dict[CompletionIndex, Rollout] = {}
         was_training = self.model.model.training
         self.model.model.eval()
         try:
             for rows in self._chunks(prompts, n):
-                before = len(done)
+                before = len(rollouts)
                 tell = None if progress is None else lambda count, base=before: progress(base + count)
-                seen = routing.record(self.model.model) if sampling.routes else nullcontext()
-                with self.mode(), self.model.precision(), seen as record:
+                recording = routing.record(self.model.model) if sampling.routes else nullcontext()
+                with self.mode(), self.model.precision(), recording as record:
                     trail = Trail(record) if record is not None and self.sparse else None
                     tokens, logps, ends = self._decode(prompts, rows, sampling, tell, trail)
                 for at, (row, *completion) in enumerate(zip(rows, tokens, logps, ends.length, ends.stop)):
-                    made = self._rollout(prompts[row[0]], sampling, *completion)
-                    done[row] = made if trail is None else replace(made, routes=trail.routes(at, len(made.tokens)))
+                    rollout = self._rollout(prompts[row[0]], sampling, *completion)
+                    rollouts[row] = (
+                        rollout if trail is None else replace(rollout, routes=trail.routes(at, len(rollout.tokens)))
+                    )
         finally:
             self.model.model.train(was_training)
-        return [done[i, j] for i in range(len(prompts)) for j in range(n)]
+        return [rollouts[i, j] for i in range(len(prompts)) for j in range(n)]
 
     def _check(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         if sampling.max_new_tokens < 1:
@@ -141,11 +143,11 @@ class HFSampler:
                     "Shorten the prompt or lower max_completion_length"
                 )
 
-    def _chunks(self, prompts: Sequence[Prompt], n: int) -> Iterator[list[Row]]:
+    def _chunks(self, prompts: Sequence[Prompt], n: int) -> Iterator[list[CompletionIndex]]:
         """Rows that are decoded together: of like length, for little padding; of one length where padding
         will not do.
         """
-        chunk: list[Row] = []
+        chunk: list[CompletionIndex] = []
         distinct = 0
         for i in sorted(range(len(prompts)), key=lambda i: (len(prompts[i].tokens), i)):
             size = len(prompts[i].tokens)
@@ -197,7 +199,7 @@ class HFSampler:
     def _decode(
         self,
         prompts: Sequence[Prompt],
-        rows: list[Row],
+        rows: list[CompletionIndex],
         sampling: Sampling,
         tell: Callable[[int], None] | None,
         trail: Trail | None,
@@ -205,12 +207,12 @@ class HFSampler:
         """Samples a batch: tokens and log-probabilities [rows, max_new_tokens], and where the completions end."""
         model, new, device = self.model, sampling.max_new_tokens, self.model.device
         distinct = {tokens: k for k, tokens in enumerate(dict.fromkeys(prompts[i].tokens for i, _ in rows))}
-        which = torch.tensor([distinct[prompts[i].tokens] for i, _ in rows])
+        prompt_of = torch.tensor([distinct[prompts[i].tokens] for i, _ in rows])
         longest = max(map(len, distinct))
         shared = self.shares and (len(rows) - len(distinct)) * longest >= SHARED_POSITIONS
-        cache, hidden, mask = self._prefill(list(distinct), which, new, shared)
+        cache, hidden, mask = self._prefill(list(distinct), prompt_of, new, shared)
         if trail is not None:
-            trail.begin([len(tokens) for tokens in distinct], which)
+            trail.begin([len(tokens) for tokens in distinct], prompt_of)
         position = torch.tensor([[len(prompts[i].tokens)] for i, _ in rows], device=device)
         uniforms = _uniforms(sampling.seed, rows, new).to(device)
         tokens = torch.full((new, len(rows)), model.pad_id, device=device)
@@ -219,17 +221,17 @@ class HFSampler:
         live = torch.arange(len(rows), device=device)  # the rows still decoded
         for t in range(new):
             tokens[t, live], logps[t, live] = draw(model.logits(hidden), uniforms[t, live], sampling)
-            told = ends.count
+            ended_before = ends.count
             ends.look(tokens, t)
-            if tell and ends.count > told:
+            if tell and ends.count > ended_before:
                 tell(ends.count)
             if ends.count == len(rows):
                 break
-            if ends.count > told and (keep := ends.worth_dropping(live.tolist())) is not None:
-                kept = torch.tensor(keep, device=device)
-                cache.reorder_cache(kept)  # type: ignore[arg-type]
-                live, position = live[kept], position[kept]
-                mask = None if mask is None else mask[kept]
+            if ends.count > ended_before and (keep := ends.worth_dropping(live.tolist())) is not None:
+                places = torch.tensor(keep, device=device)
+                cache.reorder_cache(places)  # type: ignore[arg-type]
+                live, position = live[places], position[places]
+                mask = None if mask is None else mask[places]
             inputs = {"input_ids": tokens[t, live][:, None]}
             if mask is not None:
                 inputs |= {"attention_mask": mask[..., : longest + t + 1], "position_ids": position + t}
@@ -284,7 +286,7 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
     return (at if ids is None else ids.gather(-1, at))[:, 0], logp.gather(-1, at)[:, 0]
 
 
-def _uniforms(seed: int | tuple[int, ...], rows: list[Row], count: int) -> Tensor:
+def _uniforms(seed: int | tuple[int, ...], rows: list[CompletionIndex], count: int) -> Tensor:
     """Uniforms [count, rows] float32: each completion's own."""
     each = [np.random.default_rng(key_of(seed, *row)).random(count, dtype=np.float32) for row in rows]
     return torch.from_numpy(np.stack(each, axis=1))

@@ -23,22 +23,22 @@ MERGE = 64  # keys that a token could look at in the time that putting two piece
 class Piece:
     """One batched attention: B rows, each of which looks from some tokens at others.
 
-    queries [B, L], keys [B, L']: indices of forest tokens, padded on the right. asked [B, L], seen [B, L'] bool: False for
-    padding, and for queries whose answer another row gives. causal: the two are equal, and a token looks at itself and
-    those before it; else each looks at all that is seen in its row.
+    queries [B, L], keys [B, L']: indices of forest tokens, padded on the right. query_mask [B, L], key_mask [B, L'] bool:
+    False for padding, and for queries whose output another row gives. causal: the two are equal, and a token looks at itself
+    and those before it; else each looks at all keys of its row.
     """
 
     queries: Tensor
     keys: Tensor
-    asked: Tensor
-    seen: Tensor
+    query_mask: Tensor
+    key_mask: Tensor
     causal: bool
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All pieces of a forest: for each token they hold all that it may look at, once. No token is asked for twice in a
-    piece. Each is asked for by one causal piece, and these come first. depth: tokens on the longest path. position [T]: as
+    """All pieces of a forest: for each token they hold all that it may look at, once. No token has two outputs in a
+    piece. Each has one in one causal piece, and these come first. depth: tokens on the longest path. position [T]: as
     in Forest.
     """
 
@@ -72,21 +72,23 @@ class Segment:
 
 def plan(forest: Forest) -> Plan:
     """How to compute the attention of a forest."""
-    found = segments(forest)
-    for one in reversed(found):  # those below come first
-        one.repeated = one.last >= one.end and _cheaper_repeated(one)
-        if one.above:
-            one.above.copies += one.copies if one.repeated else 1
-    causal: list[Row] = []
-    above: dict[int, list[Row]] = {}
-    answered = 0  # up to here each token has been asked for
-    for one in found:
-        if one.repeated:
+    forest_segments = segments(forest)
+    for segment in reversed(forest_segments):  # those below come first
+        segment.repeated = segment.last >= segment.end and _cheaper_repeated(segment)
+        if segment.above:
+            segment.above.copies += segment.copies if segment.repeated else 1
+    causal: list[AttentionRow] = []
+    above: dict[int, list[AttentionRow]] = {}
+    covered = 0  # up to here each token has its output
+    for segment in forest_segments:
+        if segment.repeated:
             continue
-        causal.append(Row(one.row, one.row, sum(max(0, min(end, answered) - begin) for begin, end in one.row)))
-        answered = one.end
-        if one.last >= one.end:
-            above.setdefault(one.level, []).append(Row([(one.end, one.last + 1)], one.row))
+        causal.append(
+            AttentionRow(segment.row, segment.row, sum(max(0, min(end, covered) - begin) for begin, end in segment.row))
+        )
+        covered = segment.end
+        if segment.last >= segment.end:
+            above.setdefault(segment.level, []).append(AttentionRow([(segment.end, segment.last + 1)], segment.row))
     pieces = [_piece(rows, True) for rows in _alike(causal)]
     pieces += [_piece(rows, False) for level in sorted(above) for rows in _alike(above[level])]
     return Plan(tuple(pieces), forest.position, int(forest.position.max()) + 1)
@@ -99,14 +101,14 @@ def segments(forest: Forest) -> list[Segment]:
     begins = (forest.parent != torch.arange(-1, size - 1)) | (children[forest.parent] > 1)
     begins[0] = True
     starts = begins.nonzero()[:, 0].tolist()
-    found: list[Segment] = []
+    forest_segments: list[Segment] = []
     by_end: dict[int, Segment] = {}
     for begin, end in zip(starts, [*starts[1:], size]):
         above = by_end.get(int(forest.parent[begin]))
-        one = Segment(begin, end, int(forest.last[begin]), 0 if above is None else above.level + 1, above)
-        found.append(one)
-        by_end[end - 1] = one
-    return found
+        segment = Segment(begin, end, int(forest.last[begin]), 0 if above is None else above.level + 1, above)
+        forest_segments.append(segment)
+        by_end[end - 1] = segment
+    return forest_segments
 
 
 def _cheaper_repeated(trunk: Segment) -> bool:
@@ -117,12 +119,12 @@ def _cheaper_repeated(trunk: Segment) -> bool:
 
 
 @dataclass(frozen=True)
-class Row:
-    """Spans of tokens that look, and that they look at; the first `unasked` that look have their answer elsewhere."""
+class AttentionRow:
+    """Spans of tokens that look, and that they look at; the first `skipped` that look have their output elsewhere."""
 
     queries: list[Span]
     keys: list[Span]
-    unasked: int = 0
+    skipped: int = 0
 
     def sizes(self) -> tuple[int, int]:
         """Keys and queries."""
@@ -130,10 +132,10 @@ class Row:
         return count[0], count[1]
 
 
-def _alike(rows: Sequence[Row]) -> list[list[Row]]:
+def _alike(rows: Sequence[AttentionRow]) -> list[list[AttentionRow]]:
     """Rows of like length together, so that little is padded."""
-    groups: list[list[Row]] = []
-    for row in sorted(rows, key=Row.sizes, reverse=True):
+    groups: list[list[AttentionRow]] = []
+    for row in sorted(rows, key=AttentionRow.sizes, reverse=True):
         if groups:
             (k, q), (most_k, most_q) = row.sizes(), groups[-1][0].sizes()
             if k >= ALIKE * most_k and ALIKE * most_q <= q <= most_q / ALIKE:
@@ -143,16 +145,16 @@ def _alike(rows: Sequence[Row]) -> list[list[Row]]:
     return groups
 
 
-def _piece(rows: Sequence[Row], causal: bool) -> Piece:
-    queries, asked = _index([row.queries for row in rows])
-    keys, seen = (queries, asked) if causal else _index([row.keys for row in rows])
-    unasked = torch.tensor([row.unasked for row in rows])
-    return Piece(queries, keys, asked & (torch.arange(queries.shape[1]) >= unasked[:, None]), seen, causal)
+def _piece(rows: Sequence[AttentionRow], causal: bool) -> Piece:
+    queries, query_mask = _index([row.queries for row in rows])
+    keys, key_mask = (queries, query_mask) if causal else _index([row.keys for row in rows])
+    skipped = torch.tensor([row.skipped for row in rows])
+    return Piece(queries, keys, query_mask & (torch.arange(queries.shape[1]) >= skipped[:, None]), key_mask, causal)
 
 
 def _index(rows: Sequence[Sequence[Span]]) -> tuple[Tensor, Tensor]:
     """The tokens of each row's spans, and where there are any: [B, L] int64, and bool."""
     lists = [torch.cat([torch.arange(*span) for span in spans]) for spans in rows]
     index = torch.nn.utils.rnn.pad_sequence(lists, batch_first=True)
-    size = torch.tensor([len(one) for one in lists])
+    size = torch.tensor([len(tokens) for tokens in lists])
     return index, torch.arange(index.shape[1]) < size[:, None]

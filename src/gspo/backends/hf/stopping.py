@@ -53,8 +53,8 @@ class Ends:
         for row, length in enumerate(self.length):
             if length:
                 continue
-            if self.scan and (found := self.scan[row].add(texts[row][: first[row] if hit[row] else None])):
-                self.length[row], self.stop[row] = found, "stop"
+            if self.scan and (stop_at := self.scan[row].add(texts[row][: first[row] if hit[row] else None])):
+                self.length[row], self.stop[row] = stop_at, "stop"
             elif hit[row]:
                 self.length[row] = self.seen + first[row] + 1
                 self.stop[row] = "eos" if ending[row] in self.stop_ids else "stop"
@@ -84,11 +84,11 @@ class StopStrings:
         yet.
         """
         self.tokens += tokens
-        known = len(self._decode(self.read))
-        text = self.tail + self._decode(len(self.tokens))[known:]
+        known_length = len(self._decode(self.read))
+        text = self.tail + self._decode(len(self.tokens))[known_length:]
         if any(stop in text for stop in self.stop):
             for end in range(self.read + 1, len(self.tokens) + 1):
-                part = self.tail + self._decode(end)[known:]
+                part = self.tail + self._decode(end)[known_length:]
                 if any(stop in part for stop in self.stop):
                     return end
         if not text.endswith("\ufffd"):  # else a character is still incomplete

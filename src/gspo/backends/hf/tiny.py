@@ -81,11 +81,11 @@ def build_tiny(
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": None,
     }
-    made = AutoConfig.for_model(**{"vocab_size": len(tokenizer), **ids, **config})
+    model_config = AutoConfig.for_model(**{"vocab_size": len(tokenizer), **ids, **config})
     cfg = cfg or ModelConfig(device="cpu")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(made)
+        model = AutoModelForCausalLM.from_config(model_config)
     for name, value in ids.items():
         setattr(model.generation_config, name, value)
     return wrap_model(model.to(None if cfg.device == "auto" else cfg.device), tokenizer, cfg)

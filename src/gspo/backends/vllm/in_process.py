@@ -19,12 +19,12 @@ from gspo.backends.vllm.server import ADAPTER, CONTROL, GRACE, ROOM, SIDE, START
 from gspo.ports import SamplerError
 
 QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **ROOM}
-Calls = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
-Asked = dict[str, tuple[Future[dict[str, Any]], Any]]  # of each request: who waits, and what came until now
+CallQueue = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+Requests = dict[str, tuple[Future[dict[str, Any]], Any]]  # of each request: who waits, and what came until now
 
 
 class Inside:
-    """An engine that a thread of its own steps; everything else is done between two steps. As vllm_server.Engine.
+    """An engine that a thread of its own steps; everything else is done between two steps. As server.Engine.
 
     folder: its first weights. arguments: vLLM's own.
     """
@@ -41,8 +41,8 @@ class Inside:
         self._engine: Any = None
         self._adapter: Any = None
         self._version = ""  # that the engine was told last
-        self._asked: Asked = {}
-        self._calls: Calls = queue.SimpleQueue()
+        self._requests: Requests = {}
+        self._calls: CallQueue = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
@@ -50,8 +50,8 @@ class Inside:
         """Makes the engine, anew where there was one. Raises EngineError."""
         self.stop()
         os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-        self._calls, self._asked = queue.SimpleQueue(), {}  # one that hangs keeps its own
-        self._thread = threading.Thread(target=self._run, args=(self._calls, self._asked), daemon=True)
+        self._calls, self._requests = queue.SimpleQueue(), {}  # one that hangs keeps its own
+        self._thread = threading.Thread(target=self._run, args=(self._calls, self._requests), daemon=True)
         self._thread.start()
         try:
             self._do(self._make, START)
@@ -80,10 +80,10 @@ class Inside:
 
     def _swap(self, folder: Path, version: int) -> None:
         engine = self._engine
-        engine.abort_request(list(self._asked))
-        for future, last in self._asked.values():
+        engine.abort_request(list(self._requests))
+        for future, last in self._requests.values():
             give(future, answered(last, "abort", self._version))
-        self._asked.clear()
+        self._requests.clear()
         if self.adapters:
             from vllm.lora.request import LoRARequest
 
@@ -98,14 +98,14 @@ class Inside:
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """A completion, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
-        answer: Future[dict[str, Any]] = Future()
-        self._post(lambda: self._add(body, answer), answer)
+        response: Future[dict[str, Any]] = Future()
+        self._post(lambda: self._add(body, response), response)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(answer), timeout)
+            return await asyncio.wait_for(asyncio.wrap_future(response), timeout)
         except TimeoutError:
             raise EngineError(f"it has not answered for {timeout:g} s") from None
 
-    def _add(self, body: Mapping[str, Any], answer: Future[dict[str, Any]]) -> None:
+    def _add(self, body: Mapping[str, Any], response: Future[dict[str, Any]]) -> None:
         from vllm import SamplingParams
 
         if self._engine is None:
@@ -116,9 +116,9 @@ class Inside:
             prompt = {"prompt_token_ids": body["token_ids"]}
             self._engine.add_request(name, prompt, params, lora_request=self._adapter)
         except (ValueError, TypeError) as error:
-            give(answer, SamplerError(f"vLLM refuses a request: {error}"))
+            give(response, SamplerError(f"vLLM refuses a request: {error}"))
             return
-        self._asked[name] = answer, None
+        self._requests[name] = response, None
 
     async def hang_up(self) -> None:
         """No more is asked."""
@@ -131,11 +131,11 @@ class Inside:
             self._thread, self._engine = None, None
 
     def _do(self, call: Callable[[], Any], seconds: float = CONTROL) -> Any:
-        """Calls it in the engine's thread."""
-        done: Future[Any] = Future()
-        self._post(lambda: give(done, call()), done)
+        """CallQueue it in the engine's thread."""
+        future: Future[Any] = Future()
+        self._post(lambda: give(future, call()), future)
         try:
-            return done.result(seconds)
+            return future.result(seconds)
         except EngineError:
             raise
         except TimeoutError:
@@ -148,27 +148,27 @@ class Inside:
             raise EngineError("vLLM's engine in this process has ended")
         self._calls.put((call, waiting))
 
-    def _run(self, calls: Calls, asked: Asked) -> None:
+    def _run(self, calls: CallQueue, requests: Requests) -> None:
         """An engine's thread: calls between steps, and steps while there is something to sample."""
         try:
-            while (call := self._next(calls, asked)) is not None:
+            while (call := self._next(calls, requests)) is not None:
                 self._call(*call)
         finally:
             ended = EngineError("vLLM's engine in this process has ended")
-            fail(asked, ended)
+            fail(requests, ended)
             while not calls.empty():
                 if (call := calls.get()) is not None:
                     give(call[1], ended)
             if calls is self._calls:
                 self._unmake()
 
-    def _next(self, calls: Calls, asked: Asked) -> tuple[Callable[[], Any], Future[Any]] | None:
+    def _next(self, calls: CallQueue, requests: Requests) -> tuple[Callable[[], Any], Future[Any]] | None:
         """The next call; steps until there is one."""
-        while asked:
+        while requests:
             try:
                 return calls.get_nowait()
             except queue.Empty:
-                self._step(asked)
+                self._step(requests)
         return calls.get()
 
     def _call(self, call: Callable[[], Any], waiting: Future[Any]) -> None:
@@ -177,22 +177,22 @@ class Inside:
         except Exception as error:  # whoever waits hears of it
             give(waiting, error)
 
-    def _step(self, asked: Asked) -> None:
+    def _step(self, requests: Requests) -> None:
         try:
             outputs = self._engine.step()
         except Exception as error:  # the engine is lost, and all that it was asked
-            fail(asked, EngineError(f"vLLM, in this process: {type(error).__name__}: {error}"))
+            fail(requests, EngineError(f"vLLM, in this process: {type(error).__name__}: {error}"))
             return
         for output in outputs:
-            if output.request_id not in asked:
+            if output.request_id not in requests:
                 continue
-            future, _ = asked[output.request_id]
-            asked[output.request_id] = future, output
+            future, _ = requests[output.request_id]
+            requests[output.request_id] = future, output
             if output.finished:
-                del asked[output.request_id]
+                del requests[output.request_id]
                 give(future, answered(output))
             elif future.cancelled():
-                del asked[output.request_id]
+                del requests[output.request_id]
                 self._engine.abort_request([output.request_id])
 
     def _unmake(self) -> None:
@@ -205,17 +205,17 @@ class Inside:
             cleanup_dist_env_and_memory()
 
 
-def fail(asked: Asked, error: EngineError) -> None:
+def fail(requests: Requests, error: EngineError) -> None:
     """Tells all who wait."""
-    for future, _ in asked.values():
+    for future, _ in requests.values():
         give(future, error)
-    asked.clear()
+    requests.clear()
 
 
-def give(waiting: Future[Any], found: Any) -> None:
+def give(waiting: Future[Any], outcome: Any) -> None:
     """Ends the wait, with an answer or an exception; nobody may be waiting any more."""
     with contextlib.suppress(InvalidStateError):
-        waiting.set_exception(found) if isinstance(found, BaseException) else waiting.set_result(found)
+        waiting.set_exception(outcome) if isinstance(outcome, BaseException) else waiting.set_result(outcome)
 
 
 def answered(output: Any, reason: str = "", version: str = "") -> dict[str, Any]:
@@ -224,13 +224,13 @@ def answered(output: Any, reason: str = "", version: str = "") -> dict[str, Any]
     """
     if output is None:
         return {"choices": [{"token_ids": [], "logprobs": None, "weight_versions": [], "finish_reason": reason}]}
-    (one,) = output.outputs
-    tokens = list(one.token_ids)
-    entries = [{"logprob": each[token].logprob} for token, each in zip(tokens, one.logprobs or [])]
-    spans = [{"version": s.version, "start": s.start, "end": s.end} for s in one.weight_versions or []]
+    (completion,) = output.outputs
+    tokens = list(completion.token_ids)
+    entries = [{"logprob": each[token].logprob} for token, each in zip(tokens, completion.logprobs or [])]
+    spans = [{"version": s.version, "start": s.start, "end": s.end} for s in completion.weight_versions or []]
     choice = {
-        "token_ids": tokens, "logprobs": {"content": entries}, "finish_reason": reason or one.finish_reason,
+        "token_ids": tokens, "logprobs": {"content": entries}, "finish_reason": reason or completion.finish_reason,
         "weight_versions": [{"version": version, "start": 0, "end": len(tokens)}] if reason else spans,
-        "routed_experts": None if reason else one.routed_experts,
+        "routed_experts": None if reason else completion.routed_experts,
     }  # fmt: skip
     return {"choices": [choice]}

@@ -47,12 +47,12 @@ class Request:
 
     def request(self) -> dict[str, Any]:
         """What to ask for: the rest of it."""
-        sampling, known = self.sampling, self.sampled
-        seed = self.seed if not known else int(np.random.SeedSequence([self.seed, known]).generate_state(1)[0])
+        sampling, count = self.sampling, self.sampled
+        seed = self.seed if not count else int(np.random.SeedSequence([self.seed, count]).generate_state(1)[0])
         return {
             "token_ids": self.so_far.tokens.tolist(),
             "sampling_params": {
-                "max_tokens": sampling.max_new_tokens - known, "temperature": sampling.temperature,
+                "max_tokens": sampling.max_new_tokens - count, "temperature": sampling.temperature,
                 "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": seed, "stop": list(sampling.stop),
                 "stop_token_ids": list(sampling.stop_ids), "ignore_eos": True, "logprobs": 0,
                 "detokenize": bool(sampling.stop), "include_stop_str_in_output": True,

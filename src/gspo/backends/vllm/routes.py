@@ -30,12 +30,12 @@ class Routers:
     @staticmethod
     def of(model: HFModel) -> Routers | None:
         """Those of a model; None for a dense one."""
-        found = routing.routers(model.model)
-        if not found:
+        routers = routing.routers(model.model)
+        if not routers:
             return None
         named = {id(module): name for name, module in model.model.named_modules()}
         layers = []
-        for router in found:
+        for router in routers:
             match = LAYER.search(named[id(router)])
             if match is None:
                 raise ValueError(
@@ -43,11 +43,11 @@ class Routers:
                     f"be told apart: set sampler.engine_args = {{{FLAG} = false}}"
                 )
             layers.append(int(match[1]))
-        with torch.no_grad(), routing.record(model.model) as seen:
+        with torch.no_grad(), routing.record(model.model) as recording:
             model.hidden(input_ids=probe(model, 2))
-            chosen = seen.take()
+            chosen = recording.take()
         assert chosen is not None
-        return Routers(tuple(layers), chosen.shape[2], seen.experts)
+        return Routers(tuple(layers), chosen.shape[2], recording.experts)
 
     def read(self, answer: Any, tokens: int) -> Tensor:
         """Routes [tokens, layers, k] of what the engine sent: an array [tokens, all layers, k], or base64 of its .npy file.
@@ -55,8 +55,8 @@ class Routers:
         Raises ValueError where it is none of that.
         """
         try:
-            sent = answer if isinstance(answer, np.ndarray) else None
-            array = np.load(io.BytesIO(base64.b64decode(answer)), allow_pickle=False) if sent is None else sent
+            raw = answer if isinstance(answer, np.ndarray) else None
+            array = np.load(io.BytesIO(base64.b64decode(answer)), allow_pickle=False) if raw is None else raw
         except (ValueError, TypeError, EOFError) as error:
             raise ValueError(f"experts that cannot be read ({error})") from None
         if array.ndim != 3 or array.shape[::2] != (tokens, self.k) or array.shape[1] <= max(self.layers):

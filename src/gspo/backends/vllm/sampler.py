@@ -169,8 +169,8 @@ class VLLMSampler:
         try:
             waiting = {job.future for job in jobs}
             while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
+                ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in ended:
                     future.result()
                 if progress is not None:
                     progress(len(jobs) - len(waiting))

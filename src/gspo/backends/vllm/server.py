@@ -213,8 +213,8 @@ class Server:
         lines = self.log.read_bytes()[self._begun :].decode("utf-8", errors="replace").strip().splitlines()
         # First the cause, last what came of it.
         errors = [line for line in lines if re.search(r"rror[:,] ", line) and " WARNING " not in line]
-        told = [*errors[:1], *errors[1:][-2:]] or lines[-3:]
-        return f"{self.log} says: " + " | ".join(line[-300:] for line in told)
+        quoted = [*errors[:1], *errors[1:][-2:]] or lines[-3:]
+        return f"{self.log} says: " + " | ".join(line[-300:] for line in quoted)
 
     def stop(self) -> None:
         """Ends it, where it is ours, for good: whoever is starting it gives up."""
@@ -238,9 +238,9 @@ class Server:
 
 def free_port() -> int:
     """A port of this machine that nothing listens at."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def serving(folder: Path, python: str | None, dtype: str, arguments: Mapping[str, Any], log: Path) -> Server:

@@ -1,4 +1,4 @@
-"""Run with vLLM's interpreter by test_inside.py: what it prints is what was found, a JSON line each."""
+"""Run with vLLM's interpreter by test_in_process.py: what it prints is what was found, a JSON line each."""
 
 import json
 import sys
@@ -26,8 +26,8 @@ from tests.backends.vllm.engine.servers import (  # fmt: skip
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
 
 
-def tell(**found):
-    print(json.dumps(found), flush=True)
+def tell(**facts):
+    print(json.dumps(facts), flush=True)
 
 
 def updates(name):
@@ -38,8 +38,8 @@ def updates(name):
             change(policy.model.model, 0.05, version)
             sampler.load(PolicyWeights(policy, version))
             tell(gap=float(gaps(sampler, policy, version).max()))
-        found, models = interrupt(sampler, policy, 0.02, routes=True)
-        tell(versions=len(models), whole=all(int(r.sampled.sum()) == 90 for r in found))
+        rollouts, models = interrupt(sampler, policy, 0.02, routes=True)
+        tell(versions=len(models), whole=all(int(r.sampled.sum()) == 90 for r in rollouts))
         sampler.server._engine.step = broken
         rollouts = sampler.generate(prompts(), 2, Sampling(8))
         tell(again=len(rollouts), said=sampler.said)

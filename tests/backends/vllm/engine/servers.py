@@ -67,9 +67,9 @@ def change_adapters(policy, size, seed):
 @contextmanager
 def served(policy, rank=0, **options):
     """A sampler with a server of its own that holds the weights of `policy`, version 0. rank: of its adapters."""
-    given = SamplerConfig(engine="vllm", python=PYTHON, engine_args=ENGINE_ARGS, **options)
+    settings = SamplerConfig(engine="vllm", python=PYTHON, engine_args=ENGINE_ARGS, **options)
     with tempfile.TemporaryDirectory(prefix="gspo-test-", dir="/dev/shm") as scratch:
-        sampler = sampler_of(Config(sampler=given, lora=LoraConfig(rank=rank)), policy, Path(scratch))
+        sampler = sampler_of(Config(sampler=settings, lora=LoraConfig(rank=rank)), policy, Path(scratch))
         sampler.said = []
         sampler.tell = sampler.said.append
         try:
@@ -91,20 +91,20 @@ def interrupt(sampler, policy, size, routes=False):
     """Moves the weights again and again while completions are sampled, until some were met. The completions, and the weights
     of each version.
     """
-    models, found, parts = {sampler.version: copy.deepcopy(policy.model.model.state_dict())}, [], 0
+    models, rollouts, parts = {sampler.version: copy.deepcopy(policy.model.model.state_dict())}, [], 0
     while parts < 3 and len(models) < 60:
         begun = [(Rollout.begun(p), 10 * i + j) for i, p in enumerate(prompts()) for j in range(8)]
-        jobs = [sampler.begin(*one, Sampling(90, seed=len(found), routes=routes)) for one in begun]
+        jobs = [sampler.begin(*start, Sampling(90, seed=len(rollouts), routes=routes)) for start in begun]
         while not all(job.done() for job in jobs):
             time.sleep(0.05)
             change(policy.model.model, size, len(models))
             version = sampler.version + 1
             models[version] = copy.deepcopy(policy.model.model.state_dict())
             sampler.load(PolicyWeights(policy, version))
-        found += [job.result() for job in jobs]
-        parts = sum(len(r.version[r.sampled].unique()) > 1 for r in found)
-    assert parts >= 3, f"of {len(found)} completions {parts} were interrupted"
-    return found, models
+        rollouts += [job.result() for job in jobs]
+        parts = sum(len(r.version[r.sampled].unique()) > 1 for r in rollouts)
+    assert parts >= 3, f"of {len(rollouts)} completions {parts} were interrupted"
+    return rollouts, models
 
 
 def gaps(sampler, policy, seed):

@@ -22,14 +22,14 @@ def test_five_weight_updates(name, dtype, limit, ties):
     """ties: the share of tokens whose routers may be so near a tie that rounding sends them to other experts."""
     policy = policy_of(name, dtype)
     with served(policy) as sampler:
-        found = [gaps(sampler, policy, 0)]
+        by_version = [gaps(sampler, policy, 0)]
         for version in range(1, 6):
             change(policy.model.model, 0.05, version)
             stale = float(gaps(sampler, policy, version).mean())
             sampler.load(PolicyWeights(policy, version))
-            found.append(gaps(sampler, policy, version))
-            assert stale > 5 * float(found[-1].mean()), "the change is too small to tell old weights from new"
-        for version, gap in enumerate(found):
+            by_version.append(gaps(sampler, policy, version))
+            assert stale > 5 * float(by_version[-1].mean()), "the change is too small to tell old weights from new"
+        for version, gap in enumerate(by_version):
             print(json.dumps({"model": name, "dtype": dtype, "version": version, "mean": float(gap.mean()),
                               "max": float(gap.max())}))  # fmt: skip
             assert float(gap.mean()) < limit / 4 and float((gap >= 4 * limit).float().mean()) <= ties
@@ -72,9 +72,9 @@ def test_a_server_that_went_back_to_its_first_weights_is_found_out(mixture):
     sampler.load(PolicyWeights(policy, 5))
     sampler.server.call("/update_weight_version", {"new_version": "default"})
     sampler.server.command, command = None, sampler.server.command
-    found = sampler.generate(prompts(), 1, Sampling(4))
+    rollouts = sampler.generate(prompts(), 1, Sampling(4))
     assert "version ['default'] of the weights where 5 was loaded" in sampler.said[-1]
-    assert all(set(r.version[r.sampled].tolist()) == {5} for r in found)
+    assert all(set(r.version[r.sampled].tolist()) == {5} for r in rollouts)
     sampler.server.command = command
     sampler.load(PolicyWeights(policy, 6))
 
@@ -88,12 +88,14 @@ def test_the_same_seed_gives_the_same_completions(mixture):
 
 def test_completions_end_as_those_of_the_embedded_sampler(mixture):
     policy, sampler = mixture
-    told = []
-    found = sampler.generate(prompts(), 16, Sampling(40, seed=3, stop_ids=(1,), stop=("ab",)), told.append)
+    counts = []
+    rollouts = sampler.generate(prompts(), 16, Sampling(40, seed=3, stop_ids=(1,), stop=("ab",)), counts.append)
     assert (
-        sorted(set(told)) == told and told[-1] == 64 and {r.stop for r in found} == {"eos", "stop"} | {r.stop for r in found}
+        sorted(set(counts)) == counts
+        and counts[-1] == 64
+        and {r.stop for r in rollouts} == {"eos", "stop"} | {r.stop for r in rollouts}
     )
-    for r in found:
+    for r in rollouts:
         y = r.tokens[r.sampled].tolist()
         assert r.prompt.tokens == tuple(r.tokens[~r.sampled].tolist()) and 1 <= len(y) <= 40
         assert (y[-1] == 1) == (r.stop == "eos") and 1 not in y[:-1]

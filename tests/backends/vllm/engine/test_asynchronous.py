@@ -16,11 +16,11 @@ from tests.tiny_run import PIECES, ROWS, likes_a, settings
 def test_interrupted_completions_hold_the_likelihoods_of_the_weights_of_their_time():
     policy = policy_of("moe")
     with served(policy, batch_size=4) as sampler:  # few at once, so that updates meet many of them
-        found, models = interrupt(sampler, policy, 0.02)
-    assert all(int(r.sampled.sum()) == 90 and r.stop == "length" for r in found)
-    mu = torch.cat([r.logp[r.sampled] for r in found])
-    version = torch.cat([r.version[r.sampled] for r in found])
-    batch = layout.build([Completion(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in found])
+        rollouts, models = interrupt(sampler, policy, 0.02)
+    assert all(int(r.sampled.sum()) == 90 and r.stop == "length" for r in rollouts)
+    mu = torch.cat([r.logp[r.sampled] for r in rollouts])
+    version = torch.cat([r.version[r.sampled] for r in rollouts])
+    batch = layout.build([Completion(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 0.0) for r in rollouts])
     for v, weights in models.items():
         policy.model.model.load_state_dict(weights)
         with torch.no_grad():

@@ -32,8 +32,8 @@ def test_killed_while_it_samples(engine):
     process = sampler.server.process
     killer = threading.Timer(0.3, os.killpg, (process.pid, signal.SIGKILL))
     killer.start()
-    found = sampler.generate(prompts(), 8, LONG)
-    assert [r.tokens.tolist() for r in found] == expected
+    rollouts = sampler.generate(prompts(), 8, LONG)
+    assert [r.tokens.tolist() for r in rollouts] == expected
     assert "started again" in sampler.said[-1] and sampler.server.process is not process
     sampler.check(policy)
 
@@ -41,8 +41,8 @@ def test_killed_while_it_samples(engine):
 def worker_of(server):
     """The process that holds the engine's weights: of the server's children the largest."""
     group = os.getpgid(server.process.pid)
-    found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and in_group(path, group)]
-    return max(found, key=lambda pid: int((Path("/proc") / str(pid) / "statm").read_text().split()[1]))
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and in_group(path, group)]
+    return max(pids, key=lambda pid: int((Path("/proc") / str(pid) / "statm").read_text().split()[1]))
 
 
 def in_group(path, group):
@@ -60,8 +60,8 @@ def test_out_of_memory(engine):
     used = int((Path("/proc") / str(worker) / "statm").read_text().split()[0]) * resource.getpagesize()
     resource.prlimit(worker, resource.RLIMIT_AS, (used, hard))
     many = [Prompt(str(i), "", tuple(2 + (i * j) % 12 for j in range(1, 25))) for i in range(1, 41)]
-    found = sampler.generate(many, 6, LONG)
-    assert len(found) == 240 and all(int(r.sampled.sum()) == 100 for r in found)
+    rollouts = sampler.generate(many, 6, LONG)
+    assert len(rollouts) == 240 and all(int(r.sampled.sum()) == 100 for r in rollouts)
     assert "started again" in sampler.said[-1] and sampler.server.process is not process
     print(sampler.said[-1])
 
@@ -71,8 +71,8 @@ def test_hung(engine):
     process = sampler.server.process
     os.killpg(process.pid, signal.SIGSTOP)
     begin = time.monotonic()
-    found = sampler.generate(prompts(), 8, LONG)
-    assert [r.tokens.tolist() for r in found] == expected and time.monotonic() - begin > 15
+    rollouts = sampler.generate(prompts(), 8, LONG)
+    assert [r.tokens.tolist() for r in rollouts] == expected and time.monotonic() - begin > 15
     assert process.poll() is not None
 
 

@@ -45,14 +45,14 @@ def test_the_routes_are_the_trainers(moe_server):
 
 def test_interrupted_completions_hold_the_experts_of_the_weights_of_their_time(moe_server):
     policy, sampler = moe_server
-    found, models = interrupt(sampler, policy, 0.03, routes=True)
+    rollouts, models = interrupt(sampler, policy, 0.03, routes=True)
     changes = {}
     for v, weights in models.items():
         policy.model.model.load_state_dict(weights)
-        for r, own in zip(found, chosen(policy, found)):
-            for other in models:  # by the version of the token that each was read for
-                at = (r.version[1:] == other).nonzero()[:, 0]
-                changes.setdefault((v, other), []).append(changed(r.routes[at], own[at]))
+        for r, own in zip(rollouts, chosen(policy, rollouts)):
+            for version in models:  # by the version of the token that each was read for
+                at = (r.version[1:] == version).nonzero()[:, 0]
+                changes.setdefault((v, version), []).append(changed(r.routes[at], own[at]))
     share = {key: float(torch.cat(each).mean()) for key, each in changes.items()}  # nan where there are no such tokens
     print(json.dumps({f"weights {v}, tokens of {o}": round(x, 4) for (v, o), x in share.items()}))
     assert all(share[v, v] < 1e-3 for v in models if sum(map(len, changes[v, v])))

@@ -64,11 +64,11 @@ def repair_seeds() -> None:
     def sample_tokens(self, *args, **options):
         batch = self.input_batch
         parts = self.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
-        kept = {i: batch.generators.pop(i) for i in parts if i in batch.generators}
+        generators = {i: batch.generators.pop(i) for i in parts if i in batch.generators}
         try:
             return sample(self, *args, **options)
         finally:
-            batch.generators.update(kept)
+            batch.generators.update(generators)
 
     Runner.sample_tokens = sample_tokens
 
@@ -84,11 +84,11 @@ def allow_routes() -> None:
 
     def lenient(self):
         if current_platform.is_cpu() and self.aux_output_config.enabled and not self.use_v2_model_runner:
-            current_platform.is_out_of_tree, found = (lambda: True), current_platform.is_out_of_tree
+            current_platform.is_out_of_tree, out_of_tree = (lambda: True), current_platform.is_out_of_tree
             try:
                 return verify(self)
             finally:
-                current_platform.is_out_of_tree = found
+                current_platform.is_out_of_tree = out_of_tree
         return verify(self)
 
     VllmConfig._verify_aux_output_compatibility = lenient
