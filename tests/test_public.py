@@ -80,16 +80,13 @@ def test_files_and_functions_are_small():
     assert {name: count for name, count in lengths.items() if count > 60} == {}
 
 
-SHARED = {"Run", "Seen"}  # names of classes that two places still have
-
-
 def test_no_two_classes_share_a_name():
     places = {}
     for path in FILES:
         for node in ast.walk(TREES[path]):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module(path))
-    assert {name: found for name, found in places.items() if len(found) > 1 and name not in SHARED} == {}
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def layers():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import secrets
 import threading
 import time
@@ -24,6 +23,7 @@ from gspo.build.samplers import speaker_of
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.rollout.external import ExternalSource
+from gspo.runs.log import finite
 from gspo.serving.endpoint import application
 from gspo.serving.schema import TrainRequest
 from gspo.training import trainer
@@ -170,7 +170,7 @@ def served(run: Run, source: ExternalSource, encoder: Encoder, context: int | No
             ]
             settings = TrainCall(request.learning_rate, request.importance_sampling_level)
             metrics = await models[0].train(groups, settings)
-            return {"step": metrics["step"], "metrics": _finite(metrics)}
+            return {"step": metrics["step"], "metrics": finite(metrics)}
 
         app = application(chat, config.serve.name, key, config.serve, train)
         url = stack.enter_context(listening(app, config))
@@ -210,12 +210,3 @@ def _run(server: uvicorn.Server) -> None:
 
 def _trajectory(body: dict[str, Any]) -> Trajectory:
     return Trajectory(**(body | {"additional_histories": [History(**history) for history in body["additional_histories"]]}))
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for nan and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

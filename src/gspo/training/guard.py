@@ -10,9 +10,10 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any
 
 from gspo.config.training import GuardConfig
+from gspo.runs.log import is_number
 
 RECENT = 20  # steps of a recent median
 ENOUGH = 8  # steps before one is judged against it
@@ -114,7 +115,7 @@ class Guard:
         found = []
         for signal in SIGNALS:
             value, recent = metrics.get(signal.metric), self._recent[signal.metric]
-            if not _is_number(value):
+            if not is_number(value):
                 continue
             median = statistics.median(recent) if len(recent) >= ENOUGH else None
             level = signal.level(value, median)
@@ -124,13 +125,13 @@ class Guard:
                     against = f"{value:.3g}, {value / (median or 1):.2g} times its recent median"
                 found.append((f"{signal.metric} {signal.judged}", level, f"{signal.metric} is {against}: {signal.means}"))
         for name in {signal.metric for signal in SIGNALS}:
-            if _is_number(metrics.get(name)):
+            if is_number(metrics.get(name)):
                 self._recent[name].append(metrics[name])
         return found
 
     def _reward(self, value: Any) -> tuple[str, int, str] | None:
         """The reward against its running best, both averaged over `window` steps."""
-        if not _is_number(value):
+        if not is_number(value):
             return None
         self._rewards.append(value)
         if len(self._rewards) < self.config.window:
@@ -148,7 +149,7 @@ class Guard:
         """Whether the reward of this very step is no sign of a fall that its mean does not show yet."""
         if len(self._rewards) < self.config.window:  # after a rewind, nobody knows yet
             return not self.rewinds
-        return _is_number(value) and value >= self._border * self._best
+        return is_number(value) and value >= self._border * self._best
 
     @property
     def _border(self) -> float:
@@ -186,7 +187,3 @@ class Guard:
         self._rewards.extend(state["rewards"])
         self._best, self._alarms = state["best"], state["alarms"]
         self._told, self.rewinds = dict(state["told"]), state["rewinds"]
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and value == value and abs(value) != float("inf")
