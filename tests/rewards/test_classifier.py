@@ -75,7 +75,7 @@ def test_what_is_too_long(folder):
     model = reward_model(folder)
     (none, one) = scores(model, [long, "a"])
     assert none is None and one is not None
-    with pytest.warns(UserWarning, match="1 completions are, with their prompts, longer than 64 tokens"):
+    with pytest.warns(UserWarning, match="1 completions, with their prompts, are longer than 64 tokens"):
         assert model.counts() == {"too_long": 1}
     assert model.counts() == {"too_long": 0}
     tokenizer = AutoTokenizer.from_pretrained(folder)
