@@ -3,6 +3,7 @@
 import pytest
 
 from gspo.config import checks
+from gspo.config.checks import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.schema import Config
 
@@ -108,3 +109,18 @@ def test_what_is_refused_as_it_is_read(tables, message):
 def test_who_plays():
     assert not checks.played(from_dict(NAMED).task)
     assert checks.played(from_dict(ENVIRONMENT).task) and checks.played(from_dict({"task": {"source": "verifiers:v"}}).task)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"url": "http://x"}, "sampler.url is of no use to the embedded sampler"),
+        ({"engine": "vllm", "quantize": "int4"}, "sampler.quantize = 'int4' rounds the embedded sampler's"),
+        ({"engine": "vllm", "url": "http://x", "python": "p"}, "sampler.url names a server that runs already"),
+        ({"engine": "vlm"}, "sampler.engine = 'vlm'.*vllm"),
+        ({"engine": "vllm", "timeout": 0}, "sampler.timeout = 0"),
+    ],
+)
+def test_settings_that_contradict(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_sampler(from_dict({"sampler": changes}))
