@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.hf.stopping import Ends, StopStrings, cut
 from gspo.types import Sampling
 from tests.backends.hf.families import TOKENIZER, prompts, tiny
 
@@ -45,3 +46,35 @@ def test_stop_string_and_end_of_sequence_in_one_look():
             if reason != "length" or k == 12:
                 break
         assert (b.stop, int(b.sampled.sum())) == (reason, k)
+
+
+def ids(text):
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_stop_string_that_two_looks_share():
+    found = StopStrings(TOKENIZER, ["odd", "xyz"])
+    assert found.add(ids("x")) is None and found.add(ids("y")) is None
+    assert found.add(ids("zz")) == 3
+
+
+def test_where_each_row_ends_by_hand():
+    sampling = Sampling(max_new_tokens=6, stop_ids=(1,), stop=("q",))
+    ends = Ends(TOKENIZER, sampling, 4, torch.device("cpu"))
+    rows = torch.tensor([[*ids("a"), 1, *ids("aaaa")], ids("aaqaaa"), ids("aaaaaa"), [*ids("aaaaa"), 1]])
+    for t in range(6):
+        ends.look(rows.T, t)
+    assert (ends.length, ends.stop) == ([2, 3, 6, 6], ["eos", "stop", "length", "eos"]) and ends.count == 4
+
+
+def test_the_cache_is_moved_for_an_eighth_of_its_rows():
+    ends = Ends(TOKENIZER, Sampling(max_new_tokens=6), 10, torch.device("cpu"))
+    assert ends.worth_dropping(range(10)) is None
+    ends.length[3] = 2
+    assert ends.worth_dropping(range(10)) is None
+    ends.length[7] = 2
+    assert ends.worth_dropping(range(10)) == [0, 1, 2, 4, 5, 6, 8, 9]
+
+
+def test_a_text_is_cut_at_the_first_stop_string():
+    assert cut("one two three", ["three", "two"]) == "one two" and cut("one", ["two"]) == "one"
