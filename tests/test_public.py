@@ -148,3 +148,28 @@ def test_private_names_stay_in_their_module():
         if alias.name.startswith("_") and not alias.name.startswith("__")
     ]
     assert wrong == []
+
+
+# Modules without a test file of their name, and why.
+UNTESTED = {
+    "__init__.py",  # hands out names: tests/test_api.py
+    # declarations: what holds for every section of the configuration is in tests/config/test_schema.py
+    *("config/policy.py", "config/rewards.py", "config/rollout.py", "config/training.py", "ports.py"),
+    # needs verifiers, which is in another environment: tests/agents/test_verifiers_episodes.py plays whole episodes
+    *("agents/verifiers_client.py", "agents/verifiers_harness.py"),
+    # runs inside vLLM alone: tests/backends/vllm/engine
+    "backends/vllm/plugin/gspo_vllm.py",
+    # still tested in a file of another name; these are to go
+    *("learner/optimizer.py", "learner/routing_metrics.py"),
+    *("rollout/credit.py", "rollout/external.py", "rollout/metrics.py"),
+    "serving/model.py",
+    *("training/sft.py", "training/state.py", "training/step.py"),
+}
+
+
+def test_tests_mirror_the_source():
+    """A module with a function or a class has a test file of its name."""
+    named = {path.relative_to(SOURCE) for path in FILES if any(isinstance(node, Named) for node in ast.walk(TREES[path]))}
+    tests = ROOT / "tests"
+    missing = {path.as_posix() for path in named if not (tests / path.parent / f"test_{path.name}").exists()}
+    assert missing == UNTESTED

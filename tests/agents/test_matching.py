@@ -4,35 +4,16 @@ import asyncio
 import math
 from collections import Counter
 from dataclasses import replace
-from functools import reduce
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gspo.agents import matching
-from gspo.agents.calls import Calls, follow, size
 from gspo.agents.matching import matched
 from gspo.agents.trajectories import History, Trajectory, TrajectoryGroup
 from tests.agents.talking import chat
-
-ASK = [{"role": "user", "content": "what is in the box"}]
-MORE = {"role": "user", "content": "go on"}
-
-
-def talked(talk, turns=1):
-    """A conversation, and its calls."""
-    items, calls = [*ASK], []
-    for _ in range(turns):
-        (call,) = asyncio.run(talk.turn(items))
-        calls.append(call)
-        items = [*items, call.message, MORE]
-    return items[:-1], calls
-
-
-def choice(call):
-    """As OpenAI's client gives it."""
-    return SimpleNamespace(id=call.id, message=SimpleNamespace(model_dump=lambda exclude_none: dict(call.message)))
+from tests.agents.tools import ASK, choice, talked
 
 
 def group(*trajectories):
@@ -165,17 +146,3 @@ def test_one_alone_in_its_group_waits_for_another():
 def test_something_else_in_a_trajectory():
     with pytest.raises(ValueError, match="holds a int"):
         found_in(chat(), group(Trajectory([*ASK, 5], 1.0)))
-
-
-def test_calls_are_forgotten_by_age_and_by_number():
-    talk = chat(seed=2)
-    _, calls = talked(talk, 3)
-    assert talk.calls.forget(3) == 0 and talk.calls.forget(4) == 3 and len(talk.calls) == 0
-    few = Calls(most=size(calls[1]) + size(calls[2]))
-    for call in calls:
-        few.add(call)
-    traces = [reduce(follow, (*call.messages, call.message), b"") for call in calls]
-    assert [few.ending(trace) for trace in traces] == [[], [calls[1]], [calls[2]]]
-    assert len(few) == 2 and few.get(calls[0].id) is None
-    developer, system = ({"role": role, "content": "be brief"} for role in ("developer", "system"))
-    assert follow(b"", developer) == follow(b"", system) != follow(b"x", system)

@@ -4,12 +4,9 @@ import pytest
 
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.config.training import EvalConfig
 from gspo.data import reasoning_gym
-from gspo.data.chat_template import Encoder
-from gspo.data.prompts import load_prompts
 from gspo.rewards import graders
-from tests.data.tools import TEMPLATE, characters
+from tests.data.tools import load
 
 factory = pytest.importorskip("reasoning_gym.factory")
 NO_GOLD = {
@@ -62,12 +59,6 @@ def test_the_right_answer_scores_1_and_a_mutant_does_not(name):
         for other in entries:
             if other["answer"] != gold and name not in OTHERS_FIT:
                 assert score(f"<answer>{other['answer']}</answer>", entry) < 1
-
-
-def load(name, system="s", **config):
-    """Through the process that makes the items."""
-    task = TaskConfig(source=f"reasoning_gym:{name}", config=config, size=16, system=system)
-    return load_prompts(task, EvalConfig(num_prompts=8), Encoder(characters(TEMPLATE), task))
 
 
 def generate(name, num_prompts=8, size=16, seed=0, note=print, **config):
@@ -144,11 +135,6 @@ def test_bad_tasks(name, options, message):
         reasoning_gym.generate(request, print)
 
 
-def test_errors_come_out_of_the_process_that_makes_the_items():
-    with pytest.raises(ValueError, match="reasoning-gym has no such task, did you mean count_bits"):
-        load("cuont_bits")
-
-
 def test_fewer_training_items_than_asked_for_is_noted():
     notes = []
     train, _ = generate("count_bits", max_n=20, note=notes.append)
@@ -168,14 +154,6 @@ def test_a_scorer_that_pays_for_junk_is_noted(name, message):
     dataset = reasoning_gym.open_task(f"reasoning_gym:{name}", {}, 0, 1)
     reasoning_gym.check(name, dataset, items(name, 8), notes.append)
     assert len(notes) == 1 and message in notes[0]
-
-
-def test_warnings_come_out_of_the_process_that_makes_the_items():
-    with pytest.warns(UserWarning) as heard:
-        load("game_of_life_halting", system=None)
-    texts = [str(w.message) for w in heard]
-    assert "between <answer> and </answer>: say so in task.system" in texts[0]
-    assert "pays 1.00 on average" in texts[1]
 
 
 class Stub:

@@ -6,6 +6,10 @@ from typing import Any
 
 import torch
 
+from gspo.config.rollout import TaskConfig
+from gspo.config.training import EvalConfig
+from gspo.data.chat_template import Encoder
+from gspo.data.prompts import load_prompts
 from gspo.types import Prompt, Rollout
 
 TEMPLATE = """{{ bos_token }}{% for m in messages %}
@@ -48,5 +52,11 @@ def rollout(
 ) -> Rollout:
     """A sampled completion to prompt `number`."""
     none = torch.zeros(1)
-    its_prompt = Prompt(f"train-{number}", prompt, (1,), columns, task, opens_thinking)
-    return Rollout(its_prompt, none.long(), none.bool(), none, none.long(), "eos", completion)
+    asked = Prompt(f"train-{number}", prompt, (1,), columns, task, opens_thinking)
+    return Rollout(asked, none.long(), none.bool(), none, none.long(), "eos", completion)
+
+
+def load(name, system="s", **config):
+    """Through the process that makes the items."""
+    task = TaskConfig(source=f"reasoning_gym:{name}", config=config, size=16, system=system)
+    return load_prompts(task, EvalConfig(num_prompts=8), Encoder(characters(TEMPLATE), task))

@@ -5,12 +5,10 @@ import math
 import pytest
 import torch
 
-from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.baselines import cispo, dppo_kl, dppo_tv, gmpo, luspo, minirl, sapo
 from gspo.objective.completions import Completions
-from gspo.objective.corrections import icepop, seq_mis, tis, weights
 from gspo.objective.losses import gspo
-from tests.objective.test_losses import case, terms, value_and_gradient
+from tests.objective.cases import case
 
 
 def logs(*values):
@@ -73,38 +71,3 @@ def test_luspo_is_gspo_times_the_length_and_gspo_at_length_one():
     logp, old, A, y = case(2, lengths=[1] * 5)
     for a, b in zip(luspo(logp, old, A, y, 0.1, 0.1), gspo(logp, old, A, y, 0.1, 0.1)):
         assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_on_policy_every_gradient_is_the_plain_policy_gradient(name):
-    """At ratio 1 each token of a completion has the gradient -A_i, up to one factor for the completion. SAPO's gate has
-    slope 1.
-    """
-    _, old, A, y = case(6)
-    logp = old.clone().requires_grad_()
-    out = terms(name, logp, old, A, y, 0.1, 0.1)
-    assert not (out.clipped_low | out.clipped_high).any()
-    _, gradient = value_and_gradient(name, logp, old, A, y, 0.1, 0.1)
-    share = gradient / -y.spread(A)
-    for part, n in zip(share.split(y.length.tolist()), y.length.tolist()):
-        per_token = {"completions": 1 if name == "luspo" else 1 / n, "tokens": 1, "budget": 1}[ALGORITHMS[name].counts]
-        total = {"completions": 4, "tokens": 15, "budget": 36}[ALGORITHMS[name].counts]
-        torch.testing.assert_close(part, torch.full_like(part, per_token / total))
-
-
-def test_corrections_by_hand():
-    r = torch.tensor([0.4, 0.6, 1.9, 2.5, 6.0])
-    assert tis(r).tolist() == pytest.approx([0.4, 0.6, 1.9, 2.0, 2.0])
-    assert icepop(r).tolist() == pytest.approx([0, 0.6, 1.9, 2.5, 0])
-    assert seq_mis(r).tolist() == pytest.approx([0.4, 0.6, 1.9, 0, 0])
-
-
-def test_a_correction_of_whole_completions_does_not_decay_with_length():
-    """The field's mistake: exp of the sum of log ratios. Here a completion's weight is the geometric mean."""
-    for n in (1, 10, 1000):
-        y = Completions.of(torch.tensor([n]))
-        old, mu = torch.full((n,), math.log(0.45)), torch.full((n,), math.log(0.5))
-        for name in ("tis", "icepop", "seq_mis"):
-            assert float(weights(name, "sequence", old, mu, y)) == pytest.approx(0.9, rel=1e-4)
-        assert weights("tis", "token", old, mu, y).shape == (n,)
-        assert weights("seq_mis", "token", old, mu, y).shape == (1,)

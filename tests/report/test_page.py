@@ -7,11 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gspo.report import samples
 from gspo.report.page import escape, write_report
-from gspo.report.read import first_step, last_step
-from gspo.runs.log import to_json
 from tests.report.fake_run import make
+from tests.report.rows import rollouts, row
 
 EVIL = "</div><script>alert(1)</script><img src=x onerror=alert(1)> \x00\x1b[31m & \"quoted\" 'too' \ud83d"
 
@@ -47,21 +45,6 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(run):
     return Page(write_report([run]).read_text())
-
-
-def rollouts(folder, rows):
-    with (folder / "rollouts.jsonl").open("wb") as file:
-        file.writelines(map(to_json, rows))
-
-
-def row(step, prompt, reward, completion="yes", **more):
-    return {
-        "step": step,
-        "prompt": prompt,
-        "completion": completion,
-        "reward": reward,
-        "token_ids": [1, 2],
-    } | more
 
 
 def test_the_headline_has_the_numbers(page):
@@ -130,64 +113,6 @@ def test_what_the_model_writes_cannot_become_markup(tmp_path):
     assert "\x00" not in page.text and "\x1b" not in page.text and escape("\x1b") == "␛"
 
 
-def test_chat_messages_are_shown_with_their_roles():
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
-    assert samples.prompt_text({"prompt": messages}) == "system: Be brief.\nuser: 2+2?"
-
-
-def test_only_the_ends_of_a_large_file_are_read(tmp_path, monkeypatch):
-    rows = [row(s, f"p{i}", 1.0, "x" * 20000) for s in range(1, 41) for i in range(8)]
-    rollouts(tmp_path, rows)
-    path = tmp_path / "rollouts.jsonl"
-    assert first_step(path) == rows[:8] and last_step(path) == rows[-8:]
-    with path.open("ab") as file:
-        file.write(b'{"step": 41, "pro')  # killed here
-    assert last_step(path) == rows[-8:]
-    monkeypatch.setattr("gspo.report.read.MOST_BYTES", 50_000)  # a step larger than that is read in part
-    assert first_step(path) == rows[:2] and last_step(path)[-1] == rows[-1]
-    assert first_step(tmp_path / "none") == last_step(tmp_path / "none") == []
-    path.write_bytes(b"")
-    assert first_step(path) == last_step(path) == []
-
-
-def test_before_and_after_show_the_same_prompt_and_a_median_completion():
-    first = [row(1, "a b c", r, f"f{r}") for r in (0.0, 1.0, 0.0)] + [row(1, "x y", 1.0, "other")]
-    last = [row(9, "q r", 0.0, "no"), row(9, "a b c", 1.0, "l1"), row(9, "a b c", None, "failed")]
-    before, after = samples.choose_pair(first, last)
-    assert (before["completion"], after["completion"]) == ("f0.0", "l1")
-    assert samples.choose_pair(first, first) is None
-    assert samples.choose_pair([], last) is None
-
-
-def test_before_and_after_are_typical_of_their_time():
-    """Most fail before and most succeed after: a prompt that fails twice, or a lucky first completion, is not shown."""
-    rewards = {"a": (1, 1), "b": (0, 0), "c": (0, 1), "d": (0, 1), "e": (0, 1)}
-    first = [row(0, f"q {p}", float(r), f"before {p}") for p, (r, _) in rewards.items()]
-    last = [row(9, f"q {p}", float(r), f"after {p}") for p, (_, r) in rewards.items()]
-    before, after = samples.choose_pair(first, last)
-    assert (before["reward"], after["reward"]) == (0.0, 1.0)
-    assert before["prompt"] == after["prompt"]
-
-
-def test_tokens_are_coloured_by_their_log_ratio(tmp_path):
-    assert [samples.shade(v, 1.0) for v in (-9.0, -0.5, 0.0, 0.1, 0.3, 1.0, None, float("nan"))] == [
-        "d4", "d2", "", "", "u1", "u4", "", "",
-    ]  # fmt: skip
-    ratios = [1e-3, -1e-3, 0.0]
-    rollouts(tmp_path, [row(1, "p", 1.0, tokens=["a", "b\n", "c"], log_ratio=ratios, logp=[-0.5, -1.0, -2.0])])
-    html = samples.coloured(tmp_path / "rollouts.jsonl", escape)
-    assert '<i class="u4" title="log-ratio +0.001, log-prob -0.5">a</i>' in html
-    assert '<i class="d4" title="log-ratio -0.001, log-prob -1">b↵\n</i>' in html
-    assert '<i class="" ' in html
-
-
-def test_a_long_completion_loses_its_middle(tmp_path):
-    n = samples.MOST_TOKENS + 7
-    rollouts(tmp_path, [row(1, "p", 1.0, tokens=["t"] * n, log_ratio=[0.1] * n, logp=[-1.0] * n)])
-    html = samples.coloured(tmp_path / "rollouts.jsonl", escape)
-    assert html.count(">t</i>") == samples.MOST_TOKENS and "7 tokens left out" in html
-
-
 def test_several_runs_have_a_table_and_leave_the_reports_alone(run, tmp_path):
     second = make(tmp_path / "grpo", steps=20, seed=1, gain=0.2, name="grpo", warnings=("second",))
     before = (run / "report.html").read_bytes()
@@ -204,36 +129,3 @@ def test_no_runs_and_no_metrics(tmp_path):
         write_report([])
     with pytest.raises(ValueError, match=r"no metrics\.jsonl"):
         write_report([tmp_path])
-
-
-def test_conversations_are_shown_turn_by_turn(tmp_path):
-    messages = [
-        {"role": "user", "content": "which <box>?"},
-        {"role": "assistant", "content": "look a", "turn": 0, "reward": -0.02},
-        {"role": "tool", "content": "nothing"},
-        {"role": "assistant", "content": "made up", "left_out": "no answer of the policy"},
-    ]
-    tokens = {"tokens": ["look ", "a"], "log_ratio": [0.1, -0.1], "token_turns": [0, 0]}
-    rollouts(tmp_path, [row(step, "which <box>?", 1.0, "look a", dialogue=messages, **tokens) for step in (1, 2)])
-    shown = samples.before_and_after(tmp_path, escape)
-    for text in (
-        "turn 1, reward −0.02",
-        "tool",
-        "nothing",
-        "left out: no answer of the policy",
-        "which &lt;box&gt;?",
-    ):
-        assert text in shown, text
-    assert shown.count('<div class="completion">look a</div>') == 2 and "<box>" not in shown
-    shown = samples.coloured(tmp_path / "rollouts.jsonl", escape)
-    assert "turn 1, trained, reward −0.02" in shown and ">look </i>" in shown and shown.count("nothing") == 1
-
-
-def test_tokens_stand_in_the_turns_that_sampled_them(tmp_path):
-    messages = [{"role": "assistant", "content": content, "turn": turn} for turn, content in enumerate("abc")]
-    tokens = {"tokens": ["b", "a", "a"], "log_ratio": [0.1] * 3, "token_turns": [1, 0, 0]}
-    rollouts(tmp_path, [row(1, "p", 1.0, dialogue=messages, **tokens)])
-    shown = samples.coloured(tmp_path / "rollouts.jsonl", escape)
-    first, second, third = shown.split('<p class="about">turn ')[1:]
-    assert first.count(">a</i>") == 2 and second.count(">b</i>") == 1 and third.count("</i>") == 0
-    assert first.startswith("1, trained") and third.startswith("3</p>")

@@ -1,19 +1,16 @@
 """The figures: those that the run has data for, in both renderings, whatever is missing or odd."""
 
 import json
-import math
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
 
 from gspo.report import plots
-from gspo.report.canvas import DARK, LIGHT
+from gspo.report.canvas import LIGHT
 from gspo.report.plots import PLOTS, draw
 from gspo.report.read import read_run, run_names
-from gspo.runs.folder import RunFolder
-from gspo.runs.log import RunLog
-from tests.report.fake_run import Quiet, make
+from tests.report.fake_run import make
 
 
 def write(folder, lines):
@@ -77,16 +74,6 @@ def test_a_folder_without_metrics_is_an_error(tmp_path):
         draw([tmp_path])
 
 
-def test_nan_and_a_half_written_line_are_passed_over(tmp_path):
-    with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder, progress=Quiet()) as log:
-        for step in range(1, 6):
-            log.metrics({"step": step, "reward": math.nan if step == 3 else step})
-    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"step": 6, "rew')
-    steps, values = read_run(tmp_path / "run").series("reward")
-    assert steps.tolist() == values.tolist() == [1, 2, 4, 5]
-
-
 def test_accuracy_has_its_intervals_and_ends(run):
     ax = axes("accuracy", run)
     assert [t.get_text() for t in ax.texts] == ["36 %", "88 %"]
@@ -128,22 +115,6 @@ def test_several_runs_are_laid_over_each_other(run, tmp_path):
     assert run_names([run, second]) == [f"{run.parent.name}/demo", "other/demo"]
     ax = axes("time", run, second)
     assert len(ax.lines) == 2 and ax.get_title(loc="left") == "Time of a step"
-
-
-def contrast(a, b):
-    def luminance(colour):
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear))
-
-    high, low = sorted((luminance(a), luminance(b)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_colours_can_be_seen(theme):
-    assert contrast(theme.ink, theme.paper) > 7
-    assert all(contrast(colour, theme.paper) > 3 for colour in theme.series)  # WCAG 2.1, graphical objects
 
 
 def test_kinds_of_completions_are_drawn_by_their_prefix(tmp_path):

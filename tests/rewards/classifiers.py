@@ -4,6 +4,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from gspo.backends.hf.tiny import longest_match_tokenizer
+from gspo.rewards.reward_model import RewardModel
 from tests.data.tools import TEMPLATE
 
 PIECES = [*"0123456789+=? []:;!", *"abcdefghijklmnopqrstuvwxyz"]
@@ -30,3 +31,14 @@ def saved(folder, labels=1, template=TEMPLATE, pad=True, kind="qwen3", **config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+REPLIES = ["a", "abcabcabc", "7", "zz top", "a" * 30, "", "b7"]
+
+
+def reward_model(folder, **fields):
+    return RewardModel(path=str(folder), device="cpu", **fields)
+
+
+def scores(model, completions=REPLIES, prompt="why?"):
+    return model([prompt] * len(completions), completions)

@@ -1,49 +1,21 @@
 import asyncio
 import json
-import sqlite3
-import subprocess
-import sys
-import threading
-import time
 from contextlib import closing
 
 import pytest
-from fastapi.responses import Response
 
 import gspo
 from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
-from gspo.rewards import judge_prompts
-from gspo.rewards.http_client import Unreadable
 from gspo.rewards.judge import Judge
 from tests.agents.talking import tokenizer
-from tests.rewards.endpoint import listening, material, said, score
+from tests.rewards.endpoint import listening, material, said
+from tests.rewards.judging import KEY, by_length, judge, rewards
 from tests.serving.served import serving
-
-KEY = "sk-very-secret-42"
 
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", KEY)
-
-
-def judge(endpoint, **fields):
-    base = {"model": "m", "url": endpoint.url, "key_variable": "JUDGE_KEY", "rubric": "Short is good.", "retries": 0}
-    return Judge(**base | fields)
-
-
-def rewards(judge, completions, prompt="Why?", **columns):
-    return asyncio.run(
-        judge([prompt] * len(completions), completions, **{name: [x] * len(completions) for name, x in columns.items()})
-    )
-
-
-def by_length(body):
-    """Ten minus the length."""
-    return score(10 - len(material(body)["REPLY"]))
-
-
-# The way there and back
 
 
 def test_scores_of_completions():
@@ -68,91 +40,6 @@ def test_further_fields_of_the_request():
     assert endpoint.asked[0]["reasoning_effort"] == "low" and "temperature" not in endpoint.asked[0]
 
 
-class Once:
-    """Something wrong first, then right answers."""
-
-    def __init__(self, *wrong):
-        self.wrong, self.lock = list(wrong), threading.Lock()
-
-    def __call__(self, body):
-        with self.lock:
-            return self.wrong.pop(0) if self.wrong else score(5)
-
-
-GARBAGE = Response("<html>busy</html>", media_type="text/html")
-CUT = Response('{"choices": [{"mess', media_type="application/json")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        (Response("{}", 429, {"retry-after-ms": "20"}), "HTTP 429"),
-        (Response("{}", 500), "HTTP 500"),
-        (GARBAGE, "unreadable response: no chat completion"),
-        (CUT, "unreadable response: no chat completion"),
-        ({"choices": []}, "unreadable response: no chat completion"),
-        (said("Seven of ten."), "unreadable response: no JSON object"),
-        (said('{"score": 7'), "unreadable response: no JSON object"),
-        (said(None), "unreadable response: no text"),
-        (said('{"score": 7}', finish_reason="length"), "unreadable response: cut off"),
-    ],
-)  # fmt: skip
-def test_what_fails_is_asked_again_and_else_no_opinion(wrong, reason):
-    with listening(Once(wrong)) as endpoint, closing(judge(endpoint, retries=1)) as judged:
-        assert rewards(judged, ["a"]) == [0.5]
-        assert judged.counts()["retries"] == 1
-    with listening(lambda body: wrong) as endpoint, closing(judge(endpoint, retries=1)) as judged:
-        assert rewards(judged, ["a"]) == [None]
-        assert len(endpoint.asked) == 2
-        with pytest.warns(UserWarning, match=f"judge: no opinion 1 times: {reason}"):
-            assert judged.counts()["failed"] == 1
-        assert rewards(judged, ["a"]) == [None]  # not kept: the next answer may be better
-        assert len(endpoint.asked) == 4
-
-
-def test_what_asking_again_cannot_help_is_asked_once():
-    wrong = Response(json.dumps({"error": {"message": f"no such model, {KEY}"}}), 404, media_type="application/json")
-    with listening(lambda body: wrong) as endpoint, closing(judge(endpoint, retries=3)) as judged:
-        assert rewards(judged, ["a"]) == [None]
-        assert len(endpoint.asked) == 1
-        (reason,) = judged.line.reasons
-        assert "no such model" in reason and KEY not in reason
-        with pytest.raises(ValueError, match=r"judge.url = .* HTTP 404") as error:
-            judged.wait()
-        assert KEY not in str(error.value)
-
-
-def test_a_slow_answer_is_no_opinion():
-    def answer(body):
-        return (1.0, score(1)) if material(body)["REPLY"] == "slow" else score(5)
-
-    with listening(answer) as endpoint, closing(judge(endpoint, timeout=0.4, retries=2)) as judged:
-        begin = time.perf_counter()
-        assert rewards(judged, ["slow", "quick"]) == [None, 0.5]
-        assert time.perf_counter() - begin < 5
-        assert list(judged.line.reasons) == ["no response within 0.4 s"]
-
-
-def test_so_many_requests_at_once_and_no_more():
-    with (
-        listening(lambda body: (0.05, score(1))) as endpoint,
-        closing(judge(endpoint, max_concurrent=3)) as judged,
-    ):
-
-        async def two():
-            return await asyncio.gather(*(judged(["?"] * 6, [f"{i}{j}" for j in range(6)]) for i in range(2)))
-
-        assert asyncio.run(two()) == [[0.1] * 6] * 2
-        assert endpoint.most == 3
-
-
-def test_a_server_that_is_not_there():
-    with closing(Judge(model="m", url="http://127.0.0.1:9/v1", key_variable="", rubric="r", retries=0)) as judged:
-        with pytest.raises(ValueError, match=r"judge.url = 'http://127.0.0.1:9/v1', judge.model = 'm': cannot be reached"):
-            judged.wait()
-        assert rewards(judged, ["a", "b"]) == [None, None]
-
-
 def test_no_right_answer_is_needed_to_begin():
     with listening(lambda body: said("?")) as endpoint, closing(judge(endpoint)) as judged:
         judged.wait()
@@ -174,46 +61,6 @@ def test_a_completion_cannot_end_its_part():
         assert sum(line.startswith(code) for line in text.splitlines()) == 4
         codes.add(code)
     assert len(codes) == 2  # a new one each time
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "", "7", '{"score": "7"}', '{"score": true}', '{"score": null}', '{"score": NaN}', '{"score": 11}', '{"score": -1}',
-        '{"score": 7, "score": 9}', '{"score": 7} or {"score": 9}', '{"grade": 7}', '["score", 7]', '{"score": [7]}',
-        '{"score": 1e999}', '{"score": ' + "9" * 400 + "}", "{" * 100_000 + "}", '{"score": 7} <think>{"score": 1}</think>',
-    ],
-)  # fmt: skip
-def test_unreadable_scores(answer):
-    question = judge_prompts.scored("r", "q", "a", None, 10)
-    with pytest.raises(Unreadable):
-        question.read(judge_prompts.object_of(answer))
-
-
-@pytest.mark.parametrize(
-    "answer",
-    ['{"score": 7}', '```json\n{"reason": "{}", "score": 7.0}\n```', '<think>{"score": 1}</think> {"score":7}'],
-)
-def test_readable_scores(answer):
-    assert judge_prompts.scored("r", "q", "a", None, 10).read(judge_prompts.object_of(answer)) == 0.7
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("together", {"scores": {"1": 1}}), ("together", {"scores": [1, 2]}), ("together", {"scores": {"1": 1, "3": 2}}),
-        ("together", {"scores": {"1": 1, "2": None}}), ("together", {}), ("ranked", {"ranks": {"1": 0, "2": 1}}),
-        ("ranked", {"ranks": {"1": 1, "2": 3}}), ("paired", {"better": "a"}), ("paired", {"better": ["A"]}), ("paired", {}),
-    ],
-)  # fmt: skip
-def test_unreadable_comparisons(name, answer):
-    question = {
-        "together": judge_prompts.together("r", "q", ["a", "b"], None, 10),
-        "ranked": judge_prompts.ranked("r", "q", ["a", "b"], None),
-        "paired": judge_prompts.paired("r", "q", "a", "b", None),
-    }[name]
-    with pytest.raises(Unreadable):
-        question.read(answer)
 
 
 # The cache
@@ -241,24 +88,6 @@ def test_what_determines_an_answer_is_in_its_key():
             assert len(endpoint.asked) == 3
             rewards(judged, ["a"], gold="x")
             assert len(endpoint.asked) == 3
-
-
-ASKS = """
-import asyncio, sys
-from gspo.rewards.judge import Judge
-judge = Judge(model="m", url=sys.argv[1], key_variable="", rubric="r", cache=sys.argv[2])
-print(asyncio.run(judge(["?"] * 40, [str(i % 20) for i in range(40)])) == [0.3] * 40)
-"""
-
-
-def test_processes_share_a_cache(tmp_path):
-    path = tmp_path / "answers.sqlite"
-    with listening(lambda body: score(3)) as endpoint:
-        command = [sys.executable, "-c", ASKS, endpoint.url, str(path)]
-        several = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
-        assert [process.communicate()[0].strip() for process in several] == [b"True"] * 3
-    with closing(sqlite3.connect(path)) as file:
-        assert file.execute("SELECT count(*) FROM answers").fetchone() == (20,)
 
 
 # Groups
@@ -397,11 +226,3 @@ def test_bad_settings(change, message):
     with pytest.raises(ValueError, match=message) as error:
         Judge(**base | change)
     assert KEY not in str(error.value)
-
-
-def test_a_file_that_is_no_cache(tmp_path):
-    path = tmp_path / "notes.txt"
-    path.write_text("not a database, but a text of some length\n" * 50)
-    with pytest.raises(ValueError, match=r"judge.cache = .* cannot be used as a cache"):
-        Judge(model="m", key_variable="", rubric="r", cache=str(path))
-    assert path.read_text().startswith("not a database")

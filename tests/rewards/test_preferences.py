@@ -12,7 +12,7 @@ from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.rewards.preferences import Preferred, bradley_terry, from_ranks, rewards, win_rate, wins
 from gspo.rewards.scorer import Rewards
-from gspo.rewards.transcripts import NoOpinion, rewarded
+from gspo.rewards.transcripts import rewarded
 from tests.data.tools import rollout
 
 
@@ -134,14 +134,3 @@ def test_preferences_as_a_reward_function():
     assert len(compared) == 3 + 3  # equal completions are one
     assert {prompt for prompt, *_ in compared} == {"p0", "p1"}
     assert scored[0].reward_parts == {"longer": 1}
-
-
-def test_a_group_of_trajectories_with_rewards():
-    group = gspo.TrajectoryGroup(
-        [gspo.Trajectory([{"role": "user", "content": "q"}], metrics={"steps": 2.0}) for _ in range(3)], {"id": 7}
-    )
-    copies = rewarded(group, [0.5, None, 2.0])
-    assert [trajectory.reward for trajectory in copies] == [0.5, 2.0]
-    assert copies.trajectories[0].metrics == {"steps": 2.0, "preference": 0.5} and copies.metadata == {"id": 7}
-    assert len(copies.exceptions) == 1 and isinstance(copies.exceptions[0], NoOpinion)
-    assert [trajectory.reward for trajectory in group] == [0, 0, 0]  # as it was

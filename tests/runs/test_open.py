@@ -1,4 +1,4 @@
-"""The run's log takes the warnings of gspo's own code, wherever in the package it stands, and no others."""
+"""Opening a run's folder; and the run's log, which takes the warnings of gspo's own code and no others."""
 
 import warnings
 from pathlib import Path
@@ -6,9 +6,84 @@ from pathlib import Path
 import pytest
 
 import gspo
+from gspo.config.files import from_dict, load
+from gspo.data import sources
+from gspo.report.read import read_lines
+from gspo.runs import checkpoint
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
-from gspo.runs.open import warnings_to
+from gspo.runs.open import claimed, open_run, warnings_to
+from tests.report.fake_run import Quiet
+from tests.runs.events import texts
+
+
+def config(folder, **sections):
+    return from_dict({"log": {"dir": str(folder)}, "train": {"steps": 4}} | sections)
+
+
+def go(made, resume, steps):
+    """Opens a run, does these steps and saves the last; the state that it went on from."""
+    with claimed(made, resume) as (folder, last), open_run(made, folder, last, "t") as (log, _, state):
+        begun = log.step
+        for step in steps:
+            log.metrics({"step": step})
+        if steps:
+            path = log.folder.checkpoints
+            checkpoint.save(path, steps[-1], lambda model: None, {"log": log.position(), "begun": begun}, 2)
+            log.metrics({"step": steps[-1] + 1})  # after the checkpoint: lost with the process
+    return state
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+    made = config(tmp_path / "run")
+    assert go(made, False, [1, 2]) is None
+    state = go(config(tmp_path / "run", train={"steps": 9}), True, [3])
+    assert (state["step"], state["begun"]) == (2, 0)
+    assert [line["step"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert load(tmp_path / "run" / "config.toml").train.steps == 9  # the newest word stands there
+
+
+def test_a_run_without_a_checkpoint_begins_again(tmp_path):
+    made = config(tmp_path / "run")
+    with claimed(made, False) as none:
+        assert none == (None, None) and not (tmp_path / "run").exists()
+    go(made, False, [])
+    assert go(made, True, [1]) is None
+
+
+def test_what_is_refused_before_anything_is_made(tmp_path):
+    go(config(tmp_path / "run"), False, [1])
+    for changes, resume, message in (
+        ({}, False, "is not empty; go on with that run by --resume"),
+        ({"optimizer": {"lr": 0.5}}, True, "optimizer.lr = 0.5 cannot be changed by --resume"),
+    ):
+        with pytest.raises(ValueError, match=message), claimed(config(tmp_path / "run", **changes), resume):
+            pass
+    with pytest.raises(ValueError, match="no such run folder to resume"), claimed(config(tmp_path / "other"), True):
+        pass
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_resumed_run_is_held_before_it_is_read(tmp_path):
+    made = config(tmp_path / "run")
+    go(made, False, [1])
+    with claimed(made, True), pytest.raises(RuntimeError, match="another process is writing"):
+        RunFolder.resume(tmp_path / "run")
+
+
+def test_warnings_of_our_own_code_go_into_the_log(tmp_path):
+    with (
+        RunFolder.create(tmp_path / "run", "") as folder,
+        RunLog(folder, progress=Quiet()) as log,
+        pytest.warns(UserWarning, match="of others") as heard,
+        warnings_to(log),
+    ):
+        warnings.warn_explicit("of ours", UserWarning, sources.__file__, 1)
+        warnings.warn_explicit("of others", UserWarning, "elsewhere.py", 1)
+        warnings.warn_explicit("old", DeprecationWarning, sources.__file__, 1)
+    assert texts(tmp_path / "run") == ["of ours"]
+    assert "of ours" not in [str(one.message) for one in heard]
+
 
 PACKAGE = Path(gspo.__file__).parent
 FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py")})

@@ -1,9 +1,7 @@
 """The endpoint, asked by OpenAI's client and by clients that mean no good."""
 
 import asyncio
-import json
 import time
-from functools import reduce
 
 import httpx
 import openai
@@ -13,15 +11,8 @@ import torch
 from gspo.learner import layout
 from gspo.rollout.credit import completion_of
 from tests.agents.talking import TOOLS
-from tests.serving.served import post, serving
-
-ASK = [{"role": "user", "content": "what is in the box"}]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("serve") / "run", serve={"max_body": 20_000, "max_concurrent": 24}) as served:
-        yield served
+from tests.serving.served import post
+from tests.serving.tools import ASK
 
 
 def respond(model, **request):
@@ -129,68 +120,6 @@ async def _disconnecting(model):
         await client.chat.completions.create(model="policy", messages=ASK, n=4)
 
 
-GOOD = {"model": "policy", "messages": ASK}
-
-
-def deep(levels):
-    return reduce(lambda inner, _: [inner], range(levels), 1)
-
-
-def called(arguments):
-    return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "why"),
-    [
-        ({}, 400, "model"),
-        ({"model": "policy"}, 400, "messages"),
-        (GOOD | {"model": "gpt-4"}, 404, "it is 'policy'"),
-        (GOOD | {"messages": []}, 400, "at least 1"),
-        (GOOD | {"messages": "hello"}, 400, "messages"),
-        (GOOD | {"messages": [{"role": "king", "content": "x"}]}, 400, "role"),
-        (GOOD | {"messages": [{"role": "user"}]}, 400, "without content"),
-        (GOOD | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 400, "messages"),
-        (GOOD | {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "unicode"),
-        (GOOD | {"messages": [{"role": "user", "content": "x " * 2000}]}, 400, "reads at most 512"),
-        (GOOD | {"messages": [{"role": "user", "content": "x", "more": deep(101)}]}, 400, "100 levels deep"),
-        pytest.param(json.dumps(GOOD)[:-1] + ', "user": ' + "[" * 950 + "]" * 950 + "}", 400, "", id="nested"),
-        (GOOD | {"messages": [*ASK, called("[" * 10_000), {"role": "tool", "content": "x"}]}, 400, "reads at most 512"),
-        (GOOD | {"n": 0}, 400, "n:"),
-        (GOOD | {"n": "1"}, 400, "n:"),
-        (GOOD | {"stream": "yes"}, 400, "stream"),
-        (GOOD | {"logprobs": 1}, 400, "logprobs"),
-        (GOOD | {"temperature": 1e-300}, 400, "at least 0.01"),
-        (GOOD | {"min_p": False}, 400, "min_p"),
-        (GOOD | {"n": 100000}, 400, "n:"),
-        (GOOD | {"temperature": -1}, 400, "temperature"),
-        (GOOD | {"top_p": 0}, 400, "top_p"),
-        (GOOD | {"max_tokens": 0}, 400, "max_tokens"),
-        (GOOD | {"stop": [""]}, 400, "none of them empty"),
-        (GOOD | {"frequency_penalty": 1}, 400, "frequency_penalty = 1 cannot be granted"),
-        (GOOD | {"response_format": {"type": "json_object"}}, 400, "response_format"),
-        (GOOD | {"tool_choice": "required", "tools": TOOLS}, 400, "tool_choice"),
-        (GOOD | {"tools": [{"type": "function"}]}, 400, "tools"),
-    ],
-)
-def test_bad_requests_are_answered_with_the_reason(model, body, status, why):
-    content = body if isinstance(body, str) else json.dumps(body)
-    headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
-    response = httpx.post(f"{model.base_url}/chat/completions", content=content, headers=headers)
-    assert response.status_code == status and why in response.json()["error"]["message"]
-
-
-def test_neutral_settings_are_granted(model):
-    settings = {
-        "frequency_penalty": 0,
-        "response_format": {"type": "text"},
-        "tool_choice": "auto",
-        "user": "me",
-        "logit_bias": None,
-    }
-    assert post(model, "/chat/completions", GOOD | settings).status_code == 200
-
-
 def test_the_smallest_top_p_leaves_the_likeliest_token(model):
     (least,), (best,) = [respond(model, **settings).choices for settings in ({"top_p": 5e-324}, {"temperature": 0})]
     assert least.message.content == best.message.content
@@ -199,44 +128,6 @@ def test_the_smallest_top_p_leaves_the_likeliest_token(model):
 def test_a_prompt_without_tokens_is_nobody_elses_fault(model):
     response = post(model, "/completions", {"model": "policy", "prompt": ""})
     assert response.status_code == 400 and "prompt" in response.json()["error"]["message"]
-
-
-def test_the_document_tells_what_is_granted(model):
-    headers = {"authorization": f"Bearer {model.api_key}"}
-    document = httpx.get(model.base_url.removesuffix("/v1") + "/openapi.json", headers=headers).json()
-    asking = document["components"]["schemas"]["ChatRequest"]
-    assert asking["properties"]["model"]["enum"] == ["policy"] and not asking["additionalProperties"]
-    assert asking["properties"]["min_p"]["enum"] == [0, None] and asking["properties"]["user"] == {}
-    responses = document["paths"]["/v1/chat/completions"]["post"]["responses"]
-    assert "422" not in responses and set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
-
-
-def test_who_has_no_key_gets_nothing(model):
-    for key in ("y", "x", model.api_key[:-1]):
-        response = post(model, "/chat/completions", GOOD, key=key)
-        assert response.status_code == 401 and "API key" in response.json()["error"]["message"]
-    assert httpx.get(f"{model.base_url}/models").status_code == 401
-    assert httpx.get(model.base_url.removesuffix("/v1") + "/health").status_code == 200
-
-
-def test_what_is_too_large_is_refused_with_and_without_a_length(model):
-    large = GOOD | {"messages": [{"role": "user", "content": "x" * 30_000}]}
-    assert post(model, "/chat/completions", large).status_code == 413
-    content = json.dumps(large).encode()
-    headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
-    parts = (content[i : i + 1000] for i in range(0, len(content), 1000))
-    assert httpx.post(f"{model.base_url}/chat/completions", content=parts, headers=headers).status_code == 413
-
-
-def test_what_is_too_much_is_refused(model):
-    async def flood():
-        async with model.openai_client(max_retries=0) as client:
-            asks = [client.chat.completions.create(model="policy", messages=ASK) for _ in range(80)]
-            return await asyncio.gather(*asks, return_exceptions=True)
-
-    outcomes = asyncio.run(flood())
-    refused = [outcome for outcome in outcomes if isinstance(outcome, openai.RateLimitError)]
-    assert refused and len(refused) + sum(hasattr(outcome, "choices") for outcome in outcomes) == 80
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"[" * 10_000])

@@ -1,14 +1,8 @@
-"""Whole studies on a tiny model, and study files that are refused."""
+"""Whole studies on a tiny model."""
 
 import csv
 import json
 import math
-import os
-import re
-import signal
-import subprocess
-import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -17,44 +11,7 @@ from gspo.cli import main
 from gspo.study.analysis import Interval
 from gspo.study.compare import compare
 from gspo.study.page import write_summary
-from tests.tiny_run import ROWS, model
-
-BASE = """
-title = "Which one?"
-plan = "Fixed <b>before</b> anything ran."
-seeds = [3, 4]
-threads = 1
-last = 2
-baseline = "GRPO"
-[base]
-model = {path = "tiny"}
-task = {source = "rows.jsonl"}
-reward = {functions = ["letters:likes_a"], correct_at = 0.5}
-rollout = {num_prompts = 4, num_generations = 2, max_completion_length = 6}
-optimizer = {lr = 3e-3}
-train = {steps = 3}
-[variants.GRPO]
-algorithm = {name = "grpo"}
-[variants."GSPO auto"]
-algorithm = {name = "gspo", epsilon = "auto"}
-"""
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    model().save("tiny")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    (tmp_path / "letters.py").write_text(
-        "def likes_a(prompts, completions, **columns):\n    return [c.count('a') / max(1, len(c)) for c in completions]\n"
-    )
-    return tmp_path
-
-
-def write(place, text):
-    (place / "study.toml").write_text(text)
-    return place / "study.toml"
+from tests.study.studies import BASE, write
 
 
 def rows(folder):
@@ -91,54 +48,6 @@ def test_a_study_from_start_to_end_and_again(place, capsys):
     write(place, BASE.replace("steps = 3", "steps = 4"))
     assert compare(study, place / "out", only="runs/GRPO/seed3") == 0
     assert [(r["status"], r["steps"]) for r in rows(place / "out")] == [("done", "4")] + [("not run", "")] * 3
-
-
-def test_a_study_that_is_stopped_goes_on(place):
-    study = write(place, BASE.replace("steps = 3", "steps = 400").replace("[3, 4]", "[3]"))
-    command = [sys.executable, "-m", "gspo.cli", "compare", str(study), "--dir", "out", "--only", "runs/GRPO"]
-    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
-    metrics = place / "out" / "cells" / "runs" / "GRPO" / "seed3" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
-    steps = metrics.read_text().count("\n")
-    assert 3 < steps < 400
-    assert list((metrics.parent / "checkpoints").glob(f"step_{steps:06d}"))  # it saved the step it was in
-    write(place, BASE.replace("steps = 3", f"steps = {steps + 1}").replace("[3, 4]", "[3]"))
-    assert compare(study, "out", only="runs/GRPO") == 0
-    assert metrics.read_text().count("\n") == steps + 1
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("seeds = [3, 4]", "", "seeds = None: a list of whole numbers"),
-        ("seeds = [3, 4]", "seeds = [3, 3]", "each seed once"),
-        ("seeds = [3, 4]", "seed = [3]", "seed: unknown key, did you mean seeds"),
-        ('baseline = "GRPO"', 'baseline = "GRPOO"', "baseline = 'GRPOO': is no variant, did you mean GRPO"),
-        ('name = "grpo"', 'name = "grop"', "GRPO: algorithm.name = 'grop': allowed are .* did you mean grpo"),
-        ("lr = 3e-3", "rl = 3e-3", r"optimizer\.rl = 0\.003: unknown key"),
-        ("train = {steps = 3}", "train = {steps = 3, seed = 1}", ""),
-        ('algorithm = {name = "grpo"}', "train = {seed = 1}", r"GRPO: train\.seed: the study sets it"),
-        ("last = 2", "last = 0", "last = 0: must be a whole number of at least 1"),
-        ("threads = 1", 'threads = "all"', "threads = 'all': must be a whole number"),
-        ("[base]", "[bases]", "bases: unknown key"),
-        ('model = {path = "tiny"}', "", r"model\.path is required"),
-        ("[variants.GRPO]", '[settings."x"]\nonly = ["GRP"]\n[variants.GRPO]', "'GRP' is no variant, did you mean GRPO"),
-        ("[variants.GRPO]", '[variants."GRPO "]\n[variants.GRPO]', "two cells would have the folder"),
-        ("num_prompts = 4", "num_prompts = 5", r"num_prompts = 5 cannot be split"),
-        ("title =", "title", "cannot be read as TOML"),
-    ],
-)
-def test_a_bad_study_is_refused_before_anything_runs(place, capsys, old, new, message):
-    assert old in BASE
-    write(place, BASE.replace(old, new))
-    status = main(["compare", "study.toml", "--dir", "out", "--dry-run"])
-    assert status == (2 if message else 0)
-    assert re.search(message, capsys.readouterr().err)
-    assert not (place / "out").exists()
 
 
 def test_what_the_command_line_refuses(place, capsys):

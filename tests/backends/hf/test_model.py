@@ -1,7 +1,6 @@
 """Loading, checks and the two halves of the forward pass."""
 
 import json
-import shutil
 import sys
 from types import SimpleNamespace
 
@@ -10,31 +9,12 @@ import torch
 from transformers import LlamaForCausalLM, masking_utils
 
 from gspo.backends.hf import experts
-from gspo.backends.hf.model import load_model, wrap_model
+from gspo.backends.hf.model import wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.policy import ModelConfig
 from tests.backends.hf.families import FAMILIES, FULL_ATTENTION, PIECES, TOKENIZER, tiny
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tiny("qwen3_moe").save(folder)
-    return folder
-
-
-def copy(saved, tmp_path, without=()):
-    folder = tmp_path / "copy"
-    shutil.copytree(saved, folder)
-    for pattern in without:
-        for path in folder.glob(pattern):
-            path.unlink()
-    return folder
-
-
-def load(folder, **fields):
-    return load_model(ModelConfig(path=str(folder), device="cpu", **fields))
+from tests.backends.hf.folders import copy, load
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -123,26 +103,6 @@ def test_training_noise_is_refused():
         wrap_model(model, TOKENIZER)
 
 
-@pytest.mark.parametrize("by_layer", [False, True])
-def test_rotary_embeddings_that_change_with_the_row_bound_the_context(by_layer):
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    rope["original_max_position_embeddings"] = 32
-    wrapped = tiny("llama")
-    assert wrapped.context_length == 256
-    wrapped.config.rope_parameters = {"full_attention": rope} if by_layer else rope
-    assert wrapped.context_length == 32
-    wrapped.config.rope_parameters = rope | {"rope_type": "yarn"}  # one for rows of all lengths
-    assert wrapped.context_length == 256
-
-
-def test_keys_that_are_chosen_by_the_row_bound_the_context():
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
-    wrapped = build_tiny({"model_type": "doge", "intermediate_size": 64, "keep_window_size": 8, **shape}, TOKENIZER)
-    assert wrapped.context_length == 8 and not wrapped.has_full_attention
-    tokens = torch.arange(2, 10)[None]
-    torch.testing.assert_close(wrapped.hidden(input_ids=tokens)[:, :5], wrapped.hidden(input_ids=tokens[:, :5]))
-
-
 def test_local_attention_of_another_name_is_no_full_attention():
     shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 256}
     local = {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 1]], "window_size": 8}
@@ -191,44 +151,6 @@ def test_dtype(saved):
     assert load(saved, dtype="bfloat16").model.dtype == torch.bfloat16
 
 
-BAD_FOLDERS = [
-    (["config.json"], {}, "has no config.json"),
-    (["*.safetensors"], {}, r"has no weights \(\*.safetensors\)"),
-    (["tokenizer*"], {}, "has no tokenizer .*set model.tokenizer"),
-    ([], {"device": "cuda:9"}, "model.device = 'cuda:9': this machine has"),
-    ([], {"device": "gpu"}, "model.device = 'gpu': allowed are auto, cpu"),
-    ([], {"tokenizer": "/nowhere/at/all"}, "model.tokenizer = '/nowhere/at/all': no tokenizer can be loaded"),
-    ([], {"attention": "flash_attention_2"}, "cannot be loaded as a causal language model.*[Ff]lash"),
-]
-
-
-@pytest.mark.parametrize(("without", "fields", "message"), BAD_FOLDERS)
-def test_bad_folder(saved, tmp_path, without, fields, message):
-    folder = copy(saved, tmp_path, without)
-    with pytest.raises(ValueError, match=message):
-        load_model(ModelConfig(path=str(folder), **{"device": "cpu", **fields}))
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("", "model.path is required"),
-        ("./nowhere", "model.path = './nowhere': no such folder"),
-        ("a/b/c", "model.path = 'a/b/c': no such folder"),
-        (__file__, "this is a file; give the folder"),
-    ],
-)
-def test_bad_path(path, message):
-    with pytest.raises(ValueError, match=message):
-        load_model(ModelConfig(path=path, device="cpu"))
-
-
-def test_unknown_id(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match="neither a folder here nor a model of the Hugging Face hub"):
-        load_model(ModelConfig(path="no-such-owner/no-such-model", device="cpu"))
-
-
 def test_pickled_weights(saved, tmp_path):
     folder = copy(saved, tmp_path, ["*.safetensors"])
     wrapped = tiny("qwen3_moe")
@@ -244,15 +166,6 @@ def test_missing_weights(saved, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3, "layer_types": None}))
     with pytest.raises(ValueError, match=r"the weights do not fit Qwen3MoeForCausalLM: .* tensors are missing"):
-        load(folder)
-
-
-def test_remote_code(saved, tmp_path):
-    folder = copy(saved, tmp_path)
-    config = {"model_type": "brand_new", "auto_map": {"AutoConfig": "new.C", "AutoModelForCausalLM": "new.M"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "new.py").write_text("raise SystemExit('this code must not run')")
-    with pytest.raises(ValueError, match=r"its own Python code.*model.trust_remote_code = true"):
         load(folder)
 
 

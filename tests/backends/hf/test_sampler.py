@@ -5,13 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from gspo.backends.hf import routing
 from gspo.backends.hf.kv_cache import FIRST_BLOCK, GrowingLayer
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler, draw
 from gspo.backends.hf.tiny import build_tiny
 from gspo.learner.weights import PolicyWeights
-from gspo.objective.routing import changed
 from gspo.types import Prompt, Sampling
 from tests.backends.hf.families import FAMILIES, FULL_ATTENTION, TOKENIZER, prompts, tiny
 
@@ -189,47 +187,6 @@ def test_special_tokens_are_not_text():
     assert ended and all(r.tokens[-1] == 1 and "<eos>" not in r.text for r in ended)
 
 
-@pytest.mark.parametrize("stop", [("e",), ("bc", "ev"), ("a", "\n"), ("dd7", "x", "en"), ("od",)])
-def test_stop_strings(stop):
-    model, queries = tiny("qwen3_moe"), prompts(4, 11)
-    free = HFSampler(model).generate(queries, 20, Sampling(max_new_tokens=25, seed=2))
-    stopped = HFSampler(model).generate(queries, 20, Sampling(max_new_tokens=25, seed=2, stop=stop))
-    assert any(r.stop == "stop" for r in stopped)
-    for a, b in zip(free, stopped):
-        start = len(a.prompt.tokens)
-        texts = [TOKENIZER.decode(a.tokens[start : start + k], skip_special_tokens=True) for k in range(1, 26)]
-        want = next((k for k, text in enumerate(texts, 1) if any(s in text for s in stop)), None)
-        assert b.stop == ("length" if want is None else "stop")
-        assert b.tokens.tolist() == a.tokens[: start + (want or 25)].tolist()  # as sampled, up to there
-        if want:
-            assert any(b.text.endswith(s) for s in stop) and texts[want - 1].startswith(b.text)
-            assert not any(s in b.text[:-1] for s in stop)
-
-
-def test_stop_string_that_is_a_special_token():
-    model, queries = tiny("qwen3_moe"), prompts(4, 11)
-    by_id = HFSampler(model).generate(queries, 30, Sampling(max_new_tokens=25, stop_ids=(1,)))
-    by_text = HFSampler(model).generate(queries, 30, Sampling(max_new_tokens=25, stop=("<eos>",)))
-    assert any(r.stop == "eos" for r in by_id)
-    for a, b in zip(by_id, by_text):
-        assert torch.equal(a.tokens, b.tokens) and a.text == b.text
-        assert (a.stop, b.stop) in {("eos", "stop"), ("length", "length")}
-
-
-def test_stop_string_and_end_of_sequence_in_one_look():
-    model = tiny("llama")
-    free = HFSampler(model).generate(prompts(4), 40, Sampling(max_new_tokens=12, seed=4))
-    both = HFSampler(model).generate(prompts(4), 40, Sampling(max_new_tokens=12, seed=4, stop=("o",), stop_ids=(2, 3, 4)))
-    assert {r.stop for r in both} >= {"eos", "stop"}
-    for a, b in zip(free, both):
-        for k, token in enumerate(a.tokens[4:].tolist(), 1):
-            text = TOKENIZER.decode([token], skip_special_tokens=True)
-            reason = "eos" if token in (2, 3, 4) else "stop" if "o" in text else "length"
-            if reason != "length" or k == 12:
-                break
-        assert (b.stop, int(b.sampled.sum())) == (reason, k)
-
-
 def test_progress_and_empty():
     counts = []
     sampler = HFSampler(tiny("llama"), batch_size=4)
@@ -264,27 +221,3 @@ def test_broken_weights_are_an_error(temperature):
         next(sampler.model.model.parameters()).fill_(float("nan"))
     with pytest.raises(RuntimeError, match="not finite"):
         sampler.generate(prompts(4), 2, Sampling(max_new_tokens=3, temperature=temperature))
-
-
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "olmoe"])
-def test_routes_are_those_of_a_plain_forward_pass(family):
-    model = tiny(family)
-    sampling = Sampling(max_new_tokens=20, stop_ids=(1, 5, 6), seed=3, routes=True)
-    rollouts = HFSampler(model, batch_size=7).generate(prompts(3, 11, 7, 7, 25), 3, sampling)
-    assert len({len(rollout.tokens) for rollout in rollouts}) > 3
-    for rollout in rollouts:
-        with torch.no_grad(), routing.record(model.model) as record:
-            model.hidden(input_ids=rollout.tokens[None])
-            plain = record.take().transpose(0, 1)
-        assert rollout.routes.dtype == torch.int16 and rollout.routes.shape == plain.shape
-        assert (rollout.routes[-1] == -1).all()  # never read
-        assert not changed(rollout.routes[:-1], plain[:-1]).any()
-
-
-def test_routes_are_kept_only_where_asked_for_and_only_of_experts():
-    sampling = Sampling(max_new_tokens=4, routes=True)
-    assert HFSampler(tiny("qwen3")).generate(prompts(3), 2, sampling)[0].routes is None
-    plain = HFSampler(tiny("qwen3_moe")).generate(prompts(3), 2, dataclasses.replace(sampling, routes=False))[0]
-    assert plain.routes is None
-    short = HFSampler(tiny("qwen3_moe")).generate(prompts(3), 2, dataclasses.replace(sampling, max_new_tokens=1))[0]
-    assert short.routes.shape == (4, 2, 2) and (short.routes[:3] >= 0).all()

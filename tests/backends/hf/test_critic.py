@@ -1,0 +1,44 @@
+import pytest
+import torch
+
+from gspo.backends.hf.critic import Critic
+from tests.backends.hf.families import tiny
+
+
+def read(model, critic, tokens):
+    states = model.hidden(input_ids=tokens).flatten(0, 1)
+    return critic(states, torch.arange(tokens.numel()), {"input_ids": tokens})
+
+
+@pytest.mark.parametrize("trunk", ["shared", "copy"])
+def test_values_begin_at_zero_and_are_linear_in_the_states(trunk):
+    model, tokens = tiny("llama"), torch.arange(2, 14).view(2, 6)
+    critic = Critic(model, trunk)
+    values = read(model, critic, tokens)
+    assert values.shape == (12,) and values.dtype == torch.float32 and not values.any()
+    torch.nn.init.normal_(critic.head.weight)
+    critic.head.bias.data.fill_(2.0)
+    states = model.hidden(input_ids=tokens).flatten(0, 1)
+    torch.testing.assert_close(read(model, critic, tokens), (states @ critic.head.weight[0]) + 2.0)
+
+
+@pytest.mark.parametrize("trunk", ["shared", "copy"])
+def test_whose_weights_its_gradient_reaches(trunk):
+    model, tokens = tiny("llama"), torch.arange(2, 8)[None]
+    critic = Critic(model, trunk)
+    torch.nn.init.normal_(critic.head.weight)
+    read(model, critic, tokens).sum().backward()
+    policys = any(p.grad is not None and p.grad.any() for p in model.model.parameters())
+    its_own = any(p.grad is not None and p.grad.any() for p in getattr(critic, "body", torch.nn.Module()).parameters())
+    assert (policys, its_own) == ((True, False) if trunk == "shared" else (False, True))
+
+
+def test_a_copy_does_not_follow_the_policy():
+    model, tokens = tiny("llama"), torch.arange(2, 8)[None]
+    critic = Critic(model, "copy")
+    torch.nn.init.normal_(critic.head.weight)
+    before = read(model, critic, tokens)
+    with torch.no_grad():
+        for p in model.model.parameters():
+            p.mul_(1.5)
+    torch.testing.assert_close(read(model, critic, tokens), before)

@@ -1,0 +1,77 @@
+import json
+
+import pytest
+import torch
+
+from gspo.backends.hf.model import load_model
+from gspo.backends.hf.tiny import build_tiny
+from gspo.config.policy import ModelConfig
+from tests.backends.hf.families import TOKENIZER, tiny
+from tests.backends.hf.folders import copy, load
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_rotary_embeddings_that_change_with_the_row_bound_the_context(by_layer):
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope["original_max_position_embeddings"] = 32
+    made = tiny("llama")
+    assert made.context_length == 256
+    made.config.rope_parameters = {"full_attention": rope} if by_layer else rope
+    assert made.context_length == 32
+    made.config.rope_parameters = rope | {"rope_type": "yarn"}  # one for rows of all lengths
+    assert made.context_length == 256
+
+
+def test_keys_that_are_chosen_by_the_row_bound_the_context():
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    made = build_tiny({"model_type": "doge", "intermediate_size": 64, "keep_window_size": 8, **shape}, TOKENIZER)
+    assert made.context_length == 8 and not made.has_full_attention
+    tokens = torch.arange(2, 10)[None]
+    torch.testing.assert_close(made.hidden(input_ids=tokens)[:, :5], made.hidden(input_ids=tokens[:, :5]))
+
+
+BAD_FOLDERS = [
+    (["config.json"], {}, "has no config.json"),
+    (["*.safetensors"], {}, r"has no weights \(\*.safetensors\)"),
+    (["tokenizer*"], {}, "has no tokenizer .*set model.tokenizer"),
+    ([], {"device": "cuda:9"}, "model.device = 'cuda:9': this machine has"),
+    ([], {"device": "gpu"}, "model.device = 'gpu': allowed are auto, cpu"),
+    ([], {"tokenizer": "/nowhere/at/all"}, "model.tokenizer = '/nowhere/at/all': no tokenizer can be loaded"),
+    ([], {"attention": "flash_attention_2"}, "cannot be loaded as a causal language model.*[Ff]lash"),
+]
+
+
+@pytest.mark.parametrize(("without", "fields", "message"), BAD_FOLDERS)
+def test_bad_folder(saved, tmp_path, without, fields, message):
+    folder = copy(saved, tmp_path, without)
+    with pytest.raises(ValueError, match=message):
+        load_model(ModelConfig(path=str(folder), **{"device": "cpu", **fields}))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "model.path is required"),
+        ("./nowhere", "model.path = './nowhere': no such folder"),
+        ("a/b/c", "model.path = 'a/b/c': no such folder"),
+        (__file__, "this is a file; give the folder"),
+    ],
+)
+def test_bad_path(path, message):
+    with pytest.raises(ValueError, match=message):
+        load_model(ModelConfig(path=path, device="cpu"))
+
+
+def test_unknown_id(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="neither a folder here nor a model of the Hugging Face hub"):
+        load_model(ModelConfig(path="no-such-owner/no-such-model", device="cpu"))
+
+
+def test_remote_code(saved, tmp_path):
+    folder = copy(saved, tmp_path)
+    config = {"model_type": "brand_new", "auto_map": {"AutoConfig": "new.C", "AutoModelForCausalLM": "new.M"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "new.py").write_text("raise SystemExit('this code must not run')")
+    with pytest.raises(ValueError, match=r"its own Python code.*model.trust_remote_code = true"):
+        load(folder)

@@ -1,0 +1,80 @@
+import pytest
+import torch
+
+from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.hf.stopping import Ends, StopStrings, cut
+from gspo.types import Sampling
+from tests.backends.hf.families import TOKENIZER, prompts, tiny
+
+
+@pytest.mark.parametrize("stop", [("e",), ("bc", "ev"), ("a", "\n"), ("dd7", "x", "en"), ("od",)])
+def test_stop_strings(stop):
+    model, asked = tiny("qwen3_moe"), prompts(4, 11)
+    free = HFSampler(model).generate(asked, 20, Sampling(max_new_tokens=25, seed=2))
+    stopped = HFSampler(model).generate(asked, 20, Sampling(max_new_tokens=25, seed=2, stop=stop))
+    assert any(r.stop == "stop" for r in stopped)
+    for a, b in zip(free, stopped):
+        start = len(a.prompt.tokens)
+        texts = [TOKENIZER.decode(a.tokens[start : start + k], skip_special_tokens=True) for k in range(1, 26)]
+        want = next((k for k, text in enumerate(texts, 1) if any(s in text for s in stop)), None)
+        assert b.stop == ("length" if want is None else "stop")
+        assert b.tokens.tolist() == a.tokens[: start + (want or 25)].tolist()  # as sampled, up to there
+        if want:
+            assert any(b.text.endswith(s) for s in stop) and texts[want - 1].startswith(b.text)
+            assert not any(s in b.text[:-1] for s in stop)
+
+
+def test_stop_string_that_is_a_special_token():
+    model, asked = tiny("qwen3_moe"), prompts(4, 11)
+    by_id = HFSampler(model).generate(asked, 30, Sampling(max_new_tokens=25, stop_ids=(1,)))
+    by_text = HFSampler(model).generate(asked, 30, Sampling(max_new_tokens=25, stop=("<eos>",)))
+    assert any(r.stop == "eos" for r in by_id)
+    for a, b in zip(by_id, by_text):
+        assert torch.equal(a.tokens, b.tokens) and a.text == b.text
+        assert (a.stop, b.stop) in {("eos", "stop"), ("length", "length")}
+
+
+def test_stop_string_and_end_of_sequence_in_one_look():
+    model = tiny("llama")
+    free = HFSampler(model).generate(prompts(4), 40, Sampling(max_new_tokens=12, seed=4))
+    both = HFSampler(model).generate(prompts(4), 40, Sampling(max_new_tokens=12, seed=4, stop=("o",), stop_ids=(2, 3, 4)))
+    assert {r.stop for r in both} >= {"eos", "stop"}
+    for a, b in zip(free, both):
+        for k, token in enumerate(a.tokens[4:].tolist(), 1):
+            text = TOKENIZER.decode([token], skip_special_tokens=True)
+            reason = "eos" if token in (2, 3, 4) else "stop" if "o" in text else "length"
+            if reason != "length" or k == 12:
+                break
+        assert (b.stop, int(b.sampled.sum())) == (reason, k)
+
+
+def ids(text):
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_stop_string_that_two_looks_share():
+    found = StopStrings(TOKENIZER, ["odd", "xyz"])
+    assert found.add(ids("x")) is None and found.add(ids("y")) is None
+    assert found.add(ids("zz")) == 3
+
+
+def test_where_each_row_ends_by_hand():
+    sampling = Sampling(max_new_tokens=6, stop_ids=(1,), stop=("q",))
+    ends = Ends(TOKENIZER, sampling, 4, torch.device("cpu"))
+    rows = torch.tensor([[*ids("a"), 1, *ids("aaaa")], ids("aaqaaa"), ids("aaaaaa"), [*ids("aaaaa"), 1]])
+    for t in range(6):
+        ends.look(rows.T, t)
+    assert (ends.length, ends.stop) == ([2, 3, 6, 6], ["eos", "stop", "length", "eos"]) and ends.count == 4
+
+
+def test_the_cache_is_moved_for_an_eighth_of_its_rows():
+    ends = Ends(TOKENIZER, Sampling(max_new_tokens=6), 10, torch.device("cpu"))
+    assert ends.worth_dropping(range(10)) is None
+    ends.length[3] = 2
+    assert ends.worth_dropping(range(10)) is None
+    ends.length[7] = 2
+    assert ends.worth_dropping(range(10)) == [0, 1, 2, 4, 5, 6, 8, 9]
+
+
+def test_a_text_is_cut_at_the_first_stop_string():
+    assert cut("one two three", ["three", "two"]) == "one two" and cut("one", ["two"]) == "one"

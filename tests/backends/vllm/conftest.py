@@ -1,0 +1,44 @@
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from gspo.backends.vllm.server import GENERATE
+
+
+@pytest.fixture
+def engine():
+    """An HTTP server. `completions` are the answers to requests for completions, one after the other, the last one again and
+    again, with what happens before they are sent; `lacks` are paths that it does not know.
+    """
+    completions, asked, lacks = [], [], set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+            path = self.path.split("?")[0]
+            asked.append((path, body))
+            status, answer = 200, {}
+            if path in lacks:
+                status = 404
+            elif path == GENERATE:
+                scripted = (400, {}) if not body else completions.pop(0) if len(completions) > 1 else completions[0]
+                status, answer, *then = scripted
+                for happens in then:
+                    happens()
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
+
+        do_GET = do_POST
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    server.completions, server.asked, server.lacks, server.handler = completions, asked, lacks, Handler
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    yield server
+    server.shutdown()

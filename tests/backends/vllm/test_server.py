@@ -1,0 +1,77 @@
+import asyncio
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from gspo.backends.vllm.server import GENERATE, EngineError, Server, serving
+
+
+@pytest.mark.parametrize("path", ["/weight_info", GENERATE])
+def test_a_server_that_lacks_something(engine, path):
+    engine.lacks.add(path)
+    with pytest.raises(ValueError, match=rf"sampler.url = .*{path} answers with 404: start it with .*gspo_vllm.py"):
+        Server(engine.url).check()
+
+
+def test_a_server_that_has_all(engine):
+    Server(engine.url).check()
+
+
+def test_one_that_ends_at_once(tmp_path):
+    server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log")
+    server.command = ["python3", "-c", "raise SystemExit('an Error of its own')"]
+    with pytest.raises(EngineError, match=r"vLLM ended with status 1: .*an Error of its own"):
+        server.start()
+
+
+def test_a_cpus_cache_leaves_the_trainer_some_memory(tmp_path, monkeypatch):
+    server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log")
+    server.command = ["python3", "-c", "import os; raise SystemExit('Error: ' + os.environ['VLLM_CPU_KVCACHE_SPACE'])"]
+    with pytest.raises(EngineError, match=r"Error: 4$"):
+        server.start()
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")  # whoever sets it is heard
+    with pytest.raises(EngineError, match=r"Error: 7$"):
+        server.start()
+
+
+def test_arguments_become_flags(tmp_path):
+    given = {"gpu_memory_utilization": 0.4, "enforce_eager": True, "enable_prefix_caching": False, "dtype": "half"}
+    command = serving(tmp_path, "py", "float32", given | {"hf_overrides": {"a": 1}, "x": ["b", "c"]}, tmp_path).command
+    assert command[0] == "py" and command[-10:-1] == [
+        "half", "--gpu-memory-utilization", "0.4", "--enforce-eager", "--no-enable-prefix-caching", "--hf-overrides",
+        '{"a": 1}', "--x", "b",
+    ]  # fmt: skip
+
+
+def test_a_connection_that_was_idle_is_not_used_again(monkeypatch):
+    monkeypatch.setattr("gspo.backends.vllm.server.IDLE", 0.3)
+    ports = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            ports.append(self.client_address[1])
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
+        server = Server(f"http://127.0.0.1:{listening.server_port}")
+
+        async def ask():
+            for pause in (0.0, 0.0, 0.6):
+                await asyncio.sleep(pause)
+                await server.ask({}, 10.0)
+            await server.hang_up()
+
+        asyncio.run(ask())
+        listening.shutdown()
+    assert ports[0] == ports[1] != ports[2]

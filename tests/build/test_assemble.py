@@ -1,0 +1,92 @@
+"""What a configuration becomes, without a step of training."""
+
+import pytest
+import torch
+
+import gspo
+from gspo.build import assemble
+from gspo.build.given import Given, configured
+from gspo.rollout.dynamic_sampling import DynamicSamplingSource
+from gspo.rollout.external import AlreadyScored
+from gspo.rollout.synchronous import SynchronousSource
+from gspo.runs import checkpoint
+from tests import tiny_run
+from tests.runs.events import texts
+
+
+def given(tiny, functions=(tiny_run.likes_a,), rows=tiny_run.ROWS):
+    return Given(tiny.model, tiny.tokenizer, rows, None, functions)
+
+
+def config(folder, tiny, **sections):
+    return configured(tiny_run.settings(folder, **sections), {}, tiny.model, tiny.tokenizer, tiny_run.ROWS)
+
+
+@pytest.mark.parametrize(("changes", "kind"), [({}, SynchronousSource), ({"refill": 2}, DynamicSamplingSource)])
+def test_a_run_is_what_its_configuration_says(tmp_path, changes, kind):
+    tiny = tiny_run.model()
+    made = config(tmp_path / "run", tiny, rollout=changes, optimizer={"lr": 0.5}, train={"seed": 3})
+    with assemble.training(made, given=given(tiny)) as (run, model):
+        assert model.model is tiny.model and isinstance(run.source, kind)
+        assert run.step == 0 and run.config.algorithm.epsilon == 3e-4  # resolved
+        assert (tmp_path / "run" / "config.toml").exists()
+        assert any("36 training prompts, 4 held out" in text for text in texts(tmp_path / "run"))
+
+
+def test_a_folder_is_made_last(tmp_path):
+    tiny = tiny_run.model()
+    made = config(tmp_path / "run", tiny, algorithm={"router_replay": "R2"}, rollout={"max_completion_length": 64})
+    with pytest.raises(ValueError, match="leaves no room for a prompt"), assemble.training(made, given=given(tiny)):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_imitates_has_completions_and_no_rewards(tmp_path):
+    tiny = tiny_run.model()
+    rows = [row | {"completion": row["answer"]} for row in tiny_run.ROWS]
+    made = config(tmp_path / "run", tiny)
+    with assemble.imitating(made, given=given(tiny, (), rows)) as (run, _):
+        (one,) = run.rows.take(1)
+        assert int(one.sampled.sum()) == 2  # a digit and the end
+        assert "36 rows to imitate" in texts(tmp_path / "run")
+
+
+def test_half_precision_weights_are_warned_of(tmp_path):
+    tiny = tiny_run.model()
+    made = config(tmp_path / "run", tiny, model={"dtype": "bfloat16"})
+    with assemble.training(made, given=given(tiny)):
+        assert any("trained in torch.bfloat16" in text for text in texts(tmp_path / "run"))
+
+
+def test_an_environment_scores_in_place_of_rewards(tmp_path):
+    task = {"environment": "tests.build.test_samplers:Room"}
+    made = config(tmp_path / "run", tiny_run.model(), task=task)
+    with assemble.scorer_of(made, Given()) as scorer:
+        assert isinstance(scorer, AlreadyScored)
+    with (
+        pytest.raises(ValueError, match="reward: has no effect, the environment gives the reward itself"),
+        assemble.scorer_of(made, Given(functions=[tiny_run.likes_a])),
+    ):
+        pass
+
+
+def test_few_rows_cannot_be_evaluated_on(tmp_path):
+    tiny_run.model().save(tmp_path / "model")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 3)
+    sections = {
+        "model": {"path": str(tmp_path / "model")}, "task": {"source": str(tmp_path / "rows.jsonl")},
+        "reward": {"functions": ["exact"]}, "rollout": {"max_completion_length": 8},
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="too few rows to hold out a tenth"):
+        gspo.evaluate(sections)
+
+
+def test_a_resumed_run_has_the_state_of_its_checkpoint(tmp_path):
+    tiny = tiny_run.model()
+    made = config(tmp_path / "run", tiny, train={"steps": 2, "save_every": 1})
+    gspo.train(tiny.model, tiny_run.ROWS, tiny_run.likes_a, tokenizer=tiny.tokenizer, config=made)
+    with assemble.training(made, True, given(tiny_run.model(seed=5))) as (run, model):
+        assert run.step == 2
+        saved = checkpoint.latest(tmp_path / "run" / "checkpoints") / checkpoint.MODEL
+        there = type(tiny.model).from_pretrained(saved)
+        assert all(torch.equal(a, b) for a, b in zip(there.parameters(), model.model.parameters()))

@@ -1,0 +1,85 @@
+import pytest
+import torch
+
+from gspo.backends.hf.files import outline
+from gspo.build.given import Given
+from gspo.build.models import check_routers, models_of, named, outline_of, prompts_of, room
+from gspo.config.files import from_dict
+from tests import tiny_run
+from tests.backends.hf.families import tiny
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run's own model, and a checkpoint with other weights."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny_run.model().save(folder / "own")
+    tiny_run.model(seed=1).save(folder / "step_000002" / "model")
+    return folder
+
+
+def of(saved, **sections):
+    return from_dict({"model": {"path": str(saved / "own"), "device": "cpu"}} | sections)
+
+
+def weight(model):
+    return next(model.model.parameters()).detach()
+
+
+def test_a_checkpoint_has_the_model_of_a_resumed_run(saved):
+    config = of(saved)
+    assert named(config, None) == config.model
+    there = named(config, saved / "step_000002")
+    assert there.path == str(saved / "step_000002" / "model") and there.device == "cpu"
+    fresh, resumed = (models_of(config, Given(), last)[0] for last in (None, saved / "step_000002"))
+    assert torch.equal(weight(fresh), weight(tiny_run.model()))
+    assert torch.equal(weight(resumed), weight(tiny_run.model(seed=1)))
+
+
+def test_a_given_model_is_trained_itself(saved):
+    tiny = tiny_run.model(seed=2)
+    given = Given(tiny.model, tiny.tokenizer)
+    model, reference = models_of(of(saved), given, None)
+    assert model.model is tiny.model and reference is None
+    models_of(of(saved), given, saved / "step_000002")
+    assert torch.equal(weight(tiny), weight(tiny_run.model(seed=1)))  # with the weights of the checkpoint
+
+
+def test_the_reference_is_where_training_began(saved):
+    model, reference = models_of(of(saved, algorithm={"beta": 0.1}), Given(), saved / "step_000002")
+    assert torch.equal(weight(reference.model), weight(tiny_run.model()))
+    assert torch.equal(weight(model), weight(tiny_run.model(seed=1)))
+    assert not any(p.requires_grad for p in reference.model.model.parameters())
+    model, reference = models_of(of(saved, algorithm={"beta": 0.1}, lora={"rank": 2}), Given(), None)
+    assert weight(reference.model).data_ptr() == weight(model).data_ptr()  # adapters switched off, no copy
+
+
+def test_what_the_prompts_need_is_known_without_weights(saved):
+    seen = outline_of(of(saved), Given(), None)
+    tiny = tiny_run.model()
+    assert seen.context_length == outline_of(of(saved), Given(tiny.model, tiny.tokenizer), None).context_length == 64
+
+
+def test_the_room_for_a_prompt():
+    config = from_dict({"rollout": {"max_completion_length": 10}, "eval": {"max_completion_length": 20}})
+    assert (room(config, 64), room(config, None)) == (44, None)
+    with pytest.raises(ValueError, match=r"eval\.max_completion_length = 20 leaves no room .* context is 20 tokens"):
+        room(config, 20)
+
+
+def test_prompts_fit_beside_their_completions(saved):
+    tiny = tiny_run.model()
+    seen, given = outline(tiny.model, tiny.tokenizer), Given(rows=tiny_run.ROWS)
+    train, held_out = prompts_of(of(saved, rollout={"max_completion_length": 60}), given, seen)
+    assert (len(train), len(held_out)) == (36, 4)
+    with pytest.raises(ValueError, match="has 4 tokens, but only 3 fit"):
+        prompts_of(of(saved, rollout={"max_completion_length": 61}), given, seen)
+
+
+def test_routers_are_there_where_they_are_needed():
+    mixture, dense = tiny("qwen3_moe"), tiny("llama")
+    for section in ({"aux_loss": 0.1}, {"router_replay": "R2"}):
+        check_routers(from_dict({"algorithm": section}), mixture)
+        with pytest.raises(ValueError, match=f"algorithm.{next(iter(section))} = "):
+            check_routers(from_dict({"algorithm": section}), dense)
+    check_routers(from_dict({}), dense)

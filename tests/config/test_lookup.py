@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+from gspo.config.lookup import describe, load_function, local, pick_device, unknown_arguments
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with modules in it, which is the current one."""
+    (tmp_path / "sound_lookup.py").write_text("def half(x, by=2): return x / by\nnumber = 3\n_hidden = len\n")
+    (tmp_path / "broken_lookup.py").write_text("1 / 0\n")
+    (tmp_path / "needs_lookup.py").write_text("import no_such_library\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_function_of_the_current_folder(here):
+    assert load_function("sound_lookup:half", "k")(3) == 1.5
+    assert load_function("math:sqrt", "k")(9) == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("sound_lookup", "k = 'sound_lookup': expected module:function"),
+        (":half", "expected module:function"),
+        ("sound_lookup:hlaf", "sound_lookup has no function 'hlaf', did you mean half"),
+        ("sound_lookup:number", "number is a int, not a function"),
+        ("nowhere_lookup:f", "there is no module 'nowhere_lookup' in .* or among the installed packages"),
+        ("broken_lookup:f", "importing 'broken_lookup' failed: ZeroDivisionError: division by zero"),
+        ("needs_lookup:f", "importing 'needs_lookup' failed: ModuleNotFoundError: No module named 'no_such_library'"),
+    ],
+)
+def test_functions_that_cannot_be_had(here, spec, message):
+    with pytest.raises(ValueError, match=message):
+        load_function(spec, "k")
+
+
+def test_arguments_are_tried_before_the_call(here):
+    half = load_function("sound_lookup:half", "k")
+    assert unknown_arguments(half, {"x": 1}) == unknown_arguments(half, {"x": 1, "by": 3}) == ""
+    assert unknown_arguments(half, {}) == "missing a required argument: 'x'"
+    assert "unexpected keyword argument 'of'" in unknown_arguments(half, {"x": 1, "of": 2})
+
+
+def test_an_error_in_one_line():
+    assert describe(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert describe(KeyError()) == "KeyError"
+    assert len(describe(ValueError("x" * 1000))) == 300
+
+
+def test_devices():
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    for name in ("gpu", "meta", "cuda:x"):
+        with pytest.raises(ValueError, match=f"k = '{name}': allowed are auto, cpu, cuda, cuda:1, mps"):
+            pick_device(name, "k")
+    with pytest.raises(ValueError, match=r"k = 'cuda:99': this machine has .*set k = \"auto\""):
+        pick_device("cuda:99", "k")
+
+
+def test_a_folder_is_found_from_home_and_an_id_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    assert local("~/model") == str(tmp_path / "model")
+    assert local("~/none") == "~/none" and local("org/model") == "org/model"

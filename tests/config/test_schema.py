@@ -1,0 +1,25 @@
+import dataclasses
+
+from gspo.config.files import docs
+from gspo.config.schema import SECTIONS
+
+
+def test_every_field_has_a_docstring_a_type_in_words_and_a_range():
+    for cls in SECTIONS.values():
+        fields = {field.name for field in dataclasses.fields(cls)}
+        assert set(docs(cls)) == fields
+        assert all(text.rstrip().endswith(".") for text in docs(cls).values())
+        for field in dataclasses.fields(cls):
+            assert set(field.metadata) == {"low", "above", "high", "choices"}
+
+
+def test_defaults_lie_in_their_range():
+    for cls in SECTIONS.values():
+        for field in dataclasses.fields(cls):
+            value, limits = getattr(cls(), field.name), field.metadata
+            if value is None or isinstance(value, (str, bool, list, dict)):
+                assert not limits["choices"] or value is None or value in limits["choices"]
+                continue
+            assert limits["low"] is None or value >= limits["low"]
+            assert limits["above"] is None or value > limits["above"]
+            assert limits["high"] is None or value <= limits["high"]

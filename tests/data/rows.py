@@ -1,0 +1,40 @@
+"""Rows of a data set, in memory and in files, and what is loaded of them."""
+
+import csv
+import json
+
+import pytest
+
+from gspo.config.rollout import TaskConfig
+from gspo.config.training import EvalConfig
+from gspo.data.chat_template import Encoder
+from gspo.data.prompts import load_prompts
+from tests.data.tools import characters
+
+datasets = pytest.importorskip("datasets")
+ROWS = [{"prompt": f"{i}+1=", "answer": i + 1, "completion": str(i + 1)} for i in range(40)]
+
+
+def load(source="", rows=None, eval_rows=None, limit=None, num_prompts=256, every=0, how=load_prompts, **task):
+    task = TaskConfig(source=str(source), **task)
+    return how(
+        task,
+        EvalConfig(num_prompts=num_prompts, every=every),
+        Encoder(characters(), task),
+        limit,
+        rows,
+        eval_rows,
+    )
+
+
+def write(path, rows):
+    if path.suffix == ".jsonl":
+        path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        datasets.Dataset.from_list(rows).to_parquet(str(path))
+    return path

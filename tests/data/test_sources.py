@@ -1,0 +1,74 @@
+import pytest
+
+from tests.data.rows import ROWS, load, write
+
+
+def test_a_function_of_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "own_task_module.py").write_text(
+        "def rows(n, word='w'):\n    return [{'prompt': f'{word}{i}'} for i in range(n)]\n"
+        "def broken(): raise OSError('disk')\nvalue = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    source = "own_task_module:rows"
+    train, held_out = load(source, config={"n": 20, "word": "v"})
+    assert [train[0].messages, len(train), len(held_out)] == ["v0", 18, 2]
+    for bad, config, message in [
+        (source, {}, "cannot be called with it: missing a required argument: 'n'"),
+        (source, {"n": 2, "wrd": 1}, "cannot be called with it: got an unexpected keyword argument 'wrd'"),
+        (source, {"n": 0}, "own_task_module:rows: there are no rows"),
+        ("own_task_module:row", {}, "own_task_module has no function 'row', did you mean rows?"),
+        ("own_task_module:value", {}, "value is a int, not a function"),
+        ("own_task_module:broken", {}, "own_task_module:broken raised OSError: disk"),
+        (
+            "no_such_module:rows",
+            {},
+            "there is no module 'no_such_module' in .* or among the installed packages",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+            load(bad, config=config)
+
+
+def test_a_hugging_face_data_set(tmp_path, monkeypatch):
+    """The loading path of an id, on a local folder: there is no network in tests."""
+    (tmp_path / "own_set").mkdir()
+    write(tmp_path / "own_set" / "train.jsonl", ROWS)
+    write(tmp_path / "own_set" / "test.jsonl", [{"prompt": "x", "answer": 1, "completion": "1"}])
+    monkeypatch.chdir(tmp_path)
+    train, held_out = load("./own_set", eval_split="test")
+    assert [len(train), [p.messages for p in held_out]] == [40, ["x"]]
+    with pytest.raises(ValueError, match=r"no data set could be loaded with split = 'dev'.*Unknown split"):
+        load("./own_set", split="dev")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", "", "a.jsonl: the file is empty"),
+        ("a.jsonl", "\n\n", "a.jsonl: there are no rows"),
+        ("a.jsonl", '{"prompt": "x"}\n{"prompt": ', "a.jsonl, line 2: not valid JSON"),
+        ("a.jsonl", '{"prompt": "x"}\n["x"]', "a.jsonl, line 2: expected an object"),
+        ("a.jsonl", b"\xff\xfe{}", "a.jsonl: not UTF-8 text"),
+        ("a.csv", "prompt,answer\n", "a.csv: there are no rows"),
+        ("a.csv", "prompt,answer\nx,1\ny\n", "a.csv, line 3: expected 2 fields"),
+        ("a.csv", "prompt,answer\nx,1,2\n", "a.csv, line 2: expected 2 fields"),
+        ("a.csv", 'prompt,answer\n"x,1\n', "a.csv, line 2: not valid CSV"),
+        ("a.parquet", "PAR1", "a.parquet: not a Parquet file"),
+        ("a.txt", "hello", r"files can be \.jsonl, \.parquet, \.csv, not \.txt"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        load(path)
+
+
+def test_missing_files(tmp_path):
+    write(tmp_path / "train.jsonl", ROWS)
+    with pytest.raises(ValueError, match=r"there is no such file in .*, did you mean train\.jsonl\?"):
+        load(tmp_path / "trian.jsonl")
+    with pytest.raises(ValueError, match=r"files can be .*, not \.jsnl"):
+        load(tmp_path / "train.jsnl")
+    with pytest.raises(ValueError, match=r"task\.source is required"):
+        load()

@@ -1,0 +1,45 @@
+import math
+
+import pytest
+import torch
+
+from gspo.objective.completions import Completions
+from gspo.objective.mismatch import mismatch, std
+
+
+def test_by_hand():
+    """Three tokens of two completions: pi/mu is 3/2, 1/4 and 1."""
+    pi, mu = torch.tensor([0.45, 0.2, 0.1]).log(), torch.tensor([0.3, 0.8, 0.1]).log()
+    found = mismatch(pi, mu, Completions.of(torch.tensor([2, 1])))
+    s = math.sqrt(1.5 / 4)  # of the first completion; the second has 1
+    assert found == pytest.approx(
+        {
+            "ratio/noise_floor": (1 - s) / math.sqrt(2),
+            "mismatch/kl": ((1.5 - 1 - math.log(1.5)) + (0.25 - 1 + math.log(4)) + 0) / 3,
+            "mismatch/prob_mean": (0.15 + 0.6) / 3,
+            "mismatch/prob_max": 0.6,
+            "mismatch/beyond_2x": 1 / 3,
+            "mismatch/weight_mean": 2.75 / 3,
+            "mismatch/weight_std": math.sqrt(sum((w - 2.75 / 3) ** 2 for w in (1.5, 0.25, 1)) / 2),
+            "mismatch/ess": 2.75**2 / (2.25 + 0.0625 + 1) / 3,
+        },
+        abs=1e-6,
+    )
+
+
+def test_equal_likelihoods_agree():
+    logp = -torch.rand(6)
+    found = mismatch(logp, logp, Completions.of(torch.tensor([4, 2])))
+    assert {name for name, value in found.items() if value != 0} == {"mismatch/weight_mean", "mismatch/ess"}
+    assert found["mismatch/weight_mean"] == found["mismatch/ess"] == 1
+
+
+def test_it_is_taken_in_float64():
+    logp = torch.full((1,), -1.0)
+    found = mismatch(logp + 1e-6, logp, Completions.of(torch.tensor([1])))
+    assert 0 < found["mismatch/kl"] < 1e-11
+
+
+def test_one_value_has_no_spread():
+    assert std(torch.tensor([3.0])) == std(torch.tensor([])) == 0
+    assert std(torch.tensor([1.0, 3.0])) == pytest.approx(math.sqrt(2))

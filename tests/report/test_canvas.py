@@ -1,0 +1,73 @@
+import matplotlib
+import pytest
+
+from gspo.report.canvas import DARK, LIGHT, SIZE, canvas, finish
+
+
+def contrast(a, b):
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear))
+
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_colours_can_be_seen(theme):
+    assert contrast(theme.ink, theme.paper) > 7
+    assert all(contrast(colour, theme.paper) > 3 for colour in theme.series)  # WCAG 2.1, graphical objects
+
+
+def drawn(values, unit="share", **how):
+    """A line of these values, and its axes when they are finished."""
+    with canvas(LIGHT) as (figure, ax):
+        ax.plot(range(len(values)), values, label="a")
+        finish(figure, ax, "Title", unit, **how)
+        figure.canvas.draw()
+        return figure, ax
+
+
+def ticks(ax):
+    low, high = ax.get_ylim()
+    return [text.get_text() for text in ax.get_yticklabels() if low <= text.get_position()[1] <= high]
+
+
+def test_small_numbers_have_their_power_in_the_unit():
+    _, ax = drawn([-0.0004, 0.0003])
+    assert ax.get_ylabel() == "share, 10⁻⁴"
+    assert "−4" in ticks(ax) and all("." not in text and "e" not in text for text in ticks(ax))
+    _, ax = drawn([0.0, 2000.0], "tokens")
+    assert ax.get_ylabel() == "tokens" and "2,000" in ticks(ax)
+
+
+def test_an_axis_of_positive_values_begins_at_zero_and_ends_where_it_is_told():
+    assert drawn([3.0, 4.0])[1].get_ylim()[0] == 0
+    assert drawn([-3.0, 4.0])[1].get_ylim()[0] < 0
+    assert drawn([0.2, 0.4], top=1.0)[1].get_ylim() == (0, 1)
+    assert drawn([3e-3, 20.0], log=True)[1].get_ylim() == pytest.approx((1e-3, 100))
+
+
+def test_a_single_step_stands_in_the_middle():
+    _, ax = drawn([0.5])
+    assert ax.get_xticks().tolist() == [0] and sum(ax.get_xlim()) == pytest.approx(0)
+
+
+def test_a_legend_makes_the_figure_taller_and_not_the_axes():
+    with canvas(DARK) as (figure, ax):
+        for name in ("a", "b", "c"):
+            ax.plot([1, 2], label=name)
+        finish(figure, ax, "Title", "share")
+        with_legend = figure.get_size_inches()[1], ax.get_position().height * figure.get_size_inches()[1]
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
+    figure, ax = drawn([1.0, 2.0])  # a lone line needs none
+    assert not figure.legends and figure.get_size_inches()[1] == SIZE[1] < with_legend[0]
+    assert with_legend[1] == pytest.approx(ax.get_position().height * SIZE[1])
+
+
+def test_the_style_ends_with_the_figure():
+    before = dict(matplotlib.rcParams)
+    with canvas(DARK):
+        assert matplotlib.rcParams["text.color"] == DARK.ink
+    assert dict(matplotlib.rcParams) == before

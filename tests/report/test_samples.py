@@ -1,0 +1,79 @@
+from gspo.report import samples
+from gspo.report.page import escape
+from tests.report.rows import rollouts, row
+
+
+def test_chat_messages_are_shown_with_their_roles():
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+    assert samples.prompt_text({"prompt": messages}) == "system: Be brief.\nuser: 2+2?"
+
+
+def test_before_and_after_show_the_same_prompt_and_a_median_completion():
+    first = [row(1, "a b c", r, f"f{r}") for r in (0.0, 1.0, 0.0)] + [row(1, "x y", 1.0, "other")]
+    last = [row(9, "q r", 0.0, "no"), row(9, "a b c", 1.0, "l1"), row(9, "a b c", None, "failed")]
+    before, after = samples.choose_pair(first, last)
+    assert (before["completion"], after["completion"]) == ("f0.0", "l1")
+    assert samples.choose_pair(first, first) is None
+    assert samples.choose_pair([], last) is None
+
+
+def test_before_and_after_are_typical_of_their_time():
+    """Most fail before and most succeed after: a prompt that fails twice, or a lucky first completion, is not shown."""
+    rewards = {"a": (1, 1), "b": (0, 0), "c": (0, 1), "d": (0, 1), "e": (0, 1)}
+    first = [row(0, f"q {p}", float(r), f"before {p}") for p, (r, _) in rewards.items()]
+    last = [row(9, f"q {p}", float(r), f"after {p}") for p, (_, r) in rewards.items()]
+    before, after = samples.choose_pair(first, last)
+    assert (before["reward"], after["reward"]) == (0.0, 1.0)
+    assert before["prompt"] == after["prompt"]
+
+
+def test_tokens_are_coloured_by_their_log_ratio(tmp_path):
+    assert [samples.shade(v, 1.0) for v in (-9.0, -0.5, 0.0, 0.1, 0.3, 1.0, None, float("nan"))] == [
+        "d4", "d2", "", "", "u1", "u4", "", "",
+    ]  # fmt: skip
+    ratios = [1e-3, -1e-3, 0.0]
+    rollouts(tmp_path, [row(1, "p", 1.0, tokens=["a", "b\n", "c"], log_ratio=ratios, logp=[-0.5, -1.0, -2.0])])
+    html = samples.coloured(tmp_path / "rollouts.jsonl", escape)
+    assert '<i class="u4" title="log-ratio +0.001, log-prob -0.5">a</i>' in html
+    assert '<i class="d4" title="log-ratio -0.001, log-prob -1">b↵\n</i>' in html
+    assert '<i class="" ' in html
+
+
+def test_a_long_completion_loses_its_middle(tmp_path):
+    n = samples.MOST_TOKENS + 7
+    rollouts(tmp_path, [row(1, "p", 1.0, tokens=["t"] * n, log_ratio=[0.1] * n, logp=[-1.0] * n)])
+    html = samples.coloured(tmp_path / "rollouts.jsonl", escape)
+    assert html.count(">t</i>") == samples.MOST_TOKENS and "7 tokens left out" in html
+
+
+def test_conversations_are_shown_turn_by_turn(tmp_path):
+    said = [
+        {"role": "user", "content": "which <box>?"},
+        {"role": "assistant", "content": "look a", "turn": 0, "reward": -0.02},
+        {"role": "tool", "content": "nothing"},
+        {"role": "assistant", "content": "made up", "left_out": "no answer of the policy"},
+    ]
+    tokens = {"tokens": ["look ", "a"], "log_ratio": [0.1, -0.1], "token_turns": [0, 0]}
+    rollouts(tmp_path, [row(step, "which <box>?", 1.0, "look a", dialogue=said, **tokens) for step in (1, 2)])
+    shown = samples.before_and_after(tmp_path, escape)
+    for text in (
+        "turn 1, reward −0.02",
+        "tool",
+        "nothing",
+        "left out: no answer of the policy",
+        "which &lt;box&gt;?",
+    ):
+        assert text in shown, text
+    assert shown.count('<div class="completion">look a</div>') == 2 and "<box>" not in shown
+    shown = samples.coloured(tmp_path / "rollouts.jsonl", escape)
+    assert "turn 1, trained, reward −0.02" in shown and ">look </i>" in shown and shown.count("nothing") == 1
+
+
+def test_tokens_stand_in_the_turns_that_sampled_them(tmp_path):
+    said = [{"role": "assistant", "content": content, "turn": turn} for turn, content in enumerate("abc")]
+    tokens = {"tokens": ["b", "a", "a"], "log_ratio": [0.1] * 3, "token_turns": [1, 0, 0]}
+    rollouts(tmp_path, [row(1, "p", 1.0, dialogue=said, **tokens)])
+    shown = samples.coloured(tmp_path / "rollouts.jsonl", escape)
+    first, second, third = shown.split('<p class="about">turn ')[1:]
+    assert first.count(">a</i>") == 2 and second.count(">b</i>") == 1 and third.count("</i>") == 0
+    assert first.startswith("1, trained") and third.startswith("3</p>")

@@ -1,0 +1,258 @@
+import asyncio
+import os
+import signal
+import sys
+import time
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+
+import gspo
+from gspo.rewards import channels, graders
+from tests.data.tools import rollout
+from tests.rewards.tools import ended, in_process, named, outcome
+
+pytestmark = pytest.mark.filterwarnings("ignore:reward .*a call for")
+
+
+def test_math_that_never_ends_costs_its_own_completion():
+    tower = "\\boxed{9^{9^{9^{9}}}}"
+    got, errors = outcome(named("math", timeout=1.0), "\\boxed{7}", tower, "\\boxed{8}", answer="7")
+    assert got == [1, None, 0]
+    assert errors == [None, "math: took longer than 1 s", None]
+
+
+@pytest.mark.parametrize(
+    ("grader", "completions", "rewards", "error"),
+    [
+        ("length", ["", "ab"], [0, 2], None),
+        (
+            "raises",
+            ["1", "x", "3"],
+            [1, None, 3],
+            "raises: ValueError: could not convert string to float: 'x'",
+        ),
+        ("one_short", ["a", "b", "c"], [1, 1, 1], None),
+        ("not_a_list", ["a"], [None], "returned a float, expected a list of 1 numbers or None"),
+        (
+            "odd_values",
+            ["true", "nan", "inf", "text", "list"],
+            [1, None, None, None, None],
+            "not a finite number",
+        ),
+        ("odd_values", ["true", "none"], [1, None], "no reward function had an opinion"),
+        ("hangs", ["a", "hang", "b", "c"], [1, None, 1, 1], "hangs: took longer than 0.2 s"),
+        ("hangs_in_c", ["hang", "b"], [None, 1], "took longer than 0.2 s"),
+        ("dies", ["a", "exit", "b"], [1, None, 1], "dies: its process died (exit status 3)"),
+        ("dies", ["segfault", "a"], [None, 1], "dies: its process died (SIGSEGV)"),
+        ("dies", ["quit", "a"], [None, 1], "dies: SystemExit: no more"),
+        ("talks", ["a", "b"], [2, 2], None),
+        ("judges", ["a", "b"], [1, 1], None),
+        ("judges", ["a", "refuse", "b", "hang"], [1, None, 1, None], "judges: "),
+        ("sees_torch", ["a"], [0], None),
+    ],
+)
+def test_functions_in_workers(grader, completions, rewards, error):
+    got, errors = outcome(named(grader, timeout=0.2), *completions)
+    assert got == rewards
+    for reward, found in zip(got, errors):
+        assert (found is None) if reward is not None else (error in found)
+
+
+def test_a_call_that_hung_is_killed_with_its_children(tmp_path):
+    path = tmp_path / "pid"
+    assert outcome(named("leaves_child", timeout=0.2), "a", path=str(path))[0] == [None]
+    assert ended(int(path.read_text()))
+
+
+def test_the_worker_goes_on_after_a_hang():
+    with named("hangs", "process_id", timeout=0.2) as rewards:
+        first = rewards.score([rollout("a"), rollout("hang")])
+        again = rewards.score([rollout("a")])
+    assert first[1].error == "hangs: took longer than 0.2 s"
+    assert again[0].error is None
+
+
+def test_not_every_completion_may_hang(monkeypatch):
+    monkeypatch.setattr(channels, "MAX_LOST", 2)
+    _, errors = outcome(named("hangs", timeout=0.1), *["hang"] * 50)
+    assert errors[1] == "hangs: took longer than 0.1 s"
+    assert errors[2:] == ["hangs: not scored: 2 calls before it hung or crashed"] * 48
+
+
+def test_callables_that_fail():
+    async def judge(prompts, completions, **columns):
+        if "hang" in completions:
+            await asyncio.sleep(1000)
+        return [1 / ("zero" not in completions)] * len(completions)
+
+    def hangs(prompts, completions, **columns):
+        if "hang" in completions:
+            time.sleep(3)
+        return [1.0] * len(completions)
+
+    for function in (judge, hangs):
+        got, errors = outcome(in_process(function, timeout=0.2), "a", "hang", "b")
+        assert got == [1, None, 1]
+        assert errors[1].endswith("took longer than 0.2 s")
+    got, errors = outcome(in_process(judge), "a", "zero", "b")
+    assert (got, errors[1]) == ([1, None, 1], "judge: ZeroDivisionError: division by zero")
+
+
+def test_an_async_function_may_keep_what_belongs_to_its_loop():
+    loops = set()
+
+    async def judge(prompts, completions, **columns):
+        loops.add(asyncio.get_running_loop())
+        return [1.0]
+
+    with in_process(judge) as rewards:
+        for _ in range(3):
+            rewards.score([rollout("a")])
+    assert len(loops) == 1
+
+
+def sizes(tmp_path):
+    """How many completions each call of graders.slow_for_many got since the last look."""
+    path = tmp_path / "calls"
+    found = [int(line) for line in path.read_text().split()]
+    path.unlink()
+    return found
+
+
+@pytest.mark.parametrize("grader", ["slow_for_many", "slow_for_many_async"])
+def test_a_batch_that_timed_out_is_not_tried_again(grader, tmp_path):
+    completions = [rollout(completion, path=str(tmp_path / "calls")) for completion in "abc"]
+    with named(grader, timeout=0.2) as rewards:
+        with pytest.warns(UserWarning) as told:
+            assert [r.reward for r in rewards.score(completions)] == [1, 1, 1]
+        assert sizes(tmp_path) == [3, 1, 1, 1]
+        with warnings.catch_warnings(action="error"):
+            assert [r.reward for r in rewards.score(completions)] == [1, 1, 1]
+        assert sizes(tmp_path) == [1, 1, 1]
+    (warning,) = told
+    assert Path(gspo.__file__).parent in Path(warning.filename).parents  # so that the run's log takes it
+    assert str(warning.message) == (
+        f"reward {grader}: a call for 3 completions took longer than 0.2 s (reward.timeout) and was given up. From now on "
+        "each completion gets a call of its own. Raise reward.timeout to wait for all at once, or make the function handle "
+        "a single bad completion"
+    )
+
+
+def test_async_calls_stay_concurrent_after_a_time_out():
+    at_work, most, calls = 0, 0, []
+
+    async def judge(prompts, completions, **columns):
+        nonlocal at_work, most
+        calls.append(len(completions))
+        at_work += 1
+        most = max(most, at_work)
+        try:
+            await asyncio.sleep(0.05 if len(completions) == 1 else 1000)
+        finally:
+            at_work -= 1
+        return [1.0] * len(completions)
+
+    with in_process(judge, timeout=0.3) as rewards:
+        for expected in ([4, 1, 1, 1, 1], [1, 1, 1, 1]):
+            most = 0
+            assert [r.reward for r in rewards.score([rollout(completion) for completion in "abcd"])] == [1] * 4
+            assert (calls, most) == (expected, 4)
+            calls.clear()
+
+
+def test_an_async_function_that_blocks_ends_one_by_one(monkeypatch):
+    monkeypatch.setattr(channels, "GRACE", 0.1)
+    calls = []
+
+    async def judge(prompts, completions, step):
+        calls.append((step[0], completions))
+        time.sleep(0.6 if len(completions) > 1 or len(asyncio.all_tasks()) > 1 else 0)
+        return [1.0] * len(completions)
+
+    with in_process(judge, timeout=0.1) as rewards:
+        with pytest.warns(UserWarning) as told:
+            assert [r.reward for r in rewards.score([rollout(completion, step=1) for completion in "ab"])] == [1, 1]
+        assert len(told) == 1
+        assert [r.reward for r in rewards.score([rollout(completion, step=2) for completion in "ab"])] == [1, 1]
+    assert [completions for step, completions in calls if step == 2] == [["a"], ["b"]]
+
+
+def test_a_batch_that_raised_is_tried_again():
+    calls = []
+
+    def judge(prompts, completions, **columns):
+        calls.append(len(completions))
+        return [float(completion) for completion in completions]
+
+    with in_process(judge) as rewards:
+        with pytest.warns(
+            UserWarning, match="reward judge: a call for 2 completions failed .ValueError: .*'x'.*None for it"
+        ):
+            rewards.score([rollout("1"), rollout("x")])
+        with warnings.catch_warnings(action="error"):
+            rewards.score([rollout("x"), rollout("2")])
+            rewards.score([rollout("3"), rollout("4")])
+    assert calls == [2, 1, 1, 2, 1, 1, 2]
+
+
+def test_a_single_completion_that_hangs_says_nothing_about_many():
+    with named("hangs", timeout=0.1) as rewards, warnings.catch_warnings(action="error"):
+        assert rewards.score([rollout("hang")])[0].error == "hangs: took longer than 0.1 s"
+        assert rewards.ways["hangs"].level == graders.BATCH
+
+
+@pytest.mark.parametrize("kind", ["hang", "exit", "raise"])
+def test_a_failed_group_is_left_out_as_a_whole(kind):
+    with named("compares", timeout=0.3, channels=1) as rewards:
+        scored = rewards.score(
+            [rollout(completion, i // 4) for i, completion in enumerate([*"abcd", *"ef", kind, "h", *"ijkl"])]
+        )
+        again = rewards.score([rollout(completion, i // 4) for i, completion in enumerate([kind, *"bcd", *"efgh"])])
+    assert [r.reward for r in scored] == [0, 1, 2, 3, None, None, None, None, 0, 1, 2, 3]
+    assert [r.reward for r in again] == [None] * 4 + [0, 1, 2, 3]
+    assert all(r.error.startswith("compares: ") for r in scored[4:8])
+
+
+def test_a_group_whose_process_died_between_calls_is_scored_whole():
+    with named("compares", channels=1, timeout=0.3) as rewards:
+        rewards.score([rollout(completion) for completion in "ab"])
+        rewards.ways["compares"].level = graders.SINGLY
+        os.kill(rewards.channels[0].process.pid, signal.SIGKILL)
+        scored = rewards.score([rollout(completion, i // 2) for i, completion in enumerate("abcd")])
+    assert [r.reward for r in scored] == [None, None, 0, 1]
+
+
+def test_columns_that_cannot_be_sent(monkeypatch):
+    elsewhere = types.ModuleType("only_here")
+    exec("class Thing: pass", elsewhere.__dict__)
+    monkeypatch.setitem(sys.modules, "only_here", elsewhere)
+    with named("length") as rewards:
+        with pytest.raises(ValueError, match=r"cannot be sent to the reward channels .*: use plain values"):
+            rewards.score([rollout("a", f=lambda: 0)])
+        with pytest.raises(ValueError, match=r"cannot read the rows \(ModuleNotFoundError.*: use plain values"):
+            rewards.score([rollout("a", f=elsewhere.Thing())])
+        assert rewards.score([rollout("a")])[0].reward == 1
+
+
+def test_a_late_reader_of_a_closed_worker_takes_nothing_of_the_next():
+    with named("length") as rewards:
+        rewards.wait()
+        old = rewards.channels[0]
+        number = old.connection.fileno()
+        rewards.close()
+        rewards._start()  # as after Ctrl-C, while a thread may still be about to read
+        assert rewards.channels[0].connection.fileno() != number
+        with pytest.raises(channels.Lost, match="SIGKILL"):
+            old.receive(1.0)
+        assert rewards.score([rollout("a")])[0].reward == 1
+
+
+def test_rewards_start_in_the_background():
+    with named("length") as rewards:
+        assert not rewards.channels[0].ready
+        rewards.wait()
+        assert rewards.channels[0].ready
+    assert rewards.channels[0].process.poll() is not None

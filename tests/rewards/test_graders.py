@@ -1,0 +1,189 @@
+import asyncio
+
+import pytest
+
+import gspo
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
+from gspo.rewards import graders
+from gspo.rewards.scorer import Rewards
+from tests.data.tools import rollout
+from tests.rewards.tools import in_process, named, outcome
+
+pytestmark = pytest.mark.filterwarnings("ignore:reward .*a call for")
+
+
+def test_the_reasoning_gym_scorer():
+    entry = {"question": "?", "answer": "8", "metadata": {}}
+    task = TaskConfig(source="reasoning_gym:count_bits")
+    completions = [
+        "<answer>8</answer>",
+        "8",
+        "<answer>9</answer>",
+        "<think>1</think><answer> 8 </answer>",
+        "<answer></answer>",
+    ]
+    with Rewards(RewardConfig(), task) as rewards:
+        scored = rewards.score([rollout(completion, task=task.source, **entry) for completion in completions * 40])
+    assert [r.reward for r in scored] == [1, 0, 0, 1, 0] * 40
+    assert scored[0].reward_parts == {"task": 1.0} and scored[0].error is None
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "right"),
+    [
+        ("42", "42", 1), (" 42\n", 42, 1), ("it is 42", "42", 0), ("<answer> 42 </answer> bye", "42", 1),
+        ("<answer>1</answer> no, <answer>42</answer>", "42", 1),
+        ("use <answer> tags: <answer>42</answer>", "42", 1),
+        ("<answer>42</answer></answer>", "42", 1), ("<answer>42", "42", 0), ("<think>7</think>42", "42", 1),
+        ("<think>42", "42", 0), ("72", "half of it\n#### 72", 1), ("#### 72", "72", 0),
+    ],
+)  # fmt: skip
+def test_exact(completion, answer, right):
+    score = graders.load("exact", RewardConfig(functions=["exact"]), TaskConfig()).score
+    assert score(graders.RewardInput("?", completion, "", {"answer": answer})) == right
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "right"),
+    [
+        ("\\boxed{0.5}", "\\frac{1}{2}", 1), ("\\boxed{0.4}", "\\frac{1}{2}", 0), ("x is $5$", "x=5", 1),
+        ("<answer>1234</answer>", "1,234", 1), ("first 3, then the answer is 72.", "why\n#### 72", 1),
+        ("<think>7", "7", 0), ("<think>8</think> \\boxed{7}", 7, 1), ("\\boxed{2\\sqrt{3}}", "\\sqrt{12}", 1),
+        ("\\boxed{(1, 2]}", "(1,2)", 0), ("\\boxed{x^2+2x+1}", "$(x+1)^2$", 1), ("", "7", 0),
+        ("no idea", "7", 0),
+    ],
+)  # fmt: skip
+def test_math(completion, answer, right):
+    score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
+    assert score(graders.RewardInput("?", completion, "", {"answer": answer})) == right
+
+
+def test_thinking_that_the_prompt_opened_is_not_graded():
+    wrong = ["Is it <answer>42</answer>? Let me", "42", "", "<think>42", "<answer>42</answer></think> It is 7."]
+    right = ["7? No.</think><answer>42</answer>", "7</think> 8 <think> 9 </think><answer>42</answer>"]
+    source, columns = "reasoning_gym:count_bits", {"question": "?", "answer": "42", "metadata": {}}
+    with named("task", "exact", "math", source=source) as rewards:
+        scored = rewards.score(
+            [rollout(completion, 0, source, opens_thinking=True, **columns) for completion in wrong + right]
+        )
+        closed = rewards.score([rollout(wrong[0], 0, source, **columns)])
+    assert [list(r.reward_parts.values()) for r in scored] == [[0, 0, 0]] * 5 + [[1, 1, 1]] * 2
+    assert list(closed[0].reward_parts.values()) == [1, 1, 1]
+
+
+def test_an_unreadable_right_answer_is_an_error():
+    got, errors = outcome(named("math", "exact"), "7", answer=" ")
+    assert got == [None]
+    assert errors == ["math: ValueError: column 'answer' is empty; exact: ValueError: column 'answer' is empty"]
+
+
+def test_a_function_gets_the_columns_that_it_names():
+    got, _ = outcome(named("wants_answer"), "a", "b", answer="b", other={"anything": [1, None]})
+    assert got == [0, 1]
+
+
+def test_closures_lambdas_and_async_functions():
+    calls = []
+
+    def closure(prompts, completions, **columns):
+        calls.append((prompts, columns))
+        return [1, None]
+
+    async def judge(prompts, completions, answer):
+        await asyncio.sleep(0.01)
+        return [float(c == a) for c, a in zip(completions, answer)]
+
+    rewards = in_process(closure, judge, lambda prompts, completions: [0.5] * len(completions))
+    with rewards:
+        scored = rewards.score([rollout("a", prompt="p", answer="a"), rollout("b", prompt="q", answer="a", extra=3)])
+    assert [r.reward_parts for r in scored] == [
+        {"closure": 1, "judge": 1, "lambda": 0.5},
+        {"closure": None, "judge": 0, "lambda": 0.5},
+    ]
+    assert [r.reward for r in scored] == [2.5, 0.5]
+    assert calls == [(["p", "q"], {"answer": ["a", "a"], "extra": [None, 3]})]
+
+
+def test_a_failed_batch_of_async_calls_is_repeated_all_at_once():
+    at_work = most = 0
+
+    async def judge(prompts, completions, **columns):
+        nonlocal at_work, most
+        if len(completions) > 1:
+            raise ConnectionError
+        at_work += 1
+        most = max(most, at_work)
+        await asyncio.sleep(0.05)
+        at_work -= 1
+        return [1.0]
+
+    assert outcome(in_process(judge), *"abcdefgh")[0] == [1.0] * 8
+    assert most == 8
+
+
+def test_a_function_may_have_time_outs_of_its_own():
+    """They are failures like others: the call did not exceed reward.timeout."""
+
+    async def judge(prompts, completions, **columns):
+        if "x" in completions:
+            raise TimeoutError("the judge's line is busy")
+        return [1.0] * len(completions)
+
+    with in_process(judge) as rewards:
+        scored = rewards.score([rollout("1"), rollout("x")])
+        assert scored[1].error == "judge: TimeoutError: the judge's line is busy"
+        assert rewards.ways["judge"].level == graders.BATCH
+
+
+def shapes(rewards, count=2):
+    """The rewards of `count` groups of four, each its prompt's completions in one call."""
+    with rewards:
+        scored = rewards.score([rollout(completion, i // 4) for i, completion in enumerate("abcdefgh" * 2)][: 4 * count])
+    return [r.reward for r in scored], [r.error for r in scored]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_function_by_group_sees_whole_groups_alone(workers):
+    assert shapes(named("compares", workers=workers), 4)[0] == [0, 1, 2, 3] * 4
+
+
+def test_async_groups_are_scored_at_the_same_time():
+    at_work, most = 0, 0
+
+    @gspo.by_group
+    async def compares(prompts, completions, **columns):
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        await asyncio.sleep(0.05)
+        at_work -= 1
+        if "f" in completions:
+            raise ConnectionError
+        return [float(sorted(completions).index(c)) for c in completions]
+
+    assert shapes(in_process(compares))[0] == [0, 1, 2, 3] + [None] * 4
+    assert most == 2
+
+
+def test_tensors_and_arrays_are_lists_of_numbers():
+    import numpy
+    import torch
+
+    for make in (torch.tensor, numpy.array):
+        assert outcome(in_process(lambda prompts, completions, m=make: m([1.0, 2.0])), "a", "b")[0] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tests.rewards.graders:lenght", "tests.rewards.graders has no function 'lenght', did you mean length?"),
+        ("tests.rewards.graders:not_a_function", "not_a_function is a int, not a function"),
+        ("no_such_module:f", "there is no module 'no_such_module' in"),
+        ("tests.rewards.graders:", "expected module:function"),
+    ],
+)
+def test_functions_that_cannot_be_loaded(name, message):
+    with Rewards(RewardConfig(functions=[name]), TaskConfig()) as rewards, pytest.raises(ValueError) as error:
+        rewards.score([rollout("a")])
+    assert message in str(error.value) and "reward.functions" in str(error.value)

@@ -1,0 +1,62 @@
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from gspo.rewards import judge_cache
+from gspo.rewards.judge import Judge
+from gspo.rewards.judge_cache import Cache, key_of
+from tests.rewards.endpoint import listening, score
+
+ASKS = """
+import asyncio, sys
+from gspo.rewards import judge_cache
+from gspo.rewards.judge import Judge
+from gspo.rewards.judge_cache import Cache, key_of
+judge = Judge(model="m", url=sys.argv[1], key_variable="", rubric="r", cache=sys.argv[2])
+print(asyncio.run(judge(["?"] * 40, [str(i % 20) for i in range(40)])) == [0.3] * 40)
+"""
+
+
+def test_processes_share_a_cache(tmp_path):
+    path = tmp_path / "answers.sqlite"
+    with listening(lambda body: score(3)) as endpoint:
+        command = [sys.executable, "-c", ASKS, endpoint.url, str(path)]
+        several = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
+        assert [process.communicate()[0].strip() for process in several] == [b"True"] * 3
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("SELECT count(*) FROM answers").fetchone() == (20,)
+
+
+def test_a_file_that_is_no_cache(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database, but a text of some length\n" * 50)
+    with pytest.raises(ValueError, match=r"judge.cache = .* cannot be used as a cache"):
+        Judge(model="m", key_variable="", rubric="r", cache=str(path))
+    assert path.read_text().startswith("not a database")
+
+
+def test_what_was_put_is_there_for_others_and_the_first_answer_stays(tmp_path):
+    path = str(tmp_path / "new" / "answers.sqlite")
+    with closing(Cache(path, "here")) as one, closing(Cache(path, "here")) as other:
+        assert one.get("k") is other.get("k") is None
+        one.put("k", "first")
+        other.put("k", "second")
+        assert (one.get("k"), other.get("k")) == ("first", "second")  # each remembers its own
+    with closing(Cache(path, "here")) as later:
+        assert later.get("k") == "first"
+
+
+def test_memory_alone_forgets_the_oldest(monkeypatch):
+    monkeypatch.setattr(judge_cache, "MOST", 2)
+    cache = Cache(None, "here")
+    for key in "abc":
+        cache.put(key, key)
+    assert [cache.get(key) for key in "abc"] == [None, "b", "c"]
+
+
+def test_equal_questions_have_one_key():
+    assert key_of({"a": 1, "b": "é"}) == key_of({"b": "é", "a": 1}) != key_of({"a": 1, "b": "e"})
+    assert len(key_of("\ud83d")) == 64  # half a character is no error

@@ -1,0 +1,44 @@
+import pytest
+
+from gspo.rewards import judge_prompts
+from gspo.rewards.http_client import Unreadable
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "", "7", '{"score": "7"}', '{"score": true}', '{"score": null}', '{"score": NaN}', '{"score": 11}', '{"score": -1}',
+        '{"score": 7, "score": 9}', '{"score": 7} or {"score": 9}', '{"grade": 7}', '["score", 7]', '{"score": [7]}',
+        '{"score": 1e999}', '{"score": ' + "9" * 400 + "}", "{" * 100_000 + "}", '{"score": 7} <think>{"score": 1}</think>',
+    ],
+)  # fmt: skip
+def test_unreadable_scores(answer):
+    asked = judge_prompts.scored("r", "q", "a", None, 10)
+    with pytest.raises(Unreadable):
+        asked.read(judge_prompts.object_of(answer))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ['{"score": 7}', '```json\n{"reason": "{}", "score": 7.0}\n```', '<think>{"score": 1}</think> {"score":7}'],
+)
+def test_readable_scores(answer):
+    assert judge_prompts.scored("r", "q", "a", None, 10).read(judge_prompts.object_of(answer)) == 0.7
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("together", {"scores": {"1": 1}}), ("together", {"scores": [1, 2]}), ("together", {"scores": {"1": 1, "3": 2}}),
+        ("together", {"scores": {"1": 1, "2": None}}), ("together", {}), ("ranked", {"ranks": {"1": 0, "2": 1}}),
+        ("ranked", {"ranks": {"1": 1, "2": 3}}), ("paired", {"better": "a"}), ("paired", {"better": ["A"]}), ("paired", {}),
+    ],
+)  # fmt: skip
+def test_unreadable_comparisons(name, answer):
+    asked = {
+        "together": judge_prompts.together("r", "q", ["a", "b"], None, 10),
+        "ranked": judge_prompts.ranked("r", "q", ["a", "b"], None),
+        "paired": judge_prompts.paired("r", "q", "a", "b", None),
+    }[name]
+    with pytest.raises(Unreadable):
+        asked.read(answer)

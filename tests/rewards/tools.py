@@ -1,0 +1,62 @@
+"""Rewards by name and by callable, and scripts that score."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
+from gspo.rewards.scorer import Rewards
+from tests.data.tools import rollout
+
+
+def named(*functions, source="", **config):
+    functions = [f if f in ("task", "exact", "math") else f"tests.rewards.graders:{f}" for f in functions]
+    return Rewards(RewardConfig(functions=functions, **config), TaskConfig(source=source))
+
+
+def outcome(rewards, *completions, **columns):
+    """Rewards and errors of completions, four to a prompt."""
+    with rewards:
+        scored = rewards.score([rollout(completion, i // 4, **columns) for i, completion in enumerate(completions)])
+    return [r.reward for r in scored], [r.error for r in scored]
+
+
+def in_process(*functions, **config):
+    return Rewards(RewardConfig(**config), TaskConfig(), functions)
+
+
+ROOT = os.getcwd()
+
+
+def run(tmp_path, script):
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(script))
+    return subprocess.Popen([sys.executable, path], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+START = """
+    import os, signal, sys, threading, time
+    sys.path.insert(0, os.getcwd())
+    from gspo.config.rewards import RewardConfig
+    from gspo.config.rollout import TaskConfig
+    from gspo.rewards.scorer import Rewards
+    from tests.data.tools import rollout
+    config = RewardConfig(functions=["tests.rewards.graders:hangs"], timeout=60.0)
+    print("begin", flush=True)
+    rewards = Rewards(config, TaskConfig())
+"""
+
+
+def ended(pid):
+    for _ in range(100):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False

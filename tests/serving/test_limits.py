@@ -1,0 +1,36 @@
+import asyncio
+import json
+
+import httpx
+import openai
+
+from tests.serving.served import post
+from tests.serving.tools import ASK, GOOD
+
+
+def test_who_has_no_key_gets_nothing(model):
+    for key in ("y", "x", model.api_key[:-1]):
+        answer = post(model, "/chat/completions", GOOD, key=key)
+        assert answer.status_code == 401 and "API key" in answer.json()["error"]["message"]
+    assert httpx.get(f"{model.base_url}/models").status_code == 401
+    assert httpx.get(model.base_url.removesuffix("/v1") + "/health").status_code == 200
+
+
+def test_what_is_too_large_is_refused_with_and_without_a_length(model):
+    large = GOOD | {"messages": [{"role": "user", "content": "x" * 30_000}]}
+    assert post(model, "/chat/completions", large).status_code == 413
+    content = json.dumps(large).encode()
+    headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
+    parts = (content[i : i + 1000] for i in range(0, len(content), 1000))
+    assert httpx.post(f"{model.base_url}/chat/completions", content=parts, headers=headers).status_code == 413
+
+
+def test_what_is_too_much_is_refused(model):
+    async def flood():
+        async with model.openai_client(max_retries=0) as client:
+            asks = [client.chat.completions.create(model="policy", messages=ASK) for _ in range(80)]
+            return await asyncio.gather(*asks, return_exceptions=True)
+
+    found = asyncio.run(flood())
+    refused = [one for one in found if isinstance(one, openai.RateLimitError)]
+    assert refused and len(refused) + sum(hasattr(one, "choices") for one in found) == 80

@@ -1,0 +1,78 @@
+import json
+from functools import reduce
+
+import httpx
+import pytest
+
+from tests.agents.talking import TOOLS
+from tests.serving.served import post
+from tests.serving.tools import ASK, GOOD
+
+
+def deep(levels):
+    return reduce(lambda inner, _: [inner], range(levels), 1)
+
+
+def called(arguments):
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        ({}, 400, "model"),
+        ({"model": "policy"}, 400, "messages"),
+        (GOOD | {"model": "gpt-4"}, 404, "it is 'policy'"),
+        (GOOD | {"messages": []}, 400, "at least 1"),
+        (GOOD | {"messages": "hello"}, 400, "messages"),
+        (GOOD | {"messages": [{"role": "king", "content": "x"}]}, 400, "role"),
+        (GOOD | {"messages": [{"role": "user"}]}, 400, "without content"),
+        (GOOD | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 400, "messages"),
+        (GOOD | {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "unicode"),
+        (GOOD | {"messages": [{"role": "user", "content": "x " * 2000}]}, 400, "reads at most 512"),
+        (GOOD | {"messages": [{"role": "user", "content": "x", "more": deep(101)}]}, 400, "100 levels deep"),
+        pytest.param(json.dumps(GOOD)[:-1] + ', "user": ' + "[" * 950 + "]" * 950 + "}", 400, "", id="nested"),
+        (GOOD | {"messages": [*ASK, called("[" * 10_000), {"role": "tool", "content": "x"}]}, 400, "reads at most 512"),
+        (GOOD | {"n": 0}, 400, "n:"),
+        (GOOD | {"n": "1"}, 400, "n:"),
+        (GOOD | {"stream": "yes"}, 400, "stream"),
+        (GOOD | {"logprobs": 1}, 400, "logprobs"),
+        (GOOD | {"temperature": 1e-300}, 400, "at least 0.01"),
+        (GOOD | {"min_p": False}, 400, "min_p"),
+        (GOOD | {"n": 100000}, 400, "n:"),
+        (GOOD | {"temperature": -1}, 400, "temperature"),
+        (GOOD | {"top_p": 0}, 400, "top_p"),
+        (GOOD | {"max_tokens": 0}, 400, "max_tokens"),
+        (GOOD | {"stop": [""]}, 400, "none of them empty"),
+        (GOOD | {"frequency_penalty": 1}, 400, "frequency_penalty = 1 cannot be granted"),
+        (GOOD | {"response_format": {"type": "json_object"}}, 400, "response_format"),
+        (GOOD | {"tool_choice": "required", "tools": TOOLS}, 400, "tool_choice"),
+        (GOOD | {"tools": [{"type": "function"}]}, 400, "tools"),
+    ],
+)
+def test_bad_requests_are_answered_with_the_reason(model, body, status, why):
+    content = body if isinstance(body, str) else json.dumps(body)
+    headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
+    answer = httpx.post(f"{model.base_url}/chat/completions", content=content, headers=headers)
+    assert answer.status_code == status and why in answer.json()["error"]["message"]
+
+
+def test_neutral_settings_are_granted(model):
+    more = {
+        "frequency_penalty": 0,
+        "response_format": {"type": "text"},
+        "tool_choice": "auto",
+        "user": "me",
+        "logit_bias": None,
+    }
+    assert post(model, "/chat/completions", GOOD | more).status_code == 200
+
+
+def test_the_document_tells_what_is_granted(model):
+    headers = {"authorization": f"Bearer {model.api_key}"}
+    told = httpx.get(model.base_url.removesuffix("/v1") + "/openapi.json", headers=headers).json()
+    asking = told["components"]["schemas"]["ChatRequest"]
+    assert asking["properties"]["model"]["enum"] == ["policy"] and not asking["additionalProperties"]
+    assert asking["properties"]["min_p"]["enum"] == [0, None] and asking["properties"]["user"] == {}
+    answers = told["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert "422" not in answers and set(answers["200"]["content"]) == {"application/json", "text/event-stream"}

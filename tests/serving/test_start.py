@@ -1,0 +1,53 @@
+import asyncio
+
+import httpx
+import pytest
+
+import gspo
+from gspo.runs.folder import RunFolder
+from tests.agents.talking import tokenizer
+from tests.serving.served import serving, tiny
+
+
+def test_it_listens_within_the_context_alone(tmp_path):
+    with serving(tmp_path / "run") as model:
+        address = model.base_url.removesuffix("/v1") + "/health"
+        assert httpx.get(address).status_code == 200
+        with pytest.raises(RuntimeError, match="another process is writing"):
+            RunFolder.resume(tmp_path / "run")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(address)
+    RunFolder.resume(tmp_path / "run").close()  # it has let go of it
+
+
+def test_the_model_is_written_and_without_a_step_no_checkpoint(tmp_path):
+    made = tiny()
+
+    async def play():
+        async with serving(tmp_path / "run", made=made) as model:
+            assert model.step == 0
+
+    asyncio.run(play())
+    saved = type(made.model).from_pretrained(tmp_path / "run" / "model")
+    assert all((a == b).all() for a, b in zip(saved.parameters(), made.model.parameters()))
+    assert not list((tmp_path / "run" / "checkpoints").iterdir()) and not (tmp_path / "run" / "report.html").exists()
+
+
+def test_what_cannot_work_is_refused_at_the_call(tmp_path):
+    made = tiny()
+    with pytest.raises(ValueError, match="a loaded model needs its tokenizer"):
+        gspo.serve(made.model, log={"dir": str(tmp_path / "run")})
+    with pytest.raises(ValueError, match=r"model\.path is required"):
+        gspo.serve()
+    with pytest.raises(ValueError, match=r"eval\.every = 1: agents evaluate themselves"):
+        gspo.serve(made.model, tokenizer=tokenizer("chatml"), eval={"every": 1})
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_fails_as_it_starts_lets_go_of_all(tmp_path):
+    with (
+        pytest.raises(ValueError, match="nothing can listen there"),
+        serving(tmp_path / "run", serve={"host": "203.0.113.1"}),
+    ):
+        pass
+    RunFolder.resume(tmp_path / "run").close()

@@ -1,0 +1,17 @@
+import json
+
+import pytest
+
+from tests.tiny_run import ROWS, model
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    model().save("tiny")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "letters.py").write_text(
+        "def likes_a(prompts, completions, **columns):\n    return [c.count('a') / max(1, len(c)) for c in completions]\n"
+    )
+    return tmp_path

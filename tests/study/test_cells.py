@@ -1,0 +1,52 @@
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gspo.config.files import as_config, to_toml
+from gspo.study.cells import Outcome, finished, run_cells
+from gspo.study.compare import compare
+from gspo.study.spec import read
+from tests.study.studies import BASE, write
+
+
+def test_a_study_that_is_stopped_goes_on(place):
+    study = write(place, BASE.replace("steps = 3", "steps = 400").replace("[3, 4]", "[3]"))
+    command = [sys.executable, "-m", "gspo.cli", "compare", str(study), "--dir", "out", "--only", "runs/GRPO"]
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
+    metrics = place / "out" / "cells" / "runs" / "GRPO" / "seed3" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    done = metrics.read_text().count("\n")
+    assert 3 < done < 400
+    assert list((metrics.parent / "checkpoints").glob(f"step_{done:06d}"))  # it saved the step it was in
+    write(place, BASE.replace("steps = 3", f"steps = {done + 1}").replace("[3, 4]", "[3]"))
+    assert compare(study, "out", only="runs/GRPO") == 0
+    assert metrics.read_text().count("\n") == done + 1
+
+
+def test_what_is_finished_is_kept_and_what_fails_says_why(place):
+    broken = '[variants.broken]\ntask = {source = "rows.csv"}\n'
+    done, _, lost = read(write(place, BASE.replace("[3, 4]", "[3]") + broken), place / "out").cells
+    folder = Path(done.config.log.dir)
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(to_toml(done.config))
+    (folder / "metrics.jsonl").write_text('{"step": 2}\n')
+    assert not finished(done) and not finished(lost)
+    (folder / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
+    assert finished(done)
+    heard = []
+    kept, failed = run_cells([done, lost], 2, 1, lambda outcome, left: heard.append((outcome.cell.variant, left)))
+    assert kept == Outcome(done, "done") and heard == [("broken", 0)]  # the finished one was not run again
+    assert failed.status == "failed" and "rows.csv" in failed.reason and failed.seconds > 0
+    other = dataclasses.replace(done, config=as_config(done.config, {"optimizer": {"lr": 0.5}}))
+    with pytest.raises(ValueError, match=r"holds a cell of another study: there optimizer\.lr = 0\.5 differs"):
+        run_cells([other], 1, 1)

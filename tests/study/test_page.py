@@ -1,0 +1,68 @@
+"""What a study leaves, from rows whose numbers are known."""
+
+import csv
+import json
+import math
+
+import pytest
+
+from gspo.config.schema import Config
+from gspo.study.analysis import Interval
+from gspo.study.page import spell, summarise, write_html, write_rows, write_summary
+from gspo.study.spec import Cell, Study
+
+
+def row(variant, seed, reward, status="done", **more):
+    known = {"collapsed": False, "fall": 0.0, "clipped": 0.1, "volatility": math.nan, "seconds": 60.0, "seconds_train": 1.0}
+    here = {"setting": "runs", "variant": variant, "seed": seed, "status": status, "reason": ""}
+    return here | (known | {"reward": reward} if status == "done" else {}) | more
+
+
+STUDY = Study(
+    "One & other", "Fixed <first>.", [0, 1, 2], "GRPO", "", 2, 1, 1,
+    [Cell("runs", variant, seed, Config()) for variant in ("GRPO", "GSPO") for seed in range(3)],
+)  # fmt: skip
+ROWS = [
+    row("GRPO", 0, 0.1), row("GRPO", 1, 0.2), row("GRPO", 2, 0.3),
+    row("GSPO", 0, 0.3), row("GSPO", 1, 0.4, collapsed=True), row("GSPO", 2, 0.0, "failed", reason="<out of memory>"),
+]  # fmt: skip
+
+
+def test_a_summary_by_hand():
+    grpo, gspo = summarise(STUDY, ROWS, "reward")
+    assert (grpo["cells"], grpo["collapsed"], grpo["reward"].mean) == (3, 0, pytest.approx(0.2))
+    assert "difference" not in grpo and "verdict" not in grpo  # it is the baseline
+    assert (gspo["cells"], gspo["collapsed"], gspo["reward"].mean) == (2, 1, pytest.approx(0.35))
+    assert (gspo["difference"].n, gspo["difference"].mean) == (2, pytest.approx(0.2))  # the seeds that both have
+    assert gspo["verdict"].startswith("GSPO collapsed in 1 of 2 seeds.")
+
+
+def test_the_tables_hold_each_cell_and_no_nan(tmp_path):
+    write_rows(ROWS, tmp_path)
+    with open(tmp_path / "results.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [(line["variant"], line["seed"], line["status"]) for line in found][-1] == ("GSPO", "2", "failed")
+    assert found[-1]["reward"] == "" and found[0]["reward"] == "0.1" and "clipped" in found[0]
+    write_summary(STUDY, {"reward": summarise(STUDY, ROWS, "reward")}, tmp_path)
+    told = json.loads((tmp_path / "results.json").read_text())
+    assert told["baseline"] == "GRPO" and told["reward"][0]["volatility"]["mean"] is None
+    assert told["reward"][1]["reward"]["n"] == 2
+
+
+def test_the_page_says_it_all_as_text(tmp_path):
+    text = write_html(STUDY, ROWS, {"reward": summarise(STUDY, ROWS, "reward")}, {}, tmp_path).read_text()
+    assert "One &amp; other" in text and "Fixed &lt;first&gt;." in text and "5 of 6 cells" in text
+    assert "seed 2: failed. &lt;out of memory&gt;" in text and "1 of 2" in text and "10.00%" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "how", "text"),
+    [
+        (Interval(0.5, 0.25, 0.75, 3), {}, "0.500 [0.250, 0.750]"),
+        (Interval(0.5, 0.25, 0.75, 3), {"short": True, "form": ".0%"}, "50%"),
+        (Interval(0.5, math.nan, math.nan, 1), {"form": "+.1f"}, "+0.5"),
+        (Interval(math.nan, math.nan, math.nan, 0), {}, ""),
+    ],
+)
+def test_intervals_in_figures(value, how, text):
+    assert spell(value, **how) == text

@@ -1,0 +1,78 @@
+import re
+
+import pytest
+
+from gspo.cli import main
+from gspo.config.files import to_toml
+from gspo.config.policy import ModelConfig
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
+from gspo.config.schema import Config
+from gspo.study.spec import read
+from tests.study.studies import BASE, write
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds = [3, 4]", "", "seeds = None: a list of whole numbers"),
+        ("seeds = [3, 4]", "seeds = [3, 3]", "each seed once"),
+        ("seeds = [3, 4]", "seed = [3]", "seed: unknown key, did you mean seeds"),
+        ('baseline = "GRPO"', 'baseline = "GRPOO"', "baseline = 'GRPOO': is no variant, did you mean GRPO"),
+        ('name = "grpo"', 'name = "grop"', "GRPO: algorithm.name = 'grop': allowed are .* did you mean grpo"),
+        ("lr = 3e-3", "rl = 3e-3", r"optimizer\.rl = 0\.003: unknown key"),
+        ("train = {steps = 3}", "train = {steps = 3, seed = 1}", ""),
+        ('algorithm = {name = "grpo"}', "train = {seed = 1}", r"GRPO: train\.seed: the study sets it"),
+        ("last = 2", "last = 0", "last = 0: must be a whole number of at least 1"),
+        ("threads = 1", 'threads = "all"', "threads = 'all': must be a whole number"),
+        ("[base]", "[bases]", "bases: unknown key"),
+        ('model = {path = "tiny"}', "", r"model\.path is required"),
+        ("[variants.GRPO]", '[settings."x"]\nonly = ["GRP"]\n[variants.GRPO]', "'GRP' is no variant, did you mean GRPO"),
+        ("[variants.GRPO]", '[variants."GRPO "]\n[variants.GRPO]', "two cells would have the folder"),
+        ("num_prompts = 4", "num_prompts = 5", r"num_prompts = 5 cannot be split"),
+        ("title =", "title", "cannot be read as TOML"),
+    ],
+)
+def test_a_bad_study_is_refused_before_anything_runs(place, capsys, old, new, message):
+    assert old in BASE
+    write(place, BASE.replace(old, new))
+    status = main(["compare", "study.toml", "--dir", "out", "--dry-run"])
+    assert status == (2 if message else 0)
+    assert re.search(message, capsys.readouterr().err)
+    assert not (place / "out").exists()
+
+
+def test_cells_are_settings_times_variants_times_seeds(tmp_path):
+    text = (
+        BASE
+        + """
+[settings."short one"]
+rollout = {max_completion_length = 4}
+seeds = [4]
+[settings.long]
+only = "GRPO"
+variants = {GRPO = {optimizer = {lr = 1e-2}}}
+"""
+    )
+    study = read(write(tmp_path, text), tmp_path / "out", {"train.steps": "7"})
+    assert [cell.name for cell in study.cells] == [
+        "short-one/GRPO/seed4", "short-one/GSPO-auto/seed4", "long/GRPO/seed3", "long/GRPO/seed4",
+    ]  # fmt: skip
+    assert study.settings == ["short one", "long"] and study.variants("long") == ["GRPO"]
+    short, auto, *_, last = (cell.config for cell in study.cells)
+    assert (short.rollout.max_completion_length, last.rollout.max_completion_length) == (4, 6)
+    assert (short.optimizer.lr, last.optimizer.lr) == (3e-3, 1e-2)  # the pair's own word counts more
+    assert (short.algorithm.name, auto.algorithm.epsilon) == ("grpo", "auto")
+    assert {cell.config.train.steps for cell in study.cells} == {7}  # the command line's counts most
+    assert all((c.config.train.seed, c.config.task.seed) == (c.seed, c.seed) for c in study.cells)
+    assert last.log.dir == str(tmp_path / "out" / "cells" / "long" / "GRPO" / "seed4")
+
+
+def test_a_base_may_be_a_file_beside_it(tmp_path):
+    base = Config(
+        model=ModelConfig(path="m"), task=TaskConfig(source="rows.jsonl"), reward=RewardConfig(functions=["exact"])
+    )
+    (tmp_path / "base.toml").write_text(to_toml(base))
+    study = read(write(tmp_path, 'seeds = [0]\nbase = "base.toml"\n[variants.a]\n'), tmp_path)
+    (cell,) = study.cells
+    assert cell.config.reward == base.reward and (study.title, study.baseline, study.last) == ("study", "a", 10)

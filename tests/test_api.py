@@ -1,0 +1,43 @@
+"""gspo from Python: what is refused, and what a run leaves. The rooms' tests have whole runs."""
+
+import pytest
+
+import gspo
+from tests import tiny_run
+
+
+def test_a_result_is_what_the_run_left(tmp_path):
+    tiny = tiny_run.model()
+    config = tiny_run.settings(tmp_path / "run", train={"steps": 1}, eval={"every": 0})
+    made = gspo.train(tiny.model, tiny_run.ROWS, tiny_run.likes_a, tokenizer=tiny.tokenizer, config=config)
+    assert made.finished and made.folder == tmp_path / "run" and made.metrics["step"] == 1
+    assert made.model is tiny.model and made.tokenizer is tiny.tokenizer
+    assert (made.folder / "model" / "model.safetensors").exists() and (made.folder / "report.html").exists()
+    again = gspo.train(
+        tiny.model, tiny_run.ROWS, tiny_run.likes_a, tokenizer=tiny.tokenizer, config=config, resume=True
+    )  # nothing is left to do
+    assert again.finished and again.metrics == made.metrics
+
+
+def test_the_last_line_of_a_finished_run(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.75}\n')
+    assert gspo.api.last_line(tmp_path)["reward"] == 0.75
+
+
+@pytest.mark.parametrize("reward", ["exact", [tiny_run.likes_a, 3]])
+def test_a_reward_is_a_function(reward, tmp_path):
+    with pytest.raises(ValueError, match=r"reward = .*expected a function .*named rewards .* config="):
+        gspo.train("m", tiny_run.ROWS, reward, log={"dir": str(tmp_path / "run")})
+
+
+def test_what_is_given_and_not_used_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"eval_dataset is given but eval.every = 0: set eval="):
+        gspo.train("m", tiny_run.ROWS, tiny_run.likes_a, eval_dataset=tiny_run.ROWS, log={"dir": str(tmp_path / "run")})
+
+
+@pytest.mark.parametrize("call", [gspo.train, gspo.sft, gspo.evaluate])
+def test_a_model_and_a_task_are_required(call):
+    with pytest.raises(ValueError, match=r"model\.path is required"):
+        call(config={"task": {"source": "rows.jsonl"}})
+    with pytest.raises(ValueError, match=r"task\.source is required"):
+        call(config={"model": {"path": "m"}})
