@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.learner import layout
+from gspo.learner.layout import split
 from gspo.types import Completion
 
 
@@ -189,3 +190,12 @@ def test_branches_are_read_from_their_own_history_and_each_token_is_trained_on_o
         made = layout.build(part, share)
         read = len(made.forest.tokens) if share else layout.padded(made, 0).tokens.numel()
         assert read <= budget or len(part) == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "parts", "sizes"), [(8, 4, [2, 2, 2, 2]), (7, 4, [2, 2, 1, 2]), (3, 4, [1, 1, 1]), (0, 4, [])]
+)
+def test_split(groups, parts, sizes):
+    batches = split([[i] for i in range(groups)], parts)
+    assert sorted(map(len, batches)) == sorted(sizes)
+    assert [x for batch in batches for x in batch] == list(range(groups))

@@ -1,0 +1,52 @@
+"""Groups that agents sampled themselves, as a source."""
+
+import torch
+
+from gspo.rollout.external import PROBE_TOKENS, PROBES, AlreadyScored, ExternalSource
+from gspo.types import Group, Prompt, Rollout, Sampling
+
+
+class Sampler:
+    """Samples one token; notes what it was asked."""
+
+    version, probes = 5, []
+
+    def generate(self, prompts, n, sampling, progress=None):
+        self.asked = (prompts, n, sampling)
+        return [Rollout.begun(prompt) for prompt in prompts]
+
+
+def group(name, *versions, prompt=range(40)):
+    version = torch.tensor([-1] * len(prompt) + list(versions))
+    tokens = torch.tensor([*prompt, *[7] * len(versions)])
+    query = Prompt(name, "q", tuple(prompt))
+    return Group(query, [Rollout(query, tokens, version >= 0, torch.zeros(len(tokens)), version, "eos", reward=1.0)])
+
+
+def test_it_hands_on_what_it_was_given():
+    source = ExternalSource(Sampler(), Sampling(9))
+    assert list(source) == [] and not source.stale
+    groups = [group("a", 5, 5), group("b", 5)]
+    assert source.give(groups) is groups and list(source) == groups and not source.stale
+    source.give([*groups, group("c", 4, 5)])
+    assert source.stale
+
+
+def test_fresh_rollouts_are_the_samplers_probes_or_a_few_short_ones():
+    sampler = Sampler()
+    source = ExternalSource(sampler, Sampling(900, temperature=0.7))
+    source.give([group(str(i), 4) for i in range(20)])
+    fresh = source.fresh()
+    prompts, n, sampling = sampler.asked
+    assert len(fresh) == len(prompts) == PROBES and n == 1
+    assert (sampling.max_new_tokens, sampling.temperature) == (PROBE_TOKENS, 0.7)
+    assert all(len(prompt.tokens) == PROBE_TOKENS for prompt in prompts)
+    sampler.probes = [Rollout.begun(Prompt("probe", "", (1,)))]
+    assert source.fresh() is sampler.probes
+
+
+def test_nothing_waits_and_nothing_is_scored_again():
+    source, rollouts = ExternalSource(Sampler(), Sampling(9)), group("a", 5).rollouts
+    source.drop()
+    source.load_state_dict(source.state_dict())
+    assert AlreadyScored().score(rollouts) is rollouts and AlreadyScored().counts() == {}
