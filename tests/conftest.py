@@ -1,8 +1,52 @@
-"""Tests against a real vLLM server need an environment that has it: `make test-vllm`."""
+"""Tests against a real vLLM server need an environment that has it: `make test-vllm`. How all others come to an end soon."""
 
 import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 # Tiny models run faster on one thread, above all beside others; what the tests start inherits it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 collect_ignore = [] if "GSPO_VLLM_PYTHON" in os.environ else ["backends/vllm/engine"]
+
+# Files with tests that take long. They come first: at the end nobody waits for one of them.
+LONG = (
+    "study/test_compare", "training/test_trainer", "training/test_guard", "training/test_likelihoods", "serving/test_fuzz",
+    "serving/test_training", "learner/test_memory", "learner/test_objective", "learner/test_ppo", "agents/test_token_tree",
+    "test_cli", "demo/test_stages",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not any(name in item.nodeid for name in LONG))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def every_figure(tmp_path_factory):
+    """The reports of runs with the same metrics show the same figures, those of the first such run of this process: to draw
+    them takes longer than a tiny run. Yields what draws them, for tests/report, which has all of its own drawn.
+    """
+    from gspo.report import page
+    from gspo.report.read import read_run
+
+    drawn = {}
+
+    def draw(folders):
+        if len(folders) > 1:
+            return every(folders)
+        lines = read_run(folders[0]).lines
+        kind = len(lines) > 1, frozenset(name for line in lines for name in line)
+        if kind not in drawn:
+            drawn[kind] = every(folders, tmp_path_factory.mktemp("figures"))
+        out = Path(folders[0]) / "figures"
+        out.mkdir(exist_ok=True)
+        shown = ((d, Path(shutil.copy(d.light, out)), Path(shutil.copy(d.dark, out))) for d in drawn[kind])
+        return [replace(d, light=light, dark=dark) for d, light, dark in shown]
+
+    every = page.draw
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "draw", draw)
+        yield every

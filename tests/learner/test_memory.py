@@ -32,7 +32,7 @@ def learner(max_tokens):
     return Updater(policy, optimizer, MicroBatches(max_tokens, print))
 
 
-length = 12000 // count
+length = 6000 // count
 draw = torch.Generator().manual_seed(0)
 completions = [
     Completion(torch.randint(2, 28, (length,), generator=draw), torch.arange(length) >= 5, torch.full((length - 5,), -3.0),
@@ -42,7 +42,7 @@ completions = [
 idle = Completion(torch.zeros(5000, dtype=torch.int64), torch.arange(5000) >= 5, torch.zeros(4995), torch.zeros(4995), 0.0)
 completions.append(idle)  # never read, so its size does not matter
 objective = PolicyObjective(*resolve(AlgorithmConfig(name="grpo"))[:2], 100)
-small, large = learner(2000), learner(10**6)
+small, large = learner(1000), learner(10**6)
 expected, _ = small.update(objective, completions)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
@@ -63,16 +63,16 @@ def run(count, room):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_update_is_made_again_with_smaller_micro_batches():
-    done = run(count=60, room=400 << 20)
+    done = run(count=60, room=200 << 20)
     assert done.returncode == 0, done.stderr
     said, tokens = done.stdout.splitlines()[-2:]
     assert said.startswith("memory did not suffice: micro-batches have at most")
-    assert 200 <= int(tokens) < 10_000
+    assert 100 <= int(tokens) < 5_000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_one_completion_that_does_not_fit_is_an_error_with_a_remedy():
-    done = run(count=4, room=20 << 20)
+    done = run(count=4, room=10 << 20)
     assert done.returncode == 1
-    assert "out of memory with one completion of 3000 tokens" in done.stderr
+    assert "out of memory with one completion of 1500 tokens" in done.stderr
     assert "train.gradient_checkpointing" in done.stderr

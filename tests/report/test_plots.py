@@ -45,6 +45,14 @@ def test_a_training_run_has_all_its_figures(run):
         assert all((edge == 1).all() for edge in edges), f"{d.name} runs off the picture"
 
 
+def test_dark_figures_are_what_drawing_them_in_dark_colours_would_give(run, tmp_path):
+    """They are the light ones drawn again, with other colours: no pixel may tell."""
+    for d in draw([run], tmp_path / "out"):
+        plot = plots._with_keys(next(p for p in PLOTS if p.name == d.name), [read_run(run)])
+        plots._draw_one(plot, [read_run(run)], DARK).savefig(tmp_path / "dark.png")
+        assert np.array_equal(imread(tmp_path / "dark.png"), imread(d.dark)), d.name
+
+
 def test_a_cold_start_has_its_own(tmp_path):
     lines = [{"step": s, "loss": 3 / s, "lr": 3e-3, "grad_norm": 1.0, "tokens": 9, "time/train": 0.1} for s in (1, 2)]
     assert [d.name for d in draw([write(tmp_path / "sft", lines)])] == ["loss", "grad_norm", "lr", "time"]

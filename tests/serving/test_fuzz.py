@@ -12,11 +12,13 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tests.campaign import CAMPAIGN
 from tests.serving.served import post, serving, tiny
 
 GOOD = {"model": "policy", "messages": [{"role": "user", "content": "what is in the box"}]}
 MOST = 8  # requests at once
-EXAMPLES, SEED = 6, 1  # examples for each route; its phase `coverage` makes a thousand more, and takes a minute
+# Examples for each route; the phase `coverage` makes a thousand more, and takes a minute.
+EXAMPLES, PHASES, SEED = (60, "coverage,fuzzing", 1) if CAMPAIGN else (6, "fuzzing", 1)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def test_generated_requests(model, tmp_path):
     # Not every rule can be told in a schema, such as that a prompt must fit into the model.
     command = [
         sys.executable, "-m", "schemathesis.cli", "run", f"{root(model)}/openapi.json",
-        "--header", f"Authorization: Bearer {model.api_key}", "--phases", "fuzzing",
+        "--header", f"Authorization: Bearer {model.api_key}", "--phases", PHASES,
         "--max-examples", str(EXAMPLES), "--seed", str(SEED), "--exclude-checks", "positive_data_acceptance",
         "--suppress-health-check", "all", "--continue-on-failure", "--report", "har", "--report-har-path", str(archive),
     ]  # fmt: skip

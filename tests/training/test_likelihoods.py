@@ -55,8 +55,8 @@ def test_replay_of_the_policys_own_choices_changes_no_number(tmp_path, replay):
 
 @pytest.mark.parametrize("replay", ["R2", "R3"])
 def test_replay_in_every_layout(tmp_path, replay):
-    algorithm = {"router_replay": replay}
-    whole = numbers(train(tmp_path / "a", algorithm=algorithm, **FAST).folder)
+    options = FAST | {"algorithm": {"router_replay": replay}, "train": {"steps": 1}}
+    whole = numbers(train(tmp_path / "a", **options).folder)
     for i, changes in enumerate(
         (
             {"layout": "packed"},
@@ -66,8 +66,7 @@ def test_replay_in_every_layout(tmp_path, replay):
             {"gradient_checkpointing": True, "layout": "shared"},
         )
     ):
-        options = FAST | {"train": {"steps": 4} | changes}
-        other = numbers(train(tmp_path / f"b{i}", algorithm=algorithm, **options).folder)
+        other = numbers(train(tmp_path / f"b{i}", **options | {"train": {"steps": 1} | changes}).folder)
         for name in ("loss", "grad_norm", "entropy", "moe/overruled", "moe/router_entropy", "moe/max_violation"):
             assert other[0][name] == pytest.approx(whole[0][name], rel=5e-3, abs=2e-5), name
 

@@ -1,13 +1,14 @@
 """Whole runs on a tiny mixture of experts."""
 
 import json
+import multiprocessing
 import os
 import random
+import re
 import signal
-import subprocess
 import sys
-import textwrap
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from gspo.build import assemble
 from gspo.learner.optimizer import Optimizer
 from gspo.ports import SamplerError
 from gspo.runs import checkpoint
+from tests.campaign import CAMPAIGN
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 REQUIRED = """
@@ -121,16 +123,17 @@ def test_first_update_is_on_policy(tmp_path):
     ids=str,
 )
 def test_every_setting_runs(tmp_path, changes):
-    result = train(tmp_path / "run", **changes)
+    result = train(tmp_path / "run", **changes | {"train": {"steps": 3} | changes.get("train", {})})
     steps = numbers(result.folder)[1:]
-    assert len(steps) == 6
+    assert len(steps) == 3
     assert all(m["updates/skipped"] == 0 for m in steps)
     if changes.get("algorithm", {}).get("beta"):
         assert steps[0]["kl_ref"] == pytest.approx(0, abs=1e-2) != steps[-1]["kl_ref"]
 
 
 def test_layout_micro_batches_and_checkpointing_change_no_number(tmp_path):
-    plain = numbers(train(tmp_path / "a").folder)
+    once = {"steps": 1}  # later steps may sample another token after a rounding
+    plain = numbers(train(tmp_path / "a", train=once).folder)
     for i, changes in enumerate(
         (
             {"layout": "packed"},
@@ -140,15 +143,15 @@ def test_layout_micro_batches_and_checkpointing_change_no_number(tmp_path):
             {"gradient_checkpointing": True, "layout": "shared", "micro_batch_tokens": 40},
         )
     ):
-        other = numbers(train(tmp_path / f"b{i}", train=changes).folder)
-        for m, n in zip(plain[:2], other[:2]):  # later steps may sample another token after a rounding
+        other = numbers(train(tmp_path / f"b{i}", train=once | changes).folder)
+        for m, n in zip(plain, other, strict=True):
             for name in set(m) - {"guard/signals"}:
                 assert n[name] == pytest.approx(m[name], rel=2e-3, abs=2e-5, nan_ok=True), name
 
 
 def test_seeds(tmp_path):
-    one, same = (numbers(train(tmp_path / name).folder) for name in ("a", "b"))
-    other = numbers(train(tmp_path / "c", train={"seed": 2}).folder)
+    one, same = (numbers(train(tmp_path / name, train={"steps": 3}).folder) for name in ("a", "b"))
+    other = numbers(train(tmp_path / "c", train={"steps": 3, "seed": 2}).folder)
     assert one == same
     assert one[1]["reward"] != other[1]["reward"]
 
@@ -158,16 +161,15 @@ def test_seeds(tmp_path):
 )
 def test_resume_is_bit_equal(tmp_path, changes):
     schedule = {"schedule": "cosine", "warmup": 3}
-    whole = train(tmp_path / "whole", optimizer=schedule, **changes)
-    folder = tmp_path / "parts"
-    train(folder, optimizer=schedule, **changes)
+    folder = train(tmp_path / "run", optimizer=schedule, **changes).folder
+    whole, rollouts = numbers(folder), (folder / "rollouts.jsonl").read_text()
     (folder / "checkpoints" / "step_000006").rename(tmp_path / "gone")  # go on from step 4
     assert checkpoint.latest(folder / "checkpoints").name == "step_000004"
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 5, "half a li')
     train(folder, resume=True, optimizer=schedule, **changes)
-    assert numbers(folder) == numbers(whole.folder)
-    assert (folder / "rollouts.jsonl").read_text() == (whole.folder / "rollouts.jsonl").read_text()
+    assert numbers(folder) == whole
+    assert (folder / "rollouts.jsonl").read_text() == rollouts
 
 
 def test_offloading_changes_no_number_and_may_begin_at_a_resume(tmp_path, monkeypatch):
@@ -230,53 +232,58 @@ def test_cold_start_learns_and_resumes_bit_equal(tmp_path):
     assert numbers(tmp_path / "parts") == numbers(whole.folder)
 
 
-SCRIPT = """
-    import sys, gspo
-    from tests.training.test_trainer import train
-    train(sys.argv[1], resume="--resume" in sys.argv, train={"steps": 20, "save_every": 3})
-"""
+def run_in_a_process(folder, resume, output):
+    """A whole run, told to the file `output`."""
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream.fileno())
+    torch.set_num_threads(1)
+    train(folder, resume, train={"steps": KILLS[-1] + 8, "save_every": 3})
 
 
-def start(folder, *flags):
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), *flags]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start(folder, resume=False):
+    """A process of its own, and where it writes. It is forked off one that has loaded the libraries and nothing else."""
+    output = folder.with_suffix(".out")
+    output.unlink(missing_ok=True)
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([__name__])
+    process = processes.Process(target=run_in_a_process, args=(folder, resume, output))
+    process.start()
+    return process, output
 
 
-def wait_for_steps(folder, process, count):
-    while process.poll() is None:
-        path = folder / "metrics.jsonl"
-        if path.exists() and len(path.read_bytes().splitlines()) >= count:
-            return
+def wait_for(path, pattern, process):
+    """Until the file `path` holds what is sought, or the process has ended."""
+    while process.is_alive() and not (path.exists() and re.search(pattern, path.read_text())):
         time.sleep(0.01)
 
 
+KILLS = range(2, 90, 4) if CAMPAIGN else (2, 6)  # after so many lines of metrics, and a moment
+
+
 def test_kill_9_at_random_points_and_ctrl_c_lose_nothing(tmp_path):
-    torch.set_num_threads(1)
     whole, folder, rng = tmp_path / "whole", tmp_path / "killed", random.Random(0)
-    reference = start(whole)
-    flags = []
-    for count in (2, 6):
-        process = start(folder, *flags)
-        wait_for_steps(folder, process, count)
+    reference, _ = start(whole)
+    resume = False
+    for count in KILLS:
+        process, output = start(folder, resume)
+        wait_for(folder / "metrics.jsonl", rf"(.+\n){{{count}}}", process)
         time.sleep(rng.random() * 0.3)
         process.kill()
-        process.wait()
-        flags = ["--resume"] if (folder / "config.toml").exists() else []
-    process = start(folder, *flags)
-    for line in process.stdout:
-        if line.startswith("step "):
-            process.send_signal(signal.SIGINT)
-            break
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    assert "SIGINT: finishing this step, then saving" in output
-    assert "go on with --resume" in output
-    process = start(folder, "--resume")
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    assert reference.wait() == 0
-    assert [m["step"] for m in numbers(folder)] == list(range(21))
+        process.join()
+        resume = (folder / "config.toml").exists()
+    process, output = start(folder, resume)
+    wait_for(output, "(?m)^step ", process)
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    assert process.exitcode == 0, output.read_text()
+    assert "SIGINT: finishing this step, then saving" in output.read_text()
+    assert "go on with --resume" in output.read_text()
+    process, output = start(folder, True)
+    process.join()
+    assert process.exitcode == 0, output.read_text()
+    reference.join()
+    assert reference.exitcode == 0
+    assert [m["step"] for m in numbers(folder)] == list(range(KILLS[-1] + 9))
     assert numbers(folder) == numbers(whole)
 
 
@@ -297,12 +304,21 @@ class Failing:
         monkeypatch.setattr(HFSampler, name, wrapped)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A whole run by its delay, made once."""
+    return cache(lambda delay: train(tmp_path_factory.mktemp("whole") / "run", **brief(delay)))
+
+
+def brief(delay):
+    return {"rollout": {"delay": delay}, "eval": {"every": 2, "num_prompts": 4}, "train": {"steps": 5, "save_every": 100}}
+
+
 @pytest.mark.parametrize(("name", "k"), [("generate", 4), ("generate", 1), ("load", 3), ("generate", 5)])
 @pytest.mark.parametrize("delay", [0, 2])
-def test_a_sampler_that_dies_costs_nothing(tmp_path, name, k, delay, monkeypatch):
+def test_a_sampler_that_dies_costs_nothing(tmp_path, undisturbed, name, k, delay, monkeypatch):
     """While it samples (4: a step, 5: an evaluation in between), and while it takes new weights."""
-    options = {"rollout": {"delay": delay}, "eval": {"every": 2, "num_prompts": 4}, "train": {"steps": 5, "save_every": 100}}
-    whole = train(tmp_path / "whole", **options)
+    options, whole = brief(delay), undisturbed(delay)
     with monkeypatch.context() as patch:
         Failing(patch, name, k)
         with pytest.raises(RuntimeError, match="the engine is dead"):

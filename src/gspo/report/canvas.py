@@ -6,12 +6,17 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 SIZE = (4.8, 3.0)  # inches: small, so that the letters are large on the page
@@ -73,7 +78,7 @@ def finish(
     elif dots:
         ax.margins(x=0.08)
     ax.set_ylabel(_scale_y(ax, unit, log, top, zero))
-    ax.set_title(title, loc="left", weight="bold", fontsize=12.5, pad=9)
+    ax.set_title(title, loc="left", weight="bold", fontsize=12.5, pad=9, y=1.0)
     handles, labels = ax.get_legend_handles_labels()
     shown = [(h, label) for h, label in zip(handles, labels) if label]
     rows = 0
@@ -113,3 +118,51 @@ def _scale_y(ax: Axes, unit: str, log: bool, top: float | None, zero: bool) -> s
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{round(v / 10**power, 6):,.10g}".replace("-", "−")))
     digits = f"{power}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"{unit}, 10{digits}" if power else unit
+
+
+def save(figure: Figure, light: Path, dark: Path) -> None:
+    """Saves `figure`, which has the colours of LIGHT: to `light` as it is, to `dark` in the colours of DARK.
+
+    Most of the time that a figure takes goes into where everything stands, which is the same in both: it is laid out once.
+    """
+    if matplotlib.rcParams["savefig.dpi"] != "figure":
+        figure.dpi = matplotlib.rcParams["savefig.dpi"]
+    size = figure.canvas.get_width_height(physical=True)
+    first, second = _Recorder(*size, figure.dpi), RendererAgg(*size, figure.dpi)
+    figure.draw(first)
+    for name, gc, arguments, named in first.drawn:
+        gc.set_foreground(_darkened(gc.get_rgb()), isRGBA=True)
+        getattr(second, name)(gc, *map(_darkened, arguments), **named)
+    for path, renderer in ((light, first), (dark, second)):
+        imsave(path, np.asarray(renderer.buffer_rgba()), format="png", origin="upper", dpi=figure.dpi)
+
+
+class _Recorder(RendererAgg):
+    """Draws, and keeps what it drew: (method, graphics context, arguments, named arguments)."""
+
+    def __init__(self, width: float, height: float, dpi: float):
+        super().__init__(width, height, dpi)
+        self.drawn: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = []
+        for name in ("draw_path", "draw_markers", "draw_path_collection", "draw_text"):
+            setattr(self, name, partial(self._keep, name, getattr(self, name)))
+
+    def _keep(self, name: str, method: Any, gc: Any, *arguments: Any, **named: Any) -> None:
+        kept = self.new_gc()
+        kept.copy_properties(gc)
+        self.drawn.append((name, kept, arguments, named))
+        method(gc, *arguments, **named)
+
+
+_DARK_OF = {
+    to_rgb(a): to_rgb(b)
+    for a, b in zip((LIGHT.paper, LIGHT.ink, LIGHT.faint, *LIGHT.series), (DARK.paper, DARK.ink, DARK.faint, *DARK.series))
+}
+
+
+def _darkened(value: Any) -> Any:
+    """A colour of LIGHT, or an array of them [n, 4], as those of DARK; anything else as it is."""
+    if isinstance(value, tuple) and len(value) in (3, 4):
+        return (*_DARK_OF.get(value[:3], value[:3]), *value[3:])
+    if isinstance(value, np.ndarray) and value.ndim == 2 and value.shape[1] == 4:
+        return np.array([_darkened(tuple(colour)) for colour in value.tolist()]).reshape(-1, 4)
+    return value

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
+from gspo.report.canvas import LIGHT, Theme, canvas, finish, save
 from gspo.report.read import TIMES, RunMetrics, read_run, run_names
 
 SMOOTH_FROM = 150  # points from which a running mean is drawn over the raw line
@@ -187,8 +187,7 @@ def draw(run_dirs: Sequence[str | Path], out: str | Path | None = None) -> list[
             continue
         stem = plot.name if len(runs) == 1 else f"compare-{plot.name}"
         files = (out / f"{stem}.png", out / f"{stem}-dark.png")
-        for path, theme in zip(files, (LIGHT, DARK)):
-            _draw_one(plot, runs, theme).savefig(path)
+        save(_draw_one(plot, runs, LIGHT), *files)
         drawn.append(Drawn(plot.name, plot.title, plot.caption, *files))
     return drawn
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
+from gspo.report.canvas import LIGHT, canvas, finish, save
 from gspo.report.plots import Drawn
 from gspo.report.read import RunMetrics
 
@@ -85,19 +85,18 @@ def draw_setting(runs: Mapping[str, Sequence[RunMetrics]], out: Path) -> list[Dr
         if not bands or (log and all((curve[1] <= FLOOR).all() for curve in bands.values())):
             continue
         files = out / f"{name}.png", out / f"{name}-dark.png"
-        for path, theme in zip(files, (LIGHT, DARK)):
-            _draw(bands, theme, title, unit, x, log, path)
+        _draw(bands, title, unit, x, log, *files)
         drawn.append(Drawn(name, title, f"{caption}. Band: from the lowest seed to the highest", *files))
     return drawn
 
 
-def _draw(bands: Bands, theme: Theme, title: str, unit: str, x: str, log: bool, path: Path) -> None:
-    with canvas(theme) as (figure, ax):
+def _draw(bands: Bands, title: str, unit: str, x: str, log: bool, light: Path, dark: Path) -> None:
+    with canvas(LIGHT) as (figure, ax):
         for i, (variant, (grid, mean, low, high)) in enumerate(bands.items()):
-            colour = theme.series[i % len(theme.series)]
+            colour = LIGHT.series[i % len(LIGHT.series)]
             if len(bands) <= 6:
                 ax.fill_between(grid, low, high, color=colour, alpha=0.15, lw=0)
-            ax.plot(grid, mean, DASHES[i // len(theme.series) % len(DASHES)], color=colour, lw=1.9, label=variant)
+            ax.plot(grid, mean, DASHES[i // len(LIGHT.series) % len(DASHES)], color=colour, lw=1.9, label=variant)
         finish(figure, ax, title, unit, log=log)
         ax.set_xlabel(NAMES[x])
-        figure.savefig(path)
+        save(figure, light, dark)

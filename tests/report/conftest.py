@@ -1,0 +1,12 @@
+"""Here figures are what is tested: every one is drawn."""
+
+import pytest
+
+from gspo.report import page
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_figures(every_figure):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "draw", every_figure)
+        yield
