@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from gspo.report import plots
-from gspo.report.canvas import LIGHT
+from gspo.report.canvas import DARK, LIGHT
 from gspo.report.plots import PLOTS, draw
 from gspo.report.read import read_run, run_names
 from tests.report.fake_run import make
