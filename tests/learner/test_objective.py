@@ -22,7 +22,7 @@ from gspo.types import Completion, Outputs
 from tests.bigram import Bigram
 from tests.learner.test_update import LENGTHS, completions
 from tests.tiny_run import model
-from tests.training.test_trainer import lines, numbers, train
+from tests.training.whole import lines, numbers, train
 
 
 def update(batch, **settings):

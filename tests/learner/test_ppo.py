@@ -15,7 +15,7 @@ from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.types import Completion
 from tests.tiny_run import model
-from tests.training.test_trainer import lines, numbers, train
+from tests.training.whole import lines, numbers, train
 
 PPO = {"algorithm": {"name": "ppo"}, "eval": {"every": 0}}
 

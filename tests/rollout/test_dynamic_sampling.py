@@ -17,7 +17,7 @@ from tests.agents.test_episodes import Quiz  # noqa: F401  an environment, named
 from tests.rollout.test_synchronous import Echo, Stream
 from tests.serving.served import tiny
 from tests.tiny_run import ROWS, model, settings
-from tests.training.test_trainer import Failing, lines, numbers
+from tests.training.whole import Failing, lines, numbers
 
 P, G = 4, 3
 

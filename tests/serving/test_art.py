@@ -6,7 +6,7 @@ import pytest
 
 from tests.agents.talking import TOOLS
 from tests.serving.served import serving
-from tests.serving.test_training import ASK, worth
+from tests.serving.test_model import ASK, worth
 
 art = pytest.importorskip("art")
 

@@ -12,7 +12,7 @@ from gspo.rollout.metrics import repetition
 from gspo.runs import checkpoint
 from gspo.training.guard import ALARM, QUIET, WARNING, Guard, Signal
 from tests.tiny_run import ROWS, likes_a, model, settings
-from tests.training.test_trainer import lines, numbers
+from tests.training.whole import lines, numbers
 
 QUIET_STEP = {
     "reward": 0.5, "mismatch/kl": 1e-4, "mismatch/prob_mean": 1e-3, "mismatch/ess": 0.99, "entropy": 1.0, "grad_norm": 1.0,

@@ -10,7 +10,7 @@ import gspo
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny
 from tests.tiny_run import PIECES, ROWS, likes_a, longest_match_tokenizer, model, settings
-from tests.training.test_trainer import lines, numbers, train
+from tests.training.whole import lines, numbers, train
 
 FAST = {"optimizer": {"lr": 2e-2}, "train": {"steps": 4}, "eval": {"every": 0}}
 

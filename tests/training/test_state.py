@@ -1,0 +1,141 @@
+"""Checkpoints of a run: what is killed, stopped or short of disk goes on as if nothing had happened."""
+
+import multiprocessing
+import os
+import random
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gspo.build import assemble
+from gspo.learner.optimizer import Optimizer
+from gspo.runs import checkpoint
+from tests.campaign import CAMPAIGN
+from tests.training.whole import lines, numbers, train
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"algorithm": {"beta": 0.05}}, {"algorithm": {"beta": 0.05}, "lora": {"rank": 4}}], ids=str
+)
+def test_resume_is_bit_equal(tmp_path, changes):
+    schedule = {"schedule": "cosine", "warmup": 3}
+    folder = train(tmp_path / "run", optimizer=schedule, **changes).folder
+    whole, rollouts = numbers(folder), (folder / "rollouts.jsonl").read_text()
+    (folder / "checkpoints" / "step_000006").rename(tmp_path / "gone")  # go on from step 4
+    assert checkpoint.latest(folder / "checkpoints").name == "step_000004"
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 5, "half a li')
+    train(folder, resume=True, optimizer=schedule, **changes)
+    assert numbers(folder) == whole
+    assert (folder / "rollouts.jsonl").read_text() == rollouts
+
+
+def test_offloading_changes_no_number_and_may_begin_at_a_resume(tmp_path, monkeypatch):
+    changes = {"algorithm": {"beta": 0.05}}
+    away = {"offload_reference": True, "offload_optimizer": True}
+    folder = train(tmp_path / "run", **changes).folder
+    plain = numbers(folder)
+    (folder / "checkpoints" / "step_000006").rename(tmp_path / "gone")
+    monkeypatch.setattr(assemble, "Optimizer", lambda *given: Optimizer(*given[:4], offload=True))  # a CPU run has it off
+    train(folder, resume=True, train=away, **changes)
+    assert numbers(folder) == plain
+    assert numbers(train(tmp_path / "away", train=away, **changes).folder) == plain
+    told = [event["text"] for event in lines(tmp_path / "away" / "events.jsonl")]
+    assert sum("move nothing: the model is on a CPU" in text for text in told) == 1
+
+
+def test_resume_goes_on_from_an_earlier_end(tmp_path):
+    train(tmp_path / "run", train={"steps": 3})
+    train(tmp_path / "run", resume=True)
+    assert [m["step"] for m in numbers(tmp_path / "run")] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_resume_refuses_another_run(tmp_path):
+    train(tmp_path / "run", train={"steps": 2})
+    with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.1 cannot be changed by --resume"):
+        train(tmp_path / "run", resume=True, optimizer={"lr": 0.1})
+    with pytest.raises(ValueError, match="go on with that run by --resume"):
+        train(tmp_path / "run")
+
+
+def run_in_a_process(folder, resume, output):
+    """A whole run, told to the file `output`."""
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream.fileno())
+    torch.set_num_threads(1)
+    train(folder, resume, train={"steps": KILLS[-1] + 8, "save_every": 3})
+
+
+def start(folder, resume=False):
+    """A process of its own, and where it writes. It is forked off one that has loaded the libraries and nothing else."""
+    output = folder.with_suffix(".out")
+    output.unlink(missing_ok=True)
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([__name__])
+    process = processes.Process(target=run_in_a_process, args=(folder, resume, output))
+    process.start()
+    return process, output
+
+
+def wait_for(path, pattern, process):
+    """Until the file `path` holds what is sought, or the process has ended."""
+    while process.is_alive() and not (path.exists() and re.search(pattern, path.read_text())):
+        time.sleep(0.01)
+
+
+KILLS = range(2, 90, 4) if CAMPAIGN else (2, 6)  # after so many lines of metrics, and a moment
+
+
+def test_kill_9_at_random_points_and_ctrl_c_lose_nothing(tmp_path):
+    whole, folder, rng = tmp_path / "whole", tmp_path / "killed", random.Random(0)
+    reference, _ = start(whole)
+    resume = False
+    for count in KILLS:
+        process, output = start(folder, resume)
+        wait_for(folder / "metrics.jsonl", rf"(.+\n){{{count}}}", process)
+        time.sleep(rng.random() * 0.3)
+        process.kill()
+        process.join()
+        resume = (folder / "config.toml").exists()
+    process, output = start(folder, resume)
+    wait_for(output, "(?m)^step ", process)
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    assert process.exitcode == 0, output.read_text()
+    assert "SIGINT: finishing this step, then saving" in output.read_text()
+    assert "go on with --resume" in output.read_text()
+    process, output = start(folder, True)
+    process.join()
+    assert process.exitcode == 0, output.read_text()
+    reference.join()
+    assert reference.exitcode == 0
+    assert [m["step"] for m in numbers(folder)] == list(range(KILLS[-1] + 9))
+    assert numbers(folder) == numbers(whole)
+
+
+def test_a_full_disk_at_a_checkpoint(tmp_path, monkeypatch):
+    """One in the middle is warned of and tried again; at the end the run says so, and loses only what it must."""
+    plain, full = torch.save, {2}
+
+    def save(state, path):
+        if state["step"] in full:
+            Path(path).write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        plain(state, path)
+
+    monkeypatch.setattr(torch, "save", save)
+    options = {"train": {"steps": 6, "save_every": 2}}
+    folder = train(tmp_path / "run", **options).folder
+    events = [line["text"] for line in lines(folder / "events.jsonl") if line["kind"] == "warning"]
+    assert any("step_000002 could not be written" in text and "No space left" in text for text in events)
+    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["step_000004", "step_000006"]
+    full |= {4, 6}
+    with pytest.raises(RuntimeError, match=r"step_000006 could not be written .*No space left.*GiB are free"):
+        train(tmp_path / "late", **options)
+    assert not list((tmp_path / "late" / "checkpoints").iterdir())
+    assert [line["step"] for line in lines(tmp_path / "late" / "metrics.jsonl")] == list(range(7))
