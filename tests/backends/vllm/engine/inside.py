@@ -45,7 +45,7 @@ def updates(name):
         tell(again=len(rollouts), said=sampler.said)
         change(policy.model.model, 0.05, 99)  # the engine is not told
         try:
-            sampler.check(policy)
+            sampler.check(PolicyWeights(policy, sampler.version))
         except EngineError as error:
             tell(stale=str(error)[:40])
 

@@ -26,7 +26,7 @@ def test_three_updates_of_an_adapter(name, as_adapter):
             assert stale > 1e-3 and float(gap.max()) < 4e-5
         change_adapters(policy, 0.3, 9)  # the engine is not told
         with pytest.raises(EngineError, match="disagree about version 3"):
-            sampler.check(policy)
+            sampler.check(PolicyWeights(policy, sampler.version))
 
 
 def test_a_run_with_adapters_resumes(tmp_path):
