@@ -97,16 +97,28 @@ class Group:
     rollouts: list[Rollout]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenColumns:
+    """What may be known of each sampled token: [|y|] in a Completion, [N] in a Batch. A column that is added here reaches
+    the objective by its name (objective/algorithms.py:Algorithm.likelihoods).
+
+    logp_ref float32: its log-probability under the reference. values, returns float32: the old critic's V, and what the
+    critic learns (PPO).
+    """
+
+    logp_ref: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+
+
 @dataclass(frozen=True)
-class Completion:
+class Completion(TokenColumns):
     """A rollout made ready for the learner.
 
-    advantage: A_i, a number, or A_it as a tensor [|y|] (GSPO-token). logp_old, logp_ref [|y|] float32: the
-    log-probabilities of the sampled tokens under pi_old and the reference (None: no reference). routes [L, layers, k]
-    int16: the experts that pi_old chose for each token, -1 unknown; None where they are not known. reward: r_i. values,
-    returns [|y|] float32: the old critic's V, and what the critic learns (PPO; None elsewhere). turn [|y|] int64: the
-    number of the turn that each sampled token belongs to, those of a turn together; None: there is one. parent [L]: as in
-    Rollout.
+    logp_mu, logp_old [|y|] float32: the log-probabilities of the sampled tokens under the sampler and pi_old. advantage:
+    A_i, a number, or A_it as a tensor [|y|] (GSPO-token). routes [L, layers, k] int16: the experts that pi_old chose for each
+    token, -1 unknown; None where they are not known. reward: r_i. turn [|y|] int64: the number of the turn that each sampled
+    token belongs to, those of a turn together; None: there is one. parent [L]: as in Rollout.
     """
 
     tokens: Tensor
@@ -114,11 +126,8 @@ class Completion:
     logp_mu: Tensor
     logp_old: Tensor
     advantage: float | Tensor
-    logp_ref: Tensor | None = None
     routes: Tensor | None = None
     reward: float = 0.0
-    values: Tensor | None = None
-    returns: Tensor | None = None
     turn: Tensor | None = None
     parent: Tensor | None = None
 
@@ -143,7 +152,7 @@ class Forest:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(TokenColumns):
     """What one forward pass reads, and the flat views that the equations read: N sampled tokens of S completions.
 
     path: the forest token that each token of each completion is, one completion after the other. node [N]: those of the
@@ -160,10 +169,7 @@ class Batch:
     logp_mu: Tensor
     logp_old: Tensor
     advantage: Tensor
-    logp_ref: Tensor | None = None
     routes: Tensor | None = None
-    values: Tensor | None = None
-    returns: Tensor | None = None
     turn: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Batch:

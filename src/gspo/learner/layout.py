@@ -8,12 +8,12 @@ one row whose attention is computed by the branches of the forest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from gspo.types import Batch, Completion, Forest
+from gspo.types import Batch, Completion, Forest, TokenColumns
 
 GATHERING = 1.15  # tokens that padded rows may read in the time of one of `shared` (docs/log.md)
 
@@ -80,11 +80,15 @@ def build(completions: Sequence[Completion], share: bool = False) -> Batch:
         logp_mu=torch.cat([completion.logp_mu for completion in completions]),
         logp_old=torch.cat([completion.logp_old for completion in completions]),
         advantage=_advantages(completions, length),
-        logp_ref=None if completions[0].logp_ref is None else torch.cat([completion.logp_ref for completion in completions]),  # type: ignore[misc]
-        values=None if completions[0].values is None else torch.cat([completion.values for completion in completions]),  # type: ignore[misc]
-        returns=None if completions[0].returns is None else torch.cat([completion.returns for completion in completions]),  # type: ignore[misc]
         routes=torch.cat(routes) if len(routes) == len(completions) else None,
+        **{column.name: _column(completions, column.name) for column in fields(TokenColumns)},
     )
+
+
+def _column(completions: Sequence[Completion], name: str) -> Tensor | None:
+    """What is known of each sampled token under this name, [N]; None where it is not."""
+    values = [getattr(completion, name) for completion in completions]
+    return None if values[0] is None else torch.cat(values)
 
 
 def parents(completion: Completion) -> Tensor:
