@@ -116,9 +116,9 @@ class Completion(TokenColumns):
     """A rollout made ready for the learner.
 
     logp_mu, logp_old [|y|] float32: the log-probabilities of the sampled tokens under the sampler and pi_old. advantage:
-    A_i, a number, or A_it as a tensor [|y|] (GSPO-token). routes [L, layers, k] int16: the experts that pi_old chose for each
-    token, -1 unknown; None where they are not known. reward: r_i. turn [|y|] int64: the number of the turn that each sampled
-    token belongs to, those of a turn together; None: there is one. parent [L]: as in Rollout.
+    A_i, a number, or A_it as a tensor [|y|] (GSPO-token). routes [L, layers, k] int16: the experts that pi_old chose for
+    each token, -1 unknown; None where they are not known. reward: r_i. turn [|y|] int64: the number of the turn that each
+    sampled token belongs to, those of a turn together; None: there is one. parent [L]: as in Rollout.
     """
 
     tokens: Tensor
