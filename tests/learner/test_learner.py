@@ -151,6 +151,9 @@ def test_a_damaged_state_is_named(tmp_path):
     (tmp_path / LEARNER).write_bytes(b"no")
     with pytest.raises(RuntimeError, match=r"learner\.pt cannot be read"):
         made.resume(tmp_path)
+    (tmp_path / LEARNER).unlink()
+    with pytest.raises(ValueError, match=r"earlier gspo and cannot be resumed.*model\.path"):
+        made.resume(tmp_path)
 
 
 def test_an_imitating_learner_raises_the_likelihood_of_its_rows():

@@ -85,7 +85,14 @@ class LocalLearner:
         torch.save(state, folder / LEARNER)
 
     def resume(self, folder: Path) -> None:
-        """Goes on from what `save` wrote, with a policy that holds the model already."""
+        """Goes on from what `save` wrote, with a policy that holds the model already. Raises ValueError for a checkpoint of
+        an earlier gspo, RuntimeError for a damaged one.
+        """
+        if not (folder / LEARNER).exists():
+            raise ValueError(
+                f"{folder} has no {LEARNER}: it is of an earlier gspo and cannot be resumed. Start another run from its "
+                f"model: model.path = {str(folder / MODEL)!r}"
+            )
         state = read_state(folder, LEARNER)
         self._load(state)
         self.lr_scale = state["lr_scale"]
