@@ -53,12 +53,12 @@ def train(
     `sections` change it, as in `rollout={"num_prompts": 8}`. Raises ValueError for what cannot work, before training starts.
     """
     functions = _functions(reward)
-    made = configured(config, sections, model, tokenizer, dataset)
-    check_training(made)
-    if eval_dataset is not None and not made.eval.every:
+    settings = configured(config, sections, model, tokenizer, dataset)
+    check_training(settings)
+    if eval_dataset is not None and not settings.eval.every:
         raise ValueError('eval_dataset is given but eval.every = 0: set eval={"every": STEPS} to evaluate on it')
     given = Given(model, tokenizer, dataset, eval_dataset, functions)
-    with assemble.training(made, resume, given) as (run, hf):
+    with assemble.training(settings, resume, given) as (run, hf):
         metrics = trainer.train(run) or last_line(run.log.folder.path)
         finished = _finish(run)
         folder = run.log.folder.path
@@ -76,9 +76,9 @@ def sft(
     **sections: dict[str, Any],
 ) -> Result:
     """Trains `model` to imitate the rows of `dataset`, which have `prompt` and `completion`. Arguments as in `train`."""
-    made = configured(config, sections, model, tokenizer, dataset)
-    check_required(made)
-    with assemble.imitating(made, resume, Given(model, tokenizer, dataset)) as (run, hf):
+    settings = configured(config, sections, model, tokenizer, dataset)
+    check_required(settings)
+    with assemble.imitating(settings, resume, Given(model, tokenizer, dataset)) as (run, hf):
         metrics = fit(run) or last_line(run.log.folder.path)
         finished = _finish(run)
         folder = run.log.folder.path
@@ -100,9 +100,9 @@ def evaluate(
     All rows of `dataset` are evaluated; without it, the held-out prompts of the task in `config`.
     """
     functions = _functions(reward)
-    made = configured(config, sections, model, tokenizer, dataset)
-    check_required(made)
-    with assemble.evaluating(made, Given(model, tokenizer, dataset, None, functions)) as arguments:
+    settings = configured(config, sections, model, tokenizer, dataset)
+    check_required(settings)
+    with assemble.evaluating(settings, Given(model, tokenizer, dataset, None, functions)) as arguments:
         return evaluation.evaluate(**arguments)
 
 

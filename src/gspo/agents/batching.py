@@ -88,10 +88,11 @@ class Batching:
         prompts: list[Prompt] = [waiting.begun.prompt for waiting in together]
         try:
             with self.still:
-                made = self.sampler.generate(prompts, 1, replace(sampling, seed=tuple(one.seed for one in together)))
+                seeds = tuple(waiting.seed for waiting in together)
+                rollouts = self.sampler.generate(prompts, 1, replace(sampling, seed=seeds))
         except Exception as error:  # whoever waits for a completion hears of it
             for waiting in together:
                 waiting.future.set_exception(error)
             return
-        for waiting, rollout in zip(together, made):
+        for waiting, rollout in zip(together, rollouts):
             waiting.future.set_result(rollout)

@@ -56,12 +56,12 @@ def scorer_of(config: Config, given: Given) -> Iterator[Any]:
         yield AlreadyScored()
         return
     with ExitStack() as stack:
-        made: dict[str, Any] = {}
+        named_rewards: dict[str, Any] = {}
         if "judge" in config.reward.functions:
-            made["judge"] = stack.enter_context(closing(Judge(config.judge)))
+            named_rewards["judge"] = stack.enter_context(closing(Judge(config.judge)))
         if "model" in config.reward.functions:
-            made["model"] = stack.enter_context(closing(RewardModel(config.reward_model)))
-        yield stack.enter_context(Rewards(config.reward, config.task, given.functions, made))
+            named_rewards["model"] = stack.enter_context(closing(RewardModel(config.reward_model)))
+        yield stack.enter_context(Rewards(config.reward, config.task, given.functions, named_rewards))
 
 
 def _check_played(task: TaskConfig, given: Given) -> None:
@@ -138,11 +138,11 @@ def serving(
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What a run was loaded from. told: warnings of the settings and of the loading."""
+    """What a run was loaded from. warnings: warnings of the settings and of the loading."""
 
     model: HFModel
     reference: HFPolicy | None
-    told: Sequence[str]
+    warnings: Sequence[str]
     prompts: Sequence[Prompt] = ()
     held_out: Sequence[Prompt] = ()
 
@@ -170,7 +170,7 @@ def assembled(
         samplers_of(config, policy, Path(config.log.dir)) as (sampler, evaluator),
         open_run(config, folder, last, f"{algorithm.name} training") as (log, screen, state),
     ):
-        warn_of(log, loaded.told, model)
+        warn_of(log, loaded.warnings, model)
         note_what_is_not_done(log, policy, config)
         run = Run(
             config=config,
@@ -226,11 +226,11 @@ def imitating(
     with claimed(config, resume) as (folder, last):
         with warnings.catch_warnings(record=True) as heard:
             with loading("the rows"):
-                seen = outline_of(config, given, last)
-                encoder = Encoder(seen.tokenizer, config.task)
+                outline = outline_of(config, given, last)
+                encoder = Encoder(outline.tokenizer, config.task)
                 # What `gspo train` would hold out of the same source is not imitated either.
                 held_out = dataclasses.replace(config.eval, every=0)
-                rows, _ = load_demonstrations(config.task, held_out, encoder, seen.context_length, rows=given.rows)
+                rows, _ = load_demonstrations(config.task, held_out, encoder, outline.context_length, rows=given.rows)
             with loading("the model"):
                 model, _ = models_of(config, given, last)
         policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
@@ -255,12 +255,12 @@ def imitating(
 
 def texts(heard: Sequence[warnings.WarningMessage]) -> list[str]:
     """The warnings that were heard."""
-    return [str(one.message) for one in heard if issubclass(one.category, UserWarning)]
+    return [str(warning.message) for warning in heard if issubclass(warning.category, UserWarning)]
 
 
-def warn_of(log: RunLog, told: Sequence[str], model: HFModel) -> None:
+def warn_of(log: RunLog, texts: Sequence[str], model: HFModel) -> None:
     """Into the log: what is odd about the settings or the loading."""
-    for text in told:
+    for text in texts:
         log.warn(text)
     if model.model.dtype != torch.float32:
         log.warn(

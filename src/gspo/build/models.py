@@ -85,10 +85,10 @@ def room(config: Config, limit: int | None) -> int | None:
     return None if limit is None else limit - longest[section]
 
 
-def prompts_of(config: Config, given: Given, seen: Outline) -> tuple[list[Prompt], list[Prompt]]:
+def prompts_of(config: Config, given: Given, outline: Outline) -> tuple[list[Prompt], list[Prompt]]:
     """Training and held-out prompts that fit the model."""
-    limit = room(config, seen.context_length)
-    encoder = Encoder(seen.tokenizer, config.task)
+    limit = room(config, outline.context_length)
+    encoder = Encoder(outline.tokenizer, config.task)
     return load_prompts(config.task, config.eval, encoder, limit, rows=given.rows, eval_rows=given.eval_rows)
 
 

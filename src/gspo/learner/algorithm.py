@@ -125,51 +125,51 @@ def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
 
 def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int) -> list[str]:
     """Warnings about settings that are possible and probably not meant. refill: rollout.refill."""
-    found = []
+    warnings = []
     reach = max((e for e in (config.epsilon, config.epsilon_high) if isinstance(e, float)), default=None)
     if row.level != "token" and reach is not None and reach > 0.05:
-        found.append(
+        warnings.append(
             f"clip range {config.epsilon:g}/{config.epsilon_high:g} on a sequence ratio: s_i is a geometric mean over the "
             f"completion and stays within some 1e-3 of 1, so such a clip never binds (the paper's is 3e-4/4e-4)"
         )
     if row.level == "token" and config.epsilon == "auto" and config.clip_target > 0.02:
-        found.append(
+        warnings.append(
             f'epsilon = "auto" with clip_target = {config.clip_target:g} on token ratios: {config.name} usually clips some '
             "0.1 % of the tokens, so its clip will be far tighter than usual"
         )
     if row.level == "token" and reach is not None and reach < 5e-3:
-        found.append(
+        warnings.append(
             f"clip range {config.epsilon:g}/{config.epsilon_high:g} on token ratios: these vary by some 1e-1, so such a "
             f"clip takes away most gradients ({config.name}'s own is {row.epsilon:g}/{row.epsilon_high:g})"
         )
     if config.scale_rewards != row.scale_rewards[0]:
-        found.append(
+        warnings.append(
             f'scale_rewards = "{config.scale_rewards}": {config.name} divides by the {row.scale_rewards[0]} standard '
             f"deviation ({row.source}); results are not comparable with the paper's"
         )
     if config.mini_batches == 1 and config.epochs == 1:
-        found.append(
+        warnings.append(
             "mini_batches = 1 and epochs = 1: each batch gives one update, whose ratios are all 1, so nothing is ever "
             "clipped and sequence and token level are the same"
         )
     if config.old_logprobs == "recompute" and "logp_old" not in row.likelihoods:
-        found.append(
+        warnings.append(
             f'old_logprobs = "recompute": {config.name} divides by mu alone, so the forward pass for pi_old changes no '
             "gradient, only the metric kl"
         )
     if row.drops_equal and not refill:
-        found.append(
+        warnings.append(
             f"{config.name} refills groups whose rewards are all equal with new prompts; with rollout.refill = 0 they are "
             "only dropped, so updates hold fewer groups than num_prompts / mini_batches"
         )
     if config.beta > 0 and config.kl_estimator == "k1":
-        found.append('kl_estimator = "k1" as a loss has zero gradient on average: use k2 or k3 to hold the policy back')
-    return found
+        warnings.append('kl_estimator = "k1" as a loss has zero gradient on average: use k2 or k3 to hold the policy back')
+    return warnings
 
 
 def resolved(config: Config) -> tuple[Config, list[str]]:
     """The configuration with the algorithm's defaults filled in, and warnings. Raises ValueError."""
-    _, algorithm, found = resolve(config.algorithm, config.rollout.refill)
+    _, algorithm, warnings = resolve(config.algorithm, config.rollout.refill)
     config = dataclasses.replace(config, algorithm=algorithm)
     assert algorithm.mini_batches is not None
     if config.rollout.num_prompts % algorithm.mini_batches:
@@ -178,4 +178,4 @@ def resolved(config: Config) -> tuple[Config, list[str]]:
             f"{algorithm.mini_batches} equal updates: make it a multiple"
         )
     check_reference(config)
-    return config, found
+    return config, warnings

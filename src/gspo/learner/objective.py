@@ -148,8 +148,8 @@ class PolicyObjective:
         """
         share, likelihoods = 0.0, {"logp_old": logp_mu, "logp_mu": logp_mu}
         for sign in (-1.0, 1.0):
-            found = self.surrogate(logp, torch.full(y.length.shape, sign).to(logp), y, likelihoods)
-            clipped = y.spread(found.clipped_low | found.clipped_high)
+            surrogate = self.surrogate(logp, torch.full(y.length.shape, sign).to(logp), y, likelihoods)
+            clipped = y.spread(surrogate.clipped_low | surrogate.clipped_high)
             share += float(clipped.double().mean() * (A * sign > 0).double().mean())
         return share
 

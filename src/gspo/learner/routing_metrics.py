@@ -18,16 +18,16 @@ def routing_stats(routing: Routing, batch: Batch) -> Stats:
     """
     at = batch.forest.parent[batch.node]
     used = routing.chosen[at]
-    found = {
+    stats = {
         "routes": used,
         "router_entropy": routing.entropy[at],
         "experts": torch.full_like(batch.completion, routing.experts),
     }
     if routing.own is not routing.chosen:
-        found["overruled"] = changed(routing.own[at], used)
+        stats["overruled"] = changed(routing.own[at], used)
     if batch.routes is not None:
-        found["changed"] = changed(batch.routes[at], used)
-    return found
+        stats["changed"] = changed(batch.routes[at], used)
+    return stats
 
 
 def routing_metrics(stats: Stats) -> dict[str, Any]:

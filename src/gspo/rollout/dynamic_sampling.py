@@ -96,10 +96,10 @@ def prompts_to_ask(size: int, teaching: Sequence[bool]) -> int:
     """Prompts that the next round samples for a batch of `size` groups: as many as are missing, over the share of groups
     that taught, `size` at most; 0 where there are enough. teaching: of each group sampled so far, whether it teaches.
     """
-    found = sum(teaching)
-    if not found:
+    taught = sum(teaching)
+    if not taught:
         return size
-    return min(size, -(-max(0, size - found) * len(teaching) // found))
+    return min(size, -(-max(0, size - taught) * len(teaching) // taught))
 
 
 def choose(size: int, teaching: Sequence[bool]) -> list[int]:

@@ -126,19 +126,19 @@ class HFPolicy:
         rows = self._rows(batch)
         device = self.model.device
         # Only the checkpointed layers look at the mode: dropout is 0 in either.
-        for one in self.models:
-            one.train(self.gradient_checkpointing and torch.is_grad_enabled())
+        for model in self.models:
+            model.train(self.gradient_checkpointing and torch.is_grad_enabled())
         with ExitStack() as stack:
-            asked = stack.enter_context(replay_routes(self.model.model, _row_routes(batch, rows))) if replay else None
-            seen, logits = None, self.router_logits and torch.is_grad_enabled()
+            replayed = stack.enter_context(replay_routes(self.model.model, _row_routes(batch, rows))) if replay else None
+            recorded, logits = None, self.router_logits and torch.is_grad_enabled()
             if routing and self.sparse:
-                seen = stack.enter_context(record(self.model.model, entropy=True, logits=logits))
+                recorded = stack.enter_context(record(self.model.model, entropy=True, logits=logits))
             inputs: dict[str, Any] = {"input_ids": rows.tokens.to(device), "position_ids": rows.position.to(device)}
             inputs["attention_mask"] = None if rows.mask is None else rows.mask.to(device)
             if rows.forest is not None:
                 inputs |= attention.over(rows.forest, device)
             hidden = self.model.hidden(**inputs)
-            routed = None if seen is None else _routing(seen, asked, rows.place.to(device), logits)
+            routed = None if recorded is None else _routing(recorded, replayed, rows.place.to(device), logits)
         before = rows.before.to(device)
         states = hidden.flatten(0, 1)[before]  # [N, H]
         values = None if self.critic is None else self.critic(states, before, inputs)
@@ -154,15 +154,15 @@ def _row_routes(batch: Batch, rows: layout.Rows) -> Tensor:
     return batch.routes[rows.node].masked_fill(rows.node[:, None, None] < 0, -1).transpose(0, 1)
 
 
-def _routing(seen: Record, asked: Replay | None, place: Tensor, with_logits: bool) -> Routing:
+def _routing(recorded: Record, replayed: Replay | None, place: Tensor, with_logits: bool) -> Routing:
     """What was recorded, for the T forest tokens, which stand at `place`."""
-    chosen, entropy = seen.take(), seen.take_entropy()
+    chosen, entropy = recorded.take(), recorded.take_entropy()
     assert chosen is not None and entropy is not None
-    logits = seen.take_logits() if with_logits else None
+    logits = recorded.take_logits() if with_logits else None
 
     def at(x: Tensor) -> Tensor:
         return x[:, place].transpose(0, 1)
 
     used = at(chosen)
-    own = used if asked is None else at(asked.own())
-    return Routing(used, own, at(entropy), seen.experts, None if logits is None else at(logits))
+    own = used if replayed is None else at(replayed.own())
+    return Routing(used, own, at(entropy), recorded.experts, None if logits is None else at(logits))
