@@ -13,7 +13,7 @@ def test_calls_are_forgotten_by_age_and_by_number():
     for call in calls:
         few.add(call)
     traces = [reduce(follow, (*call.messages, call.message), b"") for call in calls]
-    assert [few.answered(trace) for trace in traces] == [[], [calls[1]], [calls[2]]]
+    assert [few.ending(trace) for trace in traces] == [[], [calls[1]], [calls[2]]]
     assert len(few) == 2 and few.get(calls[0].id) is None
     developer, system = ({"role": role, "content": "be brief"} for role in ("developer", "system"))
     assert follow(b"", developer) == follow(b"", system) != follow(b"x", system)

@@ -15,9 +15,9 @@ datasets = pytest.importorskip("datasets")
 ROWS = [{"prompt": f"{i}+1=", "answer": i + 1, "completion": str(i + 1)} for i in range(40)]
 
 
-def load(source="", rows=None, eval_rows=None, limit=None, num_prompts=256, every=0, how=load_prompts, **task):
+def load(source="", rows=None, eval_rows=None, limit=None, num_prompts=256, every=0, loader=load_prompts, **task):
     task = TaskConfig(source=str(source), **task)
-    return how(
+    return loader(
         task,
         EvalConfig(num_prompts=num_prompts, every=every),
         Encoder(characters(), task),

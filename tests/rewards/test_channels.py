@@ -206,7 +206,7 @@ def test_a_single_completion_that_hangs_says_nothing_about_many():
 
 @pytest.mark.parametrize("kind", ["hang", "exit", "raise"])
 def test_a_failed_group_is_left_out_as_a_whole(kind):
-    with named("compares", timeout=0.3, channels=1) as rewards:
+    with named("compares", timeout=0.3, workers=1) as rewards:
         scored = rewards.score(
             [rollout(completion, i // 4) for i, completion in enumerate([*"abcd", *"ef", kind, "h", *"ijkl"])]
         )
@@ -217,10 +217,10 @@ def test_a_failed_group_is_left_out_as_a_whole(kind):
 
 
 def test_a_group_whose_process_died_between_calls_is_scored_whole():
-    with named("compares", channels=1, timeout=0.3) as rewards:
+    with named("compares", workers=1, timeout=0.3) as rewards:
         rewards.score([rollout(completion) for completion in "ab"])
         rewards.ways["compares"].level = graders.SINGLY
-        os.kill(rewards.channels[0].process.pid, signal.SIGKILL)
+        os.kill(rewards.workers[0].process.pid, signal.SIGKILL)
         scored = rewards.score([rollout(completion, i // 2) for i, completion in enumerate("abcd")])
     assert [r.reward for r in scored] == [None, None, 0, 1]
 
@@ -230,7 +230,7 @@ def test_columns_that_cannot_be_sent(monkeypatch):
     exec("class Thing: pass", elsewhere.__dict__)
     monkeypatch.setitem(sys.modules, "only_here", elsewhere)
     with named("length") as rewards:
-        with pytest.raises(ValueError, match=r"cannot be sent to the reward channels .*: use plain values"):
+        with pytest.raises(ValueError, match=r"cannot be sent to the reward workers .*: use plain values"):
             rewards.score([rollout("a", f=lambda: 0)])
         with pytest.raises(ValueError, match=r"cannot read the rows \(ModuleNotFoundError.*: use plain values"):
             rewards.score([rollout("a", f=elsewhere.Thing())])
@@ -240,11 +240,11 @@ def test_columns_that_cannot_be_sent(monkeypatch):
 def test_a_late_reader_of_a_closed_worker_takes_nothing_of_the_next():
     with named("length") as rewards:
         rewards.wait()
-        old = rewards.channels[0]
+        old = rewards.workers[0]
         number = old.connection.fileno()
         rewards.close()
         rewards._start()  # as after Ctrl-C, while a thread may still be about to read
-        assert rewards.channels[0].connection.fileno() != number
+        assert rewards.workers[0].connection.fileno() != number
         with pytest.raises(channels.Lost, match="SIGKILL"):
             old.receive(1.0)
         assert rewards.score([rollout("a")])[0].reward == 1
@@ -252,7 +252,7 @@ def test_a_late_reader_of_a_closed_worker_takes_nothing_of_the_next():
 
 def test_rewards_start_in_the_background():
     with named("length") as rewards:
-        assert not rewards.channels[0].ready
+        assert not rewards.workers[0].ready
         rewards.wait()
-        assert rewards.channels[0].ready
-    assert rewards.channels[0].process.poll() is not None
+        assert rewards.workers[0].ready
+    assert rewards.workers[0].process.poll() is not None

@@ -37,13 +37,13 @@ CUT = Response('{"choices": [{"mess', media_type="application/json")
     [
         (Response("{}", 429, {"retry-after-ms": "20"}), "HTTP 429"),
         (Response("{}", 500), "HTTP 500"),
-        (GARBAGE, "unreadable answer: no chat completion"),
-        (CUT, "unreadable answer: no chat completion"),
-        ({"choices": []}, "unreadable answer: no chat completion"),
-        (said("Seven of ten."), "unreadable answer: no JSON object"),
-        (said('{"score": 7'), "unreadable answer: no JSON object"),
-        (said(None), "unreadable answer: no text"),
-        (said('{"score": 7}', finish_reason="length"), "unreadable answer: cut off"),
+        (GARBAGE, "unreadable response: no chat completion"),
+        (CUT, "unreadable response: no chat completion"),
+        ({"choices": []}, "unreadable response: no chat completion"),
+        (said("Seven of ten."), "unreadable response: no JSON object"),
+        (said('{"score": 7'), "unreadable response: no JSON object"),
+        (said(None), "unreadable response: no text"),
+        (said('{"score": 7}', finish_reason="length"), "unreadable response: cut off"),
     ],
 )  # fmt: skip
 def test_what_fails_is_asked_again_and_else_no_opinion(wrong, reason):
@@ -79,7 +79,7 @@ def test_a_slow_answer_is_no_opinion():
         begin = time.perf_counter()
         assert rewards(judged, ["slow", "quick"]) == [None, 0.5]
         assert time.perf_counter() - begin < 5
-        assert list(judged.line.reasons) == ["no answer within 0.4 s"]
+        assert list(judged.line.reasons) == ["no response within 0.4 s"]
 
 
 def test_so_many_requests_at_once_and_no_more():

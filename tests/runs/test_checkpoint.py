@@ -12,10 +12,9 @@ from gspo.runs.checkpoint import SaveError
 
 
 def save(folder, step, keep=2, value=0):
-    def write(model):
-        os.mkdir(model)
-        with open(f"{model}/weights", "w") as file:
-            file.write(str(value))
+    def write(part):
+        (part / "model").mkdir()
+        (part / "model" / "weights").write_text(str(value))
 
     return checkpoint.save(folder, step, write, {"value": value}, keep)
 

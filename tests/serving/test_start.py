@@ -24,7 +24,7 @@ def test_the_model_is_written_and_without_a_step_no_checkpoint(tmp_path):
     made = tiny()
 
     async def play():
-        async with serving(tmp_path / "run", made=made) as model:
+        async with serving(tmp_path / "run", hf=made) as model:
             assert model.step == 0
 
     asyncio.run(play())

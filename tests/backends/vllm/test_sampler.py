@@ -27,7 +27,7 @@ def test_a_completion_as_it_comes(engine, tmp_path):
     assert first.tokens.tolist() == [2, 3, 4, 5, 6, 1] and first.sampled.tolist() == [False] * 3 + [True] * 3
     assert first.logp.tolist() == [0, 0, 0, -0.5, -1.0, -2.0] and first.version.tolist() == [-1, -1, -1, 3, 3, 3]
     assert first.stop == "eos"
-    path, body = next((path, body) for path, body in engine.requests if body["token_ids"] == [2, 3, 4])
+    path, body = next((path, body) for path, body in engine.asked if body["token_ids"] == [2, 3, 4])
     params = body["sampling_params"]
     assert path == GENERATE and params["logprobs"] == 0 and params["max_tokens"] == 8
     assert (
@@ -36,7 +36,7 @@ def test_a_completion_as_it_comes(engine, tmp_path):
         and params["ignore_eos"]
         and params["stop"] == ["ab"]
     )
-    assert len({body["sampling_params"]["seed"] for _, body in engine.requests}) == 4
+    assert len({body["sampling_params"]["seed"] for _, body in engine.asked}) == 4
 
 
 def test_an_engine_that_hangs(engine, tmp_path):
@@ -54,7 +54,7 @@ def test_one_bad_answer_is_asked_for_again(engine, tmp_path):
     notes = []
     rollouts = sampler_of(engine, tmp_path, batch_size=1, tell=notes.append).generate(PROMPTS, 2, Sampling(8))
     assert len(rollouts) == 4 and len(notes) == 1 and "status 500: busy" in notes[0]
-    paths = [path for path, _ in engine.requests]
+    paths = [path for path, _ in engine.asked]
     assert paths.count(GENERATE) == 5 and paths.count("/collective_rpc") == 1 and paths[-1] == GENERATE
 
 
@@ -63,7 +63,7 @@ def test_a_request_that_is_refused_is_not_repeated(engine, tmp_path):
     engine.completions.append((400, b"prompt (300) is longer than max_model_len (256)"))
     with pytest.raises(SamplerError, match=r"refuses a request \(status 400\): prompt \(300\) is longer"):
         sampler_of(engine, tmp_path).generate(PROMPTS, 2, Sampling(8))
-    assert "/collective_rpc" not in [path for path, _ in engine.requests]
+    assert "/collective_rpc" not in [path for path, _ in engine.asked]
 
 
 def test_an_engine_that_is_lost_is_started_once_for_all(engine, tmp_path):
@@ -87,7 +87,7 @@ def test_the_check_does_not_queue_behind_long_completions(engine, tmp_path):
     sampler, free = sampler_of(engine, tmp_path, batch_size=1), threading.Event()
     engine.completions += [(200, {"choices": [choice()]}, lambda: free.wait(20)), (200, {"choices": [choice()]})]
     long = sampler.begin(Rollout.begun(PROMPTS[0]), 1, Sampling(8))
-    while not engine.requests:
+    while not engine.asked:
         time.sleep(0.01)
     with pytest.raises(EngineError, match="disagree about version 3"):  # the scripted likelihoods are not the policy's
         sampler.check(PolicyWeights(HFPolicy(sampler.model), sampler.version))
