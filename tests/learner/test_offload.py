@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gspo.build import assemble
+from gspo.build import learners
 from gspo.build.given import Given
 from gspo.build.models import models_of
 from gspo.config.files import as_config
@@ -132,7 +132,7 @@ def test_a_run_offloads_where_it_is_told_and_has_a_gpu(offload_optimizer):
     train = TrainConfig(offload_optimizer=offload_optimizer)
     for device in ("cpu", "cuda"):
         policy = SimpleNamespace(device=torch.device(device), parameters=weights)
-        made = assemble.optimizer_of(Config(train=train), policy, 10)
+        made = learners.optimizer_of(Config(train=train), policy, 10)
         assert isinstance(made.moments, offload.Offloaded) == (offload_optimizer and device == "cuda")
 
 

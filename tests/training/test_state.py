@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo.build import assemble
+from gspo.build import learners
 from gspo.learner.optimizer import Optimizer
 from gspo.runs import checkpoint
 from tests.campaign import CAMPAIGN
@@ -41,7 +41,7 @@ def test_offloading_changes_no_number_and_may_begin_at_a_resume(tmp_path, monkey
     folder = train(tmp_path / "run", **changes).folder
     plain = numbers(folder)
     (folder / "checkpoints" / "step_000006").rename(tmp_path / "gone")
-    monkeypatch.setattr(assemble, "Optimizer", lambda *given: Optimizer(*given[:4], offload=True))  # a CPU run has it off
+    monkeypatch.setattr(learners, "Optimizer", lambda *given: Optimizer(*given[:4], offload=True))  # a CPU run has it off
     train(folder, resume=True, train=away, **changes)
     assert numbers(folder) == plain
     assert numbers(train(tmp_path / "away", train=away, **changes).folder) == plain

@@ -1,1 +1,1 @@
-"""Implementations of the two ports. Only build imports them, and the demo, which makes its own model."""
+"""What samples and what learns, on engines that exist. Only build imports them, and the demo, which makes its own model."""

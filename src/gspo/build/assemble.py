@@ -1,4 +1,4 @@
-"""Configuration -> the objects of a run. With build/models.py it alone names the concrete backends."""
+"""A run from its configuration: what it is loaded from, its samplers, its learner, and its folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.build.given import Given
+from gspo.build.learners import learner_of, policy_of, supervised_learner_of
 from gspo.build.models import check_routers, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
 from gspo.build.samplers import samplers_of, samplings
 from gspo.config.checks import check_environment, check_sampler, played
@@ -25,11 +25,8 @@ from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import PromptStream, digest, load_demonstrations
 from gspo.data.verifiers_tasks import library
-from gspo.learner.algorithm import resolve, resolved
-from gspo.learner.imitation import Imitation
-from gspo.learner.learner import LocalLearner, PolicyLearner
-from gspo.learner.objective import PolicyObjective
-from gspo.learner.optimizer import Optimizer
+from gspo.learner.algorithm import resolved
+from gspo.objective.algorithms import ALGORITHMS
 from gspo.ports import Report, RolloutSource, Scorer
 from gspo.rewards.judge import Judge
 from gspo.rewards.reward_model import RewardModel
@@ -153,22 +150,14 @@ def assembled(
     source: Callable[[Any, Sampling, Report], RolloutSource], scorer: Scorer,
 ) -> Iterator[Run]:  # fmt: skip
     """A run of loaded parts, with its samplers and its folder, and restored from the checkpoint `last` if there is one."""
-    model, rollout = loaded.model, config.rollout
-    row, algorithm, _ = resolve(config.algorithm)
-    critic = Critic(model, algorithm.critic or "shared") if row.critic else None
-    policy = HFPolicy(
-        model, rollout.temperature, config.train.layout, config.train.gradient_checkpointing, critic,
-        router_logits=algorithm.aux_loss > 0,
-    )  # fmt: skip
-    per_step = (algorithm.mini_batches or 1) * algorithm.epochs
-    updates = config.train.steps * per_step
-    optimizer = optimizer_of(config, policy, updates)
+    model, row = loaded.model, ALGORITHMS[config.algorithm.name]
+    policy = policy_of(config, model)
     check_routers(config, model)
     sampling, eval_sampling = samplings(config, model)
     sampling = dataclasses.replace(sampling, routes=policy.sparse)
     with (
         samplers_of(config, policy, Path(config.log.dir)) as (sampler, evaluator),
-        open_run(config, folder, last, f"{algorithm.name} training") as (log, screen, state),
+        open_run(config, folder, last, f"{config.algorithm.name} training") as (log, screen, state),
     ):
         warn_of(log, loaded.warnings, model)
         note_what_is_not_done(log, policy, config)
@@ -182,16 +171,7 @@ def assembled(
             source=source(sampler, sampling, screen.phase),
             sampling=sampling,
             eval_sampling=eval_sampling,
-            learner=PolicyLearner(
-                policy,
-                optimizer,
-                PolicyObjective(row, algorithm, rollout.max_completion_length),
-                config.train.micro_batch_tokens,
-                router_replay=algorithm.router_replay,
-                reference=loaded.reference,
-                scale=algorithm.scale_rewards or "batch",
-                tell=log.warn,
-            ),
+            learner=learner_of(config, policy, loaded.reference, log.warn),
             log=log,
             screen=screen,
             decode=lambda token: str(model.tokenizer.decode([token])),
@@ -201,12 +181,6 @@ def assembled(
         if state is not None:
             restore(run, state)
         yield run
-
-
-def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
-    """The optimizer of a run of so many updates."""
-    offload = config.train.offload_optimizer and policy.device.type != "cpu"
-    return Optimizer(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates, offload)
 
 
 def note_what_is_not_done(log: RunLog, policy: HFPolicy, config: Config) -> None:
@@ -234,7 +208,6 @@ def imitating(
             with loading("the model"):
                 model, _ = models_of(config, given, last)
         policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
-        optimizer = optimizer_of(config, policy, config.train.steps)
         completions = [sft.imitated(row.prompt.tokens, row.completion) for row in rows]
         with open_run(config, folder, last, "supervised fine-tuning") as (log, screen, state):
             warn_of(log, texts(heard), model)
@@ -242,7 +215,7 @@ def imitating(
             run = sft.SupervisedRun(
                 config=config,
                 rows=PromptStream(completions, config.task.seed),
-                learner=LocalLearner(policy, optimizer, Imitation(), config.train.micro_batch_tokens, tell=log.warn),
+                learner=supervised_learner_of(config, policy, log.warn),
                 log=log,
                 screen=screen,
                 data=digest([row.prompt for row in rows]),

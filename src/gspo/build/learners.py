@@ -1,0 +1,59 @@
+"""Who learns: a policy, its optimizer, and what is minimised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gspo.backends.hf.critic import Critic
+from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.policy import HFPolicy
+from gspo.config.schema import Config
+from gspo.learner.imitation import Imitation
+from gspo.learner.learner import LocalLearner, PolicyLearner
+from gspo.learner.objective import PolicyObjective
+from gspo.learner.optimizer import Optimizer
+from gspo.objective.algorithms import ALGORITHMS
+
+
+def policy_of(config: Config, model: HFModel) -> HFPolicy:
+    """The policy of a run by rewards, with a critic where its algorithm has one. config: resolved."""
+    algorithm, train = config.algorithm, config.train
+    critic = Critic(model, algorithm.critic or "shared") if ALGORITHMS[algorithm.name].critic else None
+    return HFPolicy(
+        model,
+        config.rollout.temperature,
+        train.layout,
+        train.gradient_checkpointing,
+        critic,
+        router_logits=algorithm.aux_loss > 0,
+    )
+
+
+def learner_of(
+    config: Config, policy: HFPolicy, reference: HFPolicy | None, tell: Callable[[str], None]
+) -> PolicyLearner:  # fmt: skip
+    """The learner of a run by rewards. config: resolved. tell: hears where memory does not suffice."""
+    algorithm = config.algorithm
+    updates = config.train.steps * (algorithm.mini_batches or 1) * algorithm.epochs
+    return PolicyLearner(
+        policy,
+        optimizer_of(config, policy, updates),
+        PolicyObjective(ALGORITHMS[algorithm.name], algorithm, config.rollout.max_completion_length),
+        config.train.micro_batch_tokens,
+        router_replay=algorithm.router_replay,
+        reference=reference,
+        scale=algorithm.scale_rewards or "batch",
+        tell=tell,
+    )
+
+
+def supervised_learner_of(config: Config, policy: HFPolicy, tell: Callable[[str], None]) -> LocalLearner:
+    """The learner of a supervised run. tell: hears where memory does not suffice."""
+    optimizer = optimizer_of(config, policy, config.train.steps)
+    return LocalLearner(policy, optimizer, Imitation(), config.train.micro_batch_tokens, tell=tell)
+
+
+def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
+    """The optimizer of a run of so many updates."""
+    offload = config.train.offload_optimizer and policy.device.type != "cpu"
+    return Optimizer(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates, offload)
