@@ -98,7 +98,11 @@ class HFModel:
 
     @property
     def head(self) -> Head:
-        """What makes logits of hidden states, as the model's own forward pass does, but in float32 whatever the weights."""
+        """What makes logits of hidden states, as the model's own forward pass does, but in float32 whatever the weights.
+
+        Here alone a weight is read without its module being called: where modules gather their weights when called, as in
+        shards, this is what has to gather the head's.
+        """
         linear = self.model.get_output_embeddings()
         return Head(linear.weight, getattr(linear, "bias", None), self.logit_scale, self.logit_cap)
 
