@@ -41,3 +41,21 @@ def test_a_model_and_a_task_are_required(call):
         call(config={"task": {"source": "rows.jsonl"}})
     with pytest.raises(ValueError, match=r"task\.source is required"):
         call(config={"model": {"path": "m"}})
+
+
+def test_a_model_rows_and_a_reward_are_evaluated_as_they_are_trained(tmp_path):
+    tiny, rows = tiny_run.model(), tiny_run.ROWS[:5]
+    config = {"task": {"size": 2, "eval_source": "gone.jsonl"}, "eval": {"num_generations": 2, "num_prompts": 3}}
+    config |= {"rollout": {"max_completion_length": 6}, "reward": {"correct_at": 0.5}}
+    metrics, groups = gspo.evaluate(tiny.model, rows, tiny_run.likes_a, tokenizer=tiny.tokenizer, config=config)
+    assert metrics["eval/prompts"] == 5 and [group.prompt.messages for group in groups] == [row["prompt"] for row in rows]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    assert len(rollouts) == 10
+    for rollout in rollouts:
+        assert rollout.reward == pytest.approx(tiny_run.likes_a([], [rollout.text])[0])
+
+
+@pytest.mark.parametrize("call", [gspo.train, gspo.sft, gspo.evaluate])
+def test_a_configuration_in_the_place_of_the_model_is_told_its_own(call):
+    with pytest.raises(ValueError, match=r"this is a configuration: pass it as config="):
+        call("run.toml")

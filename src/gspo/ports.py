@@ -213,7 +213,7 @@ class PromptSource(Protocol):
 
 
 class RolloutSource(Protocol):
-    """Groups for the trainer, batch after batch, for ever.
+    """Groups for the trainer, batch after batch.
 
     metrics: what sampling took for the last batch, in seconds, and what was counted.
     """

@@ -78,7 +78,7 @@ def test_few_rows_cannot_be_evaluated_on(tmp_path):
         "reward": {"functions": ["exact"]}, "rollout": {"max_completion_length": 8},
     }  # fmt: skip
     with pytest.raises(ValueError, match="too few rows to hold out a tenth"):
-        gspo.evaluate(sections)
+        gspo.evaluate(config=sections)
 
 
 def test_a_resumed_run_has_the_state_of_its_checkpoint(tmp_path):

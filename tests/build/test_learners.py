@@ -19,7 +19,7 @@ def config(**sections):
 def test_the_algorithm_says_what_is_minimised_and_whether_there_is_a_critic(name, critic):
     settings = config(algorithm={"name": name, "epochs": 3}, rollout={"max_completion_length": 9})
     policy = policy_of(settings, tiny_run.model())
-    learner = learner_of(settings, policy, None, print)
+    learner = learner_of(settings, policy, None)
     assert (policy.critic is not None) == (critic is not None)
     assert learner.objective.row.level == ("sequence" if name == "gspo" else "token")
     assert learner.optimizer.total == 5 * settings.algorithm.mini_batches * 3
@@ -29,13 +29,13 @@ def test_the_algorithm_says_what_is_minimised_and_whether_there_is_a_critic(name
 def test_replay_and_the_reference_reach_the_learner():
     settings = config(algorithm={"router_replay": "R3", "beta": 0.1})
     policy, reference = policy_of(settings, tiny_run.model()), policy_of(settings, tiny_run.model())
-    learner = learner_of(settings, policy, reference, print)
+    learner = learner_of(settings, policy, reference)
     assert learner.updater.replay and learner.router_replay == "R3" and learner.reference is reference
 
 
 def test_a_supervised_run_imitates_for_as_many_updates_as_it_has_steps():
     settings = config()
-    learner = supervised_learner_of(settings, policy_of(settings, tiny_run.model()), print)
+    learner = supervised_learner_of(settings, policy_of(settings, tiny_run.model()))
     assert isinstance(learner.objective, Imitation) and learner.optimizer.total == 5
 
 

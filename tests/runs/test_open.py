@@ -29,9 +29,23 @@ def go(made, resume, steps):
             log.metrics({"step": step})
         if steps:
             path = log.folder.checkpoints
-            checkpoint.save(path, steps[-1], lambda model: None, {"log": log.position(), "begun": begun}, 2)
+            checkpoint.save(
+                path, steps[-1], lambda part: (part / checkpoint.LEARNER).touch(), {"log": log.position(), "begun": begun}, 2
+            )
             log.metrics({"step": steps[-1] + 1})  # after the checkpoint: lost with the process
     return state
+
+
+def test_a_run_of_an_earlier_gspo_is_refused_before_anything_of_it_is_touched(tmp_path):
+    made = config(tmp_path / "run")
+    go(made, False, [1, 2])
+    (tmp_path / "run" / "checkpoints" / "step_000002" / checkpoint.LEARNER).unlink()
+    settings = tmp_path / "run" / "config.toml"
+    settings.write_text(settings.read_text().replace('credit = "completion"', 'credit = "reply"'))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"no learner\.pt: it is of an earlier gspo and cannot be resumed.*model\.path"):
+        go(made, True, [3])
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.*") if path.is_file()} == before
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path):

@@ -5,6 +5,7 @@ import json
 import string
 
 import pytest
+import torch
 
 import gspo
 from gspo import Trajectory, TrajectoryGroup
@@ -132,6 +133,14 @@ def test_training_over_http(tmp_path):
         assert again.status_code == 400 and "nothing to train on" in again.json()["error"]["message"]
     with pytest.raises(ValueError, match=r"log\.dir"), serving(tmp_path / "run", hf=hf):
         pass  # a run folder is never overwritten
+
+
+def test_the_learning_rate_of_one_call_is_not_that_of_the_run(tmp_path):
+    with serving(tmp_path / "run", train={"save_every": 1}) as model:
+        asyncio.run(model.train(asyncio.run(collected(model)), gspo.TrainCall(learning_rate=5e-3)))
+        assert model.run.learner.lr_scale == 1
+        state = torch.load(tmp_path / "run" / "checkpoints" / "step_000001" / "learner.pt", weights_only=True)
+        assert state["lr_scale"] == 1
 
 
 def test_resume(tmp_path):

@@ -5,6 +5,8 @@ from functools import cache
 import pytest
 
 import gspo
+from gspo.ports import SamplerError
+from gspo.runs.log import RunLog
 from tests.tiny_run import ROWS, model, settings
 from tests.training.whole import REQUIRED, Failing, lines, numbers, train
 
@@ -59,3 +61,17 @@ def test_a_sampler_that_dies_costs_nothing(tmp_path, undisturbed, name, k, delay
     assert [(r["step"], r["prompt_id"], r["token_ids"]) for r in a] == [
         (r["step"], r["prompt_id"], r["token_ids"]) for r in b
     ]
+
+
+def test_a_log_that_fails_hides_no_lost_sampler(tmp_path, monkeypatch):
+    """The updates are done: they are saved, whatever else goes wrong."""
+
+    def full(log, rows):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        Failing(patch, "load", 1)
+        patch.setattr(RunLog, "rollouts", full)
+        with pytest.raises(SamplerError, match="the engine is dead"):
+            train(tmp_path / "run", eval={"every": 0}, train={"steps": 3, "save_every": 100})
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000001"]

@@ -17,6 +17,7 @@ from gspo.types import Prompt, Rollout, Sampling
 # A batch is closed without another request for so many seconds; while it has fewer than one of the last four had, for this
 # share of what the last one took: who comes too late waits for all of it.
 WINDOW, SHARE = 0.005, 0.05
+END = 5.0  # seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +59,9 @@ class Batching:
         return Job(waiting.future, waiting.now)
 
     def close(self) -> None:
-        """Ends the thread once all that was begun is done."""
+        """Ends the thread once all that was begun is done, and waits for it, though not for long: it stops nobody's end."""
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(END)
 
     def _work(self) -> None:
         over = False

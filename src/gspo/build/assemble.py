@@ -152,6 +152,7 @@ def assembled(
     """A run of loaded parts, with its samplers and its folder, and restored from the checkpoint `last` if there is one."""
     model, row = loaded.model, ALGORITHMS[config.algorithm.name]
     policy = policy_of(config, model)
+    learner = learner_of(config, policy, loaded.reference)
     check_routers(config, model)
     sampling, eval_sampling = samplings(config, model)
     sampling = dataclasses.replace(sampling, routes=policy.sparse)
@@ -161,6 +162,7 @@ def assembled(
     ):
         warn_of(log, loaded.warnings, model)
         note_what_is_not_done(log, policy, config)
+        learner.micro_batches.tell = log.warn
         run = Run(
             config=config,
             row=row,
@@ -171,7 +173,7 @@ def assembled(
             source=source(sampler, sampling, screen.phase),
             sampling=sampling,
             eval_sampling=eval_sampling,
-            learner=learner_of(config, policy, loaded.reference, log.warn),
+            learner=learner,
             log=log,
             screen=screen,
             decode=lambda token: str(model.tokenizer.decode([token])),
@@ -208,14 +210,16 @@ def imitating(
             with loading("the model"):
                 model, _ = models_of(config, given, last)
         policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
+        learner = supervised_learner_of(config, policy)
         completions = [sft.imitated(row.prompt.tokens, row.completion) for row in rows]
         with open_run(config, folder, last, "supervised fine-tuning") as (log, screen, state):
             warn_of(log, texts(heard), model)
             note_what_is_not_done(log, policy, config)
+            learner.micro_batches.tell = log.warn
             run = sft.SupervisedRun(
                 config=config,
                 rows=PromptStream(completions, config.task.seed),
-                learner=supervised_learner_of(config, policy, log.warn),
+                learner=learner,
                 log=log,
                 screen=screen,
                 data=digest([row.prompt for row in rows]),

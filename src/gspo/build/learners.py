@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
@@ -29,10 +27,8 @@ def policy_of(config: Config, model: HFModel) -> HFPolicy:
     )
 
 
-def learner_of(
-    config: Config, policy: HFPolicy, reference: HFPolicy | None, tell: Callable[[str], None]
-) -> PolicyLearner:  # fmt: skip
-    """The learner of a run by rewards. config: resolved. tell: hears where memory does not suffice."""
+def learner_of(config: Config, policy: HFPolicy, reference: HFPolicy | None) -> PolicyLearner:
+    """The learner of a run by rewards. config: resolved."""
     algorithm = config.algorithm
     updates = config.train.steps * (algorithm.mini_batches or 1) * algorithm.epochs
     return PolicyLearner(
@@ -43,14 +39,13 @@ def learner_of(
         router_replay=algorithm.router_replay,
         reference=reference,
         scale=algorithm.scale_rewards or "batch",
-        tell=tell,
     )
 
 
-def supervised_learner_of(config: Config, policy: HFPolicy, tell: Callable[[str], None]) -> LocalLearner:
-    """The learner of a supervised run. tell: hears where memory does not suffice."""
+def supervised_learner_of(config: Config, policy: HFPolicy) -> LocalLearner:
+    """The learner of a supervised run."""
     optimizer = optimizer_of(config, policy, config.train.steps)
-    return LocalLearner(policy, optimizer, Imitation(), config.train.micro_batch_tokens, tell=tell)
+    return LocalLearner(policy, optimizer, Imitation(), config.train.micro_batch_tokens)
 
 
 def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:

@@ -96,7 +96,8 @@ def evaluated_prompts(config: Config, given: Given, outline: Outline) -> list[Pr
     """The prompts of an evaluation: all rows that are given, else those that the task holds out."""
     if given.rows is None:
         return prompts_of(config, given, outline)[1]
-    everything = dataclasses.replace(config, eval=dataclasses.replace(config.eval, every=0, num_prompts=0))
+    task = dataclasses.replace(config.task, size=None, eval_source=None, eval_split=None)
+    everything = dataclasses.replace(config, task=task, eval=dataclasses.replace(config.eval, every=0, num_prompts=0))
     return prompts_of(everything, given, outline)[0]
 
 

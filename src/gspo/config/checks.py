@@ -212,6 +212,9 @@ def check_environment(config: Config) -> None:
 def check_serving(config: Config) -> None:
     """What `gspo serve` needs on top of `check`. Raises ValueError with the remedy."""
     check_required(config, "model.path")
+    if played(config.task):
+        key = "task.source" if config.task.environment is None else "task.environment"
+        raise ValueError(f"{key}: agents that are served play by themselves: leave it out, or train with `gspo train`")
     check_sampler(config)
     check_whole(config)
     for key, value, remedy in (

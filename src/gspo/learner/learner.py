@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,22 +22,20 @@ from gspo.objective.completions import Completions
 from gspo.objective.losses import level_ratio
 from gspo.objective.mismatch import std
 from gspo.objective.ppo import gae, whiten
-from gspo.runs.checkpoint import MODEL, read_state
+from gspo.runs.checkpoint import LEARNER, MODEL, read_state
 from gspo.types import Agreement, Completion, Metrics, Reading, Stats, Update
 
-LEARNER = "learner.pt"
 PROBED = 32  # completions that sampler and trainer are compared on where no pass over all is made anyway
 
 
 class LocalLearner:
-    """A policy and its optimizer; what is minimised is `objective`. tell: hears where memory does not suffice."""
+    """A policy and its optimizer; what is minimised is `objective`."""
 
     def __init__(
-        self, policy: Policy, optimizer: Optimizer, objective: Objective, max_tokens: int, *, replay: bool = False,
-        tell: Callable[[str], None] = lambda text: None,
+        self, policy: Policy, optimizer: Optimizer, objective: Objective, max_tokens: int, *, replay: bool = False
     ) -> None:  # fmt: skip
         self.policy, self.optimizer, self.objective = policy, optimizer, objective
-        self.micro_batches = MicroBatches(max_tokens, tell)
+        self.micro_batches = MicroBatches(max_tokens)  # whoever wants to hear where memory does not suffice sets its `tell`
         self.updater = Updater(policy, optimizer, self.micro_batches, replay)
         self.mini_batches: list[list[Completion]] = []
 
@@ -85,14 +83,7 @@ class LocalLearner:
         torch.save(state, folder / LEARNER)
 
     def resume(self, folder: Path) -> None:
-        """Goes on from what `save` wrote, with a policy that holds the model already. Raises ValueError for a checkpoint of
-        an earlier gspo, RuntimeError for a damaged one.
-        """
-        if not (folder / LEARNER).exists():
-            raise ValueError(
-                f"{folder} has no {LEARNER}: it is of an earlier gspo and cannot be resumed. Start another run from its "
-                f"model: model.path = {str(folder / MODEL)!r}"
-            )
+        """Goes on from what `save` wrote; the policy holds the model already. Raises RuntimeError for a damaged file."""
         state = read_state(folder, LEARNER)
         self._load(state)
         self.lr_scale = state["lr_scale"]
@@ -100,8 +91,9 @@ class LocalLearner:
     def rewind(self, folder: Path, lr_factor: float) -> None:
         """Takes over what `save` wrote, the model too. The count of updates goes on, the learning rate times lr_factor."""
         updates, scale = self.optimizer.updates, self.lr_scale
+        state = read_state(folder, LEARNER)
         self.policy.load(str(folder / MODEL))
-        self._load(read_state(folder, LEARNER))
+        self._load(state)
         self.optimizer.updates, self.lr_scale = updates, scale * lr_factor
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -122,9 +114,8 @@ class PolicyLearner(LocalLearner):
     def __init__(
         self, policy: Policy, optimizer: Optimizer, objective: PolicyObjective, max_tokens: int, *,
         router_replay: str = "none", reference: Policy | None = None, scale: str = "batch",
-        tell: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
-        super().__init__(policy, optimizer, objective, max_tokens, replay=router_replay != "none", tell=tell)
+        super().__init__(policy, optimizer, objective, max_tokens, replay=router_replay != "none")
         self.router_replay, self.reference, self.scale = router_replay, reference, scale
         self._disagreement: Metrics | None = None  # of sampler and trainer, where a pass has shown it
         self._fresh: tuple[Tensor, Tensor, Completions] | None = None  # log pi and log mu of fresh completions
@@ -147,8 +138,9 @@ class PolicyLearner(LocalLearner):
         if recompute or self.router_replay == "R2":
             self._disagreement = self._recall(recompute)
         if fresh:
-            self._disagreement = self.compare(fresh).metrics
-            self._fresh = None if recompute else self._fresh
+            some, readings = self._probe(fresh)
+            self._disagreement = disagreement(some, readings)
+            self._fresh = None if recompute else paired(some, readings)
         if self.objective.critic:
             self._estimate(self.objective.critic)
         if self.reference is not None:
@@ -156,12 +148,16 @@ class PolicyLearner(LocalLearner):
 
     def compare(self, completions: Sequence[Completion]) -> Agreement:
         """How far sampler and trainer disagree, by some of these completions, which the present weights sampled."""
-        some = list(completions[:: max(1, len(completions) // PROBED)])
-        readings = read(self.policy, some, self.micro_batches, routing=self.policy.sparse)
-        self._fresh = logp, logp_mu, y = paired(some, readings)
+        some, readings = self._probe(completions)
+        logp, logp_mu, y = paired(some, readings)
         clipped = self.objective.numerics(logp, logp_mu, y, torch.tensor([-1.0, 1.0]))
         noise = level_ratio(self.objective.row.level, logp, logp_mu, y)
         return Agreement(disagreement(some, readings), std(noise), clipped)
+
+    def _probe(self, completions: Sequence[Completion]) -> tuple[list[Completion], list[Reading]]:
+        """Some of these completions, and what the policy says of them."""
+        some = list(completions[:: max(1, len(completions) // PROBED)])
+        return some, read(self.policy, some, self.micro_batches, routing=self.policy.sparse)
 
     def update(self, number: int) -> Update:
         """One optimizer step on the mini-batch of that number. The first one of a batch says what numerics alone do."""
@@ -184,9 +180,14 @@ class PolicyLearner(LocalLearner):
         return Agreement(disagreement, std(self._noise), clipped)
 
     def finish(self) -> bool:
-        """Ends a step: a clip range that sets itself moves. Returns whether the noise floor now holds it up."""
+        """Ends a step: a clip range that sets itself moves, and the batch is given up. Returns whether the noise floor now
+        holds the range up.
+        """
         assert self._noise is not None, "a step has an update"
-        return self.objective.settle(self._noise)
+        noise = self._noise
+        self.take([])
+        self._disagreement = self._fresh = self._noise = None
+        return self.objective.settle(noise)
 
     def _recall(self, recompute: bool) -> Metrics:
         """Fills in what the policy, not yet updated, says of the completions that updates read: its likelihoods as pi_old's
@@ -211,7 +212,7 @@ class PolicyLearner(LocalLearner):
         """Fills in advantages by token and returns, from the critic as it is before the first update (PPO)."""
         completions = [completion for part in self.mini_batches for completion in part]
         values = [reading.values for reading in read(self.policy, completions, self.micro_batches)]
-        assert all(value is not None for value in values), "build/assemble.py gives the policy a critic"
+        assert all(value is not None for value in values), "build/learners.py gives the policy a critic"
         y = Completions.of(torch.tensor([len(completion.logp_old) for completion in completions]))
         flat = torch.cat(values)  # type: ignore[arg-type]
         rewards = torch.tensor([completion.reward for completion in completions])

@@ -38,7 +38,7 @@ class AsynchronousSource:
 
     (k + 1) x num_prompts groups are under way, and a batch takes the oldest: the order is that of the prompts, whatever
     their completions' lengths, so no length is favoured. A long completion has k steps more to end before the trainer waits
-    for it, and no token is older than k versions. Attributes as in synchronous.SynchronousSource.
+    for it, and no token is older than k versions. As in ports.RolloutSource.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class DynamicSamplingSource:
     """Groups, batch after batch, each sampled with the weights of the moment that it is asked for (rollout.refill > 0).
 
     A batch begins with num_prompts prompts. Further rounds follow, `refill` at most, while fewer groups than that teach:
-    while fewer have an advantage that is not zero, as training sees it. Attributes as in synchronous.SynchronousSource;
+    while fewer have an advantage that is not zero, as training sees it. As in ports.RolloutSource;
     metrics: also what the step tells of all completions that were sampled for it, and `refill/...`.
     """
 

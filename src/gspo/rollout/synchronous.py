@@ -1,4 +1,4 @@
-"""Prompts -> sampled and scored groups -> completions ready for the learner. A failed rollout is data, counted here."""
+"""Prompts -> sampled and scored groups, each batch with the weights of the moment that it is asked for."""
 
 from __future__ import annotations
 

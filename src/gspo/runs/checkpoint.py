@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 STATE = "state.pt"
 MODEL = "model"
+LEARNER = "learner.pt"
 GOOD = "good"
 
 
@@ -119,6 +120,15 @@ def read_state(checkpoint: Path, name: str = STATE) -> dict[str, Any]:
         raise RuntimeError(
             f"{checkpoint / name} cannot be read ({error}): delete {checkpoint} to resume from the checkpoint before it"
         ) from error
+
+
+def check_complete(checkpoint: Path) -> None:
+    """Raises ValueError for a checkpoint that an earlier gspo has written, which kept the learner's state elsewhere."""
+    if not (checkpoint / LEARNER).exists():
+        raise ValueError(
+            f"{checkpoint} has no {LEARNER}: it is of an earlier gspo and cannot be resumed. Start another run from its "
+            f"model: model.path = {str(checkpoint / MODEL)!r}"
+        )
 
 
 def same_data(saved: str, now: str) -> None:

@@ -29,8 +29,11 @@ def claimed(config: Config, resume: bool) -> Iterator[tuple[RunFolder | None, Pa
         yield None, None
         return
     with RunFolder.resume(config.log.dir) as folder:
+        last = checkpoint.latest(folder.checkpoints)
+        if last is not None:
+            checkpoint.check_complete(last)
         same_run(load(folder.config), config)
-        yield folder, checkpoint.latest(folder.checkpoints)
+        yield folder, last
 
 
 @contextmanager

@@ -130,7 +130,8 @@ class ServedModel:
                 metrics, collapsed = trainer.advance(run, self.source.give(result.groups))
                 self._trained |= result.calls
                 self.chat.calls.forget(run.sampler.version - run.config.serve.max_age)
-                if run.step % run.config.train.save_every == 0:
+            if run.step % run.config.train.save_every == 0:
+                with self.still:
                     save(run, needed=False)
             if collapsed:
                 raise RuntimeError(f"the run collapsed and was stopped: see {self.folder / 'events.jsonl'}")
@@ -143,15 +144,16 @@ class ServedModel:
     @contextmanager
     def _scaled(self, lr: float | None) -> Iterator[None]:
         """The learner with the learning rate of one call."""
+        if lr is None:
+            yield
+            return
         learner = self.run.learner
-        before = learner.lr_scale
-        if lr is not None:
-            learner.lr_scale = lr / self.run.config.optimizer.lr
+        before, learner.lr_scale = learner.lr_scale, lr / self.run.config.optimizer.lr
+        scale = learner.lr_scale
         try:
             yield
         finally:
-            if lr is not None:
-                learner.lr_scale = before
+            learner.lr_scale = before * (learner.lr_scale / scale)  # a rewind meanwhile has lowered it
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from gspo.learner.layout import split
+from gspo.ports import SamplerError
 from gspo.rollout.credit import Learnable, learnable
 from gspo.training import likelihoods
 from gspo.training.evaluation import evaluates, held_out
@@ -19,7 +20,7 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     """A rollout batch of `count` groups (None: all there are), and its updates. Returns the step's metrics, and why the run
     has collapsed, "" where it has not.
 
-    Raises SamplerError where the sampler is lost: while it samples, before anything is done; in the sync, when all is.
+    Raises SamplerError where the sampler is lost: before the first update, or in the sync, when the step is written down.
     """
     begin = time.perf_counter()
     groups = list(islice(source, count))  # sample
@@ -39,10 +40,16 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     run.tokens += int(metrics["tokens"])
     metrics |= {"time/train": time.perf_counter() - sampled, "tokens_total": run.tokens}
 
+    lost: SamplerError | None = None
     try:
-        metrics |= sync(run)  # sync
-    finally:  # the updates are done, whatever becomes of the sampler
+        sync(run, metrics)  # sync
+    except SamplerError as error:  # the updates are done all the same
+        lost = error
+    try:
         collapsed = log(run, groups, batch, metrics, time.perf_counter() - begin)  # log
+    finally:
+        if lost is not None:
+            raise lost
     return metrics, collapsed
 
 
@@ -57,14 +64,15 @@ def learn(run: Run, mini_batches: int) -> Metrics:
     return metrics | likelihoods.end_step(run)
 
 
-def sync(run: Run) -> Metrics:
-    """Gives the samplers the new weights, and evaluates if it is time to."""
+def sync(run: Run, metrics: Metrics) -> None:
+    """Gives the samplers the new weights, and evaluates if it is time to. Adds both to the step's metrics."""
     begin = time.perf_counter()
     weights = run.learner.publish(run.sampler.version + 1)
     for sampler in dict.fromkeys((run.sampler, run.evaluator)):
         sampler.load(weights)
-    metrics = {"time/sync": time.perf_counter() - begin}
-    return metrics | (held_out(run) if evaluates(run) else {})
+    metrics["time/sync"] = time.perf_counter() - begin
+    if evaluates(run):
+        metrics |= held_out(run)
 
 
 def log(run: Run, groups: Sequence[Group], batch: Learnable, metrics: Metrics, seconds: float) -> str:

@@ -71,7 +71,11 @@ class VLLMSampler:
 
     def load(self, weights: Weights) -> None:
         """Takes over these weights and their version. Raises EngineError where the engine then has others."""
-        self.write(weights)
+        try:
+            self.write(weights)
+        except SamplerError:
+            self.version = weights.version  # as the port has it: the weights of this version are in a checkpoint
+            raise
         self._gate(self._open.clear)
         with self._control:  # an engine that is started again meanwhile reads the old ones, whole
             shutil.rmtree(self.exchange / WEIGHTS, ignore_errors=True)
