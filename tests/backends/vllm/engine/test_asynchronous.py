@@ -10,7 +10,6 @@ from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.learner import layout
 from gspo.types import Completion
 from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON, interrupt, policy_of, served
-from tests.campaign import CAMPAIGN
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
 
 
@@ -42,7 +41,7 @@ def train(folder, k, steps, resume=False):
     return gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config, resume=resume)
 
 
-@pytest.mark.parametrize("k", [1, 2] if CAMPAIGN else [2])  # four engines each
+@pytest.mark.parametrize("k", [1, 2])
 def test_a_run_that_samples_ahead_loses_no_prompt(tmp_path, k):
     folder = train(tmp_path / "run", k, steps=6).folder
     train(tmp_path / "run", k, steps=10, resume=True)
