@@ -23,7 +23,7 @@ test-vllm: .venv/test .venv-vllm/done
 	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 		-o timeout=1800 tests/backends/vllm/engine
 
-# What `make test` does briefly, in full: kills, conversations and requests at random.
+# For long what `make test` does briefly: kills, conversations and requests at random.
 campaign: .venv/test
 	GSPO_CAMPAIGN=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -o timeout=7200 \
 		-k "test_kill_9 or test_every_trained_token or test_generated_requests"
