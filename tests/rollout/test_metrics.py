@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from gspo.rollout.metrics import batch_metrics, describe, in_parts, repetition, sampled_metrics, staleness
-from gspo.types import Prompt, Rollout
+from gspo.rollout.metrics import batch_metrics, describe, in_parts, repetition, reward_noise, sampled_metrics, staleness
+from gspo.types import Group, Prompt, Rollout
 
 
 def rollout(versions, reward=1.0, stop="eos", tokens=None, **parts):
@@ -30,8 +30,29 @@ def test_means_over_scored_rollouts_and_lengths_of_all():
     assert (metrics["reward"], metrics["reward/f"], metrics["reward/g"]) == (0.5, 0.75, 2.0)
     assert (metrics["completions/mean_length"], metrics["tokens"]) == (3.0, 9)
     assert metrics["completions/clipped_ratio"] == pytest.approx(1 / 3)
-    assert sampled_metrics(batch)["rollouts/failed"] == 1
+    assert sampled_metrics([Group(batch[0].prompt, batch)])["rollouts/failed"] == 1
     assert math.isnan(batch_metrics([rollout([0], None)])["reward"])
+
+
+def test_the_noise_of_the_reward_by_hand():
+    noise = reward_noise([[1.0, 0.0], [1.0, 1.0], [], [-1.0, 0.0]])
+    assert noise["reward_min"] == -1
+    assert noise["reward_std_batch"] == pytest.approx(math.sqrt((3 * (2 / 3) ** 2 + 2 / 9 + 16 / 9) / 6))
+    # Means .5, 1, -.5 of equally large groups: their standard deviation over the root of 3.
+    assert noise["reward_se"] == pytest.approx(torch.tensor([0.5, 1.0, -0.5]).std().item() / math.sqrt(3))
+    assert all(math.isnan(value) for value in reward_noise([[], []]).values())
+    assert math.isnan(reward_noise([[1.0, 2.0]])["reward_se"])  # one prompt
+
+
+def test_the_standard_error_is_that_of_the_mean_over_random_groups():
+    rng = torch.Generator().manual_seed(0)
+    means, errors = [], []
+    for _ in range(2000):
+        sizes = torch.randint(1, 9, (16,), generator=rng).tolist()  # some completions have no reward
+        groups = [(torch.randn(1, generator=rng) + torch.randn(n, generator=rng)).tolist() for n in sizes]
+        means.append(sum(map(sum, groups)) / sum(sizes))
+        errors.append(reward_noise(groups)["reward_se"] ** 2)
+    assert sum(errors) / len(errors) == pytest.approx(torch.tensor(means).var().item(), rel=0.1)
 
 
 def test_age_is_counted_by_token_and_parts_by_completion():

@@ -108,10 +108,11 @@ class GuardConfig:
     guard."""
     patience: int = opt(3, low=1)
     """Number of steps in a row that an alarm must last."""
-    window: int = opt(10, low=1)
-    """Steps over which the reward is averaged."""
+    window: int = opt(5, low=1)
+    """Steps of the shortest mean of the reward. Longer ones are looked at as well."""
     collapse: float = opt(0.5, above=0, high=1)
-    """A reward below this share of its running best counts as collapsed."""
+    """A reward below this share of its best counts as collapsed, if noise does not explain it. See docs/stability.md for
+    rewards that may be negative."""
     lr_factor: float = opt(0.5, above=0, high=1)
     """Factor for the learning rate at each rewind."""
     max_rewinds: int = opt(2, low=0)

@@ -36,7 +36,7 @@ def learnable(groups: Sequence[Group], row: Algorithm, algorithm: AlgorithmConfi
     return Learnable(
         groups=teaching if row.drops_equal else left,
         advantages=[A.tolist() if isinstance(A, Tensor) else A for A in advantages],
-        counts=sampled_metrics([rollout for group in groups for rollout in group.rollouts])
+        counts=sampled_metrics(groups)
         | {
             "frac_reward_zero_std": (len(left) - len(teaching)) / max(1, len(left)),
             "reward_std": _mean_std(left),

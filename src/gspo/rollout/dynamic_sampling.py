@@ -55,7 +55,7 @@ class DynamicSamplingSource:
         except SamplerError:
             self.prompts.position = begin  # a resumed run asks for them again, from the first round on
             raise
-        self.metrics = spent | sampled_metrics([rollout for group in sampled for rollout in group.rollouts])
+        self.metrics = spent | sampled_metrics(sampled)
         self.metrics |= {
             "refill/queries": len(sampled),
             "refill/rounds": rounds - 1,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from gspo.types import Rollout
+from gspo.types import Group, Rollout
 
 
 def repetition(tokens: Sequence[int], n: int = 4) -> float:
@@ -16,9 +18,27 @@ def repetition(tokens: Sequence[int], n: int = 4) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def sampled_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+def sampled_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """What a step tells of the completions that were sampled for it."""
-    return batch_metrics(rollouts) | {"rollouts/failed": float(sum(r.reward is None for r in rollouts))}
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    scored = [[rollout.reward for rollout in group.rollouts if rollout.reward is not None] for group in groups]
+    failed = float(sum(rollout.reward is None for rollout in rollouts))
+    return batch_metrics(rollouts) | reward_noise(scored) | {"rollouts/failed": failed}
+
+
+def reward_noise(scored: Sequence[Sequence[float]]) -> dict[str, float]:
+    """How far the rewards of a step lie apart, NaN where too few are there to tell. scored: the rewards of each group.
+
+    reward_std_batch: standard deviation over all completions. reward_min: the lowest. reward_se: standard error of the
+    mean reward. Completions to one prompt are not independent, so it comes from the differences between the prompts.
+    """
+    groups = [group for group in scored if group]
+    if not groups:
+        return {"reward_std_batch": math.nan, "reward_min": math.nan, "reward_se": math.nan}
+    rewards, n = np.concatenate(groups), len(groups)
+    excess = np.array([sum(group) - len(group) * rewards.mean() for group in groups])
+    error = math.sqrt(n / (n - 1) * float(excess @ excess)) / len(rewards) if n > 1 else math.nan
+    return {"reward_std_batch": float(rewards.std()), "reward_min": float(rewards.min()), "reward_se": error}
 
 
 def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

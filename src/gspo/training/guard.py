@@ -1,7 +1,7 @@
 """The collapse guard: judges the metrics of each step, warns early, and says when a run has collapsed.
 
 A signal is a row of SIGNALS. Published thresholds are used as they are (sources in docs/stability.md); what has no published
-scale is judged against its own recent median.
+scale is judged against its own recent median, and the reward by a sequential test (reward_fall.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from gspo.config.training import GuardConfig
 from gspo.runs.log import is_number
+from gspo.training.reward_fall import RewardFall
 
 RECENT = 20  # steps of a recent median
 ENOUGH = 8  # steps before one is judged against it
@@ -48,13 +49,14 @@ class Signal:
 
 
 SAMPLER = "sampler and trainer disagree: higher precision, old_logprobs = recompute, router_replay or correction may help"
+FAR = "each batch moves the policy further than before: lower optimizer.lr"
 SIGNALS: tuple[Signal, ...] = (
     Signal("mismatch/kl", "above", 1e-2, 0.3, SAMPLER),
     Signal("mismatch/prob_mean", "above", 0.05, 0.15, SAMPLER),
     Signal("mismatch/beyond_2x", "above", 0.02, 0.2, SAMPLER),
     Signal("mismatch/ess", "below", 0.3, None, SAMPLER),
-    Signal("kl", "rise", 10.0, None, "the updates of one batch go far: lower optimizer.lr, or use fewer epochs", least=1e-3),
-    Signal("ratio/std", "rise", 5.0, None, "the updates of one batch go far: lower optimizer.lr, or use fewer epochs"),
+    Signal("kl", "rise", 10.0, None, FAR, least=1e-3),
+    Signal("ratio/std", "rise", 5.0, None, FAR),
     Signal("grad_norm", "rise", 6.0, None, "a spike: often the first sign of a run that breaks"),
     Signal("entropy", "fall", 0.3, None, "the policy stops exploring: lower optimizer.lr, or add beta", least=1e-2),
     Signal("entropy", "rise", 3.0, 10.0, "the policy falls apart: lower optimizer.lr", least=0.2),
@@ -85,8 +87,7 @@ class Guard:
         self.config = config
         self.rewinds = 0
         self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
-        self._rewards: deque[float] = deque(maxlen=config.window)
-        self._best = float("-inf")
+        self._fall = RewardFall(config.window)
         self._alarms = 0
         self._told: dict[str, int] = {}
 
@@ -95,7 +96,7 @@ class Guard:
         if self.config.action == "off":
             return Verdict()
         found = self._signals(metrics)
-        reward = self._reward(metrics.get("reward"))
+        reward = self._reward(metrics)
         if reward is not None:
             found.append(reward)
         level = max((level for _, level, _ in found), default=QUIET)
@@ -106,7 +107,7 @@ class Guard:
         return Verdict(
             warnings=[f"step {step}: {text}" for text in warnings],
             collapsed=collapsed if self._alarms >= self.config.patience else "",
-            good=level < ALARM and reward is None and self._holds(metrics.get("reward")),
+            good=level < ALARM and reward is None and self._fall.holds(self._border),
             metrics={"guard/level": level, "guard/signals": [name for name, _, _ in found]},
         )
 
@@ -129,27 +130,13 @@ class Guard:
                 self._recent[name].append(metrics[name])
         return found
 
-    def _reward(self, value: Any) -> tuple[str, int, str] | None:
-        """The reward against its running best, both averaged over `window` steps."""
-        if not is_number(value):
+    def _reward(self, metrics: Mapping[str, Any]) -> tuple[str, int, str] | None:
+        """The fall of the reward, where noise does not explain it and it is deep."""
+        fall = self._fall.see(metrics)
+        if fall is None or fall.share >= self._border:
             return None
-        self._rewards.append(value)
-        if len(self._rewards) < self.config.window:
-            return None
-        mean = sum(self._rewards) / len(self._rewards)
-        self._best = max(self._best, mean)
-        share = mean / self._best if self._best > 0 else 1.0
-        if share >= self._border:
-            return None
-        level = ALARM if share < self.config.collapse else WARNING
-        text = f"the reward, {mean:.3g} over {len(self._rewards)} steps, is {share:.0%} of its best ({self._best:.3g})"
-        return "reward fall", level, text + ": lower optimizer.lr, or go back to an earlier checkpoint"
-
-    def _holds(self, value: Any) -> bool:
-        """Whether the reward of this very step is no sign of a fall that its mean does not show yet."""
-        if len(self._rewards) < self.config.window:  # after a rewind, nobody knows yet
-            return not self.rewinds
-        return is_number(value) and value >= self._border * self._best
+        level = ALARM if fall.share < self.config.collapse else WARNING
+        return "reward fall", level, f"{fall}: lower optimizer.lr, or go back to an earlier checkpoint"
 
     @property
     def _border(self) -> float:
@@ -166,15 +153,14 @@ class Guard:
         """The run went back to a good checkpoint: what was seen since then no longer counts, the best reward does."""
         self.rewinds += 1
         self._recent.clear()
-        self._rewards.clear()
+        self._fall.rewound()
         self._alarms = 0
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next verdict depends on, in plain types."""
         return {
             "recent": {name: list(values) for name, values in self._recent.items()},
-            "rewards": list(self._rewards),
-            "best": self._best,
+            "fall": self._fall.state_dict(),
             "alarms": self._alarms,
             "told": dict(self._told),
             "rewinds": self.rewinds,
@@ -184,6 +170,6 @@ class Guard:
         """Continue from `state_dict()`."""
         for name, values in state["recent"].items():
             self._recent[name].extend(values)
-        self._rewards.extend(state["rewards"])
-        self._best, self._alarms = state["best"], state["alarms"]
+        self._fall.load_state_dict(state["fall"])
+        self._alarms = state["alarms"]
         self._told, self.rewinds = dict(state["told"]), state["rewinds"]

@@ -1,0 +1,126 @@
+"""A sequential test: has the mean reward fallen, by more than its noise?
+
+At each step the mean of the last w steps is compared with the best mean that w earlier steps had, for w = `window` and its
+doublings: short windows see a deep fall at once, long ones a fall of rewards that are rare. Looking for the best of many
+windows again and again finds large differences by chance alone. So a fall counts only beyond `ERRORS` standard errors, a
+bound that one run of 1,000 steps in a hundred passes at most while its policy stays the same; docs/stability.md has the
+rates that `benchmarks/guard.py` measures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gspo.runs.log import is_number
+
+ERRORS = 5.0  # standard errors that a fall must exceed
+NEAR = 20  # steps whose differences from one to the next give the noise between steps
+ROUNDING = 1e-9  # of the best: what rewards without any noise may differ by
+DEEP = 1.5  # standard deviations of single rewards from the mean to the floor, where rewards may be negative
+
+
+@dataclass(frozen=True)
+class Fall:
+    """The mean reward of the last `steps` steps, the best that as many had before, and the floor that both are counted from.
+    errors: their difference, in standard errors.
+    """
+
+    mean: float
+    best: float
+    floor: float
+    steps: int
+    errors: float
+
+    @property
+    def share(self) -> float:
+        """What is left of the best, above the floor."""
+        return (self.mean - self.floor) / (self.best - self.floor) if self.best > self.floor else -math.inf
+
+    def __str__(self) -> str:
+        where = "" if not self.floor else f", counted from {self.floor:.3g}"
+        left = f"{max(self.share, 0.0):.0%} of its best ({self.best:.3g}{where})"
+        return f"the reward, {self.mean:.3g} over {self.steps} steps, is {left}, a fall of {self.errors:.1f} standard errors"
+
+
+class RewardFall:
+    """Takes in the rewards of a run step by step, and says when they have fallen. window: steps of the shortest mean."""
+
+    def __init__(self, window: int):
+        self.window = window
+        self._since = 0  # recent means begin here: after a rewind nothing older tells of the policy
+        self._rows = np.zeros((0, 3))  # of each step: mean reward, its variance, variance of single rewards
+        self._lowest = math.inf
+
+    def see(self, metrics: Mapping[str, Any]) -> Fall | None:
+        """Takes in a step: `reward`, and where they are known `reward_se`, `reward_std_batch` and `reward_min`.
+
+        Returns the deepest fall that noise does not explain. A step whose reward is not a number is passed over.
+        """
+        reward = metrics.get("reward")
+        if not is_number(reward):
+            return None
+        error, spread, lowest = (
+            value if is_number(value := metrics.get(name)) else other
+            for name, other in (("reward_se", 0.0), ("reward_std_batch", 0.0), ("reward_min", reward))
+        )
+        between = np.diff([*self._rows[-NEAR:, 0], reward])
+        variance = max(error**2, float((between**2).mean() / 2) if len(between) else 0.0)
+        self._lowest = min(self._lowest, lowest)
+        self._rows = np.vstack([self._rows, (reward, variance, spread**2)])
+        return min(self._falls(), key=lambda fall: fall.share, default=None)
+
+    def holds(self, border: float) -> bool:
+        """Whether the last step, within twice its noise, is no sign of a fall below the share `border` of the best, which
+        the means do not show yet. After a rewind nobody knows until a window is full.
+        """
+        total = len(self._rows)
+        if total - self._since < self.window or total == self.window:
+            return not self._since
+        means = self._means(self.window)[:-1]
+        best, _, spread = means[means[:, 0].argmax()]
+        floor = self._floor(best, spread)
+        noise = math.sqrt(self._rows[-2, 1])
+        return bool(self._rows[-1, 0] + 2 * noise >= floor + border * (best - floor))
+
+    def rewound(self) -> None:
+        """The policy is an earlier one again: what was seen counts as the past."""
+        self._since = len(self._rows)
+
+    def _falls(self) -> list[Fall]:
+        """Of each length of window, the fall from the best one to the last one, where noise does not explain it."""
+        falls, total, steps = [], len(self._rows), self.window
+        while self._since + steps <= total and 2 * steps <= total:
+            means = self._means(steps)
+            mean, variance, _ = means[-1]
+            earlier = means[: total - 2 * steps + 1]
+            best, best_variance, spread = earlier[earlier[:, 0].argmax()]
+            noise = math.sqrt((variance + best_variance) / steps)
+            if best - mean > max(ERRORS * noise, ROUNDING * abs(best)):
+                errors = (best - mean) / noise if noise else math.inf
+                falls.append(Fall(float(mean), float(best), self._floor(best, spread), steps, float(errors)))
+            steps *= 2
+        return falls
+
+    def _means(self, steps: int) -> np.ndarray:
+        """The means of each window of `steps` steps, [n, 3]."""
+        sums = np.vstack([np.zeros(3), self._rows.cumsum(0)])
+        means: np.ndarray = (sums[steps:] - sums[:-steps]) / steps
+        return np.maximum(means, (-math.inf, 0.0, 0.0))
+
+    def _floor(self, best: float, spread: float) -> float:
+        """0 where no reward was negative; otherwise what single rewards commonly go down to."""
+        return 0.0 if self._lowest >= 0 else float(max(self._lowest, best - DEEP * math.sqrt(spread)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next answer depends on, in plain types."""
+        return {"rows": self._rows.tolist(), "since": self._since, "lowest": self._lowest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self._rows = np.array(state["rows"], float).reshape(-1, 3)
+        self._since, self._lowest = state["since"], state["lowest"]
