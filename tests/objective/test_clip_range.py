@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gspo.objective.clip_range import AutoClip
+from gspo.objective.clip_range import BINS, AutoClip, moved, trend
 
 STILL = torch.ones(100)
 
@@ -102,3 +102,47 @@ def test_a_resumed_one_goes_on_the_same():
             clip.see(*draw(1e-3 * (step + 1), seed=step))
             clip.settle(noise=STILL)
         assert steady.e_low == resumed.e_low
+
+
+@pytest.mark.parametrize("teaching", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("growth", [1.0, 1.15, 0.9])
+def test_the_target_holds_among_tokens_that_teach_also_while_ratios_grow(teaching, growth):
+    """Tokens without an advantage have no say: at 5 % teaching groups the range once fell to nothing."""
+    clip, found = AutoClip(3e-4, 4e-4, target=0.15), []
+    g = torch.Generator().manual_seed(0)
+    for step in range(40):
+        ratio = torch.exp(1e-3 * growth**step * torch.randn(4000, generator=g, dtype=torch.float64))
+        A = torch.randn(4000, generator=g) * (torch.rand(4000, generator=g) < teaching)
+        if step >= 5:
+            found.append(share(clip, ratio[A != 0], A[A != 0]))
+        clip.see(ratio, A)
+        clip.settle(noise=STILL)
+    assert sum(found) / len(found) == pytest.approx(0.15, abs=0.01)
+
+
+def test_a_step_in_which_no_group_teaches_changes_nothing():
+    clip, other = AutoClip(3e-4, 4e-4, 0.15), AutoClip(3e-4, 4e-4, 0.15)
+    for step in range(6):
+        ratio, A = draw(1e-3, seed=step)
+        for each in (clip, other):
+            each.see(ratio, A)
+            each.settle(noise=STILL)
+        clip.see(ratio, torch.zeros_like(A))
+        clip.settle(noise=STILL)
+    assert clip.e_low == other.e_low
+
+
+def test_histograms_move_by_hand():
+    counts = torch.tensor([0.0, 2.0, 4.0, 0.0], dtype=torch.float64)
+    assert moved(counts, 0.0).tolist() == counts.tolist()
+    assert moved(counts, 1 / BINS).tolist() == [0, 0, 2, 4]
+    assert moved(counts, 0.5 / BINS).tolist() == [0, 1, 3, 2]
+    assert moved(counts, -0.5 / BINS).tolist() == [1, 3, 2, 0]
+    assert moved(counts, 9.0).tolist() == [0, 0, 0, 6] and moved(counts, -9.0).tolist() == [6, 0, 0, 0]
+
+
+def test_the_trend_by_hand():
+    assert trend([(1e-3, 5), (1e-2, 5), (1e-1, 5)]) == pytest.approx(1.0)
+    assert trend([(1e-3, 5), (0.0, 5), (1e-1, 5), (1.0, 5)]) == pytest.approx(1.0)
+    assert trend([(1e-3, 5), (1e-2, 5)]) == 0 and trend([]) == 0
+    assert trend([(1.0, 1), (1.0, 1), (1.0, 1), (10.0, 1e-9)]) == pytest.approx(0, abs=1e-6)  # a step of hardly a token

@@ -56,7 +56,7 @@ class AlgorithmConfig:
     `minirl` or `ppo`."""
     epsilon: float | str | None = opt(None, above=0, high=1, choices=("auto",))
     """Lower clip range: a ratio below 1 - epsilon is clipped. Unset: the algorithm's own. `auto`: both ends are adjusted so
-    that the share of clipped tokens stays near clip_target."""
+    that the share of clipped tokens among those with an advantage stays near clip_target."""
     epsilon_high: float | None = opt(None, above=0)
     """Upper clip range: a ratio above 1 + epsilon_high is clipped. Unset: the algorithm's own."""
     beta: float = opt(0.0, low=0)
@@ -78,7 +78,8 @@ class AlgorithmConfig:
     """Where pi_old comes from: the `sampler`'s own log-probabilities, or one more forward pass of the trainer (`recompute`).
     `auto` decides at the first batch: recompute if numerical differences alone would clip more than 1 % of the tokens."""
     clip_target: float = opt(0.15, above=0, high=0.9)
-    """With `epsilon = "auto"`: share of the tokens that are clipped, that is, lose their gradient."""
+    """With `epsilon = "auto"`: share of the tokens with an advantage that are clipped, that is, lose their
+    gradient."""
     router_replay: str = opt("none", choices=("none", "R2", "R3"))
     """Routing Replay for a mixture of experts: updates use the experts that the trainer's old policy chose (`R2`, one more
     forward pass per step), or those that the sampler chose (`R3`)."""

@@ -30,7 +30,7 @@ class Imitation:
         """loss: nats a token."""
         return {"loss": float(stats["nll"].mean()), "entropy": float(stats["entropy"].mean())}
 
-    def watch(self, stats: Stats, completions: Sequence[Completion]) -> None:
+    def watch(self, stats: Stats) -> None:
         """Nothing is learned from updates."""
 
     def state_dict(self) -> dict[str, Any]:

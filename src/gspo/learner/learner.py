@@ -60,7 +60,7 @@ class LocalLearner:
     def _update(self, number: int) -> tuple[Metrics, Stats]:
         part = self.mini_batches[number]
         metrics, stats = self.updater.update(self.objective, part)
-        self.objective.watch(stats, part)
+        self.objective.watch(stats)
         return metrics, stats
 
     def read(self, completions: Sequence[Completion]) -> list[Tensor]:

@@ -127,6 +127,7 @@ class PolicyObjective:
             "clip_ratio/completions": int((y.sum(clipped) > 0).sum()) / of["completions"],
             "clip_ratio/positive": float(clipped[A > 0].mean()),
             "clip_ratio/negative": float(clipped[A < 0].mean()),
+            "clip_ratio/teaching": float(clipped[A != 0].mean()),
             "ratio/mean": float(stats["ratio"].mean()),
             "ratio/std": std(stats["ratio"]),
             "entropy": float(stats["entropy"].mean()),
@@ -153,10 +154,10 @@ class PolicyObjective:
             share += float(clipped.double().mean() * (A * sign > 0).double().mean())
         return share
 
-    def watch(self, stats: Stats, completions: Sequence[Completion]) -> None:
-        """Shows an update to a clip range that sets itself. completions: all of the update."""
+    def watch(self, stats: Stats) -> None:
+        """Shows an update to a clip range that sets itself."""
         if self.auto is not None:
-            self.auto.see(Completions.of(stats["length"]).spread(stats["ratio"]), stats["advantage"], tokens(completions))
+            self.auto.see(Completions.of(stats["length"]).spread(stats["ratio"]), stats["advantage"])
 
     def settle(self, noise: Tensor) -> bool:
         """Ends a step: a clip range that sets itself moves. noise: ratios that numerics alone moved, [S] or [N]. Returns

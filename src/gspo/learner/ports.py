@@ -85,8 +85,8 @@ class Objective(Protocol):
         """
         ...
 
-    def watch(self, stats: Stats, completions: Sequence[Completion]) -> None:
-        """Is shown each update. completions: all of it."""
+    def watch(self, stats: Stats) -> None:
+        """Is shown each update."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

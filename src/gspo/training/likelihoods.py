@@ -63,7 +63,7 @@ def end_step(run: Run) -> Metrics:
         low, high = run.learner.clip
         run.log.warn(
             f"the clip range stands at the noise floor, {low:.1e}/{high:.1e}: fewer than algorithm.clip_target = "
-            f"{run.config.algorithm.clip_target:g} of the tokens move more than rounding does. More updates a batch "
-            "(mini_batches, epochs), a higher optimizer.lr or higher precision would lift it"
+            f"{run.config.algorithm.clip_target:g} of the tokens with an advantage move more than rounding does. "
+            "More updates a batch (mini_batches, epochs), a higher optimizer.lr or higher precision would lift it"
         )
     return {"clip/epsilon": clip[0], "clip/epsilon_high": clip[1]}

@@ -12,7 +12,7 @@ from gspo.types import Group, Metrics, Update
 
 UNLEARNED = (
     "loss", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "clip_ratio/tokens",
-    "clip_ratio/completions", "clip_ratio/positive", "clip_ratio/negative", "clip_ratio/numerics",
+    "clip_ratio/completions", "clip_ratio/positive", "clip_ratio/negative", "clip_ratio/teaching", "clip_ratio/numerics",
     "clip_ratio/staleness", "ratio/mean", "ratio/std", "ratio/noise_floor", "mismatch/kl", "mismatch/prob_mean",
     "mismatch/prob_max", "mismatch/beyond_2x", "mismatch/weight_mean", "mismatch/weight_std", "mismatch/ess", "entropy",
     "kl", "grad_norm", "lr", "skipped/completions", "skipped/backward",
