@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gspo.report.read import RunMetrics
-from gspo.study.analysis import Interval, T, bootstrap, interval, measure, paired, verdict
+from gspo.study.analysis import Interval, bootstrap, interval, measure, paired, verdict
 
 
 def run(rewards, **columns):
@@ -23,7 +23,7 @@ def test_a_cell_by_hand():
     )
     row = measure(metrics, "eval/accuracy", 2)
     assert (row["steps"], row["tokens"], row["seconds"]) == (5, 50, 10)
-    assert row["reward"] == pytest.approx(0.2) and row["best"] == pytest.approx(0.8) and row["collapsed"]
+    assert row["reward"] == pytest.approx(0.2) and row["best"] == pytest.approx(0.8)
     assert row["mean"] == pytest.approx(0.4) and row["fall"] == pytest.approx(0.6)
     assert row["metric"] == 0.6 and row["clipped"] == pytest.approx(0.2) and math.isnan(row["volatility"])
 
@@ -33,6 +33,16 @@ def test_a_cell_that_is_shorter_than_the_window():
     assert row["reward"] == 0.5 and not row["collapsed"] and "metric" not in row
 
 
+def test_a_collapse_is_a_fall_beyond_noise():
+    low = [0.1] * 10
+    assert measure(run([0.8] * 20 + low), "", 10)["collapsed"] is True
+    assert measure(run([0.8] * 20 + low + [0.8] * 10), "", 10)["collapsed"] is False  # it came back
+    assert measure(run([0.8] * 20 + low, reward_se=[0.4] * 30), "", 10)["collapsed"] is False
+    assert measure(run([-0.1] * 20 + [-1.0] * 10), "", 10)["collapsed"] is True
+    rare = np.random.default_rng(0).binomial(256, 0.01, 300) / 256  # ends below half of its best, by chance
+    assert measure(run(rare.tolist()), "", 10)["collapsed"] is False
+
+
 def test_students_t_by_hand():
     three = interval([1.0, 2.0, 3.0])  # s = 1, t = 4.303
     assert (three.mean, three.n) == (2.0, 3)
@@ -40,7 +50,8 @@ def test_students_t_by_hand():
     single = interval([1.0])
     assert single.mean == 1 and math.isnan(single.low) and not single.resolved
     assert interval([float("nan"), 1.0, 1.0]).n == 2
-    assert list(T) == sorted(T, reverse=True) and T[-1] > 1.96
+    assert interval([0.5, 0.9, 0.9], (0.0, 1.0)).high == 1.0  # a share
+    assert interval([0.0, 1.0] * 16).high - 0.5 == pytest.approx(2.0395 * math.sqrt(8 / 31) / math.sqrt(32), abs=1e-4)
 
 
 def test_the_interval_covers_as_often_as_it_says_and_the_bootstrap_does_not():
@@ -73,4 +84,11 @@ def test_pairs_are_those_that_both_have():
     ],
 )
 def test_words_at_the_borders(difference, collapsed, words):
-    assert verdict("A", "B", difference, collapsed, 3).startswith(words)
+    assert verdict("A", "B", difference, collapsed, 3, "x at the end").startswith(f"x at the end: {words}")
+
+
+def test_what_has_no_better_is_higher_or_lower():
+    up = Interval(0.04, 0.01, 0.07, 5)
+    assert "A is worse than B" in verdict("A", "B", up, 0, 5, "time/step", -1)
+    assert "A is higher than B" in verdict("A", "B", up, 0, 5, "entropy", 0)
+    assert "A is lower than B" in verdict("A", "B", Interval(-0.04, -0.07, -0.01, 5), 0, 5, "entropy", 0)

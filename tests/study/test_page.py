@@ -19,7 +19,7 @@ def row(variant, seed, reward, status="done", **more):
 
 
 STUDY = Study(
-    "One & other", "Fixed <first>.", [0, 1, 2], "GRPO", "", 2, 1, 1,
+    "NaN or one & other", "Fixed <first>.", [0, 1, 2], "GRPO", "", 2, 1, 1,
     [Cell("runs", variant, seed, Config()) for variant in ("GRPO", "GSPO") for seed in range(3)],
 )  # fmt: skip
 ROWS = [
@@ -34,7 +34,7 @@ def test_a_summary_by_hand():
     assert "difference" not in grpo and "verdict" not in grpo  # it is the baseline
     assert (gspo["cells"], gspo["collapsed"], gspo["reward"].mean) == (2, 1, pytest.approx(0.35))
     assert (gspo["difference"].n, gspo["difference"].mean) == (2, pytest.approx(0.2))  # the seeds that both have
-    assert gspo["verdict"].startswith("GSPO collapsed in 1 of 2 seeds.")
+    assert gspo["verdict"].startswith("reward of the last 2 steps: GSPO collapsed in 1 of 2 seeds.")
 
 
 def test_the_tables_hold_each_cell_and_no_nan(tmp_path):
@@ -45,13 +45,18 @@ def test_the_tables_hold_each_cell_and_no_nan(tmp_path):
     assert found[-1]["reward"] == "" and found[0]["reward"] == "0.1" and "clipped" in found[0]
     write_summary(STUDY, {"reward": summarise(STUDY, ROWS, "reward")}, tmp_path)
     told = json.loads((tmp_path / "results.json").read_text())
-    assert told["baseline"] == "GRPO" and told["reward"][0]["volatility"]["mean"] is None
+    assert (
+        told["baseline"] == "GRPO"
+        and told["title"] == "NaN or one & other"
+        and told["reward"][0]["volatility"]["mean"] is None
+    )
     assert told["reward"][1]["reward"]["n"] == 2
 
 
 def test_the_page_says_it_all_as_text(tmp_path):
     text = write_html(STUDY, ROWS, {"reward": summarise(STUDY, ROWS, "reward")}, {}, tmp_path).read_text()
-    assert "One &amp; other" in text and "Fixed &lt;first&gt;." in text and "5 of 6 cells" in text
+    assert "NaN or one &amp; other" in text and "Fixed &lt;first&gt;." in text and "5 of 6 cells" in text
+    assert "Variants do not differ." in text
     assert "seed 2: failed. &lt;out of memory&gt;" in text and "1 of 2" in text and "10.00%" in text
 
 

@@ -110,8 +110,8 @@ def moved(counts: Tensor, decades: float) -> Tensor:
 
 
 def trend(values: Sequence[tuple[float, float]]) -> float:
-    """Growth a step of the logarithm to the base of 10, by least squares. values: (value, weight) of each step; 0 where fewer
-    than three are above 0.
+    """Growth a step of the logarithm to the base of 10, by least squares. values: (value, weight) of each step; 0 where
+    fewer than three are above 0.
     """
     rows = [(step, math.log10(value), weight) for step, (value, weight) in enumerate(values) if value > 0]
     if len(rows) < 3:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 
 from gspo.ports import Report, Sampler, Scorer
 from gspo.rollout.metrics import batch_metrics
+from gspo.rollout.statistics import accuracy_interval
 from gspo.rollout.synchronous import sample_groups
 from gspo.types import Group, Prompt, Rollout, Sampling
-
-Z95 = 1.959964  # standard normal quantile of a two-sided 95 % interval
 
 
 def evaluate(
@@ -36,7 +34,7 @@ def evaluate(
         correct = [value >= correct_at - 1e-9 for value in values if value is not None]
         if correct:
             shares.append(sum(correct) / len(correct))
-    accuracy, low, high = interval(shares)
+    accuracy, low, high = accuracy_interval(shares)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     means = batch_metrics(rollouts)
     means.pop("tokens")
@@ -50,21 +48,3 @@ def evaluate(
 def first(rollout: Rollout) -> float | None:
     """What the first reward function gave, before its weight."""
     return next(iter(rollout.reward_parts.values()), rollout.reward)
-
-
-def interval(shares: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of the prompts' shares of correct completions, and its 95 % interval.
-
-    Wilson's interval, whose n is the number of independent draws with the variance seen between prompts: completions to one
-    prompt are not independent. Raises nothing: without any prompt all three are NaN.
-    """
-    n = len(shares)
-    if n == 0:
-        return math.nan, math.nan, math.nan
-    p = sum(shares) / n
-    variance = sum((share - p) ** 2 for share in shares) / max(1, n - 1) / n
-    draws = p * (1 - p) / variance if variance > 0 and 0 < p < 1 else n
-    draws = max(draws, 1.0)
-    middle = (p + Z95**2 / (2 * draws)) / (1 + Z95**2 / draws)
-    half = Z95 / (1 + Z95**2 / draws) * math.sqrt(p * (1 - p) / draws + Z95**2 / (4 * draws**2))
-    return p, min(p, max(0.0, middle - half)), max(p, min(1.0, middle + half))

@@ -27,18 +27,19 @@ def sampled_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def reward_noise(scored: Sequence[Sequence[float]]) -> dict[str, float]:
-    """How far the rewards of a step lie apart, NaN where too few are there to tell. scored: the rewards of each group.
+    """How far apart the rewards of a step are, NaN where too few are there to tell. scored: the rewards of each group.
 
-    reward_std_batch: standard deviation over all completions. reward_min: the lowest. reward_se: standard error of the
-    mean reward. Completions to one prompt are not independent, so it comes from the differences between the prompts.
+    reward_std_batch: standard deviation over all completions. reward_min, reward_max: the extremes. reward_se: standard
+    error of the mean reward. Completions to one prompt are not independent, so it comes from the differences between the prompts.
     """
     groups = [group for group in scored if group]
     if not groups:
-        return {"reward_std_batch": math.nan, "reward_min": math.nan, "reward_se": math.nan}
+        return dict.fromkeys(("reward_std_batch", "reward_min", "reward_max", "reward_se"), math.nan)
     rewards, n = np.concatenate(groups), len(groups)
     excess = np.array([sum(group) - len(group) * rewards.mean() for group in groups])
     error = math.sqrt(n / (n - 1) * float(excess @ excess)) / len(rewards) if n > 1 else math.nan
-    return {"reward_std_batch": float(rewards.std()), "reward_min": float(rewards.min()), "reward_se": error}
+    low, high = float(rewards.min()), float(rewards.max())
+    return {"reward_std_batch": float(rewards.std()), "reward_min": low, "reward_max": high, "reward_se": error}
 
 
 def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from gspo.report.read import RunMetrics, is_number
+from gspo.rollout.statistics import student
+from gspo.training.reward_fall import RewardFall
 
 RESAMPLES = 10_000
-# Student's t, 97.5 %, for 1, 2, ... degrees of freedom; beyond, the normal's 1.96 is near enough.
-T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110,
-     2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
-COLLAPSED = 0.5  # of the running best
+COLLAPSED = 0.5  # share of the best
+WINDOW = 5  # steps of the shortest mean that the test for a fall looks at
 MEANS = {
     "clipped": "clip_ratio/tokens",
     "numerics": "clip_ratio/numerics",
@@ -62,7 +62,7 @@ def measure(run: RunMetrics, metric: str, last: int) -> dict[str, Any]:
         "seconds": float(run.series("time/step")[1].sum()),
     }
     row["fall"] = row["best"] - row["reward"]
-    row["collapsed"] = bool(row["best"] > 0 and row["reward"] < COLLAPSED * row["best"])
+    row["collapsed"] = collapsed(run)
     if metric:
         values = run.series(metric)[1]
         row["metric"] = float(values[-1]) if len(values) else math.nan
@@ -72,13 +72,23 @@ def measure(run: RunMetrics, metric: str, last: int) -> dict[str, Any]:
     return row
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """Mean and Student's t interval."""
+def collapsed(run: RunMetrics) -> bool:
+    """Whether the reward ends below half of its best and noise does not explain it, by the guard's test."""
+    test, fall = RewardFall(WINDOW), None
+    for line in run.lines:
+        if is_number(line.get("reward")):
+            fall = test.see(line)
+    return fall is not None and fall.share < COLLAPSED
+
+
+def interval(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)) -> Interval:
+    """Mean and Student's t interval, within the bounds that the values have by their nature."""
     x = np.asarray([v for v in values if is_number(v)], float)
     if len(x) < 2:
         return Interval(float(x.mean()) if len(x) else math.nan, math.nan, math.nan, len(x))
-    half = (T[len(x) - 2] if len(x) - 2 < len(T) else 1.96) * x.std(ddof=1) / math.sqrt(len(x))
-    return Interval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), len(x))
+    half = student(len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
+    low, high = max(x.mean() - half, bounds[0]), min(x.mean() + half, bounds[1])
+    return Interval(float(x.mean()), float(low), float(high), len(x))
 
 
 def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
@@ -93,15 +103,19 @@ def paired(a: dict[int, float], b: dict[int, float]) -> list[float]:
     return [a[seed] - b[seed] for seed in sorted(a) if seed in b and is_number(a[seed]) and is_number(b[seed])]
 
 
-def verdict(name: str, baseline: str, difference: Interval, collapsed: int, of: int) -> str:
-    """What the numbers allow to say, in words. difference: `name` - `baseline`, paired by seed."""
+def verdict(
+    name: str, baseline: str, difference: Interval, collapsed: int, of: int, measure: str = "reward", sign: int = 1
+) -> str:
+    """What the numbers allow to say, in words. difference: `name` - `baseline`, paired by seed. measure: what was measured;
+    sign: 1 where more of it is better, -1 where less is, 0 where neither.
+    """
     words = f"{name} collapsed in {collapsed} of {of} seeds. " if collapsed else ""
+    words = f"{measure}: {words}"
     if difference.n < 2:
         return words + f"{name} against {baseline}: {difference.n} paired seed{'s' * (difference.n != 1)}, no verdict."
     span = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
     if not difference.resolved:
         return words + f"{name} against {baseline}: no difference resolvable at {difference.n} seeds ({span})."
-    return (
-        words
-        + f"{name} is {'better' if difference.mean > 0 else 'worse'} than {baseline} by {span} at {difference.n} seeds."
-    )
+    more = difference.mean > 0
+    relation = ("better" if more == (sign > 0) else "worse") if sign else ("higher" if more else "lower")
+    return words + f"{name} is {relation} than {baseline} by {span} at {difference.n} seeds."

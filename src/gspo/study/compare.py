@@ -15,6 +15,7 @@ from gspo.study import page, spec
 from gspo.study.analysis import measure
 from gspo.study.cells import Outcome, finished, run_cells
 from gspo.study.figures import draw_setting
+from gspo.study.measures import bounds
 
 
 def compare(
@@ -42,7 +43,9 @@ def compare(
         console.print("no cell is done: nothing to draw")
         return 1
     page.write_rows(rows, folder)
-    summaries = {by: page.summarise(study, rows, by) for by in page.MEASURES if any(by in row for row in rows)}
+    done = [run for each in runs.values() for variant in each.values() for run in variant]
+    limits = {by: bounds(page.named(study, by)[0], done) for by in page.MEASURES if any(by in row for row in rows)}
+    summaries = {by: page.summarise(study, rows, by, limits[by]) for by in limits}
     page.write_summary(study, summaries, folder)
     drawn = {setting: draw_setting(each, folder / "figures" / spec.slug(setting)) for setting, each in runs.items()}
     report = page.write_html(study, rows, summaries, drawn, folder)

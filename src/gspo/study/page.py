@@ -13,10 +13,12 @@ from gspo.report.page import escape, figure, write_page
 from gspo.report.plots import Drawn
 from gspo.runs.log import finite
 from gspo.study.analysis import Interval, bootstrap, interval, paired, verdict
+from gspo.study.measures import UNBOUNDED, better
 from gspo.study.spec import Study
+from gspo.study.terms import told
 
 CellRow = dict[str, Any]
-MEASURES = {"reward": "reward", "mean": "reward of all steps", "metric": ""}  # with their names; the study names the last
+MEASURES = ("reward", "mean", "metric")
 COLUMNS = (
     *("setting", "variant", "seed", "status", "reason", "steps", "reward", "best", "fall", "mean", "metric"),
     *("collapsed", "tokens", "seconds"),
@@ -34,10 +36,21 @@ def write_rows(rows: Sequence[CellRow], folder: Path) -> None:
     part.replace(folder / "results.csv")
 
 
-def summarise(study: Study, rows: Sequence[CellRow], by: str) -> list[dict[str, Any]]:
+def named(study: Study, by: str) -> tuple[str, str]:
+    """The metric behind one of MEASURES, and what is taken of it, in words."""
+    if by == "metric":
+        return study.metric, f"{study.metric} at the end"
+    return "reward", f"reward of the last {study.last} steps" if by == "reward" else "reward of all steps"
+
+
+def summarise(
+    study: Study, rows: Sequence[CellRow], by: str, bounds: tuple[float, float] = UNBOUNDED
+) -> list[dict[str, Any]]:
     """For each setting and variant: means and intervals of `by` (one of MEASURES), the paired difference to the baseline,
-    and a verdict.
+    and a verdict. bounds: of the measure's values.
     """
+    metric, words = named(study, by)
+    width = bounds[1] - bounds[0]
     lines = []
     for setting in study.settings:
         values = {v: _values(rows, setting, v, by) for v in study.variants(setting)}
@@ -48,14 +61,16 @@ def summarise(study: Study, rows: Sequence[CellRow], by: str) -> list[dict[str, 
                 "setting": setting, "variant": variant, "cells": len(here),
                 "collapsed": sum(bool(row["collapsed"]) for row in here),
             }  # fmt: skip
-            line[by] = interval(list(each.values()))
+            line[by] = interval(list(each.values()), bounds)
             for name in ("fall", "clipped", "volatility", "seconds", "seconds_train"):
                 line[name] = interval([row[name] for row in here])
             if variant != study.baseline:
                 differences = paired(each, base)
-                line["difference"] = interval(differences)
+                line["difference"] = interval(differences, (-width, width))
                 line["bootstrap"] = bootstrap(differences) if len(differences) > 1 else (math.nan, math.nan)
-                line["verdict"] = verdict(variant, study.baseline, line["difference"], line["collapsed"], len(here))
+                line["verdict"] = verdict(
+                    variant, study.baseline, line["difference"], line["collapsed"], len(here), words, better(metric)
+                )
             lines.append(line)
     return lines
 
@@ -85,8 +100,7 @@ def write_html(
     parts = [
         f"<h1>{escape(study.title)}</h1>",
         f'<p class="lead">{count} of {len(rows)} cells: {len(study.settings)} setting{"s" * (len(study.settings) > 1)}, '
-        f"seeds {escape(', '.join(map(str, study.seeds)))}. They are paired: the same prompts in the same order, the same "
-        "model to begin with, the same steps.</p>",
+        f"seeds {escape(', '.join(map(str, study.seeds)))}. {escape(told(study.cells))}</p>",
         f"<p>{escape(study.plan)}</p>" if study.plan else "",
         _failures(failed),
     ]
@@ -102,7 +116,7 @@ def write_html(
         '<p class="note">Reward: mean of the last '
         f"{study.last} steps of a cell. Intervals: 95 %, Student's t over seeds; in round brackets the percentile "
         "bootstrap of the paired differences, which is too narrow for few seeds. Collapsed: the reward ended below half of "
-        "its best.</p>"
+        "its best, and noise does not explain it.</p>"
     )
     path = folder / "compare.html"
     write_page(path, study.title, "\n".join(part for part in parts if part))
@@ -119,7 +133,7 @@ def _failures(failed: Sequence[CellRow]) -> str:
 
 
 def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> str:
-    label = MEASURES[by] or study.metric
+    label = named(study, by)[1]
     head = ("variant", label, f"against {study.baseline}", "collapsed", "clipped tokens", "volatility", "seconds")
     rows = []
     for line in lines:

@@ -1,0 +1,39 @@
+"""95 % intervals: Student's t, and of an accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+Z95 = 1.959964  # standard normal quantile of a two-sided 95 % interval
+# Student's, for 1, 2, ... degrees of freedom.
+T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+def student(freedom: int) -> float:
+    """Student's t quantile of a two-sided 95 % interval; above 30 degrees of freedom by its expansion, good to 1e-4."""
+    if freedom <= len(T95):
+        return T95[freedom - 1]
+    z = Z95
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def accuracy_interval(shares: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of the prompts' shares of correct completions, and its 95 % interval.
+
+    Wilson's interval, whose n is the number of independent draws with the variance seen between prompts: completions to one
+    prompt are not independent. That variance is itself uncertain, so Student's t takes the place of the normal quantile.
+    Raises nothing: without any prompt all three are NaN.
+    """
+    n = len(shares)
+    if n == 0:
+        return math.nan, math.nan, math.nan
+    p, t = sum(shares) / n, student(max(1, n - 1))
+    variance = sum((share - p) ** 2 for share in shares) / max(1, n - 1) / n
+    draws = max(1.0, p * (1 - p) / variance if variance > 0 and 0 < p < 1 else n)
+    middle = (p + t**2 / (2 * draws)) / (1 + t**2 / draws)
+    half = t / (1 + t**2 / draws) * math.sqrt(p * (1 - p) / draws + t**2 / (4 * draws**2))
+    return p, min(p, max(0.0, middle - half)), max(p, min(1.0, middle + half))
