@@ -30,7 +30,8 @@ def reward_noise(scored: Sequence[Sequence[float]]) -> dict[str, float]:
     """How far apart the rewards of a step are, NaN where too few are there to tell. scored: the rewards of each group.
 
     reward_std_batch: standard deviation over all completions. reward_min, reward_max: the extremes. reward_se: standard
-    error of the mean reward. Completions to one prompt are not independent, so it comes from the differences between the prompts.
+    error of the mean reward. Completions to one prompt are not independent, so it comes from the
+    differences between the prompts.
     """
     groups = [group for group in scored if group]
     if not groups:
