@@ -1,4 +1,5 @@
 import asyncio
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -6,7 +7,8 @@ import pytest
 import gspo
 from gspo.runs.folder import RunFolder
 from tests.agents.talking import tokenizer
-from tests.serving.served import serving, tiny
+from tests.serving.served import post, serving, tiny
+from tests.serving.tools import GOOD
 
 
 def test_it_listens_within_the_context_alone(tmp_path):
@@ -44,10 +46,37 @@ def test_what_cannot_work_is_refused_at_the_call(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_fails_as_it_starts_lets_go_of_all(tmp_path):
+def test_where_nothing_can_listen_nothing_is_loaded(tmp_path):
     with (
         pytest.raises(ValueError, match="nothing can listen there"),
         serving(tmp_path / "run", serve={"host": "203.0.113.1"}),
     ):
         pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_fails_as_it_starts_lets_go_of_all(tmp_path):
+    with (
+        pytest.raises(ValueError, match=r"task\.template_args\.more"),
+        serving(tmp_path / "run", task={"template_args": {"more": 1}}),
+    ):
+        pass
     RunFolder.resume(tmp_path / "run").close()
+
+
+def test_an_address_that_others_can_reach_is_warned_of(tmp_path):
+    warned = []
+    for host in ("0.0.0.0", "127.0.0.1"):
+        with serving(tmp_path / host, serve={"host": host}) as model:
+            assert urlsplit(model.base_url).hostname == "127.0.0.1"
+            assert httpx.get(f"{model.base_url}/models").status_code == 401  # the key is needed wherever it listens
+            assert post(model, "/chat/completions", GOOD).status_code == 200
+        warned.append("other machines can reach the endpoint" in (tmp_path / host / "events.jsonl").read_text())
+    assert warned == [True, False]
+
+
+@pytest.mark.parametrize("host", ["", " "])
+def test_an_empty_address_is_refused(tmp_path, host):
+    made = tiny()
+    with pytest.raises(ValueError, match=r"serve\.host = .*every address.*0\.0\.0\.0"):
+        gspo.serve(made.model, tokenizer=made.tokenizer, serve={"host": host}, log={"dir": str(tmp_path / "run")})

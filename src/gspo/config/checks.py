@@ -212,6 +212,11 @@ def check_environment(config: Config) -> None:
 def check_serving(config: Config) -> None:
     """What `gspo serve` needs on top of `check`. Raises ValueError with the remedy."""
     check_required(config, "model.path")
+    if not config.serve.host.strip():
+        raise ValueError(
+            f"serve.host = {config.serve.host!r}: would listen on every address of this machine. Remove it for this machine "
+            'alone, or set it to "0.0.0.0" if other machines shall connect'
+        )
     if played(config.task):
         key = "task.source" if config.task.environment is None else "task.environment"
         raise ValueError(f"{key}: agents that are served play by themselves: leave it out, or train with `gspo train`")

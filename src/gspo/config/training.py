@@ -70,15 +70,16 @@ class ServeConfig:
     name: str = opt("policy")
     """Name of the model in requests."""
     host: str = opt("127.0.0.1")
-    """Address to listen on."""
+    """Address to listen on. `0.0.0.0`: all of this machine's, so that other machines can connect."""
     port: int = opt(0, low=0, high=65535)
     """Port to listen on. 0: any free one."""
     max_body: int = opt(16777216, low=1024)
     """Largest request, in bytes."""
     max_concurrent: int = opt(1024, low=1)
-    """Most requests at the same time. More are refused."""
+    """Most requests at the same time. More are refused. There may be 256 connections more than that, but at most half as
+    many as the process may open files (`ulimit -n`)."""
     timeout: float = opt(600.0, above=0)
-    """Seconds that a response may take."""
+    """Seconds that a request may take to arrive, seconds until its response, and seconds until the client has read it."""
     max_age: int = opt(4, low=0)
     """Oldest turn to train on, in weight versions. Older turns are left out and counted."""
 

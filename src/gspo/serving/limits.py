@@ -11,6 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gspo.config.training import ServeConfig
 
+MOST_HELD = 64  # bodies of the largest size whose bytes may be held at once
+PIECE = 65536  # bytes of a response that are sent at once
+
 KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error",
     408: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error",
@@ -32,7 +35,7 @@ class Limits:
     open = ("/health",)
 
     def __init__(self, app: ASGIApp, key: str, config: ServeConfig) -> None:
-        self.app, self.key, self.config, self.running = app, key, config, 0
+        self.app, self.key, self.config, self.running, self.held = app, key, config, 0, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lets a request through, or refuses it."""
@@ -41,15 +44,18 @@ class Limits:
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
         authorization = headers.get(b"authorization", b"")
-        refused = None
         if not secrets.compare_digest(authorization, b"Bearer " + self.key.encode()):
             refused = failed(401, "no or another API key: send the one of this run as a bearer token")
-        elif int(headers.get(b"content-length", b"0") or 0) > self.config.max_body:
-            refused = self._large()
-        elif self.running >= self.config.max_concurrent:
-            refused = failed(429, f"{self.running} requests are under way (serve.max_concurrent): try again later")
-        if refused is not None:
             await refused(scope, receive, send)
+            return
+        scope.get("gspo.granted", lambda: None)()
+        refusal = None
+        if int(headers.get(b"content-length", b"0") or 0) > self.config.max_body:
+            refusal = failed(413, self._too_large)
+        elif self.running >= self.config.max_concurrent:
+            refusal = failed(429, f"{self.running} requests are under way (serve.max_concurrent): try again later")
+        if refusal is not None:
+            await refusal(scope, receive, send)
             return
         self.running += 1
         try:
@@ -58,27 +64,41 @@ class Limits:
             self.running -= 1
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A body without a length is counted as it comes, and one that never ends is given up."""
+        """A body is counted as it comes, and given up where all of it is not there in time."""
         received, complete = 0, False
+        end = asyncio.get_running_loop().time() + self.config.timeout
 
         async def counted() -> Message:
             nonlocal received, complete
+            left = None if complete else end - asyncio.get_running_loop().time()
             try:
-                message = await asyncio.wait_for(receive(), None if complete else self.config.timeout)
+                message = await asyncio.wait_for(receive(), left)
             except TimeoutError:
                 problem = f"the body was not there within {self.config.timeout:g} seconds (serve.timeout)"
                 raise HTTPException(408, problem) from None
             complete = not message.get("more_body", False)
-            received += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            received, self.held = received + size, self.held + size
             if received > self.config.max_body:
                 raise HTTPException(413, self._too_large)
+            if self.held > MOST_HELD * self.config.max_body:
+                problem = f"the requests under way hold {self.held} bytes ({MOST_HELD} x serve.max_body): try again later"
+                raise HTTPException(429, problem)
             return message
 
-        await self.app(scope, counted, send)
+        async def in_pieces(message: Message) -> None:
+            """Sent by and by, so that a response counts as under way until it was read."""
+            body = message.get("body", b"")
+            while len(body) > PIECE:
+                await send({**message, "body": body[:PIECE], "more_body": True})
+                body = body[PIECE:]
+            await send({**message, "body": body} if "body" in message else message)
+
+        try:
+            await self.app(scope, counted, in_pieces)
+        finally:
+            self.held -= received
 
     @property
     def _too_large(self) -> str:
         return f"the body is larger than {self.config.max_body} bytes (serve.max_body)"
-
-    def _large(self) -> JSONResponse:
-        return failed(413, self._too_large)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
+import socket
 import threading
-import time
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
-
-import uvicorn
 
 from gspo.agents import art_compat
 from gspo.agents.calls import Calls
@@ -20,17 +17,15 @@ from gspo.agents.gather import Gathered, gather
 from gspo.agents.matching import matched
 from gspo.agents.trajectories import LEVELS, History, TrainCall, Trajectory, TrajectoryGroup
 from gspo.build.samplers import speaker_of
-from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.rollout.external import ExternalSource
 from gspo.runs.log import finite
+from gspo.serving.connections import Server, address_of, running
 from gspo.serving.endpoint import application
 from gspo.serving.schema import TrainRequest
 from gspo.training import trainer
 from gspo.training.state import Run, save
 from gspo.types import Metrics
-
-BEGIN = 30.0  # seconds until the endpoint must listen
 
 
 class ServedModel:
@@ -157,8 +152,10 @@ class ServedModel:
 
 
 @contextmanager
-def served(run: Run, source: ExternalSource, encoder: Encoder, context: int | None) -> Iterator[ServedModel]:
-    """The model of a run behind its endpoint, until the end of the context."""
+def served(
+    run: Run, source: ExternalSource, encoder: Encoder, context: int | None, listening: socket.socket
+) -> Iterator[ServedModel]:  # fmt: skip
+    """The model of a run behind its endpoint, until the end of the context. listening: the endpoint's socket."""
     config, key = run.config, secrets.token_urlsafe(24)
     with ExitStack() as stack:
         speaker = stack.enter_context(speaker_of(config, run.sampler))
@@ -175,39 +172,15 @@ def served(run: Run, source: ExternalSource, encoder: Encoder, context: int | No
             return {"step": metrics["step"], "metrics": finite(metrics)}
 
         app = application(chat, config.serve.name, key, config.serve, train)
-        url = stack.enter_context(listening(app, config))
-        models.append(ServedModel(run, source, chat, speaker.still, f"{url}/v1", key))
+        address, reachable = address_of(listening)
+        if reachable:
+            run.log.warn(
+                f"serve.host = {config.serve.host!r}: other machines can reach the endpoint. Whoever has its key can use "
+                "and train the model. The key and all texts go over the network without encryption"
+            )
+        stack.enter_context(running(Server(app, listening, config.serve)))
+        models.append(ServedModel(run, source, chat, speaker.still, f"http://{address}/v1", key))
         yield models[0]
-
-
-@contextmanager
-def listening(app: Any, config: Config) -> Iterator[str]:
-    """An application at its address, in a thread of its own. Raises ValueError where nothing can listen there."""
-    serve = config.serve
-    settings = uvicorn.Config(
-        app, host=serve.host, port=serve.port, log_level="error", access_log=False, timeout_keep_alive=75,
-        timeout_graceful_shutdown=5, lifespan="off",
-    )  # fmt: skip
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=_run, args=(server,), daemon=True)
-    thread.start()
-    deadline = time.monotonic() + BEGIN
-    while not server.started:
-        if not thread.is_alive() or time.monotonic() > deadline:
-            raise ValueError(f"serve.host = {serve.host!r}, serve.port = {serve.port}: nothing can listen there")
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    host = f"[{serve.host}]" if ":" in serve.host else serve.host
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(10.0)
-
-
-def _run(server: uvicorn.Server) -> None:
-    with contextlib.suppress(SystemExit):  # uvicorn's way to say that it cannot listen
-        server.run()
 
 
 def _trajectory(body: dict[str, Any]) -> Trajectory:

@@ -12,6 +12,7 @@ from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.report.page import write_report
 from gspo.runs import checkpoint
+from gspo.serving.connections import listener
 from gspo.serving.model import ServedModel, served
 from gspo.training.state import save
 
@@ -43,6 +44,7 @@ class Serving:
 
     def __enter__(self) -> ServedModel:
         with ExitStack() as stack:
+            listening = stack.enter_context(listener(self.config.serve))
             run, source, hf = stack.enter_context(assemble.serving(self.config, self.resume, self.given))
             begun = run.step
 
@@ -56,7 +58,7 @@ class Serving:
 
             stack.callback(finish)
             encoder = Encoder(hf.tokenizer, self.config.task)
-            model = stack.enter_context(served(run, source, encoder, hf.context_length))
+            model = stack.enter_context(served(run, source, encoder, hf.context_length, listening))
             self._stack = stack.pop_all()
         return model
 
