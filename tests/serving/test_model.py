@@ -78,6 +78,7 @@ def test_old_answers_are_trained_on_until_they_are_too_old(tmp_path):
             first, second, third = [await collected(model) for _ in range(3)]
             assert (await model.train(first))["staleness"] == 0
             stale = await model.train(second)
+            assert all(id in model.chat.calls for id in model._trained)
             assert stale["staleness"] == 1 and stale["ratio/noise_floor"] < 1e-5  # of fresh completions, whatever is stale
             with pytest.raises(ValueError, match=r"nothing to train on: 8 turns: .*(too old|long gone)"):
                 await model.train(third)

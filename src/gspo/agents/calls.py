@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +18,12 @@ from gspo.types import Rollout
 Message = dict[str, Any]
 Key = tuple[str, str, str]  # what makes two messages equal
 TEXT = "text"  # the role of a text that is to be completed
-MOST = 4 << 30
+MOST = 4 << 30  # bytes of memory
+LONGEST = 86400.0  # seconds: no conversation goes on for so long
+TENSOR = 700  # bytes of an empty tensor
+NUMBER = 40  # bytes of an integer in a list, which has its place there too
+ALLOCATED = 8  # bytes by which an allocation is larger on average
+INDEX = 1000  # bytes by which a call is found
 
 
 @dataclass(frozen=True)
@@ -85,20 +92,47 @@ def usage(calls: Sequence[Call]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def size(call: Call) -> int:
-    """Bytes of its tensors."""
-    return sum(value.nbytes for value in vars(call.rollout).values() if isinstance(value, Tensor))
+def size(value: Any, counted: set[int]) -> int:
+    """Bytes of memory that a call takes, with everything that it refers to.
+
+    counted: ids of the objects that were counted before, which calls of one request share; those of this one are added.
+    """
+    if id(value) in counted or value is None:
+        return 0
+    counted.add(id(value))
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage()
+        first = storage.data_ptr() not in counted
+        counted.add(storage.data_ptr())
+        return TENSOR + first * storage.nbytes()
+    own = sys.getsizeof(value) + ALLOCATED
+    if isinstance(value, dict):
+        return own + sum(size(key, counted) + size(item, counted) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        if value and isinstance(value[0], int):
+            return own + len(value) * NUMBER
+        return own + sum(size(item, counted) for item in value)
+    if hasattr(value, "__dict__"):  # whose names all calls share
+        return own + sys.getsizeof(vars(value)) + sum(size(item, counted) for item in vars(value).values())
+    return own
+
+
+@dataclass(frozen=True)
+class _Kept:
+    call: Call
+    trace: bytes  # of its conversation, its turn included
+    size: int  # bytes
+    since: float  # seconds
 
 
 class Calls:
-    """The calls of a run by id and by conversation. most: bytes of tensors that are kept; the oldest calls go first. Safe
-    between threads.
+    """The calls of a run by id and by conversation. The oldest go first: those beyond `most` bytes of memory, and those that
+    were added more than `longest` seconds ago. Safe between threads.
     """
 
-    def __init__(self, most: int = MOST) -> None:
-        self.most, self._held = most, 0
-        self._by_id: dict[str, Call] = {}
-        self._traces: dict[str, bytes] = {}  # of each call's conversation, its turn included
+    def __init__(self, most: int = MOST, longest: float = LONGEST) -> None:
+        self.most, self.longest, self.held = most, longest, 0  # held: bytes
+        self._by_id: dict[str, _Kept] = {}
         self._by_trace: dict[bytes, dict[str, Call]] = {}
         self._by_text: dict[str, Call] = {}  # of completed texts alone
         self._lock = threading.Lock()
@@ -106,23 +140,33 @@ class Calls:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def add(self, call: Call) -> None:
-        """Keeps a call."""
-        trace = b""
-        for message in (*call.messages, call.message):
-            trace = follow(trace, message)
-        with self._lock:
-            self._by_id[call.id], self._traces[call.id] = call, trace
-            self._by_trace.setdefault(trace, {})[call.id] = call
-            if call.messages[0].get("role") == TEXT:
-                self._by_text[call.prompt_text + call.sampled_text] = call
-            self._held += size(call)
-            while self._held > self.most and len(self._by_id) > 1:
-                self._drop(next(iter(self._by_id.values())))
+    def __contains__(self, id: str) -> bool:
+        return id in self._by_id
+
+    def add(self, *calls: Call) -> None:
+        """Keeps the calls of one request."""
+        counted: set[int] = set()
+        for call in calls:
+            trace = b""
+            for message in (*call.messages, call.message):
+                trace = follow(trace, message)
+            kept = _Kept(call, trace, INDEX + size(call, counted), time.monotonic())
+            with self._lock:
+                self._by_id[call.id] = kept
+                self._by_trace.setdefault(trace, {})[call.id] = call
+                if call.messages[0].get("role") == TEXT:
+                    self._by_text[call.prompt_text + call.sampled_text] = call
+                self.held += kept.size
+                while self._surplus(kept.since) and len(self._by_id) > 1:
+                    self._drop(next(iter(self._by_id.values())))
+
+    def _surplus(self, now: float) -> bool:
+        return self.held > self.most or now - next(iter(self._by_id.values())).since > self.longest
 
     def get(self, id: str) -> Call | None:
         """The call of this id."""
-        return self._by_id.get(id)
+        kept = self._by_id.get(id)
+        return kept and kept.call
 
     def ending(self, trace: bytes) -> list[Call]:
         """The calls whose conversation, with their turn at its end, is known by `trace` (follow); newest first."""
@@ -140,17 +184,17 @@ class Calls:
     def forget(self, before: int) -> int:
         """Drops calls that weights older than version `before` finished. Returns how many."""
         with self._lock:
-            old = [call for call in self._by_id.values() if int(call.rollout.version.max()) < before]
-            for call in old:
-                self._drop(call)
+            old = [kept for kept in self._by_id.values() if int(kept.call.rollout.version.max()) < before]
+            for kept in old:
+                self._drop(kept)
         return len(old)
 
-    def _drop(self, call: Call) -> None:
+    def _drop(self, kept: _Kept) -> None:
+        call = kept.call
         del self._by_id[call.id]
-        self._held -= size(call)
-        trace = self._traces.pop(call.id)
-        del self._by_trace[trace][call.id]
-        if not self._by_trace[trace]:
-            del self._by_trace[trace]
+        self.held -= kept.size
+        del self._by_trace[kept.trace][call.id]
+        if not self._by_trace[kept.trace]:
+            del self._by_trace[kept.trace]
         if self._by_text.get(call.prompt_text + call.sampled_text) is call:
             del self._by_text[call.prompt_text + call.sampled_text]

@@ -125,8 +125,7 @@ class Chat:
         calls = [
             self._call(f"{id}-{i}", messages, rendered, text, rollout, tools, sampling) for i, rollout in enumerate(rollouts)
         ]
-        for call in calls:
-            self.calls.add(call)
+        self.calls.add(*calls)
         return calls
 
     def _sampling(self, options: TurnOptions, size: int) -> Sampling:

@@ -123,8 +123,8 @@ class ServedModel:
                 run.log.warn(f"step {run.step + 1} leaves out {result.reasons()}")
             with self.still, self._scaled(config.learning_rate):
                 metrics, collapsed = trainer.advance(run, self.source.give(result.groups))
-                self._trained |= result.calls
                 self.chat.calls.forget(run.sampler.version - run.config.serve.max_age)
+                self._trained = {id for id in self._trained | result.calls if id in self.chat.calls}
             if run.step % run.config.train.save_every == 0:
                 with self.still:
                     save(run, needed=False)
