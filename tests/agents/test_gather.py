@@ -97,3 +97,18 @@ def test_a_group_does_not_await():
     with pytest.raises(ValueError, match=r"gspo\.gather"):
         gspo.TrajectoryGroup(runs)
     runs[0].close()
+
+
+@pytest.mark.parametrize(
+    ("groups", "why"),
+    [
+        (lambda: None, "groups = None, a NoneType"),
+        (lambda: run("a"), "groups = .*, a coroutine"),
+        (lambda: [run("a"), run("b")], r"groups = \[<coroutine.*, a list: groups of runs"),
+        (lambda: [[1, 2]], r"groups\[0\] = \[1, 2\], a list"),
+        (lambda: ["ab"], r"groups\[0\] = 'ab', a str"),
+    ],
+)
+def test_what_are_no_groups_of_runs(groups, why):
+    with pytest.raises(ValueError, match=why):
+        gathered(groups())

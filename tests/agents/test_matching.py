@@ -146,3 +146,9 @@ def test_one_alone_in_its_group_waits_for_another():
 def test_something_else_in_a_trajectory():
     with pytest.raises(ValueError, match="holds a int"):
         found_in(chat(), group(Trajectory([*ASK, 5], 1.0)))
+
+
+@pytest.mark.parametrize("call", [5, {"function": 5}])
+def test_a_tool_call_that_is_none(call):
+    with pytest.raises(ValueError, match="a tool call that is none"):
+        found_in(chat(), group(Trajectory([*ASK, {"role": "assistant", "content": "", "tool_calls": [call]}], 1.0)))

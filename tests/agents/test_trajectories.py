@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gspo.agents.trajectories import TrainCall, Trajectory, TrajectoryGroup, id_of, plain
+from gspo.agents.trajectories import TrainCall, Trajectory, TrajectoryGroup, groups_of, id_of, plain, trajectories_of
 
 MESSAGE = {"role": "assistant", "content": "yes"}
 OBJECT = SimpleNamespace(model_dump=lambda exclude_none: dict(MESSAGE))
@@ -45,8 +45,57 @@ def test_a_trajectory_notes_its_time_and_its_log():
     assert Trajectory().metrics == {}  # each has its own
 
 
-@pytest.mark.parametrize("rate", [0, -1e-5, 2.0, float("nan")])
+@pytest.mark.parametrize("rate", [0, -1e-5, 2.0, float("nan"), "1e-5", [1e-5]])
 def test_learning_rates_that_are_none(rate):
-    with pytest.raises(ValueError, match="must be above 0 and at most 1"):
+    with pytest.raises(ValueError, match="must be a number above 0 and at most 1"):
         TrainCall(learning_rate=rate)
     TrainCall(learning_rate=1.0)
+
+
+GOOD = Trajectory([MESSAGE], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (None, r"groups = None, a NoneType: groups of trajectories are expected"),
+        ("abc", r"groups = 'abc', a str: groups"),
+        (5, r"groups = 5, a int: groups"),
+        ({"groups": []}, r"groups = .*, a dict: groups"),
+        (GOOD, r"groups = Trajectory.*: groups of trajectories are expected"),
+        (TrajectoryGroup([GOOD, GOOD]), r"groups = .*a TrajectoryGroup: groups of trajectories are expected"),
+        ([GOOD, GOOD], r"groups\[0\] = Trajectory.*: groups of trajectories are expected"),
+        ([[GOOD], "ab"], r"groups\[1\] = 'ab', a str: groups"),
+        ([[1, 2]], r"groups\[0\]\[0\] = 1, a int: a trajectory is expected"),
+        ([[GOOD, None]], r"groups\[0\]\[1\] = None, a NoneType: a trajectory"),
+        ([[GOOD, {"messages_and_choices": [], "reward": 1.0}]], r"groups\[0\]\[1\] = .*, a dict: a trajectory"),
+        ([[[GOOD]]], r"groups\[0\]\[0\] = .*, a list: a trajectory"),
+        ([[Trajectory("hello", 1.0)]], "messages_and_choices is no list"),
+        ([[Trajectory([MESSAGE], None)]], r"groups\[0\]\[0\]: reward = None, a NoneType: a number"),
+        ([[Trajectory([MESSAGE], [1.0])]], "reward = .*, a list: a number is expected"),
+        ([[Trajectory([MESSAGE], 1.0, turn_rewards=[None])]], r"turn_rewards\[0\] = None"),
+        ([[Trajectory([MESSAGE], 1.0, metrics={"won": "yes"})]], "won = 'yes', a str: a number"),
+        ([[Trajectory([MESSAGE], 1.0, additional_histories=[[MESSAGE]])]], "messages_and_choices is no list"),
+    ],
+)
+def test_what_are_no_groups_of_trajectories(given, why):
+    with pytest.raises(ValueError, match=why):
+        groups_of(given)
+
+
+def test_groups_in_any_form_are_groups():
+    lost = ValueError("lost")
+    art = SimpleNamespace(trajectories=[GOOD], exceptions=["as text"], metadata={"id": 1})
+    made = groups_of(iter([[GOOD, lost], art, ()]))
+    assert [[*group] for group in made] == [[GOOD], [GOOD], []] and groups_of([]) == []
+    assert [group.exceptions for group in made] == [[lost], ["as text"], []] and made[1].metadata == {"id": 1}
+    for given in ([[GOOD, lost]], [GOOD, lost], TrajectoryGroup([GOOD, lost]), [art]):
+        assert trajectories_of(given) == [GOOD]
+    for given, why in ((5, "groups = 5"), ([1], r"groups\[0\]\[0\] = 1"), ("ab", "groups = 'ab'")):
+        with pytest.raises(ValueError, match=why):
+            trajectories_of(given)
+
+
+def test_a_choice_that_is_none():
+    with pytest.raises(ValueError, match="whose message is a int"):
+        plain({"message": 5})

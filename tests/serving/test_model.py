@@ -62,6 +62,8 @@ def test_an_agent_of_two_turns_learns(tmp_path):
             assert await model.log(metrics={"mine": 4.0}, step=7) == {"val/mine": 4.0}
             with pytest.raises(ValueError, match="no trajectory"):
                 await model.log([])
+            with pytest.raises(ValueError, match="a trajectory is expected"):
+                await model.log([1])
             return rewards
 
     rewards = asyncio.run(main())
@@ -102,6 +104,7 @@ def test_what_cannot_be_trained_on_is_named_and_the_rest_trained(tmp_path):
             for groups, config, why in (
                 ([], None, "no group was given"),
                 ([TrajectoryGroup([])], None, "1 groups without"),
+                ([[1, 2]], None, r"groups\[0\]\[0\] = 1, a int: a trajectory is expected"),
                 (await collected(model), gspo.TrainCall(importance_sampling_level="token"), 'algorithm.name = "grpo"'),
                 (await collected(model), gspo.TrainCall(importance_sampling_level="word"), "allowed are sequence"),
             ):

@@ -1,9 +1,11 @@
+import dataclasses
 import json
 from functools import reduce
 
 import httpx
 import pytest
 
+import gspo
 from tests.agents.talking import TOOLS
 from tests.serving.served import post
 from tests.serving.tools import ASK, GOOD
@@ -48,6 +50,9 @@ def called(arguments):
         (GOOD | {"response_format": {"type": "json_object"}}, 400, "response_format"),
         (GOOD | {"tool_choice": "required", "tools": TOOLS}, 400, "tool_choice"),
         (GOOD | {"tools": [{"type": "function"}]}, 400, "tools"),
+        (GOOD | {"temprature": 0.5}, 400, "did you mean temperature"),
+        (GOOD | {"parallel_tool_calls": False}, 400, "parallel_tool_calls"),
+        (GOOD | {"messages": [*ASK, {"role": "assistant", "content": "", "function_call": {}}]}, 400, "tool_calls"),
     ],
 )
 def test_bad_requests_are_answered_with_the_reason(model, body, status, why):
@@ -76,3 +81,34 @@ def test_the_document_tells_what_is_granted(model):
     assert asking["properties"]["min_p"]["enum"] == [0, None] and asking["properties"]["user"] == {}
     answers = told["paths"]["/v1/chat/completions"]["post"]["responses"]
     assert "422" not in answers and set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+
+
+TRAJECTORY = {"messages_and_choices": ASK, "reward": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("more", "group", "trajectory", "history", "why"),
+    [
+        ({"learning_rte": 1e-3}, {}, {}, {}, "unknown key 'learning_rte', did you mean learning_rate? Known are groups"),
+        ({"beta": 0.1}, {}, {}, {}, "unknown key 'beta'. Known are groups, learning_rate, importance_sampling_level"),
+        ({}, {"reward": [1.0]}, {}, {}, "groups.0: "),
+        ({}, {}, {"rewards": 1.0}, {}, "groups.0.trajectories.0: "),
+        ({}, {}, {"turn_reward": [1.0]}, {}, "did you mean turn_rewards?"),
+        ({}, {}, {}, {"reward": 1.0}, "groups.0.trajectories.0.additional_histories.0: "),
+    ],
+)
+def test_a_key_of_training_that_is_not_known_is_refused(model, more, group, trajectory, history, why):
+    histories = {"additional_histories": [{"messages_and_choices": ASK} | history]}
+    body = {"groups": [{"trajectories": [TRAJECTORY | histories | trajectory]} | group]} | more
+    answer = post(model, "/train", body)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert why in message and "unknown key" in message
+
+
+def test_a_whole_trajectory_of_ours_or_of_art_is_read(model):
+    ours = dataclasses.asdict(gspo.Trajectory(ASK, 1.0, additional_histories=[{"messages_and_choices": ASK, "tools": []}]))
+    arts = TRAJECTORY | {"tools": None, "initial_policy_version": 1, "final_policy_version": None, "logs": ["x"]}
+    body = {"groups": [{"trajectories": [ours, arts], "exceptions": [{"type": "E", "message": "x"}], "metadata": {}}]}
+    message = post(model, "/train", body).json()["error"]["message"]
+    assert "nothing to train on" in message and "1 trajectories that ended in an exception" in message

@@ -79,6 +79,8 @@ def follow(trace: bytes, message: Message) -> bytes:
 def _key(message: Message) -> Key:
     calls = []
     for call in message.get("tool_calls") or []:
+        if not isinstance(call, dict) or not isinstance(call.get("function") or {}, dict):
+            raise ValueError(f"a message has a tool call that is none: {call!r:.80}")
         function = call.get("function") or {}
         arguments = function.get("arguments", "")
         calls.append([function.get("name"), arguments if isinstance(arguments, str) else json.dumps(arguments)])

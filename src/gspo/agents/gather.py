@@ -39,7 +39,7 @@ async def gather(
     more raise RuntimeError, and the rest are cancelled. progress: told a name, how many are done, and of how many; None: a
     bar in the terminal. tell: told what failed.
     """
-    runs = [list(group) for group in groups]
+    runs = [_runs(f"groups[{number}]", group, False) for number, group in enumerate(_runs("groups", groups))]
     total, done, failed = sum(map(len, runs)), 0, Counter[str]()
     allowed = math.floor(max_exceptions * total) if 0 < max_exceptions < 1 else max_exceptions
     room = asyncio.Semaphore(at_once or max(1, total))
@@ -81,6 +81,20 @@ async def gather(
             "groups are dropped, for fewer than two are left in them"
         )
     return Gathered(kept_groups, failed, dropped)
+
+
+def _runs(name: str, given: Any, nested: bool = True) -> list[Any]:
+    """The groups, or the runs of one. Raises ValueError for anything else."""
+    alone = inspect.isawaitable(given) or not isinstance(given, Iterable)
+    runs = [given] if alone else list(given)
+    if alone or any(inspect.isawaitable(run) == nested for run in runs):
+        for run in filter(inspect.iscoroutine, runs):
+            run.close()  # it never begins
+        raise ValueError(
+            f"{name} = {given!r:.80}, a {type(given).__name__}: groups of runs that are still to be awaited are expected, "
+            "such as [[agent(client, question) for _ in range(8)] for question in questions]"
+        )
+    return runs
 
 
 async def _trajectory(run: Awaitable[Any]) -> Any:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from gspo.config.checks import nearest
 
 # What asks for nothing that matters here.
 HARMLESS = {
-    "user", "metadata", "store", "service_tier", "parallel_tool_calls", "stream_options", "safety_identifier",
+    "user", "metadata", "store", "service_tier", "stream_options", "safety_identifier",
     "prompt_cache_key",
 }  # fmt: skip
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"), "response_format": ({"type": "text"},), "best_of": (1,), "echo": (False,),
     "top_logprobs": (0,), "suffix": ("",), "functions": ([],), "modalities": (["text"],), "logit_bias": ({},),
     "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "min_p": (0,),
+    "parallel_tool_calls": (True,),
 }  # fmt: skip
 
 
-def check_granted(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for an option, in OpenAI's words, that asks for what is not done."""
+def check_granted(options: Mapping[str, Any], known: Iterable[str] = ()) -> None:
+    """Raises ValueError for an option, in OpenAI's words, that asks for what is not done. known: what is granted besides."""
     for name, value in options.items():
         if name not in HARMLESS and value is not None and not _is_neutral(name, value):
-            raise ValueError(f"{name} = {value!r:.60} cannot be granted here: leave it out")
+            near = "" if name in NEUTRAL else nearest(name, [*known, *HARMLESS, *NEUTRAL])
+            raise ValueError(f"{name} = {value!r:.60} cannot be granted here: leave it out{near}")
 
 
 def _is_neutral(name: str, value: Any) -> bool:

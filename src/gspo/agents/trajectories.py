@@ -72,6 +72,59 @@ class TrajectoryGroup:
         return len(self.trajectories)
 
 
+WANTED = "groups of trajectories are expected, such as [gspo.TrajectoryGroup([a, b]), ...] or [[a, b], ...]"
+
+
+def groups_of(given: Any) -> list[TrajectoryGroup]:
+    """What is handed over for training, as groups. Raises ValueError for anything else, with what is there and
+    where.
+    """
+    if not _listed(given) or hasattr(given, "trajectories"):
+        raise ValueError(f"groups = {given!r:.80}, a {type(given).__name__}: {WANTED}")
+    return [_group_of(group, f"groups[{number}]") for number, group in enumerate(given)]
+
+
+def trajectories_of(given: Any) -> list[Any]:
+    """The trajectories of groups, or of one group, without exceptions. Raises ValueError for anything else."""
+    if not _listed(given):
+        raise ValueError(f"groups = {given!r:.80}, a {type(given).__name__}: {WANTED}")
+    alone = [item if _listed(item) or hasattr(item, "trajectories") else [item] for item in given]
+    return [trajectory for number, group in enumerate(alone) for trajectory in _group_of(group, f"groups[{number}]")]
+
+
+def _group_of(given: Any, name: str) -> TrajectoryGroup:
+    results = getattr(given, "trajectories", given)
+    if not _listed(results):
+        raise ValueError(f"{name} = {given!r:.80}, a {type(given).__name__}: {WANTED}")
+    group = TrajectoryGroup(results, getattr(given, "metadata", None))
+    group.exceptions += getattr(given, "exceptions", ())
+    for number, trajectory in enumerate(group):
+        _check(trajectory, f"{name}[{number}]")
+    return group
+
+
+def _listed(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, dict))
+
+
+def _check(trajectory: Any, name: str) -> None:
+    if not hasattr(trajectory, "messages_and_choices") or not hasattr(trajectory, "reward"):
+        raise ValueError(
+            f"{name} = {trajectory!r:.80}, a {type(trajectory).__name__}: a trajectory is expected, such as "
+            "gspo.Trajectory(messages, reward=1.0)"
+        )
+    for history in (trajectory, *(getattr(trajectory, "additional_histories", None) or ())):
+        if not _listed(getattr(history, "messages_and_choices", None)):
+            raise ValueError(f"{name}: messages_and_choices is no list, in {history!r:.80}")
+    numbers = {"reward": trajectory.reward, **(getattr(trajectory, "metrics", None) or {})}
+    numbers |= {f"turn_rewards[{i}]": value for i, value in enumerate(getattr(trajectory, "turn_rewards", None) or ())}
+    for key, value in numbers.items():
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name}: {key} = {value!r:.80}, a {type(value).__name__}: a number is expected") from None
+
+
 LEVELS = {"sequence": "gspo", "turn": "gspo_turn", "token": "grpo"}
 
 
@@ -87,14 +140,18 @@ class TrainCall:
     importance_sampling_level: str | None = None
 
     def __post_init__(self) -> None:
-        if self.learning_rate is not None and not 0 < self.learning_rate <= 1:
-            raise ValueError(f"learning_rate = {self.learning_rate}: must be above 0 and at most 1")
+        rate = self.learning_rate
+        if rate is not None and not (isinstance(rate, (int, float)) and 0 < rate <= 1):
+            raise ValueError(f"learning_rate = {rate!r}: must be a number above 0 and at most 1")
 
 
 def plain(item: Any) -> dict[str, Any]:
     """A message as a dict, of a dict, a choice, a response, or a message object of a client library."""
     if isinstance(item, dict):
-        return item.get("message", item)
+        message = item.get("message", item)
+        if not isinstance(message, dict):
+            raise ValueError(f"a trajectory holds a choice whose message is a {type(message).__name__}: a dict is expected")
+        return message
     if hasattr(item, "choices"):
         item = item.choices[0]
     message = getattr(item, "message", item)

@@ -15,7 +15,15 @@ from gspo.agents.calls import Calls
 from gspo.agents.chat import Chat
 from gspo.agents.gather import Gathered, gather
 from gspo.agents.matching import matched
-from gspo.agents.trajectories import LEVELS, History, TrainCall, Trajectory, TrajectoryGroup
+from gspo.agents.trajectories import (
+    LEVELS,
+    History,
+    TrainCall,
+    Trajectory,
+    TrajectoryGroup,
+    groups_of,
+    trajectories_of,
+)
 from gspo.build.samplers import speaker_of
 from gspo.data.chat_template import Encoder
 from gspo.rollout.external import ExternalSource
@@ -72,7 +80,7 @@ class ServedModel:
         cannot be set for one call, and where nothing of the groups can be trained on, with the reasons; what else is left
         out is counted in the metrics and named in the log. Turns are trained on once.
         """
-        return await asyncio.to_thread(self._train, list(groups), art_compat.settings(config, settings))
+        return await asyncio.to_thread(self._train, groups_of(groups), art_compat.settings(config, settings))
 
     async def log(
         self, groups: Iterable[Any] | None = None, split: str = "val", *, metrics: Mapping[str, float] | None = None,
@@ -82,10 +90,7 @@ class ServedModel:
 
         step: it belongs to; None: the newest. Raises ValueError where there is nothing to note.
         """
-        trajectories: list[Any] = []
-        for group in groups or ():
-            trajectories += group if isinstance(group, (list, tuple)) else getattr(group, "trajectories", [group])
-        trajectories = [trajectory for trajectory in trajectories if not isinstance(trajectory, BaseException)]
+        trajectories = trajectories_of(groups or ())
         if not trajectories and not metrics:
             raise ValueError("log: there is no trajectory, and no metrics are given")
         numbers: dict[str, list[float]] = {}
@@ -163,10 +168,7 @@ def served(
         models: list[ServedModel] = []
 
         async def train(request: TrainRequest) -> dict[str, Any]:
-            groups = [
-                TrajectoryGroup(_trajectory(trajectory.model_dump(exclude_none=True)) for trajectory in group.trajectories)
-                for group in request.groups
-            ]
+            groups = [_group(group.model_dump(exclude_none=True)) for group in request.groups]
             settings = TrainCall(request.learning_rate, request.importance_sampling_level)
             metrics = await models[0].train(groups, settings)
             return {"step": metrics["step"], "metrics": finite(metrics)}
@@ -181,6 +183,11 @@ def served(
         stack.enter_context(running(Server(app, listening, config.serve)))
         models.append(ServedModel(run, source, chat, speaker.still, f"http://{address}/v1", key))
         yield models[0]
+
+
+def _group(body: dict[str, Any]) -> TrajectoryGroup:
+    failed = (RuntimeError(str(exception)) for exception in body["exceptions"])
+    return TrajectoryGroup([*map(_trajectory, body["trajectories"]), *failed], body["metadata"])
 
 
 def _trajectory(body: dict[str, Any]) -> Trajectory:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag, field_validator, model_validator
 
 from gspo.agents.request_options import HARMLESS, NEUTRAL, check_granted
+from gspo.config.checks import nearest
 
 MOST_TURNS = 128
 DEEPEST = 100  # levels of a JSON value; Python's own limit is not far beyond
@@ -62,6 +63,9 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
 
+UNREAD = {"function_call": "give it as one of tool_calls", "audio": "give its text as content"}
+
+
 class BaseMessage(BaseModel):
     """A message of a conversation."""
 
@@ -71,6 +75,13 @@ class BaseMessage(BaseModel):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        for name, remedy in UNREAD.items():
+            if (self.model_extra or {}).get(name) is not None:
+                raise ValueError(f"{name}: the policy does not read it; {remedy}")
+        return self
 
 
 SAYS_SOMETHING: dict[str, Any] = {
@@ -147,7 +158,7 @@ class SamplingRequest(BaseModel):
     @model_validator(mode="after")
     def _grantable(self) -> SamplingRequest:
         all_sound(self.model_dump())
-        check_granted(self.model_extra or {})
+        check_granted(self.model_extra or {}, type(self).model_fields)
         return self
 
     @property
@@ -195,14 +206,31 @@ Item = Annotated[
 ]  # fmt: skip
 
 
-class HistoryBody(BaseModel):
+class Known(BaseModel):
+    """A part of a request to train. A key that it does not know is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_known(cls, body: Any) -> Any:
+        if isinstance(body, dict):
+            for name in body:
+                if name not in cls.model_fields:
+                    near, fields = nearest(name, cls.model_fields) or ".", ", ".join(cls.model_fields)
+                    raise ValueError(f"unknown key {name!r:.60}{near} Known are {fields}")
+        return body
+
+
+class HistoryBody(Known):
     """A conversation beside the main one as JSON."""
 
     messages_and_choices: list[Item] = Field(max_length=10_000)
+    tools: list[dict[str, Any]] | None = None
 
 
-class TrajectoryBody(BaseModel):
-    """A trajectory as JSON."""
+class TrajectoryBody(Known):
+    """A trajectory as JSON, also one of ART's: the versions of its model are not read."""
 
     messages_and_choices: list[Item] = Field(max_length=10_000)
     reward: float
@@ -210,15 +238,22 @@ class TrajectoryBody(BaseModel):
     metrics: dict[str, FiniteFloat] = {}
     metadata: dict[str, Any] = {}
     additional_histories: list[HistoryBody] = []
+    tools: list[dict[str, Any]] | None = None
+    logs: list[str] = []
+    start_time: Any = Field(None, exclude=True)
+    initial_policy_version: Any = Field(None, exclude=True)
+    final_policy_version: Any = Field(None, exclude=True)
 
 
-class GroupBody(BaseModel):
-    """A group of trajectories as JSON."""
+class GroupBody(Known):
+    """A group of trajectories as JSON. exceptions: of runs of the agent that failed, which are counted."""
 
     trajectories: list[TrajectoryBody]
+    exceptions: list[Any] = []
+    metadata: dict[str, Any] = {}
 
 
-class TrainRequest(BaseModel):
+class TrainRequest(Known):
     """POST /v1/train."""
 
     groups: list[GroupBody] = Field(min_length=1)
