@@ -2,11 +2,14 @@ import pytest
 import torch
 
 from gspo.backends.hf.files import outline
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.tiny import build_tiny
 from gspo.build.given import Given
 from gspo.build.models import check_routers, models_of, named, outline_of, prompts_of, room
 from gspo.config.files import from_dict
+from gspo.config.policy import ModelConfig
 from tests import tiny_run
-from tests.backends.hf.families import tiny
+from tests.backends.hf.families import TOKENIZER, tiny
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +86,17 @@ def test_routers_are_there_where_they_are_needed():
         with pytest.raises(ValueError, match=f"algorithm.{next(iter(section))} = "):
             check_routers(from_dict({"algorithm": section}), dense)
     check_routers(from_dict({}), dense)
+
+
+def test_a_mixture_whose_routing_is_unseen_is_not_called_dense():
+    """Doge's experts are chosen by no router of their own. It is refused as that, and a run says so at its start."""
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    doge = build_tiny(
+        {"model_type": "doge", "is_moe": True, "num_experts": 16, "num_experts_per_tok": 2, "intermediate_size": 32} | shape,
+        TOKENIZER, cfg=ModelConfig(device="cpu", attention="eager"),
+    )  # fmt: skip
+    for section in ({"aux_loss": 0.1}, {"router_replay": "R2"}):
+        with pytest.raises(ValueError, match="DogeForCausalLM is a mixture of experts whose routing gspo does not see"):
+            check_routers(from_dict({"algorithm": section}), doge)
+    assert "does not see" in HFPolicy(doge).unseen
+    assert HFPolicy(tiny("llama")).unseen == HFPolicy(tiny("qwen3_moe")).unseen == ""

@@ -186,7 +186,11 @@ def assembled(
 
 
 def note_what_is_not_done(log: RunLog, policy: HFPolicy, config: Config) -> None:
-    """Says so where train.layout = "auto" cannot share prompts, and where there is nothing to offload from."""
+    """Says so where train.layout = "auto" cannot share prompts, where there is nothing to offload from, and where experts
+    are chosen unseen.
+    """
+    if policy.unseen:
+        log.event("warning", f"{policy.unseen}: there are no moe/ metrics, and a change of routing is not noticed")
     if policy.unshared:
         log.event("info", f"trains on padded rows: {policy.unshared}")
     if policy.device.type == "cpu" and (config.train.offload_optimizer or config.train.offload_reference):

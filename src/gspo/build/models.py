@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from pathlib import Path
 
-from gspo.backends.hf import routing
+from gspo.backends.hf import routers, routing
 from gspo.backends.hf.files import Outline, outline, read_outline
 from gspo.backends.hf.lora import Unadapted, adapted, read_model
 from gspo.backends.hf.model import HFModel, probe, wrap_model
@@ -103,10 +103,10 @@ def evaluated_prompts(config: Config, given: Given, outline: Outline) -> list[Pr
 
 def check_routers(config: Config, model: HFModel) -> None:
     """Raises ValueError where there is no routing to replay, or none that can be, or no load to balance."""
-    if config.algorithm.aux_loss and not routing.routers(model.model):
+    if config.algorithm.aux_loss and not routers.routers(model.model):
         raise ValueError(
-            f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {type(model.model).__name__} is dense (no top-k routers), "
-            "so there is no load to balance: set it to 0"
+            f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {routers.missing(model.model)}, so there is no load to "
+            "balance: set it to 0"
         )
     if config.algorithm.router_replay != "none":
         tokens = probe(model, 5)

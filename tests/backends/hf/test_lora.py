@@ -12,6 +12,7 @@ import gspo
 from gspo import cli
 from gspo.backends.hf.lora import Unadapted, adapted, read_model
 from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.tiny import build_tiny
 from gspo.config.checks import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
@@ -45,6 +46,23 @@ def test_new_adapters_change_nothing_and_alone_are_trained():
     trained = {name for name, p in adapters.model.named_parameters() if p.requires_grad}
     assert trained and all("lora_" in name for name in trained)
     assert not any("lm_head" in name or "gate" in name or "experts" in name for name in trained)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [{"model_type": "llama4_text", "num_local_experts": 4, "intermediate_size_mlp": 32},
+     {"model_type": "afmoe", "num_experts": 4, "num_experts_per_tok": 2, "num_dense_layers": 0}],
+)  # fmt: skip
+def test_routers_get_no_adapters(family):
+    """Some are linear layers themselves, and answer with more than one tensor."""
+    shape = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "intermediate_size": 32, "moe_intermediate_size": 16, "max_position_embeddings": 64,
+    }  # fmt: skip
+    adapters = adapted(build_tiny(shape | family, model().tokenizer), LoraConfig(rank=2))
+    names = [name for name, p in adapters.model.named_parameters() if p.requires_grad]
+    assert names and not any("router" in name for name in names)
+    assert logits(adapters).isfinite().all()
 
 
 def test_it_computes_what_peft_computes():

@@ -33,6 +33,13 @@ FAMILIES = {
     "deepseek_v3": {**_LATENT, **_GROUPS, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
     "glm4_moe": {**_GROUPS, "head_dim": 8, "first_k_dense_replace": 0, "routed_scaling_factor": 1.5},
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 8},
+    "afmoe": {"num_experts": 8, "num_experts_per_tok": 3, "num_dense_layers": 0, "head_dim": 8},
+    "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 3, "head_dim": 8},
+    "gemma4_text": {
+        "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "head_dim": 8, "vocab_size_per_layer_input": 40,
+        "hidden_size_per_layer_input": 0,
+    },
+    "llama4_text": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 8, "intermediate_size_mlp": 48},
     "jamba": {"num_experts": 8, "num_experts_per_tok": 3, "expert_layer_period": 1, "expert_layer_offset": 0},
 }  # fmt: skip
 GROUPED = ("deepseek_v2", "deepseek_v3", "glm4_moe")
@@ -42,6 +49,7 @@ TOKENS = torch.randint(0, 40, (3, 11), generator=torch.Generator().manual_seed(1
 def tiny(family, seed=0, dtype=torch.float32, experts=None, **changes):
     """A model with random weights; also its correction biases, which begin at zero."""
     config = AutoConfig.for_model(family, **_SHAPE | FAMILIES[family] | changes)
+    experts = None if family == "llama4_text" else experts  # it has kernels of its own
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation=experts)
     for name, value in [*model.named_buffers(), *model.named_parameters()]:
@@ -93,7 +101,7 @@ def test_the_experts_of_other_weights_are_replayed_exactly(family):
     assert changed(routes, own).mean() > 0.3
     with routing.record(model) as recording, routing.replay(model, routes) as replay:
         logp = scored(model)
-    assert torch.equal(recording.take(), routes)
+    assert not changed(routes, recording.take()).any()
     assert torch.equal(replay.own()[0], own[0])  # the first layer reads the same
     assert not torch.equal(logp, scored(model))
     grads = gradients(model, logp.sum())

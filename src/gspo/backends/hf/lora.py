@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gspo.backends.hf.model import HFModel, load_model, wrap_model
+from gspo.backends.hf.routers import routers
 from gspo.config.policy import LoraConfig, ModelConfig
 
 NAME = "default"  # PEFT's name of an adapter
@@ -66,9 +67,11 @@ def _fields(model: HFModel) -> dict[str, Any]:
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
-    """The names of the linear layers but the head. Experts of a mixture are kept in stacks, which are none."""
-    head = model.get_output_embeddings()
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    """The names of the linear layers but the head and those of routers. Experts of a mixture are kept in stacks, which are
+    none.
+    """
+    left_out = {model.get_output_embeddings()} | {part for router in routers(model) for part in router.modules()}
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module not in left_out]
 
 
 class Adapted(HFModel):

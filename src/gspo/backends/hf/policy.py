@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from gspo.backends.hf import attention
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel
-from gspo.backends.hf.routing import Record, Replay, checkpoint_contexts, record, routers
+from gspo.backends.hf.routers import missing, routers, unseen
+from gspo.backends.hf.routing import Record, Replay, checkpoint_contexts, record
 from gspo.backends.hf.routing import replay as replay_routes
 from gspo.config.training import LAYOUTS
 from gspo.learner import layout
@@ -45,6 +46,7 @@ class HFPolicy:
         self.layout = self._possible(layout, read)
         self.shares_prompts = self.layout != "padded"
         self.sparse = bool(routers(model.model))
+        self.unseen = missing(model.model) if unseen(model.model) else ""  # of experts whose choice nobody sees
         self.critic = critic
         self.router_logits = router_logits
         self.resting = Resting(model.model) if rests else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from gspo.backends.hf import routing
+from gspo.backends.hf.routers import routers
 
 BITS = {"int8": 8, "int4": 4}
 
@@ -22,7 +22,7 @@ def rounded(weight: Tensor, bits: int) -> Tensor:
 def coarse(model: nn.Module) -> Iterator[nn.Parameter]:
     """What an engine rounds: the matrices of attention and (expert) feed-forward layers, not embeddings, head, routers."""
     embeddings = [model.get_input_embeddings(), model.get_output_embeddings()]  # type: ignore[operator]
-    exact_ids = {id(p) for module in [*embeddings, *routing.routers(model)] for p in module.parameters()}
+    exact_ids = {id(p) for module in [*embeddings, *routers(model)] for p in module.parameters()}
     return (p for p in model.parameters() if p.ndim >= 2 and id(p) not in exact_ids)
 
 

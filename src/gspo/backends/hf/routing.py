@@ -1,7 +1,6 @@
 """Mixture of experts: which experts each token chose, and Routing Replay. Imports torch only.
 
-A router is a module of transformers whose class is named `...TopKRouter` or `...TopkRouter`: it returns logits, weights
-and indices of the experts. Routes are an int16 tensor [layers, tokens, k] of expert indices, tokens in the order in
+Routers are those of routers.py. Routes are an int16 tensor [layers, tokens, k] of expert indices, tokens in the order in
 which a forward pass reads them, [B, L] flattened. -1 in place of an expert: none is known.
 
 Replay (Routing Replay of arXiv 2507.18071; R2 and R3 of 2512.01374 and 2510.11370) fixes the choice alone. Each router
@@ -20,15 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-
-def routers(model: nn.Module) -> list[nn.Module]:
-    """The routers of a model, in the order of its layers; [] for a dense one."""
-    return [module for module in model.modules() if any(map(_is_router, type(module).__mro__))]
-
-
-def _is_router(kind: type) -> bool:
-    # Remote code has classes of the same name that return something else.
-    return kind.__module__.startswith("transformers.") and kind.__name__.lower().endswith("topkrouter")
+from gspo.backends.hf.routers import answer, missing, routers
 
 
 class Record:
@@ -45,10 +36,11 @@ class Record:
         """The forward hook of this layer's router."""
 
         def see(router: nn.Module, inputs: Any, outputs: Any) -> None:
-            logits, chosen = outputs[0].detach(), outputs[2].detach()
+            raw, chosen = answer(router, outputs)
+            logits, chosen = raw.detach(), chosen.detach()
             self.experts = logits.shape[-1]
             if self._with_logits:
-                self._logits[layer] = outputs[0].reshape(-1, self.experts)
+                self._logits[layer] = raw.reshape(-1, self.experts)
             self._chosen[layer] = chosen.reshape(-1, chosen.shape[-1]).to(torch.int16)
             if self._with_entropy:
                 logp = logits.reshape(-1, self.experts).float().log_softmax(-1)
@@ -152,8 +144,7 @@ def _replayable(model: nn.Module) -> list[nn.Module]:
     modules = routers(model)
     if not modules:
         raise ValueError(
-            f"{type(model).__name__} is dense (no top-k routers), so there is no routing to replay: set "
-            'algorithm.router_replay = "none"'
+            f"{missing(model)}, so there is no routing to replay: set algorithm.router_replay = \"none\""
         )
     return modules
 
@@ -207,12 +198,13 @@ class Replay:
     def _forward(self, layer: int, router: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def replayed(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
             with torch.no_grad(), _uncached(hidden.device.type), _Count() as count:
-                logits, _, own, *_ = forward(hidden, *args, **kwargs)
+                outputs = forward(hidden, *args, **kwargs)
             if not count.calls:
                 raise ValueError(
                     f"{type(router).__name__} chooses its experts without a top-k, so its routing cannot be replayed: set "
                     'algorithm.router_replay = "none"'
                 )
+            logits, own = answer(router, outputs)
             experts = logits.shape[-1]
             self._check(experts, *own.shape)
             self._own[layer] = own.to(torch.int16)

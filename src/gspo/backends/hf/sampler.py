@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from gspo.backends.hf import routing
+from gspo.backends.hf import routers, routing
 from gspo.backends.hf.kv_cache import GrowingLayer, SharedCache, shared_attention
 from gspo.backends.hf.model import HFModel, far, probe
 from gspo.backends.hf.quantize import BITS, round_weights
@@ -45,7 +45,7 @@ class HFSampler:
         # Remote code may keep tensors between calls, and those of inference mode cannot be trained with.
         own = type(model.model).__module__.startswith("transformers.")
         self.mode = torch.inference_mode if own else torch.no_grad
-        self.sparse = bool(routing.routers(model.model))
+        self.sparse = bool(routers.routers(model.model))
         self._check_cache()
 
     def _check_cache(self) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gspo.backends.hf import routing
 from gspo.backends.hf.model import HFModel, probe
+from gspo.backends.hf.routers import routers
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 FLAG = "enable_return_routed_experts"  # the engine argument that turns them on
@@ -30,12 +31,12 @@ class Routers:
     @staticmethod
     def of(model: HFModel) -> Routers | None:
         """Those of a model; None for a dense one."""
-        routers = routing.routers(model.model)
-        if not routers:
+        found = routers(model.model)
+        if not found:
             return None
         named = {id(module): name for name, module in model.model.named_modules()}
         layers = []
-        for router in routers:
+        for router in found:
             match = LAYER.search(named[id(router)])
             if match is None:
                 raise ValueError(
