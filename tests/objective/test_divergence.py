@@ -32,3 +32,13 @@ def test_as_losses_k2_has_the_gradient_of_the_divergence_and_k1_none():
     }
     torch.testing.assert_close(expected["k2"], exact)
     torch.testing.assert_close(expected["k1"], torch.zeros_like(exact), atol=1e-12, rtol=0)
+
+
+def test_no_estimate_overflows():
+    """In float32 exp does above 88: where the reference gives a token all and the policy nothing."""
+    logp = torch.tensor([-400.0, -100.0, -1.0], requires_grad=True)
+    for name, estimate in ESTIMATORS.items():
+        value = estimate(logp, torch.tensor([-1.0, -1.0, -400.0]))
+        (gradient,) = torch.autograd.grad(value.sum(), logp)
+        assert value.isfinite().all() and gradient.isfinite().all(), name
+        assert name == "k1" or (gradient[:2] < 0).all()  # towards the reference

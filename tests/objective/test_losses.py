@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.completions import Completions
-from gspo.objective.losses import grpo, gspo, gspo_token, gspo_turn, sequence_ratio
+from gspo.objective.losses import bounded, grpo, gspo, gspo_token, gspo_turn, sequence_ratio
 from tests.objective.cases import BUDGET, LENGTHS, case, terms, value_and_gradient
 from tests.objective.reference import objective
 
@@ -185,3 +185,34 @@ def test_one_advantage_and_one_turn_a_completion_make_all_three_gspo():
     for loss in (gspo_token, gspo_turn):
         out = loss(logp, old, y.spread(A), y, 0.05, 0.07)
         torch.testing.assert_close(torch.autograd.grad(out.loss.sum(), logp)[0], expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_ratio_beyond_every_float_stays_finite_and_what_the_clip_removes_has_no_gradient(name, sign, dtype):
+    """exp overflows above 88 in float32; 0 times infinity is not 0. Also the way down, to a ratio of 0."""
+    y = Completions.of(torch.tensor([2, 1]))
+    A = torch.tensor([sign, sign], dtype=dtype)
+    for log_ratio in (89.0, 120.0, 800.0, -120.0, -800.0):
+        down = -abs(log_ratio) - 1
+        logp = torch.full((3,), -1.0 if log_ratio > 0 else down, dtype=dtype).requires_grad_()
+        old = torch.full((3,), down if log_ratio > 0 else -1.0, dtype=dtype)
+        out = terms(name, logp, old, A, y, 0.05, 0.07)
+        assert out.loss.isfinite().all() and out.ratio.isfinite().all()
+        (gradient,) = torch.autograd.grad(out.loss.sum(), logp)
+        assert gradient.isfinite().all()
+        if ALGORITHMS[name].epsilon is None and name != "gmpo":
+            continue
+        if (log_ratio > 0) == (sign > 0):
+            assert (out.clipped_high if sign > 0 else out.clipped_low).all() and not gradient.any()
+        elif log_ratio > 0:  # the clip lets it through: it is pushed back
+            assert (gradient > 0).all()
+
+
+def test_below_the_bound_no_bit_changes():
+    x = torch.linspace(-100, 20, 1001, requires_grad=True)
+    assert torch.equal(bounded(x), x) and torch.equal(torch.autograd.grad(bounded(x).exp().sum(), x)[0], x.exp())
+    above = torch.tensor([20.5, 88.0, 1e4], requires_grad=True)
+    torch.testing.assert_close(bounded(above), torch.full((3,), 20.0))
+    assert torch.equal(torch.autograd.grad(bounded(above).sum(), above)[0], torch.ones(3))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gspo.objective.completions import Completions
-from gspo.objective.losses import Surrogate, gspo, sequence_ratio
+from gspo.objective.losses import Surrogate, bounded, gspo, sequence_ratio
 
 
 def nothing(ratio: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def gmpo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, delta: float
     log_w, sign = logp - logp_old, y.spread(A)  # [N]
     low, high = (log_w < -delta) & (sign < 0), (log_w > delta) & (sign > 0)
     clipped = torch.where(low | high, log_w.clamp(-delta, delta), log_w)
-    return Surrogate(-y.mean(clipped).exp() * A, sequence_ratio(logp, logp_old, y), low, high)
+    return Surrogate(-bounded(y.mean(clipped)).exp() * A, sequence_ratio(logp, logp_old, y), low, high)
 
 
 def cispo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, w_max: float) -> Surrogate:
@@ -43,7 +43,7 @@ def cispo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, w_max: floa
 
     No gradient is lost, only weighed less: clipped_high tells where the weight is capped.
     """
-    w = (logp - logp_old).exp()  # [N]
+    w = bounded(logp - logp_old).exp()  # [N]
     loss = -y.sum(w.clamp(max=w_max).detach() * y.spread(A) * logp)
     return Surrogate(loss, w, nothing(w), (w > w_max) & (y.spread(A) != 0))
 
@@ -53,7 +53,7 @@ def sapo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, tau_pos: flo
 
     tau is tau_pos where A > 0, else tau_neg. The gate falls off smoothly: nothing is clipped.
     """
-    w, A = (logp - logp_old).exp(), y.spread(A)  # [N]
+    w, A = bounded(logp - logp_old).exp(), y.spread(A)  # [N]
     tau = torch.where(A > 0, A.new_tensor(tau_pos), A.new_tensor(tau_neg))
     gate = 4 / tau * torch.sigmoid(tau * (w - 1))
     return Surrogate(-y.mean(gate * A), w, nothing(w), nothing(w))
@@ -74,7 +74,7 @@ def dppo_kl(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, delta: flo
 
 
 def _dppo(logp: Tensor, logp_mu: Tensor, A: Tensor, y: Completions, far: Tensor, w_max: float) -> Surrogate:
-    r, A = (logp - logp_mu).exp(), y.spread(A)  # [N]
+    r, A = bounded(logp - logp_mu).exp(), y.spread(A)  # [N]
     low, high = far & (r < 1) & (A < 0), far & (r > 1) & (A > 0)
     weight = torch.where(low | high, 0.0, r.clamp(max=w_max)).detach()
     return Surrogate(-y.sum(weight * A * logp), r, low, high)
@@ -86,7 +86,7 @@ def minirl(
     """MiniRL: J = E[ sum_t M_it sg[pi_theta(y_it) / mu(y_it)] A_i log pi_theta(y_it) ] (arXiv 2512.01374): REINFORCE with
     the whole mismatch in its weight, masked by PPO's rule on w_it = pi_theta/pi_old. A_i is not divided by a deviation.
     """
-    w, A = (logp - logp_old).exp(), y.spread(A)  # [N]
+    w, A = bounded(logp - logp_old).exp(), y.spread(A)  # [N]
     low, high = (w < 1 - e_low) & (A < 0), (w > 1 + e_high) & (A > 0)
-    weight = torch.where(low | high, 0.0, (logp - logp_mu).exp()).detach()
+    weight = torch.where(low | high, 0.0, bounded(logp - logp_mu).exp()).detach()
     return Surrogate(-y.sum(weight * A * logp), w, low, high)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gspo.objective.losses import bounded
+
 
 def k1(logp: Tensor, logp_ref: Tensor) -> Tensor:
     """log pi - log pi_ref, per token [N]: unbiased for KL(pi || pi_ref) under samples of pi, and may be negative.
@@ -19,9 +21,12 @@ def k2(logp: Tensor, logp_ref: Tensor) -> Tensor:
 
 
 def k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
-    """pi_ref/pi - 1 - log(pi_ref/pi), per token [N]: unbiased and never negative (Schulman 2020; GRPO, Eq. 4)."""
+    """pi_ref/pi - 1 - log(pi_ref/pi), per token [N]: unbiased and never negative (Schulman 2020; GRPO, Eq. 4).
+
+    The logarithm in the exponent is at most 20 (losses.bounded).
+    """
     log_ratio = logp_ref - logp
-    return log_ratio.expm1() - log_ratio
+    return bounded(log_ratio).expm1() - log_ratio
 
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from gspo.objective.completions import Completions
 
+MOST = 20.0  # of log r
+
 
 class Surrogate(NamedTuple):
     """An objective before its outer mean.
@@ -41,15 +43,24 @@ def clipped(ratio: Tensor, A: Tensor, e_low: float, e_high: float) -> tuple[Tens
     return term, (ratio < 1 - e_low) & (A < 0), (ratio > 1 + e_high) & (A > 0)
 
 
+def bounded(log_ratio: Tensor) -> Tensor:
+    """log r, at most 20 (r = 5e8), with the gradient of log r. All that is below stays as it is, bit for bit.
+
+    No clip range reaches so far. Without a bound r overflows in float32 above 88, and where the clip has taken the gradient
+    away, 0 times infinity is not 0.
+    """
+    return log_ratio - (log_ratio - MOST).clamp(min=0).detach()
+
+
 def sequence_ratio(logp: Tensor, logp_old: Tensor, y: Completions) -> Tensor:
     """s_i = (pi_theta(y_i|x) / pi_old(y_i|x))^(1/|y_i|), [S] (GSPO, Eq. 7)."""
-    return y.mean(logp - logp_old).exp()
+    return bounded(y.mean(logp - logp_old)).exp()
 
 
 def level_ratio(level: str, logp: Tensor, logp_old: Tensor, y: Completions) -> Tensor:
     """The ratio that an algorithm of this level reads: "sequence" s_i [S], "turn" s_ik [turns], "token" w_it [N]."""
     if level == "token":
-        return (logp - logp_old).exp()
+        return bounded(logp - logp_old).exp()
     return sequence_ratio(logp, logp_old, y if level == "sequence" else y.turns())
 
 
@@ -87,7 +98,7 @@ def gspo_turn(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: 
 
 def grpo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
     """GRPO, Eq. 2: J = E[ 1/G sum_i 1/|y_i| sum_t min( w_it A_i, clip(w_it) A_i ) ] (arXiv 2402.03300)."""
-    w = (logp - logp_old).exp()  # [N]
+    w = bounded(logp - logp_old).exp()  # [N]
     term, low, high = clipped(w, y.spread(A), e_low, e_high)
     return Surrogate(-y.mean(term), w, low, high)
 
@@ -98,6 +109,6 @@ def token_sum(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: 
     Dr.GRPO (arXiv 2503.20783) divides the sum over completions by a constant, DAPO (arXiv 2503.14476) by the number of
     tokens.
     """
-    w = (logp - logp_old).exp()  # [N]
+    w = bounded(logp - logp_old).exp()  # [N]
     term, low, high = clipped(w, y.spread(A), e_low, e_high)
     return Surrogate(-y.sum(term), w, low, high)

@@ -143,9 +143,7 @@ class _ForcedChoice(TorchFunctionMode):
 def _replayable(model: nn.Module) -> list[nn.Module]:
     modules = routers(model)
     if not modules:
-        raise ValueError(
-            f"{missing(model)}, so there is no routing to replay: set algorithm.router_replay = \"none\""
-        )
+        raise ValueError(f'{missing(model)}, so there is no routing to replay: set algorithm.router_replay = "none"')
     return modules
 
 
