@@ -39,6 +39,22 @@ def test_without_a_template_the_text_stands_as_it_is():
     assert encoded("a", characters(bos=False)) == "a"
 
 
+PARTS = """{% for m in messages %}[{{ m['role'] }}]{% for part in m['content'] %}
+{%- if part['type'] == 'text' %}{{ part['text'] }}{% elif part['type'] == 'image' %}<image>{% endif %}{% endfor %};
+{%- endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
+"""As of models that read images: a plain text shows nothing here."""
+
+
+def test_text_parts_are_text_whatever_the_template_reads():
+    """A template for text writes a list as Python does, and one for images leaves a string out."""
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    assert encoded(parts, characters(TEMPLATE)) == "<s>[user]ab;[assistant]"
+    assert encoded(parts, characters(PARTS)) == encoded("ab", characters(PARTS)) == "[user]ab;[assistant]"
+    either = TEMPLATE.replace("m['content'] }}", "(m['content'] if m['content'] is string else m['content'][0].text) }}")
+    assert encoded(parts, characters(either)) == "<s>[user]a;[assistant]"  # its own way
+    assert encoded("ab", characters(either)) == "<s>[user]ab;[assistant]"
+
+
 THINKS = TEMPLATE.replace("[assistant]\n", "[assistant]<think>{{ '\\n' }}\n")
 """As of R1 and Qwen3-Thinking: the completion begins inside the tag."""
 
@@ -91,6 +107,14 @@ def test_completions_end_with_eos_once():
         ([], {}, "an empty list of messages"),
         ([{"content": "1"}], {}, r"message 0 is \{'content': '1'\}; expected"),
         (["hello"], {}, "message 0 is 'hello'"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "1"}, {"type": "image", "image": "a.png"}]}],
+            {},
+            r"message 0 has a part that is no text, \{'type': 'image'.* text alone, whatever its model can read. Leave such",
+        ),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], {}, "a part that is no text"),
+        ([{"role": "user", "content": [{"video": "a.mp4"}]}], {}, "a part that is no text"),  # as Qwen's templates read it
+        ([{"role": "user", "content": {"text": "1"}}], {}, "has a dict for its content"),
         (7, {}, "is a int; expected a string or a list"),
         (None, {}, "is a NoneType; expected a string or a list"),
         ([{"role": "tool", "content": "1"}], {}, "the chat template refuses it: no tools here"),

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gspo.data.chat_template import text_of
 from gspo.types import Rollout
 
 Message = dict[str, Any]
@@ -54,19 +55,10 @@ class Call:
 
 def content_of(message: Message) -> str:
     """A message's text: that of its parts, where it has several. Raises ValueError for a part that is no text."""
-    content = message.get("content")
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ValueError(f"a message has a {type(content).__name__} for its content: a text is expected")
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise ValueError(f"a message has a part that is no text, {part!r:.80}: the policy reads text alone")
-        texts.append(str(part.get("text", "")))
-    return "".join(texts)
+    try:
+        return text_of(message.get("content"))
+    except ValueError as error:
+        raise ValueError(f"a message {error}") from None
 
 
 def follow(trace: bytes, message: Message) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from gspo.config.checks import nearest
@@ -60,16 +61,42 @@ class Encoder:
         text = self.render(messages, add_generation_prompt=not begun, continue_final_message=begun)
         thinking = _opens_thinking(text)
         if thinking:  # it may be but an instruction that names the tag: look at the completion's beginning alone
-            start = str(messages[-1]["content"]) if begun else text.removeprefix(self.render(messages))
+            start = text_of(messages[-1]["content"]) if begun else text.removeprefix(self.render(messages))
             thinking = _opens_thinking(start)
         return tuple(self.bare(text)), thinking  # the template has written BOS itself
 
     def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """The text of messages under the chat template. Raises ValueError with what the template says against them."""
         try:
-            return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **options, **self.args)
+            return self._apply([self._readable(message) for message in messages], **options)
         except Exception as error:  # templates raise anything
             raise ValueError(f"the chat template refuses it: {error}") from error
+
+    def _apply(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+        return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **options, **self.args))
+
+    def _readable(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message with its content in the form that the template reads: a template for text writes a list of parts as
+        Python does, and one for images may leave a plain text out.
+        """
+        content = message.get("content")
+        if isinstance(content, list) and not self._reads[1]:
+            return message | {"content": text_of(content)}
+        if isinstance(content, str) and not self._reads[0]:
+            return message | {"content": [{"type": "text", "text": content}]}
+        return message
+
+    @cached_property
+    def _reads(self) -> tuple[bool, bool]:
+        """Whether the template reads a content that is a text, and one that is a list of parts: at least one of them."""
+        reads = []
+        for content in ("probe", [{"type": "text", "text": "probe"}]):
+            try:
+                shown = self._apply([{"role": "user", "content": content}])
+            except Exception:  # templates raise anything
+                shown = ""
+            reads.append("probe" in shown and "'text'" not in shown)
+        return reads[0] or not reads[1], reads[1]
 
     def bare(self, text: str) -> list[int]:
         """Token ids without special ones. Raises ValueError for text that the tokenizer has no tokens for."""
@@ -106,7 +133,7 @@ def _opens_thinking(text: str) -> bool:
 
 
 def check_messages(prompt: Any) -> None:
-    """Raises ValueError unless `prompt` is a non-empty list of messages with a role and a content."""
+    """Raises ValueError unless `prompt` is a non-empty list of messages with a role and a content, which is text."""
     if not isinstance(prompt, list):
         raise ValueError(f"is a {type(prompt).__name__}; expected a string or a list of chat messages")
     if not prompt:
@@ -114,3 +141,26 @@ def check_messages(prompt: Any) -> None:
     for i, message in enumerate(prompt):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise ValueError(f"message {i} is {message!r:.80}; expected {{'role': ..., 'content': ...}}")
+        try:
+            text_of(message["content"])
+        except ValueError as error:
+            raise ValueError(f"message {i} {error}") from None
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: a string, the text parts of a list, or none. Raises ValueError for a part that is no
+    text, such as an image.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(f"has a {type(content).__name__} for its content: a text is expected")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(
+                f"has a part that is no text, {part!r:.80}: the policy reads and is trained on text alone, whatever its "
+                "model can read. Leave such parts out, or the rows that need them"
+            )
+    return "".join(part["text"] for part in content)

@@ -26,11 +26,11 @@ SHAPE = {
     "bos_token_id": 1, "eos_token_id": 2, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8,
     "moe_num_experts": 8, "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_topk": 2, "moe_k": 2,
     "top_k_experts": 2, "n_shared_experts": 1, "shared_expert_intermediate_size": 16, "n_group": 1, "topk_group": 1,
-    "num_expert_group": 1, "first_k_dense_replace": 0, "num_dense_layers": 0, "moe_layer_start_index": 0, "moe_layer_end_index": 1,
-    "enable_moe_block": True, "is_moe": True, "mlp_only_layers": [], "mlp_layer_types": ["sparse", "sparse"],
-    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "kv_channels": 8,
-    "expert_ffn_hidden_size": 16, "ffn_hidden_size": 32, "num_layers": 2, "intermediate_size_mlp": 32,
-    "hidden_size_per_layer_input": 0, "initializer_range": 0.3, "rms_norm_eps": 1e-5,
+    "num_expert_group": 1, "first_k_dense_replace": 0, "num_dense_layers": 0, "moe_layer_start_index": 0,
+    "moe_layer_end_index": 1, "enable_moe_block": True, "is_moe": True, "mlp_only_layers": [],
+    "mlp_layer_types": ["sparse", "sparse"], "q_lora_rank": 16, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "kv_channels": 8, "expert_ffn_hidden_size": 16, "ffn_hidden_size": 32, "num_layers": 2,
+    "intermediate_size_mlp": 32, "hidden_size_per_layer_input": 0, "initializer_range": 0.3, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 _FULL = {"layer_types": ["full_attention", "full_attention"]}
 OF_ITS_OWN = {

@@ -4,8 +4,10 @@ import dataclasses
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from gspo.backends.hf.kv_cache import FIRST_BLOCK, GrowingLayer
+from gspo.backends.hf.model import wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler, draw
 from gspo.backends.hf.tiny import build_tiny
@@ -221,3 +223,19 @@ def test_broken_weights_are_an_error(temperature):
         next(sampler.model.model.parameters()).fill_(float("nan"))
     with pytest.raises(RuntimeError, match="not finite"):
         sampler.generate(prompts(4), 2, Sampling(max_new_tokens=3, temperature=temperature))
+
+
+def test_a_model_that_reads_images_samples_and_scores_text():
+    """Its text part alone is used."""
+    shape = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
+        "intermediate_size": 64, "max_position_embeddings": 256, "vocab_size": len(TOKENIZER), "bos_token_id": None,
+        "eos_token_id": 1, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]},
+    }  # fmt: skip
+    tower = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32}
+    config = AutoConfig.for_model("qwen2_5_vl", text_config=shape, vision_config=tower)
+    torch.manual_seed(0)
+    model = wrap_model(AutoModelForImageTextToText.from_config(config), TOKENIZER)
+    for rollout in HFSampler(model).generate(prompts(3, 5), 2, Sampling(max_new_tokens=6, stop_ids=(1,))):
+        logp = full_forward(model, rollout, 1.0).gather(-1, rollout.tokens[1:, None])[:, 0]
+        torch.testing.assert_close(logp[rollout.sampled[1:]], rollout.logp[rollout.sampled], rtol=1e-4, atol=1e-5)
