@@ -239,3 +239,36 @@ def test_a_model_that_reads_images_samples_and_scores_text():
     for rollout in HFSampler(model).generate(prompts(3, 5), 2, Sampling(max_new_tokens=6, stop_ids=(1,))):
         logp = full_forward(model, rollout, 1.0).gather(-1, rollout.tokens[1:, None])[:, 0]
         torch.testing.assert_close(logp[rollout.sampled[1:]], rollout.logp[rollout.sampled], rtol=1e-4, atol=1e-5)
+
+
+_HYBRID = {
+    "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64,
+    "max_position_embeddings": 256, "initializer_range": 0.2, "head_dim": 8,
+}  # fmt: skip
+
+
+def test_a_hybrid_whose_cache_does_not_know_the_place_is_told_it():
+    """Bamba's first layer is none of attention, so its cache has no length."""
+    model = build_tiny(
+        {"model_type": "bamba", **_HYBRID, "attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 8,
+         "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}, TOKENIZER,
+    )  # fmt: skip
+    for rollout in HFSampler(model).generate(prompts(3, 5, 5), 2, Sampling(max_new_tokens=20, stop_ids=model.stop_ids)):
+        logp = full_forward(model, rollout, 1.0).gather(-1, rollout.tokens[1:, None])[:, 0]
+        torch.testing.assert_close(logp[rollout.sampled[1:]], rollout.logp[rollout.sampled], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        (
+            {"model_type": "minimax", "layer_types": ["linear_attention", "full_attention"] * 2, "num_local_experts": 4},
+            "by t",
+        ),
+        ({"model_type": "recurrent_gemma", "lru_width": 32, "attention_window_size": 16}, "gives other results"),
+        ({"model_type": "rwkv", "hidden_size": 32, "num_hidden_layers": 2}, "gives other results"),
+    ],
+)
+def test_a_model_whose_cache_cannot_be_used_is_refused_in_our_words(family, why):
+    with pytest.raises(RuntimeError, match=f'ForCausalLM .*{why}.*: use sampler.engine = "vllm"'):
+        HFSampler(build_tiny(_HYBRID | family, TOKENIZER))

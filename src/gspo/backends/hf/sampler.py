@@ -54,11 +54,15 @@ class HFSampler:
         self.model.model.eval()
         try:
             self.shares = self.plain_cache and self.model.device.type == "cpu" and self._shares_well()
-            if not self._decodes_well(shared=False):
-                name = type(self.model.model).__name__
-                raise RuntimeError(f"{name} gives other results with its key-value cache than without")
+            why = "" if self._decodes_well(shared=False) else "gives other results with its key-value cache than without"
+        except Exception as error:  # some families want a cache of their own
+            why = f"cannot be read token by token ({str(error).strip().partition(chr(10))[0]})"
         finally:
             self.model.model.train(was_training)
+        if why:
+            raise RuntimeError(
+                f'{type(self.model.model).__name__} {why}: use sampler.engine = "vllm", if it knows this model'
+            )
 
     def _shares_well(self) -> bool:
         try:
@@ -71,11 +75,15 @@ class HFSampler:
         with self.mode():
             rows = torch.zeros(2, dtype=torch.long)
             cache = self._prefill([tuple(tokens[0, :4].tolist())], rows, 1, shared)[0]
-            hidden = self._read(cache, input_ids=tokens[:, 4:].expand(2, 1))
+            hidden = self._read(cache, torch.full((2, 1), 4, device=model.device), input_ids=tokens[:, 4:].expand(2, 1))
             return not far(model, hidden, model.hidden(input_ids=tokens)[:, 4:].expand_as(hidden))
 
-    def _read(self, cache: Cache, **inputs: Tensor) -> Tensor:
-        """Hidden states [B, 1, H] of one more token a row."""
+    def _read(self, cache: Cache, position: Tensor, **inputs: Tensor) -> Tensor:
+        """Hidden states [B, 1, H] of one more token a row, which stands at `position` [B, 1]: some hybrids cannot tell where
+        that is by their cache.
+        """
+        if "position_ids" in self.model.inputs:
+            inputs["position_ids"] = position
         with shared_attention(self.model.config) if isinstance(cache, SharedCache) else nullcontext():
             return self.model.hidden(past_key_values=cache, **inputs)
 
@@ -234,8 +242,8 @@ class HFSampler:
                 mask = None if mask is None else mask[places]
             inputs = {"input_ids": tokens[t, live][:, None]}
             if mask is not None:
-                inputs |= {"attention_mask": mask[..., : longest + t + 1], "position_ids": position + t}
-            hidden = self._read(cache, **inputs)[:, -1]
+                inputs["attention_mask"] = mask[..., : longest + t + 1]
+            hidden = self._read(cache, position + t, **inputs)[:, -1]
             if trail is not None:
                 trail.add(live)
         if not torch.isfinite(logps).all():
