@@ -33,6 +33,11 @@ SHAPE = {
     "ffn_hidden_size": 32, "num_layers": 2, "intermediate_size_mlp": 32, "hidden_size_per_layer_input": 0,
     "initializer_range": 0.3, "rms_norm_eps": 1e-05,
 }  # fmt: skip
+SHAPE |= {  # of layers that are none of attention
+    "linear_num_heads": 4, "linear_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8,
+    "n_groups": 1, "chunk_size": 16,
+}  # fmt: skip
 _FULL = {"layer_types": ["full_attention", "full_attention"]}
 OF_ITS_OWN = {
     "deepseek_v4": {"mlp_layer_types": ["hash_moe", "moe"]},
