@@ -2,9 +2,16 @@ import math
 
 import pytest
 import torch
+from transformers import Trainer
 
-from gspo.config.policy import OptimizerConfig
+from gspo.backends.hf.lora import adapted
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.tiny import build_tiny
+from gspo.build.learners import optimizer_of
+from gspo.config.files import from_dict
+from gspo.config.policy import LoraConfig, OptimizerConfig
 from gspo.learner.optimizer import Optimizer, lr_at
+from tests.backends.hf.families import FAMILIES, TOKENIZER
 from tests.bigram import Bigram
 
 
@@ -31,3 +38,48 @@ def test_learning_rate_schedule():
     assert [lr_at(i, 14, config) for i in (0, 3, 4, 9, 14, 99)] == pytest.approx([0.25, 1, 1, 0.55, 0.1, 0.1])
     assert lr_at(9, 14, OptimizerConfig(lr=2.0, warmup=4, schedule="cosine")) == pytest.approx(1.0)
     assert lr_at(999, 10, OptimizerConfig(lr=2.0)) == 2.0
+
+
+def decayed(family, rank=0, **shape):
+    """Names of the weights that shrink where no gradient is, and of all others that are trained."""
+    model = build_tiny(FAMILIES.get(family, {"model_type": family}) | shape, TOKENIZER)
+    model = adapted(model, LoraConfig(rank=rank)) if rank else model
+    config = from_dict({"optimizer": {"lr": 0.1, "weight_decay": 0.5}})
+    policy = HFPolicy(model)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.fill_(1.0).grad = torch.zeros_like(p)
+    optimizer_of(config, policy, 1).step(0.0)
+    trained = {name: p for name, p in policy.weights() if p.requires_grad}
+    shrunk = {name for name, p in trained.items() if (p < 1).all()}
+    assert all(torch.equal(p, torch.ones_like(p)) for name, p in trained.items() if name not in shrunk)
+    return model, shrunk, trained.keys() - shrunk
+
+
+_EXPERTS = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "shape"), [("qwen3_moe", {}), ("gpt2", {}), ("gemma3", {}), ("gpt_oss", _EXPERTS)])
+def test_weight_decay_leaves_out_norms_and_biases(family, shape):
+    """As transformers' Trainer does, which goes by the name; the biases of experts are matrices."""
+    model, shrunk, kept = decayed(family, **shape)
+    theirs = {*Trainer.get_decay_parameter_names(None, model.model)} & dict(model.model.named_parameters()).keys()
+    one = {name for name, p in model.model.named_parameters() if p.ndim < 2}
+    assert kept and shrunk == theirs - one
+    assert all("norm" in name or "ln_" in name or name.endswith(("bias", "sinks")) for name in kept)
+    assert any("embed" in name or "wte" in name for name in shrunk)
+
+
+def test_adapters_decay():
+    _, shrunk, kept = decayed("qwen3", rank=2)
+    assert shrunk and all("lora_" in name for name in shrunk) and not kept
+
+
+def test_without_weight_decay_there_is_one_group_as_before():
+    a, b = (torch.nn.Parameter(torch.ones(size)) for size in ((2, 2), (2,)))
+    assert len(Optimizer([b, a], OptimizerConfig(), 1, 0).adamw.param_groups) == 1
+    with_decay = Optimizer([b, a], OptimizerConfig(weight_decay=0.1), 1, 0).adamw.param_groups
+    assert [(group["params"], group["weight_decay"]) for group in with_decay] == [([a], 0.1), ([b], 0.0)]

@@ -51,4 +51,5 @@ def supervised_learner_of(config: Config, policy: HFPolicy) -> LocalLearner:
 def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
     """The optimizer of a run of so many updates."""
     offload = config.train.offload_optimizer and policy.device.type != "cpu"
-    return Optimizer(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates, offload)
+    biases = [p for name, p in policy.weights() if name.endswith("bias")]
+    return Optimizer(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates, offload, biases)

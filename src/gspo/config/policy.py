@@ -108,7 +108,7 @@ class OptimizerConfig:
     eps: float = opt(1e-8, above=0)
     """Added to the denominator."""
     weight_decay: float = opt(0.0, low=0)
-    """Decoupled weight decay."""
+    """Decoupled weight decay, of matrices alone: norms and biases are left out."""
     warmup: int = opt(0, low=0)
     """Updates over which the learning rate rises from 0."""
     schedule: str = opt("constant", choices=("constant", "linear", "cosine"))

@@ -25,12 +25,13 @@ def lr_at(update: int, total: int, config: OptimizerConfig) -> float:
 class Optimizer:
     """One optimizer step a call. `max_bad` updates in a row with a non-finite loss or gradient are skipped and counted;
     one more raises RuntimeError. scale: factor of the scheduled learning rate. offload: AdamW's moments wait in the host's
-    memory between steps.
+    memory between steps. Weight decay leaves out what has fewer than two dimensions (norms, most biases) and `biases`, those
+    that have more, as the experts' of a mixture.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], config: OptimizerConfig, total_updates: int, max_bad: int,
-        offload: bool = False,
+        offload: bool = False, biases: Iterable[nn.Parameter] = (),
     ):  # fmt: skip
         self.parameters = list(parameters)
         self.config = config
@@ -40,14 +41,24 @@ class Optimizer:
         self.scale = 1.0
         self.bad_in_a_row = 0
         self.adamw = torch.optim.AdamW(
-            self.parameters,
+            self._groups(set(biases)),
             lr=config.lr,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
             weight_decay=config.weight_decay,
             fused=all(p.is_floating_point() for p in self.parameters),
         )
-        self.moments: torch.optim.AdamW | Offloaded = Offloaded(self.adamw, self.parameters) if offload else self.adamw
+        self.moments: torch.optim.AdamW | Offloaded = self.adamw
+        if offload:
+            self.moments = Offloaded(self.adamw, [p for group in self.adamw.param_groups for p in group["params"]])
+
+    def _groups(self, biases: set[nn.Parameter]) -> list[dict[str, Any]]:
+        """Those that decay and those that do not; one group of all where none does."""
+        if not self.config.weight_decay:
+            return [{"params": self.parameters}]
+        decays = {p: p.ndim > 1 and p not in biases for p in self.parameters}
+        kept = {"params": [p for p in self.parameters if not decays[p]], "weight_decay": 0.0}
+        return [{"params": [p for p in self.parameters if decays[p]]}, kept]
 
     def step(self, loss: float) -> dict[str, float]:
         """Clips and applies the accumulated gradients, then clears them. `loss` is only looked at for being finite."""
