@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from pathlib import Path
@@ -181,6 +180,7 @@ def evaluate(config: Any, out: Path | None) -> int:
     """`gspo eval`: prints the metrics, and writes the completions."""
     from gspo import api
     from gspo.rollout.metrics import describe
+    from gspo.runs.log import to_json
 
     if out is not None and out.exists():
         raise ValueError(f"--out {out}: exists already; give another name")
@@ -190,9 +190,8 @@ def evaluate(config: Any, out: Path | None) -> int:
         raise ValueError(f"--out {out}: cannot be written: {error}") from None
     metrics, groups = api.evaluate(config=config)
     if out is not None:
-        with open(out, "w", encoding="utf-8") as file:
-            for rollout in (rollout for group in groups for rollout in group.rollouts):
-                file.write(json.dumps(describe(rollout), ensure_ascii=False) + "\n")
+        with open(out, "wb") as file:
+            file.writelines(to_json(describe(rollout)) for group in groups for rollout in group.rollouts)
     low, high = (metrics[f"eval/accuracy_{end}"] for end in ("low", "high"))
     print(f"model {config.model.path}")
     print(f"accuracy {metrics['eval/accuracy']:.4f}  (95 % interval {low:.4f} to {high:.4f})")

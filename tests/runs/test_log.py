@@ -42,15 +42,29 @@ def test_arrays_and_half_characters_are_written():
         to_json({"what": object()})
 
 
+SEPARATORS = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if len(f"a{c}b".splitlines()) > 1)
+texts = st.text() | st.text(st.sampled_from(f"{SEPARATORS}\\u\"a"))
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    st.none() | st.booleans() | st.integers() | st.floats() | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=12,
 )
 
 
+def test_any_reader_finds_the_same_lines(tmp_path):
+    """Also one that takes Unicode's line separators for the end of a line, as Python's splitlines does."""
+    assert {"\n", "\r", "\x0b", "\x1c", "\x85", "\u2028", "\u2029"} <= set(SEPARATORS)
+    rows = [{"completion": f"a{c}b", c: [c]} for c in SEPARATORS]
+    with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder, progress=Quiet()) as log:
+        log.rollouts(rows)
+        log.evaluations(rows)
+        log.warn(SEPARATORS)
+        assert read(folder, "rollouts.jsonl") == read(folder, "evaluations.jsonl") == rows
+        assert [event["text"] for event in read(folder, "events.jsonl")] == [SEPARATORS]
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.dictionaries(st.text(), values, max_size=5))
+@given(st.dictionaries(texts, values, max_size=5))
 def test_every_line_is_valid_json(row):
     def strict(text):
         raise AssertionError(f"{text} is no JSON")
@@ -63,7 +77,7 @@ def test_every_line_is_valid_json(row):
         return [without(v) for v in value] if isinstance(value, list) else value
 
     line = to_json(row)
-    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert line.endswith(b"\n") and len(line.splitlines()) == len(line.decode("utf-8").splitlines()) == 1
     assert json.loads(line.decode("utf-8"), parse_constant=strict) == finite(row) == without(row)
 
 

@@ -20,12 +20,12 @@ def worth(text):
     return sum(c in string.ascii_lowercase for c in text) / max(1, len(text))
 
 
-async def agent(client, turns=1):
+async def agent(client, seed, turns=1):
     items = [*ASK]
     reward = 0.0
-    for _ in range(turns):
+    for turn in range(turns):
         response = await client.chat.completions.create(
-            model="policy", messages=[plain(item) for item in items], tools=TOOLS
+            model="policy", messages=[plain(item) for item in items], tools=TOOLS, seed=seed + turn
         )
         items.append(response.choices[0])
         reward += worth(response.choices[0].message.content or "") / turns
@@ -38,8 +38,13 @@ def plain(item):
 
 
 async def collected(model, groups=2, size=4, turns=1):
+    """Groups of trajectories. Their seeds follow from the step and their number, not from whose request comes first."""
+    begin = model.step * 10_000
     async with model.openai_client() as client:
-        groups_of_trajectories = [await asyncio.gather(*(agent(client, turns) for _ in range(size))) for _ in range(groups)]
+        groups_of_trajectories = [
+            await asyncio.gather(*(agent(client, begin + 10 * (group * size + i), turns) for i in range(size)))
+            for group in range(groups)
+        ]
     return [TrajectoryGroup(trajectories) for trajectories in groups_of_trajectories]
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeGuard
 from gspo.runs.folder import RunFolder
 
 FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
+SEPARATORS = str.maketrans({c: f"\\u{ord(c):04x}" for c in "\u0085\u2028\u2029"})
 
 
 class Tracker(Protocol):
@@ -169,13 +170,16 @@ class RunLog:
 
 
 def to_json(row: dict[str, Any]) -> bytes:
-    """One line of JSON, newline included. Tensors and arrays become lists; NaN and infinities become null."""
+    """One line of JSON, newline included. Tensors and arrays become lists; NaN and infinities become null.
+
+    Whatever Python's `splitlines` takes for the end of a line is escaped, so that any reader finds the same lines.
+    """
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
     except ValueError:
         text = json.dumps(finite(row), ensure_ascii=False, allow_nan=False)
-    # Half a surrogate pair is no UTF-8; its backslash form is its JSON escape.
-    return text.encode("utf-8", "backslashreplace") + b"\n"
+    # JSON escapes control characters itself. Half a surrogate pair is no UTF-8; its backslash form is its JSON escape.
+    return text.translate(SEPARATORS).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _plain(value: Any) -> Any:
