@@ -19,6 +19,21 @@ def test_a_result_is_what_the_run_left(tmp_path):
     assert again.finished and again.metrics == made.metrics
 
 
+def test_a_report_that_the_disk_does_not_take_costs_no_result(tmp_path):
+    tiny, part = tiny_run.model(), tmp_path / "run" / "report.part"
+
+    def reward(prompts, completions, **columns):
+        if not part.is_symlink() and part.parent.exists():
+            part.symlink_to("/dev/full")
+        return [float(len(text)) for text in completions]
+
+    config = tiny_run.settings(tmp_path / "run", train={"steps": 1}, eval={"every": 0})
+    with pytest.warns(UserWarning, match=r"report could not be written .*No space left.* `gspo report .*run`"):
+        made = gspo.train(tiny.model, tiny_run.ROWS, reward, tokenizer=tiny.tokenizer, config=config)
+    assert made.finished and (made.folder / "model" / "model.safetensors").exists()
+    assert not part.is_symlink() and not (made.folder / "report.html").exists()
+
+
 def test_the_last_line_of_a_finished_run(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.75}\n')
     assert gspo.api.last_line(tmp_path)["reward"] == 0.75

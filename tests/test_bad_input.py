@@ -38,6 +38,8 @@ def done(place):
     (place / "done_weights" / checkpoint / "model" / "model.safetensors").unlink()
     (place / "done_metrics" / "metrics.jsonl").write_text("")
     (place / "done_toml" / "config.toml").write_text("[train")
+    (place / "done_toml" / checkpoint / "config.toml").unlink()  # as of an earlier gspo
+    (place / "done_toml" / checkpoint / "SHA256SUMS").unlink()
     return place
 
 
@@ -209,15 +211,15 @@ OTHER = {
     "{} --log.dir done": "log.dir = 'done': the folder exists and is not empty; go on with that run by --resume",
     "{} --log.dir done --resume --optimizer.lr 0.1": "optimizer.lr = 0.1 cannot be changed by --resume: .* began with 1e-06",
     "{} --log.dir done --resume --task.source long.jsonl": "task.source = 'long.jsonl' cannot be changed by --resume",
-    "{} --log.dir done_toml --resume": "done_toml/config.toml: not valid TOML",
-    "{} --log.dir done_weights --resume": "step_000001/model': the folder has no weights",
+    "{} --log.dir done_toml --resume": "done_toml/config.toml: not valid TOML.*put them back as they were",
 }
 CHECKPOINT = {  # what only the checkpoint shows
     "{} --log.dir imitated --resume": "the prompts are not those that this run began with",
     "sft recipe.toml --log.dir done --resume": "the prompts are not those that this run began with",
 }
 FAILED = {  # not the user's words but what lies on the disk: exit status 1
-    "{} --log.dir done_state --resume": "done_state/.*/state.pt cannot be read .* delete .*step_000001 to resume from the",
+    "{} --log.dir done_state --resume": "done_state/.*/state.pt is damaged: its checksum is not .*no checkpoint before it",
+    "{} --log.dir done_weights --resume": "done_weights/.*/model/model.safetensors is missing. There is no checkpoint before",
     "{} --log.dir done_metrics --resume": "done_metrics/metrics.jsonl has 0 bytes, but the checkpoint was saved at .*lost",
 }
 

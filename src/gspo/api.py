@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,7 @@ def train(
         metrics = trainer.train(run) or last_line(run.log.folder.path)
         finished = _finish(run)
         folder = run.log.folder.path
-    write_report([folder])
+    _report(folder)
     return Result(folder, hf.model, hf.tokenizer, metrics, finished)
 
 
@@ -82,7 +83,7 @@ def sft(
         metrics = fit(run) or last_line(run.log.folder.path)
         finished = _finish(run)
         folder = run.log.folder.path
-    write_report([folder])
+    _report(folder)
     return Result(folder, hf.model, hf.tokenizer, metrics, finished)
 
 
@@ -122,11 +123,22 @@ def last_line(folder: Path) -> dict[str, Any]:
     return read_run(folder).lines[-1]
 
 
+def _report(folder: Path) -> None:
+    """The report of a run that is over: where the disk does not take it, a warning is worth less than what was trained."""
+    try:
+        write_report([folder])
+    except OSError as error:
+        warnings.warn(
+            f"the report could not be written ({error}); all else is there: make room, then `gspo report {folder}`",
+            stacklevel=3,
+        )
+
+
 def _finish(run: Run | SupervisedRun) -> bool:
     """The final model, if the last step is done; else a word on how to go on."""
     folder = run.log.folder
     if run.step < run.config.train.steps:
         run.log.note(f"stopped after step {run.step} of {run.config.train.steps}; go on with --resume")
         return False
-    checkpoint.write_folder(folder.path / "model", lambda path: run.learner.publish(run.step).save(str(path)))
+    checkpoint.save_model(folder, run.learner.publish(run.step).save)
     return True

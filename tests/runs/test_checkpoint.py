@@ -1,22 +1,29 @@
 """Checkpoints on a real disk, and the signals that ask a run to end. tests/training has them in whole runs."""
 
 import os
+import random
+import shutil
 import signal
+import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
-from gspo.runs import checkpoint
-from gspo.runs.checkpoint import SaveError
+from gspo.runs import checkpoint, disk
+from gspo.runs.disk import SaveError
+from gspo.runs.folder import RunFolder
 
 
-def save(folder, step, keep=2, value=0):
-    def write(part):
+def save(folder, step, keep=2, value=0, tell=None, write=lambda part: None):
+    def learner(part):
         (part / "model").mkdir()
-        (part / "model" / "weights").write_text(str(value))
+        (part / "model" / "weights").write_text(str(value) * 1000)
+        (part / checkpoint.LEARNER).write_bytes(b"moments" * 100)
+        write(part)
 
-    return checkpoint.save(folder, step, write, {"value": value}, keep)
+    return checkpoint.save(folder, step, learner, {"value": value}, "[train]\n", keep, tell)
 
 
 def names(folder):
@@ -42,8 +49,114 @@ def test_what_a_kill_leaves_is_no_checkpoint(tmp_path):
     (tmp_path / ".step_000006.part" / "model").mkdir(parents=True)
     assert checkpoint.latest(tmp_path).name == "step_000002"
     save(tmp_path, 6, value=3)
-    assert (tmp_path / "step_000006" / "model" / "weights").read_text() == "3"
+    assert (tmp_path / "step_000006" / "model" / "weights").read_text() == "3" * 1000
     assert ".step_000006.part" not in names(tmp_path)
+
+
+@pytest.mark.parametrize("left", ["step_000002.old", "step_000002.part", "step_000002.before", "good.part"])
+def test_what_a_kill_leaves_is_cleared_up_at_the_next_save_and_the_next_start(tmp_path, left):
+    run = RunFolder.create(tmp_path / "run", "")
+    for clear_up in (lambda: save(run.checkpoints, 6), lambda: checkpoint.sweep(run)):
+        save(run.checkpoints, 2)
+        save(run.checkpoints, 4)
+        gone, mine = run.checkpoints / f".{left}", run.checkpoints / ".mine.old"
+        gone.mkdir()
+        (gone / "weights").write_text("half")
+        mine.mkdir(exist_ok=True)
+        clear_up()
+        assert not gone.exists() and mine.exists()
+        assert "step_000004" in names(run.checkpoints)
+    run.close()
+
+
+def test_a_checkpoint_that_a_kill_hid_comes_back(tmp_path):
+    with RunFolder.create(tmp_path / "run", "") as run:
+        save(run.checkpoints, 2, value=1)
+        (run.checkpoints / "step_000002").rename(run.checkpoints / ".step_000002.before")  # the new one was about to come
+        checkpoint.sweep(run)
+        assert checkpoint.load_state(checkpoint.latest(run.checkpoints))["value"] == 1
+
+
+def test_only_numbered_folders_count_and_by_their_number(tmp_path):
+    for step in (999_998, 999_999, 1_000_000, 1_000_001):
+        save(tmp_path, step, keep=9)
+    for other in ("step_best", "step_000001 (copy)", "step_2", "step_0999999", "step_000003.bak"):
+        shutil.copytree(tmp_path / "step_999998", tmp_path / other)
+    assert [path.name for path in checkpoint.steps(tmp_path)] == [
+        "step_999998", "step_999999", "step_1000000", "step_1000001",
+    ]  # fmt: skip
+    save(tmp_path, 1_000_002, keep=2)
+    assert [path.name for path in checkpoint.steps(tmp_path)] == ["step_1000001", "step_1000002"]
+    assert (tmp_path / "step_best" / checkpoint.STATE).exists()  # not ours to delete
+
+
+def files(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("name", ["state.pt", "learner.pt", "config.toml", "model/weights", "SHA256SUMS"])
+def test_one_flipped_bit_anywhere_is_noticed_and_the_file_named(tmp_path, name):
+    save(tmp_path, 2)
+    folder = save(tmp_path, 4)
+    assert name in files(folder) and set(files(folder)) == {
+        "state.pt",
+        "learner.pt",
+        "config.toml",
+        "model/weights",
+        "SHA256SUMS",
+    }
+    checkpoint.check(folder)
+    whole = (folder / name).read_bytes()
+    rng = random.Random(name)
+    for _ in range(20):
+        at, bit = rng.randrange(len(whole)), rng.randrange(8)
+        (folder / name).write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        with pytest.raises(RuntimeError, match=r"step_000004/.* is (damaged|missing).*delete .*goes on from step_000002"):
+            checkpoint.check(folder)
+    (folder / name).write_bytes(whole)
+    checkpoint.check(folder)
+    if name != disk.SUMS:
+        (folder / name).unlink()
+        with pytest.raises(RuntimeError, match=rf"{name} is missing"):
+            checkpoint.check(checkpoint.latest(tmp_path))
+
+
+def test_the_checksums_are_as_sha256sum_reads_them(tmp_path):
+    folder = save(tmp_path, 2)
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", disk.SUMS], cwd=folder, check=True)
+
+
+def test_a_damaged_checkpoint_without_an_earlier_one(tmp_path):
+    folder = save(tmp_path, 2)
+    (folder / "model" / "weights").write_text("other")
+    with pytest.raises(RuntimeError, match=r"There is no checkpoint before it: put it back, or start anew with .*log\.dir"):
+        checkpoint.check(folder)
+
+
+def test_a_checkpoint_under_another_name_is_refused(tmp_path):
+    folder = save(tmp_path, 2).rename(tmp_path / "step_000009")
+    with pytest.raises(RuntimeError, match="holds step 2: give it its name step_000002 back"):
+        checkpoint.load_state(folder)
+
+
+def test_a_full_disk_is_told_or_raised_and_leaves_what_was_there(tmp_path):
+    def full(part):
+        (part / "model" / "tokenizer.json").symlink_to("/dev/full")
+        (part / "model" / "tokenizer.json").write_text("words")
+
+    told = []
+    assert save(tmp_path, 2, tell=told.append, write=full) is None
+    assert "step_000002 could not be written" in told[0] and "No checkpoint was saved yet" in told[0]
+    save(tmp_path, 4)
+    assert save(tmp_path, 6, tell=told.append, write=full) is None
+    with pytest.raises(
+        SaveError, match=r"step_000006 could not be written .*the disk is full, make room.*from .*step_000004"
+    ):
+        save(tmp_path, 6, write=full)
+    assert names(tmp_path) == ["step_000004"]
+    checkpoint.check(tmp_path / "step_000004")
+    with RunFolder.create(tmp_path / "run", "") as run, pytest.raises(SaveError, match=r"run/model could not .*is full"):
+        checkpoint.save_model(run, lambda folder: (os.mkdir(f"{folder}/model"), full(Path(folder))))
 
 
 def test_the_state_comes_back_with_torchs_random_numbers(tmp_path):
@@ -59,37 +172,31 @@ def test_the_state_comes_back_with_torchs_random_numbers(tmp_path):
 def test_a_damaged_state_is_named(tmp_path):
     folder = save(tmp_path, 2)
     (folder / checkpoint.STATE).write_bytes(b"half")
-    with pytest.raises(
-        RuntimeError, match=r"state\.pt cannot be read .*: delete .*step_000002 to resume from the checkpoint"
-    ):
+    with pytest.raises(RuntimeError, match=r"state\.pt cannot be read .*There is no checkpoint before it"):
         checkpoint.read_state(folder)
-
-
-def test_a_folder_is_replaced_in_one_move_or_stays(tmp_path):
-    final = tmp_path / "model"
-    checkpoint.write_folder(final, lambda part: (part / "a").write_text("1"))
-    seen = []
-
-    def again(part):
-        (part / "b").write_text("2")
-        seen.append(names(final))  # the old one is whole while the new one is written
-
-    checkpoint.write_folder(final, again)
-    assert seen == [["a"]] and names(final) == ["b"]
-
-    def fails(part):
-        (part / "c").write_text("3")
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(SaveError, match=r"model could not be written .*No space left.* GiB are free there"):
-        checkpoint.write_folder(final, fails)
-    assert names(final) == ["b"] and names(tmp_path) == ["model"]
 
 
 def test_a_run_goes_on_with_its_own_prompts_alone():
     checkpoint.same_data("a", "a")
     with pytest.raises(ValueError, match="the prompts are not those that this run began with"):
         checkpoint.same_data("a", "b")
+
+
+def test_a_closed_terminal_asks_once_and_nohup_is_kept():
+    told = []
+    with checkpoint.stop_signals(told.append) as stop:
+        for _ in range(3):  # the kernel and the shell may each send one
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.asked and len(told) == 1 and told[0].startswith("SIGHUP: finishing this step, then saving")
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with checkpoint.stop_signals(told.append) as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -45,7 +45,7 @@ def test_a_file_in_the_way(tmp_path):
 def test_what_a_kill_in_create_leaves_can_be_created_again(tmp_path):
     for name in ("checkpoints", "figures"):
         (tmp_path / name).mkdir()
-    (tmp_path / "config.toml.part").write_text("[mod")
+    (tmp_path / ".config.toml.part").write_text("[mod")
     RunFolder.create(tmp_path, "whole").close()
     assert (tmp_path / "config.toml").read_text() == "whole"
 

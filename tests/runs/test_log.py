@@ -43,7 +43,7 @@ def test_arrays_and_half_characters_are_written():
 
 
 SEPARATORS = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if len(f"a{c}b".splitlines()) > 1)
-texts = st.text() | st.text(st.sampled_from(f"{SEPARATORS}\\u\"a"))
+texts = st.text() | st.text(st.sampled_from(f'{SEPARATORS}\\u"a'))
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),

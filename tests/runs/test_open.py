@@ -1,15 +1,16 @@
 """Opening a run's folder; and the run's log, which takes the warnings of gspo's own code and no others."""
 
+import shutil
 import warnings
 from pathlib import Path
 
 import pytest
 
 import gspo
-from gspo.config.files import from_dict, load
+from gspo.config.files import from_dict, load, to_toml
 from gspo.data import sources
 from gspo.report.read import read_lines
-from gspo.runs import checkpoint
+from gspo.runs import checkpoint, disk
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
 from gspo.runs.open import claimed, open_run, warnings_to
@@ -29,9 +30,8 @@ def go(made, resume, steps):
             log.metrics({"step": step})
         if steps:
             path = log.folder.checkpoints
-            checkpoint.save(
-                path, steps[-1], lambda part: (part / checkpoint.LEARNER).touch(), {"log": log.position(), "begun": begun}, 2
-            )
+            saved = {"log": log.position(), "begun": begun}
+            checkpoint.save(path, steps[-1], lambda part: (part / checkpoint.LEARNER).touch(), saved, to_toml(made), 2)
             log.metrics({"step": steps[-1] + 1})  # after the checkpoint: lost with the process
     return state
 
@@ -39,7 +39,8 @@ def go(made, resume, steps):
 def test_a_run_of_an_earlier_gspo_is_refused_before_anything_of_it_is_touched(tmp_path):
     made = config(tmp_path / "run")
     go(made, False, [1, 2])
-    (tmp_path / "run" / "checkpoints" / "step_000002" / checkpoint.LEARNER).unlink()
+    for name in (checkpoint.LEARNER, checkpoint.CONFIG, disk.SUMS):
+        (tmp_path / "run" / "checkpoints" / "step_000002" / name).unlink()
     settings = tmp_path / "run" / "config.toml"
     settings.write_text(settings.read_text().replace('credit = "completion"', 'credit = "reply"'))
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.*") if path.is_file()}
@@ -63,6 +64,47 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
         assert none == (None, None) and not (tmp_path / "run").exists()
     go(made, False, [])
     assert go(made, True, [1]) is None
+
+
+def test_a_checkpoint_without_checksums_is_taken_with_a_warning(tmp_path):
+    made = config(tmp_path / "run")
+    go(made, False, [1, 2])
+    for name in (disk.SUMS, checkpoint.CONFIG):
+        (tmp_path / "run" / "checkpoints" / "step_000002" / name).unlink()
+    assert go(made, True, [3])["step"] == 2
+    assert any("step_000002 was saved by an earlier gspo, without checksums" in text for text in texts(tmp_path / "run"))
+
+
+def test_a_damaged_checkpoint_is_refused_before_anything_is_read(tmp_path):
+    made = config(tmp_path / "run")
+    for step in (2, 4):
+        go(made, step > 2, [step])
+    state = tmp_path / "run" / "checkpoints" / "step_000004" / checkpoint.STATE
+    state.write_bytes(state.read_bytes()[:-1] + b"x")
+    with pytest.raises(
+        RuntimeError, match=r"state\.pt is damaged.*delete .*step_000004: --resume then goes on from step_000002"
+    ):
+        go(made, True, [5])
+    shutil.rmtree(state.parent)
+    assert go(made, True, [3])["step"] == 2
+
+
+def test_settings_changed_by_hand_do_not_make_another_run(tmp_path):
+    """Neither in the run's config.toml alone, nor where the changed file is used to go on."""
+    made = config(tmp_path / "run")
+    go(made, False, [1, 2])
+    settings = tmp_path / "run" / "config.toml"
+    settings.write_text(settings.read_text().replace("lr = 1e-06", "lr = 0.5"))
+    with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.5 cannot be changed by --resume: the run began with 1e-06"):
+        go(load(settings), True, [3])
+    settings.write_text("[train")
+    assert go(made, True, [3])["step"] == 2
+    assert load(settings).train.steps == 4  # it was written again
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / "checkpoints").mkdir()
+    settings.write_text("[train]\nsteps = 'ten'\n")
+    with pytest.raises(ValueError, match=r"run/config\.toml: train\.steps = 'ten'.*put them back as they were"):
+        go(made, True, [3])
 
 
 def test_what_is_refused_before_anything_is_made(tmp_path):

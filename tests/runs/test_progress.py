@@ -3,6 +3,7 @@
 import io
 import math
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -79,6 +80,30 @@ def test_a_pipe_gets_plain_lines():
     env = {k: v for k, v in os.environ.items() if k != "FORCE_COLOR"}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     assert ended.stdout == "step 1/1  loss 2.5000\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_view_that_nobody_sees_any_more_ends_no_run(terminal):
+    """Its terminal was closed, or `| head` has ended. The program is told by its exit status that it went on."""
+    code = (
+        "import os, sys, time\n"
+        "from gspo.runs.progress import Progress\n"
+        "with Progress(40) as p:\n"
+        "    p.note('begun')\n"
+        "    sys.stdin.read()\n"
+        "    for step in range(1, 41):\n"
+        "        p.phase(f'sampling {step}', 1, 2); p.step({'step': step, 'loss': 2.5}); p.note('x' * 4000)\n"
+        "os._exit(42)\n"
+    )
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    shown = b""
+    while b"begun" not in shown:
+        shown += os.read(ours, 4096)
+    os.close(ours)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 42, error.decode()
 
 
 def test_parts_of_the_reward_are_shown_where_there_are_several():

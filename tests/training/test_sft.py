@@ -1,8 +1,12 @@
 """Supervised runs."""
 
+from pathlib import Path
+
+import torch
+
 import gspo
 from tests.tiny_run import model
-from tests.training.whole import numbers
+from tests.training.whole import lines, numbers
 
 
 def test_cold_start_learns_and_resumes_bit_equal(tmp_path):
@@ -21,3 +25,21 @@ def test_cold_start_learns_and_resumes_bit_equal(tmp_path):
     fit("parts", 20)
     fit("parts", 40, resume=True)
     assert numbers(tmp_path / "parts") == numbers(whole.folder)
+
+
+def test_a_full_disk_in_the_middle_is_warned_of(tmp_path, monkeypatch):
+    plain = torch.save
+
+    def save(state, path):
+        if state.get("step") == 1:
+            Path(path).symlink_to("/dev/full")
+        plain(state, path)
+
+    monkeypatch.setattr(torch, "save", save)
+    tiny, rows = model(), [{"prompt": "1=", "completion": "ab"}] * 4
+    run = gspo.sft(
+        tiny.model, rows, tokenizer=tiny.tokenizer, train={"steps": 2, "batch_size": 2, "save_every": 1},
+        log={"dir": str(tmp_path / "run")},
+    )  # fmt: skip
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["step_000002"]
+    assert any("step_000001 could not be written" in event["text"] for event in lines(run.folder / "events.jsonl"))

@@ -1,7 +1,9 @@
 """Checkpoints of a run: what is killed, stopped or short of disk goes on as if nothing had happened."""
 
+import contextlib
 import multiprocessing
 import os
+import pty
 import random
 import re
 import signal
@@ -116,6 +118,29 @@ def test_kill_9_at_random_points_and_ctrl_c_lose_nothing(tmp_path):
     assert reference.exitcode == 0
     assert [m["step"] for m in numbers(folder)] == list(range(KILLS[-1] + 9))
     assert numbers(folder) == numbers(whole)
+
+
+def test_a_closed_terminal_saves(tmp_path):
+    """The kernel's own signal, sent when a terminal is closed, to the session that has it."""
+    code = (
+        "import sys; from tests.training.whole import train\ntrain(sys.argv[1], train={'steps': 500, 'save_every': 500})\n"
+    )
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(sys.executable, [sys.executable, "-c", code, str(tmp_path / "run")])
+    try:
+        shown = b""
+        while b"sampling" not in shown and b"step 1" not in shown:
+            shown += os.read(terminal, 4096)
+        while not (tmp_path / "run" / "metrics.jsonl").read_text().count("\n"):
+            os.read(terminal, 4096)
+        os.close(terminal)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(process, signal.SIGKILL)
+    (saved,) = checkpoint.steps(tmp_path / "run" / "checkpoints")
+    assert numbers(tmp_path / "run")[-1]["step"] == checkpoint.load_state(saved)["step"] < 500
 
 
 def test_a_full_disk_at_a_checkpoint(tmp_path, monkeypatch):

@@ -60,8 +60,12 @@ def write_page(path: Path, title: str, body: str) -> None:
         f"<body><main>\n{body}\n</main></body></html>\n"
     )
     part = path.with_suffix(".part")
-    part.write_text(page, encoding="utf-8", errors="replace")
-    part.replace(path)
+    try:
+        part.write_text(page, encoding="utf-8", errors="replace")
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def escape(text: Any) -> str:

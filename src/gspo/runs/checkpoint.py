@@ -1,9 +1,8 @@
-"""Checkpoints: atomic, complete, and enough to go on bit for bit."""
+"""Checkpoints: atomic, complete, proven to be what was saved, and enough to go on bit for bit."""
 
 from __future__ import annotations
 
-import os
-import shutil
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -12,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+
+from gspo.runs import disk
+from gspo.runs.disk import SaveError
+from gspo.runs.folder import RunFolder
 
 STATE = "state.pt"
 MODEL = "model"
 LEARNER = "learner.pt"
+CONFIG = "config.toml"
 GOOD = "good"
+NAMES = rf"step_\d+|{GOOD}"
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
@@ -25,77 +29,69 @@ def folder_of(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"step_{step:06d}"
 
 
-def save(checkpoints: Path, step: int, write_learner: Callable[[Path], None], state: dict[str, Any], keep: int) -> Path:
-    """Writes `checkpoints/step_NNNNNN` (what the learner writes, and state.pt) and deletes all but the newest `keep`.
+def save(
+    checkpoints: Path, step: int, write_learner: Callable[[Path], None], state: dict[str, Any], config: str, keep: int,
+    tell: Callable[[str], None] | None = None,
+) -> Path | None:  # fmt: skip
+    """Writes `checkpoints/step_NNNNNN` (what the learner writes, state.pt, the settings `config`, and checksums of all of
+    it) and deletes all but the newest `keep`.
 
-    The folder appears under its name only when everything in it is on the disk.
+    The folder appears under its name only when everything in it is on the disk. Where the disk does not take it, raises
+    SaveError; with `tell`, for a run that need not end now, it is told so, and nothing is returned.
     """
     final = folder_of(checkpoints, step)
 
     def write(folder: Path) -> None:
         write_learner(folder)
         torch.save(state | {"step": step, "random": random_state()}, folder / STATE)
+        (folder / CONFIG).write_text(config, encoding="utf-8")
+        disk.write_sums(folder)
 
-    write_folder(final, write)
+    try:
+        disk.write_folder(final, write)
+    except SaveError as error:
+        if tell is None:
+            raise SaveError(f"{error}. {way_on(checkpoints)}") from error
+        tell(f"step {step}: {error}. The run goes on without this checkpoint. For now {way_on(checkpoints)}")
+        return None
+    disk.sweep(checkpoints, NAMES)
     for old in steps(checkpoints)[:-keep]:
         if old != good(checkpoints):
-            remove(old)
+            disk.remove(old)
     return final
+
+
+def save_model(folder: RunFolder, write: Callable[[str], None]) -> None:
+    """Lets `write` fill the run's `model/`, in the place of one that is there. Raises SaveError."""
+    try:
+        disk.write_folder(folder.path / MODEL, lambda path: write(str(path)))
+    except SaveError as error:
+        raise SaveError(f"{error}. {way_on(folder.checkpoints)}") from error
+
+
+def sweep(folder: RunFolder) -> None:
+    """Clears up what kills have left in a run folder that this process holds."""
+    disk.sweep(folder.path, rf"{MODEL}|{re.escape(CONFIG)}")
+    disk.sweep(folder.checkpoints, NAMES)
 
 
 def keep_good(checkpoints: Path, step: int) -> None:
     """Marks the checkpoint of `step` as the good one, which is not deleted while it is."""
-    part = checkpoints / f".{GOOD}.part"
-    part.write_text(f"{folder_of(checkpoints, step).name}\n", encoding="utf-8")
-    part.replace(checkpoints / GOOD)
+    disk.write_text(checkpoints / GOOD, f"{folder_of(checkpoints, step).name}\n")
 
 
 def good(checkpoints: Path) -> Path | None:
     """The checkpoint that was marked good last; None without one."""
     mark = checkpoints / GOOD
-    folder = checkpoints / mark.read_text(encoding="utf-8").strip() if mark.exists() else None
-    return folder if folder is not None and (folder / STATE).exists() else None
-
-
-class SaveError(RuntimeError):
-    """The disk did not take what was to be written."""
-
-
-def write_folder(final: Path, write: Callable[[Path], None]) -> None:
-    """Lets `write` fill a folder that takes the name `final` in one move. One that was there is replaced, or stays where
-    the disk does not take the new one. Raises SaveError then.
-    """
-    part = final.with_name(f".{final.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
-        write(part)
-        for file in [p for p in part.rglob("*") if p.is_file()]:
-            with open(file, "rb+") as handle:
-                os.fsync(handle.fileno())
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own words for a full disk
-        shutil.rmtree(part, ignore_errors=True)
-        free = shutil.disk_usage(final.parent).free / 2**30
-        raise SaveError(f"{final} could not be written ({error}); {free:.1f} GiB are free there") from error
-    if final.exists():
-        remove(final)
-    part.rename(final)
-    directory = os.open(final.parent, os.O_RDONLY)
-    os.fsync(directory)
-    os.close(directory)
-
-
-def remove(folder: Path) -> None:
-    """Takes the folder's name away before anything in it, so that a kill leaves no half of it under that name."""
-    gone = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(gone, ignore_errors=True)
-    folder.rename(gone)
-    shutil.rmtree(gone)
+    name = mark.read_text(encoding="utf-8", errors="replace").strip() if mark.is_file() else ""
+    return next((folder for folder in steps(checkpoints) if folder.name == name), None)
 
 
 def steps(checkpoints: Path) -> list[Path]:
-    """The complete checkpoints, oldest first."""
-    return sorted(p for p in checkpoints.glob("step_*") if (p / STATE).exists())
+    """The complete checkpoints, oldest first. What has another name is none."""
+    numbers = sorted(int(path.name[5:]) for path in checkpoints.glob("step_*") if path.name[5:].isdecimal())
+    folders = [folder_of(checkpoints, number) for number in dict.fromkeys(numbers)]
+    return [folder for folder in folders if (folder / STATE).exists() or (folder / disk.SUMS).exists()]
 
 
 def latest(checkpoints: Path) -> Path | None:
@@ -103,9 +99,42 @@ def latest(checkpoints: Path) -> Path | None:
     return (steps(checkpoints) or [None])[-1]  # type: ignore[list-item]
 
 
+def way_on(checkpoints: Path) -> str:
+    """What `--resume` would do, in words."""
+    last = latest(checkpoints)
+    if last is not None:
+        return f"--resume goes on from the last checkpoint, {last.name}"
+    return "No checkpoint was saved yet: --resume begins with the first step"
+
+
+def check(checkpoint: Path) -> None:
+    """Whether a run can go on from it. Raises RuntimeError for a damaged file, ValueError for a checkpoint that an earlier
+    gspo has written, which kept the learner's state elsewhere.
+    """
+    if problem := disk.damage(checkpoint):
+        raise RuntimeError(f"{problem}. {_instead(checkpoint)}")
+    if not (checkpoint / LEARNER).exists():
+        raise ValueError(
+            f"{checkpoint} has no {LEARNER}: it is of an earlier gspo and cannot be resumed. Start another run from its "
+            f"model: model.path = {str(checkpoint / MODEL)!r}"
+        )
+
+
+def _instead(checkpoint: Path) -> str:
+    """What to do with a damaged checkpoint."""
+    there = steps(checkpoint.parent)
+    if earlier := there[: there.index(checkpoint)] if checkpoint in there else []:
+        return f"Put it back, or delete {checkpoint}: --resume then goes on from {earlier[-1].name}"
+    return "There is no checkpoint before it: put it back, or start anew with another --log.dir"
+
+
 def load_state(checkpoint: Path) -> dict[str, Any]:
     """The state beside the model, and puts the random state back. Raises RuntimeError for a damaged file."""
     state = read_state(checkpoint)
+    if folder_of(checkpoint.parent, state["step"]) != checkpoint:
+        raise RuntimeError(
+            f"{checkpoint} holds step {state['step']}: give it its name {folder_of(Path(), state['step'])} back"
+        )
     torch.set_rng_state(state["random"]["cpu"])
     if torch.cuda.device_count() == len(state["random"]["cuda"]) > 0:  # a run may go on on another machine
         torch.cuda.set_rng_state_all(state["random"]["cuda"])
@@ -117,18 +146,7 @@ def read_state(checkpoint: Path, name: str = STATE) -> dict[str, Any]:
     try:
         return torch.load(checkpoint / name, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise RuntimeError(
-            f"{checkpoint / name} cannot be read ({error}): delete {checkpoint} to resume from the checkpoint before it"
-        ) from error
-
-
-def check_complete(checkpoint: Path) -> None:
-    """Raises ValueError for a checkpoint that an earlier gspo has written, which kept the learner's state elsewhere."""
-    if not (checkpoint / LEARNER).exists():
-        raise ValueError(
-            f"{checkpoint} has no {LEARNER}: it is of an earlier gspo and cannot be resumed. Start another run from its "
-            f"model: model.path = {str(checkpoint / MODEL)!r}"
-        )
+        raise RuntimeError(f"{checkpoint / name} cannot be read ({error}). {_instead(checkpoint)}") from error
 
 
 def same_data(saved: str, now: str) -> None:
@@ -149,27 +167,33 @@ def random_state() -> dict[str, Any]:
 
 
 class Stop:
-    """Whether Ctrl-C or SIGTERM asked the run to end after this step."""
+    """Whether Ctrl-C, SIGTERM or a closed terminal asked the run to end after this step."""
 
     asked = False
 
 
 @contextmanager
 def stop_signals(note: Callable[[str], None]) -> Iterator[Stop]:
-    """Turns the first Ctrl-C or SIGTERM into `Stop.asked`; a second one interrupts at once."""
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into `Stop.asked`; a second Ctrl-C or SIGTERM interrupts at once. SIGHUP
+    stays ignored where it is (nohup).
+    """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield stop
         return
 
     def handle(number: int, frame: Any) -> None:
+        if stop.asked and number == signal.SIGHUP:  # the kernel and the shell may each send one
+            return
         if stop.asked:
             raise KeyboardInterrupt
         stop.asked = True
         with suppress(RuntimeError):  # the signal may have come in the middle of a write to the terminal
             note(f"{signal.Signals(number).name}: finishing this step, then saving; once more to stop at once")
 
-    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    old = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield stop
     finally:

@@ -8,9 +8,11 @@ import weakref
 from pathlib import Path
 from typing import BinaryIO
 
+from gspo.runs import disk
+
 _SKELETON = {
     ".lock",
-    "config.toml.part",
+    ".config.toml.part",
     "checkpoints",
     "figures",
 }  # what a kill in the middle of create leaves
@@ -47,9 +49,7 @@ class RunFolder:
         folder._hold()
         try:
             folder.check_unused()  # someone may have been faster
-            part = folder.path / "config.toml.part"
-            part.write_text(config_toml, encoding="utf-8")
-            part.replace(folder.config)  # last, and at once: a folder with a config.toml is a whole one
+            disk.write_text(folder.config, config_toml)  # last, and at once: a folder with a config.toml is a whole one
         except BaseException:
             folder.close()
             raise

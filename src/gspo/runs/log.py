@@ -6,6 +6,7 @@ how long each file was; resuming cuts them back to that length, and the steps do
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeGuard
 
+from gspo.runs import disk
 from gspo.runs.folder import RunFolder
 
 FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
@@ -106,9 +108,12 @@ class RunLog:
 
     def position(self) -> dict[str, int]:
         """The length in bytes of each file, for a checkpoint. What was written so far is on the disk."""
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
+        for name, file in self._files.items():
+            try:
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError as error:
+                raise disk.SaveError(disk.refused(self.folder.path / name, error)) from error
         return {name: os.fstat(file.fileno()).st_size for name, file in self._files.items()}
 
     def rewind(self, position: dict[str, int]) -> None:
@@ -137,7 +142,8 @@ class RunLog:
                 self.warn(f"tracker {tracker.name} failed to close: {error}")
         self._trackers = []
         for file in self._files.values():
-            file.close()
+            with contextlib.suppress(OSError):  # what the disk does not take has been told by whoever wrote it
+                file.close()
 
     def __enter__(self) -> RunLog:
         return self
@@ -147,9 +153,12 @@ class RunLog:
 
     def _write(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         file = self._files[name]
-        for row in rows:
-            file.write(to_json(row))
-        file.flush()
+        try:
+            for row in rows:
+                file.write(to_json(row))
+            file.flush()
+        except OSError as error:
+            raise disk.SaveError(disk.refused(self.folder.path / name, error)) from error
 
     def _print(self, text: str) -> None:
         if self._progress is not None:

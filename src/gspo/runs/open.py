@@ -11,7 +11,7 @@ from typing import Any
 from gspo.config.files import load, to_dict, to_toml
 from gspo.config.resume import same_run
 from gspo.config.schema import Config
-from gspo.runs import checkpoint
+from gspo.runs import checkpoint, disk
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
 from gspo.runs.progress import Progress
@@ -29,11 +29,25 @@ def claimed(config: Config, resume: bool) -> Iterator[tuple[RunFolder | None, Pa
         yield None, None
         return
     with RunFolder.resume(config.log.dir) as folder:
+        checkpoint.sweep(folder)
         last = checkpoint.latest(folder.checkpoints)
         if last is not None:
-            checkpoint.check_complete(last)
-        same_run(load(folder.config), config)
+            checkpoint.check(last)
+        same_run(begun_with(folder, last), config)
         yield folder, last
+
+
+def begun_with(folder: RunFolder, last: Path | None) -> Config:
+    """The settings that a run has had until now: those in its last checkpoint, since anybody may have changed the other file.
+    Raises ValueError, naming the file, where they cannot be read.
+    """
+    saved = folder.config if last is None else last / checkpoint.CONFIG
+    path = saved if saved.exists() else folder.config  # an earlier gspo kept none in checkpoints
+    try:
+        return load(path)
+    except ValueError as error:
+        named = str(error) if str(path) in str(error) else f"{path}: {error}"
+        raise ValueError(f"{named}. The settings of this run were changed: put them back as they were") from None
 
 
 @contextmanager
@@ -45,9 +59,7 @@ def open_run(
         toml = to_toml(config)
         if folder is None:
             folder = stack.enter_context(RunFolder.create(config.log.dir, toml))
-        part = folder.config.with_suffix(".part")
-        part.write_text(toml, encoding="utf-8")
-        part.replace(folder.config)
+        disk.write_text(folder.config, toml)
         state = checkpoint.load_state(last) if last is not None else None
         start = state["step"] if state else 0
         trackers = open_trackers(config.log.trackers, folder.path, config.log.project, to_dict(config), start)
@@ -55,6 +67,8 @@ def open_run(
         log = stack.enter_context(RunLog(folder, trackers, screen))
         log.rewind(state["log"] if state else {})
         log.step = start
+        if last is not None and not (last / disk.SUMS).exists():
+            log.warn(f"{last.name} was saved by an earlier gspo, without checksums: damage to it would not be noticed")
         stack.enter_context(warnings_to(log))
         yield log, screen, state
 

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -32,11 +33,20 @@ SHOWN = (
 )
 
 
+class Screen(Console):
+    """A console whose reader may go away: rich itself would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Raises BrokenPipeError, for whoever prints."""
+        raise BrokenPipeError
+
+
 class Progress:
     """Shows how far a run is: its step, its phase, its newest metrics and the time left.
 
     `start_step` steps of `total_steps` are done already (0 total: a single phase, no steps). Plain lines where the
-    output is no terminal, in CI, or with TERM=dumb. What is printed meanwhile appears above the view.
+    output is no terminal, in CI, or with TERM=dumb. What is printed meanwhile appears above the view. Where nobody can see
+    it any more (the terminal was closed, `| head` has ended), the run goes on unseen.
     """
 
     def __init__(
@@ -47,10 +57,11 @@ class Progress:
         console: Console | None = None,
     ) -> None:
         self.total, self.done, self.title = total_steps, start_step, title
-        self._console = console or Console(file=sys.stdout, highlight=False)
+        self._console = console or Screen(file=sys.stdout, highlight=False)
         no_terminal = not self._console.is_terminal or os.environ.get("TERM") == "dumb"
         self.plain = no_terminal or bool(os.environ.get("CI"))
         self._live: Live | None = None
+        self._lost = False
         self._history: dict[str, deque[float]] = {}
         self._phase: tuple[str, int, int] = ("", 0, 0)
         self._times: deque[float] = deque(maxlen=21)  # when the last steps ended
@@ -61,14 +72,14 @@ class Progress:
         self._times.append(self._begin)
         if not self.plain:
             self._live = Live(self._view(), console=self._console, auto_refresh=False)
-            self._live.start()
+            self._show(self._live.start)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._phase = ("", 0, 0)
-            self._live.update(self._view(), refresh=True)
-            self._live.stop()
+            self._draw(now=True)
+            self._show(self._live.stop)
             self._live = None
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
@@ -96,17 +107,26 @@ class Progress:
         """A line that stays."""
         self._print(text)
 
+    def _show(self, draw: Callable[[], object]) -> None:
+        if self._lost:
+            return
+        try:
+            draw()
+        except OSError:
+            self._lost = True
+
     def _print(self, text: str) -> None:
         # Text, not markup: "[/]" in a warning is no tag. Plain lines are not wrapped.
-        self._console.print(Text(text), soft_wrap=self.plain)
+        self._show(lambda: self._console.print(Text(text), soft_wrap=self.plain))
         if self.plain:
-            self._console.file.flush()
+            self._show(self._console.file.flush)
 
     def _draw(self, now: bool = False) -> None:
         time_now = time.monotonic()
-        if self._live is not None and (now or time_now - self._drawn >= REFRESH):
+        live = self._live
+        if live is not None and (now or time_now - self._drawn >= REFRESH):
             self._drawn = time_now
-            self._live.update(self._view(), refresh=True)
+            self._show(lambda: live.update(self._view(), refresh=True))
 
     def _seconds_left(self) -> float | None:
         """Seconds to go, by the pace of the last 20 steps."""

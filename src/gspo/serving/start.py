@@ -52,7 +52,7 @@ class Serving:
                 folder = run.log.folder.path
                 if run.step > begun:
                     save(run)
-                checkpoint.write_folder(folder / "model", lambda path: run.learner.publish(run.step).save(str(path)))
+                checkpoint.save_model(run.log.folder, run.learner.publish(run.step).save)
                 if run.step:
                     write_report([folder])
 

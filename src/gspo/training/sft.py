@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from gspo.config.files import to_toml
 from gspo.config.schema import Config
 from gspo.ports import SupervisedLearner
 from gspo.runs import checkpoint
@@ -73,14 +74,17 @@ def fit(run: SupervisedRun) -> Metrics:
             }  # fmt: skip
             run.log.metrics(metrics)
             if run.step % train.save_every == 0 or run.step == train.steps or stop.asked:
-                save(run)
+                save(run, needed=run.step == train.steps or stop.asked)
     return metrics
 
 
-def save(run: SupervisedRun) -> None:
-    """A checkpoint of everything that the next step depends on."""
+def save(run: SupervisedRun, needed: bool = True) -> None:
+    """A checkpoint of everything that the next step depends on. Where the disk does not take it, a run that need not end now
+    goes on with a warning, and the checkpoint before it stays; else raises SaveError.
+    """
     state = {"position": run.rows.position, "data": run.data, "tokens": run.tokens, "log": run.log.position()}
-    checkpoint.save(run.log.folder.checkpoints, run.step, run.learner.save, state, run.config.train.keep_checkpoints)
+    tell, keep = None if needed else run.log.warn, run.config.train.keep_checkpoints
+    checkpoint.save(run.log.folder.checkpoints, run.step, run.learner.save, state, to_toml(run.config), keep, tell)
 
 
 def restore(run: SupervisedRun, state: dict[str, Any]) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gspo.config.files import to_toml
 from gspo.config.schema import Config
 from gspo.objective.algorithms import Algorithm
 from gspo.ports import Learner, RolloutSource, Sampler, Scorer
-from gspo.runs import checkpoint
+from gspo.runs import checkpoint, disk
 from gspo.runs.log import RunLog
 from gspo.runs.progress import Progress
 from gspo.training.guard import Guard
@@ -51,6 +52,7 @@ def save(run: Run, needed: bool = True) -> None:
     goes on with a warning, and the checkpoint before it stays; else raises SaveError.
     """
     run.screen.phase("saving", 0, 1)
+    checkpoints = run.log.folder.checkpoints
     state = {
         "data": run.data,
         "version": run.sampler.version,
@@ -61,16 +63,10 @@ def save(run: Run, needed: bool = True) -> None:
         "old_logprobs": run.old_logprobs,
         "log": run.log.position(),
     }
-    folder = run.log.folder
-    try:
-        checkpoint.save(folder.checkpoints, run.step, run.learner.save, state, run.config.train.keep_checkpoints)
-    except checkpoint.SaveError as error:
-        if needed:
-            raise
-        run.log.warn(f"step {run.step}: {error}. Free some space: the run goes on, and would resume from the one before")
-        return
-    if run.good and run.config.guard.action == "rewind":
-        checkpoint.keep_good(folder.checkpoints, run.step)
+    tell, keep = None if needed else run.log.warn, run.config.train.keep_checkpoints
+    done = checkpoint.save(checkpoints, run.step, run.learner.save, state, to_toml(run.config), keep, tell)
+    if done and run.good and run.config.guard.action == "rewind":
+        checkpoint.keep_good(checkpoints, run.step)
 
 
 def restore(run: Run, state: dict[str, Any]) -> None:
@@ -95,6 +91,9 @@ def rewind(run: Run) -> bool:
     rollout.delay) are dropped.
     """
     folder = checkpoint.good(run.log.folder.checkpoints)
+    if folder is not None and (problem := disk.damage(folder)):
+        run.log.warn(f"step {run.step}: no way back to {folder.name}: {problem}")
+        return False
     if folder is None:
         return False
     run.learner.rewind(folder, run.config.guard.lr_factor)
