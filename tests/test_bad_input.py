@@ -219,7 +219,7 @@ CHECKPOINT = {  # what only the checkpoint shows
 }
 FAILED = {  # not the user's words but what lies on the disk: exit status 1
     "{} --log.dir done_state --resume": "done_state/.*/state.pt is damaged: its checksum is not .*no checkpoint before it",
-    "{} --log.dir done_weights --resume": "done_weights/.*/model/model.safetensors is missing. There is no checkpoint before",
+    "{} --log.dir done_weights --resume": "done_weights/.*/model/model.safetensors is missing. There is no checkpoint",
     "{} --log.dir done_metrics --resume": "done_metrics/metrics.jsonl has 0 bytes, but the checkpoint was saved at .*lost",
 }
 

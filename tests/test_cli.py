@@ -1,6 +1,8 @@
 """The command line: help, and whole runs through files."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -10,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import gspo
-from gspo.cli import main, parser, take_fields
+from gspo.cli import main, parser, take_fields, way_on
 from gspo.config.files import from_dict, load
 from gspo.config.schema import Config
 from tests.tiny_run import model
@@ -203,3 +205,66 @@ def test_a_failed_run_ends_with_1_and_without_a_traceback(place, monkeypatch, ca
     assert main(words) == 1
     assert "gspo: error: run/metrics.jsonl has 0 bytes" in capsys.readouterr().err
     (place / "kept").rename(place / "run" / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("words", [["config"], ["train", "--help"], ["train", "missing.toml"]])
+def test_head_ends_quietly(place, words):
+    """With a reader that has gone before anything was written, and with one that goes in the middle."""
+    for read in (0, 1):
+        ours, theirs = os.pipe()
+        command = [sys.executable, "-m", "gspo", *words]
+        process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, cwd=place, text=True)
+        os.close(theirs)
+        os.read(ours, read)
+        os.close(ours)
+        _, error = process.communicate(timeout=240)
+        assert process.returncode == (2 if "missing.toml" in words else 0)
+        assert "Broken" not in error and "Traceback" not in error and "Exception" not in error
+        assert error == "" or words[0] != "config"
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-m", "gspo", "config"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1 and ended.stderr == "gspo: error: [Errno 28] No space left on device\n"
+
+
+WAITS = """
+import sys, time
+def rows():
+    print("begun", flush=True)
+    time.sleep(120)
+"""
+
+
+def test_ctrl_c_while_loading_says_what_works(place):
+    (place / "waits.py").write_text(WAITS)
+    command = [sys.executable, "-m", "gspo", "train", "train.toml", "--task.source=waits:rows", "--log.dir=never"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=place, text=True)
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.endswith("gspo: interrupted before anything was begun: start it again without --resume\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        ("train train.toml --log.dir never", " before anything was begun: start it again without --resume"),
+        ("train train.toml --log.dir begun", "; no checkpoint was saved yet: --resume begins with the first step"),
+        ("train train.toml", "; --resume goes on from the last checkpoint, step_00000"),
+        ("sft cold.toml", "; --resume goes on from the last checkpoint, step_000030"),
+        ("eval train.toml", ""),
+        ("report run", ""),
+        ("compare study.toml", "; the same command goes on with what is left"),
+        ("demo --dir nowhere", "; start it again without --resume"),
+        ("demo --dir old", "; start it again with --resume"),
+    ],
+)
+def test_an_interrupted_command_says_how_to_go_on(place, monkeypatch, words, way):
+    monkeypatch.chdir(place)
+    for folder in ("begun/checkpoints", "old-cold-start"):
+        (place / folder).mkdir(parents=True, exist_ok=True)
+    (place / "begun" / "config.toml").write_text("")
+    plain, fields = take_fields(words.split())
+    assert (
+        way_on(parser().parse_args(plain), fields).startswith(way) if way else not way_on(parser().parse_args(plain), fields)
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from gspo.build import assemble
 from gspo.build.given import Given, Source, configured
 from gspo.config.checks import check_required, check_training
 from gspo.report.page import write_report
-from gspo.report.read import read_run
+from gspo.report.read import read_lines
 from gspo.rollout import evaluation
 from gspo.runs import checkpoint
 from gspo.training import trainer
@@ -44,6 +44,7 @@ def train(
     eval_dataset: Any = None,
     config: Source = None,
     resume: bool = False,
+    allow: Collection[str] = (),
     **sections: dict[str, Any],
 ) -> Result:
     """Trains `model` on the prompts of `dataset` for `reward`, with GSPO unless told otherwise.
@@ -51,7 +52,8 @@ def train(
     model: a folder, a Hugging Face id, or a loaded transformers model (then with its tokenizer). dataset: a list of
     dicts or a datasets.Dataset with a `prompt` column. reward: `f(prompts, completions, **columns) -> list[float |
     None]`, plain or async, or several. Each may be named in `config` instead: a TOML file, a Config, or nested dicts.
-    `sections` change it, as in `rollout={"num_prompts": 8}`. Raises ValueError for what cannot work, before training starts.
+    `sections` change it, as in `rollout={"num_prompts": 8}`. allow: settings that a resumed run changes on purpose, such as
+    `["optimizer.lr"]`. Raises ValueError for what cannot work, before training starts.
     """
     functions = _functions(reward)
     settings = configured(config, sections, model, tokenizer, dataset)
@@ -59,7 +61,7 @@ def train(
     if eval_dataset is not None and not settings.eval.every:
         raise ValueError('eval_dataset is given but eval.every = 0: set eval={"every": STEPS} to evaluate on it')
     given = Given(model, tokenizer, dataset, eval_dataset, functions)
-    with assemble.training(settings, resume, given) as (run, hf):
+    with assemble.training(settings, resume, given, allow) as (run, hf):
         metrics = trainer.train(run) or last_line(run.log.folder.path)
         finished = _finish(run)
         folder = run.log.folder.path
@@ -74,12 +76,13 @@ def sft(
     tokenizer: Any = None,
     config: Source = None,
     resume: bool = False,
+    allow: Collection[str] = (),
     **sections: dict[str, Any],
 ) -> Result:
     """Trains `model` to imitate the rows of `dataset`, which have `prompt` and `completion`. Arguments as in `train`."""
     settings = configured(config, sections, model, tokenizer, dataset)
     check_required(settings)
-    with assemble.imitating(settings, resume, Given(model, tokenizer, dataset)) as (run, hf):
+    with assemble.imitating(settings, resume, Given(model, tokenizer, dataset), allow) as (run, hf):
         metrics = fit(run) or last_line(run.log.folder.path)
         finished = _finish(run)
         folder = run.log.folder.path
@@ -119,12 +122,14 @@ def _functions(reward: Any) -> tuple[Callable[..., Any], ...]:
 
 
 def last_line(folder: Path) -> dict[str, Any]:
-    """The newest metrics of a run that was finished before."""
-    return read_run(folder).lines[-1]
+    """The newest metrics of a run; {} where it has none yet."""
+    return (list(read_lines(folder / "metrics.jsonl")) or [{}])[-1]
 
 
 def _report(folder: Path) -> None:
     """The report of a run that is over: where the disk does not take it, a warning is worth less than what was trained."""
+    if not last_line(folder):
+        return  # it was stopped before there was anything to tell
     try:
         write_report([folder])
     except OSError as error:
@@ -138,7 +143,8 @@ def _finish(run: Run | SupervisedRun) -> bool:
     """The final model, if the last step is done; else a word on how to go on."""
     folder = run.log.folder
     if run.step < run.config.train.steps:
-        run.log.note(f"stopped after step {run.step} of {run.config.train.steps}; go on with --resume")
+        done = f"after step {run.step} of {run.config.train.steps}" if run.step else "before the first step was done"
+        run.log.note(f"stopped {done}; {checkpoint.way_on(folder.checkpoints)}")
         return False
     checkpoint.save_model(folder, run.learner.publish(run.step).save)
     return True

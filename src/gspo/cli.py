@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import select
 import sys
 import time
+from io import UnsupportedOperation
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,6 +61,10 @@ def parser() -> Parser:
     ):
         subparser = command(name, text, "1")
         subparser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
+        subparser.add_argument(
+            "--allow", action="append", default=[], metavar="SECTION.KEY",
+            help="with --resume: a setting that may differ from the run's own, such as optimizer.lr; repeatable",
+        )  # fmt: skip
     subparser = command(
         "serve", "serve a model to agents at an OpenAI-compatible endpoint, and train it on what they return", "1"
     )
@@ -101,10 +108,37 @@ def take_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command. Returns the exit status: 0, 1 for a failed run, 2 for bad input, 130 when interrupted."""
-    debug = False
+    """Runs one command. Returns the exit status: 0, 1 for a failed run, 2 for bad input, 130 when interrupted.
+
+    Where nobody reads the output any more (`| head`), it ends without a word.
+    """
     try:
-        words, fields = take_fields(sys.argv[1:] if argv is None else argv)
+        return told(sys.argv[1:] if argv is None else argv)
+    finally:
+        unread()
+
+
+def unread() -> bool:
+    """Whether nobody reads the output any more. Then what is left of it goes nowhere, also when Python ends."""
+    try:
+        sys.stdout.flush()
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        if not poll.poll(0):
+            return False
+    except UnsupportedOperation:
+        return False  # it is no file
+    except OSError:
+        pass
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
+def told(argv: list[str]) -> int:
+    """Runs one command and tells in one line what went wrong. Returns the exit status."""
+    debug, begun = False, None
+    try:
+        words, fields = take_fields(argv)
         arguments, unknown = parser().parse_known_args(words)
         debug = arguments.debug
         if unknown and not unknown[0].startswith("-"):
@@ -114,17 +148,45 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError(f"{unknown[0]}: unknown option; fields are given as --section.key VALUE{guess}")
         if fields and arguments.command in ("report", "demo"):
             raise ValueError(f"--{next(iter(fields))}: `gspo {arguments.command}` takes no configuration fields")
-        return run(arguments, fields)
+        begun = arguments, fields
+        status = run(arguments, fields)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
-        print("gspo: interrupted; `--resume` goes on from the last checkpoint", file=sys.stderr)
+        print(f"gspo: interrupted{way_on(*begun) if begun else ''}", file=sys.stderr)
         return 130
     except (ValueError, RuntimeError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and unread():
+            return 0  # whoever read the output had enough of it
         if debug:
             raise
         if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch for it
             error = RuntimeError(f"the GPU is out of memory: {OUT_OF_MEMORY}")
         print(f"gspo: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
+
+
+def way_on(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
+    """How to go on with a command that was interrupted, in words after "interrupted"."""
+    if arguments.command == "compare":
+        return "; the same command goes on with what is left"
+    if arguments.command == "demo":
+        folder = demo_folder(arguments)
+        begun = folder.with_name(f"{folder.name}-cold-start").exists()
+        return f"; start it again {'with' if begun else 'without'} --resume"
+    if arguments.command not in ("train", "sft", "serve"):
+        return ""
+    folder = Path(load(arguments.config, fields).log.dir)
+    if not (folder / "config.toml").exists():
+        return " before anything was begun: start it again without --resume"
+    from gspo.runs import checkpoint
+
+    return f"; {checkpoint.way_on(folder / 'checkpoints')}"
+
+
+def demo_folder(arguments: argparse.Namespace) -> Path:
+    """Where `gspo demo` runs."""
+    return Path(arguments.dir or ("runs/demo-agent" if arguments.agent else "runs/demo"))
 
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
@@ -137,8 +199,8 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if arguments.command == "demo":
         from gspo.demo import stages
 
-        folder = arguments.dir or ("runs/demo-agent" if arguments.agent else "runs/demo")
-        return stages.play(Path(folder), arguments.seed, arguments.resume, "agent" if arguments.agent else "completion")
+        kind = "agent" if arguments.agent else "completion"
+        return stages.play(demo_folder(arguments), arguments.seed, arguments.resume, kind)
     if arguments.command == "compare":
         from gspo.study.compare import compare
 
@@ -155,7 +217,8 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 
     if arguments.command == "eval":
         return evaluate(config, arguments.out)
-    result = (api.train if arguments.command == "train" else api.sft)(config=config, resume=arguments.resume)
+    call = api.train if arguments.command == "train" else api.sft
+    result = call(config=config, resume=arguments.resume, allow=arguments.allow)
     print(f"model   {result.folder / 'model'}" if result.finished else f"stopped {result.folder}")
     print(f"report  {result.folder / 'report.html'}")
     return 0 if result.finished else 130

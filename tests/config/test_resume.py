@@ -1,7 +1,10 @@
+import re
+
 import pytest
 
 from gspo.config.files import all_keys, from_dict
-from gspo.config.resume import FREE, same_run
+from gspo.config.resume import FREE, ON_PURPOSE, check_allowed, same_run
+from gspo.learner.algorithm import resolved
 from gspo.config.schema import SECTIONS, Config
 
 
@@ -35,3 +38,39 @@ def test_where_it_is_and_when_it_stops_may_change(tables):
 def test_what_makes_it_another_run_may_not(tables, message):
     with pytest.raises(ValueError, match=message):
         same_run(Config(), from_dict(tables))
+
+
+@pytest.mark.parametrize("name", ["grpo", "sapo", "ppo", "dapo"])
+def test_the_option_that_was_changed_is_named_and_none_that_follows_from_it(name):
+    """The run folder holds every setting, also those that an algorithm's name brings with it."""
+    old, _ = resolved(Config())
+    new, _ = resolved(from_dict({"algorithm": {"name": name}}))
+    with pytest.raises(ValueError, match=f"^algorithm.name = '{name}' cannot be changed .* began with 'gspo'"):
+        same_run(old, new)
+
+
+def test_the_learning_rate_and_its_schedule_may_change_on_purpose():
+    new = from_dict({"optimizer": {"lr": 0.5, "schedule": "cosine"}, "train": {"steps": 7}})
+    with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.5 cannot be changed .*or allow it by --allow optimizer\.lr"):
+        same_run(Config(), new)
+    with pytest.raises(ValueError, match=r"optimizer\.schedule = 'cosine' cannot"):
+        same_run(Config(), new, ["optimizer.lr"])
+    assert same_run(Config(), new, ["optimizer.lr", "optimizer.schedule"]) == [
+        "optimizer.lr = 0.5 (was 1e-06)", "optimizer.schedule = 'cosine' (was 'constant')", "train.steps = 7 (was 100)",
+    ]  # fmt: skip
+    assert same_run(Config(), Config(), ["optimizer.lr"]) == []
+
+
+@pytest.mark.parametrize("key", all_keys())
+def test_what_may_be_allowed(key):
+    if key in ON_PURPOSE:
+        return check_allowed([key])
+    free = key in FREE or key.partition(".")[0] in FREE
+    why = "may change it without that" if free else "of two different runs; allowed are optimizer.lr"
+    with pytest.raises(ValueError, match=f"--allow {re.escape(key)}: .*{why}"):
+        check_allowed([key])
+
+
+def test_what_is_no_key_cannot_be_allowed():
+    with pytest.raises(ValueError, match=r"--allow train.lr: unknown key, did you mean optimizer\.lr\?; allowed are"):
+        check_allowed(["train.lr"])

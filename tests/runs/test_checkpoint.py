@@ -146,7 +146,7 @@ def test_a_full_disk_is_told_or_raised_and_leaves_what_was_there(tmp_path):
 
     told = []
     assert save(tmp_path, 2, tell=told.append, write=full) is None
-    assert "step_000002 could not be written" in told[0] and "No checkpoint was saved yet" in told[0]
+    assert "step_000002 could not be written" in told[0] and "no checkpoint was saved yet" in told[0]
     save(tmp_path, 4)
     assert save(tmp_path, 6, tell=told.append, write=full) is None
     with pytest.raises(

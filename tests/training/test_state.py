@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import gspo
 from gspo.build import learners
+from gspo.config.files import load
 from gspo.learner.optimizer import Optimizer
 from gspo.runs import checkpoint
 from tests.campaign import CAMPAIGN
+from tests.tiny_run import ROWS, likes_a, model, settings
 from tests.training.whole import lines, numbers, train
 
 
@@ -65,6 +68,55 @@ def test_resume_refuses_another_run(tmp_path):
         train(tmp_path / "run")
 
 
+def test_the_learning_rate_changes_on_purpose_and_that_is_written_down(tmp_path):
+    plain = numbers(train(tmp_path / "plain").folder)
+    lower = {"resume": True, "optimizer": {"lr": 1e-3}, "allow": ["optimizer.lr"]}
+    folder = train(tmp_path / "run", train={"steps": 3, "save_every": 3}).folder
+    train(folder, train={"steps": 5, "save_every": 3}, **lower)
+    steps = numbers(folder)
+    assert [line["lr"] for line in steps if "lr" in line] == [3e-3] * 3 + [1e-3] * 2
+    assert steps[:4] == plain[:4] and steps[4]["reward"] == plain[4]["reward"] and steps[5] != plain[5]
+    assert load(folder / "config.toml").optimizer.lr == 1e-3
+    change = "goes on with optimizer.lr = 0.001 (was 0.003)"
+
+    def said():
+        return [(line["step"], line["text"]) for line in lines(folder / "events.jsonl") if "optimizer.lr" in line["text"]]
+
+    assert said() == [(3, change)]
+    (folder / "checkpoints" / "step_000005").rename(tmp_path / "gone")  # as after a kill before it was saved
+    with pytest.raises(ValueError, match="optimizer.lr = 0.001 cannot be changed"):
+        train(folder, **lower | {"allow": []})
+    train(folder, train={"steps": 5, "save_every": 3}, **lower)
+    assert numbers(folder) == steps and said() == [(3, change)]
+    train(folder, **lower | {"allow": []})  # from here on the run has had it
+    assert numbers(folder)[-1]["lr"] == 1e-3 and said() == [(3, change)]
+
+
+def test_allow_needs_a_resume(tmp_path):
+    with pytest.raises(ValueError, match="--allow optimizer.lr: has no effect without --resume"):
+        train(tmp_path / "run", allow=["optimizer.lr"])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("evaluates", [0, 3])
+def test_ctrl_c_before_the_first_step_says_what_works(tmp_path, capsys, evaluates):
+    def interrupts(prompts, completions, **columns):
+        os.kill(main, signal.SIGINT)
+        return [0.0] * len(completions)
+
+    main, tiny = os.getpid(), model()
+    config = settings(tmp_path / "run", eval={"every": evaluates}, train={"steps": 2})
+    stopped = gspo.train(tiny.model, ROWS, interrupts, tokenizer=tiny.tokenizer, config=config)
+    assert not stopped.finished
+    done = "after step 1 of 2; --resume goes on from the last checkpoint, step_000001"
+    if evaluates:  # it came in the evaluation before training
+        done = "before the first step was done; no checkpoint was saved yet: --resume begins with the first step"
+    assert f"stopped {done}" in " ".join(capsys.readouterr().out.split())
+    tiny = model()
+    again = gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config, resume=True)
+    assert again.finished and again.metrics["step"] == 2
+
+
 def run_in_a_process(folder, resume, output):
     """A whole run, told to the file `output`."""
     for stream in (sys.stdout, sys.stderr):
@@ -110,7 +162,7 @@ def test_kill_9_at_random_points_and_ctrl_c_lose_nothing(tmp_path):
     process.join()
     assert process.exitcode == 0, output.read_text()
     assert "SIGINT: finishing this step, then saving" in output.read_text()
-    assert "go on with --resume" in output.read_text()
+    assert "--resume goes on from the last checkpoint, step_" in output.read_text()
     process, output = start(folder, True)
     process.join()
     assert process.exitcode == 0, output.read_text()

@@ -21,9 +21,9 @@ def numbers(folder):
     ]
 
 
-def train(folder, resume=False, seed=0, **changes):
-    tiny = model(seed)
-    return gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, resume=resume, config=settings(folder, **changes))
+def train(folder, resume=False, seed=0, allow=(), **changes):
+    tiny, config = model(seed), settings(folder, **changes)
+    return gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, resume=resume, allow=allow, config=config)
 
 
 class Failing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,12 +82,14 @@ def loading(what: str) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def training(config: Config, resume: bool = False, given: Given | None = None) -> Iterator[tuple[Run, HFModel]]:
+def training(
+    config: Config, resume: bool = False, given: Given | None = None, allowed: Collection[str] = ()
+) -> Iterator[tuple[Run, HFModel]]:  # fmt: skip
     """A training run, ready for trainer.train, and its model. A new run folder is made last, when all else has loaded."""
     given = given or Given()
     config, odd = resolved(config)
     with (
-        claimed(config, resume) as (folder, last),
+        claimed(config, resume, allowed) as (folder, last),
         scorer_of(config, given) as scorer,
     ):
         with warnings.catch_warnings(record=True) as heard:
@@ -199,11 +201,11 @@ def note_what_is_not_done(log: RunLog, policy: HFPolicy, config: Config) -> None
 
 @contextmanager
 def imitating(
-    config: Config, resume: bool = False, given: Given | None = None
+    config: Config, resume: bool = False, given: Given | None = None, allowed: Collection[str] = ()
 ) -> Iterator[tuple[sft.SupervisedRun, HFModel]]:  # fmt: skip
     """A supervised run, ready for sft.fit, and its model."""
     given = given or Given()
-    with claimed(config, resume) as (folder, last):
+    with claimed(config, resume, allowed) as (folder, last):
         with warnings.catch_warnings(record=True) as heard:
             with loading("the rows"):
                 outline = outline_of(config, given, last)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gspo.config.files import to_dict
+from collections.abc import Collection
+
+from gspo.config.files import all_keys, nearest_key, to_dict
 from gspo.config.schema import Config
 
 # May differ between a run and its resumption: where it is, what it shows, when it stops.
@@ -16,16 +18,41 @@ FREE = {
     *("train.steps", "train.save_every", "train.keep_checkpoints", "train.micro_batch_tokens"),
     *("train.gradient_checkpointing", "train.max_bad_updates", "train.offload_optimizer", "train.offload_reference"),
 }
+# May differ where it is asked for (--allow): each update reads them anew, and nothing in a checkpoint depends on them.
+ON_PURPOSE = ("optimizer.lr", "optimizer.schedule", "optimizer.min_lr", "optimizer.warmup")
 
 
-def same_run(old: Config, new: Config) -> None:
-    """Raises ValueError where `new` would continue another run than `old`."""
-    for section, table in to_dict(new).items():
-        before = to_dict(old)[section]
-        for name in sorted({*table, *before}):
-            key = f"{section}.{name}"
-            if before.get(name) != table.get(name) and not {section, key} & FREE:
-                raise ValueError(
-                    f"{key} = {table.get(name)!r} cannot be changed by --resume: the run began with {before.get(name)!r}. "
-                    "Set it back, or start another run from the checkpoint's model"
-                )
+def check_allowed(keys: Collection[str]) -> None:
+    """Whether these may be changed on purpose. Raises ValueError with the reason where one may not."""
+    for key in keys:
+        if key in ON_PURPOSE:
+            continue
+        if key not in all_keys():
+            raise ValueError(f"--allow {key}: unknown key{nearest_key(key)}; allowed are {', '.join(ON_PURPOSE)}")
+        if {key, key.partition(".")[0]} & FREE:
+            raise ValueError(f"--allow {key}: --resume may change it without that; leave it out")
+        raise ValueError(
+            f"--allow {key}: what was learned before and what is learned after would be of two different runs; allowed are "
+            f"{', '.join(ON_PURPOSE)}. Start another run from the checkpoint's model"
+        )
+
+
+def same_run(old: Config, new: Config, allowed: Collection[str] = ()) -> list[str]:
+    """What `new` changes, in words. Raises ValueError where it would continue another run than `old`, naming the first such
+    option in the order of the sections: others may follow from it, as a clip range does from the algorithm's name.
+    """
+    changes = []
+    before, after = to_dict(old), to_dict(new)
+    for key in all_keys():
+        section, _, name = key.partition(".")
+        was, is_now = before[section].get(name), after[section].get(name)
+        if was == is_now:
+            continue
+        if not {section, key} & {*FREE, *allowed}:
+            way = f", or allow it by --allow {key}" if key in ON_PURPOSE else ""
+            raise ValueError(
+                f"{key} = {is_now!r} cannot be changed by --resume: the run began with {was!r}. Set it back{way}, or start "
+                "another run from the checkpoint's model"
+            )
+        changes.append(f"{key} = {is_now!r} (was {was!r})")
+    return changes

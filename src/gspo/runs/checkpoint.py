@@ -51,8 +51,8 @@ def save(
         disk.write_folder(final, write)
     except SaveError as error:
         if tell is None:
-            raise SaveError(f"{error}. {way_on(checkpoints)}") from error
-        tell(f"step {step}: {error}. The run goes on without this checkpoint. For now {way_on(checkpoints)}")
+            raise SaveError(f"{error}; {way_on(checkpoints)}") from error
+        tell(f"step {step}: {error}. The run goes on without this checkpoint; {way_on(checkpoints)}")
         return None
     disk.sweep(checkpoints, NAMES)
     for old in steps(checkpoints)[:-keep]:
@@ -66,7 +66,7 @@ def save_model(folder: RunFolder, write: Callable[[str], None]) -> None:
     try:
         disk.write_folder(folder.path / MODEL, lambda path: write(str(path)))
     except SaveError as error:
-        raise SaveError(f"{error}. {way_on(folder.checkpoints)}") from error
+        raise SaveError(f"{error}; {way_on(folder.checkpoints)}") from error
 
 
 def sweep(folder: RunFolder) -> None:
@@ -104,7 +104,7 @@ def way_on(checkpoints: Path) -> str:
     last = latest(checkpoints)
     if last is not None:
         return f"--resume goes on from the last checkpoint, {last.name}"
-    return "No checkpoint was saved yet: --resume begins with the first step"
+    return "no checkpoint was saved yet: --resume begins with the first step"
 
 
 def check(checkpoint: Path) -> None:

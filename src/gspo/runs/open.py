@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from gspo.config.files import load, to_dict, to_toml
-from gspo.config.resume import same_run
+from gspo.config.resume import ON_PURPOSE, check_allowed, same_run
 from gspo.config.schema import Config
 from gspo.runs import checkpoint, disk
 from gspo.runs.folder import RunFolder
@@ -21,9 +21,16 @@ PACKAGE = Path(__file__).parents[1]  # of gspo
 
 
 @contextmanager
-def claimed(config: Config, resume: bool) -> Iterator[tuple[RunFolder | None, Path | None]]:
-    """To resume: the run's folder, locked before anything of it is read, and its newest checkpoint. Else (None, None)."""
+def claimed(config: Config, resume: bool, allowed: Collection[str] = ()) -> Iterator[tuple[RunFolder | None, Path | None]]:
+    """To resume: the run's folder, locked before anything of it is read, and its newest checkpoint. Else (None, None).
+
+    allowed: settings that may differ on purpose. Raises ValueError for those that may not, RuntimeError for a damaged
+    checkpoint.
+    """
     check_trackers(config.log.trackers)
+    check_allowed(allowed)
+    if allowed and not resume:
+        raise ValueError(f"--allow {next(iter(allowed))}: has no effect without --resume; leave it out")
     if not resume:
         RunFolder(config.log.dir).check_unused()
         yield None, None
@@ -33,13 +40,13 @@ def claimed(config: Config, resume: bool) -> Iterator[tuple[RunFolder | None, Pa
         last = checkpoint.latest(folder.checkpoints)
         if last is not None:
             checkpoint.check(last)
-        same_run(begun_with(folder, last), config)
+        same_run(begun_with(folder, last), config, allowed)
         yield folder, last
 
 
 def begun_with(folder: RunFolder, last: Path | None) -> Config:
-    """The settings that a run has had until now: those in its last checkpoint, since anybody may have changed the other file.
-    Raises ValueError, naming the file, where they cannot be read.
+    """The settings that a run has had until now: those in its last checkpoint, since its own file may have been changed by
+    hand. Raises ValueError, naming the file, where they cannot be read.
     """
     saved = folder.config if last is None else last / checkpoint.CONFIG
     path = saved if saved.exists() else folder.config  # an earlier gspo kept none in checkpoints
@@ -56,7 +63,7 @@ def open_run(
 ) -> Iterator[tuple[RunLog, Progress, dict[str, Any] | None]]:
     """The log and the screen of a run, in a new folder if there is none yet, and the state to go on from, if any."""
     with ExitStack() as stack:
-        toml = to_toml(config)
+        toml, changes = to_toml(config), same_run(begun_with(folder, last), config, ON_PURPOSE) if folder else []
         if folder is None:
             folder = stack.enter_context(RunFolder.create(config.log.dir, toml))
         disk.write_text(folder.config, toml)
@@ -67,6 +74,8 @@ def open_run(
         log = stack.enter_context(RunLog(folder, trackers, screen))
         log.rewind(state["log"] if state else {})
         log.step = start
+        for change in changes:
+            log.note(f"goes on with {change}")
         if last is not None and not (last / disk.SUMS).exists():
             log.warn(f"{last.name} was saved by an earlier gspo, without checksums: damage to it would not be noticed")
         stack.enter_context(warnings_to(log))
