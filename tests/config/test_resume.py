@@ -4,8 +4,8 @@ import pytest
 
 from gspo.config.files import all_keys, from_dict
 from gspo.config.resume import FREE, ON_PURPOSE, check_allowed, same_run
-from gspo.learner.algorithm import resolved
 from gspo.config.schema import SECTIONS, Config
+from gspo.learner.algorithm import resolved
 
 
 def test_what_is_free_is_a_section_or_a_key():

@@ -84,7 +84,7 @@ def test_the_learning_rate_changes_on_purpose_and_that_is_written_down(tmp_path)
 
     assert said() == [(3, change)]
     (folder / "checkpoints" / "step_000005").rename(tmp_path / "gone")  # as after a kill before it was saved
-    with pytest.raises(ValueError, match="optimizer.lr = 0.001 cannot be changed"):
+    with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.001 cannot be changed"):
         train(folder, **lower | {"allow": []})
     train(folder, train={"steps": 5, "save_every": 3}, **lower)
     assert numbers(folder) == steps and said() == [(3, change)]
@@ -93,7 +93,7 @@ def test_the_learning_rate_changes_on_purpose_and_that_is_written_down(tmp_path)
 
 
 def test_allow_needs_a_resume(tmp_path):
-    with pytest.raises(ValueError, match="--allow optimizer.lr: has no effect without --resume"):
+    with pytest.raises(ValueError, match=r"--allow optimizer\.lr: has no effect without --resume"):
         train(tmp_path / "run", allow=["optimizer.lr"])
     assert not (tmp_path / "run").exists()
 
