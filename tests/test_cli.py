@@ -265,6 +265,5 @@ def test_an_interrupted_command_says_how_to_go_on(place, monkeypatch, words, way
         (place / folder).mkdir(parents=True, exist_ok=True)
     (place / "begun" / "config.toml").write_text("")
     plain, fields = take_fields(words.split())
-    assert (
-        way_on(parser().parse_args(plain), fields).startswith(way) if way else not way_on(parser().parse_args(plain), fields)
-    )
+    said = way_on(parser().parse_args(plain), fields)
+    assert said.startswith(way) and bool(said) == bool(way)

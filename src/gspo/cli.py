@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gspo import __version__
-from gspo.config.files import load, nearest_key, to_toml
+from gspo.config.files import from_home, load, nearest_key, to_toml
 
 FIELDS = "Set any configuration field with --section.key VALUE. `gspo config` lists all fields with meaning and unit."
 
@@ -30,6 +30,11 @@ OUT_OF_MEMORY = (
     "lower train.micro_batch_tokens or sampler.batch_size, or set train.gradient_checkpointing = true; `--resume` goes on "
     "from the last checkpoint with them"
 )
+
+
+def place(path: str) -> Path:
+    """A path of the command line; shells leave the ~ of `--dir=~/runs` to programs."""
+    return Path(from_home("path", path))
 
 
 def parser() -> Parser:
@@ -70,10 +75,10 @@ def parser() -> Parser:
     )
     subparser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
     subparser = command("eval", "evaluate a model on held-out prompts: accuracy with a 95 % interval", "1")
-    subparser.add_argument("--out", type=Path, metavar="FILE", help="write each completion to this .jsonl file")
+    subparser.add_argument("--out", type=place, metavar="FILE", help="write each completion to this .jsonl file")
     subparser = command("compare", "compare algorithms x settings x seeds on equal terms, with intervals and verdicts")
     subparser.add_argument("study", metavar="STUDY.toml", help="study file")
-    subparser.add_argument("--dir", help="folder of the study (default: runs/NAME)")
+    subparser.add_argument("--dir", type=place, help="folder of the study (default: runs/NAME)")
     subparser.add_argument(
         "--only", default="*", metavar="PATTERN", help="cells to run, as setting/variant/seedN with * and ?"
     )
@@ -82,7 +87,7 @@ def parser() -> Parser:
     subparser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folders; the report goes into the first")
     subparser = command("demo", "train a tiny mixture of experts with GSPO to work answers out, not to guess", fields=False)
     subparser.add_argument("--agent", action="store_true", help="run the demo of agents: conversations with a tool")
-    subparser.add_argument("--dir", help="run folder (default: runs/demo, runs/demo-agent)")
+    subparser.add_argument("--dir", type=place, help="run folder (default: runs/demo, runs/demo-agent)")
     subparser.add_argument("--seed", type=int, default=0, help="seed of the whole demo (default: %(default)s)")
     subparser.add_argument("--resume", action="store_true", help="continue a demo that was stopped")
     command("config", "print the resolved configuration with the meaning and unit of each field", "?")

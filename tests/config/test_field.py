@@ -15,7 +15,7 @@ class Settings:
 
 def test_a_field_keeps_its_default_and_its_range():
     rate, mode, _ = dataclasses.fields(Settings)
-    assert rate.metadata == {"low": None, "above": 0, "high": 1, "choices": ()}
+    assert rate.metadata == {"low": None, "above": 0, "high": 1, "choices": (), "path": False}
     assert mode.metadata["choices"] == ("a", "b")
     assert (Settings().rate, Settings(rate=0.25).rate, Settings().mode) == (0.5, 0.25, "a")
 

@@ -1,6 +1,7 @@
 """The configuration: reading, overriding, writing, and its documentation."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 import tomllib
@@ -171,3 +172,40 @@ def test_nearest_names():
 def test_the_page_of_the_configuration_is_up_to_date():
     ended = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+
+
+PATHS = [f"{name}.{f.name}" for name, cls in SECTIONS.items() for f in dataclasses.fields(cls) if f.metadata["path"]]
+
+
+def test_every_field_that_names_a_file_or_folder_is_a_path():
+    """By the words of its docstring; a new one that is forgotten fails here."""
+    words = re.compile(r"\b(folder|file|interpreter)\b", re.I)
+    named = {
+        f"{name}.{field.name}"
+        for name, cls in SECTIONS.items()
+        for field in dataclasses.fields(cls)
+        if "str" in field.type and "list" not in field.type and words.search(docs(cls)[field.name])
+    }
+    assert set(PATHS) == named | {"task.eval_source"}  # "source of the held-out prompts"
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_a_path_is_found_from_home(key, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    section, _, name = key.partition(".")
+
+    def read(value):
+        return getattr(getattr(from_dict({section: {name: value}}), section), name)
+
+    assert read("~/a/b") == str(tmp_path / "a/b") and read("~") == str(tmp_path)
+    for other in ("a/~", "org/model", "./~x", "reasoning_gym:chain_sum"):
+        assert read(other) == other
+    assert from_dict(to_dict(from_dict({section: {name: "~/a"}}))) == from_dict({section: {name: str(tmp_path / "a")}})
+    with pytest.raises(ValueError, match=rf"{re.escape(key)} = '~nobody-at-all/x': there is no user of that name"):
+        read("~nobody-at-all/x")
+
+
+def test_the_configuration_itself_is_found_from_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run.toml").write_text("[train]\nsteps = 3\n")
+    assert load("~/run.toml").train.steps == 3

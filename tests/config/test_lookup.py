@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gspo.config.lookup import describe, load_function, local, pick_device, unknown_arguments
+from gspo.config.lookup import describe, load_function, pick_device, unknown_arguments
 
 
 @pytest.fixture
@@ -58,10 +58,3 @@ def test_devices():
             pick_device(name, "k")
     with pytest.raises(ValueError, match=r"k = 'cuda:99': this machine has .*set k = \"auto\""):
         pick_device("cuda:99", "k")
-
-
-def test_a_folder_is_found_from_home_and_an_id_stays(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "model").mkdir()
-    assert local("~/model") == str(tmp_path / "model")
-    assert local("~/none") == "~/none" and local("org/model") == "org/model"

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import inspect
 import math
+import os
 import textwrap
 import tomllib
 import types
@@ -44,7 +45,7 @@ def load(path: str | Path | None = None, overrides: dict[str, Any] | None = None
     raw: dict[str, Any] = {}
     if path is not None:
         try:
-            raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            raw = tomllib.loads(Path(from_home("configuration", str(path))).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ValueError(f"{path}: no such configuration file") from None
         except (OSError, UnicodeDecodeError) as error:
@@ -119,8 +120,16 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
             value = str(value) if is_choice else _from_text(full_key, str(value), hints[key])
         value = _typed(full_key, value, hints[key])
         _in_range(full_key, value, fields[key].metadata)
-        values[key] = value
+        values[key] = from_home(full_key, value) if fields[key].metadata["path"] and value else value
     return cls(**values)
+
+
+def from_home(key: str, path: str) -> str:
+    """A path with ~ and ~user as folders. Raises ValueError where there is no such user."""
+    whole = os.path.expanduser(path) if path.startswith("~") else path
+    if whole.startswith("~"):
+        raise ValueError(f"{key} = {path!r}: there is no user of that name, whose home ~ would be; give the whole path")
+    return whole
 
 
 def all_keys() -> list[str]:

@@ -1,4 +1,4 @@
-"""What a setting names: a `module:function`, a device, a folder. Imports nothing heavy: the reward workers use it."""
+"""What a setting names: a `module:function`, a device. Imports nothing heavy: the reward workers use it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gspo.config.checks import nearest
@@ -83,9 +82,3 @@ def pick_device(name: str, key: str = "model.device") -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f'{key} = {name!r}: this machine has no MPS device; set {key} = "auto"')
     return device
-
-
-def local(path: str) -> str:
-    """`path` with ~ expanded where it is a folder; a Hugging Face id stays as it is."""
-    folder = Path(path).expanduser()
-    return str(folder) if folder.is_dir() else path

@@ -12,11 +12,11 @@ from gspo.config.field import opt
 class ModelConfig:
     """The policy: any causal language model of transformers."""
 
-    path: str = opt("")
+    path: str = opt("", path=True)
     """Folder or Hugging Face id of the model. Required."""
     revision: str | None = opt(None)
     """Branch, tag or commit of a Hugging Face id."""
-    tokenizer: str | None = opt(None)
+    tokenizer: str | None = opt(None, path=True)
     """Folder or Hugging Face id of the tokenizer. Unset: the model's own."""
     device: str = opt("auto")
     """`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""

@@ -12,7 +12,7 @@ from gspo.config.field import opt
 class RewardModelConfig:
     """The reward `model`: a sequence classifier of transformers, in this process or served by vLLM."""
 
-    path: str = opt("")
+    path: str = opt("", path=True)
     """Folder or Hugging Face id of the classifier; with url, the server's name for it. Required."""
     revision: str | None = opt(None)
     """Branch, tag or commit of a Hugging Face id."""
@@ -76,7 +76,7 @@ class JudgeConfig:
     response."""
     max_concurrent: int = opt(16, low=1, high=4096)
     """Most requests at the same time."""
-    cache: str | None = opt(None)
+    cache: str | None = opt(None, path=True)
     """SQLite file that keeps responses; several runs may use it, also at the same time. Unset: they are kept in memory."""
     seed: int = opt(0, low=0)
     """Seed of the order in which completions are shown together."""

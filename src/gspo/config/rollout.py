@@ -12,7 +12,7 @@ from gspo.config.field import opt
 class TaskConfig:
     """The prompts: where they come from, and how they are read."""
 
-    source: str = opt("")
+    source: str = opt("", path=True)
     """`reasoning_gym:NAME`, `verifiers:NAME`, a .jsonl, .parquet or .csv file, `module:function`, a Hub id. Required."""
     config: dict[str, Any] = opt({})
     """Options of the source: those of a reasoning-gym task, a function's arguments, a data set's `name`, verifiers'
@@ -23,7 +23,7 @@ class TaskConfig:
     """Number of training prompts. Unset: all rows, or 2000 for a generated task."""
     seed: int = opt(0, low=0)
     """Seed of a generated task's items and of the order of the prompts."""
-    eval_source: str | None = opt(None)
+    eval_source: str | None = opt(None, path=True)
     """Source of the held-out prompts. Unset: a generated task makes its own, other sources give up their last rows."""
     eval_split: str | None = opt(None)
     """Split of a Hugging Face data set, or of a taskset of verifiers, to evaluate on."""
@@ -55,11 +55,11 @@ class SamplerConfig:
     """Run vLLM in this process, without a server. It must be installed in this environment."""
     url: str | None = opt(None)
     """Address of a vLLM server that already runs, such as `http://127.0.0.1:8000`. Unset: one is started."""
-    python: str | None = opt(None)
+    python: str | None = opt(None, path=True)
     """Python interpreter whose environment has vLLM. Unset: this one."""
     engine_args: dict[str, Any] = opt({})
     """Additional arguments of a started server, such as `{gpu_memory_utilization = 0.4, enforce_eager = true}`."""
-    exchange: str | None = opt(None)
+    exchange: str | None = opt(None, path=True)
     """Folder through which new weights reach the engine, which must see it too. Unset: one in memory, /dev/shm."""
     timeout: float = opt(600.0, above=0)
     """Seconds that the engine may take for a completion before it counts as hung."""

@@ -88,7 +88,7 @@ class ServeConfig:
 class LogConfig:
     """What a run leaves behind."""
 
-    dir: str = opt("runs/run")
+    dir: str = opt("runs/run", path=True)
     """Run folder. If it holds a run, that run is resumed (`--resume`) or the folder is refused. It is never overwritten."""
     trackers: list[str] = opt([])
     """Any of `tensorboard`, `wandb`, `trackio`."""

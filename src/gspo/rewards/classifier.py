@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from gspo.config.lookup import local, pick_device
+from gspo.config.lookup import pick_device
 from gspo.config.rewards import RewardModelConfig
 from gspo.rewards.transcripts import Messages, text_of, words_of
 
@@ -30,8 +30,8 @@ class Classifier:
         self.device = pick_device(cfg.device, "reward_model.device")
         self.model: Any = None
         options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
-        self.config = self._read(lambda: AutoConfig.from_pretrained(local(cfg.path), **options))
-        self.tokenizer = self._read(lambda: AutoTokenizer.from_pretrained(local(cfg.path), **options))
+        self.config = self._read(lambda: AutoConfig.from_pretrained(cfg.path, **options))
+        self.tokenizer = self._read(lambda: AutoTokenizer.from_pretrained(cfg.path, **options))
         self.label = label_of(self.config, cfg)
         longest = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         self.longest = min(x for x in (cfg.max_length, longest, 1 << 30) if x is not None)
@@ -46,7 +46,7 @@ class Classifier:
                 first = "it brings its own Python code. Read it; to run it set reward_model.trust_remote_code = true"
             elif "safetensors" in str(error) and not self.cfg.allow_pickle:
                 first += " If it has pickled weights that you trust, set reward_model.allow_pickle = true"
-            folder = Path(self.cfg.path).expanduser().is_dir()
+            folder = Path(self.cfg.path).is_dir()
             hint = "" if folder else "neither a folder here nor a model of the Hugging Face hub: "
             raise ValueError(f"{WHERE} = {self.cfg.path!r}: {hint}{first}") from error
 
@@ -61,7 +61,7 @@ class Classifier:
         with torch.random.fork_rng(devices=[]):  # weights that are not there would be drawn
             model, loading_info = self._read(
                 lambda: AutoModelForSequenceClassification.from_pretrained(
-                    local(cfg.path), dtype=getattr(torch, cfg.dtype), output_loading_info=True, **options
+                    cfg.path, dtype=getattr(torch, cfg.dtype), output_loading_info=True, **options
                 )
             )
         lacking = sorted({*loading_info["missing_keys"], *(str(key) for key, *_ in loading_info.get("mismatched_keys", ()))})

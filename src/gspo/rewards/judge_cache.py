@@ -28,9 +28,9 @@ class Cache:
         if path is None:
             return
         try:
-            Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             # Only one thread uses it after this one: that of the judge's requests.
-            self._file = sqlite3.connect(Path(path).expanduser(), PATIENCE, check_same_thread=False, isolation_level=None)
+            self._file = sqlite3.connect(Path(path), PATIENCE, check_same_thread=False, isolation_level=None)
             self._file.execute("PRAGMA journal_mode = WAL")
             self._file.execute(
                 "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL) WITHOUT ROWID"

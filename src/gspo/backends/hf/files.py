@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from gspo.config.lookup import local, pick_device
+from gspo.config.lookup import pick_device
 from gspo.config.policy import ModelConfig
 
 KEPT_KEYS = "keep_window_size"  # where tokens look at so many keys of a row at most, which they choose themselves
@@ -57,7 +57,7 @@ def read_outline(cfg: ModelConfig) -> Outline:
     pick_device(cfg.device)
     options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(local(cfg.path), **options)
+        config = AutoConfig.from_pretrained(cfg.path, **options)
     except Exception as error:  # transformers raises many kinds here
         raise ValueError(load_error(cfg, error)) from error
     return Outline(load_tokenizer(cfg), config)
@@ -65,7 +65,7 @@ def read_outline(cfg: ModelConfig) -> Outline:
 
 def check_path(cfg: ModelConfig) -> None:
     """Raises ValueError for what is wrong with a local folder, in clearer words than transformers has."""
-    folder, setting = Path(cfg.path).expanduser(), f"model.path = {cfg.path!r}"
+    folder, setting = Path(cfg.path), f"model.path = {cfg.path!r}"
     if not cfg.path:
         raise ValueError("model.path is required: a folder or a Hugging Face id")
     if folder.is_file():
@@ -104,7 +104,7 @@ def load_error(cfg: ModelConfig, error: Exception) -> str:
     if "safetensors" in text and not cfg.allow_pickle:
         remedy = "If it has pickled ones that you trust, set model.allow_pickle = true"
         return f"{setting}: no safetensors weights. {remedy}. ({first})"
-    if not Path(cfg.path).expanduser().is_dir():
+    if not Path(cfg.path).is_dir():
         version = cfg.revision or "main"
         hub = f"neither a folder here nor a model of the Hugging Face hub (revision {version})"
         return f"{setting}: {hub}. ({first})"
@@ -118,14 +118,14 @@ def load_tokenizer(cfg: ModelConfig) -> PreTrainedTokenizerBase:
     path = cfg.tokenizer or cfg.path
     setting = f"model.tokenizer = {path!r}" if cfg.tokenizer else f"model.path = {path!r}"
     files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
-    folder = Path(path).expanduser()
+    folder = Path(path)
     if folder.is_dir() and not any((folder / name).is_file() for name in files):
         raise ValueError(f"{setting}: the folder has no tokenizer (tokenizer.json); set model.tokenizer")
     if not folder.is_dir() and _no_id(path):
         raise ValueError(f"{setting}: no tokenizer can be loaded: no such folder")
     revision = None if cfg.tokenizer else cfg.revision
     try:
-        return AutoTokenizer.from_pretrained(local(path), revision=revision, trust_remote_code=cfg.trust_remote_code)
+        return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=cfg.trust_remote_code)
     except Exception as error:  # transformers raises many kinds here
         if "trust_remote_code" in str(error):
             raise ValueError(load_error(cfg, error)) from error

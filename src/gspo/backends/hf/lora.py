@@ -148,7 +148,7 @@ class Unadapted(Adapted):
 
 def read_model(cfg: ModelConfig) -> HFModel:
     """The model that `cfg` names; where that is an adapter's folder, its base model with the adapter merged into it."""
-    folder = Path(cfg.path).expanduser()
+    folder = Path(cfg.path)
     if not (folder / CONFIG).is_file():
         return load_model(cfg)
     base = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]

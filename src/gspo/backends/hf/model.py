@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from gspo.backends.hf import experts
 from gspo.backends.hf.files import KEPT_KEYS, Outline, embedded, load_error, outline, read_outline
 from gspo.backends.hf.head import Head
-from gspo.config.lookup import local, pick_device
+from gspo.config.lookup import pick_device
 from gspo.config.policy import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class HFModel:
 
 def load_model(cfg: ModelConfig) -> HFModel:
     """The model and tokenizer that `cfg` names. Raises ValueError with key, value and remedy."""
-    model_outline, path = read_outline(cfg), local(cfg.path)
+    model_outline, path = read_outline(cfg), cfg.path
     from_pretrained: Any = AutoModelForCausalLM.from_pretrained
     options: dict[str, Any] = {"config": model_outline.config, "dtype": DTYPES[cfg.dtype], "output_loading_info": True}
     options |= {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
