@@ -100,6 +100,12 @@ def test_a_cold_start_and_an_unfinished_run(tmp_path):
     assert "Loss 3.000 → 0.500 in 2 steps, 2.0 s" in text and "Not finished: 2 of 9 steps." in text
 
 
+def test_a_served_run_has_no_number_of_steps_to_reach(tmp_path):
+    (tmp_path / "config.toml").write_text("[train]\nsteps = 9\n")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 1.0, "turns/trained": 4.0}\n')
+    assert "Not finished" not in write_report([tmp_path]).read_text()
+
+
 def test_what_the_model_writes_cannot_become_markup(tmp_path):
     folder = make(tmp_path / "run", steps=2, warnings=(EVIL,), name="</pre><script>alert(1)</script>")
     rollouts(

@@ -131,6 +131,17 @@ def test_a_phase_alone_needs_no_steps():
     assert "1/4" in out.getvalue()
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_steps_of_which_nobody_knows_how_many_there_are(plain):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=not plain, width=80, color_system=None)
+    with Progress(None, 2, console=console) as progress:
+        for step in (3, 4):
+            progress.step({"step": step, "reward": 0.5})
+    assert ("step 4  reward 0.500\n" if plain else "step 4  0:00") in out.getvalue()
+    assert "/" not in out.getvalue() and "left" not in out.getvalue()
+
+
 def test_sparkline_and_clock():
     assert sparkline([0, 1, 2, 7]) == "▁▂▃█"
     assert sparkline([3, 3]) == "▁▁"

@@ -144,6 +144,17 @@ def test_training_over_http(tmp_path):
         pass  # a run folder is never overwritten
 
 
+def test_a_served_run_is_not_measured_by_a_number_of_steps(tmp_path, capsys):
+    with serving(tmp_path / "run", train={"steps": 1}) as model:
+        for step in (1, 2):
+            assert asyncio.run(model.train(asyncio.run(collected(model))))["step"] == step
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert [line.split("  ")[0] for line in printed] == ["step 1", "step 2"] and "left" not in "".join(printed)
+    assert "Not finished" not in (tmp_path / "run" / "report.html").read_text()
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["turns/trained"] == 8 and line["turns/left_out"] == line["trajectories/left_out"] == 0
+
+
 def test_the_learning_rate_of_one_call_is_not_that_of_the_run(tmp_path):
     with serving(tmp_path / "run", train={"save_every": 1}) as model:
         asyncio.run(model.train(asyncio.run(collected(model)), gspo.TrainCall(learning_rate=5e-3)))

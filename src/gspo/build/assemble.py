@@ -131,7 +131,7 @@ def serving(
             return sources[0]
 
         loaded = Loaded(model, reference, [*odd, *texts(heard)])
-        with assembled(config, loaded, folder, last, source, AlreadyScored()) as run:
+        with assembled(config, loaded, folder, last, source, AlreadyScored(), open_ended=True) as run:
             yield run, sources[0], model
 
 
@@ -149,9 +149,12 @@ class Loaded:
 @contextmanager
 def assembled(
     config: Config, loaded: Loaded, folder: RunFolder | None, last: Path | None,
-    source: Callable[[Any, Sampling, Report], RolloutSource], scorer: Scorer,
+    source: Callable[[Any, Sampling, Report], RolloutSource], scorer: Scorer, open_ended: bool = False,
 ) -> Iterator[Run]:  # fmt: skip
-    """A run of loaded parts, with its samplers and its folder, and restored from the checkpoint `last` if there is one."""
+    """A run of loaded parts, with its samplers and its folder, and restored from the checkpoint `last` if there is one.
+
+    open_ended: nobody knows how many steps it will have.
+    """
     model, row = loaded.model, ALGORITHMS[config.algorithm.name]
     policy = policy_of(config, model)
     learner = learner_of(config, policy, loaded.reference)
@@ -160,7 +163,7 @@ def assembled(
     sampling = dataclasses.replace(sampling, routes=policy.sparse)
     with (
         samplers_of(config, policy, Path(config.log.dir)) as (sampler, evaluator),
-        open_run(config, folder, last, f"{config.algorithm.name} training") as (log, screen, state),
+        open_run(config, folder, last, f"{config.algorithm.name} training", open_ended) as (log, screen, state),
     ):
         warn_of(log, loaded.warnings, model)
         note_what_is_not_done(log, policy, config)

@@ -14,7 +14,8 @@ class TrainConfig:
     """The training loop."""
 
     steps: int = opt(100, low=1)
-    """Rollout batches (`gspo sft`: updates)."""
+    """Rollout batches (`gspo sft`: updates). `gspo serve`: only the length of `optimizer.schedule`; agents decide how many
+    steps there are."""
     seed: int = opt(0, low=0)
     """Seed for sampling completions."""
     batch_size: int = opt(64, low=1)

@@ -166,7 +166,8 @@ def _lead(run: RunMetrics, config: dict[str, Any]) -> str:
     if clipped is not None:
         sentences.append(f"{_percent(clipped)} of the tokens were clipped.")
     planned = _get(config, "train", "steps")
-    if isinstance(planned, int) and planned > _steps(run):
+    served = any("turns/trained" in line for line in run.lines)  # agents decide how many steps there are
+    if isinstance(planned, int) and planned > _steps(run) and not served:
         sentences.append(f"Not finished: {_steps(run)} of {planned} steps.")
     return " ".join(sentences)
 

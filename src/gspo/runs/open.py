@@ -59,9 +59,12 @@ def begun_with(folder: RunFolder, last: Path | None) -> Config:
 
 @contextmanager
 def open_run(
-    config: Config, folder: RunFolder | None, last: Path | None, title: str
+    config: Config, folder: RunFolder | None, last: Path | None, title: str, open_ended: bool = False
 ) -> Iterator[tuple[RunLog, Progress, dict[str, Any] | None]]:
-    """The log and the screen of a run, in a new folder if there is none yet, and the state to go on from, if any."""
+    """The log and the screen of a run, in a new folder if there is none yet, and the state to go on from, if any.
+
+    open_ended: nobody knows how many steps it will have.
+    """
     with ExitStack() as stack:
         toml, changes = to_toml(config), same_run(begun_with(folder, last), config, ON_PURPOSE) if folder else []
         if folder is None:
@@ -70,7 +73,7 @@ def open_run(
         state = checkpoint.load_state(last) if last is not None else None
         start = state["step"] if state else 0
         trackers = open_trackers(config.log.trackers, folder.path, config.log.project, to_dict(config), start)
-        screen = stack.enter_context(Progress(config.train.steps, start, title=title))
+        screen = stack.enter_context(Progress(None if open_ended else config.train.steps, start, title=title))
         log = stack.enter_context(RunLog(folder, trackers, screen))
         log.rewind(state["log"] if state else {})
         log.step = start

@@ -44,14 +44,14 @@ class Screen(Console):
 class Progress:
     """Shows how far a run is: its step, its phase, its newest metrics and the time left.
 
-    `start_step` steps of `total_steps` are done already (0 total: a single phase, no steps). Plain lines where the
-    output is no terminal, in CI, or with TERM=dumb. What is printed meanwhile appears above the view. Where nobody can see
-    it any more (the terminal was closed, `| head` has ended), the run goes on unseen.
+    `start_step` steps of `total_steps` are done already (0 total: a single phase, no steps; None: nobody knows how many).
+    Plain lines where the output is no terminal, in CI, or with TERM=dumb. What is printed meanwhile appears above the view.
+    Where nobody can see it any more (the terminal was closed, `| head` has ended), the run goes on unseen.
     """
 
     def __init__(
         self,
-        total_steps: int,
+        total_steps: int | None,
         start_step: int = 0,
         title: str = "training",
         console: Console | None = None,
@@ -130,30 +130,30 @@ class Progress:
 
     def _seconds_left(self) -> float | None:
         """Seconds to go, by the pace of the last 20 steps."""
-        if len(self._times) < 2:
+        if len(self._times) < 2 or not self.total:
             return None
         return (self._times[-1] - self._times[0]) / (len(self._times) - 1) * (self.total - self.done)
 
     def _line(self, metrics: dict[str, Any], step: int) -> str:
-        parts = [f"step {step}/{self.total}"]
+        parts = [f"step {step}/{self.total}" if self.total else f"step {step}"]
         for key, name, form in _shown(metrics):
             parts.append(_accuracy(metrics) if key == "eval/accuracy" else f"{name} {form.format(metrics[key])}")
         seconds_left = self._seconds_left()
-        if seconds_left is not None and step < self.total:
+        if seconds_left is not None and self.total and step < self.total:
             parts.append(f"{clock(seconds_left)} left")
         return "  ".join(parts)
 
     def _view(self) -> RenderableType:
         rows: list[RenderableType] = []
         elapsed = time.monotonic() - self._begin
-        if self.total:
+        if self.total != 0:
             seconds_left = self._seconds_left()
-            text = f"{self.done}/{self.total}  {clock(elapsed)}"
+            text = f"{self.done}/{self.total}  {clock(elapsed)}" if self.total else f"step {self.done}  {clock(elapsed)}"
             rows.append(
                 _bar(
                     self.title,
                     self.done,
-                    self.total,
+                    self.total or 0,
                     text + (f", {clock(seconds_left)} left" if seconds_left else ""),
                     "cyan",
                 )

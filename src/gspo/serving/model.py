@@ -126,6 +126,11 @@ class ServedModel:
                 raise ValueError(f"there is nothing to train on: {result.reasons() or 'no group was given'}")
             if result.reasons():
                 run.log.warn(f"step {run.step + 1} leaves out {result.reasons()}")
+            self.source.metrics = {
+                "turns/trained": float(len(result.calls)),
+                "turns/left_out": float(sum(result.left_out.values())),
+                "trajectories/left_out": float(sum(result.unusable.values()) + result.failed),
+            }
             with self.still, self._scaled(config.learning_rate):
                 metrics, collapsed = trainer.advance(run, self.source.give(result.groups))
                 self.chat.calls.forget(run.sampler.version - run.config.serve.max_age)
@@ -135,11 +140,7 @@ class ServedModel:
                     save(run, needed=False)
             if collapsed:
                 raise RuntimeError(f"the run collapsed and was stopped: see {self.folder / 'events.jsonl'}")
-            return metrics | {
-                "turns/trained": len(result.calls),
-                "turns/left_out": sum(result.left_out.values()),
-                "trajectories/left_out": sum(result.unusable.values()) + result.failed,
-            }
+            return metrics
 
     @contextmanager
     def _scaled(self, lr: float | None) -> Iterator[None]:
