@@ -3,6 +3,7 @@ import json
 
 import httpx
 import openai
+import pytest
 
 from tests.serving.served import post
 from tests.serving.tools import ASK, GOOD
@@ -14,6 +15,15 @@ def test_who_has_no_key_gets_nothing(model):
         assert answer.status_code == 401 and "API key" in answer.json()["error"]["message"]
     assert httpx.get(f"{model.base_url}/models").status_code == 401
     assert httpx.get(model.base_url.removesuffix("/v1") + "/health").status_code == 200
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])
+def test_methods_that_there_are_none_of(model, method):
+    headers = {"authorization": f"Bearer {model.api_key}"}
+    for path in ("/models", "/chat/completions", "/train"):
+        assert httpx.request(method, f"{model.base_url}{path}").status_code == 401
+        answer = httpx.request(method, f"{model.base_url}{path}", headers=headers)
+        assert answer.status_code == 405 and (method == "HEAD" or answer.json()["error"]["message"])
 
 
 def test_what_is_too_large_is_refused_with_and_without_a_length(model):

@@ -160,7 +160,7 @@ class Calls:
     def get(self, id: str) -> Call | None:
         """The call of this id."""
         kept = self._by_id.get(id)
-        return kept and kept.call
+        return None if kept is None else kept.call
 
     def ending(self, trace: bytes) -> list[Call]:
         """The calls whose conversation, with their turn at its end, is known by `trace` (follow); newest first."""

@@ -66,7 +66,7 @@ def most_connections(serve: ServeConfig) -> int:
     return max(1, min(wanted, (most - len(os.listdir("/dev/fd"))) // 2))
 
 
-class Server(uvicorn.Server):
+class EndpointServer(uvicorn.Server):
     """uvicorn's, with connections from a Door."""
 
     def __init__(self, app: Any, listening: socket.socket, serve: ServeConfig) -> None:
@@ -93,7 +93,7 @@ class Server(uvicorn.Server):
 
 
 @contextmanager
-def running(server: Server) -> Iterator[None]:
+def running(server: EndpointServer) -> Iterator[None]:
     """A server in a thread of its own, until the end of the context."""
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -114,7 +114,7 @@ class Door:
     asyncio's own way to accept has no bound, and it tries thousands of times a second where no file can be opened.
     """
 
-    def __init__(self, server: Server, listening: socket.socket, most: int) -> None:
+    def __init__(self, server: EndpointServer, listening: socket.socket, most: int) -> None:
         self.server, self.listening, self.most = server, listening, most
         self.waiting: dict[Connection, None] = {}  # longest first
         self._inside: set[Connection] = set()
@@ -285,6 +285,9 @@ class Connection(H11Protocol):
         self.door.busy(self)
 
     def _too_slow(self) -> None:
+        if self._answering and not self.cycle.response_started and not self.flow.write_paused:
+            self._asking.start(REQUEST)  # the request is there: the server was held up
+            return
         if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0] and not self.flow.write_paused:
             self.send_400_response(f"The headers were not there within {REQUEST:g} seconds.")
             self._asking.start(REQUEST)

@@ -28,7 +28,7 @@ from gspo.build.samplers import speaker_of
 from gspo.data.chat_template import Encoder
 from gspo.rollout.external import ExternalSource
 from gspo.runs.log import finite
-from gspo.serving.connections import Server, address_of, running
+from gspo.serving.connections import EndpointServer, address_of, running
 from gspo.serving.endpoint import application
 from gspo.serving.schema import TrainRequest
 from gspo.training import trainer
@@ -181,7 +181,7 @@ def served(
                 f"serve.host = {config.serve.host!r}: other machines can reach the endpoint. Whoever has its key can use "
                 "and train the model. The key and all texts go over the network without encryption"
             )
-        stack.enter_context(running(Server(app, listening, config.serve)))
+        stack.enter_context(running(EndpointServer(app, listening, config.serve)))
         models.append(ServedModel(run, source, chat, speaker.still, f"http://{address}/v1", key))
         yield models[0]
 
