@@ -83,6 +83,21 @@ def test_what_are_no_groups_of_trajectories(given, why):
         groups_of(given)
 
 
+class Fields(SimpleNamespace):
+    """One can iterate over it, as over ART's trajectories."""
+
+    def __iter__(self):
+        return iter(vars(self).items())
+
+
+def test_what_gives_its_fields_is_a_trajectory():
+    art = Fields(messages_and_choices=[MESSAGE], reward=1.0)
+    assert trajectories_of([art]) == [art] == trajectories_of([[art]]) == [*groups_of([[art]])[0]]
+    for given in (art, [art]):
+        with pytest.raises(ValueError, match=r"groups.* = .*, a Fields: groups of trajectories"):
+            groups_of(given)
+
+
 def test_groups_in_any_form_are_groups():
     lost = ValueError("lost")
     art = SimpleNamespace(trajectories=[GOOD], exceptions=["as text"], metadata={"id": 1})

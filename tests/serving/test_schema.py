@@ -110,5 +110,6 @@ def test_a_whole_trajectory_of_ours_or_of_art_is_read(model):
     ours = dataclasses.asdict(gspo.Trajectory(ASK, 1.0, additional_histories=[{"messages_and_choices": ASK, "tools": []}]))
     arts = TRAJECTORY | {"tools": None, "initial_policy_version": 1, "final_policy_version": None, "logs": ["x"]}
     body = {"groups": [{"trajectories": [ours, arts], "exceptions": [{"type": "E", "message": "x"}], "metadata": {}}]}
+    body["groups"][0] |= {"metrics": {"a": 1}, "logs": []}
     message = post(model, "/train", body).json()["error"]["message"]
     assert "nothing to train on" in message and "1 trajectories that ended in an exception" in message

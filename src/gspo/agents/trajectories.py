@@ -104,7 +104,8 @@ def _group_of(given: Any, name: str) -> TrajectoryGroup:
 
 
 def _listed(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, dict))
+    """Whether it is a collection. One can iterate over ART's trajectories too, which gives their fields."""
+    return isinstance(value, Iterable) and not (isinstance(value, (str, bytes, dict)) or hasattr(value, "reward"))
 
 
 def _check(trajectory: Any, name: str) -> None:

@@ -246,11 +246,15 @@ class TrajectoryBody(Known):
 
 
 class GroupBody(Known):
-    """A group of trajectories as JSON. exceptions: of runs of the agent that failed, which are counted."""
+    """A group of trajectories as JSON, also one of ART's: its metrics and logs are not read. exceptions: of runs of the
+    agent that failed, which are counted.
+    """
 
     trajectories: list[TrajectoryBody]
     exceptions: list[Any] = []
     metadata: dict[str, Any] = {}
+    metrics: Any = Field(None, exclude=True)
+    logs: Any = Field(None, exclude=True)
 
 
 class TrainRequest(Known):
