@@ -104,6 +104,35 @@ def test_python_starts_it_as_a_module():
         assert ended.stdout == expected and ended.stderr.startswith("gspo: error: missing.toml" if status else "")
 
 
+def test_code_that_leaves_does_not_pass_for_a_run_that_ended(tmp_path, monkeypatch, capsys):
+    """Rows that are read on demand run code of their own wherever gspo looks at them."""
+    (tmp_path / "leaving_rows.py").write_text(
+        "import sys\nclass Rows(list):\n    def __len__(self): sys.exit(0)\n\ndef rows(): return Rows()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "eval.toml").write_text(TRAIN.replace("rows.jsonl", "leaving_rows:rows").replace("cold/model", "m"))
+    model().save("m")
+    assert main(["eval", "eval.toml"]) == 1
+    assert "ended by a call of sys.exit(0), which was none of gspo's" in capsys.readouterr().err
+
+
+def test_files_beside_the_data_are_not_taken_for_modules(tmp_path):
+    """A whole run by `python -m`, whose rows and reward are files of its folder."""
+    for name in ("pickle", "random", "csv", "http", "numpy", "torch", "peft", "pyarrow", "sitecustomize", "math_verify"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / name)!r} + '.ran', 'w')\n")
+    (tmp_path / "mine.py").write_text(
+        "import pickle, random, csv\ndef rows(): return [{'prompt': f'{i}+1=', 'answer': i} for i in range(30)]\n"
+        "def score(prompts, completions, answer): return [len(c) for c in completions]\n"
+    )
+    model().save(str(tmp_path / "m"))
+    text = TRAIN.replace("rows.jsonl", "mine:rows").replace("cold/model", "m").replace('"exact"', '"exact", "mine:score"')
+    (tmp_path / "train.toml").write_text(text.replace("steps = 3", "steps = 1").replace("every = 2\nnum", "every = 0\nnum"))
+    command = [sys.executable, "-m", "gspo", "train", "train.toml"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert not list(tmp_path.glob("*.ran"))
+
+
 def test_fields_are_taken_out_wherever_they_stand():
     words, fields = take_fields(
         ["--train.steps", "3", "train", "--log.dir=--odd", "a.toml", "--eval.every", "-1", "--resume"]

@@ -2,6 +2,9 @@
 
 import sys
 
+if not sys.flags.safe_path and sys.path:  # `-m` puts the current folder first: a random.py there is not Python's
+    sys.path.append(sys.path.pop(0))
+
 from gspo.cli import main
 
 if __name__ == "__main__":

@@ -154,7 +154,10 @@ def told(argv: list[str]) -> int:
         if fields and arguments.command in ("report", "demo"):
             raise ValueError(f"--{next(iter(fields))}: `gspo {arguments.command}` takes no configuration fields")
         begun = arguments, fields
-        status = run(arguments, fields)
+        try:
+            status = run(arguments, fields)
+        except SystemExit as error:  # code that a run calls must not pass for its end
+            raise RuntimeError(f"the run was ended by a call of sys.exit({error.code!r}), which was none of gspo's") from error
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:

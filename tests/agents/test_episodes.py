@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 
 import pytest
@@ -36,7 +37,7 @@ class Box(ToolEnvironment):
     tool_timeout = 0.2
 
     def functions_of(self):
-        return [self.lookup, self.slow, self.aside]
+        return [self.lookup, self.slow, self.aside, self.leave, self.leave_later]
 
     def lookup(self, key: str) -> str:
         """Looks up.
@@ -59,9 +60,20 @@ class Box(ToolEnvironment):
         """
         return number + 1
 
+    def leave(self) -> str:
+        """Ends the program."""
+        sys.exit(0)
+
+    async def leave_later(self) -> str:
+        """Ends the program."""
+        await asyncio.sleep(0)
+        sys.exit(0)
+
     async def end(self, text):
         if text == "fall over":
             raise RuntimeError("the environment fell over")
+        if text == "leave":
+            sys.exit(0)
         if text == "sleep":
             await asyncio.sleep(5)
         return float(self.row["value"] in text)
@@ -124,10 +136,12 @@ def test_a_tool_is_used_and_the_answer_rewarded():
 @pytest.mark.parametrize(
     ("said", "told", "counted"),
     [
-        (call("steal", key="x"), "there is no tool 'steal', only lookup, slow, aside", "tools/unknown"),
+        (call("steal", key="x"), "there is no tool 'steal', only lookup, slow, aside, leave, leave_later", "tools/unknown"),
         (call("lookup", key="pears"), "KeyError: 'pears'", "tools/errors"),
         (call("lookup", wrong="x"), "TypeError: missing a required argument: 'key'", "tools/errors"),
         (call("slow"), "slow took more than 0.2 seconds", "tools/timeouts"),
+        (call("leave"), "error: SystemExit: 0", "tools/errors"),
+        (call("leave_later"), "error: SystemExit: 0", "tools/errors"),
         (("<tool_call>{oops", "eos"), "no call could be read: <tool_call> is never closed", "tools/malformed"),
     ],
 )
@@ -141,11 +155,14 @@ def test_limits_cut_an_episode_off():
     rollout = played(*[call("lookup", key="apples")] * 9, max_turns=3)
     assert rollout.stop == "length" and rollout.reward == 0.0 and rollout.reward_parts["turns/limit"] == 1
     assert len(rollout.turn_rewards) == 3
-    rollout = played(*[call("lookup", key="apples")] * 9, max_turns=9, context=800)
+    rollout = played(*[call("lookup", key="apples")] * 9, max_turns=9, context=1200)
     assert rollout.stop == "length" and rollout.reward_parts["turns/context_full"] == 1
 
 
-@pytest.mark.parametrize(("said", "why"), [("fall over", "RuntimeError: the environment fell over"), ("sleep", "timed out")])
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [("fall over", "RuntimeError: the environment fell over"), ("sleep", "timed out"), ("leave", "SystemExit: 0")],
+)
 def test_an_environment_that_fails_is_data(said, why):
     rollout = played((said, "eos"))
     assert rollout.reward is None and why in rollout.error and len(rollout.dialogue) >= 1
@@ -153,10 +170,11 @@ def test_an_environment_that_fails_is_data(said, why):
 
 def test_an_environment_that_cannot_be_made_is_data():
     def broken(row):
-        raise ValueError("no such room")
+        raise row["error"]("no such room")
 
-    rollout = played(make=broken)
-    assert rollout.reward is None and "no such room" in rollout.error and not rollout.sampled.any()
+    for kind in (ValueError, SystemExit):
+        rollout = played(make=lambda row, kind=kind: broken(row | {"error": kind}))
+        assert rollout.reward is None and "no such room" in rollout.error and not rollout.sampled.any()
 
 
 @pytest.mark.parametrize("changes", [{}, {"rollout": {"delay": 1}}])

@@ -1,8 +1,10 @@
-from multiprocessing import Pipe
+import socket
+import threading
 
 import pytest
 
 from gspo.data import reasoning_gym
+from gspo.data.frames import Frames, packed, unpacked
 from gspo.data.reasoning_gym_worker import generate
 from tests.data.tools import load
 
@@ -24,23 +26,49 @@ def test_warnings_come_out_of_the_process_that_makes_the_items():
 
 def heard(source, train=4, held_out=2, **config):
     """What is sent for a task, in order."""
-    ours, theirs = Pipe()
-    generate(theirs, reasoning_gym.ItemsRequest(source, config, 0, train, held_out))
-    theirs.close()
+    ours, theirs = map(Frames, socket.socketpair())
+
+    def make():
+        generate(theirs, reasoning_gym.ItemsRequest(source, config, 0, train, held_out))
+        theirs.close()
+
+    maker = threading.Thread(target=make)
+    maker.start()
     found = []
-    while ours.poll():
+    while True:
         try:
-            found.append(ours.recv())
+            found.append(unpacked(ours.receive(60.0)))
         except EOFError:
             break
+    maker.join()
+    ours.close()
     return found
 
 
 def test_the_items_come_last_and_are_those_of_the_task():
-    *notes, (kind, (train, held_out)) = heard("reasoning_gym:count_bits", max_n=20)
-    assert kind == "items" and (len(train), len(held_out)) == (4, 2)
-    assert all(note == "note" for note, _ in notes)
-    assert all(item["answer"] == str(int(item["metadata"]["number"]).bit_count()) for item in train + held_out)
+    messages = heard("reasoning_gym:count_bits", max_n=20)
+    kinds = [kind for kind, _ in messages]
+    assert kinds == ["note"] * kinds.count("note") + ["train"] * 4 + ["held out"] * 2 + ["end"]
+    items = [item for kind, item in messages if kind in ("train", "held out")]
+    assert all(item["answer"] == str(int(item["metadata"]["number"]).bit_count()) for item in items)
+
+
+@pytest.mark.parametrize("name", ["graph_color", "knights_knaves", "codeio", "chain_sum"])
+def test_items_keep_their_types(name):
+    """Tuples, numbers as keys, and numbers and texts of numpy: scorers compare with them."""
+    dataset = reasoning_gym.open_task(f"reasoning_gym:{name}", {}, seed=1, size=4)
+    for entry in map(dict, dataset):
+        found = unpacked(packed(entry))
+        assert found == entry and plain(found) == plain(entry)
+
+
+def plain(value):
+    """A value with the types of all that is in it; numpy's own numbers and texts as Python's."""
+    if isinstance(value, dict):
+        return [(plain(key), plain(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), [plain(item) for item in value]
+    return next((kind for kind in (bool, int, float, str) if isinstance(value, kind)), type(value)), value
 
 
 def test_what_goes_wrong_is_one_message():

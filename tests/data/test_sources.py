@@ -7,6 +7,7 @@ def test_a_function_of_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "own_task_module.py").write_text(
         "def rows(n, word='w'):\n    return [{'prompt': f'{word}{i}'} for i in range(n)]\n"
         "def broken(): raise OSError('disk')\nvalue = 3\n"
+        "def leaves():\n    import sys\n    sys.exit(0)\n"
     )
     monkeypatch.chdir(tmp_path)
     source = "own_task_module:rows"
@@ -19,6 +20,7 @@ def test_a_function_of_the_current_folder(tmp_path, monkeypatch):
         ("own_task_module:row", {}, "own_task_module has no function 'row', did you mean rows?"),
         ("own_task_module:value", {}, "value is a int, not a function"),
         ("own_task_module:broken", {}, "own_task_module:broken raised OSError: disk"),
+        ("own_task_module:leaves", {}, "own_task_module:leaves raised SystemExit: 0"),
         (
             "no_such_module:rows",
             {},

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import pickle
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -127,3 +130,76 @@ def compares(prompts, completions, **columns):
 
 
 compares.by_group = True
+
+
+def _trainers_end() -> int:
+    """The socket that this process answers through."""
+    return int(sys.argv[1])
+
+
+class Code:
+    """Unpickled, it writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.write_text, (Path(self.path), "run")
+
+
+def _frame(data):
+    return struct.pack("!Q", len(data)) + data
+
+
+def _message(number=1, level=2, results=((1.0, None),), rest=("", False, False)):
+    return _frame(json.dumps(["results", number, level, results, *rest]).encode())
+
+
+MESSAGES = {
+    "junk": b"\xff" * 64,
+    "junk frame": _frame(b"no json"),
+    "too long": struct.pack("!Q", 1 << 40),
+    "half a header": b"\0\0\0",
+    "no body": struct.pack("!Q", 100),
+    "half a body": struct.pack("!Q", 100) + b"[",
+    "deep": _frame(b"[" * 50_000),
+    "no list": _frame(b'"results"'),
+    "another kind": _frame(b'["ready", ""]'),
+    "more results than rows": _message(results=[(1.0, None)] * 9),
+    "another call": _message(0),
+    "a text as reward": _message(results=[("1.0", None)]),
+    "both": _message(results=[(1.0, "error")]),
+    "an unknown level": _message(level=7),
+    "nothing again and again": _message(level=0, results=[]) * 100,
+}
+
+
+def sends(prompts, completions, path):
+    """Writes into its process's socket, in the midst of a call."""
+    for completion in completions:
+        if completion == "pickle":
+            os.write(_trainers_end(), _frame(pickle.dumps(Code(path[0]))))
+        if completion in MESSAGES:
+            os.write(_trainers_end(), MESSAGES[completion])
+            time.sleep(1000 if "half" in completion or "no body" in completion else 0)
+    return [1.0] * len(completions)
+
+
+def sees_columns(prompts, completions, when, price, raw, nested, large):
+    seen = when[0].isoformat(), str(price[0]), raw[0], nested[0], large[0]
+    return [float(seen == ("2026-01-02T00:00:00+00:00", "1.50", b"\0\xff", [{"a": (1, {2})}], float("inf")))]
+
+
+def variables(prompts, completions, names):
+    return [float(name in os.environ) for name in names]
+
+
+def leaves_children(prompts, completions, path):
+    """Programs of its own and of another session; "hang" does not come back."""
+    for i in range(len(completions)):
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=i % 2 == 1)
+        with open(path[0], "a") as file:
+            file.write(f"{child.pid}\n")
+    if "hang" in completions:
+        sum(range(10**13))
+    return [1.0] * len(completions)

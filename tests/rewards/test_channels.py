@@ -1,4 +1,6 @@
 import asyncio
+import datetime
+import decimal
 import os
 import signal
 import sys
@@ -10,8 +12,12 @@ from pathlib import Path
 import pytest
 
 import gspo
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
 from gspo.rewards import channels, graders
+from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
+from tests.rewards import graders as graders_that_misbehave
 from tests.rewards.tools import ended, in_process, named, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore:reward .*a call for")
@@ -235,6 +241,69 @@ def test_columns_that_cannot_be_sent(monkeypatch):
         with pytest.raises(ValueError, match=r"cannot read the rows \(ModuleNotFoundError.*: use plain values"):
             rewards.score([rollout("a", f=elsewhere.Thing())])
         assert rewards.score([rollout("a")])[0].reward == 1
+
+
+@pytest.mark.parametrize("junk", graders_that_misbehave.MESSAGES)
+def test_junk_from_a_worker_costs_its_own_completion(junk):
+    with named("sends", "length", timeout=0.3) as rewards:
+        scored = rewards.score([rollout(completion, i, path="") for i, completion in enumerate(["a", junk, "b"])])
+        assert rewards.score([rollout("a", path="")])[0].reward == 2  # and it goes on
+    assert [r.reward_parts["sends"] for r in scored] == [1, None, 1]
+    assert [r.reward_parts["length"] for r in scored] == [1, len(junk), 1]
+    assert any(why in scored[1].error for why in ("sends: its process sen", "took longer"))
+
+
+def test_what_a_worker_sends_is_never_run(tmp_path):
+    path = tmp_path / "ran"
+    got, errors = outcome(named("sends", timeout=1.0), "pickle", path=str(path))
+    assert got == [None] and "no message" in errors[0]
+    assert not path.exists()
+
+
+def test_a_worker_that_does_not_start_again_costs_completions_only(tmp_path, monkeypatch):
+    (tmp_path / "once.py").write_text("""
+from pathlib import Path
+import os
+mark = Path(__file__).with_suffix(".mark")
+if mark.exists():
+    raise ImportError("not twice")
+mark.touch()
+
+def score(prompts, completions, **columns):
+    os._exit(4)
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    rewards = Rewards(RewardConfig(functions=["once:score"], timeout=1.0), TaskConfig())
+    got, errors = outcome(rewards, "a", "b")
+    assert got == [None, None]
+    assert "not twice" in errors[0]
+
+
+def test_rows_of_any_plain_kind_arrive():
+    columns = {
+        "when": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), "price": decimal.Decimal("1.50"), "raw": b"\0\xff",
+        "nested": [{"a": (1, {2})}], "large": float("inf"),
+    }  # fmt: skip
+    assert outcome(named("sees_columns"), "a", **columns)[0] == [1.0]
+
+
+def test_a_worker_gets_the_variables_that_are_named(monkeypatch):
+    monkeypatch.setenv("GRADER_KEY", "k")
+    monkeypatch.setenv("HF_TOKEN", "t")
+    columns = [rollout("", names=name) for name in ("GRADER_KEY", "HF_TOKEN", "PATH")]
+    for env, expected in ([[], [0, 0, 1]], [["GRADER_KEY"], [1, 0, 1]]):
+        with named("variables", env=env) as rewards:
+            assert [r.reward for r in rewards.score(columns)] == expected
+
+
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
+@pytest.mark.parametrize("completions", [["a", "b"], ["a", "hang"]])
+def test_programs_that_a_grader_started_end_with_it(completions, tmp_path):
+    path = tmp_path / "pids"
+    with named("leaves_children", timeout=0.5) as rewards:
+        rewards.score([rollout(completion, i, path=str(path)) for i, completion in enumerate(completions)])
+    numbers = [int(line) for line in path.read_text().split()]
+    assert len(numbers) >= 2 and all(map(ended, numbers))
 
 
 def test_a_late_reader_of_a_closed_worker_takes_nothing_of_the_next():

@@ -1,16 +1,19 @@
 import os
+import pickle
 import resource
 import signal
+import time
 from contextlib import contextmanager
 
 import pytest
 
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
+from gspo.data.frames import unpacked
 from gspo.data.processes import kill, spawn
-from gspo.rewards.graders import BATCH, SINGLY, NextResults, RewardInput
+from gspo.rewards.graders import BATCH, SINGLY, RewardInput
 from gspo.rewards.worker import MEMORY
-from tests.rewards.tools import START, ended, run
+from tests.rewards.tools import START, children, ended, run
 
 
 def test_a_script_without_a_main_guard_runs_once(tmp_path):
@@ -30,6 +33,26 @@ def test_no_worker_outlives_its_parent(tmp_path):
     assert ended(worker)
 
 
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_program_of_a_grader_outlives_the_trainer(tmp_path, end):
+    path = tmp_path / "pids"
+    lines = f"""
+    config = RewardConfig(functions=["tests.rewards.graders:leaves_children"], timeout=60.0)
+    rewards.close()
+    with Rewards(config, TaskConfig()) as rewards:
+        rewards.score([rollout("a", path={str(path)!r}), rollout("b", path={str(path)!r})])
+        print("scored", flush=True)
+        rewards.score([rollout("hang", path={str(path)!r})])
+    """
+    with run(tmp_path, START + lines) as process:
+        assert [process.stdout.readline().strip() for _ in range(2)] == ["begin", "scored"]
+        while len(path.read_text().split()) < 3:
+            time.sleep(0.01)
+        process.send_signal(end)
+    assert all(ended(int(line)) for line in path.read_text().split())
+
+
 @contextmanager
 def working(*names):
     process, connection = spawn("gspo.rewards.worker", (list(names), RewardConfig(timeout=5.0), TaskConfig()))
@@ -39,30 +62,41 @@ def working(*names):
         kill(process)
 
 
+def heard(connection):
+    return unpacked(connection.receive(60.0))
+
+
+def ask(connection, number, name, *completions):
+    rows = [RewardInput("?", completion, "", {"answer": "7"}) for completion in completions]
+    connection.send(pickle.dumps((number, pickle.dumps((name, rows, BATCH)))))
+
+
 def test_it_says_that_it_is_ready_and_streams_each_result():
     with working("exact") as (_, connection):
-        assert connection.recv() is None
-        connection.send(("exact", [RewardInput("?", completion, "", {"answer": "7"}) for completion in "78"], BATCH))
-        assert [connection.recv() for _ in range(3)] == [
-            NextResults(SINGLY),  # how it goes about it
-            NextResults(SINGLY, [(1.0, None)]),
-            NextResults(SINGLY, [(0.0, None)]),
+        assert heard(connection) == ["ready", ""]
+        ask(connection, 5, "exact", "7", "8")
+        assert [heard(connection) for _ in range(3)] == [
+            ["results", 5, SINGLY, [], "", False, False],  # how it goes about it
+            ["results", 5, SINGLY, [[1.0, None]], "", False, False],
+            ["results", 5, SINGLY, [[0.0, None]], "", False, False],
         ]
-        connection.send_bytes(b"no pickle")
-        assert connection.recv()[0] == "unreadable"
-        connection.send(("exact", [RewardInput("?", "7", "", {"answer": "7"})], BATCH))  # it goes on
-        assert [connection.recv().results for _ in range(2)] == [(), [(1.0, None)]]
+        connection.send(pickle.dumps((6, b"no pickle")))
+        assert heard(connection)[:2] == ["unreadable", 6]
+        ask(connection, 7, "exact", "7")  # it goes on
+        assert [heard(connection)[3] for _ in range(2)] == [[], [[1.0, None]]]
         connection.close()
 
 
 def test_it_says_why_it_cannot_begin():
     with working("exact", "tests.rewards.graders:lenght") as (_, connection):
-        assert "did you mean length?" in connection.recv()
+        assert "did you mean length?" in heard(connection)[1]
 
 
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit")
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
 @pytest.mark.parametrize(("name", "limited"), [("exact", True), ("tests.rewards.graders:length", False)])
 def test_the_memory_of_our_own_scorers_is_limited(name, limited):
     with working(name) as (process, connection):
-        assert connection.recv() is None
-        assert (resource.prlimit(process.pid, resource.RLIMIT_AS)[0] == MEMORY) is limited
+        assert heard(connection) == ["ready", ""]
+        (worker,) = children(process.pid)
+        assert (resource.prlimit(worker, resource.RLIMIT_AS)[0] == MEMORY) is limited
+        assert resource.prlimit(process.pid, resource.RLIMIT_AS)[0] != MEMORY  # nor is its keeper

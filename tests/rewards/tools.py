@@ -1,10 +1,12 @@
 """Rewards by name and by callable, and scripts that score."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
@@ -60,3 +62,13 @@ def ended(pid):
             return True
         time.sleep(0.05)
     return False
+
+
+def children(pid):
+    """The processes whose parent is `pid`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return found

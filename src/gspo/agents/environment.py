@@ -98,8 +98,9 @@ class ToolEnvironment:
             values = json.loads(arguments)
             inspect.signature(function).bind(**values)
             result = function(**values) if inspect.iscoroutinefunction(function) else asyncio.to_thread(function, **values)
-            return str(await asyncio.wait_for(result, self.tool_timeout)), ""
+            async with asyncio.timeout(self.tool_timeout):
+                return str(await result), ""
         except TimeoutError:
             return f"error: {name} took more than {self.tool_timeout:g} seconds", "timeouts"
-        except Exception as error:  # for the policy to read
+        except (Exception, SystemExit) as error:  # for the policy to read
             return f"error: {type(error).__name__}: {error}"[:500], "errors"

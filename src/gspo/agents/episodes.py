@@ -131,7 +131,7 @@ class Episode:
             cut = await self._turns()
         except SamplerError:
             raise
-        except Exception as error:  # a failed episode is data
+        except (Exception, SystemExit) as error:  # a failed episode is data
             reason = "timed out" if isinstance(error, TimeoutError) else str(error)
             return self._rollout(None, f"environment: {type(error).__name__}: {reason}"[:300])
         rollout = self._rollout(sum(self.rewards), None)
@@ -168,7 +168,8 @@ class Episode:
         self.dialogue.extend({"role": one.get("role"), "content": one.get("content")} for one in messages)
 
     async def _in_time(self, made: Any) -> Any:
-        return await asyncio.wait_for(made, self.rules.step_timeout)
+        async with asyncio.timeout(self.rules.step_timeout):  # not wait_for: a SystemExit in its task ends the process
+            return await made
 
     def _rollout(self, reward: float | None, error: str | None) -> Rollout:
         if not self.calls:

@@ -47,7 +47,7 @@ def settings(source: str, task: TaskConfig, split: str | None = None) -> vf.EnvC
     try:
         config = vf.resolve_env_config(options)
         free = vf.default_harness_id(name) == "bash" and not vf.task_type(name).NEEDS_CONTAINER
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{source}: task.config = {task.config!r} does not fit: {describe(error)}") from error
     chat = {"harness": vf.harness_config_type(HARNESS)(id=HARNESS), "runtime": vf.SubprocessConfig()}
     for role, agent in config:
@@ -139,7 +139,7 @@ class VerifiersEpisodes(WholeEpisodes):
                 episode = await env.run_slot(env.slots(task)[0], context, on_trace=begun)
         except TimeoutError:
             return _failed(prompt, f"the environment took more than task.step_timeout = {playing.limit:g} seconds")
-        except Exception as error:  # a failed episode is data
+        except (Exception, SystemExit) as error:  # a failed episode is data
             return _failed(prompt, describe(error))
         finally:
             for name in traces:

@@ -29,6 +29,8 @@ def check(config: Config) -> None:
     check_judging(config)
     if reward.weights and not any(reward.weights):
         raise ValueError(f"reward.weights = {reward.weights}: at least one must differ from 0")
+    if reward.env and not any(":" in name for name in reward.functions):
+        raise ValueError(f"reward.env = {reward.env}: has no effect without a module:function in reward.functions")
     if any(not text for text in rollout.stop):
         raise ValueError(f"rollout.stop = {rollout.stop}: an empty string would end every completion at once")
     for key, source in (("task.source", config.task.source), ("task.eval_source", config.task.eval_source)):

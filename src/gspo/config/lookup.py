@@ -7,6 +7,8 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from typing import TYPE_CHECKING, Any
 
 from gspo.config.checks import nearest
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def load_function(spec: str, key: str) -> Callable[..., Any]:
-    """The function that `spec` (`module:function`) names; the current folder is searched first.
+    """The function that `spec` (`module:function`) names; the current folder is searched first, as in `find_here`.
 
     `key` is the configuration key to name in errors. Raises ValueError when there is no such module or
     function.
@@ -25,9 +27,8 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
     if not module_name or not name:
         raise ValueError(f"{key} = {spec!r}: expected module:function, such as rewards:score for score in rewards.py")
     folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     try:
+        find_here(module_name)
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
@@ -35,15 +36,39 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
                 f"{key} = {spec!r}: there is no module {module_name!r} in {folder} or among the installed packages"
             ) from None
         raise ValueError(f"{key} = {spec!r}: importing {module_name!r} failed: {describe(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that calls sys.exit must not end the run as if it were done
         raise ValueError(f"{key} = {spec!r}: importing {module_name!r} failed: {describe(error)}") from error
     function = getattr(module, name, None)
     if function is None:
         names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        raise ValueError(f"{key} = {spec!r}: {module_name} has no function {name!r}{nearest(name, names)}")
+        hint = nearest(name, names)
+        if module_name in sys.stdlib_module_names:
+            hint = "; it is a module of Python itself, so give a file of yours another name"
+        raise ValueError(f"{key} = {spec!r}: {module_name} has no function {name!r}{hint}")
     if not callable(function):
         raise ValueError(f"{key} = {spec!r}: {name} is a {type(function).__name__}, not a function")
     return function
+
+
+def find_here(name: str) -> None:
+    """Imports the package or module that `name` begins with from the current folder, if it is there, and lets it import
+    others from there. Only what is named wins over installed packages; nothing does over the standard library: files beside
+    the data that happen to be called pickle.py or yaml.py are not run. Raises what the module raises.
+    """
+    folder, top = os.getcwd(), name.partition(".")[0]
+    if folder not in map(os.path.abspath, sys.path):
+        sys.path.append(folder)
+    if top in sys.modules or top in sys.stdlib_module_names:
+        return
+    spec = PathFinder.find_spec(top, [folder])
+    if spec is None or spec.loader is None:
+        return
+    module = sys.modules[top] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(top, None)
+        raise
 
 
 def unknown_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> str:

@@ -101,5 +101,8 @@ class RewardConfig:
     """Seconds that one call of a reward may take. A completion whose reward hangs is left out of its group."""
     workers: int = opt(1, low=1, high=256)
     """Processes that score completions."""
+    env: list[str] = opt([])
+    """Names of environment variables that a `module:function` needs, such as that of an API key. Others that may hold
+    secrets are kept from its process."""
     correct_at: float = opt(1.0)
     """A completion counts as correct in `eval/accuracy` if the first of `functions` gives it at least this."""

@@ -8,31 +8,37 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
-from multiprocessing.connection import Connection
+from typing import Any
 
 from gspo.config.lookup import describe
 from gspo.data import reasoning_gym
+from gspo.data.frames import Frames, packed
 from gspo.data.processes import GONE, opened
 
 
-def generate(connection: Connection, request: reasoning_gym.ItemsRequest) -> None:
-    """Sends ("note", text) ... and then ("items", (train, held out)) or ("error", text)."""
+def generate(connection: Frames, request: reasoning_gym.ItemsRequest) -> None:
+    """Sends ["note", text] ..., then ["train", item] ... and ["held out", item] ..., and ["end", ""]; or ["error", text]."""
 
-    def note(text: str) -> None:
-        connection.send(("note", text))
+    def say(kind: str, content: Any) -> None:
+        connection.send(packed([kind, content]))
 
     try:
-        train, held_out = reasoning_gym.generate(request, note)
+        train, held_out = reasoning_gym.generate(request, lambda text: say("note", text))
         dataset = reasoning_gym.open_task(request.source, request.config, seed=0, size=1)
-        reasoning_gym.check(request.source, dataset, (held_out + train)[:16], note)
-        message = pickle.dumps(("items", (train, held_out)))
+        reasoning_gym.check(request.source, dataset, (held_out + train)[:16], lambda text: say("note", text))
+        for kind, items in (("train", train), ("held out", held_out)):
+            for item in items:
+                say(kind, item)
+    except GONE:
+        raise
     except ValueError as error:
-        message = pickle.dumps(("error", str(error)))
+        say("error", str(error))
     except Exception as error:
-        message = pickle.dumps(("error", f"{request.source}: {describe(error)}"))
-    connection.send_bytes(message)
+        say("error", f"{request.source}: {describe(error)}")
+    else:
+        say("end", "")
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(*GONE), opened(sys.argv[1]) as parent:
-        generate(parent, parent.recv())
+    with contextlib.suppress(*GONE), contextlib.closing(opened(sys.argv[1])) as parent:
+        generate(parent, pickle.loads(parent.receive()))

@@ -15,11 +15,14 @@ from gspo.config.checks import VERIFIERS, nearest
 from gspo.config.lookup import describe, load_function, unknown_arguments
 from gspo.config.rollout import TaskConfig
 from gspo.data import reasoning_gym
+from gspo.data.frames import Junk, unpacked
 from gspo.data.processes import kill, spawn
 from gspo.data.verifiers_tasks import tasks_of
 
 SUFFIXES = (".jsonl", ".parquet", ".csv")
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+SILENCE, LONGEST = 3600.0, 1 << 26
+"""Seconds that making items may take without a word, and bytes of one item."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def _call(source: str, task: TaskConfig, key: str) -> Table:
         raise ValueError(f"task.config = {task.config!r}: {source} cannot be called with it: {problem}")
     try:
         rows = function(**task.config)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{key} = {source!r}: {source} raised {describe(error)}") from error
     return table(rows, source)
 
@@ -176,17 +179,28 @@ def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[
     """
     request = reasoning_gym.ItemsRequest(source, task.config, task.seed, train, held_out)
     process, connection = spawn("gspo.data.reasoning_gym_worker", request)
+    wanted = {"train": train, "held out": held_out}
+    items: dict[str, list[dict[str, Any]]] = {kind: [] for kind in wanted}
     try:
         while True:
-            kind, content = connection.recv()
-            if kind == "error":
-                raise ValueError(content)
-            if kind == "items":
-                break
-            warnings.warn(content, stacklevel=2)
-    except EOFError:
+            match unpacked(connection.receive(SILENCE, LONGEST)):
+                case ["error", str(text)]:
+                    raise ValueError(text)
+                case ["note", str(text)]:
+                    warnings.warn(text, stacklevel=2)
+                case ["train" | "held out" as kind, {"question": str()} as item] if len(items[kind]) < wanted[kind]:
+                    items[kind].append(item)
+                case ["end", ""]:
+                    break
+                case message:
+                    raise Junk(f"{message!r:.80}")
+    except TimeoutError:
+        raise RuntimeError(f"{source}: the process that makes its items sent none for {SILENCE:.0f} s") from None
+    except (EOFError, OSError):
         raise RuntimeError(f"{source}: the process that makes its items died") from None
+    except Junk as error:
+        raise RuntimeError(f"{source}: the process that makes its items sent {error}") from None
     finally:
         kill(process)
-    first, second = (Table(source, entries, range(len(entries))) for entries in content)
+    first, second = (Table(source, entries, range(len(entries))) for entries in items.values())
     return first, second

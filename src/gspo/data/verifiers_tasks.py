@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from gspo.config.checks import VERIFIERS
-from gspo.config.lookup import describe
+from gspo.config.lookup import describe, find_here
 from gspo.config.rollout import TaskConfig
 
 
@@ -60,7 +58,7 @@ def _loaded(source: str, options: str, size: int | None) -> Tasks:
                 raise ValueError("it is endless: set task.size")
             taskset = taskset.take(size + size // 9 + 1)  # a tenth is held out
         tasks = list(taskset)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{source}: its tasks could not be loaded: {describe(error)}") from error
     keys = [fingerprint(task.data) for task in tasks]
     rows = [{"prompt": messages_of(task.data), "task": key} for key, task in zip(keys, tasks)]
@@ -70,14 +68,12 @@ def _loaded(source: str, options: str, size: int | None) -> Tasks:
 def check_installed(source: str) -> None:
     """Raises ValueError unless there is a taskset of this name; the current folder is searched first."""
     vf, name = library(source), source.removeprefix(VERIFIERS)
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     module = None
     try:
+        find_here(name.rsplit("/", 1)[-1].split("@")[0].replace("-", "_").lower())  # as verifiers names its module
         module = vf.import_taskset(name)
         vf.taskset_config_type(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if hasattr(module, "load_environment"):
             raise ValueError(
                 f"{source}: it has a load_environment, as environments for verifiers before 0.4 do: install a version of it "

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
 import queue
 import signal
 import subprocess
 import threading
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
+from gspo.data.frames import Junk, unpacked
 from gspo.data.processes import kill, spawn
-from gspo.rewards.graders import BATCH, SINGLY, Late, NextResults, Result, RewardFunction, RewardInput
+from gspo.rewards.graders import BATCH, SINGLY, Late, NextResults, Result, RewardFunction, RewardInput, checked
 
 START = 300.0
 """Seconds that a worker may take to import what it needs."""
@@ -23,10 +24,12 @@ GRACE = 0.5
 """Seconds on top of a call's limit, for messages, and for async calls to be cancelled from within."""
 MAX_LOST = 8
 """Calls of one function that may hang or crash in one scoring; the completions after that are not scored."""
+LONGEST, PER_ROW = 1 << 16, 1 << 13
+"""Bytes that a message of a worker may have, and as many more for each row that it is asked about."""
 
 
 class Lost(Exception):
-    """A call whose process died."""
+    """A call whose process died, or sent what it should not."""
 
 
 class Way:
@@ -129,49 +132,82 @@ def _group(rows: list[RewardInput]) -> int:
 
 
 class Worker:
-    """A process for the named rewards. It starts at once and is waited for at its first call."""
+    """A process for the named rewards. It starts at once and is waited for at its first call.
+
+    What it sends is checked: a grader can write into its process's socket. Junk costs the process, never the run.
+    """
 
     def __init__(self, names: list[str], reward: RewardConfig, task: TaskConfig) -> None:
-        self.request = (names, reward, task)
-        self.process, self.connection = spawn("gspo.rewards.worker", self.request)
-        self.ready = self.closed = False
+        self.request, self.variables = (names, reward, task), reward.env
+        self._spawn()
+        self.ready = self.begun = self.closed = False
         self.lock = threading.Lock()
         self.limit = reward.timeout
+        self.call = self.open = 0  # the number of the last call, and how many of its rows have no result yet
+        self.silent = 0  # messages without a result since the last one with some
+
+    def _spawn(self) -> None:
+        self.process, self.connection = spawn("gspo.rewards.worker", self.request, self.variables)
 
     def wait(self) -> None:
-        """Until it has imported what it needs. Raises ValueError when it cannot."""
+        """Until it has imported what it needs. Raises ValueError when it cannot; Lost, where one could before."""
         if self.ready:
             return
+        problem = ""
         try:
-            problem = self._read(START, START)
+            match self._read(START, START):
+                case ["ready", str(problem)]:
+                    self.ready = not problem
+                case message:
+                    raise Lost(_junk(message))
         except (Late, Lost) as error:
+            if self.begun:
+                raise
             raise RuntimeError(f"a reward worker did not start: {error}") from None
-        if problem is not None:
-            raise ValueError(problem)
-        self.ready = True
+        if not self.ready:
+            raise Lost(f"it could not start again: {problem}") if self.begun else ValueError(problem)
+        self.begun = True
 
     def send(self, name: str, rows: list[RewardInput], level: int) -> None:
-        """Ask for scores. Raises ValueError for a column that cannot be sent to another process."""
+        """Ask for scores. Raises Lost, or ValueError for a column that cannot be sent to another process."""
         self.wait()
+        self.call, self.open, self.silent = self.call + 1, len(rows), 0
         try:
-            data = ForkingPickler.dumps((name, rows, level))
+            data = pickle.dumps((self.call, pickle.dumps((name, rows, level))))
         except Exception as error:
             raise ValueError(f"the rows cannot be sent to the reward workers ({error}): use plain values") from error
-        with contextlib.suppress(OSError):  # dead: `receive` says so
-            self.connection.send_bytes(data)
+        try:
+            self.connection.send(data)
+        except TimeoutError:
+            raise Lost("its process does not read what it is sent") from None
+        except OSError:  # dead: `receive` says so
+            pass
 
     def receive(self, timeout: float) -> NextResults:
         """The next results. Raises Late or Lost, or ValueError when the rows hold what the worker cannot import."""
-        message = self._read(timeout, self.limit)
-        if message[0] == "unreadable":
-            raise ValueError(f"the reward workers cannot read the rows ({message[1]}): use plain values")
-        return message
+        match self._read(timeout, self.limit):
+            case ["unreadable", self.call, str(why)]:
+                raise ValueError(f"the reward workers cannot read the rows ({why:.300}): use plain values")
+            case ["results", self.call, int(level), [*results], str(failed), bool(late), bool(grouped)] if (
+                BATCH <= level <= SINGLY and len(results) <= self.open and all(map(_is_result, results))
+            ):
+                pass
+            case message:
+                raise Lost(_junk(message))
+        self.open -= len(results)
+        self.silent = 0 if results else self.silent + 1
+        if self.silent > 1:  # one announces the next level
+            raise Lost("its process sends messages without results")
+        read: list[Result] = [(None, error[:300]) if error is not None else checked(value) for value, error in results]
+        return NextResults(level, read, failed[:300], late, grouped)
 
     def _read(self, timeout: float, limit: float) -> Any:
         try:
-            if not self.connection.poll(timeout):
-                raise Late(limit)
-            return self.connection.recv()
+            return unpacked(self.connection.receive(timeout, LONGEST + PER_ROW * self.open))
+        except TimeoutError:
+            raise Late(limit) from None
+        except Junk as error:
+            raise Lost(f"its process sent {error}") from None
         except (EOFError, OSError):
             code = None
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -185,7 +221,7 @@ class Worker:
             if self.closed:
                 raise RuntimeError("the reward worker is closed")
             kill(self.process)
-            self.process, self.connection = spawn("gspo.rewards.worker", self.request)
+            self._spawn()
             self.ready = False
 
     def close(self) -> None:
@@ -193,6 +229,17 @@ class Worker:
         with self.lock:
             self.closed = True
             kill(self.process)
+
+
+def _is_result(result: Any) -> bool:
+    match result:
+        case [None | int() | float(), None] | [None, str()]:
+            return True
+    return False
+
+
+def _junk(message: Any) -> str:
+    return f"its process sent no answer to what it was asked: {message!r:.80}"
 
 
 class Thread:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
+import os
 import queue
 import threading
 import warnings
@@ -52,6 +53,9 @@ class Rewards:
         if functions and specs == ["task"] and not scored:
             specs = []
         _check(specs, task, scored)
+        for name in reward.env:
+            if name not in os.environ:
+                raise ValueError(f"reward.env: there is no environment variable {name!r}; set it, or take its name out")
         self.needs = {reward.answer_column: "reward.answer_column"} if {"exact", "math"} & set(specs) else {}
         labels = [spec.rpartition(":")[2] for spec in specs]
         labels += [getattr(f, "__name__", type(f).__name__).strip("<>") for f in functions]

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
-import os
 import pickle
 import sys
-from multiprocessing.connection import Connection
+from typing import Any
 
 from gspo.config.lookup import describe
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
+from gspo.data.frames import Frames, packed
 from gspo.data.processes import GONE, opened
 from gspo.rewards import graders
 
@@ -23,30 +22,32 @@ MEMORY = 4 * 2**30
 """Bytes of address space for our own scorers: a power tower in a completion must not eat the machine."""
 
 
-def serve(connection: Connection, names: list[str], reward: RewardConfig, task: TaskConfig) -> None:
-    """Sends None (ready) or why not; scores (name, rows, level), streaming messages until all are done."""
+def serve(connection: Frames, names: list[str], reward: RewardConfig, task: TaskConfig) -> None:
+    """Says ["ready", why not: "" or a text]; then scores what is asked, a pickled (number of the call, name, rows, level),
+    and sends ["results", number, *NextResults] until all rows are done, or ["unreadable", number, why].
+    """
+
+    def say(*message: Any) -> None:
+        connection.send(packed(list(message)))
+
     if not any(":" in name for name in names):
         _limit_memory()
     try:
         functions = {name: graders.load(name, reward, task) for name in names}
     except BaseException as error:
-        connection.send(str(error) if isinstance(error, ValueError) else describe(error))
+        say("ready", str(error) if isinstance(error, ValueError) else describe(error))
         return
-    connection.send(None)
-    with asyncio.Runner() as runner, open(os.devnull, "w") as nowhere:
+    say("ready", "")
+    with asyncio.Runner() as runner:
         while True:
-            data = connection.recv_bytes()
+            number, data = pickle.loads(connection.receive())
             try:
                 name, rows, level = pickle.loads(data)
             except BaseException as error:  # a class that this process cannot import
-                connection.send(("unreadable", describe(error)))
+                say("unreadable", number, describe(error))
                 continue
-            # Should the parent be gone when a call hangs, this ends the process, even one that holds the GIL.
-            faulthandler.dump_traceback_later(reward.timeout + 10, exit=True, file=nowhere)
             for message in functions[name].stream(rows, level, runner, reward.timeout):
-                connection.send(message)
-                faulthandler.dump_traceback_later(reward.timeout + 10, exit=True, file=nowhere)
-            faulthandler.cancel_dump_traceback_later()
+                say("results", number, message.level, [*map(list, message.results)], *message[2:])
 
 
 def _limit_memory() -> None:
@@ -57,5 +58,5 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(*GONE), opened(sys.argv[1]) as parent:
-        serve(parent, *parent.recv())
+    with contextlib.suppress(*GONE), contextlib.closing(opened(sys.argv[1])) as parent:
+        serve(parent, *pickle.loads(parent.receive()))

@@ -55,7 +55,7 @@ class Running:
         file = folder.with_name(f"{folder.name}.toml")
         file.write_text(to_toml(cell.config), encoding="utf-8")
         self.log = folder.with_name(f"{folder.name}.txt")
-        command = [sys.executable, "-m", "gspo.cli", "train", str(file)]
+        command = [sys.executable, "-m", "gspo", "train", str(file)]
         command += ["--resume"] if (folder / "config.toml").exists() else []
         cores = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         with open(self.log, "w", encoding="utf-8") as output:

@@ -1,0 +1,111 @@
+"""A process that stays with a worker, and ends it with all that it started. Imports no torch.
+
+A worker alone cannot do so: a grader may hold the interpreter's lock, crash, or start programs that leave its session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import time
+from pathlib import Path
+
+DEATH_SIGNAL, SUBREAPER = 1, 36  # of prctl (Linux)
+LONGEST = 5.0
+"""Seconds that killed processes may take to end. One may hang in the kernel."""
+
+
+def keep(fd: int) -> None:
+    """Splits this process in two. The new one returns and does the work. This one waits until the new one has ended, or the
+    other end of socket `fd` closes, or SIGTERM comes; then it kills what is left of all that the new one started, and ends
+    as the new one did, or by SIGKILL.
+    """
+    wake, write = os.pipe()
+    for end in (wake, write):
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(write)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, lambda number, frame: None)  # its number arrives in `wake`
+    _prctl(SUBREAPER, 1)  # what loses its parent becomes a child of this process
+    keeper = os.getpid()
+    child = os.fork()
+    if not child:
+        signal.set_wakeup_fd(before)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.close(wake)
+        os.close(write)
+        _prctl(DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != keeper:  # it died before that
+            os._exit(1)
+        return
+    status = None
+    try:
+        status = _wait(child, fd, wake)
+    finally:  # whatever happens here, this process never goes on to the work
+        _end(status)
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(AttributeError, OSError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _wait(child: int, fd: int, wake: int) -> int | None:
+    """The child's status once it has ended; None where the keeper is to end it."""
+    poll = select.poll()
+    poll.register(fd, 0)  # no reading, which is the child's; a hang-up is always told
+    poll.register(wake, select.POLLIN)
+    while True:
+        for number, status in _reaped():
+            if number == child:
+                return status
+        events = dict(poll.poll())
+        if fd in events or (wake in events and signal.SIGTERM in os.read(wake, 1 << 10)):
+            return None
+
+
+def _reaped() -> list[tuple[int, int]]:
+    """Children that have ended, with their status."""
+    ended = []
+    with contextlib.suppress(ChildProcessError):
+        while (one := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.append(one)
+    return ended
+
+
+def _end(status: int | None) -> None:
+    deadline = time.monotonic() + LONGEST
+    while (left := _descendants(os.getpid())) and time.monotonic() < deadline:
+        for number in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(number, signal.SIGKILL)
+        time.sleep(0.001)
+        _reaped()
+    if status is None:
+        os.killpg(0, signal.SIGKILL)  # this process too; without /proc, all that is of its group
+    elif os.WIFSIGNALED(status):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        number = os.WTERMSIG(status)
+        with contextlib.suppress(OSError):  # SIGKILL
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    else:
+        os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _descendants(ancestor: int) -> list[int]:
+    """Processes that `ancestor` started, directly or not, and that still run. None where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = path.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            children.setdefault(int(parent), []).append(0 if state in "ZX" else int(path.parent.name))
+    found = [ancestor]
+    for number in found:
+        found += children.get(number, ()) if number else ()
+    return [number for number in found[1:] if number]

@@ -1,0 +1,84 @@
+"""A process that does what it is asked, for the tests of processes, and what becomes of it."""
+
+import os
+import time
+
+import pytest
+
+from gspo.data.frames import unpacked
+from gspo.data.processes import kill, spawn
+
+linux = pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
+
+SCRIPT = """
+import os, pickle, signal, subprocess, sys, time
+from gspo.data.frames import packed
+from gspo.data.processes import opened
+
+connection = opened(sys.argv[1])
+say = lambda value: connection.send(packed(value))
+wish = pickle.loads(connection.receive())
+if wish == "talk":
+    print("chatter")
+    say([sys.stdin.read(), os.environ["PYTHONHASHSEED"], os.environ["OMP_NUM_THREADS"]])
+if wish == "interrupt":
+    os.kill(os.getpid(), signal.SIGINT)
+    say("still here")
+if wish == "child":
+    say(subprocess.Popen(["sleep", "1000"]).pid)
+    time.sleep(1000)
+if wish == "environment":
+    say([dict(os.environ), sys.path])
+if wish == "status":
+    os._exit(7)
+if wish == "signal":
+    os.kill(os.getpid(), signal.SIGSEGV)
+if wish == "kill the keeper":
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(1000)
+if wish.startswith("leave"):
+    # Children that live on by themselves: one with the socket, one of another session, one whose parent has ended.
+    copy = subprocess.Popen(["sleep", "1000"], close_fds=False, pass_fds=[connection.fileno()])
+    session = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    orphan = subprocess.run(["sh", "-c", "setsid sleep 1000 > /dev/null & echo $!"], stdout=subprocess.PIPE, text=True)
+    say([copy.pid, session.pid, int(orphan.stdout)])
+    if wish == "leave and hang":
+        sum(range(10**13))  # holds the interpreter's lock
+    if wish == "leave and crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    (tmp_path / "wishes_of_processes.py").write_text(SCRIPT)
+    monkeypatch.syspath_prepend(tmp_path)
+    begun = []
+
+    def start(wish):
+        begun.append(spawn("wishes_of_processes", wish))
+        return begun[-1]
+
+    yield start
+    for process, _ in begun:
+        kill(process)
+
+
+def heard(connection):
+    return unpacked(connection.receive(60.0))
+
+
+def alive(pid):
+    """Whether a process runs: it is there, and not only waiting to be reaped."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def all_end(numbers):
+    deadline = time.monotonic() + 20  # the kernel ends a process at its next turn, not within the call
+    while any(map(alive, numbers)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(map(alive, numbers))
