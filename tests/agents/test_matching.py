@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gspo.agents import matching
-from gspo.agents.matching import matched
+from gspo.agents.matching import UNFIT, matched
 from gspo.agents.trajectories import History, Trajectory, TrajectoryGroup
 from tests.agents.talking import chat
 from tests.agents.tools import ASK, choice, talked
@@ -89,9 +89,9 @@ def test_histories_share_what_they_have_in_common():
 def test_a_reward_that_is_no_number(reward):
     talk = chat(seed=2)
     result = found_in(talk, group(*pair(talk, Trajectory([], reward)), *pair(talk, Trajectory([], reward))))
-    assert result.unusable == Counter({"a reward that is no finite number": 2}) and len(result.groups[0].rollouts) == 2
+    assert result.unusable == Counter({UNFIT: 2}) and len(result.groups[0].rollouts) == 2
     huge = group(Trajectory(talked(talk)[0], 1e308, turn_rewards=[1e308]))
-    assert found_in(talk, huge).unusable == Counter({"a reward that is no finite number": 1})
+    assert found_in(talk, huge).unusable == Counter({UNFIT: 1})
 
 
 def test_what_the_policy_never_said():

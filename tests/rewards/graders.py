@@ -78,6 +78,18 @@ def one_short(prompts, completions, **columns):
     return [1.0] * min(len(completions), 2)
 
 
+def one_value(prompts, completions, **columns):
+    return [1.0]
+
+
+def not_ordered(prompts, completions, **columns):
+    return {1.0, 2.0}
+
+
+def texts(prompts, completions, **columns):
+    return completions
+
+
 def not_a_list(prompts, completions, **columns):
     return 1.0
 
@@ -188,6 +200,11 @@ def sends(prompts, completions, path):
 def sees_columns(prompts, completions, when, price, raw, nested, large):
     seen = when[0].isoformat(), str(price[0]), raw[0], nested[0], large[0]
     return [float(seen == ("2026-01-02T00:00:00+00:00", "1.50", b"\0\xff", [{"a": (1, {2})}], float("inf")))]
+
+
+def in_the_shape_of_trl(prompts, completions, completion_ids, trainer_state, **kwargs):
+    assert [completion[0]["content"] for completion in completions] == ["hi"] * len(completions)
+    return [sum(ids) + trainer_state.global_step / trainer_state.max_steps for ids in completion_ids]
 
 
 def variables(prompts, completions, names):

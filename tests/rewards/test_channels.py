@@ -40,7 +40,21 @@ def test_math_that_never_ends_costs_its_own_completion():
             [1, None, 3],
             "raises: ValueError: could not convert string to float: 'x'",
         ),
-        ("one_short", ["a", "b", "c"], [1, 1, 1], None),
+        (
+            "one_short",
+            ["a", "b", "c"],
+            [None] * 3,
+            "WrongLength: returned 2 values for 3 completions: return",
+        ),
+        ("one_value", ["a", "b", "c"], [None] * 3, "returned 1 values for 3 completions"),
+        ("not_ordered", ["a", "b"], [None] * 2, "returned a set, expected a list of"),
+        ("texts", ["1.0", "2"], [None] * 2, "returned '"),
+        (
+            "raises",
+            ["1e9", "-1e9", "1.1e9", "1e200", "-1e308"],
+            [1e9, -1e9, None, None, None],
+            "beyond 1e+09: scale",
+        ),
         ("not_a_list", ["a"], [None], "returned a float, expected a list of 1 numbers or None"),
         (
             "odd_values",

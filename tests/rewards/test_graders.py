@@ -1,4 +1,5 @@
 import asyncio
+from decimal import Decimal
 
 import pytest
 
@@ -36,7 +37,8 @@ def test_the_reasoning_gym_scorer():
         ("<answer>1</answer> no, <answer>42</answer>", "42", 1),
         ("use <answer> tags: <answer>42</answer>", "42", 1),
         ("<answer>42</answer></answer>", "42", 1), ("<answer>42", "42", 0), ("<think>7</think>42", "42", 1),
-        ("<think>42", "42", 0), ("72", "half of it\n#### 72", 1), ("#### 72", "72", 0),
+        ("<think>42", "42", 0), ("42", 42.0, 1), ("42.00", 42, 1), ("-7", -7, 1), ("0.5", Decimal("0.50"), 1), ("43", 42, 0),
+        ("many", 42, 0), ("42.0", "42", 0), ("1" * 5000, 42, 0), ("72", "half of it\n#### 72", 1), ("#### 72", "72", 0),
     ],
 )  # fmt: skip
 def test_exact(completion, answer, right):
@@ -102,7 +104,10 @@ def test_closures_lambdas_and_async_functions():
         {"closure": None, "judge": 0, "lambda": 0.5},
     ]
     assert [r.reward for r in scored] == [2.5, 0.5]
-    assert calls == [(["p", "q"], {"answer": ["a", "a"], "extra": [None, 3]})]
+    ((prompts, columns),) = calls
+    assert prompts == ["p", "q"]
+    assert {name: columns[name] for name in ("answer", "extra")} == {"answer": ["a", "a"], "extra": [None, 3]}
+    assert set(columns) == {"answer", "extra", "completion_ids", "trainer_state"}
 
 
 def test_a_failed_batch_of_async_calls_is_repeated_all_at_once():
@@ -172,6 +177,29 @@ def test_tensors_and_arrays_are_lists_of_numbers():
 
     for make in (torch.tensor, numpy.array):
         assert outcome(in_process(lambda prompts, completions, m=make: m([1.0, 2.0])), "a", "b")[0] == [1, 2]
+
+
+def test_what_a_function_changes_no_other_call_sees():
+    """Not its next call, not the other functions, not the completions to the same prompt, not the row itself."""
+
+    def changes(prompts, completions, parts):
+        seen = [len(part["list"]) for part in parts]
+        for prompt, part in zip(prompts, parts):
+            part["list"].append(1)
+            prompt.clear()
+        if len(completions) > 1:
+            raise ValueError("one by one, please")
+        return seen
+
+    def counts(prompts, completions, parts):
+        return [len(part["list"]) + len(prompt) for prompt, part in zip(prompts, parts)]
+
+    row = {"list": [0]}
+    completions = [rollout("a", prompt=[{"role": "user", "content": "?"}], parts=row) for _ in range(2)]
+    with in_process(changes, counts) as rewards:
+        for _ in range(2):
+            assert [list(r.reward_parts.values()) for r in rewards.score(completions)] == [[1, 2]] * 2
+    assert row == {"list": [0]} and len(completions[0].prompt.messages) == 1
 
 
 @pytest.mark.parametrize(

@@ -89,13 +89,18 @@ def test_a_run_with_a_judge_of_groups(tmp_path):
             "compares the completions to a prompt, so an evaluation needs at least 2",
         ),
         (["model"], {}, "reward_model.path is required"),
+        (["exact"], {"reward": {"env": ["PATH"]}}, r"reward.env = \['PATH'\]: has no effect without a module:function"),
+        (["exact"], {"reward": {"timeout": 1e10}}, "reward.timeout = 10000000000.0: must be at most 86400"),
+        (["exact"], {"reward": {"weights": [1e308]}}, r"reward.weights = \[1e\+308\]: a weight is 0, or of a size between"),
+        (["exact"], {"reward": {"weights": [-1e-7]}}, r"reward.weights = \[-1e-07\]: a weight is 0, or of a size between"),
         (["exact"], {"judge": {"model": "m"}}, r"\[judge\] has no effect: add \"judge\" to reward.functions"),
         (["exact"], {"reward_model": {"path": "m"}}, r"\[reward_model\] has no effect: add \"model\""),
     ],
 )
 def test_what_cannot_work_stops_before_the_run(functions, sections, message, tmp_path):
     tiny = tiny_run.model()
-    settings = {"log": {"dir": str(tmp_path / "run")}, "reward": {"functions": functions}, **sections}
+    settings = {"log": {"dir": str(tmp_path / "run")}} | sections
+    settings["reward"] = {"functions": functions} | sections.get("reward", {})
     settings["rollout"] = {"max_completion_length": 8}
     with pytest.raises(ValueError, match=message):
         gspo.train(tiny.model, tiny_run.ROWS, config=settings, tokenizer=tiny.tokenizer)

@@ -102,6 +102,34 @@ def test_a_missing_answer_column():
         rewards.check([rollout("a", number=3, answr=1).prompt])
 
 
+@pytest.mark.parametrize("answer", [{"value": 7}, ["7"], ("7",), True, b"7"])
+@pytest.mark.parametrize("name", ["exact", "math"])
+def test_a_right_answer_that_nothing_can_equal_is_refused(answer, name):
+    kind = type(answer).__name__
+    with named(name) as rewards:
+        with pytest.raises(
+            ValueError, match=rf"prompt train-3: reward.answer_column = 'answer' holds a {kind}, .*module:func"
+        ):
+            rewards.check([rollout("", number=3, answer=answer).prompt])
+        rewards.check([rollout("", answer=right).prompt for right in ("7", 7, 7.5, None)])
+
+
+def test_a_weighted_sum_has_bounds_too():
+    with named("length", "length", weights=[1e6, 1e6]) as rewards:
+        scored = rewards.score([rollout("a"), rollout("a" * 600)])
+    assert scored[0].reward == 2e6
+    assert scored[1].reward is None
+    assert (
+        scored[1].error
+        == "the weighted sum is 1.2e+09, which is beyond 1e+09: scale the reward down, or lower reward.weights"
+    )
+
+
+def test_a_variable_that_is_not_there():
+    with pytest.raises(ValueError, match=r"reward.env: there is no environment variable 'NO_SUCH_KEY'"):
+        named("length", env=["NO_SUCH_KEY"])
+
+
 def test_ctrl_c_while_scoring_leaves_nothing_behind(tmp_path):
     script = (
         START

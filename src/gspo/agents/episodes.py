@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from gspo.agents.calls import Call, Calls, Message
 from gspo.agents.chat import Chat, TooLong, TurnOptions
 from gspo.agents.environment import Environment, Step
 from gspo.agents.token_tree import woven
+from gspo.data.bounds import unfit
 from gspo.data.chat_template import Encoder
 from gspo.ports import Sampler, SamplerError, Speaker, Weights, seed_of
 from gspo.types import Prompt, Rollout, Sampling
@@ -134,13 +136,15 @@ class Episode:
         except (Exception, SystemExit) as error:  # a failed episode is data
             reason = "timed out" if isinstance(error, TimeoutError) else str(error)
             return self._rollout(None, f"environment: {type(error).__name__}: {reason}"[:300])
+        if problem := next(filter(None, map(unfit, [*self.rewards, sum(self.rewards)])), ""):
+            return self._rollout(None, f"environment: its reward is {problem}")
         rollout = self._rollout(sum(self.rewards), None)
         return replace(rollout, stop="length") if cut else rollout
 
     async def _turns(self) -> bool:
         """Plays. Returns whether it was cut off."""
         row = {**self.prompt.columns, self.rules.column: self.prompt.messages}
-        environment = self.rules.make(row)
+        environment = self.rules.make(deepcopy(row))  # what one episode changes in it, no other sees
         self._hear(await self._in_time(environment.start()))
         for turn in range(self.rules.max_turns):
             try:

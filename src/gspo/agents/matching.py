@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import Any
 from gspo.agents.calls import Call, Calls, content_of, follow
 from gspo.agents.token_tree import woven
 from gspo.agents.trajectories import id_of, plain
+from gspo.data.bounds import LARGEST, unfit
 from gspo.types import Group, Prompt, Rollout
 
 UNKNOWN = "its id is of no call that is known: another model's, of another run, or of weights long gone"
@@ -18,6 +18,7 @@ NONE = "no turn of the policy after these messages reads like it"
 SEVERAL = "several turns of the policy read like it, and it has no id"
 OLD = "the weights that sampled it are too old"
 ALONE = "there is no other in its group to compare its reward with"
+UNFIT = f"a reward that is no finite number of at most {LARGEST:g}"
 TWICE = "it was in another trajectory, or trained on, before"
 
 
@@ -71,8 +72,8 @@ def _rollout(
 ) -> Rollout | None:  # fmt: skip
     """A trajectory as a rollout, or None where nothing of it can be trained on."""
     reward, by_turn = float(trajectory.reward), getattr(trajectory, "turn_rewards", None)
-    if not math.isfinite(reward + sum(by_turn or ())):
-        result.unusable["a reward that is no finite number"] += 1
+    if any(map(unfit, (reward, *(by_turn or ()), reward + sum(by_turn or ())))):
+        result.unusable[UNFIT] += 1
         return None
     reading = _Reading(calls, trained | result.calls, oldest)
     for history in (trajectory, *(getattr(trajectory, "additional_histories", None) or ())):

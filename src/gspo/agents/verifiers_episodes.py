@@ -123,6 +123,8 @@ class VerifiersEpisodes(WholeEpisodes):
     async def _played(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         key = prompt.columns["task"]
         env, task = next((env, tasks.by_content[key]) for env, tasks in self._environments if key in tasks.by_content)
+        task = copy.copy(task)
+        task.data = copy.deepcopy(task.data)  # what one episode changes in it, no other sees
         chat = Chat(self.speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
         sampling_config = vf.SamplingConfig(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_new_tokens
@@ -176,6 +178,8 @@ def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing) -> Rollou
         return _failed(prompt, f"a turn was {unfit[0]}: take it out of the agent's `sampling`", transcript)
     if missing or not trace.rewards:
         return _failed(prompt, f"no reward of {', '.join(missing) or 'any kind'} was given", transcript)
+    if problem := unfit(trace.reward):
+        return _failed(prompt, f"its reward is {problem}", transcript)
     cut = trace.is_truncated or trace.is_timeout or playing.full
     parts: dict[str, float | None] = {"reward": trace.reward, "turns": float(len(calls))}
     parts |= {"turns/context_full": 1.0} if playing.full else {}

@@ -29,6 +29,9 @@ def check(config: Config) -> None:
     check_judging(config)
     if reward.weights and not any(reward.weights):
         raise ValueError(f"reward.weights = {reward.weights}: at least one must differ from 0")
+    for weight in reward.weights:
+        if weight and not 1e-6 <= abs(weight) <= 1e6:
+            raise ValueError(f"reward.weights = {reward.weights}: a weight is 0, or of a size between 1e-6 and 1e6")
     if reward.env and not any(":" in name for name in reward.functions):
         raise ValueError(f"reward.env = {reward.env}: has no effect without a module:function in reward.functions")
     if any(not text for text in rollout.stop):

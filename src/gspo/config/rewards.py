@@ -39,9 +39,9 @@ class RewardModelConfig:
     """Address of a vLLM server with the classifier, such as `http://127.0.0.1:8000`. Requests go to its `/classify`."""
     key_variable: str = opt("")
     """Environment variable with the API key of this server. Empty: it needs none."""
-    timeout: float = opt(120.0, above=0)
+    timeout: float = opt(120.0, above=0, high=86_400)
     """Seconds that the server may take for one completion, including retries."""
-    retries: int = opt(3, low=0)
+    retries: int = opt(3, low=0, high=1000)
     """How often a failed request (429, 5xx, lost connection) is repeated, with growing waits."""
     max_concurrent: int = opt(16, low=1, high=4096)
     """Most requests to the server at the same time."""
@@ -69,9 +69,9 @@ class JudgeConfig:
     """Column with a reference answer to show to the judge."""
     request: dict[str, Any] = opt({"temperature": 0})
     """Additional fields of each request, such as `{reasoning_effort = "low"}`."""
-    timeout: float = opt(120.0, above=0)
+    timeout: float = opt(120.0, above=0, high=86_400)
     """Seconds that one response may take, including retries."""
-    retries: int = opt(3, low=0)
+    retries: int = opt(3, low=0, high=1000)
     """How often a request is repeated after a failure (429, 5xx, lost connection; with growing waits) or an unreadable
     response."""
     max_concurrent: int = opt(16, low=1, high=4096)
@@ -97,7 +97,7 @@ class RewardConfig:
     """One weight per function. Empty: all 1."""
     answer_column: str = opt("answer")
     """Column with the right answer, for `exact` and `math`."""
-    timeout: float = opt(10.0, above=0)
+    timeout: float = opt(10.0, above=0, high=86_400)
     """Seconds that one call of a reward may take. A completion whose reward hangs is left out of its group."""
     workers: int = opt(1, low=1, high=256)
     """Processes that score completions."""

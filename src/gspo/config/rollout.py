@@ -41,7 +41,7 @@ class TaskConfig:
     """`module:Class` of an environment in which each prompt is played over several turns. It gives the reward itself."""
     max_turns: int = opt(10, low=1)
     """Number of turns after which an episode is cut off."""
-    step_timeout: float = opt(60.0, above=0)
+    step_timeout: float = opt(60.0, above=0, high=86_400)
     """Seconds that an environment may take between two turns. An episode that takes longer is left out of its group."""
 
 
@@ -61,7 +61,7 @@ class SamplerConfig:
     """Additional arguments of a started server, such as `{gpu_memory_utilization = 0.4, enforce_eager = true}`."""
     exchange: str | None = opt(None, path=True)
     """Folder through which new weights reach the engine, which must see it too. Unset: one in memory, /dev/shm."""
-    timeout: float = opt(600.0, above=0)
+    timeout: float = opt(600.0, above=0, high=86_400)
     """Seconds that the engine may take for a completion before it counts as hung."""
     batch_size: int = opt(256, low=1)
     """Completions sampled at the same time. A smaller number needs less memory."""

@@ -169,7 +169,7 @@ def _prompt(
     source = (task.eval_source or task.source) if which == "eval" else task.source
     column = {PREFIX: "question", VERIFIERS: "prompt"}.get(source.partition(":")[0] + ":", task.prompt_column)
     messages = _cell(row, column, "task.prompt_column")
-    for name in ("prompts", "completions"):
+    for name in ("prompts", "completions", "completion_ids", "trainer_state"):
         if name in row:
             raise ValueError(f"a column {name!r} would hide the argument of that name of reward functions: rename it")
     try:

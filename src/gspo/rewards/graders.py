@@ -6,7 +6,10 @@ import asyncio
 import inspect
 import logging
 import math
+import numbers
+from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from decimal import Decimal, InvalidOperation
 from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -14,7 +17,8 @@ from typing import Any, NamedTuple
 from gspo.config.lookup import describe, load_function
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data import reasoning_gym
+from gspo.data import bounds, reasoning_gym
+from gspo.rewards.arguments import Arguments, TrainerState
 
 BATCH, TOGETHER, SINGLY = 0, 1, 2
 """How a function is called: once for all; once a completion, all at a time (async); once a completion, one by one."""
@@ -42,8 +46,14 @@ class Late(Exception):
         super().__init__(f"took longer than {timeout:g} s")
 
 
+class WrongLength(ValueError):
+    """A call that returned more or fewer values than it was asked for: nobody knows which belongs to which completion."""
+
+
 class RewardInput(NamedTuple):
-    """One completion to score. opens_thinking: the prompt ends inside an open <think>. group: the prompt's id."""
+    """One completion to score. opens_thinking: the prompt ends inside an open <think>. group: the prompt's id. ids: the
+    completion's tokens. state: how far the training is.
+    """
 
     prompt: str | list[dict[str, Any]]
     completion: str
@@ -51,6 +61,8 @@ class RewardInput(NamedTuple):
     columns: dict[str, Any]
     opens_thinking: bool = False
     group: str = ""
+    ids: Sequence[int] = array("i")
+    state: TrainerState = TrainerState()
 
 
 def by_group(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,10 +91,10 @@ class PerCompletion:
 
 
 class RewardFunction:
-    """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async.
+    """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async, or one in TRL's shape.
 
     Without `**columns` in its signature it gets the columns that it names. What it may say of itself, as attributes:
-    by_group, see there; spoken: it wants completions without their thinking.
+    by_group, see there; spoken: it wants completions without their thinking. Raises ValueError as Arguments does.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -91,13 +103,7 @@ class RewardFunction:
         self.text_of = spoken if getattr(function, "spoken", False) else lambda row: row.completion
         call = getattr(function, "__call__", None)  # noqa: B004
         self.concurrent = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-        self.names: set[str] | None = None
-        try:
-            parameters = inspect.signature(function).parameters.values()
-        except (TypeError, ValueError):
-            return
-        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-            self.names = {p.name for p in parameters}
+        self.arguments = Arguments(function)
 
     def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[NextResults]:
         """The results in the order of the rows, from one call if that works, else from one call a row; by group, from
@@ -110,6 +116,9 @@ class RewardFunction:
         if level == BATCH and len(rows) > 1 and not self.by_group:
             try:
                 results = self._call(rows, runner, timeout)
+            except WrongLength as error:  # alone a completion may get a value, but it would not be its own
+                yield NextResults(BATCH, [(None, describe(error))] * len(rows))
+                return
             except BaseException as error:  # one row at a time shows which is to blame
                 failed, late = _why(error), isinstance(error, Late)
             else:
@@ -134,11 +143,7 @@ class RewardFunction:
         return [list(group) for _, group in groupby(rows, lambda row: row.group)]
 
     def _start(self, rows: list[RewardInput]) -> Any:
-        columns = {name: None for row in rows for name in row.columns}
-        if self.names is not None:
-            columns = {name: None for name in columns if name in self.names}
-        values = {name: [row.columns.get(name) for row in rows] for name in columns}
-        return self.function(prompts=[row.prompt for row in rows], completions=[self.text_of(row) for row in rows], **values)
+        return self.function(**self.arguments.of(rows, self.text_of))
 
     def _call(self, rows: list[RewardInput], runner: asyncio.Runner, timeout: float) -> list[Result]:
         returned = self._start(rows)
@@ -172,25 +177,26 @@ def _why(error: BaseException) -> str:
 
 
 def _results(returned: Any, count: int) -> list[Result]:
-    if returned is None or isinstance(returned, (str, bytes, dict)) or not hasattr(returned, "__iter__"):
+    if returned is None or isinstance(returned, (str, bytes, dict, set, frozenset)) or not hasattr(returned, "__iter__"):
         raise ValueError(f"returned a {type(returned).__name__}, expected a list of {count} numbers or None")
     values = list(returned)
     if len(values) != count:
-        raise ValueError(f"returned {len(values)} values for {count} completions")
+        raise WrongLength(f"returned {len(values)} values for {count} completions: return one number or None for each")
     return [checked(value) for value in values]
 
 
 def checked(value: Any) -> Result:
-    """A reward as a finite float or None, or the error that it is."""
+    """A reward as a float (data/bounds.py) or None, or the error that it is."""
     if value is None:
         return None, None
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except Exception:
         number = math.nan
-    if math.isfinite(number):
-        return number, None
-    return None, f"returned {value!r:.80}, which is not a finite number"
+    if not math.isfinite(number):
+        return None, f"returned {value!r:.80}, which is not a finite number"
+    problem = bounds.unfit(number)
+    return (None, f"returned {problem}") if problem else (number, None)
 
 
 def load(name: str, reward: RewardConfig, task: TaskConfig) -> PerCompletion | RewardFunction:
@@ -233,9 +239,11 @@ def spoken(row: RewardInput) -> str:
 def gold(row: RewardInput, column: str) -> str:
     """The right answer of a row: the column's text, or what follows a last line's "#### " in it, as in GSM8K.
 
-    Raises ValueError when it is empty.
+    Raises ValueError when it is empty, or neither text nor a number.
     """
     value = row.columns.get(column)
+    if problem := uncomparable(value):
+        raise ValueError(f"column {column!r} {problem}")
     text = f"\n{value}".rpartition("\n#### ")[2].strip()
     if value is None or not text:
         raise ValueError(f"column {column!r} is empty")
@@ -246,10 +254,28 @@ def _task(row: RewardInput, datasets: dict[str, Any]) -> float:
     return reasoning_gym.score(datasets[row.task], tagged(spoken(row)), row.columns)
 
 
+def uncomparable(value: Any) -> str:
+    """Why a right answer cannot be compared with a completion, or an empty string."""
+    if value is None or isinstance(value, (str, Decimal)):
+        return ""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return ""
+    return f"holds a {type(value).__name__}, and a completion is compared with text and numbers alone: make it one of these"
+
+
 def _exact(row: RewardInput, column: str) -> float:
     completion = spoken(row)
     answer = tagged(completion)
-    return float((completion.strip() if answer is None else answer) == gold(row, column))
+    text, right = completion.strip() if answer is None else answer, gold(row, column)
+    return float(text == right or (not isinstance(row.columns[column], str) and _same_number(text, right)))
+
+
+def _same_number(text: str, right: str) -> bool:
+    """Whether a text is another spelling of a number: 7 of 7.0, which a column of numbers may become."""
+    try:
+        return Decimal(text) == Decimal(right)
+    except InvalidOperation:
+        return False
 
 
 def _math(row: RewardInput, column: str) -> float:

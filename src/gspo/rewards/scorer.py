@@ -9,6 +9,7 @@ import os
 import queue
 import threading
 import warnings
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,9 +17,11 @@ from typing import Any
 from gspo.config.checks import check_names, nearest
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
+from gspo.data.bounds import NO_OPINION, unfit
 from gspo.data.reasoning_gym import PREFIX
+from gspo.rewards.arguments import TrainerState
 from gspo.rewards.channels import Channel, Thread, Way, Worker, score_rows
-from gspo.rewards.graders import Result, RewardFunction, RewardInput
+from gspo.rewards.graders import Result, RewardFunction, RewardInput, uncomparable
 from gspo.types import Prompt, Rollout
 
 
@@ -56,7 +59,9 @@ class Rewards:
         for name in reward.env:
             if name not in os.environ:
                 raise ValueError(f"reward.env: there is no environment variable {name!r}; set it, or take its name out")
-        self.needs = {reward.answer_column: "reward.answer_column"} if {"exact", "math"} & set(specs) else {}
+        self.compared = [name for name in ("exact", "math") if name in specs]
+        self.state = TrainerState()
+        self.needs = {reward.answer_column: "reward.answer_column"} if self.compared else {}
         labels = [spec.rpartition(":")[2] for spec in specs]
         labels += [getattr(f, "__name__", type(f).__name__).strip("<>") for f in functions]
         self.names = _distinct(labels)
@@ -87,15 +92,27 @@ class Rewards:
         self.workers = [Worker(specs, reward, task) for _ in range(reward.workers if specs else 0)]
         self.threads = {name: Thread(function, self.limits[name]) for name, function in self.functions.items()}
 
+    def at(self, step: int, steps: int) -> None:
+        """How many steps are done, and how many there are, for functions that ask for it (`trainer_state`)."""
+        self.state = TrainerState(step, steps)
+
     def check(self, prompts: Iterable[Prompt]) -> None:
-        """Raises ValueError when a prompt lacks a column, such as that with the right answer."""
+        """Raises ValueError when a prompt lacks a column, such as that with the right answer, or when `exact` or `math`
+        cannot compare with what it holds.
+        """
+        column = self._settings[1].answer_column
         for prompt in prompts:
-            for column, key in self.needs.items():
-                if column not in prompt.columns:
+            for needed, key in self.needs.items():
+                if needed not in prompt.columns:
                     raise ValueError(
-                        f"prompt {prompt.id}: there is no column {column!r} with the right answer"
-                        f"{nearest(column, prompt.columns)}; set {key} to one of: {', '.join(prompt.columns) or '(none)'}"
+                        f"prompt {prompt.id}: there is no column {needed!r} with the right answer"
+                        f"{nearest(needed, prompt.columns)}; set {key} to one of: {', '.join(prompt.columns) or '(none)'}"
                     )
+            if self.compared and (problem := uncomparable(prompt.columns[column])):
+                raise ValueError(
+                    f"prompt {prompt.id}: reward.answer_column = {column!r} {problem}, or score with a module:function of "
+                    f"yours in place of {' and '.join(self.compared)}"
+                )
 
     def wait(self) -> None:
         """Until the workers are ready. Raises ValueError for a reward function that cannot be loaded."""
@@ -130,7 +147,7 @@ class Rewards:
                     progress(count // len(self.names))
 
         def run(channel: Channel, name: str, spec: str, start: int, stop: int) -> None:
-            rows = [_row(rollout) for rollout in rollouts[start:stop]]
+            rows = [self._row(rollout) for rollout in rollouts[start:stop]]
             limit = self.limits.get(name, self.timeout)
             results[name][start:stop] = score_rows(channel, spec, rows, limit, self.ways[name], note_results)
 
@@ -161,9 +178,18 @@ class Rewards:
         opinions = [self.weights[name] * value for name, value in parts.items() if value is not None]
         errors = [f"{name}: {error}" for name, (_, error) in results.items() if error is not None]
         if not opinions and not errors:
-            errors = ["no reward function had an opinion"]
+            errors = [NO_OPINION]
         reward = None if errors else sum(opinions)
+        if reward is not None and (problem := unfit(reward)):
+            reward, errors = None, [f"the weighted sum is {problem}, or lower reward.weights"]
         return dataclasses.replace(rollout, reward=reward, reward_parts=parts, error="; ".join(errors) or None)
+
+    def _row(self, rollout: Rollout) -> RewardInput:
+        prompt = rollout.prompt
+        ids = array("i", rollout.tokens[len(prompt.tokens) :].tolist())
+        return RewardInput(
+            prompt.messages, rollout.text, prompt.task, prompt.columns, prompt.opens_thinking, prompt.id, ids, self.state
+        )
 
     def close(self) -> None:
         """Ends the workers."""
@@ -195,11 +221,6 @@ def _check(specs: list[str], task: TaskConfig, scored: bool) -> None:
 def _distinct(names: list[str]) -> list[str]:
     """The names, with _2, _3 ... where one comes again."""
     return [name if (k := names[:i].count(name)) == 0 else f"{name}_{k + 1}" for i, name in enumerate(names)]
-
-
-def _row(rollout: Rollout) -> RewardInput:
-    prompt = rollout.prompt
-    return RewardInput(prompt.messages, rollout.text, prompt.task, prompt.columns, prompt.opens_thinking, prompt.id)
 
 
 def _chunks(rollouts: list[Rollout], count: int) -> list[tuple[int, int]]:
