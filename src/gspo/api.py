@@ -11,9 +11,11 @@ from typing import Any
 from gspo.build import assemble
 from gspo.build.given import Given, Source, configured
 from gspo.config.checks import check_required, check_training
+from gspo.ports import RewardsFailed
 from gspo.report.page import write_report
 from gspo.report.read import read_lines
 from gspo.rollout import evaluation
+from gspo.rollout.failures import all_failed
 from gspo.runs import checkpoint
 from gspo.training import trainer
 from gspo.training.sft import SupervisedRun, fit
@@ -101,13 +103,17 @@ def evaluate(
 ) -> tuple[dict[str, float], list[Group]]:
     """Metrics of `model` (`eval/accuracy` and its 95 % interval), and its completions. Arguments as in `train`.
 
-    All rows of `dataset` are evaluated; without it, the held-out prompts of the task in `config`.
+    All rows of `dataset` are evaluated; without it, the held-out prompts of the task in `config`. A completion that could
+    not be scored counts as wrong (`eval/failed`); raises RuntimeError where none could.
     """
     functions = _functions(reward)
     settings = configured(config, sections, model, tokenizer, dataset)
     check_required(settings)
     with assemble.evaluating(settings, Given(model, tokenizer, dataset, None, functions)) as arguments:
-        return evaluation.evaluate(**arguments)
+        metrics, groups = evaluation.evaluate(**arguments)
+    if why := all_failed(groups):
+        raise RewardsFailed(why)
+    return metrics, groups
 
 
 def _functions(reward: Any) -> tuple[Callable[..., Any], ...]:

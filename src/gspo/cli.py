@@ -265,7 +265,9 @@ def evaluate(config: Any, out: Path | None) -> int:
             file.writelines(to_json(describe(rollout)) for group in groups for rollout in group.rollouts)
     low, high = (metrics[f"eval/accuracy_{end}"] for end in ("low", "high"))
     print(f"model {config.model.path}")
-    print(f"accuracy {metrics['eval/accuracy']:.4f}  (95 % interval {low:.4f} to {high:.4f})")
+    failed, count = metrics["eval/failed"], sum(len(group.rollouts) for group in groups)
+    note = f"; {failed:.0f} of {count} completions were not scored and count as wrong" if failed else ""
+    print(f"accuracy {metrics['eval/accuracy']:.4f}  (95 % interval {low:.4f} to {high:.4f}){note}")
     for name, value in sorted(metrics.items()):
         if not name.startswith("eval/accuracy"):
             print(f"{name.removeprefix('eval/')} {value:.4g}")

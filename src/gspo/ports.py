@@ -18,6 +18,10 @@ class SamplerError(RuntimeError):
     """A sampler that cannot go on: its engine is dead, hangs, or holds other weights than the policy."""
 
 
+class RewardsFailed(RuntimeError):
+    """No completion of a batch got a reward: what scores them is broken, and a run would only look as if it trained."""
+
+
 class Weights(Protocol):
     """A handle on a learner's weights. Whoever gets it uses it at once: the next update changes them."""
 
@@ -199,6 +203,10 @@ class Scorer(Protocol):
 
     def counts(self) -> dict[str, float]:
         """What was counted while scoring, since this was last asked."""
+        ...
+
+    def at(self, step: int, steps: int) -> None:
+        """How many steps are done, and how many there are, for rewards that ask for it."""
         ...
 
 

@@ -14,6 +14,7 @@ from gspo.agents.environment import Step, ToolEnvironment
 from gspo.agents.episodes import Episodes
 from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
+from gspo.ports import RewardsFailed
 from gspo.types import Prompt, Sampling
 from tests.agents.talking import tokenizer
 from tests.agents.test_chat import Says
@@ -191,6 +192,56 @@ def test_a_run_goes_on_where_episodes_cannot_begin(tmp_path, changes):
     assert any("no such room" in (line["error"] or "") for line in lines)
     unanswered = [line for line in lines if not line["completion"]]
     assert unanswered and not any("tokens" in line for line in unanswered) and any("tokens" in line for line in lines)
+
+
+class Locked(Quiz):
+    """Cannot be begun at all."""
+
+    async def start(self):
+        raise OSError("no key")
+
+
+def test_a_run_whose_episodes_all_fail_ends_at_its_first_step(tmp_path):
+    hf, rollout = tiny(), {"num_prompts": 2, "num_generations": 4, "max_completion_length": 8}
+    rows = [{"prompt": f"say a, {i}"} for i in range(8)]
+    sections = {
+        "rollout": rollout, "task": {"environment": f"{__name__}:Locked"}, "algorithm": {"mini_batches": 1},
+        "log": {"dir": str(tmp_path / "run")},
+    }  # fmt: skip
+    with pytest.raises(RewardsFailed, match=r"step 1: none of 8 .*environment: OSError: no key"):
+        gspo.train(hf.model, rows, tokenizer=hf.tokenizer, train={"steps": 2}, **sections)
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_what_an_episode_changes_in_its_row_no_other_sees():
+    class Takes(Box):
+        async def start(self):
+            self.row["parts"].append("taken")
+            self.row["prompt"].append({"role": "user", "content": "again"})
+            return self.row["prompt"]
+
+        async def end(self, text):
+            return float(len(self.row["parts"]) + 10 * len(self.row["prompt"]))
+
+    sampler = Scripted("chatml")
+    encoder = Encoder(tokenizer("chatml"), TaskConfig())
+    episodes = Episodes(sampler, sampler, encoder, 4096, Takes, "prompt", 4, 1.0)
+    messages = [{"role": "user", "content": "hello"}]
+    prompt = Prompt("0", messages, tuple(encoder.prompt(messages)[0]), {"parts": [], "value": ""})
+    for _ in range(2):
+        (rollout,) = episodes.generate([prompt], 1, Sampling(50, stop_ids=(tokenizer("chatml").eos_token_id,)))
+        assert rollout.reward == 21.0
+    assert prompt.columns["parts"] == [] and len(messages) == 1
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e200, -1e10])
+def test_a_reward_that_no_advantage_can_be_made_of_is_a_failure(reward):
+    class Pays(Box):
+        async def end(self, text):
+            return reward
+
+    rollout = played(make=Pays)
+    assert rollout.reward is None and rollout.error.startswith("environment: its reward is ")
 
 
 def test_whole_runs_learn_from_an_environment_and_resume(tmp_path):

@@ -67,6 +67,7 @@ def accuracy(mean: float, rng: random.Random) -> dict[str, float]:
         "eval/accuracy_low": mean - half,
         "eval/accuracy_high": mean + half,
         "eval/prompts": 512.0,
+        "eval/failed": 3.0,
         "eval/reward/worked": mean + 0.1,
         "time/eval": 1.2,
     }

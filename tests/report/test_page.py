@@ -50,6 +50,7 @@ def page(run):
 def test_the_headline_has_the_numbers(page):
     assert "Held-out accuracy 36 % → 88 % in 60 steps, " in page.text
     assert "95 % intervals 32–40 % and 85–91 %, on 512 prompts never trained on." in page.text
+    assert "In the last evaluation 3 completions were not scored; they count as wrong." in page.text
     assert re.search(r"\d+ % of the tokens were clipped", page.text)
     assert "Watched: worked46 % → 98 %first and last evaluation" in page.text
 

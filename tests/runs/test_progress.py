@@ -32,7 +32,9 @@ def run(plain, width=100):
     out = io.StringIO()
     console = Console(file=out, force_terminal=not plain, width=width, color_system=None, highlight=False)
     with Progress(3, 0, console=console) as progress:
-        progress.step({"step": 0, "eval/accuracy": 0.36, "eval/accuracy_low": 0.32, "eval/accuracy_high": 0.4})
+        progress.step(
+            {"step": 0, "eval/accuracy": 0.36, "eval/accuracy_low": 0.32, "eval/accuracy_high": 0.4, "eval/failed": 3.0}
+        )
         for step in (1, 2, 3):
             for done in range(0, 192, 32):
                 progress.phase("sampling", done, 192)
@@ -44,7 +46,9 @@ def run(plain, width=100):
 
 def test_plain_output_is_one_line_a_step():
     lines = run(plain=True).splitlines()
-    assert lines[0] == "step 0/3  held-out accuracy 36.0% (95 % interval 32.0% to 40.0%)"
+    assert lines[0] == (
+        "step 0/3  held-out accuracy 36.0% (95 % interval 32.0% to 40.0%), 3 completions not scored (they count as wrong)"
+    )
     assert lines[1].startswith("step 1/3  reward 0.500  clipped 15.0%  length 44 tokens  throughput 9,000 tokens/s")
     assert lines[2] == "warning: [/odd] markup"
     assert lines[1].endswith("0:00 left") and "left" not in lines[4]

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 import gspo
-from gspo.ports import SamplerError
+from gspo.ports import RewardsFailed, SamplerError
 from gspo.runs.log import RunLog
 from tests.tiny_run import ROWS, model, settings
 from tests.training.whole import REQUIRED, Failing, lines, numbers, train
@@ -21,18 +21,72 @@ def test_first_update_is_on_policy(tmp_path):
         assert m["mismatch/prob_max"] < 1e-5
 
 
-def test_a_run_whose_rewards_all_fail_goes_on_and_counts(tmp_path):
-    def broken(prompts, completions, **columns):
-        raise ZeroDivisionError("no reward today")
+def raises(prompts, completions, **columns):
+    raise ZeroDivisionError("no reward today")
 
+
+def run(folder, reward, **changes):
     tiny = model()
-    result = gspo.train(
-        tiny.model, ROWS, broken, tokenizer=tiny.tokenizer, config=settings(tmp_path / "run", train={"steps": 1})
-    )
-    m = lines(result.folder / "metrics.jsonl")[1]
+    return gspo.train(tiny.model, ROWS, reward, tokenizer=tiny.tokenizer, config=settings(folder, **changes))
+
+
+@pytest.mark.parametrize(
+    ("reward", "why"),
+    [
+        (raises, "raises: ZeroDivisionError: no reward today"),
+        (lambda prompts, completions, answr: [1.0] * len(completions), "TypeError: .* missing 1 required .*'answr'"),
+        (lambda prompts: [1.0], "returned 1 values for 32 completions"),
+        (lambda prompts, completions: completions, "which is not a finite number"),
+        (lambda prompts, completions: [1e200 * i for i in range(1, 33)], "beyond 1e.09: scale the reward down"),
+        (lambda prompts, completions: 1.0, "returned a float, expected a list"),
+    ],
+)
+def test_a_reward_that_fails_everywhere_ends_the_run_at_its_first_step(tmp_path, reward, why):
+    with pytest.raises(RewardsFailed, match=f"step 1: none of 32 completions got a reward.*: .*{why}"):
+        run(tmp_path / "run", reward, eval={"every": 0})
+    (m,) = lines(tmp_path / "run" / "metrics.jsonl")
     assert (m["rollouts/failed"], m["groups/dropped"], m["updates"]) == (32, 8, 0)
     assert set(REQUIRED) <= set(m)
-    assert "no reward today" in lines(result.folder / "rollouts.jsonl")[0]["error"]
+    assert lines(tmp_path / "run" / "rollouts.jsonl")[0]["error"]
+    assert not (tmp_path / "run" / "model").exists() and not list((tmp_path / "run" / "checkpoints").glob("step*"))
+
+
+def test_an_evaluation_that_fails_everywhere_ends_the_run_before_its_first_step(tmp_path):
+    with pytest.raises(RewardsFailed, match=r"the evaluation before step 1: none of 4 .*no reward today"):
+        run(tmp_path / "run", raises, eval={"every": 1})
+    assert not (tmp_path / "run" / "metrics.jsonl").exists() or not lines(tmp_path / "run" / "metrics.jsonl")
+
+
+def test_a_reward_that_begins_to_fail_everywhere_ends_the_run_with_its_work(tmp_path):
+    calls = []
+
+    def breaks(prompts, completions, **columns):
+        calls.append(len(completions))
+        if calls.count(32) > 2:
+            raise ConnectionError("the service is gone")
+        return [float(len(completion)) for completion in completions]
+
+    none = {"eval": {"every": 0}, "train": {"steps": 20, "save_every": 100}}
+    with pytest.raises(RewardsFailed, match=r"step 5: in 3 steps in a row none of 32 .*the service is gone"):
+        run(tmp_path / "run", breaks, **none)
+    assert [m["rollouts/failed"] for m in lines(tmp_path / "run" / "metrics.jsonl")] == [0, 0, 32, 32, 32]
+    saved = tmp_path / "run" / "checkpoints"
+    assert [path.name for path in saved.glob("step*")] == ["step_000005"]
+    with pytest.raises(RewardsFailed, match="step 6: none of 32"):  # a run that goes on begins anew
+        train(tmp_path / "run", resume=True, reward=raises, **none)
+    assert train(tmp_path / "run", resume=True, **none).finished
+    assert lines(tmp_path / "run" / "metrics.jsonl")[-1]["rollouts/failed"] == 0
+
+
+def test_rewards_hear_how_far_the_training_is(tmp_path):
+    seen = []
+
+    def looks(prompts, completions, trainer_state, **columns):
+        seen.append((trainer_state.global_step, trainer_state.max_steps))
+        return [float(len(completion)) for completion in completions]
+
+    run(tmp_path / "run", looks, train={"steps": 3}, eval={"every": 3, "num_prompts": 4})
+    assert seen == [(0, 3), (0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 @pytest.fixture(scope="module")

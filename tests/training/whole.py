@@ -21,9 +21,9 @@ def numbers(folder):
     ]
 
 
-def train(folder, resume=False, seed=0, allow=(), **changes):
+def train(folder, resume=False, seed=0, allow=(), reward=likes_a, **changes):
     tiny, config = model(seed), settings(folder, **changes)
-    return gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, resume=resume, allow=allow, config=config)
+    return gspo.train(tiny.model, ROWS, reward, tokenizer=tiny.tokenizer, resume=resume, allow=allow, config=config)
 
 
 class Failing:

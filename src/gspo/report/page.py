@@ -154,6 +154,8 @@ def _lead(run: RunMetrics, config: dict[str, Any]) -> str:
         text = "95 % interval" + ("s" if first is not last else "") + " "
         text += " and ".join(_interval(line) for line in ([first, last] if first is not last else [last]))
         sentences.append(text + (f", on {prompts:.0f} prompts never trained on." if prompts else "."))
+        if failed := last.get("eval/failed"):
+            sentences.append(f"In the last evaluation {failed:.0f} completions were not scored; they count as wrong.")
         clear = first["eval/accuracy_high"] < last["eval/accuracy_low"] or first is last
         fell = last["eval/accuracy_high"] < first["eval/accuracy_low"]
         if fell:

@@ -70,3 +70,6 @@ class AlreadyScored:
     def counts(self) -> dict[str, float]:
         """Nothing is counted."""
         return {}
+
+    def at(self, step: int, steps: int) -> None:
+        """Nobody asks for it."""

@@ -190,7 +190,9 @@ def _shown(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _accuracy(metrics: dict[str, Any]) -> str:
     text = f"held-out accuracy {metrics['eval/accuracy']:.1%}"
     low, high = metrics.get("eval/accuracy_low"), metrics.get("eval/accuracy_high")
-    return text + (f" (95 % interval {low:.1%} to {high:.1%})" if low is not None and high is not None else "")
+    text += f" (95 % interval {low:.1%} to {high:.1%})" if low is not None and high is not None else ""
+    failed = metrics.get("eval/failed")
+    return text + (f", {failed:.0f} completions not scored (they count as wrong)" if failed else "")
 
 
 def sparkline(values: list[float]) -> str:

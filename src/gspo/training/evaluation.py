@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from gspo.data.bounds import NO_OPINION
+from gspo.ports import RewardsFailed
 from gspo.rollout.evaluation import evaluate
+from gspo.rollout.failures import all_failed, commonest
 from gspo.rollout.metrics import describe
 from gspo.training.state import Run
 from gspo.types import Metrics
@@ -17,7 +20,10 @@ def evaluates(run: Run) -> bool:
 
 
 def held_out(run: Run) -> Metrics:
-    """Accuracy on the held-out prompts. Every evaluation draws with the same seed, so that differences are paired."""
+    """Accuracy on the held-out prompts. Every evaluation draws with the same seed, so that differences are paired. Raises
+    RewardsFailed where nothing could be scored before the first step.
+    """
+    run.scorer.at(run.step, run.config.train.steps)
     metrics, groups = evaluate(
         run.evaluator,
         run.scorer,
@@ -29,4 +35,14 @@ def held_out(run: Run) -> Metrics:
     )
     shown = [{"step": run.step} | describe(group.rollouts[0]) for group in groups[:SHOWN]]
     run.log.evaluations(shown if run.config.log.rollouts else [])
+    why = all_failed(groups)
+    if why and not run.step and NO_OPINION not in why:
+        raise RewardsFailed(f"the evaluation before step 1: {why}")
+    if metrics["eval/failed"]:
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        cause = commonest(rollouts) or "the first reward function had no opinion"
+        run.log.warn(
+            f"step {run.step}: {metrics['eval/failed']:.0f} of {len(rollouts)} held-out completions were not scored, and "
+            f"count as wrong in eval/accuracy. Most of them: {cause}"
+        )
     return metrics

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gspo.config.files import to_toml
 from gspo.config.schema import Config
 from gspo.objective.algorithms import Algorithm
 from gspo.ports import Learner, RolloutSource, Sampler, Scorer
+from gspo.rollout.failures import Failures
 from gspo.runs import checkpoint, disk
 from gspo.runs.log import RunLog
 from gspo.runs.progress import Progress
@@ -41,6 +42,7 @@ class Run:
     decode: Callable[[int], str]
     data: str
     guard: Guard
+    failures: Failures = field(default_factory=Failures)
     step: int = 0
     tokens: int = 0
     good: bool = True

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from gspo.learner.layout import split
-from gspo.ports import SamplerError
+from gspo.ports import RewardsFailed, SamplerError
 from gspo.rollout.credit import Learnable, learnable
 from gspo.training import likelihoods
 from gspo.training.evaluation import evaluates, held_out
@@ -21,8 +21,10 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     has collapsed, "" where it has not.
 
     Raises SamplerError where the sampler is lost: before the first update, or in the sync, when the step is written down.
+    Raises RewardsFailed, once it is written down, where no completion had a reward and the run cannot go on so.
     """
     begin = time.perf_counter()
+    run.scorer.at(run.step, run.config.train.steps)
     groups = list(islice(source, count))  # sample
     run.step += 1
     sampled = time.perf_counter()
@@ -50,6 +52,8 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     finally:
         if lost is not None:
             raise lost
+    if why := run.failures.see(groups):
+        raise RewardsFailed(f"step {run.step}: {why}. Nothing was learned; rollouts.jsonl has the error of each")
     return metrics, collapsed
 
 
