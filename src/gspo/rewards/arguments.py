@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    from gspo.rewards.graders import RewardInput
+from typing import Any, NamedTuple, NoReturn
 
 NOT_SUPPLIED = ("log_extra", "log_metric", "environments")
 """What TRL hands to reward functions and gspo does not."""
@@ -30,24 +28,39 @@ class TrainerState:
         raise AttributeError(f"trainer_state has no {name!r} in gspo, only global_step and max_steps")
 
 
+class RewardInput(NamedTuple):
+    """One completion to score. opens_thinking: the prompt ends inside an open <think>. group: the prompt's id. ids: the
+    completion's tokens. state: how far the training is.
+    """
+
+    prompt: str | list[dict[str, Any]]
+    completion: str
+    task: str
+    columns: dict[str, Any]
+    opens_thinking: bool = False
+    group: str = ""
+    ids: Sequence[int] = array("i")
+    state: TrainerState = TrainerState()
+
+
 class Arguments:
     """What `function` is called with.
 
-    One without **keywords gets what it names. One that names what only TRL has, or `completions` without `prompts`, is
-    called as TRL does: for a chat prompt its completion is a list with one message. Raises ValueError for a function that
-    cannot do without what gspo does not have.
+    One without **keywords gets what it names, others all columns. One that names what only TRL has, or `completions` without
+    `prompts`, is called as TRL does: its **keywords hold more than columns, and for a chat prompt its completion is a list
+    with one message. Raises ValueError for a function that cannot do without what gspo does not have.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.names: set[str] | None = None
-        self.as_messages = False
+        self.like_trl = False
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError):
             return
         if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
             self.names = set(parameters)
-        self.as_messages = bool(TRL & set(parameters)) or ("completions" in parameters and "prompts" not in parameters)
+        self.like_trl = bool(TRL & set(parameters)) or ("completions" in parameters and "prompts" not in parameters)
         for name in NOT_SUPPLIED:
             if name in parameters and parameters[name].default is inspect.Parameter.empty:
                 label = getattr(function, "__name__", type(function).__name__)
@@ -60,15 +73,13 @@ class Arguments:
         """The keyword arguments of a call for `rows`. All of it is the call's own: what it changes, no other call sees."""
         prompts = [_copied(row.prompt) for row in rows]
         completions: list[Any] = [text_of(row) for row in rows]
-        if self.as_messages:
+        if self.like_trl:
             completions = [_message(prompt, text) for prompt, text in zip(prompts, completions)]
         columns = {name: None for row in rows for name in row.columns if self._wants(name)}
         values: dict[str, Any] = {name: [_copied(row.columns.get(name)) for row in rows] for name in columns}
         values |= {"prompts": prompts, "completions": completions}
-        if self._wants("completion_ids"):
-            values["completion_ids"] = [list(row.ids) for row in rows]
-        if self._wants("trainer_state") and rows:
-            values["trainer_state"] = rows[0].state
+        if self.like_trl:
+            values |= {"completion_ids": [list(row.ids) for row in rows], "trainer_state": rows[0].state}
         return {name: value for name, value in values.items() if self._wants(name)}
 
     def _wants(self, name: str) -> bool:

@@ -7,7 +7,6 @@ import inspect
 import logging
 import math
 import numbers
-from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cache
@@ -18,7 +17,7 @@ from gspo.config.lookup import describe, load_function
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data import bounds, reasoning_gym
-from gspo.rewards.arguments import Arguments, TrainerState
+from gspo.rewards.arguments import Arguments, RewardInput
 
 BATCH, TOGETHER, SINGLY = 0, 1, 2
 """How a function is called: once for all; once a completion, all at a time (async); once a completion, one by one."""
@@ -48,21 +47,6 @@ class Late(Exception):
 
 class WrongLength(ValueError):
     """A call that returned more or fewer values than it was asked for: nobody knows which belongs to which completion."""
-
-
-class RewardInput(NamedTuple):
-    """One completion to score. opens_thinking: the prompt ends inside an open <think>. group: the prompt's id. ids: the
-    completion's tokens. state: how far the training is.
-    """
-
-    prompt: str | list[dict[str, Any]]
-    completion: str
-    task: str
-    columns: dict[str, Any]
-    opens_thinking: bool = False
-    group: str = ""
-    ids: Sequence[int] = array("i")
-    state: TrainerState = TrainerState()
 
 
 def by_group(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gspo.data.bounds import NO_OPINION
+from gspo.ports import RewardsFailed
 from gspo.types import Group, Rollout
 
 FAILING = 3
@@ -47,6 +48,11 @@ class Failures:
     def __init__(self) -> None:
         self.in_a_row = 0
         self.worked = False
+
+    def check(self, groups: Sequence[Group], step: int) -> None:
+        """Raises RewardsFailed where the run must end after this step."""
+        if why := self.see(groups):
+            raise RewardsFailed(f"step {step}: {why}. Nothing was learned; rollouts.jsonl has the error of each completion")
 
     def see(self, groups: Sequence[Group]) -> str:
         """Why the run must end after this step, or an empty string."""

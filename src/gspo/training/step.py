@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from gspo.learner.layout import split
-from gspo.ports import RewardsFailed, SamplerError
+from gspo.ports import SamplerError
 from gspo.rollout.credit import Learnable, learnable
 from gspo.training import likelihoods
 from gspo.training.evaluation import evaluates, held_out
@@ -24,7 +24,6 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     Raises RewardsFailed, once it is written down, where no completion had a reward and the run cannot go on so.
     """
     begin = time.perf_counter()
-    run.scorer.at(run.step, run.config.train.steps)
     groups = list(islice(source, count))  # sample
     run.step += 1
     sampled = time.perf_counter()
@@ -52,8 +51,7 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     finally:
         if lost is not None:
             raise lost
-    if why := run.failures.see(groups):
-        raise RewardsFailed(f"step {run.step}: {why}. Nothing was learned; rollouts.jsonl has the error of each")
+    run.failures.check(groups, run.step)
     return metrics, collapsed
 
 

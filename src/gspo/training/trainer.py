@@ -35,6 +35,7 @@ def advance(run: Run, groups: Iterable[Group], count: int | None = None) -> tupl
     whether the run ends here: it collapsed.
     """
     with saved_before_loss(run):
+        run.scorer.at(run.step, run.config.train.steps)
         metrics, collapsed = step(run, groups, count)
     return metrics, bool(collapsed) and act(run, collapsed)
 
