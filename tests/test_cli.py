@@ -113,7 +113,7 @@ def test_code_that_leaves_does_not_pass_for_a_run_that_ended(tmp_path, monkeypat
     (tmp_path / "eval.toml").write_text(TRAIN.replace("rows.jsonl", "leaving_rows:rows").replace("cold/model", "m"))
     model().save("m")
     assert main(["eval", "eval.toml"]) == 1
-    assert "ended by a call of sys.exit(0), which was none of gspo's" in capsys.readouterr().err
+    assert "a call of sys.exit(0) that is none of gspo's ended the run" in capsys.readouterr().err
 
 
 def test_files_beside_the_data_are_not_taken_for_modules(tmp_path):

@@ -157,7 +157,7 @@ def told(argv: list[str]) -> int:
         try:
             status = run(arguments, fields)
         except SystemExit as error:  # code that a run calls must not pass for its end
-            raise RuntimeError(f"the run was ended by a call of sys.exit({error.code!r}), which was none of gspo's") from error
+            raise RuntimeError(f"a call of sys.exit({error.code!r}) that is none of gspo's ended the run") from error
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:

@@ -169,6 +169,18 @@ def test_an_environment_that_fails_is_data(said, why):
     assert rollout.reward is None and why in rollout.error and len(rollout.dialogue) >= 1
 
 
+def test_an_environment_that_leaves_in_a_task_of_its_own_does_not_pass_for_an_end():
+    class Gathers(Box):
+        async def end(self, text):
+            async def leave():
+                sys.exit(0)
+
+            await asyncio.gather(leave())
+
+    with pytest.raises(RuntimeError, match=r"an environment called sys.exit\(0\) in a task of its own"):
+        played(make=Gathers)
+
+
 def test_an_environment_that_cannot_be_made_is_data():
     def broken(row):
         raise row["error"]("no such room")

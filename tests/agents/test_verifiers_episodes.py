@@ -122,6 +122,7 @@ def test_of_several_agents_the_one_that_is_trained_counts():
             {"config": {"taskset": {"fault": "sleeps"}}, "step_timeout": 0.5},
             "more than task.step_timeout = 0.5",
         ),
+        ("vf-letters", {"config": {"taskset": {"fault": "pays too much"}}}, "reward is 1e+200, which is beyond 1e+09"),
         ("vf-quiz", {"config": {"fault": "no such room"}}, "no such room"),
         ("vf-letters", {"config": {"agent": {"sampling": {"temperature": 0.5}}}}, "sampled at temperature 0.5"),
         (
@@ -136,6 +137,13 @@ def test_an_episode_that_fails_is_data(source, task, why):
     failed = [rollout for rollout in rollouts if rollout.reward is None]
     assert why in failed[-1].error and not failed[-1].sampled.any()
     assert len(failed) == (1 if "taskset" in task["config"] else 2)  # every other task has the fault
+
+
+def test_what_an_episode_changes_in_its_task_no_other_sees():
+    options = {"config": {"taskset": {"fault": "grows"}}}
+    for _ in range(2):
+        rollouts = played("vf-letters", *[("aa", "eos")] * 4, n=2, prompts=2, **options)
+        assert [rollout.reward for rollout in rollouts[2:]] == [1, 1]
 
 
 def test_the_policy_may_think_for_longer_than_an_environment_may_act():

@@ -1,5 +1,8 @@
 import pytest
 
+from gspo.config.rollout import TaskConfig
+from gspo.data import sources
+from gspo.data.processes import spawn
 from tests.data.rows import ROWS, load, write
 
 
@@ -29,6 +32,31 @@ def test_a_function_of_the_current_folder(tmp_path, monkeypatch):
     ]:
         with pytest.raises(ValueError, match=message.replace("?", r"\?")):
             load(bad, config=config)
+
+
+@pytest.mark.parametrize(
+    ("sends", "why"),
+    [
+        ("connection.socket.sendall(b'x' * 100)", "sent a message of 8680820740569200760 bytes; 67108864 are allowed"),
+        ("connection.send(b'junk')", "sent no message: b'junk'"),
+        ("connection.send(packed(['items', 1]))", r"sent \['items', 1\]"),
+        ("connection.send(packed(['train', {'answer': 1}]))", "sent .'train', .'answer': 1"),
+        ("[connection.send(packed(['train', {'question': '?'}])) for _ in range(3)]", "sent .'train', .'question'"),
+        ("connection.socket.sendall(b'0' * 7)", "died"),
+        ("os._exit(0)", "died"),
+        ("time.sleep(1000)", "sent none for 3 s"),
+    ],
+)
+def test_a_process_that_makes_no_items(tmp_path, monkeypatch, sends, why):
+    (tmp_path / "odd_maker.py").write_text(
+        "import os, sys, time\nfrom gspo.data.frames import packed\nfrom gspo.data.processes import opened\n"
+        f"connection = opened(sys.argv[1])\n{sends}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sources, "spawn", lambda module, request: spawn("odd_maker", request))
+    monkeypatch.setattr(sources, "SILENCE", 3.0)
+    with pytest.raises(RuntimeError, match=f"reasoning_gym:gcd: the process that makes its items {why}"):
+        sources.generate("reasoning_gym:gcd", TaskConfig(), 2, 1)
 
 
 def test_a_hugging_face_data_set(tmp_path, monkeypatch):

@@ -46,12 +46,17 @@ class WholeEpisodes:
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[Rollout]:  # fmt: skip
-        """`n` episodes of each prompt, in the order of the prompts, scored."""
+        """`n` episodes of each prompt, in the order of the prompts, scored. Raises RuntimeError where one ends them all."""
 
         def play(i: int, j: int) -> Awaitable[Rollout]:
             return self._play(prompts[i], seed_of(sampling.seed, i, j), sampling)
 
-        return self._run(at_once(play, len(prompts), n, progress or (lambda done: None)))
+        try:
+            return self._run(at_once(play, len(prompts), n, progress or (lambda done: None)))
+        except SystemExit as error:  # of a task that an environment began: it takes all others with it
+            raise RuntimeError(
+                f"an environment called sys.exit({error.code!r}) in a task of its own: take that out"
+            ) from error
 
     def _run(self, work: Coroutine[Any, Any, list[Rollout]]) -> list[Rollout]:
         return asyncio.run(work)

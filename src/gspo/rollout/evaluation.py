@@ -43,5 +43,3 @@ def evaluate(
     metrics["prompts"] = float(len(prompts))
     named = {f"eval/{name.removeprefix('completions/')}": value for name, value in metrics.items()}
     return named | {"time/eval": time.perf_counter() - begin}, groups
-
-

@@ -8,6 +8,7 @@ import verifiers.v1 as vf
 class Data(vf.TaskData):
     letter: str = "a"
     fault: str = ""
+    seen: list[str] = []
 
 
 class LetterTask(vf.Task[Data]):
@@ -17,6 +18,11 @@ class LetterTask(vf.Task[Data]):
             raise RuntimeError("the rubric fell over")
         if self.data.fault == "sleeps":
             await asyncio.sleep(30)
+        if self.data.fault == "pays too much":
+            return 1e200
+        if self.data.fault == "grows":
+            self.data.seen.append("seen")
+            return float(len(self.data.seen))
         return trace.last_reply.count(self.data.letter) / max(1, len(trace.last_reply))
 
     @vf.reward(weight=0.5)
