@@ -85,6 +85,11 @@ def parser() -> Parser:
     subparser.add_argument("--dry-run", action="store_true", help="only list the cells")
     subparser = command("report", "write the figures and the report of one run, or of several runs together", fields=False)
     subparser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folders; the report goes into the first")
+    subparser = command("export", "write the trained model of a run as a plain Hugging Face folder", fields=False)
+    subparser.add_argument("run", type=place, metavar="RUN", help="run folder, checkpoint or model folder")
+    subparser.add_argument("--out", type=place, metavar="DIR", help="where to (default: RUN/export)")
+    subparser.add_argument("--merge", action="store_true", help="merge an adapter into its base model")
+    subparser.add_argument("--push", metavar="REPO", help="send it to this repository of the Hugging Face Hub too")
     subparser = command("demo", "train a tiny mixture of experts with GSPO to work answers out, not to guess", fields=False)
     subparser.add_argument("--agent", action="store_true", help="run the demo of agents: conversations with a tool")
     subparser.add_argument("--dir", type=place, help="run folder (default: runs/demo, runs/demo-agent)")
@@ -151,7 +156,7 @@ def told(argv: list[str]) -> int:
         if unknown:
             guess = nearest_key(unknown[0].lstrip("-")) or f"; see `gspo {arguments.command} --help`"
             raise ValueError(f"{unknown[0]}: unknown option; fields are given as --section.key VALUE{guess}")
-        if fields and arguments.command in ("report", "demo"):
+        if fields and arguments.command in ("report", "export", "demo"):
             raise ValueError(f"--{next(iter(fields))}: `gspo {arguments.command}` takes no configuration fields")
         begun = arguments, fields
         try:
@@ -203,6 +208,11 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         from gspo.report.page import write_report
 
         print(write_report(arguments.runs))
+        return 0
+    if arguments.command == "export":
+        from gspo.build.export import export
+
+        print(f"model   {export(arguments.run, arguments.out, arguments.merge, arguments.push)}")
         return 0
     if arguments.command == "demo":
         from gspo.demo import stages

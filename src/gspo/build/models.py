@@ -29,7 +29,9 @@ def named(config: Config, last: Path | None) -> ModelConfig:
 
 def outline_of(config: Config, given: Given, last: Path | None) -> Outline:
     """What the prompts need of the model, without its weights."""
-    return outline(given.model, given.tokenizer) if given.holds_model else read_outline(named(config, last))
+    if given.holds_model:
+        return outline(given.model, given.tokenizer)
+    return read_outline(named(config, None if config.lora.rank else last))  # a checkpoint of adapters holds them alone
 
 
 def models_of(config: Config, given: Given, last: Path | None) -> tuple[HFModel, HFPolicy | None]:

@@ -33,7 +33,7 @@ SHOWN = (
 )
 
 
-class Screen(Console):
+class Terminal(Console):
     """A console whose reader may go away: rich itself would end the program."""
 
     def on_broken_pipe(self) -> None:
@@ -57,7 +57,7 @@ class Progress:
         console: Console | None = None,
     ) -> None:
         self.total, self.done, self.title = total_steps, start_step, title
-        self._console = console or Screen(file=sys.stdout, highlight=False)
+        self._console = console or Terminal(file=sys.stdout, highlight=False)
         no_terminal = not self._console.is_terminal or os.environ.get("TERM") == "dumb"
         self.plain = no_terminal or bool(os.environ.get("CI"))
         self._live: Live | None = None

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
 from gspo import cli
@@ -100,8 +100,8 @@ def test_an_adapter_is_saved_alone_and_loads_again(tmp_path):
     adapters = with_adapters()
     adapters.save(tmp_path / "adapter")
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
-    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "config.json"} <= names
-    assert "model.safetensors" not in names
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
+    assert not {"model.safetensors", "config.json"} & names
     again = adapted(model(), LoraConfig(rank=4))
     again.load(tmp_path / "adapter")
     assert logits(again).equal(logits(adapters))
@@ -137,6 +137,29 @@ def test_a_saved_adapter_is_a_model_path(tmp_path):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
         with pytest.raises(ValueError, match=message):
             read_model(ModelConfig(str(tmp_path / "adapter")))
+
+
+def test_transformers_loads_a_saved_adapter_from_anywhere(tmp_path, monkeypatch):
+    """AutoModelForCausalLM with peft at hand, as users load it, though the base was named by a path from here."""
+    model().save(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    adapters = adapted(read_model(ModelConfig("base")), LoraConfig(rank=4))
+    with torch.no_grad():
+        for p in adapters.model.parameters():
+            p.add_(0.1 if p.requires_grad else 0.0)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "config.json").write_text("{}")  # as an earlier gspo wrote it
+    adapters.save("adapter")
+    monkeypatch.chdir("/")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    with torch.no_grad():
+        assert torch.allclose(loaded(IDS).logits, logits(adapters), atol=1e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "adapter").get_vocab() == adapters.tokenizer.get_vocab()
+
+
+def test_a_base_without_a_name_is_warned_of():
+    with pytest.warns(UserWarning, match=r"has no name, so its adapter cannot say what it belongs to"):
+        adapted(model(), LoraConfig(rank=4))
 
 
 def test_an_adapter_on_an_adapter_stands_on_both(tmp_path):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from gspo.config.lookup import pick_device
 from gspo.config.policy import ModelConfig
 
+ADAPTER = "adapter_config.json"  # a folder with it holds an adapter alone
 KEPT_KEYS = "keep_window_size"  # where tokens look at so many keys of a row at most, which they choose themselves
 
 
@@ -55,12 +60,39 @@ def read_outline(cfg: ModelConfig) -> Outline:
     """
     check_path(cfg)
     pick_device(cfg.device)
+    if is_adapter(cfg.path) and not (Path(cfg.path) / "config.json").is_file():
+        with of_the_base(cfg):
+            return read_outline(base_of(cfg))
     options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(cfg.path, **options)
     except Exception as error:  # transformers raises many kinds here
         raise ValueError(load_error(cfg, error)) from error
     return Outline(load_tokenizer(cfg), config)
+
+
+def is_adapter(path: str) -> bool:
+    """Whether a model's folder holds an adapter and no model of its own."""
+    return (Path(path) / ADAPTER).is_file()
+
+
+def base_of(cfg: ModelConfig) -> ModelConfig:
+    """The model below the adapter that `cfg` names, with the adapter's tokenizer. Raises ValueError where it names none."""
+    table = json.loads((Path(cfg.path) / ADAPTER).read_text(encoding="utf-8"))
+    base = table["base_model_name_or_path"]
+    if not base:
+        raise ValueError(f"model.path = {cfg.path!r}: an adapter whose {ADAPTER} names no base model: write it in")
+    tokenizer, revision = cfg.tokenizer or cfg.path, table.get("revision")
+    return dataclasses.replace(cfg, path=base, tokenizer=tokenizer, revision=None if Path(base).is_dir() else revision)
+
+
+@contextmanager
+def of_the_base(cfg: ModelConfig) -> Iterator[None]:
+    """Around what reads the model below an adapter: errors name the adapter too."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"model.path = {cfg.path!r}: the base model of this adapter: {error}") from None
 
 
 def check_path(cfg: ModelConfig) -> None:
@@ -76,7 +108,7 @@ def check_path(cfg: ModelConfig) -> None:
         return
     if cfg.revision is not None:
         raise ValueError(f"model.revision = {cfg.revision!r}: has no effect on the folder {cfg.path}; remove it")
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file() and not is_adapter(cfg.path):
         raise ValueError(f"{setting}: the folder has no config.json, so it holds no transformers model")
     if any(folder.glob("*.safetensors")):
         return

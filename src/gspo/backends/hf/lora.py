@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from gspo.backends.hf.files import base_of, is_adapter, of_the_base
 from gspo.backends.hf.model import HFModel, load_model, wrap_model
 from gspo.backends.hf.routers import routers
 from gspo.config.policy import LoraConfig, ModelConfig
 
 NAME = "default"  # PEFT's name of an adapter
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 
 
 def peft() -> Any:
@@ -54,11 +55,26 @@ def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
         raise ValueError(f"lora.targets = {lora.targets}: {error}. This model has {layers}") from None
     if hasattr(model.model.get_output_embeddings(), "base_layer"):
         raise ValueError(f"lora.targets = {lora.targets}: the head takes no adapter here: leave it out")
+    _name_base(model.model)
     for name, parameter in model.model.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if "lora_" in name:
             parameter.data = parameter.data.to(model.device, torch.float32)  # small updates vanish in bfloat16
     return Adapted(**_fields(model))
+
+
+def _name_base(model: PreTrainedModel) -> None:
+    """Has the adapter say what it stands on, to be found from any folder, and in the revision that it was made for."""
+    config: Any = model.peft_config[NAME]
+    base = model.name_or_path
+    config.base_model_name_or_path = str(Path(base).absolute()) if base and Path(base).is_dir() else base
+    config.revision = getattr(model.config, "_commit_hash", None)
+    if not base:
+        warnings.warn(
+            "the model was given from Python and has no name, so its adapter cannot say what it belongs to, and nothing "
+            "else loads it: write the model into a folder first, and give that folder",
+            stacklevel=2,
+        )
 
 
 def _fields(model: HFModel) -> dict[str, Any]:
@@ -75,7 +91,7 @@ def linear_layers(model: PreTrainedModel) -> list[str]:
 
 
 class Adapted(HFModel):
-    """A model with adapters. `save` writes the adapter alone, in PEFT's format, with configuration and tokenizer."""
+    """A model with adapters. `save` writes the adapter alone, in PEFT's format, with the tokenizer."""
 
     adapted = True
 
@@ -89,9 +105,13 @@ class Adapted(HFModel):
         peft().set_peft_model_state_dict(self.model, saved, adapter_name=NAME)
 
     def save(self, folder: str | Path) -> None:
-        """Write the adapter, the base model's configuration, and the tokenizer."""
-        self.model.save_pretrained(folder)
-        self.model.config.save_pretrained(folder)
+        """Write the adapter and the tokenizer. Beside the base model's configuration transformers would not look for its
+        weights elsewhere.
+        """
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Could not find a config file")  # of a base model that is an adapter too
+            self.model.save_pretrained(folder)
+        (Path(folder) / "config.json").unlink(missing_ok=True)
         self.tokenizer.save_pretrained(folder)
 
     def save_whole(self, folder: str | Path, merged: bool = True) -> None:
@@ -148,17 +168,12 @@ class Unadapted(Adapted):
 
 def read_model(cfg: ModelConfig) -> HFModel:
     """The model that `cfg` names; where that is an adapter's folder, its base model with the adapter merged into it."""
-    folder = Path(cfg.path)
-    if not (folder / CONFIG).is_file():
+    if not is_adapter(cfg.path):
         return load_model(cfg)
-    base = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    if not base:
-        raise ValueError(f"model.path = {cfg.path!r}: an adapter whose {CONFIG} names no base model: write it in")
-    try:
-        below = read_model(dataclasses.replace(cfg, path=base, tokenizer=cfg.tokenizer or cfg.path))
-    except ValueError as error:
-        raise ValueError(f"model.path = {cfg.path!r}: the base model of this adapter: {error}") from None
-    whole = peft().PeftModel.from_pretrained(below.model, str(folder)).merge_and_unload()
+    base = base_of(cfg)
+    with of_the_base(cfg):
+        below = read_model(base)
+    whole = peft().PeftModel.from_pretrained(below.model, cfg.path).merge_and_unload()
     whole.name_or_path = cfg.path  # an adapter that is trained on it stands on this one
     if hasattr(whole, "peft_config"):
         del whole.peft_config

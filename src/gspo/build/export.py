@@ -1,0 +1,94 @@
+"""`gspo export`: what a run has trained, as a plain Hugging Face folder, merged if asked for, and to the Hub."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from functools import partial
+from pathlib import Path
+
+from gspo.backends.hf.files import base_of, is_adapter
+from gspo.backends.hf.lora import read_model
+from gspo.config.files import load
+from gspo.config.policy import ModelConfig
+from gspo.runs import checkpoint, disk
+
+
+def export(source: Path, out: Path | None = None, merge: bool = False, push: str | None = None) -> str:
+    """Writes the model of a run, of a checkpoint or of a model folder into `out` (source/export), and to the Hub as `push`,
+    a private repository unless it is there already. merge: an adapter becomes part of its base model. Returns where the
+    model is now.
+
+    Raises ValueError for what cannot be exported, SaveError for a full disk, RuntimeError where the Hub takes nothing.
+    """
+    cfg = named(source)
+    out = source / "export" if out is None else out
+    adapter = is_adapter(cfg.path)
+    if merge and not adapter:
+        raise ValueError(f"--merge: the model in {cfg.path} is whole, without an adapter; leave it out")
+    if push is not None:
+        check_push(push, cfg, whole=merge or not adapter)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {out}: exists already; give another folder")
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    if merge:
+        model = read_model(cfg)
+        disk.write_folder(out, model.save)
+    else:
+        disk.write_folder(out, partial(_copy, cfg.path))
+    return str(out) if push is None else upload(out, push)
+
+
+def _copy(folder: str, part: Path) -> None:
+    shutil.copytree(folder, part, dirs_exist_ok=True)
+
+
+def named(source: Path) -> ModelConfig:
+    """The model in a folder, and how to read it. Raises ValueError where there is none, RuntimeError where it is damaged."""
+    if not source.is_dir():
+        raise ValueError(f"{source}: no such folder; give a run folder, a checkpoint or a model")
+    folder, run = source, source
+    if (source / "checkpoints").is_dir():
+        last = checkpoint.latest(source / "checkpoints")
+        folder = source / checkpoint.MODEL
+        if not folder.is_dir() and last is not None:  # the run is not over
+            folder = last / checkpoint.MODEL
+    elif (source / checkpoint.STATE).exists():
+        folder = source / checkpoint.MODEL
+    if (folder.parent / checkpoint.STATE).exists():
+        checkpoint.check(folder.parent)
+        run = folder.parent
+    if not is_adapter(str(folder)) and not (folder / "config.json").is_file():
+        raise ValueError(f"{source}: holds no model yet; give a run folder, a checkpoint or a model")
+    settings = run / checkpoint.CONFIG
+    cfg = load(settings).model if settings.is_file() and folder != source else ModelConfig()
+    return dataclasses.replace(cfg, path=str(folder), tokenizer=None, revision=None, device="cpu", dtype="float32")
+
+
+def check_push(repository: str, cfg: ModelConfig, whole: bool) -> None:
+    """What keeps a model from the Hub, before anything is written. Raises ValueError."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise ValueError(f"--push {repository}: {error}") from None
+    if not whole and Path(base := base_of(cfg).path).is_dir():
+        raise ValueError(f"--push {repository}: the adapter needs its base model, {base}, which only you have: add --merge")
+
+
+def upload(folder: Path, repository: str) -> str:
+    """Sends a folder to the Hub. Returns its address. Raises RuntimeError with the remedy."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        url = api.create_repo(repository, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Add the model")
+    except Exception as error:  # its own, and those of an HTTP library that is another from version to version
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise RuntimeError(
+            f"--push {repository}: the Hub did not take it ({why}). The model is in {folder}. Log in by `hf auth login`, or "
+            f"set HF_TOKEN to a token that may write, and send it by `hf upload {repository} {folder}`"
+        ) from error
+    return str(url)
