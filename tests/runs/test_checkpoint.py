@@ -139,6 +139,29 @@ def test_a_checkpoint_under_another_name_is_refused(tmp_path):
         checkpoint.load_state(folder)
 
 
+def test_a_folder_of_checkpoints_that_was_removed_meanwhile_is_made_again(tmp_path):
+    with RunFolder.create(tmp_path / "run", "") as run:
+        save(run.checkpoints, 2)
+        checkpoint.keep_good(run.checkpoints, 2)
+        shutil.rmtree(run.checkpoints)
+        assert checkpoint.latest(run.checkpoints) is checkpoint.good(run.checkpoints) is None
+        save(run.checkpoints, 4)
+        assert names(run.checkpoints) == ["step_000004"]
+
+
+def test_checkpoints_may_lie_on_another_disk_by_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to("disk")
+    for step in (2, 4, 6):
+        save(tmp_path / "checkpoints", step)
+    assert names(tmp_path / "disk") == ["step_000004", "step_000006"]
+    (tmp_path / "disk" / "step_000004").rename(tmp_path / "kept")
+    (tmp_path / "disk" / "step_000004").symlink_to(tmp_path / "kept")
+    save(tmp_path / "checkpoints", 8)
+    assert names(tmp_path / "disk") == ["step_000006", "step_000008"]
+    checkpoint.check(tmp_path / "kept")  # the link is gone, and not what it led to
+
+
 def test_a_full_disk_is_told_or_raised_and_leaves_what_was_there(tmp_path):
     def full(part):
         (part / "model" / "tokenizer.json").symlink_to("/dev/full")

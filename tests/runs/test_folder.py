@@ -4,9 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
+import gspo
 from gspo.runs.folder import RunFolder
 
 
@@ -59,6 +62,52 @@ def test_resume_needs_a_run_folder(tmp_path):
     with pytest.raises(ValueError, match="checkpoints is missing"):
         RunFolder.resume(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.toml"]
+
+
+def test_a_file_is_no_run_to_resume(tmp_path):
+    (tmp_path / "run").touch()
+    with pytest.raises(ValueError, match=r"log\.dir = '.*run': this is a file, not the folder of a run"):
+        RunFolder.resume(tmp_path / "run")
+
+
+def test_links(tmp_path):
+    (tmp_path / "run").symlink_to("disk")
+    with pytest.raises(ValueError, match=r"log\.dir = '.*run': a link to disk, which is not there; make that folder"):
+        RunFolder.create(tmp_path / "run", "")
+    (tmp_path / "disk").mkdir()
+    RunFolder.create(tmp_path / "run", "").close()
+    RunFolder.resume(tmp_path / "run").close()
+    assert (tmp_path / "disk" / "config.toml").exists()
+
+
+READ_ONLY = """
+import os, sys
+from gspo.runs.folder import RunFolder
+os.setgid(65534), os.setuid(65534)
+for open_it in (RunFolder.resume, lambda path: RunFolder.create(path + "/new", "")):
+    try:
+        open_it(sys.argv[1])
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_folder_of_somebody_else_is_refused_in_one_line():
+    with tempfile.TemporaryDirectory() as place:  # tmp_path lies where nobody else may look
+        os.chmod(place, 0o755)
+        refused_to_others(Path(place))
+
+
+def refused_to_others(place):
+    RunFolder.create(place / "run", "").close()
+    code = "import sys; sys.path.insert(0, sys.argv.pop()); exec(sys.argv.pop())"
+    source = os.path.dirname(os.path.dirname(gspo.__file__))
+    command = [sys.executable, "-c", code, str(place / "run"), READ_ONLY, source]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    resumed, created = ended.stdout.splitlines()
+    assert "cannot be written to" in resumed and "Permission denied" in resumed, ended.stderr
+    assert "may not be written to; give another --log.dir" in created
 
 
 def test_two_writers_are_refused(tmp_path):

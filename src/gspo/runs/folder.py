@@ -62,6 +62,8 @@ class RunFolder:
         Raises ValueError where it is none, RuntimeError where another process writes to it.
         """
         folder = cls(dir)
+        if folder.path.is_file():
+            raise ValueError(f"log.dir = {str(dir)!r}: this is a file, not the folder of a run; give another --log.dir")
         if not folder.path.is_dir():
             raise ValueError(f"log.dir = {str(dir)!r}: no such run folder to resume; start it without --resume")
         for part in (folder.config, folder.checkpoints):
@@ -70,8 +72,14 @@ class RunFolder:
                     f"log.dir = {str(dir)!r}: not a run folder, {part.name} is missing; give the folder of "
                     "an earlier run, or start a new one without --resume"
                 )
-        folder._hold()
-        folder.figures.mkdir(exist_ok=True)
+        try:
+            folder._hold()
+            folder.figures.mkdir(exist_ok=True)
+        except OSError as error:
+            folder.close()
+            raise ValueError(
+                f"log.dir = {str(dir)!r}: cannot be written to ({error}); give this user the right, or resume a copy"
+            ) from None
         return folder
 
     def close(self) -> None:
@@ -88,6 +96,9 @@ class RunFolder:
 
     def check_unused(self) -> None:
         """Raises ValueError where the folder holds anything already."""
+        if self.path.is_symlink() and not self.path.exists():
+            why = f"a link to {os.readlink(self.path)}, which is not there; make that folder, or give another --log.dir"
+            raise ValueError(f"log.dir = {str(self.path)!r}: {why}")
         nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
             problem = "may not be written to" if nearest.is_dir() else "is a file"
