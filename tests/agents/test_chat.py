@@ -1,11 +1,15 @@
 import asyncio
+import copy
 import json
 from concurrent.futures import Future
 
 import pytest
 import torch
 
-from gspo.agents.chat import TurnOptions
+from gspo.agents.chat import Chat, TurnOptions
+from gspo.agents.tool_calls import UnknownConvention
+from gspo.config.rollout import TaskConfig
+from gspo.data.chat_template import Encoder
 from gspo.types import Rollout
 from tests.agents.talking import TOOLS, chat, tokenizer
 
@@ -160,3 +164,15 @@ def test_a_model_without_a_template_cannot_chat():
     talk.encoder.template = None
     with pytest.raises(ValueError, match="no chat template"):
         asyncio.run(talk.turn(ASK))
+
+
+def test_tools_of_a_template_that_is_not_understood_are_refused_before_anything_is_sampled():
+    talk = chat("chatml", speaker=Says("chatml", ("done", "eos")))
+    encoder = Encoder(copy.copy(talk.encoder.tokenizer), TaskConfig())
+    encoder.template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    encoder.tokenizer.name_or_path = "some/model"
+    other = Chat(talk.speaker, encoder, talk.sampling, 4096)
+    with pytest.raises(UnknownConvention, match=r"tools: the chat template of 'some/model' .* does not know.*<tool_call>"):
+        turns(other, ASK, tools=TOOLS)
+    assert not talk.speaker.asked
+    assert turns(other, ASK)[0].message["content"] == "done"  # without tools it talks

@@ -12,6 +12,7 @@ import gspo
 from gspo.agents.batching import Batching
 from gspo.agents.environment import Step, ToolEnvironment
 from gspo.agents.episodes import Episodes
+from gspo.agents.tool_calls import UnknownConvention
 from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
 from gspo.ports import RewardsFailed
@@ -111,9 +112,10 @@ class Shut(Quiz):
             raise ValueError("no such room")
 
 
-def played(*script, make=Box, context=4096, **limits):
+def played(*script, make=Box, context=4096, template=None, **limits):
     sampler = Scripted("chatml", *script)
     encoder = Encoder(tokenizer("chatml"), TaskConfig())
+    encoder.template = template or encoder.template
     rules = {"max_turns": 4, "step_timeout": 1.0} | limits
     episodes = Episodes(sampler, sampler, encoder, context, make, "prompt", **rules)
     prompt = Prompt("0", ROW["prompt"], tuple(encoder.prompt(ROW["prompt"])[0]), {"value": "42"})
@@ -150,6 +152,13 @@ def test_what_goes_wrong_with_a_tool_is_told_and_counted(said, told, counted):
     rollout = played(said, ("it is 42", "eos"))
     assert told in rollout.dialogue[2]["content"] and rollout.dialogue[2]["role"] == "tool"
     assert rollout.reward_parts[counted] == 1 and rollout.reward == 1.0
+
+
+def test_tools_of_a_template_that_is_not_understood_end_the_run():
+    """No episode would see a call, so it is no failure of one."""
+    with pytest.raises(UnknownConvention, match="does not know"):
+        played(template="tools in some other way")
+    assert played(("no lower case: 7", "eos"), make=Quiz, template="tools in some other way").error is None  # has none
 
 
 def test_limits_cut_an_episode_off():

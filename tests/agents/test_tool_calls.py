@@ -1,7 +1,12 @@
+import copy
+
 import pytest
 
 from gspo.agents.tool_calls import Malformed, bare, convention, functions, listed, tagged
-from tests.agents.talking import CHATML, HEADERS, TEMPLATES
+from gspo.config.rollout import TaskConfig
+from gspo.data.chat_template import Encoder
+from tests.agents.talking import CHATML, HEADERS, TEMPLATES, tokenizer
+from tests.agents.tool_templates import BARE, FAMILIES
 
 
 @pytest.mark.parametrize(
@@ -39,3 +44,78 @@ def test_the_template_tells_the_convention():
     assert convention(CHATML) is tagged and convention(HEADERS) is listed
     assert convention("<tool_call><function=") is functions and convention("no tools") is None and convention(None) is None
     assert set(TEMPLATES) == {"chatml", "headers"}
+
+
+TWO = [("lookup", {"key": "a b", "n": 3, "deep": {"x": [1, "é"]}}), ("search", {"text": 'naïve "quoted"\nline'})]
+
+
+@pytest.mark.parametrize("beside", ["", "I look."])
+@pytest.mark.parametrize("calls", [TWO, TWO[:1], []], ids=["two", "one", "none"])
+@pytest.mark.parametrize("family", [*FAMILIES, *BARE])
+def test_what_a_family_writes_is_read_back(family, calls, beside):
+    """Rendered by a template with the family's marks, and read as the turn that was sampled."""
+    beside = "" if family in BARE and calls else beside
+    wrapped = copy.copy(tokenizer("chatml"))
+    wrapped.chat_template = template = (FAMILIES | BARE)[family]
+    encoder = Encoder(wrapped, TaskConfig())
+    asked = [{"role": "user", "content": "hi"}]
+    turn = {"role": "assistant", "content": beside}
+    if calls:
+        turn["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": a}} for name, a in calls]
+    begun, whole = encoder.render(asked, add_generation_prompt=True), encoder.render([*asked, turn])
+    words = whole.removeprefix(begun).removesuffix("<|eos|>")
+    assert convention(template)(words) == (beside, calls)
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("glm 4.5", "<tool_call><arg_key>a</arg_key></tool_call>"),
+        ("minimax m2", "<minimax:tool_call>f</minimax:tool_call>"),
+        ("minimax m1", "<tool_calls>f(1)</tool_calls>"), ("minimax m1", "<tool_calls></tool_calls>"),
+        ("deepseek v3.2", "<｜DSML｜function_calls></｜DSML｜function_calls>"),
+        ("deepseek v3.1", "<｜tool▁call▁begin｜>f{}<｜tool▁call▁end｜>"),
+        ("kimi k2", "<|tool_call_begin|>f:0<|tool_call_end|>"),
+        ("kimi k2", "<|tool_call_begin|>f:0"), ("gpt-oss", "<|channel|>commentary to=functions.f"),
+        ("gpt-oss", "<|channel|>commentary to=functions.f<|message|>{oops"), ("gemma 4", "<|tool_call>f()<tool_call|>"),
+        ("gemma 4", "<|tool_call>call:f{a:b c}<tool_call|>"), ("mistral small 3.2", "[TOOL_CALLS][ARGS]{}"),
+        ("granite 3", "<|tool_call|>f"), ("lfm2", "<|tool_call_start|>[f(1)]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(x=y)]<|tool_call_end|>"), ("lfm2", "<|tool_call_start|>[1]<|tool_call_end|>"),
+        ("llama 4", '<|python_start|>{"name": "f", "parameters": 3}<|python_end|>'),
+    ],
+)  # fmt: skip
+def test_a_familys_malformed_calls(family, text):
+    with pytest.raises(Malformed):
+        convention((FAMILIES | BARE)[family])(text)
+
+
+def test_thoughts_about_a_call_are_none():
+    """Only the header of a message names whom it is for."""
+    thought = "<|channel|>analysis<|message|>I write to=functions.f <|constrain|>json<|end|>"
+    final = thought + "<|start|>assistant<|channel|>final<|message|>done"
+    assert convention(FAMILIES["gpt-oss"])(final) == (final, [])
+    call = "<|start|>assistant<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}"
+    assert convention(FAMILIES["gpt-oss"])(thought + call) == (thought, [("g", {})])
+
+
+RESPONSE = {
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "content": {},
+        "tool_calls": {
+            "open_pattern": r"<<(?P<name>\w+)", "close": ">>", "content": "json", "repeats": True,
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+    },
+}  # fmt: skip
+
+
+def test_a_response_template_of_the_tokenizer_counts_where_no_mark_does():
+    wrapped = copy.copy(tokenizer("chatml"))
+    assert convention("<<", wrapped) is None
+    wrapped.response_template = RESPONSE
+    parse = convention("<<", wrapped)
+    assert parse('so <<lookup {"x": 1}>>') == ("so", [("lookup", {"x": 1})]) and parse(" so ") == (" so ", [])
+    with pytest.raises(Malformed):
+        parse("<<lookup {oops>>")
+    assert convention(CHATML, wrapped) is tagged

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from gspo.agents.calls import TEXT, Call, Calls, Message, content_of, follow
-from gspo.agents.tool_calls import Malformed, convention
+from gspo.agents.tool_calls import CONVENTIONS, Malformed, UnknownConvention, convention
 from gspo.data.chat_template import Encoder
 from gspo.ports import Speaker
 from gspo.types import Prompt, Rollout, Sampling
@@ -56,7 +56,7 @@ class Chat:
         self.speaker, self.encoder, self.sampling, self.context = speaker, encoder, sampling, context
         self.calls = Calls() if calls is None else calls
         self.malformed = 0  # turns that set out to call a tool and did not say how
-        self._parse = convention(encoder.template)
+        self._parse = convention(encoder.template, encoder.tokenizer)
         self._run, self._count = secrets.token_hex(4), itertools.count()
 
     async def turn(
@@ -82,6 +82,13 @@ class Chat:
             )
         if not messages:
             raise ValueError("messages: at least one is needed")
+        if tools and self._parse is None:
+            name, marks = self.encoder.tokenizer.name_or_path, ", ".join(mark for mark, _ in CONVENTIONS)
+            raise UnknownConvention(
+                f"tools: the chat template of {name!r} has them called in a way that gspo does not know, so no call would "
+                f"be seen. It knows templates with {marks}: set tokenizer.chat_template to such a one, set "
+                "tokenizer.response_template, or offer no tools"
+            )
         readable = [templated(message) for message in messages]
         traces = list(itertools.accumulate(messages, follow, initial=b""))[1:]
         for at in reversed([i for i, message in enumerate(messages) if message.get("role") == "assistant"]):
@@ -160,8 +167,7 @@ class Chat:
 
     def _message(self, id: str, content: str) -> Message:
         """A turn with the tool calls that it makes."""
-        if self._parse is None:
-            return {"role": "assistant", "content": content}
+        assert self._parse is not None  # or the tools were refused
         try:
             beside, parsed = self._parse(content)
             texts = [json.dumps(arguments) for _, arguments in parsed]

@@ -13,6 +13,7 @@ from gspo.agents.calls import Call, Calls, Message
 from gspo.agents.chat import Chat, TooLong, TurnOptions
 from gspo.agents.environment import Environment, Step
 from gspo.agents.token_tree import woven
+from gspo.agents.tool_calls import UnknownConvention
 from gspo.data.bounds import unfit
 from gspo.data.chat_template import Encoder
 from gspo.ports import Sampler, SamplerError, Speaker, Weights, seed_of
@@ -136,7 +137,7 @@ class Episode:
         """To its end, its limits, or its failure."""
         try:
             cut = await self._turns()
-        except SamplerError:
+        except (SamplerError, UnknownConvention):  # no other episode would do better
             raise
         except (Exception, SystemExit) as error:  # a failed episode is data
             reason = "timed out" if isinstance(error, TimeoutError) else str(error)

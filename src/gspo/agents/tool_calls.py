@@ -1,27 +1,38 @@
-"""Tool calls in a completion, by the conventions of the chat templates that are in use."""
+"""Tool calls in a completion, by the conventions of the chat templates that are in use.
+
+A convention is told by a marker in the template. A tokenizer may also bring a response template, which transformers reads;
+it counts where no marker does.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 Found = tuple[str, list[tuple[str, dict[str, Any]]]]  # the text beside the calls, and each call's name and arguments
+Parse = Callable[[str], Found]
 
 
 class Malformed(ValueError):
     """A completion that sets out to call a tool and does not say how."""
 
 
+class UnknownConvention(ValueError):
+    """Tools for a model whose way to call them is not known."""
+
+
 def tagged(text: str) -> Found:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen)."""
-    calls = [_call(body, "arguments") for body in _between(text, "<tool_call>", "</tool_call>")]
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen 2.5 and 3, Granite 4)."""
+    calls = [_checked(_json(body)) for body in _between(text, "<tool_call>", "</tool_call>")]
     return _outside(text, "<tool_call>"), calls
 
 
 def functions(text: str) -> Found:
-    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>` (Qwen3-Coder)."""
+    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>` (Qwen3-Coder, Qwen 3.5)."""
     calls = []
     for body in _between(text, "<tool_call>", "</tool_call>"):
         named = re.fullmatch(r"\s*<function=([^>\n]+)>(.*)</function>\s*", body, re.DOTALL)
@@ -32,37 +43,169 @@ def functions(text: str) -> Found:
     return _outside(text, "<tool_call>"), calls
 
 
+def keyed(text: str) -> Found:
+    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>` (GLM 4.5 and later)."""
+    calls = []
+    for body in _between(text, "<tool_call>", "</tool_call>"):
+        pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", body, re.DOTALL)
+        name = body.partition("<arg_key>")[0].strip()
+        calls.append((_name(name), {key.strip(): _value(value) for key, value in pairs}))
+    return _outside(text, "<tool_call>"), calls
+
+
+def invoked(text: str, opens: str, tag: str) -> Found:
+    """`<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>` between `opens` and its end (MiniMax M2), with
+    `tag` before each name; string="true" tells a text (DeepSeek V3.2).
+    """
+    calls = []
+    for body in _between(text, f"<{opens}>", f"</{opens}>"):
+        named = re.findall(rf'<{tag}invoke name="([^"\n]+)">(.*?)</{tag}invoke>', body, re.DOTALL)
+        if not named:
+            raise Malformed(f'expected <{tag}invoke name="NAME"> ... </{tag}invoke>, got {body!r:.80}')
+        shape = rf'<{tag}parameter name="([^"\n]+)"(?: string="(true|false)")?>(.*?)</{tag}parameter>'
+        for name, inner in named:
+            pairs = re.findall(shape, inner, re.DOTALL)
+            calls.append((name, {key: value if as_text == "true" else _value(value) for key, as_text, value in pairs}))
+    return _outside(text, f"<{opens}>"), calls
+
+
+def deepseek(text: str) -> Found:
+    """`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>` (V3.1), or `function<｜tool▁sep｜>NAME` and the
+    arguments in a fence of JSON (V3, R1).
+    """  # these bars are the markers' own
+    calls = []
+    for body in _between(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"):
+        first, sep, rest = body.partition("<｜tool▁sep｜>")
+        if not sep:
+            raise Malformed(f"a call without its separator: {body!r:.80}")
+        fenced = re.fullmatch(r"\s*(\S+)\s*```json\s*(.*?)\s*```\s*", rest, re.DOTALL)
+        name, arguments = fenced.groups() if fenced else (first.strip(), rest)
+        calls.append(_called(name, arguments))
+    return _outside(text, "<｜tool▁calls▁begin｜>"), calls
+
+
+def kimi(text: str) -> Found:
+    """`<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` (Kimi K2)."""
+    calls = []
+    for body in _between(text, "<|tool_call_begin|>", "<|tool_call_end|>"):
+        id, _, arguments = body.partition("<|tool_call_argument_begin|>")
+        calls.append(_called(re.sub(r":\d+$", "", id.strip().removeprefix("functions.")), arguments))
+    return _outside(text, "<|tool_calls_section_begin|>"), calls
+
+
+def harmony(text: str) -> Found:
+    """`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>` (gpt-oss). The recipient may also
+    stand before the channel; the last mark ends the turn.
+    """
+    calls, beside = [], len(text)
+    at = 0
+    for message in text.split("<|start|>"):
+        header, begun, body = message.partition("<|message|>")
+        to = re.search(r"\bto=(?:functions\.)?([^\s<]+)", header)
+        if to:
+            if not begun:
+                raise Malformed(f"a call without a message: {message!r:.80}")
+            calls.append(_called(to[1], re.split(r"<\|(?:call|end|return)\|>", body)[0]))
+            beside = min(beside, at)
+        at += len(message) + len("<|start|>")
+    return (text[:beside].removesuffix("<|start|>").strip() if calls else text), calls
+
+
+def gemma(text: str, opens: str, closes: str, quote: str) -> Found:
+    """`call:NAME{KEY:VALUE}` between two marks, with bare keys and texts between `quote`s (Gemma 4, FunctionGemma)."""
+    calls = []
+    for body in _between(text, opens, closes):
+        named = re.fullmatch(r"\s*call:([^{\s]+)\s*(\{.*\})\s*", body, re.DOTALL)
+        if named is None:
+            raise Malformed(f"expected call:NAME{{...}}, got {body!r:.80}")
+        parts = named[2].split(quote)  # every second one is a text
+        parts[::2] = [re.sub(r"([{,]\s*)([^\s{}\[\],:\"]+)\s*:", r'\1"\2":', part) for part in parts[::2]]
+        parts[1::2] = [json.dumps(part) for part in parts[1::2]]
+        calls.append(_called(named[1], "".join(parts)))
+    return _outside(text, opens), calls
+
+
 def listed(text: str) -> Found:
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]` (Mistral)."""
-    before, marker, after = text.partition("[TOOL_CALLS]")
-    if not marker:
-        return text, []
-    calls = _json(after)
-    if not isinstance(calls, list):
-        raise Malformed(f"expected a list after [TOOL_CALLS], got {after!r:.80}")
-    return before.strip(), [_checked(call, "arguments") for call in calls]
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, or `[TOOL_CALLS]NAME[ARGS]{...}` for each call, with [CALL_ID] in
+    between (Mistral).
+    """
+    parts = text.split("[TOOL_CALLS]")[1:]
+    if parts and parts[0].lstrip().startswith("["):
+        return _outside(text, "[TOOL_CALLS]"), [_checked(call) for part in parts for call in _objects(part)]
+    calls = []
+    for part in parts:
+        named = re.fullmatch(r"\s*([^\s{\[]+)(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(\{.*)", part, re.DOTALL)
+        if named is None:
+            raise Malformed(f"expected a list or NAME[ARGS] after [TOOL_CALLS], got {part!r:.80}")
+        calls.append(_called(named[1], named[2]))
+    return _outside(text, "[TOOL_CALLS]"), calls
+
+
+def objects(text: str, opens: str, closes: str) -> Found:
+    """`{"name": ..., "arguments": {...}}`, one or more or a list of them, after a mark (Granite 3, MiniMax M1)."""
+    _, begun, after = text.partition(opens)
+    return _outside(text, opens), [_checked(call) for call in _objects(after.partition(closes)[0])] if begun else []
 
 
 def bare(text: str) -> Found:
-    """`{"name": ..., "parameters": {...}}` as the whole completion (Llama 3)."""
-    body = text.strip().removeprefix("<|python_tag|>")
-    if not re.match(r'\{\s*"name"', body):
+    """`{"name": ..., "parameters": {...}}` as the whole completion, once or more (Llama 3 and 4)."""
+    body = re.sub(r"<\|python_(?:tag|start|end)\|>", "", text).strip()
+    if not re.match(r'\{\s*"(?:name|type)"', body):
         return text, []
-    return "", [_call(body, "parameters")]
+    return "", [_checked(call) for call in _objects(body)]
+
+
+def pythonic(text: str, opens: str, closes: str) -> Found:
+    """`[NAME(KEY=VALUE)]` between two marks (LFM2), or a call a line (OLMo 3)."""
+    calls = []
+    for body in _between(text, opens, closes):
+        try:
+            lines = [line.value for line in ast.parse(body.strip()).body if isinstance(line, ast.Expr)]
+            for call in [one for line in lines for one in (line.elts if isinstance(line, ast.List) else [line])]:
+                assert isinstance(call, ast.Call) and not call.args
+                calls.append((ast.unparse(call.func), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}))
+        except (SyntaxError, ValueError, AssertionError, MemoryError):
+            raise Malformed(f"no calls as Python writes them: {body!r:.80}") from None
+    return _outside(text, opens), calls
 
 
 # What of a template's text tells its convention, most telling first.
-CONVENTIONS: tuple[tuple[str, Callable[[str], Found]], ...] = (
+CONVENTIONS: tuple[tuple[str, Parse], ...] = (
+    ("｜DSML｜", partial(invoked, opens="｜DSML｜function_calls", tag="｜DSML｜")),
+    ("<｜tool▁calls▁begin｜>", deepseek),
+    ("<|tool_calls_section_begin|>", kimi),
+    ("<minimax:tool_call>", partial(invoked, opens="minimax:tool_call", tag="")),
+    ("<|channel|>commentary", harmony),
+    ("<|tool_call>call:", partial(gemma, opens="<|tool_call>", closes="<tool_call|>", quote='<|"|>')),
+    ("<start_function_call>",
+     partial(gemma, opens="<start_function_call>", closes="<end_function_call>", quote="<escape>")),
+    ("<arg_key>", keyed),
     ("<function=", functions),
+    ("<|tool_call_start|>", partial(pythonic, opens="<|tool_call_start|>", closes="<|tool_call_end|>")),
+    ("<function_calls>", partial(pythonic, opens="<function_calls>", closes="</function_calls>")),
+    ("<|tool_call|>", partial(objects, opens="<|tool_call|>", closes="<|/tool_call|>")),
+    ("<tool_calls>", partial(objects, opens="<tool_calls>", closes="</tool_calls>")),
     ("<tool_call>", tagged),
     ("[TOOL_CALLS]", listed),
     ('"parameters":', bare),
-)
+)  # fmt: skip
 
 
-def convention(template: str | None) -> Callable[[str], Found] | None:
-    """How a chat template has tools called; None where it knows none."""
-    return next((parse for marker, parse in CONVENTIONS if template is not None and marker in template), None)
+def convention(template: str | None, tokenizer: Any = None) -> Parse | None:
+    """How a chat template has tools called, or the tokenizer's response template; None where neither tells."""
+    known = next((parse for marker, parse in CONVENTIONS if template is not None and marker in template), None)
+    if known is None and getattr(tokenizer, "response_template", None) is not None:
+        return partial(_by_response_template, tokenizer)
+    return known
+
+
+def _by_response_template(tokenizer: Any, text: str) -> Found:
+    try:
+        message = tokenizer.parse_response(text, prefix="")
+        calls = [_checked(call["function"]) for call in message.get("tool_calls") or []]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Malformed(str(error)) from None
+    return (str(message.get("content") or "") if calls else text), calls
 
 
 def _between(text: str, opens: str, closes: str) -> Iterator[str]:
@@ -85,16 +228,37 @@ def _json(text: str) -> Any:
         raise Malformed(f"no JSON ({error}): {text.strip()!r:.80}") from None
 
 
-def _call(text: str, arguments: str) -> tuple[str, dict[str, Any]]:
-    return _checked(_json(text), arguments)
+def _objects(text: str) -> list[Any]:
+    """The JSON values that stand one after the other in a text, those of lists among them."""
+    found, text = [], text.strip()
+    while text:
+        try:
+            value, end = json.JSONDecoder().raw_decode(text)
+        except ValueError as error:
+            raise Malformed(f"no JSON ({error}): {text!r:.80}") from None
+        found += value if isinstance(value, list) else [value]
+        text = text[end:].lstrip(" \n\r\t;,")
+    if not found:
+        raise Malformed("a mark of calls, and none after it")
+    return found
 
 
-def _checked(call: Any, arguments: str) -> tuple[str, dict[str, Any]]:
+def _called(name: str, arguments: str) -> tuple[str, dict[str, Any]]:
+    return _checked({"name": _name(name), "arguments": _json(arguments)})
+
+
+def _name(name: str) -> str:
+    if not re.fullmatch(r"[^\s<>{}\"]+", name):
+        raise Malformed(f"a call without a name: {name!r:.80}")
+    return name
+
+
+def _checked(call: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not _is_text(call["name"]):
         raise Malformed(f"a call without a name: {call!r:.80}")
-    values = call.get(arguments, {})
+    values = call.get("arguments", call.get("parameters", {}))
     if not isinstance(values, dict):
-        raise Malformed(f"{arguments} that are no object: {values!r:.80}")
+        raise Malformed(f"arguments that are no object: {values!r:.80}")
     return call["name"], values
 
 

@@ -14,6 +14,7 @@ from verifiers.v1.dialects.chat import ChatDialect
 from gspo.agents.calls import Call, usage
 from gspo.agents.chat import Chat, TooLong, TurnOptions
 from gspo.agents.request_options import check_granted
+from gspo.agents.tool_calls import UnknownConvention
 from gspo.ports import SamplerError
 
 GRANTED = {
@@ -33,7 +34,7 @@ class Playing:
         self.clock = asyncio.timeout(limit)
         self.calls: dict[str, list[Call]] = defaultdict(list)
         self.full = False
-        self.lost: SamplerError | None = None
+        self.lost: SamplerError | UnknownConvention | None = None  # what ends the run
         self._requests = self._pending = 0
 
     async def turn(self, trace: str, body: Mapping[str, Any]) -> Call:
@@ -48,10 +49,10 @@ class Playing:
             self.full = True
             # These are words by which harnesses know a full context.
             raise vf.ProviderError(f"maximum context length: {error}", status_code=400) from error
-        except ValueError as error:
-            raise vf.ProviderError(str(error), status_code=400) from error
-        except SamplerError as error:
+        except (SamplerError, UnknownConvention) as error:
             self.lost = error
+            raise vf.ProviderError(str(error), status_code=400) from error
+        except ValueError as error:
             raise vf.ProviderError(str(error), status_code=400) from error
         finally:
             self._pending -= 1
