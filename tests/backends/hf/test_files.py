@@ -1,9 +1,11 @@
 import json
+import math
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from gspo.backends.hf.model import load_model
+from gspo.backends.hf.model import load_model, wrap_model
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import ModelConfig
 from tests.backends.hf.families import TOKENIZER, tiny
@@ -75,3 +77,52 @@ def test_remote_code(saved, tmp_path):
     (folder / "new.py").write_text("raise SystemExit('this code must not run')")
     with pytest.raises(ValueError, match=r"its own Python code.*model.trust_remote_code = true"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        (
+            "config.json",
+            {"num_experts_per_tok": 9},
+            "num_experts_per_tok = 9 with num_experts = 4: .* mend the model's config",
+        ),
+        ("config.json", {"num_experts_per_tok": 0}, "num_experts_per_tok = 0 with num_experts = 4"),
+        (
+            "config.json",
+            {"eos_token_id": "<eos>"},
+            "'eos_token_id' with value '<eos>' .* a token is given by its id, a number",
+        ),
+        (
+            "generation_config.json",
+            {"eos_token_id": "<eos>"},
+            "eos_token_id = '<eos>': .* mend the model's generation_config",
+        ),
+        ("generation_config.json", {"eos_token_id": [1, "<eos>"]}, r"eos_token_id = \[1, '<eos>'\]"),
+        ("generation_config.json", {"eos_token_id": 1.5}, "eos_token_id = 1.5"),
+    ],
+)
+def test_bad_settings_of_a_model(saved, tmp_path, file, changes, message):
+    path = copy(saved, tmp_path) / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ValueError, match=message):
+        load(path.parent)
+
+
+@pytest.mark.parametrize(("value", "said"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "inf")])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.mlp.gate.weight", "model.norm.weight"])
+def test_weights_that_are_no_numbers_are_named(saved, tmp_path, name, value, said):
+    """Also one that no probe of the model reads."""
+    path = copy(saved, tmp_path) / "model.safetensors"
+    weights = load_file(path)
+    weights[name].view(-1)[-1] = value
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(ValueError, match=f"the weights of Qwen3MoeForCausalLM hold {said} in {name}"):
+        load(path.parent)
+
+
+def test_weights_that_overflow_are_not_blamed_on_the_architecture():
+    made = tiny("llama")
+    made.model.get_output_embeddings().weight.data.fill_(3e38)
+    with pytest.raises(RuntimeError, match="logits that are not finite, though its weights are"):
+        wrap_model(made.model, made.tokenizer)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gspo.config.lookup import pick_device
@@ -17,6 +18,13 @@ from gspo.config.policy import ModelConfig
 
 ADAPTER = "adapter_config.json"  # a folder with it holds an adapter alone
 KEPT_KEYS = "keep_window_size"  # where tokens look at so many keys of a row at most, which they choose themselves
+
+
+# What families call the experts that a token takes, and all that there are.
+MIXTURE = (
+    ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
+    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,7 @@ def outline(model: Any, tokenizer: Any) -> Outline:
         if not isinstance(value, kind):
             raise ValueError(f"{name}: expected one of transformers ({kind.__name__}), got a {type(value).__name__}")
     check_tokenizer(model, tokenizer)
+    check_settings(model.config, model.generation_config)
     return Outline(tokenizer, model.config)
 
 
@@ -68,6 +77,10 @@ def read_outline(cfg: ModelConfig) -> Outline:
         config = AutoConfig.from_pretrained(cfg.path, **options)
     except Exception as error:  # transformers raises many kinds here
         raise ValueError(load_error(cfg, error)) from error
+    try:
+        check_settings(config, None)
+    except ValueError as error:
+        raise ValueError(f"model.path = {cfg.path!r}: {error}") from None
     return Outline(load_tokenizer(cfg), config)
 
 
@@ -93,6 +106,26 @@ def of_the_base(cfg: ModelConfig) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"model.path = {cfg.path!r}: the base model of this adapter: {error}") from None
+
+
+def check_settings(config: Any, generation: Any) -> None:
+    """Raises ValueError for what a model's own settings cannot be: more experts for a token than there are, or a token that
+    ends a completion and is no id.
+    """
+    text = config.get_text_config()
+    taken, there = (next(((k, v) for k in names if isinstance(v := getattr(text, k, None), int)), None) for names in MIXTURE)
+    if taken is not None and there is not None and there[1] > 1 and not 0 < taken[1] <= there[1]:
+        raise ValueError(
+            f"{taken[0]} = {taken[1]} with {there[0]} = {there[1]}: a token takes from 1 to all of the experts: mend the "
+            "model's config.json"
+        )
+    for name, holder in (("config.json", text), ("generation_config.json", generation)):
+        eos = getattr(holder, "eos_token_id", None)
+        for id in eos if isinstance(eos, (list, tuple)) else [eos]:
+            if id is not None and (not isinstance(id, int) or isinstance(id, bool)):
+                raise ValueError(
+                    f"eos_token_id = {eos!r}: a token's id, a whole number, is expected: mend the model's {name}"
+                )
 
 
 def check_path(cfg: ModelConfig) -> None:
@@ -140,6 +173,8 @@ def load_error(cfg: ModelConfig, error: Exception) -> str:
         version = cfg.revision or "main"
         hub = f"neither a folder here nor a model of the Hugging Face hub (revision {version})"
         return f"{setting}: {hub}. ({first})"
+    if first.startswith("Validation error for field"):
+        return f"{setting}: {' '.join(text.split())}. Mend the model's config.json; a token is given by its id, a number"
     if "does not recognize this architecture" in text:
         return f"{setting}: this version of transformers does not know its model type; update transformers. ({first})"
     return f"{setting}: cannot be loaded as a causal language model. ({first})"
@@ -182,3 +217,16 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
             f"the tokenizer has {token!r} with id {top}, but the model embeds only {rows} tokens: they do "
             "not belong together (set model.tokenizer), or the embedding was not resized"
         )
+
+
+def check_weights(model: PreTrainedModel) -> None:
+    """Raises ValueError, with its name, for a weight that is nan or infinite."""
+    for name, weight in model.named_parameters():
+        if not weight.is_floating_point() or weight.dtype.itemsize == 1 or weight.is_meta or not weight.numel():
+            continue
+        ends = torch.stack(torch.aminmax(weight.detach()))
+        if not ends.isfinite().all():
+            what = "nan" if ends.isnan().any() else "inf"
+            raise ValueError(
+                f"the weights of {type(model).__name__} hold {what} in {name}: give a model whose weights are finite numbers"
+            )

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils.logging import disable_progress_bar
 
 from gspo.backends.hf import experts
-from gspo.backends.hf.files import KEPT_KEYS, Outline, embedded, load_error, outline, read_outline
+from gspo.backends.hf.files import KEPT_KEYS, Outline, check_weights, embedded, load_error, outline, read_outline
 from gspo.backends.hf.head import Head
 from gspo.config.lookup import pick_device
 from gspo.config.policy import ModelConfig
@@ -182,6 +182,7 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
         nn.Module.to(model, device=pick_device(cfg.device), dtype=DTYPES[cfg.dtype])
     cfg = cfg or ModelConfig()
     outline(model, tokenizer)
+    check_weights(model)
     _make_deterministic(model)
     _choose_experts(model, cfg.experts)
     on_gpu = cfg.autocast == "auto" and model.device.type == "cuda"
@@ -272,6 +273,11 @@ def _check_logits(model: HFModel) -> None:
     ours = model.logits(hidden)
     with model.precision():
         own = model.model(input_ids=tokens, use_cache=False).logits
+    if not own.isfinite().all():
+        raise RuntimeError(
+            f"{name} gives logits that are not finite, though its weights are: they are too large for {model.compute_dtype} "
+            '(model.dtype = "float32" and model.autocast = "none" have the widest range), or the weights are damaged'
+        )
     if far(model, ours, own):
         raise RuntimeError(
             f"{name} treats its logits in a way that gspo does not know: its own differ by up to "
