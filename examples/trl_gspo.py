@@ -5,6 +5,8 @@
 Runs on a CPU in a minute: a tiny model with random weights learns to write the letter a.
 """
 
+import dataclasses
+
 import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -12,12 +14,30 @@ from trl import GRPOConfig, GRPOTrainer
 from gspo import dropin
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 
+# TRL's settings of the loss that is replaced here.
+REPLACED = (
+    "beta", "epsilon", "epsilon_high", "delta", "loss_type", "importance_sampling_level", "top_entropy_quantile",
+    "entropy_coef", "off_policy_mask_threshold", "use_liger_kernel",
+)  # fmt: skip
+
 
 class GSPOTrainer(GRPOTrainer):
-    """GRPOTrainer whose loss is a row of gspo's table. Set `algorithm` and `settings` to take another one."""
+    """GRPOTrainer whose loss is a row of gspo's table. Set `algorithm` and `settings` to take another one. Raises ValueError
+    for settings of GRPOConfig that would have no effect.
+    """
 
     algorithm = "gspo"
     settings: dict = {}
+
+    def __init__(self, model, reward_funcs, args, **more):
+        usual = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+        for name in REPLACED:
+            value = getattr(args, name, None)
+            if name in usual and value != usual[name] and not (name == "epsilon_high" and value == args.epsilon):
+                raise ValueError(f"GRPOConfig.{name} = {value!r}: has no effect on this loss: use GSPOTrainer.settings")
+        if args.use_vllm and args.vllm_importance_sampling_correction:
+            raise ValueError("set vllm_importance_sampling_correction=False: its weights do not reach this loss")
+        super().__init__(model, reward_funcs, args, **more)
 
     def _compute_loss(self, model, inputs):
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
@@ -32,7 +52,8 @@ class GSPOTrainer(GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         for name, value in metrics.items():
             self._metrics[mode][name].append(value)
-        self._metrics[mode]["entropy"].append(float(entropy[mask.bool()].mean()))
+        if mask.any():  # else all completions were cut off and are left out
+            self._metrics[mode]["entropy"].append(float(entropy[mask.bool()].mean()))
         return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
 
 

@@ -27,7 +27,7 @@ def register(name: str, algorithm: str, **settings) -> None:
         loss, metrics = dropin.loss(
             algorithm, log_prob, old_log_prob, advantages, response_mask, denominator=count, **settings
         )
-        kl = float(((old_log_prob - log_prob).detach() * response_mask).sum() / response_mask.sum())
+        kl = float(((old_log_prob - log_prob).detach() * response_mask).sum() / response_mask.sum().clamp(min=1))
         actor = {"actor/pg_clipfrac": metrics["clip_ratio/tokens"], "actor/pg_clipfrac_lower": 0.0, "actor/ppo_kl": kl}
         return loss, actor
 

@@ -1,5 +1,7 @@
 """The drop-in losses: this project's objectives on another program's padded rows."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -9,6 +11,8 @@ from gspo.learner import layout
 from gspo.learner.algorithm import resolve
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS
+from gspo.objective.completions import Completions
+from gspo.objective.losses import grpo, gspo_token
 from gspo.types import Outputs
 from tests.bigram import Bigram
 from tests.learner.test_update import LENGTHS, completions
@@ -75,6 +79,49 @@ def test_a_completion_that_is_all_padding_does_not_count():
     assert float(dropin.loss("gspo", wide, old, A, mask)[0]) == pytest.approx(float(expected))
 
 
+def test_advantages_by_token():
+    """Eq. 13: A_it stands beside its token."""
+    _, built, out = given()
+    y = Completions(built.completion, built.length)
+    A = torch.linspace(-1, 1, len(built.logp_old), dtype=torch.float64)
+    wide, mask = rows(out.logp.detach())
+    wide.requires_grad_()
+    for name, loss in (("gspo_token", gspo_token), ("grpo", grpo)):
+        _, config, _ = resolve(AlgorithmConfig(name=name))
+        logp = out.logp.detach().requires_grad_()
+        expected = loss(logp, built.logp_old, A, y, config.epsilon, config.epsilon_high).loss.mean()
+        (gradient,) = torch.autograd.grad(expected, logp)
+        value, metrics = dropin.loss(name, wide, rows(built.logp_old)[0], rows(A)[0], mask)
+        (theirs,) = torch.autograd.grad(value, wide)
+        assert float(value) == pytest.approx(float(expected), rel=1e-12)
+        torch.testing.assert_close(theirs[mask.bool()], gradient, rtol=1e-12, atol=1e-15)
+        assert not theirs[~mask.bool()].any() and set(metrics) == set(dropin.METRICS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_micro_batch_without_a_token_has_loss_and_gradient_zero(name):
+    """As where all completions of it were cut off and are left out; what stands at padding is not read."""
+    logp = torch.full((2, 3), -1.0, requires_grad=True)
+    junk = torch.tensor([[float("nan"), float("-inf"), 0.0]]).expand(2, 3)
+    value, metrics = dropin.loss(name, logp + junk, junk, torch.zeros(2), torch.zeros(2, 3), max_completion_length=3)
+    value.backward()
+    assert float(value) == 0.0 and torch.equal(logp.grad, torch.zeros(2, 3))
+    full = dropin.loss(name, logp, logp.detach(), torch.ones(2), torch.ones(2, 3), max_completion_length=3)[1]
+    assert metrics.keys() == full.keys() and metrics == dict.fromkeys(full, 0.0) | {"ratio/mean": 1.0}
+
+
+IDLE = {
+    "beta": 0.1, "router_replay": "R2", "old_logprobs": "recompute", "epochs": 2, "mini_batches": 2, "scale_rewards": "none",
+    "kl_estimator": "k1", "credit": "turn", "discount": 0.9, "clip_target": 0.2, "aux_loss": 0.1, "correction": "tis",
+    "critic": "copy",
+}  # fmt: skip
+
+
+def test_each_setting_counts_or_is_refused():
+    fields = {field.name for field in dataclasses.fields(AlgorithmConfig)}
+    assert IDLE.keys() | set(dropin.EFFECTIVE) | {"name"} == fields
+
+
 X, M = torch.zeros(2, 3), torch.ones(2, 3)
 
 
@@ -85,10 +132,12 @@ X, M = torch.zeros(2, 3), torch.ones(2, 3)
         (("gspo", X[0], X[0], X[0], M[0]), {}, r"logp: a tensor \[B, T\]"),
         (("gspo", X, X[:, :2], X[:, 0], M), {}, r"logp_old: shape \[2, 2\]"),
         (("gspo", X, X, X[0], M), {}, r"advantages: shape \[3\]; \[2\] or \[2, 3\]"),
-        (("gspo", X, X, X[:, 0], 0 * M), {}, "mask: no token"),
-        (("gspo", X, X, torch.arange(6.0).view(2, 3), M), {}, "advantages differ within a completion"),
+        (("gspo", X, X, torch.arange(6.0).view(2, 3), M), {}, "gspo takes one .* or take gspo_token, gspo_turn, grpo"),
         (("gspo", X, X, X[:, 0], M), {"epsilon": "auto"}, "not for a drop-in loss"),
-        (("gspo", X, X, X[:, 0], M), {"beta": 0.1}, "not for a drop-in loss"),
+        *(
+            (("gspo", X, X, X[:, 0], M), {key: value}, f"{key} = .* no effect in a drop-in loss")
+            for key, value in IDLE.items()
+        ),
         (("ppo", X, X, X[:, 0], M), {}, "not for a drop-in loss"),
         (("dr_grpo", X, X, X[:, 0], M), {}, "pass max_completion_length"),
         (("gspo", X, X, X[:, 0], M), {"epsilon": -1.0, "epsilon_high": 0.1}, "algorithm.epsilon = -1.0"),
