@@ -7,8 +7,9 @@ import sys
 import typing
 from pathlib import Path
 
-from gspo.config.files import docs, type_name
+from gspo.config.files import docs
 from gspo.config.schema import SECTIONS
+from gspo.config.values import type_name
 from gspo.objective.algorithms import ALGORITHMS, Algorithm
 
 TARGET = Path(__file__).with_name("configuration.md")
@@ -16,7 +17,7 @@ TARGET = Path(__file__).with_name("configuration.md")
 
 def allowed(limits: typing.Mapping[str, typing.Any]) -> str:
     """The allowed values of a field in words."""
-    words = [("at least {}", "low"), ("above {}", "above"), ("at most {}", "high")]
+    words = [("at least {}", "low"), ("at most {}", "high")]
     ranges = [text.format(limits[key]) for text, key in words if limits[key] is not None]
     return ", ".join([f"`{choice}`" for choice in limits["choices"]] + ranges)
 

@@ -6,7 +6,7 @@ import pytest
 
 import gspo
 from gspo.agents.art_compat import ELSEWHERE, NOTHING, settings
-from gspo.config.files import all_keys
+from gspo.config.names import all_keys
 
 
 def test_what_is_taken():

@@ -16,19 +16,18 @@ ENVIRONMENT = {"task": {"source": "rows.jsonl", "environment": "boxes:Box"}}
 def test_the_defaults_pass_all_but_what_is_required():
     config = from_dict(NAMED)
     checks.check(Config())
-    for check in (checks.check_training, checks.check_serving, checks.check_reference, checks.check_judging):
+    for check in (checks.check_training, checks.check_reference, checks.check_judging):
         check(config)
-
-
-def test_the_nearest_word():
-    assert checks.nearest("gspoo", ["gspo", "grpo"]) == ", did you mean gspo?"
-    assert checks.nearest("zzz", ["gspo", "grpo"]) == checks.nearest("gspo", []) == ""
 
 
 @pytest.mark.parametrize(
     ("check", "tables", "message"),
     [
-        (checks.check_training, {"task": {"source": "s"}}, "model.path is required: .*--model.path VALUE"),
+        (
+            checks.check_training,
+            {"task": {"source": "s"}},
+            "model.path is required: set it to the folder or Hugging Face id",
+        ),
         (checks.check_training, {"model": {"path": "m"}}, "task.source is required"),
         (checks.check_training, {"rollout": {"top_p": 0.9}}, "rollout.top_p = 0.9: training needs the whole distribution"),
         (checks.check_training, {"rollout": {"top_k": 5}}, "rollout.top_k = 5: .*eval.top_k are free"),
@@ -40,9 +39,9 @@ def test_the_nearest_word():
             "max_staleness = 1 and rollout.delay = 2: set one of them to 0",
         ),
         (checks.check_training, {"lora": {"rank": 4}, "sampler": {"quantize": "int8"}}, "set lora.rank = 0"),
-        (checks.check_training, {"sampler": VLLM | {"in_process": True, "url": "u"}}, "are for a server"),
-        (checks.check_training, {"judge": JUDGE}, r'\[judge\] has no effect: add "judge" to reward.functions'),
-        (checks.check_training, {"reward_model": {"path": "m"}}, r'\[reward_model\] has no effect: add "model"'),
+        (checks.check_training, {"sampler": VLLM | {"in_process": True, "url": "http://u"}}, "are for a server"),
+        (checks.check_training, {"judge": JUDGE}, 'judge.model = .m. has no effect: add "judge" to reward.functions'),
+        (checks.check_training, {"reward_model": {"path": "m"}}, 'reward_model.path = .m. has no effect: add "model"'),
         (
             checks.check_training,
             ENVIRONMENT | {"reward": {"functions": ["exact"]}},
@@ -68,7 +67,8 @@ def test_the_nearest_word():
 )
 def test_what_does_not_go_together(check, tables, message):
     if "is required" not in message:
-        tables = {name: NAMED.get(name, {}) | tables.get(name, {}) for name in {*NAMED, *tables}}
+        named = {"model": NAMED["model"]} if check is checks.check_serving else NAMED
+        tables = {name: named.get(name, {}) | tables.get(name, {}) for name in {*named, *tables}}
     with pytest.raises(ValueError, match=message):
         check(from_dict(tables))
 
@@ -93,12 +93,30 @@ def test_what_does_not_go_together(check, tables, message):
         ({"reward": {"functions": ["model"]}}, "reward_model.path is required"),
         ({"reward": {"functions": ["model"]}, "reward_model": {"path": "m", "retries": 9}}, "retries is for a server"),
         (
-            {"reward": {"functions": ["model"]}, "reward_model": {"path": "m", "url": "u", "label": "kind"}},
+            {"reward": {"functions": ["model"]}, "reward_model": {"path": "m", "url": "http://u", "label": "kind"}},
             "a server's labels go by their number",
         ),
         ({"reward": {"functions": ["exakt"]}}, r"'exakt' is none of .*, did you mean exact\?"),
         ({"task": {"source": "verifier:x"}}, "verifier is unknown, did you mean verifiers:x"),
         ({"log": {"dir": " "}}, "log.dir = '': name a folder"),
+        ({"task": {"system": "none"}}, "task.system = 'none': would be the message itself; for none set it to"),
+        ({"eval": {"temperature": 1e-320}}, "eval.temperature = 1e-320: must be 0, or at least 0.01"),
+        ({"eval": {"every": 5, "num_prompts": 0}}, "eval.every = 5 and eval.num_prompts = 0: nothing is held out"),
+        *(
+            ({section: {"url": url}}, rf"{section}\.url = .*: no address of a server; expected one such as http://")
+            for section in ("sampler", "judge", "reward_model")
+            for url in (
+                ":::",
+                "",
+                "127.0.0.1:8000",
+                "http://",
+                "ftp://x",
+                "http://x:99999",
+                "http://x:0",
+                "http://a b",
+                "//x",
+            )
+        ),
     ],
 )
 def test_what_is_refused_as_it_is_read(tables, message):
@@ -114,7 +132,6 @@ def test_who_plays():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"url": "http://x"}, "sampler.url is of no use to the embedded sampler"),
         ({"engine": "vllm", "quantize": "int4"}, "sampler.quantize = 'int4' rounds the embedded sampler's"),
         ({"engine": "vllm", "url": "http://x", "python": "p"}, "sampler.url names a server that runs already"),
         ({"engine": "vlm"}, "sampler.engine = 'vlm'.*vllm"),

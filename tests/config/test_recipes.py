@@ -14,6 +14,7 @@ from gspo.cli import main
 from gspo.config.checks import check_training
 from gspo.config.files import load, to_toml
 from gspo.config.training import EvalConfig
+from gspo.config.unused import check_unused
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import load_prompts
 from gspo.learner.algorithm import resolved
@@ -47,6 +48,7 @@ def test_a_recipe_resolves(path):
         config, odd = resolved(load(path))
     assert odd == []
     assert config == load(path, {key: getattr(config.algorithm, key[10:]) for key in FILLED})
+    check_unused(config, "sft" if "cold_start" in path.stem else "train")
     if path in (GSM8K, PAPER):
         check_training(config)
         assert config.log.dir == f"runs/{path.stem}"

@@ -2,7 +2,8 @@ import re
 
 import pytest
 
-from gspo.config.files import all_keys, from_dict
+from gspo.config.files import from_dict
+from gspo.config.names import all_keys
 from gspo.config.resume import FREE, ON_PURPOSE, check_allowed, same_run
 from gspo.config.schema import SECTIONS, Config
 from gspo.learner.algorithm import resolved

@@ -10,7 +10,7 @@ def test_every_field_has_a_docstring_a_type_in_words_and_a_range():
         assert set(docs(cls)) == fields
         assert all(text.rstrip().endswith(".") for text in docs(cls).values())
         for field in dataclasses.fields(cls):
-            assert set(field.metadata) == {"low", "above", "high", "choices", "path"}
+            assert set(field.metadata) == {"low", "high", "choices", "path"}
 
 
 def test_defaults_lie_in_their_range():
@@ -21,5 +21,4 @@ def test_defaults_lie_in_their_range():
                 assert not limits["choices"] or value is None or value in limits["choices"]
                 continue
             assert limits["low"] is None or value >= limits["low"]
-            assert limits["above"] is None or value > limits["above"]
             assert limits["high"] is None or value <= limits["high"]

@@ -95,6 +95,8 @@ def test_a_run_with_a_judge_of_groups(tmp_path):
         (["exact"], {"reward": {"weights": [-1e-7]}}, r"reward.weights = \[-1e-07\]: a weight is 0, or of a size between"),
         (["exact"], {"judge": {"model": "m"}}, r"\[judge\] has no effect: add \"judge\" to reward.functions"),
         (["exact"], {"reward_model": {"path": "m"}}, r"\[reward_model\] has no effect: add \"model\""),
+        (["exact"], {"judge": {"model": "m"}}, r"judge\.model = 'm' has no effect: add \"judge\" to reward\.functions"),
+        (["exact"], {"reward_model": {"path": "m"}}, r"reward_model\.path = 'm' has no effect: add \"model\""),
     ],
 )
 def test_what_cannot_work_stops_before_the_run(functions, sections, message, tmp_path):

@@ -30,7 +30,7 @@ from tests.study.studies import BASE, write
         ("[variants.GRPO]", '[settings."x"]\nonly = ["GRP"]\n[variants.GRPO]', "'GRP' is no variant, did you mean GRPO"),
         ("[variants.GRPO]", '[variants."GRPO "]\n[variants.GRPO]', "two cells would have the folder"),
         ("num_prompts = 4", "num_prompts = 5", r"num_prompts = 5 cannot be split"),
-        ("title =", "title", "cannot be read as TOML"),
+        ("title =", "title", "not valid TOML"),
     ],
 )
 def test_a_bad_study_is_refused_before_anything_runs(place, capsys, old, new, message):

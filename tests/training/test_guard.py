@@ -135,7 +135,7 @@ def run(folder, guard, steps=40, good=14, resume=False, seen=0, save_every=4):
         folder,
         eval={"every": 0},
         train={"steps": steps, "save_every": save_every, "keep_checkpoints": 50},
-        guard=GUARD | guard,
+        guard=guard if guard.get("action") == "off" else GUARD | guard,
     )
     return gspo.train(tiny.model, ROWS, Turns(good, seen), tokenizer=tiny.tokenizer, config=options, resume=resume)
 

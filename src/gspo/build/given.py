@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.config.files import as_config
+from gspo.config.origin import GIVEN
 from gspo.config.schema import Config
 
 
@@ -28,9 +29,6 @@ class Given:
 
 
 Source = Config | str | Path | dict[str, dict[str, Any]] | None
-
-
-GIVEN = "(given from Python)"
 
 
 def configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: Any, dataset: Any = None) -> Config:

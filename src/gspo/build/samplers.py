@@ -14,8 +14,8 @@ from gspo.agents.episodes import Episodes
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
-from gspo.config.checks import played
 from gspo.config.lookup import load_function
+from gspo.config.origin import played
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.learner.weights import PolicyWeights

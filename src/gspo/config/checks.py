@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
+from gspo.config.field import COOLEST
+from gspo.config.near import nearest
+from gspo.config.origin import VERIFIERS, played
 from gspo.config.rewards import NAMED, JudgeConfig, RewardModelConfig
-from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
+from gspo.config.unused import check_unused
 
-VERIFIERS = "verifiers:"
-"""What sources of the library verifiers begin with."""
 LIBRARIES = ("reasoning_gym", "verifiers")
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    """`, did you mean X?`, or nothing when no known word is near."""
-    close = difflib.get_close_matches(word, list(words), 1, 0.6)
-    return f", did you mean {close[0]}?" if close else ""
 
 
 def check(config: Config) -> None:
@@ -48,6 +43,39 @@ def check(config: Config) -> None:
             )
     if not config.log.dir.strip():
         raise ValueError("log.dir = '': name a folder for the run")
+    if config.task.system in ("none", "null"):
+        raise ValueError(f'task.system = {config.task.system!r}: would be the message itself; for none set it to ""')
+    check_evaluation(config)
+    for key, url in (
+        ("sampler.url", config.sampler.url),
+        ("judge.url", config.judge.url),
+        ("reward_model.url", config.reward_model.url),
+    ):
+        if url is not None:
+            check_url(key, url)
+
+
+def check_evaluation(config: Config) -> None:
+    """How held-out prompts are sampled, and whether there are any. Raises ValueError."""
+    temperature, every = config.eval.temperature, config.eval.every
+    if 0 < temperature < COOLEST:
+        raise ValueError(f"eval.temperature = {temperature!r}: must be 0, or at least {COOLEST}")
+    if every and not config.eval.num_prompts:
+        raise ValueError(
+            f"eval.every = {every} and eval.num_prompts = 0: nothing is held out to evaluate on; raise eval.num_prompts, or "
+            "set eval.every = 0"
+        )
+
+
+def check_url(key: str, url: str) -> None:
+    """Whether a URL can be asked at all. Raises ValueError."""
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or any(c.isspace() for c in url):
+        raise ValueError(f"{key} = {url!r:.80}: no address of a server; expected one such as http://127.0.0.1:8000")
 
 
 def check_names(functions: Iterable[str]) -> None:
@@ -71,16 +99,6 @@ def check_judging(config: Config) -> None:
                 f"eval.num_generations = {config.eval.num_generations}: judge.mode = {config.judge.mode!r} compares the "
                 "completions to a prompt, so an evaluation needs at least 2"
             )
-
-
-def check_used(config: Config) -> None:
-    """Refuses options of rewards that are not named. Raises ValueError."""
-    for name, section, now, default in (
-        ("model", "reward_model", config.reward_model, RewardModelConfig()),
-        ("judge", "judge", config.judge, JudgeConfig()),
-    ):
-        if name not in config.reward.functions and now != default:
-            raise ValueError(f'[{section}] has no effect: add "{name}" to reward.functions')
 
 
 def check_judge(judge: JudgeConfig) -> None:
@@ -118,7 +136,7 @@ def check_reward_model(model: RewardModelConfig) -> None:
 
 def check_sampler(config: Config) -> None:
     """Refuses options of one engine that another has no use for. Raises ValueError."""
-    sampler, defaults = config.sampler, Config().sampler
+    sampler = config.sampler
     ahead = config.rollout.max_staleness
     if ahead and sampler.engine == "embedded":
         raise ValueError(
@@ -132,9 +150,6 @@ def check_sampler(config: Config) -> None:
             f"sampler.quantize = {sampler.quantize!r} is for a model whose own weights are trained: set lora.rank = 0"
         )
     if sampler.engine == "embedded":
-        for name in ("in_process", "url", "python", "engine_args", "exchange"):
-            if getattr(sampler, name) != getattr(defaults, name):
-                raise ValueError(f'sampler.{name} is of no use to the embedded sampler: set sampler.engine = "vllm"')
         return
     if sampler.quantize != "none":
         raise ValueError(
@@ -152,7 +167,8 @@ def check_required(config: Config, *keys: str) -> None:
     for key in keys or ("model.path", "task.source"):
         section, name = key.split(".")
         if not getattr(getattr(config, section), name):
-            raise ValueError(f"{key} is required: give it in the file or as --{key} VALUE")
+            what = "the folder or Hugging Face id of a model" if key == "model.path" else "where the prompts come from"
+            raise ValueError(f"{key} is required: set it to {what}")
 
 
 def check_training(config: Config) -> None:
@@ -162,7 +178,7 @@ def check_training(config: Config) -> None:
     check_whole(config)
     check_refill(config)
     check_environment(config)
-    check_used(config)
+    check_unused(config, "train")
 
 
 def check_refill(config: Config) -> None:
@@ -174,11 +190,6 @@ def check_refill(config: Config) -> None:
                 f"rollout.refill = {rollout.refill} and rollout.{name} = {value}: a batch is refilled by the very weights "
                 "that then learn from it, so none can be sampled ahead; set one of them to 0"
             )
-
-
-def played(task: TaskConfig) -> bool:
-    """Whether prompts are played in an environment, which gives the reward itself."""
-    return task.environment is not None or task.source.startswith(VERIFIERS)
 
 
 def check_reference(config: Config) -> None:
@@ -199,7 +210,7 @@ def check_environment(config: Config) -> None:
         name = f"task.source = {task.source!r}"
         if task.environment is not None:
             raise ValueError(f"task.environment = {task.environment!r}: {name} is an environment itself; unset it")
-        if task.system is not None:
+        if task.system != "auto":
             raise ValueError(f"task.system = {task.system!r:.40}: {name} has its own messages; unset it")
         if task.eval_source is not None and not task.eval_source.startswith(VERIFIERS):
             raise ValueError(f"task.eval_source = {task.eval_source!r}: {name}, so it must be {VERIFIERS}NAME too")
@@ -239,6 +250,7 @@ def check_serving(config: Config) -> None:
     ):
         if value:
             raise ValueError(f"{key} = {value}: {remedy}; set it to 0")
+    check_unused(config, "serve")
 
 
 def check_whole(config: Config) -> None:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
+SEEDS = 2**32 - 1
+"""The largest seed: numpy's."""
+COOLEST = 0.01
+"""The lowest sampling temperature above 0: logits divided by less overflow."""
+
 
 def opt(
     default: Any,
     *,
     low: float | None = None,
-    above: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
     path: bool = False,
 ) -> Any:
-    """A field with its allowed range: `low` and `high` are allowed themselves, `above` is not. path: it may name a file or a
-    folder, which is found from `~` too.
-    """
-    limits = {"low": low, "above": above, "high": high, "choices": choices, "path": path}
+    """A field with its allowed range, both ends included. path: it may name a file or a folder, found from `~` too."""
+    limits = {"low": low, "high": high, "choices": choices, "path": path}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=limits)
     return field(default=default, metadata=limits)

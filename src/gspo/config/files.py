@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import inspect
-import math
 import os
+import re
 import textwrap
 import tomllib
-import types
 import typing
 from functools import cache
 from pathlib import Path
@@ -21,8 +19,11 @@ from typing import Any
 
 import tomli_w
 
-from gspo.config.checks import check, nearest
+from gspo.config.checks import check
+from gspo.config.names import all_keys, nearest_key
+from gspo.config.near import nearest
 from gspo.config.schema import SECTIONS, Config
+from gspo.config.values import alternatives, in_range, shown, typed
 
 
 @cache
@@ -44,19 +45,38 @@ def load(path: str | Path | None = None, overrides: dict[str, Any] | None = None
     """
     raw: dict[str, Any] = {}
     if path is not None:
-        try:
-            raw = tomllib.loads(Path(from_home("configuration", str(path))).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ValueError(f"{path}: no such configuration file") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: cannot be read: {error}") from None
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{path}: not valid TOML: {error}") from None
+        raw = read_toml(path, "configuration file")
     for section, table in nested(overrides or {}).items():
         if not isinstance(raw.setdefault(section, {}), dict):
             raise ValueError(f"{section}: expected a table [{section}]")
         raw[section] |= table
     return from_dict(raw)
+
+
+def read_toml(path: str | Path, what: str) -> dict[str, Any]:
+    """The tables of a TOML file, which errors call `what`. Raises ValueError that says where in the file the fault is."""
+    try:
+        text = Path(from_home(what, str(path))).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such {what}") from None
+    except (OSError, ValueError) as error:  # a path may hold NUL
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: not valid TOML: {error}") from None
+    except (ValueError, RecursionError):  # Python reads no longer integers, and no deeper nesting
+        raise ValueError(f"{path}: {_odd_line(text)}") from None
+
+
+def _odd_line(text: str) -> str:
+    """Which line of a TOML file has a number too long, or is nested too deeply, to be read."""
+    lines = text.splitlines() or [""]
+    for number, line in enumerate(lines, 1):
+        if re.search(r"\d{1001}", line.replace("_", "")):
+            return f"line {number}: {line.partition('=')[0].strip()[:80]} has a number of more than 1,000 digits: shorten it"
+    number, line = max(enumerate(lines, 1), key=lambda pair: pair[1].count("[") + pair[1].count("{") + pair[1].count("."))
+    return f"line {number}: {line.partition('=')[0].strip()[:80]} is nested too deeply: flatten it"
 
 
 def nested(overrides: typing.Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -78,16 +98,37 @@ def from_dict(raw: dict[str, Any]) -> Config:
     """A checked configuration from nested tables. Raises ValueError as `load` does."""
     sections = {}
     for name, table in raw.items():
-        if name not in SECTIONS and not isinstance(table, dict):
-            raise ValueError(f"{name} = {table!r}: stands in no section; each key has one{nearest_key(name)}")
         if name not in SECTIONS:
-            raise ValueError(f"[{name}]: unknown section; sections are {', '.join(SECTIONS)}{nearest(name, SECTIONS)}")
+            raise ValueError(_no_section(name, table))
         if not isinstance(table, dict):
-            raise ValueError(f"{name} = {table!r}: expected a table [{name}]")
+            raise ValueError(f"{name} = {shown(table)}: expected a table [{name}]")
         sections[name] = _section(name, SECTIONS[name], table)
     config = Config(**sections)
     check(config)
     return config
+
+
+def _no_section(name: Any, table: Any) -> str:
+    """What is wrong with a name that is no section, and what it probably meant."""
+    name = str(name)
+    if name in all_keys():
+        section, _, key = name.partition(".")
+        return (
+            f"{name} = {shown(table)}: a name with a dot in it is one key, in no section: give {key} in a table [{section}]"
+        )
+    if not isinstance(table, dict):
+        return f"{name[:80]} = {shown(table)}: stands in no section; each key has one{nearest_key(name)}"
+    known = nearest(name, SECTIONS) or next((hint for key in _leaves(table) if (hint := nearest_key(key))), "")
+    return f"[{name[:80]}]: unknown section; sections are {', '.join(SECTIONS)}{known}"
+
+
+def _leaves(table: dict[str, Any]) -> list[str]:
+    """The keys of a table and of those in it, up to five deep."""
+    keys, level = [], [table]
+    for _ in range(5):
+        keys += [str(key) for one in level for key, value in one.items() if not isinstance(value, dict)]
+        level = [value for one in level for value in one.values() if isinstance(value, dict)]
+    return keys
 
 
 def as_config(
@@ -108,18 +149,18 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls)}
     values = {}
     for key, value in table.items():
-        full_key = f"{name}.{key}"
+        key, full_key = str(key), f"{name}.{key}"
         if key not in fields:
             near = nearest_key(full_key) or f"; keys of [{name}] are {', '.join(fields)}"
             outer, dot, inner = key.partition(".")
             if dot and hints.get(outer) == dict[str, Any]:
                 near = f"; give the whole table, as in --{name}.{outer} '{{{inner} = ...}}'"
-            raise ValueError(f"{full_key} = {value!r}: unknown key{near}")
+            raise ValueError(f"{full_key[:160]} = {shown(value)}: unknown key{near}")
         if isinstance(value, _Typed):
             is_choice = value in (fields[key].metadata["choices"] or ())  # "none" may be one
             value = str(value) if is_choice else _from_text(full_key, str(value), hints[key])
-        value = _typed(full_key, value, hints[key])
-        _in_range(full_key, value, fields[key].metadata)
+        value = typed(full_key, value, hints[key])
+        in_range(full_key, value, fields[key].metadata)
         values[key] = from_home(full_key, value) if fields[key].metadata["path"] and value else value
     return cls(**values)
 
@@ -132,24 +173,10 @@ def from_home(key: str, path: str) -> str:
     return whole
 
 
-def all_keys() -> list[str]:
-    """Every `section.key`."""
-    return [f"{name}.{f.name}" for name, cls in SECTIONS.items() for f in dataclasses.fields(cls)]
-
-
-def nearest_key(word: str) -> str:
-    """As `nearest`, among the keys of every section, those of the word's own first. `word`: with or without a section."""
-    section, _, name = word.rpartition(".")
-    keys = sorted(all_keys(), key=lambda key: not key.startswith(f"{section}."))
-    names = [key.partition(".")[2] for key in keys]
-    close = difflib.get_close_matches(name, names, 1, 0.7)
-    return f", did you mean {keys[names.index(close[0])]}?" if close else ""
-
-
 def _from_text(key: str, text: str, hint: Any) -> Any:
-    if str in _alternatives(hint) and float not in _alternatives(hint):
-        return None if text in ("none", "null", "") and type(None) in _alternatives(hint) else text
-    if type(None) in _alternatives(hint) and text in ("none", "null", ""):
+    if str in alternatives(hint) and float not in alternatives(hint):
+        return None if text in ("none", "null", "") and type(None) in alternatives(hint) else text
+    if type(None) in alternatives(hint) and text in ("none", "null", ""):
         return None
     if typing.get_origin(hint) is list and not text.lstrip().startswith("["):
         return [_from_text(key, part.strip(), typing.get_args(hint)[0]) for part in text.split(",") if part.strip()]
@@ -157,62 +184,12 @@ def _from_text(key: str, text: str, hint: Any) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         pass
+    except (ValueError, RecursionError):
+        raise ValueError(f"{key} = {shown(text)}: too many digits, or nested too deeply, to be read: shorten it") from None
     try:
         return float(text)  # 1e5, which TOML reads, and 1E5 or .5, which it does not
     except ValueError:
         return text
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-
-
-def _typed(key: str, value: Any, hint: Any) -> Any:
-    """`value` as the field's type, or a ValueError that names what is allowed."""
-    for kind in _alternatives(hint):
-        origin = typing.get_origin(kind) or kind
-        if origin is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            if not math.isfinite(value):
-                raise ValueError(f"{key} = {value}: must be a finite number")
-            return float(value)
-        if origin is int and isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if origin is list and isinstance(value, (list, tuple)):
-            return [_typed(f"{key}[{i}]", item, typing.get_args(kind)[0]) for i, item in enumerate(value)]
-        if origin in (str, bool, dict, type(None)) and isinstance(value, origin):
-            return dict(value) if origin is dict else value
-    example = ", such as {name = 3}" if any(typing.get_origin(kind) is dict for kind in _alternatives(hint)) else ""
-    raise ValueError(f"{key} = {value!r}: expected {type_name(hint)}{example}, got {type(value).__name__}")
-
-
-def type_name(hint: Any) -> str:
-    """A field's type in words."""
-    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "nothing"}
-
-    def one(kind: Any) -> str:
-        origin = typing.get_origin(kind) or kind
-        if origin is list:
-            return f"a list of {one(typing.get_args(kind)[0]).removeprefix('a ')}s"
-        return "a table" if origin is dict else names[kind]
-
-    return " or ".join(one(kind) for kind in _alternatives(hint))
-
-
-def _in_range(key: str, value: Any, limits: typing.Mapping[str, Any]) -> None:
-    if value is None:
-        return
-    if limits["choices"] and isinstance(value, str):
-        if value in limits["choices"]:
-            return
-        numbers = "a number, " if limits["above"] is not None or limits["low"] is not None else ""
-        allowed = numbers + ", ".join(limits["choices"])
-        raise ValueError(f"{key} = {value!r}: allowed are {allowed}{nearest(value, limits['choices'])}")
-    if limits["low"] is not None and value < limits["low"]:
-        raise ValueError(f"{key} = {value!r}: must be at least {limits['low']}")
-    if limits["above"] is not None and value <= limits["above"]:
-        raise ValueError(f"{key} = {value!r}: must be above {limits['above']}")
-    if limits["high"] is not None and value > limits["high"]:
-        raise ValueError(f"{key} = {value!r}: must be at most {limits['high']}")
 
 
 def to_dict(config: Config) -> dict[str, dict[str, Any]]:
@@ -232,7 +209,7 @@ def to_toml(config: Config, comments: bool = False) -> str:
         for f in dataclasses.fields(cls):
             value = getattr(section, f.name)
             if comments:
-                lines += [f"# {line}" for line in textwrap.wrap(docs(cls)[f.name], 108)]
+                lines += [f"# {line}" for line in textwrap.wrap(" ".join(docs(cls)[f.name].split()), 108)]
             if value is None:
                 lines += [f"# {f.name} is not set"] if comments else []
             else:

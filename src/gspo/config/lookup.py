@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from typing import TYPE_CHECKING, Any
 
-from gspo.config.checks import nearest
+from gspo.config.near import nearest
 
 if TYPE_CHECKING:
     import torch

@@ -38,9 +38,9 @@ class ModelConfig:
 class LoraConfig:
     """Low-rank adapters (LoRA) in place of all weights. Checkpoints then hold the adapter alone, as PEFT writes it."""
 
-    rank: int = opt(0, low=0)
+    rank: int = opt(0, low=0, high=8192)
     """Rank r of the adapters. 0: no adapters, all weights are trained."""
-    alpha: float | None = opt(None, above=0)
+    alpha: float | None = opt(None, low=1e-3, high=1e6)
     """The output of the adapters is multiplied by alpha / r. Unset: alpha = 2 r."""
     targets: list[str] = opt(["all-linear"])
     """Names of the layers that get an adapter, such as `q_proj`. `all-linear`: every linear layer except head and
@@ -54,36 +54,36 @@ class AlgorithmConfig:
     name: str = opt("gspo")
     """`gspo`, `gspo_token`, `gspo_turn`, `grpo`, `dr_grpo`, `dapo`, `luspo`, `gmpo`, `cispo`, `sapo`, `dppo_tv`, `dppo_kl`,
     `minirl` or `ppo`."""
-    epsilon: float | str | None = opt(None, above=0, high=1, choices=("auto",))
+    epsilon: float | str | None = opt(None, low=1e-9, high=1, choices=("auto",))
     """Lower clip range: a ratio below 1 - epsilon is clipped. Unset: the algorithm's own. `auto`: both ends are adjusted so
     that the share of clipped tokens among those with an advantage stays near clip_target."""
-    epsilon_high: float | None = opt(None, above=0)
+    epsilon_high: float | None = opt(None, low=1e-9, high=1000)
     """Upper clip range: a ratio above 1 + epsilon_high is clipped. Unset: the algorithm's own."""
-    beta: float = opt(0.0, low=0)
+    beta: float = opt(0.0, low=0, high=1000)
     """Weight of the KL divergence to the model that training started from. 0: none, and no reference model in memory."""
     kl_estimator: str = opt("k3", choices=("k1", "k2", "k3"))
     """Estimator of this divergence. As a loss, k1 has zero gradient on average, so it does not restrain the policy."""
-    mini_batches: int | None = opt(None, low=1)
+    mini_batches: int | None = opt(None, low=1, high=100_000)
     """Updates that one rollout batch is split into. Unset: the algorithm's own."""
-    epochs: int = opt(1, low=1)
+    epochs: int = opt(1, low=1, high=1000)
     """Passes over one rollout batch."""
     scale_rewards: str | None = opt(None, choices=("group", "batch", "none"))
     """What A is divided by: the standard deviation of the group's rewards, the batch's, or nothing. Unset: the algorithm's
     own."""
     credit: str = opt("completion", choices=("completion", "turn"))
     """What a reward is credited to: the whole `completion`, or each `turn` of a conversation for what came after it."""
-    discount: float = opt(1.0, above=0, high=1)
+    discount: float = opt(1.0, low=1e-6, high=1)
     """With credit = "turn": weight of the next turn's reward in the return of a turn."""
     old_logprobs: str = opt("auto", choices=("auto", "sampler", "recompute"))
     """Where pi_old comes from: the `sampler`'s own log-probabilities, or one more forward pass of the trainer (`recompute`).
     `auto` decides at the first batch: recompute if numerical differences alone would clip more than 1 % of the tokens."""
-    clip_target: float = opt(0.15, above=0, high=0.9)
+    clip_target: float = opt(0.15, low=1e-4, high=0.9)
     """With `epsilon = "auto"`: share of the tokens with an advantage that are clipped, that is, lose their
     gradient."""
     router_replay: str = opt("none", choices=("none", "R2", "R3"))
     """Routing Replay for a mixture of experts: updates use the experts that the trainer's old policy chose (`R2`, one more
     forward pass per step), or those that the sampler chose (`R3`)."""
-    aux_loss: float = opt(0.0, low=0)
+    aux_loss: float = opt(0.0, low=0, high=1000)
     """Weight of the load-balancing loss of a mixture of experts, computed over each completion."""
     correction: str = opt("none", choices=("none", "tis", "icepop", "seq_mis"))
     """Weights that correct the mismatch of sampler and trainer, pi_old/mu: capped (`tis`), or 0 outside a range, per token
@@ -99,21 +99,21 @@ class AlgorithmConfig:
 class OptimizerConfig:
     """AdamW and its schedule. All counts are in updates; a step has mini_batches x epochs of them."""
 
-    lr: float = opt(1e-6, above=0)
+    lr: float = opt(1e-6, low=1e-12, high=10)
     """Peak learning rate."""
     beta1: float = opt(0.9, low=0, high=0.999999)
     """Decay of the running mean of the gradient."""
     beta2: float = opt(0.999, low=0, high=0.999999)
     """Decay of the running mean of the squared gradient."""
-    eps: float = opt(1e-8, above=0)
+    eps: float = opt(1e-8, low=1e-20, high=1)
     """Added to the denominator."""
-    weight_decay: float = opt(0.0, low=0)
+    weight_decay: float = opt(0.0, low=0, high=100)
     """Decoupled weight decay, of matrices alone: norms and biases are left out."""
-    warmup: int = opt(0, low=0)
+    warmup: int = opt(0, low=0, high=10**9)
     """Updates over which the learning rate rises from 0."""
     schedule: str = opt("constant", choices=("constant", "linear", "cosine"))
     """How the learning rate falls after the warm-up, until the last step."""
     min_lr: float = opt(0.0, low=0, high=1)
     """The learning rate at the end of the schedule, as a share of lr."""
-    max_grad_norm: float = opt(1.0, above=0)
+    max_grad_norm: float = opt(1.0, low=1e-6, high=1e12)
     """A gradient with a larger L2 norm is scaled down to this norm."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gspo.config.files import all_keys, nearest_key, to_dict
+from gspo.config.files import to_dict
+from gspo.config.names import all_keys, nearest_key
 from gspo.config.schema import Config
 
 # May differ between a run and its resumption: where it is, what it shows, when it stops.

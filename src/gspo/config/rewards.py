@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.config.field import opt
+from gspo.config.field import SEEDS, opt
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class RewardModelConfig:
     """Name or number of the label whose score is the reward; a classifier with several labels needs one."""
     output: str = opt("logit", choices=("logit", "probability"))
     """The score: the label's `logit`, or its `probability` (a sigmoid for one label, else a softmax)."""
-    max_length: int | None = opt(None, low=1)
+    max_length: int | None = opt(None, low=1, high=10**7)
     """Most tokens of prompt and completion together. Unset: as many as the classifier can read."""
     too_long: str = opt("none", choices=("none", "left", "right"))
     """What a longer text gets: no opinion (`none`), or the score of the text cut at its start (`left`) or its end
@@ -29,7 +29,7 @@ class RewardModelConfig:
     """`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
     dtype: str = opt("float32", choices=("float32", "bfloat16"))
     """Data type of the weights."""
-    batch_size: int = opt(16, low=1)
+    batch_size: int = opt(16, low=1, high=10**6)
     """Texts per batch."""
     trust_remote_code: bool = opt(False)
     """Run Python code that comes with the classifier. Only for models whose code you have read."""
@@ -39,7 +39,7 @@ class RewardModelConfig:
     """Address of a vLLM server with the classifier, such as `http://127.0.0.1:8000`. Requests go to its `/classify`."""
     key_variable: str = opt("")
     """Environment variable with the API key of this server. Empty: it needs none."""
-    timeout: float = opt(120.0, above=0, high=86_400)
+    timeout: float = opt(120.0, low=1e-3, high=86_400)
     """Seconds that the server may take for one completion, including retries."""
     retries: int = opt(3, low=0, high=1000)
     """How often a failed request (429, 5xx, lost connection) is repeated, with growing waits."""
@@ -63,13 +63,13 @@ class JudgeConfig:
     """`score`: each completion alone gets a score. `group`: all completions of a prompt are compared and get scores. `rank`:
     all are ranked, and rewards are evenly spaced. `pairs`: every two are compared, in both orders, which gives Bradley-Terry
     strengths."""
-    scale: int = opt(10, low=1)
+    scale: int = opt(10, low=1, high=10**6)
     """Highest score; the lowest is 0. The reward is score / scale."""
     reference_column: str | None = opt(None)
     """Column with a reference answer to show to the judge."""
     request: dict[str, Any] = opt({"temperature": 0})
     """Additional fields of each request, such as `{reasoning_effort = "low"}`."""
-    timeout: float = opt(120.0, above=0, high=86_400)
+    timeout: float = opt(120.0, low=1e-3, high=86_400)
     """Seconds that one response may take, including retries."""
     retries: int = opt(3, low=0, high=1000)
     """How often a request is repeated after a failure (429, 5xx, lost connection; with growing waits) or an unreadable
@@ -78,7 +78,7 @@ class JudgeConfig:
     """Most requests at the same time."""
     cache: str | None = opt(None, path=True)
     """SQLite file that keeps responses; several runs may use it, also at the same time. Unset: they are kept in memory."""
-    seed: int = opt(0, low=0)
+    seed: int = opt(0, low=0, high=SEEDS)
     """Seed of the order in which completions are shown together."""
 
 
@@ -93,16 +93,16 @@ class RewardConfig:
     functions: list[str] = opt(["task"])
     """Any of `task` (the source's own scorer), `exact`, `math`, `model` (see [reward_model]), `judge` (see [judge]), and
     `module:function`."""
-    weights: list[float] = opt([])
+    weights: list[float] = opt([], low=-1e6, high=1e6)
     """One weight per function. Empty: all 1."""
     answer_column: str = opt("answer")
     """Column with the right answer, for `exact` and `math`."""
-    timeout: float = opt(10.0, above=0, high=86_400)
+    timeout: float = opt(10.0, low=1e-3, high=86_400)
     """Seconds that one call of a reward may take. A completion whose reward hangs is left out of its group."""
     workers: int = opt(1, low=1, high=256)
     """Processes that score completions."""
     env: list[str] = opt([])
     """Names of environment variables that a `module:function` needs, such as that of an API key. Others that may hold
     secrets are kept from its process."""
-    correct_at: float = opt(1.0)
+    correct_at: float = opt(1.0, low=-1e12, high=1e12)
     """A completion counts as correct in `eval/accuracy` if the first of `functions` gives it at least this."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.config.field import opt
+from gspo.config.field import COOLEST, SEEDS, opt
 
 
 @dataclass(frozen=True)
@@ -13,15 +13,16 @@ class TaskConfig:
     """The prompts: where they come from, and how they are read."""
 
     source: str = opt("", path=True)
-    """`reasoning_gym:NAME`, `verifiers:NAME`, a .jsonl, .parquet or .csv file, `module:function`, a Hub id. Required."""
+    """`reasoning_gym:NAME`, `verifiers:NAME`, a .jsonl, .json, .parquet or .csv file, `module:function`, a folder that
+    `save_to_disk` of datasets wrote, a Hub id. Required."""
     config: dict[str, Any] = opt({})
     """Options of the source: those of a reasoning-gym task, a function's arguments, a data set's `name`, verifiers'
     `[env]`."""
     split: str = opt("train")
-    """Split of a Hugging Face data set to train on."""
-    size: int | None = opt(None, low=1)
+    """Split to train on, of a Hugging Face data set or of one that was saved with several."""
+    size: int | None = opt(None, low=1, high=10**8)
     """Number of training prompts. Unset: all rows, or 2000 for a generated task."""
-    seed: int = opt(0, low=0)
+    seed: int = opt(0, low=0, high=SEEDS)
     """Seed of a generated task's items and of the order of the prompts."""
     eval_source: str | None = opt(None, path=True)
     """Source of the held-out prompts. Unset: a generated task makes its own, other sources give up their last rows."""
@@ -31,17 +32,21 @@ class TaskConfig:
     """Column with the prompt: a string or a list of chat messages."""
     completion_column: str = opt("completion")
     """Column with the completion to imitate (`gspo sft`)."""
-    system: str | None = opt(None)
-    """System message put before every prompt."""
+    system: str = opt("auto")
+    """System message put before every prompt. `auto`: with a chat template and the reward `exact` or `task`, how to give the
+    answer, between <answer> and </answer>; else none. Empty: none."""
+    too_long: str = opt("refuse", choices=("refuse", "leave_out"))
+    """What to do with rows whose prompt leaves no room for the longest completion in the model's context: `refuse` the data,
+    or `leave_out` these rows and say how many there are."""
     template: str = opt("auto", choices=("auto", "none"))
     """`auto`: the tokenizer's chat template, if it has one. `none`: the prompt as it is."""
     template_args: dict[str, Any] = opt({})
     """Arguments of the chat template, such as `enable_thinking = false`."""
     environment: str | None = opt(None)
     """`module:Class` of an environment in which each prompt is played over several turns. It gives the reward itself."""
-    max_turns: int = opt(10, low=1)
+    max_turns: int = opt(10, low=1, high=10_000)
     """Number of turns after which an episode is cut off."""
-    step_timeout: float = opt(60.0, above=0, high=86_400)
+    step_timeout: float = opt(60.0, low=1e-3, high=86_400)
     """Seconds that an environment may take between two turns. An episode that takes longer is left out of its group."""
 
 
@@ -61,9 +66,9 @@ class SamplerConfig:
     """Additional arguments of a started server, such as `{gpu_memory_utilization = 0.4, enforce_eager = true}`."""
     exchange: str | None = opt(None, path=True)
     """Folder through which new weights reach the engine, which must see it too. Unset: one in memory, /dev/shm."""
-    timeout: float = opt(600.0, above=0, high=86_400)
+    timeout: float = opt(600.0, low=1e-3, high=86_400)
     """Seconds that the engine may take for a completion before it counts as hung."""
-    batch_size: int = opt(256, low=1)
+    batch_size: int = opt(256, low=1, high=10**6)
     """Completions sampled at the same time. A smaller number needs less memory."""
     quantize: str = opt("none", choices=("none", "int8", "int4"))
     """Round the sampler's weights, to study an algorithm with a coarse engine. Needs a second copy of the model."""
@@ -73,25 +78,25 @@ class SamplerConfig:
 class RolloutConfig:
     """One rollout batch: the data of one step."""
 
-    num_prompts: int = opt(32, low=1)
+    num_prompts: int = opt(32, low=1, high=10**6)
     """Prompts per step."""
-    num_generations: int = opt(8, low=2)
+    num_generations: int = opt(8, low=2, high=10_000)
     """Completions per prompt (G)."""
-    max_completion_length: int = opt(256, low=1)
+    max_completion_length: int = opt(256, low=1, high=10**7)
     """Longest completion, in tokens."""
-    temperature: float = opt(1.0, above=0)
+    temperature: float = opt(1.0, low=COOLEST, high=100)
     """Sampling temperature. Log-probabilities are computed at it too."""
-    top_p: float = opt(1.0, above=0, high=1)
+    top_p: float = opt(1.0, low=1e-6, high=1)
     """Nucleus sampling. Must be 1 in training, because the ratio needs the distribution that was sampled from."""
-    top_k: int = opt(0, low=0)
+    top_k: int = opt(0, low=0, high=10**7)
     """Sample from the k most likely tokens; 0: from all. Must be 0 in training, for the same reason."""
     stop: list[str] = opt([])
     """Strings that end a completion. They stay part of it."""
     mask_truncated_completions: bool = opt(False)
     """Leave completions that were cut off at max_completion_length out of their group and of the update."""
-    refill: int = opt(0, low=0)
+    refill: int = opt(0, low=0, high=1000)
     """Most rounds of further prompts, sampled until num_prompts groups have rewards that differ. 0: none."""
-    max_staleness: int = opt(0, low=0)
+    max_staleness: int = opt(0, low=0, high=1000)
     """With vLLM: most weight versions by which sampling may run ahead. Above 0 the engine works while the trainer does."""
-    delay: int = opt(0, low=0)
+    delay: int = opt(0, low=0, high=1000)
     """Train on rollouts that are this many steps old, to study an algorithm with stale data."""

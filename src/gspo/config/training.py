@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gspo.config.field import opt
+from gspo.config.field import SEEDS, opt
 
 LAYOUTS = ("auto", "padded", "packed", "shared")
 
@@ -13,14 +13,14 @@ LAYOUTS = ("auto", "padded", "packed", "shared")
 class TrainConfig:
     """The training loop."""
 
-    steps: int = opt(100, low=1)
+    steps: int = opt(100, low=1, high=10**9)
     """Rollout batches (`gspo sft`: updates). `gspo serve`: only the length of `optimizer.schedule`; agents decide how many
     steps there are."""
-    seed: int = opt(0, low=0)
+    seed: int = opt(0, low=0, high=SEEDS)
     """Seed for sampling completions."""
-    batch_size: int = opt(64, low=1)
+    batch_size: int = opt(64, low=1, high=10**6)
     """`gspo sft`: rows per update."""
-    micro_batch_tokens: int = opt(16384, low=1)
+    micro_batch_tokens: int = opt(16384, low=1, high=10**9)
     """Most tokens in one forward and backward pass, including padding. It changes the memory, not the gradient. When memory
     runs out, it is halved and the pass is repeated; a resumed run starts with the full number again. With the layout `auto`
     a batch that is read in padded rows may have 15 % more."""
@@ -36,11 +36,11 @@ class TrainConfig:
     offload_reference: bool = opt(False)
     """On a GPU: keep the reference model of `algorithm.beta` in the host's memory while it is not in use. With adapters
     (`lora.rank`) there is no second model to move."""
-    save_every: int = opt(50, low=1)
+    save_every: int = opt(50, low=1, high=10**9)
     """Steps between checkpoints. The last step is always saved."""
-    keep_checkpoints: int = opt(2, low=1)
+    keep_checkpoints: int = opt(2, low=1, high=10**9)
     """Number of checkpoints to keep. Older ones are deleted."""
-    max_bad_updates: int = opt(3, low=0)
+    max_bad_updates: int = opt(3, low=0, high=10**9)
     """An update with a non-finite loss or gradient is skipped. More than this many in a row stop the run."""
 
 
@@ -48,19 +48,19 @@ class TrainConfig:
 class EvalConfig:
     """Evaluation on held-out prompts, during training and by `gspo eval`."""
 
-    every: int = opt(0, low=0)
+    every: int = opt(0, low=0, high=10**9)
     """Steps between evaluations during training. 0: none. Otherwise also before the first step and after the last."""
-    num_prompts: int = opt(256, low=1)
-    """Number of held-out prompts."""
-    num_generations: int = opt(1, low=1)
+    num_prompts: int = opt(256, low=0, high=10**6)
+    """Number of held-out prompts. 0: none are held out, so nothing can be evaluated."""
+    num_generations: int = opt(1, low=1, high=10_000)
     """Completions per prompt."""
-    temperature: float = opt(1.0, low=0)
-    """Sampling temperature. 0 takes the most likely token."""
-    top_p: float = opt(1.0, above=0, high=1)
+    temperature: float = opt(1.0, low=0, high=100)
+    """Sampling temperature, at least 0.01; or 0, which takes the most likely token."""
+    top_p: float = opt(1.0, low=1e-6, high=1)
     """Nucleus sampling."""
-    top_k: int = opt(0, low=0)
+    top_k: int = opt(0, low=0, high=10**7)
     """Sample from the k most likely tokens; 0: from all."""
-    max_completion_length: int | None = opt(None, low=1)
+    max_completion_length: int | None = opt(None, low=1, high=10**7)
     """Longest completion, in tokens. Unset: as in [rollout]."""
 
 
@@ -74,14 +74,14 @@ class ServeConfig:
     """Address to listen on. `0.0.0.0`: all of this machine's, so that other machines can connect."""
     port: int = opt(0, low=0, high=65535)
     """Port to listen on. 0: any free one."""
-    max_body: int = opt(16777216, low=1024)
+    max_body: int = opt(16777216, low=1024, high=2**34)
     """Largest request, in bytes."""
-    max_concurrent: int = opt(1024, low=1)
+    max_concurrent: int = opt(1024, low=1, high=10**6)
     """Most requests at the same time. More are refused. There may be 256 connections more than that, but at most half as
     many as the process may open files (`ulimit -n`)."""
-    timeout: float = opt(600.0, above=0)
+    timeout: float = opt(600.0, low=1e-3, high=1e6)
     """Seconds that a request may take to arrive, seconds until its response, and seconds until the client has read it."""
-    max_age: int = opt(4, low=0)
+    max_age: int = opt(4, low=0, high=10**9)
     """Oldest turn to train on, in weight versions. Older turns are left out and counted."""
 
 
@@ -95,7 +95,7 @@ class LogConfig:
     """Any of `tensorboard`, `wandb`, `trackio`."""
     project: str = opt("gspo")
     """Project name for the trackers."""
-    token_rollouts: int = opt(4, low=0)
+    token_rollouts: int = opt(4, low=0, high=10**6)
     """Rollouts per step that are logged with the log-probability and log-ratio of each token."""
     rollouts: bool = opt(True)
     """Write every rollout to rollouts.jsonl."""
@@ -108,14 +108,14 @@ class GuardConfig:
     action: str = opt("warn", choices=("off", "warn", "stop", "rewind"))
     """On an alarm `warn`, `stop` with a checkpoint, or `rewind` to the last good one with a lower learning rate. `off`: no
     guard."""
-    patience: int = opt(3, low=1)
+    patience: int = opt(3, low=1, high=10**6)
     """Number of steps in a row that an alarm must last."""
-    window: int = opt(5, low=1)
+    window: int = opt(5, low=1, high=10**6)
     """Steps of the shortest mean of the reward. Longer ones are looked at as well."""
-    collapse: float = opt(0.5, above=0, high=1)
+    collapse: float = opt(0.5, low=1e-6, high=1)
     """A reward below this share of its best counts as collapsed, if noise does not explain it. See docs/stability.md for
     rewards that may be negative."""
-    lr_factor: float = opt(0.5, above=0, high=1)
+    lr_factor: float = opt(0.5, low=1e-6, high=1)
     """Factor for the learning rate at each rewind."""
-    max_rewinds: int = opt(2, low=0)
+    max_rewinds: int = opt(2, low=0, high=10**6)
     """Most rewinds. After them the run stops."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gspo.config.checks import check_training, nearest
-from gspo.config.files import as_config, load, nested, to_dict
+from gspo.config.checks import check_training
+from gspo.config.files import as_config, load, nested, read_toml, to_dict
+from gspo.config.near import nearest
 from gspo.config.schema import Config
 from gspo.learner.algorithm import resolved
 
@@ -75,12 +75,7 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
     Raises ValueError with the key, the value and what is allowed, for the whole study, before anything runs.
     """
     path = Path(path)
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such study file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read as TOML: {error}") from None
+    raw = read_toml(path, "study file")
     for key in raw:
         if key not in KEYS:
             raise ValueError(f"{path}: {key}: unknown key{nearest(key, KEYS)}; a study has {', '.join(KEYS)}")

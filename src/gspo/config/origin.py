@@ -1,0 +1,43 @@
+"""What kind of source a name in `task.source` or `task.eval_source` stands for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gspo.config.rollout import TaskConfig
+
+GIVEN = "(given from Python)"
+VERIFIERS = "verifiers:"
+GENERATED = "reasoning_gym:"
+SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+SAVED = ("dataset_dict.json", "state.json")
+"""The files by which a folder shows that `save_to_disk` of datasets wrote it: several splits, or one."""
+
+
+def kind(source: str) -> str:
+    """`given` (rows from Python), `verifiers`, `generated` (reasoning-gym), `function`, `file`, `saved` (a folder that
+    `save_to_disk` wrote), or `hub` (what `datasets.load_dataset` reads: an id, or another folder).
+    """
+    if source == GIVEN:
+        return "given"
+    for prefix, name in ((VERIFIERS, "verifiers"), (GENERATED, "generated")):
+        if source.startswith(prefix):
+            return name
+    if FUNCTION.fullmatch(source):
+        return "function"
+    path = Path(source)
+    if path.suffix in SUFFIXES:
+        return "file"
+    return "saved" if any((path / name).is_file() for name in SAVED) else "hub"
+
+
+def has_splits(source: str) -> bool:
+    """Whether a source may have splits to choose from."""
+    return kind(source) in ("verifiers", "hub", "saved")
+
+
+def played(task: TaskConfig) -> bool:
+    """Whether prompts are played in an environment, which gives the reward itself."""
+    return task.environment is not None or task.source.startswith(VERIFIERS)

@@ -1,0 +1,192 @@
+"""Options without effect are refused: a value that differs from the default, where no code would read it.
+
+Which options these are follows from the other options, and from the command. What only the model can show, such as a dense
+one that has no experts, is refused where the model is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gspo.config import origin
+from gspo.config.schema import SECTIONS, Config
+from gspo.config.values import shown
+
+
+@dataclass(frozen=True)
+class Unused:
+    """Keys that have no effect `when` this holds, and what to do about it."""
+
+    keys: tuple[str, ...]
+    when: Callable[[Config], bool]
+    remedy: str
+
+
+def every(section: str, *but: str) -> tuple[str, ...]:
+    """The keys of a section, without some."""
+    return tuple(f"{section}.{f.name}" for f in dataclasses.fields(SECTIONS[section]) if f.name not in but)
+
+
+def played(config: Config) -> bool:
+    """Whether prompts are played in an environment."""
+    return origin.played(config.task)
+
+
+def kinds(config: Config) -> set[str]:
+    """Of what kinds the sources of prompts are."""
+    return {origin.kind(source) for source in (config.task.source, config.task.eval_source) if source}
+
+
+ENVIRONMENT = "it is for a task with an environment: set task.environment, or leave it out"
+OFF = 'guard.action = "off": set another action, or leave it out'
+NOT_EVALUATED = "eval.num_prompts = 0, so nothing is evaluated: set eval.num_prompts, or leave it out"
+
+ALWAYS = (
+    Unused(
+        ("algorithm.clip_target",), lambda c: c.algorithm.epsilon != "auto",
+        'it is for algorithm.epsilon = "auto": set that too, or leave it out',
+    ),
+    Unused(
+        ("algorithm.kl_estimator",), lambda c: not c.algorithm.beta,
+        "there is no KL term with algorithm.beta = 0: set beta, or leave it out",
+    ),
+    Unused(
+        ("lora.alpha", "lora.targets"), lambda c: not c.lora.rank,
+        "there are no adapters with lora.rank = 0: set the rank, or leave it out",
+    ),
+    Unused(
+        ("optimizer.min_lr",), lambda c: c.optimizer.schedule == "constant",
+        'the learning rate does not fall with optimizer.schedule = "constant": choose "linear" or "cosine", or leave it out',
+    ),
+    Unused(("guard.patience", "guard.window", "guard.collapse"), lambda c: c.guard.action == "off", OFF),
+    Unused(
+        ("guard.lr_factor", "guard.max_rewinds"), lambda c: c.guard.action != "rewind",
+        'it is for guard.action = "rewind": set that too, or leave it out',
+    ),
+    Unused(
+        ("task.split",), lambda c: not kinds(c) & {"hub", "saved"},
+        "the source has no splits to choose from: leave it out",
+    ),
+    Unused(
+        ("task.eval_split",), lambda c: not origin.has_splits(c.task.eval_source or c.task.source),
+        "the source has no splits to choose from: leave it out, and give held-out prompts of their own as task.eval_source",
+    ),
+    Unused(
+        ("task.config",), lambda c: not kinds(c) & {"hub", "function", "generated", "verifiers"},
+        "the source takes no options: leave it out",
+    ),
+    Unused(
+        ("task.prompt_column",), lambda c: not kinds(c) - {"generated", "verifiers"},
+        "the source has its own name for the prompt: leave it out",
+    ),
+    Unused(("task.max_turns", "task.step_timeout"), lambda c: not played(c), ENVIRONMENT),
+    Unused(
+        (*every("eval", "num_prompts"), "task.eval_source", "task.eval_split", "reward.correct_at"),
+        lambda c: not c.eval.num_prompts, NOT_EVALUATED,
+    ),
+    Unused(
+        ("eval.top_p", "eval.top_k"), lambda c: not c.eval.temperature,
+        "eval.temperature = 0 takes the most likely token: raise the temperature, or leave it out",
+    ),
+    Unused(
+        ("reward.answer_column",), lambda c: played(c) or not {"exact", "math"} & set(c.reward.functions),
+        'no reward reads it: name "exact" or "math" in reward.functions, or leave it out',
+    ),
+    Unused(
+        ("reward.timeout", "reward.workers"), played,
+        "the environment gives the reward itself: leave it out",
+    ),
+    Unused(
+        ("reward.workers",), lambda c: not set(c.reward.functions) - {"model", "judge"},
+        "reward models and judges do not run in worker processes: leave it out",
+    ),
+    Unused(
+        every("reward_model"), lambda c: "model" not in c.reward.functions,
+        'add "model" to reward.functions, or leave it out',
+    ),
+    Unused(every("judge"), lambda c: "judge" not in c.reward.functions, 'add "judge" to reward.functions, or leave it out'),
+    Unused(
+        ("judge.scale",), lambda c: c.judge.mode in ("rank", "pairs"),
+        'there are no scores with judge.mode = "rank" or "pairs": leave it out',
+    ),
+    Unused(
+        ("judge.seed",), lambda c: c.judge.mode == "score",
+        'completions are shown one by one with judge.mode = "score": leave it out',
+    ),
+    Unused(
+        tuple(f"sampler.{name}" for name in ("in_process", "url", "python", "engine_args", "exchange", "timeout")),
+        lambda c: c.sampler.engine == "embedded",
+        'the embedded sampler has no use for it: set sampler.engine = "vllm", or leave it out',
+    ),
+    Unused(
+        ("log.project",), lambda c: not {"wandb", "trackio"} & set(c.log.trackers),
+        "it is for wandb and trackio: name one in log.trackers, or leave it out",
+    ),
+    Unused(
+        ("log.token_rollouts",), lambda c: not c.log.rollouts and bool(c.log.token_rollouts),
+        "log.rollouts = false: no rollout is logged; set it to true, or token_rollouts to 0",
+    ),
+)  # fmt: skip
+
+SUPERVISED = ("train.batch_size", "task.completion_column")
+TRAIN = (
+    Unused(
+        ("train.batch_size",), lambda c: True,
+        "it is for `gspo sft`: a step of `gspo train` has rollout.num_prompts x rollout.num_generations completions, and "
+        "algorithm.mini_batches says how many updates they are split into; leave it out",
+    ),
+    Unused(("task.completion_column",), lambda c: True, "it is for `gspo sft`: leave it out"),
+    Unused(every("serve"), lambda c: True, "it is for `gspo serve`: leave it out"),
+    Unused(
+        ("algorithm.credit",), lambda c: not played(c),
+        "completions have one turn without an environment: set task.environment, or leave it out",
+    ),
+)  # fmt: skip
+FILLED = ("epsilon", "epsilon_high", "mini_batches", "scale_rewards", "critic")  # `gspo config` writes them into any file
+SFT = (
+    Unused(
+        (
+            *every("reward"), *every("reward_model"), *every("judge"), *every("sampler"), *every("rollout"), *every("guard"),
+            *every("serve"),
+            *every("algorithm", *FILLED),
+            *every("eval", "num_prompts"), *every("log", "dir", "trackers", "project"),
+            "task.environment", "task.max_turns", "task.step_timeout",
+        ),
+        lambda c: True,
+        "`gspo sft` imitates rows and samples nothing: leave it out, or keep the settings of `gspo train` in another file",
+    ),
+    Unused(
+        ("train.seed",), lambda c: not c.lora.rank,
+        "`gspo sft` draws nothing without adapters; task.seed is the seed of the rows' order: leave it out",
+    ),
+)  # fmt: skip
+SERVE = (
+    Unused(
+        (
+            *every("task", "system", "template", "template_args"), *every("eval", "every"), *every("reward"),
+            *every("reward_model"), *every("judge"), "rollout.num_generations", "train.batch_size",
+        ),
+        lambda c: True,
+        "agents bring their own prompts and rewards to `gspo serve`: leave it out",
+    ),
+)  # fmt: skip
+COMMANDS = {"train": ALWAYS + TRAIN, "sft": SFT + ALWAYS, "serve": SERVE + ALWAYS, "eval": ALWAYS}
+"""`gspo eval` reads its part of a run's own file, so it refuses only what nobody would read."""
+
+
+def unused(config: Config, rules: Iterable[Unused]) -> Iterable[tuple[str, str]]:
+    """Each key that is set and has no effect, with the remedy."""
+    for rule in rules:
+        for key in rule.keys:
+            section, name = key.split(".")
+            value = getattr(getattr(config, section), name)
+            if value != getattr(SECTIONS[section](), name) and rule.when(config):
+                yield key, f"{key} = {shown(value)} has no effect: {rule.remedy}"
+
+
+def check_unused(config: Config, command: str) -> None:
+    """Refuses what `command` (train, sft, serve or eval) would not read. Raises ValueError with key, value and remedy."""
+    for _, text in unused(config, COMMANDS[command]):
+        raise ValueError(text)

@@ -1,0 +1,134 @@
+"""What a setting's value may be: its type, its range, and how an error shows it."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import numbers
+import os
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from gspo.config.near import nearest
+
+DEEPEST = 20  # levels of tables and lists within a setting
+LONGEST = 80  # characters of a value in an error
+LARGEST = 2**63 - 1  # TOML's largest whole number
+
+
+def shown(value: Any) -> str:
+    """A value in an error, in one short line whatever it is."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return f"a whole number of {int(value.bit_length() * math.log10(2)) + 1:,} digits"
+    try:
+        text = repr(value)
+    except Exception:  # an int within it that is too long to print, an object whose repr raises
+        return f"a {type(value).__name__} that cannot be printed"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def typed(key: str, value: Any, hint: Any) -> Any:
+    """`value` as the field's type. Raises ValueError that names what is allowed."""
+    for kind in alternatives(hint):
+        origin = typing.get_origin(kind) or kind
+        if origin is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
+            return _finite(key, value)
+        if origin is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+            return int(value)
+        if origin is list and isinstance(value, (list, tuple)):
+            return [typed(f"{key}[{i}]", item, typing.get_args(kind)[0]) for i, item in enumerate(value)]
+        if origin is str and isinstance(value, (str, os.PathLike)):
+            return _text(key, os.fspath(value))
+        if origin is dict and isinstance(value, dict):
+            _check_table(key, value, 1)
+            return dict(value)
+        if origin in (bool, type(None)) and isinstance(value, origin):
+            return value
+    example = ", such as {name = 3}" if any(typing.get_origin(kind) is dict for kind in alternatives(hint)) else ""
+    raise ValueError(f"{key} = {shown(value)}: expected {type_name(hint)}{example}, got {type(value).__name__}")
+
+
+def _finite(key: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{key} = {shown(value)}: must be a finite number")
+    return number
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{key} = {shown(value)}: expected a string, got {type(value).__name__}")
+    if "\0" in value:
+        raise ValueError(f"{key} = {shown(value)}: holds a NUL character: remove it")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{key} = {shown(value)}: is not valid Unicode, so it cannot be written down: mend it") from None
+    return value
+
+
+def _check_table(key: str, value: Any, depth: int) -> None:
+    """Raises ValueError for what config.toml cannot hold, in a table or a list of any depth."""
+    if depth > DEEPEST:
+        raise ValueError(f"{key[:160]}: nested more than {DEEPEST} levels deep: flatten it")
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if not isinstance(name, str):
+                raise ValueError(f"{key}: the name {shown(name)} is a {type(name).__name__}, not a string")
+            _check_table(f"{key}.{_text(key, name)}", item, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            _check_table(f"{key}[{i}]", item, depth + 1)
+    elif isinstance(value, int):
+        if abs(value) > LARGEST:
+            raise ValueError(f"{key} = {shown(value)}: must be between -2^63 and 2^63")
+    elif isinstance(value, str):
+        _text(key, value)
+    elif not isinstance(value, (float, datetime.date, datetime.time)):
+        raise ValueError(
+            f"{key} = {shown(value)}: a {type(value).__name__} cannot be written into config.toml: give a string, a number, "
+            "true or false, a list, or a table"
+        )
+
+
+def type_name(hint: Any) -> str:
+    """A field's type in words."""
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "nothing"}
+
+    def one(kind: Any) -> str:
+        origin = typing.get_origin(kind) or kind
+        if origin is list:
+            return f"a list of {one(typing.get_args(kind)[0]).removeprefix('a ')}s"
+        return "a table" if origin is dict else names[kind]
+
+    return " or ".join(one(kind) for kind in alternatives(hint))
+
+
+def in_range(key: str, value: Any, limits: Mapping[str, Any]) -> None:
+    """Raises ValueError for a value, or an item of a list, beyond the limits of its field."""
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            in_range(f"{key}[{i}]", item, limits)
+        return
+    if value is None:
+        return
+    if limits["choices"] and isinstance(value, str):
+        if value in limits["choices"]:
+            return
+        numbers_too = "a number, " if limits["low"] is not None else ""
+        allowed = numbers_too + ", ".join(limits["choices"])
+        raise ValueError(f"{key} = {shown(value)}: allowed are {allowed}{nearest(value, limits['choices'])}")
+    if limits["low"] is not None and value < limits["low"]:
+        raise ValueError(f"{key} = {shown(value)}: must be at least {limits['low']}")
+    if limits["high"] is not None and value > limits["high"]:
+        raise ValueError(f"{key} = {shown(value)}: must be at most {limits['high']}")

@@ -1,0 +1,54 @@
+import dataclasses
+import re
+
+import pytest
+
+from gspo.config.names import ELSEWHERE, all_keys, nearest_key
+from gspo.config.schema import SECTIONS
+
+
+def test_nearest_keys():
+    keys = all_keys()
+    assert len(keys) == len(set(keys)) == sum(len(dataclasses.fields(cls)) for cls in SECTIONS.values())
+    assert nearest_key("lr") == ", did you mean optimizer.lr?"
+    assert nearest_key("train.lr") == ", did you mean optimizer.lr?"
+    assert nearest_key("eval.num_generation") == ", did you mean eval.num_generations?"
+    assert nearest_key("rollout.num_generation") == ", did you mean rollout.num_generations?"
+    assert nearest_key("rollout.zzz") == ""
+
+
+def test_other_programs_names_lead_to_keys_that_exist():
+    keys, names = set(all_keys()), {key.partition(".")[2] for key in all_keys()}
+    for name, ours in ELSEWHERE.items():
+        named = re.findall(r"[a-z_]+\.[a-z_0-9]+", ours)
+        assert (named or "resume" in ours) and set(named) <= keys, (name, ours)
+        assert name not in names, f"{name} is ours too: the nearest key finds it"
+
+
+# Of TRL, verl and OpenRLHF, as their users write them.
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        ("learning_rate", "optimizer.lr"),
+        ("per_device_train_batch_size", "rollout.num_prompts"),
+        ("gradient_accumulation_steps", "train.micro_batch_tokens"),
+        ("num_iterations", "algorithm.epochs"),
+        ("max_completion_length", "rollout.max_completion_length"),
+        ("max_prompt_length", "task.too_long"),
+        ("num_generations", "rollout.num_generations"),
+        ("beta", "algorithm.beta"),
+        ("kl_coef", "algorithm.beta"),
+        ("temperature", "rollout.temperature"),
+        ("actor_rollout_ref.actor.optim.lr", "optimizer.lr"),
+        ("actor_rollout_ref.rollout.n", "rollout.num_generations"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", "algorithm.mini_batches"),
+        ("data.train_files", "task.source"),
+        ("trainer.total_epochs", "train.steps"),
+        ("train.n_samples_per_prompt", "rollout.num_generations"),
+        ("actor.pretrain", "model.path"),
+        ("importance_sampling_level", "algorithm.name"),
+        ("steps_per_generation", "algorithm.mini_batches"),
+    ],
+)
+def test_known_names_of_other_programs(word, ours):
+    assert re.search(rf"\b{re.escape(ours)}\b", nearest_key(word))

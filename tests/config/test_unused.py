@@ -1,0 +1,225 @@
+"""Every option has an effect where it is accepted: each field is flipped, with all others at their defaults."""
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from gspo.config.checks import check_serving, check_training
+from gspo.config.files import from_dict
+from gspo.config.names import all_keys
+from gspo.config.schema import SECTIONS
+from gspo.config.unused import check_unused
+from gspo.learner.algorithm import resolved
+
+SOURCE = Path(__file__).parents[2] / "src" / "gspo"
+BASE = {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}, "reward": {"functions": ["exact"]}}
+
+# Who reads a field in `gspo train` where nothing else is set.
+READ = {
+    "backends/hf/files.py": "model.path model.revision model.tokenizer model.device model.trust_remote_code "
+    "model.allow_pickle",
+    "backends/hf/model.py": "model.dtype model.autocast model.attention model.experts",
+    "backends/hf/lora.py": "lora.rank",
+    "data/tables.py": "task.source task.eval_source task.prompt_column eval.num_prompts",
+    "data/prompts.py": "task.size task.too_long",
+    "data/chat_template.py": "task.system task.template task.template_args",
+    "build/assemble.py": "task.seed reward.functions train.offload_optimizer eval.num_generations reward.correct_at",
+    "rewards/scorer.py": "reward.weights reward.timeout reward.workers",
+    "rewards/graders.py": "reward.answer_column",
+    "build/samplers.py": "sampler.engine sampler.batch_size sampler.quantize rollout.max_completion_length "
+    "rollout.temperature rollout.stop train.seed eval.temperature eval.top_p eval.top_k eval.max_completion_length",
+    "training/trainer.py": "rollout.num_prompts train.steps train.save_every guard.action",
+    "rollout/synchronous.py": "rollout.num_generations rollout.delay",
+    "rollout/dynamic_sampling.py": "rollout.refill",
+    "training/step.py": "rollout.mask_truncated_completions algorithm.epochs",
+    "learner/algorithm.py": "algorithm.name algorithm.mini_batches",
+    "build/models.py": "algorithm.beta algorithm.aux_loss algorithm.router_replay",
+    "rollout/credit.py": "algorithm.scale_rewards",
+    "training/likelihoods.py": "algorithm.old_logprobs",
+    "learner/optimizer.py": "optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay "
+    "optimizer.warmup optimizer.schedule optimizer.max_grad_norm",
+    "build/learners.py": "train.micro_batch_tokens train.layout train.gradient_checkpointing train.max_bad_updates",
+    "training/state.py": "train.keep_checkpoints",
+    "training/evaluation.py": "eval.every",
+    "training/guard.py": "guard.patience guard.window guard.collapse",
+    "runs/open.py": "log.dir log.trackers",
+    "training/metrics.py": "log.rollouts log.token_rollouts",
+}
+PLAYED = {"reward": {"functions": ["task"]}, "task": {"environment": "rooms:Room"}}
+VLLM = {"sampler": {"engine": "vllm"}}
+HUB = {"task": {"source": "org/rows"}}
+MODEL = {"reward": {"functions": ["model"]}, "reward_model": {"path": "m"}}
+SERVER = {"reward": {"functions": ["model"]}, "reward_model": {"path": "m", "url": "http://127.0.0.1:8000"}}
+JUDGE = {"reward": {"functions": ["judge"]}, "judge": {"model": "m", "rubric": "r"}}
+# What must be set too for a field to have an effect; None: nothing in `gspo train`.
+NEEDS = {
+    "lora.alpha": {"lora": {"rank": 2}},
+    "lora.targets": {"lora": {"rank": 2}},
+    "task.split": HUB,
+    "task.config": HUB,
+    "task.eval_split": HUB,
+    "task.completion_column": None,
+    "task.environment": {"reward": {"functions": ["task"]}},
+    "task.max_turns": PLAYED,
+    "task.step_timeout": PLAYED,
+    **{f"reward_model.{f.name}": MODEL for f in dataclasses.fields(SECTIONS["reward_model"])},
+    **{f"reward_model.{name}": SERVER for name in ("key_variable", "timeout", "retries", "max_concurrent")},
+    **{f"judge.{f.name}": JUDGE for f in dataclasses.fields(SECTIONS["judge"])},
+    "judge.seed": {"reward": {"functions": ["judge"]}, "judge": {"model": "m", "rubric": "r", "mode": "rank"}},
+    **{f"sampler.{name}": VLLM for name in ("in_process", "url", "python", "engine_args", "exchange", "timeout")},
+    "rollout.top_p": None,
+    "rollout.top_k": None,
+    "rollout.max_staleness": VLLM,
+    "algorithm.epsilon": {"algorithm": {"epsilon_high": 1e-3}},
+    "algorithm.epsilon_high": {"algorithm": {"epsilon": 1e-3}},
+    "algorithm.kl_estimator": {"algorithm": {"beta": 0.1}},
+    "algorithm.credit": {"algorithm": {"name": "grpo"}, **PLAYED},
+    "algorithm.discount": {"algorithm": {"name": "grpo", "credit": "turn"}, **PLAYED},
+    "algorithm.clip_target": {"algorithm": {"epsilon": "auto"}},
+    "algorithm.correction": {"algorithm": {"old_logprobs": "recompute"}},
+    "algorithm.critic": {"algorithm": {"name": "ppo"}},
+    "algorithm.constants": {"algorithm": {"name": "sapo"}},
+    "optimizer.min_lr": {"optimizer": {"schedule": "cosine"}},
+    "train.batch_size": None,
+    "train.offload_reference": {"algorithm": {"beta": 0.1}},
+    "guard.lr_factor": {"guard": {"action": "rewind"}},
+    "guard.max_rewinds": {"guard": {"action": "rewind"}},
+    **{f"serve.{f.name}": None for f in dataclasses.fields(SECTIONS["serve"])},
+    "log.project": {"log": {"trackers": ["wandb"]}},
+}
+# Other fields that keep a field from having an effect, beside those whose default does.
+BLOCKED = {
+    "guard.patience": {"guard": {"action": "off"}},
+    "guard.window": {"guard": {"action": "off"}},
+    "guard.collapse": {"guard": {"action": "off"}},
+    "eval.top_p": {"eval": {"temperature": 0}},
+    "eval.top_k": {"eval": {"temperature": 0}},
+    "eval.every": {"eval": {"num_prompts": 0}},
+    "eval.num_generations": {"eval": {"num_prompts": 0}},
+    "eval.temperature": {"eval": {"num_prompts": 0}},
+    "eval.max_completion_length": {"eval": {"num_prompts": 0}},
+    "task.eval_source": {"eval": {"num_prompts": 0}},
+    "task.prompt_column": {"task": {"source": "reasoning_gym:gcd"}},
+    "reward.correct_at": {"eval": {"num_prompts": 0}},
+    "reward.answer_column": {"reward": {"functions": ["mine:f"]}},
+    "reward.timeout": PLAYED,
+    "reward.workers": JUDGE,
+    "judge.scale": {"reward": {"functions": ["judge"]}, "judge": {"model": "m", "rubric": "r", "mode": "pairs"}},
+    "log.token_rollouts": {"log": {"rollouts": False}},
+    "task.system": {"task": {"source": "verifiers:v"}, "reward": {"functions": ["task"]}},
+    "algorithm.epsilon": {"algorithm": {"name": "sapo"}},
+    "algorithm.correction": {"algorithm": {"name": "dppo_tv", "old_logprobs": "recompute"}},
+    "rollout.refill": {"algorithm": {"name": "ppo"}},
+    "sampler.engine_args": {"sampler": {"engine": "vllm", "url": "http://127.0.0.1:8000"}},
+    "sampler.quantize": VLLM,
+}
+VALUES = {
+    "model.device": "cpu", "model.path": "other", "task.source": "others.jsonl", "reward.functions": ["math"],
+    "reward.weights": [2.0], "lora.targets": ["q_proj"], "rollout.stop": ["x"], "algorithm.name": "luspo",
+    "algorithm.epsilon": 2e-3, "algorithm.epsilon_high": 2e-3, "algorithm.constants": {"tau_neg": 1.2},
+    "log.trackers": ["wandb"],
+    "sampler.url": "http://127.0.0.1:9000", "reward_model.url": "http://127.0.0.1:9000", "judge.url": "http://127.0.0.1:9000",
+    "algorithm.critic": "copy", "algorithm.mini_batches": 2, "rollout.num_prompts": 64,
+    "reward_model.label": "0", "judge.request": {"seed": 1},
+}  # fmt: skip
+
+
+def other(key):
+    """A value that differs from the field's default."""
+    section, name = key.split(".")
+    field = next(f for f in dataclasses.fields(SECTIONS[section]) if f.name == name)
+    default, limits = getattr(SECTIONS[section](), name), field.metadata
+    if key in VALUES:
+        return VALUES[key]
+    if limits["choices"]:
+        return next(choice for choice in limits["choices"] if choice != default)
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, dict):
+        return {"x": 1}
+    if isinstance(default, (int, float)):
+        return default + 1 if limits["high"] >= default + 1 else default / 2
+    return (limits["low"] or 0) + 1 if limits["high"] is not None else "other"
+
+
+def merged(*tables):
+    """Nested tables laid over one another."""
+    made = {}
+    for table in tables:
+        for section, values in table.items():
+            made[section] = made.get(section, {}) | values
+    return made
+
+
+def flipped(key, *tables):
+    """The configuration with all that `gspo train` checks before it loads anything."""
+    section, name = key.split(".")
+    config = from_dict(merged(BASE, *tables, {section: {name: other(key)}}))
+    check_training(config)
+    return resolved(config)
+
+
+def used():
+    return {key: file for file, keys in READ.items() for key in keys.split()}
+
+
+def test_each_field_stands_in_one_table():
+    assert sorted([*used(), *NEEDS]) == sorted(all_keys())
+
+
+@pytest.mark.parametrize("key", used())
+def test_a_field_that_is_accepted_alone_is_read(key):
+    flipped(key)
+    tree = ast.parse((SOURCE / used()[key]).read_text())
+    assert key.split(".")[1] in {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("key", NEEDS)
+def test_a_field_that_needs_another_is_refused_without_it(key):
+    with pytest.raises(ValueError, match=rf"{re.escape(key.split('.')[0])}.*{key.split('.')[1]}"):
+        flipped(key)
+    if NEEDS[key] is not None:
+        flipped(key, NEEDS[key])
+
+
+@pytest.mark.parametrize("key", BLOCKED)
+def test_a_field_that_another_takes_the_effect_of_is_refused(key):
+    with pytest.raises(ValueError, match=rf"{key.split('.')[0]}.*{key.split('.')[1]}"):
+        flipped(key, BLOCKED[key])
+
+
+def test_the_defaults_say_nothing():
+    for command, tables in (("train", BASE), ("sft", BASE | {"reward": {}}), ("eval", BASE)):
+        check_unused(from_dict(tables), command)
+    check_serving(from_dict({"model": {"path": "m"}}))
+
+
+@pytest.mark.parametrize(
+    ("command", "tables", "message"),
+    [
+        ("sft", {"eval": {"every": 5}}, "eval.every = 5 has no effect: `gspo sft` imitates rows"),
+        ("sft", {"rollout": {"num_prompts": 8}}, "rollout.num_prompts = 8 has no effect"),
+        ("sft", {"train": {"seed": 3}}, "train.seed = 3 has no effect: .*task.seed"),
+        ("train", {"train": {"batch_size": 8}}, "train.batch_size = 8 has no effect: .*rollout.num_prompts"),
+        ("serve", {"reward": {"correct_at": 0.5}}, "reward.correct_at = 0.5 has no effect: agents bring"),
+        ("serve", {"lora": {"alpha": 8}}, "lora.alpha = 8.0 has no effect: .* lora.rank = 0"),
+        ("eval", {"lora": {"alpha": 8}}, "lora.alpha = 8.0 has no effect"),
+    ],
+)
+def test_each_command_refuses_what_it_does_not_read(command, tables, message):
+    with pytest.raises(ValueError, match=message):
+        check_unused(from_dict(tables), command)
+
+
+def test_what_gspo_config_prints_can_be_used_again():
+    for command in ("train", "sft"):
+        tables = BASE if command == "train" else {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}}
+        check_unused(resolved(from_dict(tables))[0], command)
+
+
+def test_an_evaluation_reads_a_runs_own_file():
+    check_unused(from_dict({"optimizer": {"lr": 1e-3}, "train": {"steps": 3}, "serve": {"port": 1}}), "eval")
+    check_unused(from_dict({"train": {"seed": 3}, "lora": {"rank": 2}}), "sft")

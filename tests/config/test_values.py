@@ -1,0 +1,127 @@
+"""Types and ranges of values: every numeric field against numbers of every size, and what errors show of them."""
+
+import dataclasses
+import typing
+from pathlib import Path
+
+import numpy
+import pytest
+
+from gspo.config.files import from_dict, load
+from gspo.config.schema import SECTIONS
+from gspo.config.values import DEEPEST, alternatives, in_range, shown, type_name, typed
+
+NUMERIC = [
+    (f"{name}.{field.name}", field, hint)
+    for name, cls in SECTIONS.items()
+    for field in dataclasses.fields(cls)
+    for hint in [typing.get_type_hints(cls)[field.name]]
+    if {int, float, list[float]} & set(alternatives(hint))
+]
+ODD = [
+    1e308, -1e308, 1e-320, -1e-320, 5e-324, float("nan"), float("inf"), -float("inf"), 0, -1, 4_000_000_000, 2**31, 2**64,
+    10**5000, -(10**5000), 10**400, 1e10, 1e200, "9" * 5000, "1e5000", "-" + "9" * 5000, "1e-5000", "nan",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "field", "hint"), NUMERIC, ids=[key for key, _, _ in NUMERIC])
+def test_a_number_of_any_size_is_in_a_sane_range_or_refused(key, field, hint):
+    limits, (section, name) = field.metadata, key.split(".")
+    assert limits["low"] is not None and limits["high"] is not None
+    for value in ODD:
+        items = [value] if list[float] in alternatives(hint) and not isinstance(value, str) else value
+        try:
+            made = load(None, {key: items}) if isinstance(value, str) else from_dict({section: {name: items}})
+        except ValueError as error:
+            assert str(error).startswith(key) and len(str(error)) < 300, str(error)
+            continue
+        number = getattr(getattr(made, section), name)
+        for one in number if isinstance(number, list) else [number]:
+            assert one is None or isinstance(one, str) or abs(one) <= limits["high"] <= 1e12
+            harmless = limits["low"] <= 0  # 0 itself is allowed, and so is what rounds to it
+            assert not isinstance(one, float) or harmless or abs(one) > 1e-30
+
+
+def test_seeds_are_bounded_alike():
+    highs = {field.metadata["high"] for key, field, _ in NUMERIC if key.endswith(".seed")}
+    assert highs == {2**32 - 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "made"),
+    [
+        (numpy.int64(3), int, 3),
+        (numpy.float32(0.5), float, 0.5),
+        (3, float, 3.0),
+        ((1, 2), list[float], [1.0, 2.0]),
+        (Path("a/b"), str, "a/b"),
+        (None, int | None, None),
+        ({"a": {"b": [1, "x", True, 0.5]}}, dict[str, typing.Any], {"a": {"b": [1, "x", True, 0.5]}}),
+    ],
+)
+def test_values_as_their_fields_have_them(value, hint, made):
+    found = typed("k", value, hint)
+    assert found == made and type(found) is type(made)
+
+
+def deep(levels):
+    table = {}
+    for _ in range(levels):
+        table = {"a": table}
+    return table
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "message"),
+    [
+        (True, int, "k = True: expected a whole number, got bool"),
+        ("3", float, "k = '3': expected a number, got str"),
+        (b"x", str, "k = b'x': expected a string, got bytes"),
+        ("a\0b", str, r"k = 'a\\x00b': holds a NUL character: remove it"),
+        ("\udce9", str, "k = .*: is not valid Unicode"),
+        (["a", 3], list[str], r"k\[1\] = 3: expected a string, got int"),
+        ({"a": None}, dict[str, typing.Any], "k.a = None: a NoneType cannot be written into config.toml"),
+        ({"a": [object()]}, dict[str, typing.Any], r"k.a\[0\] = <object .*: a object cannot be written"),
+        ({3: 1}, dict[str, typing.Any], "k: the name 3 is a int, not a string"),
+        ({"a": 2**64}, dict[str, typing.Any], "k.a = a whole number of 20 digits: must be between"),
+        ({"a": "\0"}, dict[str, typing.Any], "k.a = .*: holds a NUL character"),
+        (deep(DEEPEST + 1), dict[str, typing.Any], "k.a.a.*: nested more than 20 levels deep"),
+        (10**400, float, "k = a whole number of 401 digits: must be a finite number"),
+    ],
+)
+def test_values_that_fit_no_field(value, hint, message):
+    with pytest.raises(ValueError, match=message):
+        typed("k", value, hint)
+
+
+def test_a_table_that_holds_itself_is_refused():
+    table = {}
+    table["self"] = table
+    with pytest.raises(ValueError, match="nested more than 20 levels deep"):
+        typed("k", table, dict[str, typing.Any])
+
+
+def test_errors_show_a_value_in_a_short_line():
+    class Rude:
+        def __repr__(self):
+            raise RuntimeError("no")
+
+    assert shown("x" * 1000) == "'" + "x" * 79 + "..."
+    assert shown(10**5000) == "a whole number of 5,001 digits"
+    assert shown([10**5000]) == "a list that cannot be printed"
+    assert shown(Rude()) == "a Rude that cannot be printed"
+
+
+def test_ranges_and_types_in_words():
+    limits = {"low": 1, "high": 3, "choices": ("auto",)}
+    for value in (1, 3, "auto", None, [1, 2]):
+        in_range("k", value, limits)
+    for value, message in (
+        (0, "k = 0: must be at least 1"),
+        (4, "must be at most 3"),
+        ("atuo", "allowed are a number, auto, did you mean auto"),
+        ([1, 9], r"k\[1\] = 9: must be at most 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            in_range("k", value, limits)
+    assert type_name(list[float] | None) == "a list of numbers or nothing"
