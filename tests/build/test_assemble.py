@@ -33,6 +33,29 @@ def test_a_run_is_what_its_configuration_says(tmp_path, changes, kind):
         assert any("36 training prompts, 4 held out" in text for text in texts(tmp_path / "run"))
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "said"),
+    [
+        ({"every": 3, "num_prompts": 4}, "36 training prompts, 4 held out"),
+        (
+            {"every": 0, "num_prompts": 4},
+            "36 training prompts, 4 held out for `gspo eval` (eval.num_prompts = 0 holds out none)",
+        ),
+        ({"every": 0, "num_prompts": 0}, "40 training prompts, none held out"),
+    ],
+)
+def test_the_terminal_says_how_many_prompts_are_held_out(tmp_path, capsys, evaluation, said):
+    tiny = tiny_run.model()
+    with assemble.training(config(tmp_path / "run", tiny, eval=evaluation), given=given(tiny)):
+        assert said in texts(tmp_path / "run")
+    assert said in capsys.readouterr().out.splitlines()
+
+
+def test_how_many_are_held_out_and_what_for():
+    assert assemble.counted(4, False) == "4 held out for `gspo eval` (eval.num_prompts = 0 holds out none)"
+    assert (assemble.counted(4, True), assemble.counted(0, True)) == ("4 held out", "none held out")
+
+
 def test_a_folder_is_made_last(tmp_path):
     tiny = tiny_run.model()
     made = config(tmp_path / "run", tiny, algorithm={"router_replay": "R2"}, rollout={"max_completion_length": 64})
@@ -48,7 +71,7 @@ def test_what_imitates_has_completions_and_no_rewards(tmp_path):
     with assemble.imitating(made, given=given(tiny, (), rows)) as (run, _):
         (one,) = run.rows.take(1)
         assert int(one.sampled.sum()) == 2  # a digit and the end
-        assert "36 rows to imitate" in texts(tmp_path / "run")
+        assert any(text.startswith("36 rows to imitate, 4 held out for `gspo eval`") for text in texts(tmp_path / "run"))
 
 
 def test_half_precision_weights_are_warned_of(tmp_path):

@@ -1,15 +1,19 @@
+import warnings
+
 import pytest
 import torch
 
-from gspo.backends.hf.files import outline
+from gspo.backends.hf.files import Outline, outline
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
 from gspo.build.given import Given
 from gspo.build.models import check_routers, models_of, named, outline_of, prompts_of, room
 from gspo.config.files import from_dict
 from gspo.config.policy import ModelConfig
+from gspo.data.prompts import Notice
 from tests import tiny_run
 from tests.backends.hf.families import TOKENIZER, tiny
+from tests.data.tools import TEMPLATE, characters, text
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +83,31 @@ def test_prompts_fit_beside_their_completions(saved):
         prompts_of(of(saved, rollout={"max_completion_length": 61}), given, seen)
 
 
+def test_prompts_say_how_to_answer_where_a_reward_reads_tags():
+    pytest.importorskip("reasoning_gym")
+    seen = Outline(characters(TEMPLATE), Roomy())
+
+    def of_task(**task):
+        task = {"source": "reasoning_gym:gcd", "size": 2} | task
+        return prompts_of(from_dict({"task": task, "eval": {"num_prompts": 2}}), Given(), seen)
+
+    with pytest.warns(Notice, match='system message "Put your final answer between <answer> and </answer>'):
+        train, held_out = of_task()
+    assert all(text(seen.tokenizer, one.tokens).startswith("<s>[system]Put your final") for one in train + held_out)
+    with pytest.warns(UserWarning, match="neither task.system nor the prompts say so"):
+        of_task(system="Be brief.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        of_task(system="Say <answer>x</answer>.")
+
+
+class Roomy:
+    """The configuration of a model that reads anything."""
+
+    def get_text_config(self):
+        return self
+
+
 def test_routers_are_there_where_they_are_needed():
     mixture, dense = tiny("qwen3_moe"), tiny("llama")
     for section in ({"aux_loss": 0.1}, {"router_replay": "R2"}):
@@ -86,6 +115,9 @@ def test_routers_are_there_where_they_are_needed():
         with pytest.raises(ValueError, match=f"algorithm.{next(iter(section))} = "):
             check_routers(from_dict({"algorithm": section}), dense)
     check_routers(from_dict({}), dense)
+    check_routers(from_dict({"model": {"experts": "eager"}}), mixture)
+    with pytest.raises(ValueError, match=r"model\.experts = 'eager': LlamaForCausalLM has no experts"):
+        check_routers(from_dict({"model": {"experts": "eager"}}), dense)
 
 
 def test_a_mixture_whose_routing_is_unseen_is_not_called_dense():

@@ -18,6 +18,23 @@ def test_system_and_template_arguments():
     assert got == "<s>[system]be brief;[user]hi;[assistant]!"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "task", "expected"),
+    [
+        ("hi", {}, "<s>[system]Tags.;[user]hi;[assistant]"),
+        ("hi", {"system": "own"}, "<s>[system]own;[user]hi;[assistant]"),
+        ("hi", {"system": ""}, "<s>[user]hi;[assistant]"),
+        ("hi", {"template": "none"}, "<s>hi"),
+        ("end with <answer>", {}, "<s>[user]end with <answer>;[assistant]"),
+        ([{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}], {}, "<s>[system]s;[user]hi;[assistant]"),
+    ],
+)
+def test_the_default_system_message(prompt, task, expected):
+    encoder = Encoder(characters(TEMPLATE), TaskConfig(**task), "Tags.")
+    assert text(encoder.tokenizer, encoder.prompt(prompt)[0]) == expected
+    assert encoder.defaulted == ("Tags." in expected)
+
+
 def test_messages_and_a_completion_to_carry_on():
     tokenizer = characters(TEMPLATE)
     turns = [

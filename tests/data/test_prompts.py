@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
 from gspo.data.chat_template import Encoder
-from gspo.data.prompts import PromptStream, load_demonstrations, load_prompts, prompt_order
+from gspo.data.prompts import Notice, PromptStream, load_demonstrations, load_prompts, prompt_order
 from tests.data.rows import ROWS, datasets, load, write
 from tests.data.tools import TEMPLATE, characters, text
 
@@ -56,6 +56,55 @@ def test_eval_source(tmp_path):
     assert {p.columns["metadata"]["source_dataset"] for p in second} == {"lcm"}
 
 
+def test_prompts_are_the_same_where_the_model_reads_the_same():
+    """A bare text, and a chat message that the template makes the same of."""
+    task, messages = TaskConfig(), [{"role": "user", "content": "ab1"}]
+    with pytest.warns(UserWarning, match="1 rows left out of training: their prompts are held out"):
+        train, held_out = load_prompts(
+            task, EvalConfig(), Encoder(characters(TEMPLATE), task), rows=[GOOD, {"prompt": "ab1"}],
+            eval_rows=[{"prompt": messages}],
+        )  # fmt: skip
+    assert [prompt.messages for prompt in train] == ["x"] and held_out[0].messages == messages
+
+
+def test_nothing_is_held_out_where_nothing_is_evaluated(tmp_path):
+    assert [len(part) for part in load(rows=ROWS, num_prompts=0)] == [40, 0]
+    assert [len(part) for part in load("reasoning_gym:gcd", size=4, num_prompts=0)] == [4, 0]
+    assert [len(part) for part in load(write(tmp_path / "a.jsonl", ROWS), num_prompts=0)] == [40, 0]
+
+
+def test_prompts_that_are_all_the_same_are_told_of():
+    rows = [{"prompt": "x", "answer": i} for i in range(4)]
+    with pytest.warns(UserWarning, match="all 4 training prompts are the same; .*task.prompt_column"):
+        load(rows=rows)
+    with (
+        pytest.warns(UserWarning, match="18 rows left out"),
+        pytest.raises(ValueError, match=r"is also held out; give rows with different prompts.* eval.num_prompts = 0"),
+    ):
+        load(rows=rows * 5)
+
+
+@pytest.mark.parametrize("loader", [load_prompts, load_demonstrations])
+def test_rows_that_are_too_long_are_refused_or_left_out_and_counted(loader):
+    rows = [row | {"completion": "1"} for row in ROWS]
+    rows[3] = rows[3] | {"prompt": "x" * 9}
+    rows[39] = rows[39] | {"prompt": "x" * 9}
+    with pytest.raises(ValueError, match=r'row 39: .*but only 9 fit: shorten it, set task\.too_long = "leave_out"'):
+        load(rows=rows, limit=9, loader=loader)
+    with pytest.warns(Notice) as heard:
+        train, held_out = load(rows=rows, limit=9, loader=loader, too_long="leave_out")
+    assert [len(train), len(held_out)] == [35, 3]
+    assert [str(w.message) for w in heard] == ["the data set: 1 rows left out: too long (task.too_long)"] * 2
+    with pytest.warns(Notice), pytest.raises(ValueError, match="no row is left to train on: all are too long"):
+        load(rows=rows, limit=2, loader=loader, too_long="leave_out")
+
+
+def test_a_default_system_message_is_told_of():
+    task = TaskConfig()
+    with pytest.warns(Notice, match='prompts get the system message "Tags.": a reward reads the answer there'):
+        load_prompts(task, EvalConfig(), Encoder(characters(TEMPLATE), task, "Tags."), rows=ROWS)
+
+
 def test_rows_to_imitate():
     train, held_out = load(rows=ROWS, loader=load_demonstrations)
     assert [len(train), len(held_out)] == [36, 4]
@@ -83,7 +132,6 @@ GOOD = {"prompt": "x"}
         ([GOOD, {"prompt": [{"role": "user", "content": "x"}]}], {}, "row 1: .*no chat template is in use"),
         ([GOOD, {"prompt": "x" * 9}], {}, "row 1: the prompt has 10 tokens, but only 8 fit: shorten it"),
         ([{"prompt": "x", "completions": "y"}], {}, "row 0: a column 'completions' would hide the argument"),
-        ([GOOD], {"eval_split": "test", "source": "reasoning_gym:gcd", "rows": None}, "has no splits"),
         ([GOOD], {"loader": load_demonstrations}, "row 0: there is no column 'completion'; set task.completion_col"),
         ([GOOD | {"completion": 3}], {"loader": load_demonstrations}, "row 0: the completion .* is a int; expected"),
         ([GOOD | {"completion": ""}], {"loader": load_demonstrations}, "row 0: the completion .* is empty"),

@@ -18,10 +18,9 @@ def test_errors_come_out_of_the_process_that_makes_the_items():
 
 def test_warnings_come_out_of_the_process_that_makes_the_items():
     with pytest.warns(UserWarning) as heard:
-        load("game_of_life_halting", system=None)
-    texts = [str(w.message) for w in heard]
-    assert "between <answer> and </answer>: say so in task.system" in texts[0]
-    assert "pays 1.00 on average" in texts[1]
+        load("game_of_life_halting")
+    (text,) = [str(w.message) for w in heard]
+    assert "pays 1.00 on average" in text
 
 
 def heard(source, train=4, held_out=2, **config):

@@ -1,9 +1,11 @@
+import json
+
 import pytest
 
 from gspo.config.rollout import TaskConfig
 from gspo.data import sources
 from gspo.data.processes import spawn
-from tests.data.rows import ROWS, load, write
+from tests.data.rows import ROWS, datasets, load, write
 
 
 def test_a_function_of_the_current_folder(tmp_path, monkeypatch):
@@ -79,12 +81,23 @@ def test_a_hugging_face_data_set(tmp_path, monkeypatch):
         ("a.jsonl", '{"prompt": "x"}\n{"prompt": ', "a.jsonl, line 2: not valid JSON"),
         ("a.jsonl", '{"prompt": "x"}\n["x"]', "a.jsonl, line 2: expected an object"),
         ("a.jsonl", b"\xff\xfe{}", "a.jsonl: not UTF-8 text"),
+        (
+            "a.jsonl",
+            '{"n": ' + "7" * 5000 + "}",
+            "line 1: a number has more than 4,300 digits: give it as a string",
+        ),
+        ("a.jsonl", "[" * 100_000, "a.jsonl, line 1: nested too deeply to be read: flatten it"),
+        ("a.jsonl", '{"prompt": "x"}\n\0', "a.jsonl, line 2: not valid JSON"),
+        ("a.json", "[]", "a.json: there are no rows"),
+        ("a.json", '{"prompt": "x"}', "a.json: expected a list of rows .*, got a dict with prompt"),
+        ("a.json", '[{"prompt": "x"}, 3]', "a.json, row 1: expected an object .*, got 3"),
+        ("a.json", "[" * 100_000, "a.json: nested too deeply"),
         ("a.csv", "prompt,answer\n", "a.csv: there are no rows"),
         ("a.csv", "prompt,answer\nx,1\ny\n", "a.csv, line 3: expected 2 fields"),
         ("a.csv", "prompt,answer\nx,1,2\n", "a.csv, line 2: expected 2 fields"),
         ("a.csv", 'prompt,answer\n"x,1\n', "a.csv, line 2: not valid CSV"),
         ("a.parquet", "PAR1", "a.parquet: not a Parquet file"),
-        ("a.txt", "hello", r"files can be \.jsonl, \.parquet, \.csv, not \.txt"),
+        ("a.txt", "hello", r"files can be \.jsonl, \.json, \.parquet, \.csv, not \.txt"),
     ],
 )
 def test_bad_files(tmp_path, name, content, message):
@@ -92,6 +105,47 @@ def test_bad_files(tmp_path, name, content, message):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         load(path)
+
+
+def test_a_json_file_is_a_list_of_rows_or_lines(tmp_path):
+    for name, text in (("list.json", json.dumps(ROWS, indent=1)), ("lines.json", "\n".join(map(json.dumps, ROWS)))):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        train, held_out = load(tmp_path / name)
+        assert [len(train), len(held_out), train[3].columns] == [36, 4, {"answer": 4, "completion": "4"}]
+
+
+def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
+    (tmp_path / "a.csv").write_text(f"prompt,answer\n{'x' * 200_000},1\n")
+    assert len(load(tmp_path / "a.csv")[0][0].messages) == 200_000
+
+
+def test_a_folder_that_datasets_saved(tmp_path):
+    rows = datasets.Dataset.from_list(ROWS)
+    rows.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict(train=rows, test=rows.select([0, 1])).save_to_disk(tmp_path / "several")
+    assert [len(part) for part in load(tmp_path / "one")] == [36, 4]
+    with pytest.warns(UserWarning, match="2 rows left out of training"):
+        train, held_out = load(tmp_path / "several", eval_split="test")
+    assert [len(train), [p.messages for p in held_out]] == [38, ["0+1=", "1+1="]]
+    for folder, split, message in (
+        ("one", "test", "one'.*: has no splits, so 'test' is none of them"),
+        ("several", "tset", "several'.*: has no split 'tset', did you mean test.*; its splits are train, test"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / folder, split=split)
+    (tmp_path / "one" / "state.json").write_text("{")
+    with pytest.raises(ValueError, match="the saved data set cannot be read"):
+        load(tmp_path / "one")
+
+
+def test_a_source_that_ends_the_process_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "ends_at_import.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "ends_when_called.py").write_text("import sys\ndef rows(): sys.exit(0)\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="importing 'ends_at_import' failed: SystemExit: 0"):
+        load("ends_at_import:rows")
+    with pytest.raises(ValueError, match="ends_when_called:rows raised SystemExit: 0"):
+        load("ends_when_called:rows")
 
 
 def test_missing_files(tmp_path):

@@ -16,14 +16,16 @@ from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.build.given import Given
 from gspo.build.learners import learner_of, policy_of, supervised_learner_of
-from gspo.build.models import check_routers, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
+from gspo.build.models import check_here, check_routers, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
 from gspo.build.samplers import samplers_of, samplings
-from gspo.config.checks import check_environment, check_sampler, played
+from gspo.config.checks import check_environment, check_sampler
 from gspo.config.lookup import load_function
+from gspo.config.origin import played
 from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
-from gspo.data.prompts import PromptStream, digest, load_demonstrations
+from gspo.data.prompts import Notice, PromptStream, digest, load_demonstrations
+from gspo.data.tables import check_columns, read_tables
 from gspo.data.verifiers_tasks import library
 from gspo.learner.algorithm import resolved
 from gspo.objective.algorithms import ALGORITHMS
@@ -93,8 +95,11 @@ def training(
         scorer_of(config, given) as scorer,
     ):
         with warnings.catch_warnings(record=True) as heard:
-            with loading("the prompts"):
-                prompts, held_out = prompts_of(config, given, outline_of(config, given, last))
+            with loading("the prompts"):  # what is wrong here shows before anything is downloaded
+                check_here(config, given, last)
+                tables = read_tables(config.task, config.eval, given.rows, given.eval_rows)
+                check_columns(tables, config.task, getattr(scorer, "needs", {}))
+                prompts, held_out = prompts_of(config, given, outline_of(config, given, last), tables)
                 scorer.check([*prompts, *held_out])
                 scorer.wait()
             with loading("the model"):  # last: what is wrong elsewhere shows in seconds, weights may take minutes
@@ -107,9 +112,9 @@ def training(
             kind = AsynchronousSource if rollout.max_staleness else SynchronousSource
             return kind(stream, sampler, scorer, rollout, sampling, report)
 
-        loaded = Loaded(model, reference, [*odd, *texts(heard)], prompts, held_out)
+        loaded = Loaded(model, reference, odd, heard, prompts, held_out)
         with assembled(config, loaded, folder, last, source, scorer) as run:
-            run.log.event("info", f"{len(prompts)} training prompts, {len(held_out)} held out")
+            run.log.note(f"{len(prompts)} training prompts, {counted(len(held_out), config.eval.every > 0)}")
             yield run, model
 
 
@@ -130,18 +135,19 @@ def serving(
             sources.append(ExternalSource(sampler, sampling))
             return sources[0]
 
-        loaded = Loaded(model, reference, [*odd, *texts(heard)])
+        loaded = Loaded(model, reference, odd, heard)
         with assembled(config, loaded, folder, last, source, AlreadyScored(), open_ended=True) as run:
             yield run, sources[0], model
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What a run was loaded from. warnings: warnings of the settings and of the loading."""
+    """What a run was loaded from. odd: warnings of the settings. heard: warnings and notices of the loading."""
 
     model: HFModel
     reference: HFPolicy | None
-    warnings: Sequence[str]
+    odd: Sequence[str]
+    heard: Sequence[warnings.WarningMessage]
     prompts: Sequence[Prompt] = ()
     held_out: Sequence[Prompt] = ()
 
@@ -165,7 +171,9 @@ def assembled(
         samplers_of(config, policy, Path(config.log.dir)) as (sampler, evaluator),
         open_run(config, folder, last, f"{config.algorithm.name} training", open_ended) as (log, screen, state),
     ):
-        warn_of(log, loaded.warnings, model)
+        for text in loaded.odd:
+            log.warn(text)
+        tell(log, loaded.heard, model)
         note_what_is_not_done(log, policy, config)
         learner.micro_batches.tell = log.warn
         run = Run(
@@ -215,14 +223,14 @@ def imitating(
                 encoder = Encoder(outline.tokenizer, config.task)
                 # What `gspo train` would hold out of the same source is not imitated either.
                 held_out = dataclasses.replace(config.eval, every=0)
-                rows, _ = load_demonstrations(config.task, held_out, encoder, outline.context_length, rows=given.rows)
+                rows, left = load_demonstrations(config.task, held_out, encoder, outline.context_length, rows=given.rows)
             with loading("the model"):
                 model, _ = models_of(config, given, last)
         policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
         learner = supervised_learner_of(config, policy)
         completions = [sft.imitated(row.prompt.tokens, row.completion) for row in rows]
         with open_run(config, folder, last, "supervised fine-tuning") as (log, screen, state):
-            warn_of(log, texts(heard), model)
+            tell(log, heard, model)
             note_what_is_not_done(log, policy, config)
             learner.micro_batches.tell = log.warn
             run = sft.SupervisedRun(
@@ -235,19 +243,28 @@ def imitating(
             )
             if state is not None:
                 sft.restore(run, state)
-            log.event("info", f"{len(rows)} rows to imitate")
+            log.note(f"{len(rows)} rows to imitate, {counted(len(left), False)}")
             yield run, model
 
 
-def texts(heard: Sequence[warnings.WarningMessage]) -> list[str]:
-    """The warnings that were heard."""
-    return [str(warning.message) for warning in heard if issubclass(warning.category, UserWarning)]
+def counted(held_out: int, evaluated: bool) -> str:
+    """How many prompts are held out, and what for. evaluated: whether this run evaluates on them itself."""
+    if not held_out:
+        return "none held out"
+    return f"{held_out} held out" + ("" if evaluated else " for `gspo eval` (eval.num_prompts = 0 holds out none)")
 
 
-def warn_of(log: RunLog, texts: Sequence[str], model: HFModel) -> None:
-    """Into the log: what is odd about the settings or the loading."""
-    for text in texts:
-        log.warn(text)
+def said(heard: Sequence[warnings.WarningMessage]) -> Iterator[tuple[str, bool]]:
+    """Each warning of ours that was heard, and whether it is one and no mere notice."""
+    for warning in heard:
+        if issubclass(warning.category, UserWarning):
+            yield str(warning.message), not issubclass(warning.category, Notice)
+
+
+def tell(log: RunLog, heard: Sequence[warnings.WarningMessage], model: HFModel) -> None:
+    """Into the log and on the screen: what was heard in loading, and what is odd about the model."""
+    for text, is_warning in said(heard):
+        (log.warn if is_warning else log.note)(text)
     if model.model.dtype != torch.float32:
         log.warn(
             f"the weights are trained in {model.model.dtype}, where an update smaller than about 1/256 of a weight is lost; "
@@ -261,8 +278,10 @@ def evaluating(config: Config, given: Given | None = None) -> Iterator[dict[str,
     given = given or Given()
     check_sampler(config)
     check_environment(config)
+    if given.rows is None and not config.eval.num_prompts:
+        raise ValueError("eval.num_prompts = 0: nothing is held out to evaluate on; raise it")
     with scorer_of(config, given) as scorer:
-        with loading("the prompts"):
+        with loading("the prompts"), warnings.catch_warnings(record=True) as heard:
             held_out = evaluated_prompts(config, given, outline_of(config, given, None))
             if not held_out:
                 raise ValueError(
@@ -277,6 +296,8 @@ def evaluating(config: Config, given: Given | None = None) -> Iterator[dict[str,
             samplers_of(config, HFPolicy(model, config.rollout.temperature)) as (_, sampler),
             Progress(0, title="evaluation") as screen,
         ):
+            for text, is_warning in said(heard):
+                screen.note(f"warning: {text}" if is_warning else text)
             yield {
                 "sampler": sampler,
                 "scorer": scorer,

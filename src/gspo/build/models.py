@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from pathlib import Path
 
 from gspo.backends.hf import routers, routing
-from gspo.backends.hf.files import Outline, outline, read_outline
+from gspo.backends.hf.files import Outline, check_path, outline, read_outline
 from gspo.backends.hf.lora import Unadapted, adapted, read_model
 from gspo.backends.hf.model import HFModel, probe, wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.build.given import Given
+from gspo.config.answers import default_system
 from gspo.config.policy import ModelConfig
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import load_prompts
+from gspo.data.sources import Table
 from gspo.runs import checkpoint
 from gspo.types import Prompt
 
@@ -25,6 +28,12 @@ def named(config: Config, last: Path | None) -> ModelConfig:
     if last is None:
         return config.model
     return dataclasses.replace(config.model, path=str(last / checkpoint.MODEL), tokenizer=None, revision=None)
+
+
+def check_here(config: Config, given: Given, last: Path | None) -> None:
+    """Raises ValueError for a model's folder that cannot be, without reading or downloading anything."""
+    if not given.holds_model:
+        check_path(named(config, last))
 
 
 def outline_of(config: Config, given: Given, last: Path | None) -> Outline:
@@ -87,11 +96,21 @@ def room(config: Config, limit: int | None) -> int | None:
     return None if limit is None else limit - longest[section]
 
 
-def prompts_of(config: Config, given: Given, outline: Outline) -> tuple[list[Prompt], list[Prompt]]:
-    """Training and held-out prompts that fit the model."""
+def prompts_of(
+    config: Config, given: Given, outline: Outline, tables: tuple[Table, Table] | None = None
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Training and held-out prompts that fit the model. tables: their rows, where they were read before."""
     limit = room(config, outline.context_length)
-    encoder = Encoder(outline.tokenizer, config.task)
-    return load_prompts(config.task, config.eval, encoder, limit, rows=given.rows, eval_rows=given.eval_rows)
+    encoder = Encoder(outline.tokenizer, config.task, default_system(config))
+    prompts, held_out = load_prompts(config.task, config.eval, encoder, limit, given.rows, given.eval_rows, tables)
+    asked = config.task.system + str(prompts[0].messages)
+    tags_alone = "task" in config.reward.functions and default_system(config)
+    if tags_alone and encoder.template is not None and not encoder.defaulted and "<answer>" not in asked:
+        warnings.warn(
+            "the reward task reads what stands between <answer> and </answer>; neither task.system nor the prompts say so",
+            stacklevel=2,
+        )
+    return prompts, held_out
 
 
 def evaluated_prompts(config: Config, given: Given, outline: Outline) -> list[Prompt]:
@@ -104,7 +123,12 @@ def evaluated_prompts(config: Config, given: Given, outline: Outline) -> list[Pr
 
 
 def check_routers(config: Config, model: HFModel) -> None:
-    """Raises ValueError where there is no routing to replay, or none that can be, or no load to balance."""
+    """Raises ValueError where there is no routing to replay, or none that can be, no load to balance, or no experts."""
+    if config.model.experts != "auto" and not model.model._can_set_experts_implementation():
+        raise ValueError(
+            f"model.experts = {config.model.experts!r}: {type(model.model).__name__} has no experts whose kernels can be "
+            'chosen: set it to "auto"'
+        )
     if config.algorithm.aux_loss and not routers.routers(model.model):
         raise ValueError(
             f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {routers.missing(model.model)}, so there is no load to "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from gspo.config.checks import nearest
+from gspo.config.near import nearest
 from gspo.config.rollout import TaskConfig
 
 
@@ -15,13 +15,18 @@ class Encoder:
     """Turns prompts and completions into token ids with a transformers tokenizer.
 
     With a chat template (and `task.template = "auto"`), a string becomes one user message and the template is
-    applied. Without one, the text is encoded as it stands. `task.system` comes first either way.
+    applied. Without one, the text is encoded as it stands. `task.system` comes first either way. default_system: what
+    "auto" stands for: put before prompts that a template is applied to, but those that have a system message of their own or
+    name the tag <answer> themselves.
     """
 
-    def __init__(self, tokenizer: Any, task: TaskConfig) -> None:
+    def __init__(self, tokenizer: Any, task: TaskConfig, default_system: str = "") -> None:
         """Raises ValueError when `task.template_args` would have no effect."""
         self.tokenizer = tokenizer
-        self.system = task.system
+        self.system = "" if task.system == "auto" else task.system
+        self.default_system = default_system if task.system == "auto" else ""
+        self.defaulted = 0
+        """Prompts that the default system message was put before."""
         self.args = task.template_args
         template = tokenizer.get_chat_template() if getattr(tokenizer, "chat_template", None) else None
         self.template: str | None = template if task.template == "auto" else None
@@ -49,14 +54,18 @@ class Encoder:
                 "is a list of chat messages, but no chat template is in use: give the prompt as a string, "
                 'or use a tokenizer with a chat template (and task.template = "auto")'
             )
-        text = prompt if self.system is None else f"{self.system}\n\n{prompt}"
+        text = f"{self.system}\n\n{prompt}" if self.system else prompt
         return self.plain(text), _opens_thinking(text)
 
     def _chat(self, messages: list[dict[str, Any]]) -> tuple[tuple[int, ...], bool]:
-        if self.system is not None:
-            if messages[0]["role"] == "system":
-                raise ValueError("has a system message of its own, and task.system is set: unset one of them")
-            messages = [{"role": "system", "content": self.system}, *messages]
+        own = messages[0]["role"] == "system"
+        if self.system and own:
+            raise ValueError("has a system message of its own, and task.system is set: unset one of them")
+        system = self.system
+        if self.default_system and not own and not any("<answer>" in str(message["content"]) for message in messages):
+            system, self.defaulted = self.default_system, self.defaulted + 1
+        if system:
+            messages = [{"role": "system", "content": system}, *messages]
         begun = messages[-1]["role"] == "assistant"  # a completion that the model is to carry on
         text = self.render(messages, add_generation_prompt=not begun, continue_final_message=begun)
         thinking = _opens_thinking(text)

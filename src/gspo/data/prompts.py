@@ -6,20 +6,18 @@ import hashlib
 import json
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from gspo.config.checks import VERIFIERS, nearest, played
+from gspo.config.origin import played
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
 from gspo.data.chat_template import Encoder, check_messages
 from gspo.data.reasoning_gym import PREFIX
-from gspo.data.sources import Table, generate, has_splits, read, table
+from gspo.data.sources import Table
+from gspo.data.tables import cell, plain, prompt_column, read_tables
 from gspo.types import Prompt
-
-GENERATED = 2000
-"""Training items of a generated task when task.size is unset."""
 
 T = TypeVar("T")
 
@@ -33,6 +31,14 @@ class Demonstration:
     completion: tuple[int, ...]
 
 
+class Notice(UserWarning):
+    """What a run says of its prompts although nothing is wrong with them."""
+
+
+class Overlong(ValueError):
+    """A prompt, or a prompt with its completion, for which the model has no room."""
+
+
 def load_prompts(
     task: TaskConfig,
     eval: EvalConfig,
@@ -40,24 +46,24 @@ def load_prompts(
     max_prompt_tokens: int | None = None,
     rows: Any = None,
     eval_rows: Any = None,
+    tables: tuple[Table, Table] | None = None,
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Prompts to train on, and held-out prompts that are never among them.
 
     Held-out prompts come from task.eval_source or task.eval_split; else a generated task makes its own, and
     other sources give up their last rows (a tenth, eval.num_prompts at most). `rows` and `eval_rows` (lists
-    of dicts or datasets.Dataset) take the place of the sources. max_prompt_tokens: longer prompts are
-    refused. Raises ValueError that names the row.
+    of dicts or datasets.Dataset) take the place of the sources; `tables` of both, where they were read before.
+    max_prompt_tokens: longer prompts are refused, or left out (task.too_long). Raises ValueError that names the row.
     """
-    if task.source.startswith(PREFIX) and encoder.template is not None and task.system is None:
-        warnings.warn(
-            "reasoning-gym scores what stands between <answer> and </answer>: say so in task.system",
-            stacklevel=2,
-        )
 
     def build(which: str, number: int, row: Mapping[str, Any]) -> Prompt:
         return _prompt(which, number, row, task, encoder, max_prompt_tokens)
 
-    return _load(task, eval, rows, eval_rows, build, lambda prompt: prompt)
+    found = _load(task, tables or read_tables(task, eval, rows, eval_rows), build, lambda prompt: prompt)
+    if encoder.defaulted:
+        text = f'prompts get the system message "{encoder.default_system}": a reward reads the answer there'
+        warnings.warn(f'{text} (task.system sets another one, "" none)', Notice, stacklevel=2)
+    return found
 
 
 def load_demonstrations(
@@ -70,7 +76,7 @@ def load_demonstrations(
 ) -> tuple[list[Demonstration], list[Demonstration]]:
     """What `gspo sft` imitates, to train on and held out, from the same sources as `load_prompts`.
 
-    max_tokens: prompts longer than this with their completion are refused.
+    max_tokens: prompts longer than this with their completion are refused, or left out.
     """
 
     def build(which: str, number: int, row: Mapping[str, Any]) -> Demonstration:
@@ -80,95 +86,79 @@ def load_demonstrations(
         _fits(len(prompt.tokens) + len(ids), max_tokens, "with its completion ")
         return Demonstration(prompt, text, ids)
 
-    return _load(task, eval, rows, eval_rows, build, lambda row: row.prompt)
+    return _load(task, read_tables(task, eval, rows, eval_rows), build, lambda row: row.prompt)
 
 
 def _load(
     task: TaskConfig,
-    eval: EvalConfig,
-    rows: Any,
-    eval_rows: Any,
+    tables: tuple[Table, Table],
     build: Callable[[str, int, Mapping[str, Any]], T],
     prompt_of: Callable[[T], Prompt],
 ) -> tuple[list[T], list[T]]:
-    """Reads the tables, builds the held-out rows, then the training rows that differ from them."""
-    train, held_out = _tables(task, eval, rows, eval_rows)
+    """Builds the held-out rows, then the training rows that differ from them."""
+    train, held_out = tables
+    too_long = {"train": 0, "eval": 0}
 
-    def built(source: Table, which: str, number: int, row: Mapping[str, Any]) -> T:
-        try:
-            return build(which, number, row)
-        except ValueError as error:
-            raise ValueError(f"{source.label}, row {number}: {error}") from error
+    def built(source: Table, which: str) -> Iterator[T]:
+        for number, row in source:
+            try:
+                yield build(which, number, row)
+            except ValueError as error:
+                if task.too_long == "refuse" or not isinstance(error, Overlong):
+                    raise ValueError(f"{source.label}, row {number}: {error}") from error
+                too_long[which] += 1
 
-    second = [built(held_out, "eval", number, row) for number, row in held_out]
+    second = list(built(held_out, "eval"))
     is_played = played(task)
     taken = {_key(prompt_of(item), is_played) for item in second}
     first: list[T] = []
-    left_out = 0
-    for number, row in train:
-        item = built(train, "train", number, row)
-        if _key(prompt_of(item), is_played) in taken:
+    left_out, alike = 0, True
+    for item in built(train, "train"):
+        key = _key(prompt_of(item), is_played)
+        if key in taken:
             left_out += 1
             continue
+        alike = alike and (not first or key == _key(prompt_of(first[0]), is_played))
         first.append(item)
         if len(first) == task.size:
             break
+    for source, count in ((train, too_long["train"]), (held_out, too_long["eval"])):
+        if count:
+            warnings.warn(f"{source.label}: {count} rows left out: too long (task.too_long)", Notice, stacklevel=3)
     if left_out:
         warnings.warn(f"{train.label}: {left_out} rows left out of training: their prompts are held out", stacklevel=3)
     if not first:
-        raise ValueError(f"{train.label}: no row is left to train on: each of its prompts is also held out")
+        raise ValueError(f"{train.label}: no row is left to train on: {_why_none(left_out)}")
+    if alike and len(first) > 1:
+        text = f"{train.label}: all {len(first)} training prompts are the same"
+        warnings.warn(f"{text}; if that is not meant, name the column that differs as task.prompt_column", stacklevel=3)
     if task.size is not None and len(first) < task.size and not task.source.startswith(PREFIX):
         warnings.warn(f"task.size = {task.size}: {train.label} has only {len(first)} training rows", stacklevel=3)
     return first, second
 
 
-def _tables(task: TaskConfig, eval: EvalConfig, rows: Any, eval_rows: Any) -> tuple[Table, Table]:
-    own_eval = eval_rows is None and task.eval_source in (None, task.source) and task.eval_split is None
-    if rows is None and not task.source:
-        raise ValueError("task.source is required: give it in the file or as --task.source VALUE")
-    if task.eval_split is not None and not has_splits(task.eval_source or ("" if rows is not None else task.source)):
-        raise ValueError(
-            f"task.eval_split = {task.eval_split!r}: {task.eval_source or task.source} has no splits; unset it"
-            " (held-out prompts of their own are given as task.eval_source)"
-        )
-    if rows is None and task.source.startswith(PREFIX):
-        train, held_out = generate(task.source, task, task.size or GENERATED, eval.num_prompts if own_eval else 0)
-        return train, held_out if own_eval else _held_out(task, eval, eval_rows)
-    train = table(rows, "the data set") if rows is not None else read(task.source, task, task.split)
-    if own_eval:
-        cut = len(train) - min(eval.num_prompts, len(train) // 10)
-        if cut == len(train) and eval.every:
-            raise ValueError(
-                f"{train.label}: {len(train)} rows are too few to hold some out for evaluation; give "
-                "held-out prompts as task.eval_source, or set eval.every = 0"
-            )
-        return train.part(0, cut), train.part(cut, len(train))
-    return train, _held_out(task, eval, eval_rows)
+def _why_none(left_out: int) -> str:
+    if not left_out:
+        return "all are too long; lower rollout.max_completion_length, or take a model with a longer context"
+    return (
+        "each of its prompts is also held out; give rows with different prompts, or held-out ones of their own as "
+        "task.eval_source, or set eval.num_prompts = 0"
+    )
 
 
-def _held_out(task: TaskConfig, eval: EvalConfig, eval_rows: Any) -> Table:
-    source = task.eval_source or task.source
-    if eval_rows is not None:
-        rows = table(eval_rows, "the held-out data set")
-    elif source.startswith(PREFIX):
-        return generate(source, task, 0, eval.num_prompts)[1]
-    else:
-        key = "task.eval_source" if task.eval_source else "task.source"
-        rows = read(source, task, task.eval_split or task.split, key)
-    return rows.part(0, eval.num_prompts)
-
-
-def _key(prompt: Prompt, is_played: bool) -> str:
-    """What two prompts must share to be the same; for those that are played, what their environments hide too."""
-    return json.dumps([prompt.messages, prompt.columns if is_played else None], sort_keys=True, default=str)
+def _key(prompt: Prompt, is_played: bool) -> tuple[tuple[int, ...], str]:
+    """What two prompts must share to be the same: what the model reads of them; for those that are played, what their
+    environments hide too.
+    """
+    return prompt.tokens, json.dumps(prompt.columns, sort_keys=True, default=str) if is_played else ""
 
 
 def _prompt(
     which: str, number: int, row: Mapping[str, Any], task: TaskConfig, encoder: Encoder, limit: int | None
 ) -> Prompt:
     source = (task.eval_source or task.source) if which == "eval" else task.source
-    column = {PREFIX: "question", VERIFIERS: "prompt"}.get(source.partition(":")[0] + ":", task.prompt_column)
-    messages = _cell(row, column, "task.prompt_column")
+    column = prompt_column(which, task)
+    messages = cell(row, column, "task.prompt_column")
     for name in ("prompts", "completions", "completion_ids", "trainer_state"):
         if name in row:
             raise ValueError(f"a column {name!r} would hide the argument of that name of reward functions: rename it")
@@ -179,21 +169,12 @@ def _prompt(
     if not tokens:
         raise ValueError(f"the prompt (column {column!r}) is empty")
     _fits(len(tokens), limit, "")
-    columns = {name: value for name, value in row.items() if name != column or column == "question"}
+    columns = {name: plain(value) for name, value in row.items() if name != column or column == "question"}
     return Prompt(f"{which}-{number}", messages, tokens, columns, source, opens_thinking)
 
 
-def _cell(row: Mapping[str, Any], column: str, key: str) -> Any:
-    if not isinstance(row, Mapping):
-        raise ValueError(f"is a {type(row).__name__}, expected a dict of columns")
-    if column not in row:
-        names = ", ".join(map(str, row))
-        raise ValueError(f"there is no column {column!r}{nearest(column, row)}; set {key} to one of: {names}")
-    return row[column]
-
-
 def _completion(row: Mapping[str, Any], column: str) -> str:
-    value = _cell(row, column, "task.completion_column")
+    value = cell(row, column, "task.completion_column")
     if isinstance(value, list) and len(value) == 1:
         check_messages(value)
         value = value[0]["content"]
@@ -208,8 +189,8 @@ def _completion(row: Mapping[str, Any], column: str) -> str:
 
 def _fits(tokens: int, limit: int | None, including: str) -> None:
     if limit is not None and tokens > limit:
-        raise ValueError(
-            f"the prompt {including}has {tokens} tokens, but only {limit} fit: shorten it or leave the row out, "
+        raise Overlong(
+            f'the prompt {including}has {tokens} tokens, but only {limit} fit: shorten it, set task.too_long = "leave_out", '
             "lower rollout.max_completion_length, or take a model with a longer context"
         )
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.config.checks import nearest
 from gspo.config.lookup import describe
+from gspo.config.near import nearest
 
 PREFIX = "reasoning_gym:"
 SPAN = 2**21
@@ -101,7 +101,7 @@ def _distinct(request: ItemsRequest, base: int, count: int, questions: set[str],
                 warned = True
                 note(
                     f"{request.source}: {len(entries)} of {count} items took {seconds:.0f} s; lower task.size "
-                    "or eval.num_prompts if that is too long"
+                    "or eval.num_prompts (0: none is held out) if that is too long"
                 )
     return entries
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo.config.checks import VERIFIERS, nearest
+from gspo.config import origin
 from gspo.config.lookup import describe, load_function, unknown_arguments
+from gspo.config.near import nearest
 from gspo.config.rollout import TaskConfig
 from gspo.data import reasoning_gym
+from gspo.data.files import rows_of
 from gspo.data.frames import Junk, unpacked
 from gspo.data.processes import kill, spawn
 from gspo.data.verifiers_tasks import tasks_of
 
-SUFFIXES = (".jsonl", ".parquet", ".csv")
-FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 SILENCE, LONGEST = 3600.0, 1 << 26
 """Seconds that making items may take without a word, and bytes of one item."""
 
@@ -62,28 +59,23 @@ def table(rows: Any, label: str) -> Table:
     return Table(label, rows, range(len(rows)))
 
 
-def has_splits(source: str) -> bool:
-    """Whether a source is a Hugging Face data set, or a taskset with an option `split`."""
-    if source.startswith(VERIFIERS):
-        return True
-    generated = source.startswith(reasoning_gym.PREFIX) or FUNCTION.fullmatch(source)
-    return bool(source) and not generated and Path(source).suffix not in SUFFIXES
-
-
 def read(source: str, task: TaskConfig, split: str, key: str = "task.source") -> Table:
     """The rows of a source that is not generated. `key` named it. Raises ValueError with the remedy."""
     where = f"{key} = {source!r}"
-    if source.startswith(VERIFIERS):
-        return table(tasks_of(source, task, None if split == task.split else split).rows, source)
-    if FUNCTION.fullmatch(source):
-        return _call(source, task, key)
+    match origin.kind(source):
+        case "verifiers":
+            return table(tasks_of(source, task, None if split == task.split else split).rows, source)
+        case "function":
+            return _call(source, task, key)
+        case "file":
+            if task.config:
+                raise ValueError(f"task.config = {task.config!r}: has no effect on the file {source}; remove it")
+            return table(rows_of(Path(source), where), source)
+        case "saved":
+            return _saved(Path(source), split, where)
     path = Path(source)
-    if path.suffix in SUFFIXES:
-        if task.config:
-            raise ValueError(f"task.config = {task.config!r}: has no effect on the file {source}; remove it")
-        return table(_file(path, where), source)
-    if path.is_file() or nearest(path.suffix, SUFFIXES) or path.suffix in (".json", ".txt", ".tsv"):
-        raise ValueError(f"{where}: files can be {', '.join(SUFFIXES)}, not {path.suffix or 'this'}")
+    if path.is_file() or nearest(path.suffix, origin.SUFFIXES) or path.suffix in (".txt", ".tsv"):
+        raise ValueError(f"{where}: files can be {', '.join(origin.SUFFIXES)}, not {path.suffix or 'this'}")
     return _hugging_face(source, task, split, where)
 
 
@@ -96,65 +88,6 @@ def _call(source: str, task: TaskConfig, key: str) -> Table:
     except (Exception, SystemExit) as error:
         raise ValueError(f"{key} = {source!r}: {source} raised {describe(error)}") from error
     return table(rows, source)
-
-
-def _file(path: Path, where: str) -> list[dict[str, Any]]:
-    try:
-        if not path.stat().st_size:
-            raise ValueError(f"{path}: the file is empty")
-        read_rows = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}[path.suffix]
-        return read_rows(path)
-    except FileNotFoundError:
-        siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
-        close = nearest(path.name, siblings)
-        raise ValueError(f"{where}: there is no such file in {path.parent.resolve()}{close}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text: {error}") from None
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
-
-
-def _jsonl(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.rstrip())
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not valid JSON: {error.msg} (column {error.colno})") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number}: expected an object {{...}}, got {line.strip():.40}")
-            rows.append(row)
-    return rows
-
-
-def _csv(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines, strict=True)
-        try:
-            for row in reader:
-                if None in row or None in row.values():
-                    want = len(reader.fieldnames or ())
-                    raise ValueError(f"{path}, line {reader.line_num}: expected {want} fields, as in the first line")
-                rows.append(row)
-        except csv.Error as error:
-            raise ValueError(f"{path}, line {reader.line_num + 1}: not valid CSV: {error}") from None
-    return rows
-
-
-def _parquet(path: Path) -> list[dict[str, Any]]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ValueError(f"{path} needs pyarrow: pip install 'gspo[tasks]' ({error})") from None
-    try:
-        return parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path}: not a Parquet file: {describe(error)}") from None
 
 
 def _hugging_face(source: str, task: TaskConfig, split: str, where: str) -> Table:
@@ -170,6 +103,24 @@ def _hugging_face(source: str, task: TaskConfig, split: str, where: str) -> Tabl
             f"{where}: no data set could be loaded with split = {split!r} and task.config = {task.config!r}: {why}"
         ) from error
     return table(rows, f"{source} [{split}]")
+
+
+def _saved(folder: Path, split: str, where: str) -> Table:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(f"{where} needs datasets: pip install 'gspo[tasks]' ({error})") from None
+    try:
+        rows = datasets.load_from_disk(str(folder))
+    except Exception as error:
+        raise ValueError(f"{where}: the saved data set cannot be read: {describe(error)}") from error
+    if not isinstance(rows, datasets.DatasetDict):
+        if split != TaskConfig().split:
+            raise ValueError(f"{where}: has no splits, so {split!r} is none of them; unset it")
+        return table(rows, str(folder))
+    if split not in rows:
+        raise ValueError(f"{where}: has no split {split!r}{nearest(split, rows)}; its splits are {', '.join(rows)}")
+    return table(rows[split], f"{folder} [{split}]")
 
 
 def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[Table, Table]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gspo.config.checks import VERIFIERS
 from gspo.config.lookup import describe, find_here
+from gspo.config.origin import VERIFIERS
 from gspo.config.rollout import TaskConfig
 
 

@@ -1,0 +1,101 @@
+"""Rows of a local file: JSON lines, JSON, CSV, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from gspo.config.lookup import describe
+from gspo.config.near import nearest
+
+LARGEST_CELL = 2**31 - 1  # characters of a CSV file's cell; Python's own limit is shorter than many a prompt
+
+
+def rows_of(path: Path, where: str) -> list[dict[str, Any]]:
+    """The rows of a file. `where` names it in errors. Raises ValueError with the file, the line and what is wrong."""
+    try:
+        if not path.stat().st_size:
+            raise ValueError(f"{path}: the file is empty")
+        return {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}[path.suffix](path)
+    except FileNotFoundError:
+        siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
+        close = nearest(path.name, siblings)
+        raise ValueError(f"{where}: there is no such file in {path.parent.resolve()}{close}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not valid JSON: {error.msg} (column {error.colno})") from None
+    except ValueError:  # Python reads no longer integers
+        raise ValueError(f"{where}: a number has more than 4,300 digits: give it as a string") from None
+    except RecursionError:
+        raise ValueError(f"{where}: nested too deeply to be read: flatten it") from None
+
+
+def _jsonl(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            row = _parsed(line.rstrip(), f"{path}, line {number}")
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number}: expected an object {{...}}, got {line.strip():.40}")
+            rows.append(row)
+    return rows
+
+
+def _json(path: Path) -> list[dict[str, Any]]:
+    """A list of rows; or JSON lines, which often have this suffix too."""
+    text = path.read_text(encoding="utf-8-sig")
+    if text.lstrip()[:1] == "{" and "\n" in text.strip():
+        try:
+            return _jsonl(path)
+        except ValueError:
+            pass  # one object over several lines
+    rows = _parsed(text, str(path))
+    if not isinstance(rows, list):
+        names = f" with {', '.join(rows)}" if isinstance(rows, dict) else ""
+        raise ValueError(f"{path}: expected a list of rows [{{...}}, ...], got a {type(rows).__name__}{names:.80}")
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, row {number}: expected an object {{...}}, got {row!r:.40}")
+    return rows
+
+
+def _csv(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    csv.field_size_limit(LARGEST_CELL)
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.DictReader(lines, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    want = len(reader.fieldnames or ())
+                    raise ValueError(f"{path}, line {reader.line_num}: expected {want} fields, as in the first line")
+                rows.append(row)
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {reader.line_num + 1}: not valid CSV: {error}") from None
+    return rows
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ValueError(f"{path} needs pyarrow: pip install 'gspo[tasks]' ({error})") from None
+    try:
+        return parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path}: not a Parquet file: {describe(error)}") from None
+    except ValueError as error:  # a timestamp in nanoseconds needs pandas
+        raise ValueError(f"{path}: a column cannot be read: {describe(error)}") from None
