@@ -13,7 +13,6 @@ RECIPE = """
     device = "cpu"
     [task]
     source = "rows.jsonl"
-    completion_column = "answer"
     [reward]
     functions = ["exact"]
     [rollout]
@@ -27,12 +26,25 @@ RECIPE = """
     scale_rewards = "group"
     [train]
     steps = 1
+    [log]
+    dir = "run"
+"""
+COLD_START = """
+    [model]
+    path = "model"
+    device = "cpu"
+    [task]
+    source = "rows.jsonl"
+    completion_column = "answer"
+    [train]
+    steps = 1
     batch_size = 4
     [log]
     dir = "run"
 """
 FILES = {
     "recipe.toml": RECIPE,
+    "cold.toml": COLD_START,
     "not_toml.toml": "[train\nsteps = 1\n",
     "latin.toml": b"# \xe9\n",
     "twice.toml": "[train]\nsteps = 1\nsteps = 2\n",
@@ -53,12 +65,17 @@ FILES = {
     "letters.jsonl": '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "zzz", "answer": "2"}\n',
     "nothing.jsonl": '{"prompt": "", "answer": "2"}\n',
     "chat.jsonl": '{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}\n',
-    "hides.jsonl": '{"prompt": "1+1=", "completions": "2"}\n',
+    "hides.jsonl": '{"prompt": "1+1=", "answer": "2", "completions": "2"}\n',
     "short.csv": "prompt,answer\n1+1=,2\n1+2=\n",
     "header.csv": "prompt,answer\n",
     "quote.csv": 'prompt,answer\n"1+1=,2\n',
     "no.parquet": "PAR1",
     "rows.json": "[]",
+    "object.json": '{"prompt": "1+1=", "answer": "2"}',
+    "rows.txt": "1+1=",
+    "digits.toml": "[train]\nsteps = " + "7" * 5000,
+    "digits.jsonl": '{"prompt": "1+1=", "answer": ' + "7" * 5000 + "}",
+    "bad_input_exit.py": "import sys\nsys.exit(0)\n",
     "bad_input_module.py": """
         def rows(n): return [{"prompt": "1+1=", "answer": "2"}] * n
         def boom(): raise OSError("no data today")

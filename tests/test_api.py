@@ -1,5 +1,9 @@
 """gspo from Python: what is refused, and what a run leaves. The rooms' tests have whole runs."""
 
+import pydoc
+import rlcompleter
+from importlib import resources
+
 import pytest
 
 import gspo
@@ -17,6 +21,21 @@ def test_a_result_is_what_the_run_left(tmp_path):
         tiny.model, tiny_run.ROWS, tiny_run.likes_a, tokenizer=tiny.tokenizer, config=config, resume=True
     )  # nothing is left to do
     assert again.finished and again.metrics == made.metrics
+
+
+def test_a_result_prints_in_a_line(tmp_path):
+    made = gspo.Result(tmp_path, object(), object(), {"step": 3, "reward": 0.123456, "loss": None, "lr": 1.0}, True)
+    assert repr(made) == f"Result({str(tmp_path)!r}, finished: step = 3, reward = 0.1235)"
+
+
+def test_the_api_shows_itself():
+    names = {*gspo.__all__, "train", "sft", "evaluate", "serve", "Result", "__version__"}
+    assert names <= set(dir(gspo)) and not {"importlib", "Any", "WHERE"} & set(dir(gspo))
+    text = pydoc.plain(pydoc.render_doc(gspo))
+    assert all(name in text for name in gspo.__all__)
+    assert "Trains `model` on the prompts of `dataset`" in text
+    assert rlcompleter.Completer({"gspo": gspo}).attr_matches("gspo.tr") == ["gspo.train("]
+    assert (resources.files(gspo) / "py.typed").is_file()
 
 
 def test_a_report_that_the_disk_does_not_take_costs_no_result(tmp_path):

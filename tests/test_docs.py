@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.config.files import all_keys, from_dict
+from gspo.config.files import from_dict
+from gspo.config.names import all_keys
 from gspo.report.read import read_lines
 from gspo.study.spec import read
 

@@ -35,6 +35,10 @@ WHERE = {
 __all__ = sorted(WHERE)
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
     # Late, so that the command line answers --help without importing torch.
     if name in WHERE:

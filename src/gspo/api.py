@@ -11,12 +11,17 @@ from typing import Any
 from gspo.build import assemble
 from gspo.build.given import Given, Source, configured
 from gspo.config.checks import check_required, check_training
+from gspo.config.origin import kind
+from gspo.config.rewards import RewardConfig
+from gspo.config.schema import Config
+from gspo.config.unused import check_unused
 from gspo.ports import RewardsFailed
 from gspo.report.page import write_report
 from gspo.report.read import read_lines
 from gspo.rollout import evaluation
 from gspo.rollout.failures import all_failed
 from gspo.runs import checkpoint
+from gspo.runs.log import is_number
 from gspo.training import trainer
 from gspo.training.sft import SupervisedRun, fit
 from gspo.training.state import Run
@@ -35,6 +40,11 @@ class Result:
     tokenizer: Any
     metrics: dict[str, Any]
     finished: bool
+
+    def __repr__(self) -> str:
+        shown = ("step", "reward", "loss", "eval/accuracy")
+        numbers = ", ".join(f"{name} = {self.metrics[name]:.4g}" for name in shown if is_number(self.metrics.get(name)))
+        return f"Result({str(self.folder)!r}, {'finished' if self.finished else 'not finished'}: {numbers})"
 
 
 def train(
@@ -60,8 +70,7 @@ def train(
     functions = _functions(reward)
     settings = configured(config, sections, model, tokenizer, dataset)
     check_training(settings)
-    if eval_dataset is not None and not settings.eval.every:
-        raise ValueError('eval_dataset is given but eval.every = 0: set eval={"every": STEPS} to evaluate on it')
+    _check_given(settings, functions, eval_dataset)
     given = Given(model, tokenizer, dataset, eval_dataset, functions)
     with assemble.training(settings, resume, given, allow) as (run, hf):
         metrics = trainer.train(run) or last_line(run.log.folder.path)
@@ -84,6 +93,7 @@ def sft(
     """Trains `model` to imitate the rows of `dataset`, which have `prompt` and `completion`. Arguments as in `train`."""
     settings = configured(config, sections, model, tokenizer, dataset)
     check_required(settings)
+    check_unused(settings, "sft")
     with assemble.imitating(settings, resume, Given(model, tokenizer, dataset), allow) as (run, hf):
         metrics = fit(run) or last_line(run.log.folder.path)
         finished = _finish(run)
@@ -109,6 +119,7 @@ def evaluate(
     functions = _functions(reward)
     settings = configured(config, sections, model, tokenizer, dataset)
     check_required(settings)
+    check_unused(settings, "eval")
     with assemble.evaluating(settings, Given(model, tokenizer, dataset, None, functions)) as arguments:
         metrics, groups = evaluation.evaluate(**arguments)
     if why := all_failed(groups):
@@ -125,6 +136,22 @@ def _functions(reward: Any) -> tuple[Callable[..., Any], ...]:
                 'named rewards and their options go into the configuration: config={"reward": {"functions": ["exact"]}}'
             )
     return tuple(several)
+
+
+def _check_given(settings: Config, functions: Sequence[Callable[..., Any]], eval_dataset: Any) -> None:
+    """What is given from Python and what is configured beside it. Raises ValueError where one of them would be ignored."""
+    task, reward = settings.task, settings.reward
+    if eval_dataset is not None and not settings.eval.every:
+        raise ValueError('eval_dataset is given but eval.every = 0: set eval={"every": STEPS} to evaluate on it')
+    for key, value in (("eval_source", task.eval_source), ("eval_split", task.eval_split)):
+        if eval_dataset is not None and value is not None:
+            raise ValueError(f"task.{key} = {value!r}: eval_dataset is given, which takes its place: leave one of them out")
+    in_threads = functions and reward.functions == ["task"] and kind(task.source) != "generated"
+    if in_threads and reward.workers != RewardConfig().workers:
+        raise ValueError(
+            f"reward.workers = {reward.workers} has no effect: functions given from Python run in threads; leave it out, or "
+            "name them as module:function in reward.functions"
+        )
 
 
 def last_line(folder: Path) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gspo import __version__
-from gspo.config.files import from_home, load, nearest_key, to_toml
+from gspo.config.field import SEEDS
+from gspo.config.files import from_home, load, to_toml
+from gspo.config.names import nearest_key
 
 FIELDS = "Set any configuration field with --section.key VALUE. `gspo config` lists all fields with meaning and unit."
 
@@ -93,7 +95,7 @@ def parser() -> Parser:
     subparser = command("demo", "train a tiny mixture of experts with GSPO to work answers out, not to guess", fields=False)
     subparser.add_argument("--agent", action="store_true", help="run the demo of agents: conversations with a tool")
     subparser.add_argument("--dir", type=place, help="run folder (default: runs/demo, runs/demo-agent)")
-    subparser.add_argument("--seed", type=int, default=0, help="seed of the whole demo (default: %(default)s)")
+    subparser.add_argument("--seed", type=seed, default=0, help="seed of the whole demo (default: %(default)s)")
     subparser.add_argument("--resume", action="store_true", help="continue a demo that was stopped")
     command("config", "print the resolved configuration with the meaning and unit of each field", "?")
     return top
@@ -175,8 +177,24 @@ def told(argv: list[str]) -> int:
             raise
         if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch for it
             error = RuntimeError(f"the GPU is out of memory: {OUT_OF_MEMORY}")
-        print(f"gspo: error: {error}", file=sys.stderr)
+        print(f"gspo: error: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
+
+
+def printable(text: str) -> str:
+    """A text that may quote a file: what would steer the terminal is written out."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def seed(text: str) -> int:
+    """A seed of the command line. Raises ArgumentTypeError, which argparse shows."""
+    try:
+        number = int(text)
+    except ValueError:  # also for more digits than Python reads
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: must be a whole number from 0 to {SEEDS}") from None
+    if not 0 <= number <= SEEDS:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: must be a whole number from 0 to {SEEDS}")
+    return number
 
 
 def way_on(arguments: argparse.Namespace, fields: dict[str, str]) -> str:

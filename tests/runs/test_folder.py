@@ -25,7 +25,7 @@ def test_an_empty_folder_may_be_used(tmp_path):
 
 def test_a_used_folder_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"is not empty; go on with that run by --resume, or give another --log.dir"):
+    with pytest.raises(ValueError, match=r"is not empty; go on with that run by --resume .*, or give another log.dir"):
         RunFolder.create(tmp_path, "")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.txt"]
 

@@ -65,12 +65,14 @@ class RunFolder:
         if folder.path.is_file():
             raise ValueError(f"log.dir = {str(dir)!r}: this is a file, not the folder of a run; give another --log.dir")
         if not folder.path.is_dir():
-            raise ValueError(f"log.dir = {str(dir)!r}: no such run folder to resume; start it without --resume")
+            raise ValueError(
+                f"log.dir = {str(dir)!r}: no such run folder to resume; start it without --resume (from Python: resume)"
+            )
         for part in (folder.config, folder.checkpoints):
             if not part.exists():
                 raise ValueError(
                     f"log.dir = {str(dir)!r}: not a run folder, {part.name} is missing; give the folder of "
-                    "an earlier run, or start a new one without --resume"
+                    "an earlier run, or start a new one without --resume (from Python: resume)"
                 )
         try:
             folder._hold()
@@ -103,7 +105,7 @@ class RunFolder:
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
             problem = "may not be written to" if nearest.is_dir() else "is a file"
             why = f"cannot make the run folder, {nearest} {problem}"
-            raise ValueError(f"log.dir = {str(self.path)!r}: {why}; give another --log.dir")
+            raise ValueError(f"log.dir = {str(self.path)!r}: {why}; give another log.dir")
         if not self.path.exists():
             return
         names = {entry.name for entry in self.path.iterdir()}
@@ -111,7 +113,7 @@ class RunFolder:
         if names - _SKELETON or begun:
             raise ValueError(
                 f"log.dir = {str(self.path)!r}: the folder exists and is not empty; go on with that run by "
-                "--resume, or give another --log.dir"
+                "--resume (from Python: resume=True), or give another log.dir"
             )
 
     def _hold(self) -> None:
@@ -123,7 +125,7 @@ class RunFolder:
             lock.close()
             raise RuntimeError(
                 f"log.dir = {str(self.path)!r}: another process is writing to this run folder; wait for it "
-                "or stop it, or give another --log.dir"
+                "or stop it, or give another log.dir"
             ) from None
         except OSError:
             pass  # a file system without locks
