@@ -71,9 +71,8 @@ def cold_start(steps, seed, folder, looks=0.2):
         looked = [*asked, {"role": "assistant", "content": call}, {"role": "tool", "content": fruit}]
         rows.append({"prompt": asked, "completion": call if rng.random() < looks else FRUITS[0]})
         rows.append({"prompt": looked, "completion": fruit})
-    rows.append({"prompt": [*asked, *asked], "completion": call})  # the last row's prompt is held out
     how = {"lr": 5e-3, "beta2": 0.95, "warmup": 10, "schedule": "cosine"}
-    train, eval = {"steps": steps, "seed": seed}, {"num_prompts": 1}
+    train, eval = {"steps": steps, "seed": seed}, {"num_prompts": 0}
     return gspo.sft(tiny.model, rows, tokenizer=tokenizer, optimizer=how, train=train, eval=eval, log={"dir": folder})
 
 
