@@ -16,6 +16,7 @@ from gspo import __version__
 from gspo.config.field import SEEDS
 from gspo.config.files import from_home, load, to_toml
 from gspo.config.names import nearest_key
+from gspo.safe import visible, without_logins
 
 FIELDS = "Set any configuration field with --section.key VALUE. `gspo config` lists all fields with meaning and unit."
 
@@ -177,13 +178,8 @@ def told(argv: list[str]) -> int:
             raise
         if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch for it
             error = RuntimeError(f"the GPU is out of memory: {OUT_OF_MEMORY}")
-        print(f"gspo: error: {printable(str(error))}", file=sys.stderr)
+        print(f"gspo: error: {visible(without_logins(str(error)))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
-
-
-def printable(text: str) -> str:
-    """A text that may quote a file: what would steer the terminal is written out."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def seed(text: str) -> int:
@@ -225,7 +221,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if arguments.command == "report":
         from gspo.report.page import write_report
 
-        print(write_report(arguments.runs))
+        print(visible(write_report(arguments.runs)))
         return 0
     if arguments.command == "export":
         from gspo.build.export import export
@@ -245,7 +241,9 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if arguments.command == "config":
         from gspo.learner.algorithm import resolve
 
-        print(to_toml(dataclasses.replace(config, algorithm=resolve(config.algorithm)[1]), comments=True), end="")
+        print(
+            to_toml(dataclasses.replace(config, algorithm=resolve(config.algorithm)[1]), comments=True, secrets=True), end=""
+        )
         return 0
     if arguments.command == "serve":
         return serve(config, arguments.resume)
@@ -255,8 +253,8 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         return evaluate(config, arguments.out)
     call = api.train if arguments.command == "train" else api.sft
     result = call(config=config, resume=arguments.resume, allow=arguments.allow)
-    print(f"model   {result.folder / 'model'}" if result.finished else f"stopped {result.folder}")
-    print(f"report  {result.folder / 'report.html'}")
+    print(visible(f"model   {result.folder / 'model'}" if result.finished else f"stopped {result.folder}"))
+    print(visible(f"report  {result.folder / 'report.html'}"))
     return 0 if result.finished else 130
 
 
@@ -289,8 +287,9 @@ def evaluate(config: Any, out: Path | None) -> int:
         raise ValueError(f"--out {out}: cannot be written: {error}") from None
     metrics, groups = api.evaluate(config=config)
     if out is not None:
+        column = config.reward.answer_column
         with open(out, "wb") as file:
-            file.writelines(to_json(describe(rollout)) for group in groups for rollout in group.rollouts)
+            file.writelines(to_json(describe(rollout, column)) for group in groups for rollout in group.rollouts)
     low, high = (metrics[f"eval/accuracy_{end}"] for end in ("low", "high"))
     print(f"model {config.model.path}")
     failed, count = metrics["eval/failed"], sum(len(group.rollouts) for group in groups)

@@ -62,8 +62,8 @@ def test_age_is_counted_by_token_and_parts_by_completion():
 
 
 def test_a_line_says_what_was_sampled_and_by_which_weights():
-    line = describe(rollout([3, 4], 0.5, f=0.5))
+    line = describe(rollout([3, 4], 0.5, f=0.5), "answer")
     assert (line["token_ids"], line["version"], line["completion"], line["reward"]) == ([5, 6], 4, "text", 0.5)
     assert "dialogue" not in line
     spoken = dataclasses.replace(rollout([3]), dialogue=({"role": "user", "content": "hi"},))
-    assert describe(spoken)["dialogue"] == [{"role": "user", "content": "hi"}]
+    assert describe(spoken, "answer")["dialogue"] == [{"role": "user", "content": "hi"}]

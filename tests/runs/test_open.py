@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import gspo
+from gspo.config.checks import check_required
 from gspo.config.files import from_dict, load, to_toml
 from gspo.data import sources
 from gspo.report.read import read_lines
@@ -56,6 +57,35 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     assert (state["step"], state["begun"]) == (2, 0)
     assert [line["step"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
     assert load(tmp_path / "run" / "config.toml").train.steps == 9  # the newest word stands there
+
+
+def test_secrets_are_in_no_file_and_may_change_when_a_run_goes_on(tmp_path):
+    def made(key, **more):
+        request = {"api_key": key, "headers": {"Authorization": f"Bearer {key}"}}
+        rewards = {"judge": {"request": request}, "log": {"dir": str(tmp_path / "run"), "trackers": ["tensorboard"]}}
+        return config(tmp_path / "run", task={"config": {"url": f"http://me:{key}@host", "n": 1} | more}, **rewards)
+
+    go(made("first-key"), False, [1, 2])
+    assert go(made("second-key"), True, [3])["step"] == 2
+    with pytest.raises(ValueError, match=r"task\.config = \{'url': 'http://<hidden>@host', 'n': 2\} cannot be changed"):
+        go(made("second-key", n=2), True, [4])
+    written = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert not [content for content in written if b"first-key" in content or b"second-key" in content]
+    kept = load(tmp_path / "run" / "config.toml")
+    assert kept.judge.request["api_key"] == "<hidden>" and kept.task.config["n"] == 1
+    with pytest.raises(ValueError, match=r"task\.config\.url: run folders keep no secrets.*put the secret back"):
+        check_required(kept)
+
+
+def test_an_error_that_ends_a_run_is_written_down(tmp_path):
+    made = config(tmp_path / "run")
+    with pytest.raises(RuntimeError), claimed(made, False) as nothing, open_run(made, *nothing, "t") as (log, _, _):
+        log.metrics({"step": 1})
+        raise RuntimeError("it broke at http://me:word@host")
+    (event,) = read_lines(tmp_path / "run" / "events.jsonl")
+    assert event == {"step": 1, "kind": "error", "text": "RuntimeError: it broke at http://<hidden>@host"}
+    go(made, True, [1])
+    assert not list(read_lines(tmp_path / "run" / "events.jsonl"))  # it went on
 
 
 def test_a_run_without_a_checkpoint_begins_again(tmp_path):

@@ -55,6 +55,18 @@ def test_plain_output_is_one_line_a_step():
     assert len(lines) == 5 and "\x1b" not in "".join(lines)
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_what_a_reward_says_moves_no_cursor(plain):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=not plain, color_system=None)
+    with Progress(3, console=console) as progress:
+        before = out.getvalue()
+        progress.note("bad \x1b[2J\x1b]0;title\x07\x9b1m \u202e \ud83d reward")
+    text = out.getvalue().removeprefix(before)
+    assert "\\x1b[2J\\x1b]0;title\\x07\\x9b1m \\u202e \\ud83d reward" in text.replace("\n", "")
+    assert "\x1b[2J" not in text and "\x07" not in text and "\x9b" not in text
+
+
 def test_plain_lines_are_not_wrapped():
     out = io.StringIO()
     with Progress(3, console=Console(file=out, width=30)) as progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from gspo.config.origin import VERIFIERS, played
 from gspo.config.rewards import NAMED, JudgeConfig, RewardModelConfig
 from gspo.config.schema import Config
 from gspo.config.unused import check_unused
+from gspo.safe import HIDDEN, hidden_keys
 
 LIBRARIES = ("reasoning_gym", "verifiers")
 
@@ -163,7 +165,9 @@ def check_sampler(config: Config) -> None:
 
 
 def check_required(config: Config, *keys: str) -> None:
-    """Whether these are named, or a model and a task. Raises ValueError."""
+    """Whether these are named, or a model and a task, and no secret is missing. Raises ValueError."""
+    for key in hidden_keys(dataclasses.asdict(config)):
+        raise ValueError(f"{key}: run folders keep no secrets, and {HIDDEN} stands in this one's place: put the secret back")
     for key in keys or ("model.path", "task.source"):
         section, name = key.split(".")
         if not getattr(getattr(config, section), name):

@@ -24,6 +24,7 @@ from gspo.config.names import all_keys, nearest_key
 from gspo.config.near import nearest
 from gspo.config.schema import SECTIONS, Config
 from gspo.config.values import alternatives, in_range, shown, typed
+from gspo.safe import without_secrets
 
 
 @cache
@@ -198,8 +199,10 @@ def to_dict(config: Config) -> dict[str, dict[str, Any]]:
     return {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
 
 
-def to_toml(config: Config, comments: bool = False) -> str:
-    """The resolved configuration as TOML; with `comments`, each field's meaning and unit above it."""
+def to_toml(config: Config, comments: bool = False, secrets: bool = False) -> str:
+    """The resolved configuration as TOML; with `comments`, each field's meaning and unit above it. Secrets are
+    hidden (safe.py) unless `secrets` asks for them.
+    """
     lines: list[str] = []
     for name, cls in SECTIONS.items():
         section = getattr(config, name)
@@ -208,6 +211,7 @@ def to_toml(config: Config, comments: bool = False) -> str:
         lines.append(f"[{name}]")
         for f in dataclasses.fields(cls):
             value = getattr(section, f.name)
+            value = value if secrets else without_secrets(value, f.name)
             if comments:
                 lines += [f"# {line}" for line in textwrap.wrap(" ".join(docs(cls)[f.name].split()), 108)]
             if value is None:

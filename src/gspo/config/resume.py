@@ -7,6 +7,7 @@ from collections.abc import Collection
 from gspo.config.files import to_dict
 from gspo.config.names import all_keys, nearest_key
 from gspo.config.schema import Config
+from gspo.safe import without_secrets
 
 # May differ between a run and its resumption: where it is, what it shows, when it stops.
 FREE = {
@@ -40,10 +41,11 @@ def check_allowed(keys: Collection[str]) -> None:
 
 def same_run(old: Config, new: Config, allowed: Collection[str] = ()) -> list[str]:
     """What `new` changes, in words. Raises ValueError where it would continue another run than `old`, naming the first such
-    option in the order of the sections: others may follow from it, as a clip range does from the algorithm's name.
+    option in the order of the sections: others may follow from it, as a clip range does from the algorithm's name. A secret
+    may change: none is kept to compare with, and keys are replaced now and then.
     """
     changes = []
-    before, after = to_dict(old), to_dict(new)
+    before, after = without_secrets(to_dict(old)), without_secrets(to_dict(new))
     for key in all_keys():
         section, _, name = key.partition(".")
         was, is_now = before[section].get(name), after[section].get(name)

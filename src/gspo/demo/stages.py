@@ -17,6 +17,7 @@ from gspo.config.files import load
 from gspo.demo import count_bits, tool_task
 from gspo.report.read import first_step, last_step, read_lines
 from gspo.report.samples import choose_pair
+from gspo.safe import visible
 
 HERE = Path(__file__).parent
 
@@ -121,11 +122,12 @@ def _tell(console: Console, demo: Demo, folder: Path, seconds: float) -> None:
     completions = folder / "evaluations.jsonl"
     pair = choose_pair(first_step(completions), last_step(completions))
     assert pair is not None, "train.toml evaluates before the first step and after the last"
-    console.print(Text.assemble("\nA held-out question: ", (pair[0]["prompt"], "bold")))
+    console.print(Text.assemble("\nA held-out question: ", (visible(pair[0]["prompt"]), "bold")))
     for name, rollout in zip(("Before", "After"), pair):
         text = (
             " ".join(f"{message['role']}: {message['content']}" for message in rollout.get("dialogue", [])[1:])
             or rollout["completion"]
         )
-        console.print(Text(f"{name}: {text}", "green" if rollout["reward"] > 0.5 else "red"))
-    console.print(f"\nReport: [bold]{folder / 'report.html'}[/]   whole demo: {seconds:.0f} s")
+        console.print(Text(visible(f"{name}: {text}"), "green" if rollout["reward"] > 0.5 else "red"))
+    report = (visible(folder / "report.html"), "bold")
+    console.print(Text.assemble("\nReport: ", report, f"   whole demo: {seconds:.0f} s"))

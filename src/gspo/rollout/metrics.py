@@ -70,11 +70,15 @@ def in_parts(rollouts: Sequence[Rollout]) -> float:
     return sum(len(rollout.version[rollout.sampled].unique()) > 1 for rollout in rollouts) / max(1, len(rollouts))
 
 
-def describe(rollout: Rollout) -> dict[str, Any]:
-    """A rollout as a line of JSON. version: the newest weights that sampled any of its tokens."""
+def describe(rollout: Rollout, answer_column: str) -> dict[str, Any]:
+    """A rollout as a line of JSON. answer: what the row has in `answer_column`, if anything. version: the newest weights
+    that sampled any of its tokens.
+    """
+    answer = rollout.prompt.columns.get(answer_column)
     return {
         "prompt_id": rollout.prompt.id,
         "prompt": rollout.prompt.messages,
+        **({} if answer is None else {"answer": answer if isinstance(answer, (str, int, float)) else str(answer)}),
         "completion": rollout.text,
         "token_ids": rollout.tokens[len(rollout.prompt.tokens) :].tolist(),
         "reward": rollout.reward,

@@ -12,10 +12,12 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeGuard
 
 from gspo.runs import disk
 from gspo.runs.folder import RunFolder
+from gspo.safe import visible, without_logins
 
 FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
 SEPARATORS = str.maketrans({c: f"\\u{ord(c):04x}" for c in "\u0085\u2028\u2029"})
@@ -86,18 +88,24 @@ class RunLog:
 
     def event(self, kind: str, text: str) -> None:
         """Write `{"step", "kind", "text"}` into events.jsonl, and nothing on the screen."""
-        self._write("events.jsonl", [{"step": self.step, "kind": kind, "text": text}])
+        self._write("events.jsonl", [{"step": self.step, "kind": kind, "text": without_logins(text)}])
+
+    def failed(self, text: str) -> None:
+        """Write down why the run ends here, as far as the disk takes it; who ends it prints it."""
+        with suppress(OSError, ValueError):
+            self.event("error", text)
 
     def note(self, text: str) -> None:
         """Print a line, and write it as an event."""
         self.event("info", text)
-        self._print(text)
+        self._print(without_logins(text))
 
     def warn(self, text: str) -> None:
         """Print a warning and write it as an event, the first time that it is given.
 
         A resumed run prints again what it warned of before, and does not write it twice.
         """
+        text = without_logins(text)
         if text in self._warned:
             return
         self._warned.add(text)
@@ -164,7 +172,7 @@ class RunLog:
         if self._progress is not None:
             self._progress.note(text)
         else:
-            print(text, file=sys.stderr, flush=True)
+            print(visible(text), file=sys.stderr, flush=True)
 
     def _old_warnings(self) -> set[str]:
         texts = set()

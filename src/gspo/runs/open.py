@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.config.files import load, to_dict, to_toml
+from gspo.config.lookup import describe
 from gspo.config.resume import ON_PURPOSE, check_allowed, same_run
 from gspo.config.schema import Config
 from gspo.runs import checkpoint, disk
@@ -16,6 +17,7 @@ from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
 from gspo.runs.progress import Progress
 from gspo.runs.trackers import check_trackers, open_trackers
+from gspo.safe import without_secrets
 
 PACKAGE = Path(__file__).parents[1]  # of gspo
 
@@ -72,7 +74,8 @@ def open_run(
         disk.write_text(folder.config, toml)
         state = checkpoint.load_state(last) if last is not None else None
         start = state["step"] if state else 0
-        trackers = open_trackers(config.log.trackers, folder.path, config.log.project, to_dict(config), start)
+        settings = without_secrets(to_dict(config))
+        trackers = open_trackers(config.log.trackers, folder.path, config.log.project, settings, start)
         screen = stack.enter_context(Progress(None if open_ended else config.train.steps, start, title=title))
         log = stack.enter_context(RunLog(folder, trackers, screen))
         log.rewind(state["log"] if state else {})
@@ -82,7 +85,11 @@ def open_run(
         if last is not None and not (last / disk.SUMS).exists():
             log.warn(f"{last.name} was saved by an earlier gspo, without checksums: damage to it would not be noticed")
         stack.enter_context(warnings_to(log))
-        yield log, screen, state
+        try:
+            yield log, screen, state
+        except Exception as error:  # for the report
+            log.failed(describe(error))
+            raise
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gspo.runs.log import is_number
+from gspo.safe import visible
 
 REFRESH = 0.2  # seconds between two drawings, so that drawing costs nothing
 HISTORY = 40  # steps in a sparkline
@@ -117,7 +118,7 @@ class Progress:
 
     def _print(self, text: str) -> None:
         # Text, not markup: "[/]" in a warning is no tag. Plain lines are not wrapped.
-        self._show(lambda: self._console.print(Text(text), soft_wrap=self.plain))
+        self._show(lambda: self._console.print(Text(visible(text)), soft_wrap=self.plain))
         if self.plain:
             self._show(self._console.file.flush)
 

@@ -53,7 +53,7 @@ class Running:
         folder = Path(cell.config.log.dir)
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = folder.with_name(f"{folder.name}.toml")
-        file.write_text(to_toml(cell.config), encoding="utf-8")
+        file.write_text(to_toml(cell.config, secrets=True), encoding="utf-8")
         self.log = folder.with_name(f"{folder.name}.txt")
         command = [sys.executable, "-m", "gspo", "train", str(file)]
         command += ["--resume"] if (folder / "config.toml").exists() else []

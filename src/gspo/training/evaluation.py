@@ -33,7 +33,8 @@ def held_out(run: Run) -> Metrics:
         run.config.reward.correct_at,
         run.screen.phase,
     )
-    shown = [{"step": run.step} | describe(group.rollouts[0]) for group in groups[:SHOWN]]
+    column = run.config.reward.answer_column
+    shown = [{"step": run.step} | describe(group.rollouts[0], column) for group in groups[:SHOWN]]
     run.log.evaluations(shown if run.config.log.rollouts else [])
     why = all_failed(groups)
     if why and not run.step and NO_OPINION not in why:

@@ -77,7 +77,8 @@ def rollout_lines(run: Run, groups: Sequence[Group], batch: Learnable) -> list[M
         return []
     advantages = iter(batch.advantages)
     lines: list[Metrics] = [
-        {"step": run.step, "group": index, "advantage": next(advantages)} | describe(rollout)
+        {"step": run.step, "group": index, "advantage": next(advantages)}
+        | describe(rollout, run.config.reward.answer_column)
         for index, group in enumerate(groups)
         for rollout in group.rollouts
     ]

@@ -60,6 +60,7 @@ def fit(run: SupervisedRun) -> Metrics:
     with checkpoint.stop_signals(run.log.note) as stop:
         while run.step < train.steps and not stop.asked:
             begin = time.perf_counter()
+            run.log.step = run.step + 1
             rows = run.rows.take(train.batch_size)
             run.learner.take([rows])
             update = run.learner.update(0)

@@ -24,6 +24,7 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     Raises RewardsFailed, once it is written down, where no completion had a reward and the run cannot go on so.
     """
     begin = time.perf_counter()
+    run.log.step = run.step + 1  # what is said from here on belongs to it
     groups = list(islice(source, count))  # sample
     run.step += 1
     sampled = time.perf_counter()

@@ -1,0 +1,102 @@
+"""What others wrote, made harmless: text for terminals and pages, secrets in settings, files where a link may lie.
+
+Imports nothing of gspo: every layer may use it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HIDDEN = "<hidden>"
+"""What stands in the place of a secret."""
+_KEPT = "\n\t"
+_ODD = {"Cc", "Cs", "Zl", "Zp"}  # control characters, half surrogate pairs, line and paragraph separators
+_TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # these reorder what is read
+
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_SECRET = {
+    *("key", "apikey", "token", "secret", "password", "passwd", "passphrase", "pwd", "auth", "authorization"),
+    *("credential", "credentials", "cookie", "bearer"),
+}
+_MARKER = re.compile(r"[<\[{|].*[>\]}|]", re.S)  # <pad>, [MASK]: tokens of a vocabulary
+_LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/?#@\"']+@")
+_IN_QUERY = re.compile(r"([?&](?:[\w.-]*[_.-])?(?:key|apikey|token|secret|password|signature|sig)=)[^\s&#\"']+", re.I)
+
+
+def visible(text: Any) -> str:
+    """`text` without what a terminal or a page obeys instead of showing it: control characters, those that reverse the
+    direction of writing, halves of surrogate pairs. Each is written as its escape, such as `\\x1b`; newlines and tabs stay.
+    """
+    lines = str(text).replace("\r\n", "\n")
+    if lines.isascii() and lines.isprintable():
+        return lines
+    return "".join(c if c in _KEPT or not _is_odd(c) else _escaped(c) for c in lines)
+
+
+def _is_odd(character: str) -> bool:
+    return character in _TURNS or unicodedata.category(character) in _ODD
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def without_secrets(value: Any, key: str = "") -> Any:
+    """`value` with HIDDEN for each text in it whose key names a secret, such as `api_key` or `Authorization`, and for the
+    login and the keys in addresses. Tables and lists are gone through; numbers stay: `max_token = 9` is none.
+    """
+    if isinstance(value, Mapping):
+        return {name: without_secrets(item, str(name) if not _names_a_secret(key) else key) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_secrets(item, key) for item in value]
+    if not isinstance(value, str):
+        return value
+    return HIDDEN if value and _names_a_secret(key) and not _MARKER.fullmatch(value) else without_logins(value)
+
+
+def without_logins(text: str) -> str:
+    """`text` with HIDDEN for the `user:password` and the keys in its addresses."""
+    return _IN_QUERY.sub(rf"\g<1>{HIDDEN}", _LOGIN.sub(rf"\g<1>{HIDDEN}@", text))
+
+
+def _names_a_secret(key: str) -> bool:
+    """Whether the last word of a key says so: `api_key`, `hfToken`, `X-Api-Key`, but not `key_variable`."""
+    words = _WORDS.findall(key)
+    return bool(words) and words[-1].lower() in _SECRET
+
+
+def hidden_keys(value: Any, key: str = "") -> list[str]:
+    """The keys below `value` in whose place stands HIDDEN, as `task.config.api_key`."""
+    if isinstance(value, Mapping):
+        return [found for name, item in value.items() for found in hidden_keys(item, f"{key}.{name}" if key else str(name))]
+    if isinstance(value, (list, tuple)):
+        return [found for i, item in enumerate(value) for found in hidden_keys(item, f"{key}[{i}]")]
+    hidden = isinstance(value, str) and (value == HIDDEN or f"//{HIDDEN}@" in value or f"={HIDDEN}" in value)
+    return [key] if hidden else []
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Writes a file in one move. A link of that name is replaced and not followed, as nothing is that lies in the way."""
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)  # a kill left it, or somebody put a link there
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def own_folder(path: Path) -> Path:
+    """Makes the folder `path` where there is none. Raises ValueError where a link of that name leads elsewhere."""
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link to {os.readlink(path)!r}: nothing is written through it. Remove the link")
+    path.mkdir(parents=True, exist_ok=True)
+    return path

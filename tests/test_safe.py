@@ -1,0 +1,95 @@
+"""What others wrote does no harm: to a terminal, to a secret, to a file that a link points at."""
+
+import os
+import stat
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gspo.config.files import all_keys
+from gspo.safe import HIDDEN, hidden_keys, own_folder, replace_file, visible, without_logins, without_secrets
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("two\nlines\tand é 漢 🙂 עברית", "two\nlines\tand é 漢 🙂 עברית"),
+        ("dos\r\nline", "dos\nline"),
+        ("over\rwritten", "over\\x0dwritten"),
+        ("\x1b[2J\x1b]0;title\x07", "\\x1b[2J\\x1b]0;title\\x07"),
+        ("\x9b31m \x7f \x00", "\\x9b31m \\x7f \\x00"),
+        ("\u2028\u2029\x85", "\\u2028\\u2029\\x85"),
+        ("a\u202ecba\u2066", "a\\u202ecba\\u2066"),
+        ("half \ud83d", "half \\ud83d"),
+        (3, "3"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_shown(text, shown):
+    assert visible(text) == shown
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.characters(exclude_categories=())))
+@example("\x1b\ud800\x9b")
+def test_nothing_invisible_is_left(text):
+    shown = visible(text)
+    shown.encode()  # no half pair is left
+    assert not any(ord(c) < 32 or 0x7F <= ord(c) < 0xA0 for c in shown if c not in "\n\t")
+    assert visible(shown) == shown
+
+
+def test_secrets_are_hidden_by_their_keys_and_logins_wherever_they_are():
+    table = {
+        "api_key": "sk-1", "hfToken": "hf_1", "X-Api-Key": "a", "password": "b", "Authorization": "Bearer c",
+        "auth": {"user": "me", "list": ["d"]}, "clientSecret": "e",
+        "url": "https://me:pass@host/v1?api_key=f&n=2", "deep": [{"secret": "g"}, "postgres://u:p@db"],
+        "key_variable": "OPENAI_API_KEY", "max_tokens": 9, "pad_token": "<pad>", "mask_token": "[MASK]",
+        "password_length": "8",
+        "monkey": "ape", "empty_key": "", "key": 5, "plain": "me@example.org http://host/a@b",
+    }  # fmt: skip
+    shown = without_secrets(table)
+    assert shown == table | {
+        "api_key": HIDDEN, "hfToken": HIDDEN, "X-Api-Key": HIDDEN, "password": HIDDEN, "Authorization": HIDDEN,
+        "auth": {"user": HIDDEN, "list": [HIDDEN]}, "clientSecret": HIDDEN,
+        "url": f"https://{HIDDEN}@host/v1?api_key={HIDDEN}&n=2", "deep": [{"secret": HIDDEN}, f"postgres://{HIDDEN}@db"],
+    }  # fmt: skip
+    assert without_secrets(shown) == shown
+    assert hidden_keys(shown) == [
+        *("api_key", "hfToken", "X-Api-Key", "password", "Authorization", "auth.user", "auth.list[0]", "clientSecret"),
+        *("url", "deep[0].secret", "deep[1]"),
+    ]
+    assert hidden_keys(table) == []
+    assert without_logins("GET http://a:b@c failed") == f"GET http://{HIDDEN}@c failed"
+
+
+def test_no_setting_of_ours_is_taken_for_a_secret():
+    assert dict.fromkeys(all_keys(), "x") == without_secrets(dict.fromkeys(all_keys(), "x"))
+
+
+def test_a_file_is_replaced_and_no_link_followed(tmp_path):
+    other, path = tmp_path / "other", tmp_path / "file"
+    other.write_text("kept")
+    path.symlink_to(other)
+    (tmp_path / ".file.part").symlink_to(other)
+    replace_file(path, b"new")
+    assert path.read_text() == "new" and not path.is_symlink() and other.read_text() == "kept"
+    replace_file(path, b"newer", mode=0o600)
+    assert path.read_text() == "newer" and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert sorted(os.listdir(tmp_path)) == ["file", "other"]
+    with pytest.raises(OSError):
+        replace_file(tmp_path / "none" / "file", b"")
+
+
+def test_a_failed_write_leaves_nothing(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):
+        replace_file(tmp_path / "folder", b"a file where a folder is")
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match=r"link is a link to .*Remove the link"):
+        own_folder(tmp_path / "link")
+    assert own_folder(tmp_path / "a" / "b").is_dir() and own_folder(tmp_path / "a" / "b").is_dir()
