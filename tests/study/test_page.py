@@ -7,6 +7,7 @@ import math
 import pytest
 
 from gspo.config.schema import Config
+from gspo.report.plots import Drawn
 from gspo.study.analysis import Interval
 from gspo.study.page import spell, summarise, write_html, write_rows, write_summary
 from gspo.study.spec import Cell, Study
@@ -58,6 +59,35 @@ def test_the_page_says_it_all_as_text(tmp_path):
     assert "NaN or one &amp; other" in text and "Fixed &lt;first&gt;." in text and "5 of 6 cells" in text
     assert "Variants do not differ." in text
     assert "seed 2: failed. &lt;out of memory&gt;" in text and "1 of 2" in text and "10.00%" in text
+
+
+def test_no_name_and_no_reason_is_markup(tmp_path):
+    odd = """<script>x</script>"'&\x1b"""
+    cells = [Cell(odd, variant, seed, Config()) for variant in (odd, "other" + odd) for seed in range(2)]
+    study = Study(odd, odd, [0, 1], odd, odd, 2, 1, 1, cells)
+    done = {"setting": odd, "metric": 0.5}
+    rows = [row(cell.variant, cell.seed, 0.25 * cell.seed, **done) for cell in cells]
+    rows[0] = row(odd, odd, 0.0, odd, setting=odd, reason=odd)
+    light = tmp_path / "a.png"
+    light.write_bytes(b"")
+    drawn = {odd: [Drawn(odd, odd, odd, light, light)]}
+    page = write_html(
+        study, rows, {by: summarise(study, rows, by) for by in ("reward", "metric")}, drawn, tmp_path
+    ).read_text()
+    assert (
+        "<script" not in page and "\x1b" not in page and page.count("&lt;script&gt;x&lt;/script&gt;&quot;&#x27;&amp;") > 10
+    )
+
+
+def test_nothing_is_written_through_a_link(tmp_path):
+    (tmp_path / "other").write_text("kept")
+    for name in ("results.csv", "results.json", "compare.html", "results.csv.part"):
+        (tmp_path / name).symlink_to(tmp_path / "other")
+    summary = {"reward": summarise(STUDY, ROWS, "reward")}
+    write_rows(ROWS, tmp_path)
+    write_summary(STUDY, summary, tmp_path)
+    write_html(STUDY, ROWS, summary, {}, tmp_path)
+    assert (tmp_path / "other").read_text() == "kept" and not (tmp_path / "results.csv").is_symlink()
 
 
 @pytest.mark.parametrize(

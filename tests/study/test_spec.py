@@ -1,6 +1,7 @@
 import re
 
 import pytest
+import tomli_w
 
 from gspo.cli import main
 from gspo.config.files import to_toml
@@ -66,6 +67,29 @@ variants = {GRPO = {optimizer = {lr = 1e-2}}}
     assert {cell.config.train.steps for cell in study.cells} == {7}  # the command line's counts most
     assert all((c.config.train.seed, c.config.task.seed) == (c.seed, c.seed) for c in study.cells)
     assert last.log.dir == str(tmp_path / "out" / "cells" / "long" / "GRPO" / "seed4")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", ".", "../x", "a/../x", "/etc", "\\\\share", ".hidden", "", " ", "///", "CON", "nul.txt", "a\0b", "a\x1b[2Jb", "a\nb", "x" * 300,
+     "\u202eb"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["variants", "settings"])
+def test_a_name_leads_out_of_no_folder(tmp_path, name, kind):
+    """All are quoted keys that TOML allows. Without a name for a setting there is one."""
+    if (kind, name) == ("settings", ""):
+        return
+    table = tomli_w.dumps({kind: {name: {"train": {"steps": 2}}}})
+    with pytest.raises(ValueError, match=rf"study\.toml: {kind}\."):
+        read(write(tmp_path, f"{BASE}\n{table}"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["the paper's ranges, 3e-4", "λ = 0.5 (1/2)", "a..b", "console", "名前"])
+def test_a_name_may_be_words(tmp_path, name):
+    table = tomli_w.dumps({"variants": {name: {"train": {"steps": 2}}}})
+    cell = read(write(tmp_path, f"{BASE}\n{table}"), tmp_path / "out").cells[-1]
+    place = (tmp_path / "out" / "cells" / cell.name).resolve()
+    assert place.parents[2] == (tmp_path / "out" / "cells").resolve() and cell.variant == name
 
 
 def test_a_base_may_be_a_file_beside_it(tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 from gspo.config.files import load, to_toml
 from gspo.config.resume import same_run
 from gspo.report.read import read_lines
+from gspo.safe import replace_file
 from gspo.study.spec import Cell
 
 GRACE = 120.0  # seconds that a stopped cell has for the step it is in, and its checkpoint
@@ -53,11 +54,12 @@ class Running:
         folder = Path(cell.config.log.dir)
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = folder.with_name(f"{folder.name}.toml")
-        file.write_text(to_toml(cell.config, secrets=True), encoding="utf-8")
+        replace_file(file, to_toml(cell.config, secrets=True).encode(), mode=0o600)  # the run needs its secrets
         self.log = folder.with_name(f"{folder.name}.txt")
         command = [sys.executable, "-m", "gspo", "train", str(file)]
         command += ["--resume"] if (folder / "config.toml").exists() else []
         cores = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        self.log.unlink(missing_ok=True)  # it may be a link
         with open(self.log, "w", encoding="utf-8") as output:
             # A session of its own: Ctrl-C reaches it once, through `stop`.
             self.process = subprocess.Popen(

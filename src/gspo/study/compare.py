@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from gspo.report.read import RunMetrics, read_run
+from gspo.safe import own_folder, visible
 from gspo.study import page, spec
 from gspo.study.analysis import measure
 from gspo.study.cells import Outcome, finished, run_cells
@@ -31,7 +32,7 @@ def compare(
     if not chosen:
         raise ValueError(f"--only {only!r}: matches none of {', '.join(dict.fromkeys(c.name for c in study.cells))}")
     done_names = {cell.name for cell in study.cells if finished(cell)}
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)  # a name may hold brackets
     if dry_run:
         for cell in chosen:
             console.print(f"{'done   ' if cell.name in done_names else 'missing'}  {cell.name}")
@@ -47,12 +48,13 @@ def compare(
     limits = {by: bounds(page.named(study, by)[0], done) for by in page.MEASURES if any(by in row for row in rows)}
     summaries = {by: page.summarise(study, rows, by, limits[by]) for by in limits}
     page.write_summary(study, summaries, folder)
-    drawn = {setting: draw_setting(each, folder / "figures" / spec.slug(setting)) for setting, each in runs.items()}
+    figures = own_folder(folder / "figures")
+    drawn = {setting: draw_setting(each, figures / spec.slug(setting)) for setting, each in runs.items()}
     report = page.write_html(study, rows, summaries, drawn, folder)
     for line in summaries["metric" if "metric" in summaries else "reward"]:
         if "verdict" in line:
             console.print(f"{line['setting']}: {line['verdict']}")
-    console.print(f"report  {report}")
+    console.print(f"report  {visible(report)}")
     return 1 if any(outcome.status == "failed" for outcome in outcomes.values()) else 0
 
 
@@ -70,7 +72,7 @@ def _run(study: spec.Study, chosen: list[spec.Cell], done_names: set[str], conso
         ended += 1
         seconds_left = (time.monotonic() - begin) / ended * remaining
         console.print(
-            f"{outcome.status:7} {outcome.cell.name}  {outcome.seconds:.0f} s  {outcome.reason}"
+            f"{outcome.status:7} {outcome.cell.name}  {outcome.seconds:.0f} s  {visible(outcome.reason)}"
             f"  ({ended} of {len(missing)}, about {seconds_left / 60:.0f} min left)"
         )
 

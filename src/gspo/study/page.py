@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.report.page import escape, figure, write_page
+from gspo.report.page import escape, figure, table, write_page
 from gspo.report.plots import Drawn
 from gspo.runs.log import finite
+from gspo.safe import replace_file
 from gspo.study.analysis import Interval, bootstrap, interval, paired, verdict
 from gspo.study.measures import UNBOUNDED, better
 from gspo.study.spec import Study
@@ -28,12 +30,11 @@ COLUMNS = (
 def write_rows(rows: Sequence[CellRow], folder: Path) -> None:
     """results.csv: a line a cell."""
     names = [*COLUMNS, *sorted({name for row in rows for name in row} - set(COLUMNS))]
-    part = folder / "results.csv.part"
-    with open(part, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
-    part.replace(folder / "results.csv")
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, names, restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(folder / "results.csv", file.getvalue().encode("utf-8", "replace"))
 
 
 def named(study: Study, by: str) -> tuple[str, str]:
@@ -87,7 +88,7 @@ def write_summary(study: Study, summaries: Mapping[str, list[dict[str, Any]]], f
     """results.json: the same numbers as the page."""
     head = {"title": study.title, "plan": study.plan, "baseline": study.baseline}
     text = json.dumps(finite({**head, **summaries}), default=lambda value: finite(vars(value)), indent=1)
-    (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+    replace_file(folder / "results.json", f"{text}\n".encode())
 
 
 def write_html(
@@ -125,7 +126,7 @@ def write_html(
 
 def _failures(failed: Sequence[CellRow]) -> str:
     lines = "".join(
-        f"<li>{escape(row['setting'])} / {escape(row['variant'])} / seed {row['seed']}: {escape(row['status'])}. "
+        f"<li>{escape(row['setting'])} / {escape(row['variant'])} / seed {escape(row['seed'])}: {escape(row['status'])}. "
         f"{escape(row['reason'])}</li>"
         for row in failed
     )
@@ -148,9 +149,8 @@ def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> str:
             spell(line["volatility"], ".2%", short=True),
             spell(line["seconds"], ".0f", short=True),
         )
-        rows.append("<tr>" + "".join(f"<td>{escape(cell) or '–'}</td>" for cell in cells) + "</tr>")
-    titles = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    return f'<div class="wide"><table><thead><tr>{titles}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        rows.append(cells)
+    return table(head, rows)
 
 
 def spell(value: Interval, form: str = ".3f", short: bool = False) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,9 +14,13 @@ from gspo.config.files import as_config, load, nested, read_toml, to_dict
 from gspo.config.near import nearest
 from gspo.config.schema import Config
 from gspo.learner.algorithm import resolved
+from gspo.safe import visible
 
 Tables = dict[str, dict[str, Any]]
 KEYS = ("title", "plan", "base", "seeds", "baseline", "metric", "last", "workers", "threads", "variants", "settings")
+# Names that no folder may have on Windows, whatever follows their first dot.
+RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{i}" for port in ("COM", "LPT") for i in range(1, 10))}
+LONGEST = 200  # bytes of a folder's name: file systems take 255
 SET_BY_THE_STUDY = ("task.seed", "train.seed", "log.dir")
 
 
@@ -61,6 +66,18 @@ class Study:
     def variants(self, setting: str) -> list[str]:
         """Those that run in a setting, in order."""
         return list(dict.fromkeys(cell.variant for cell in self.cells if cell.setting == setting))
+
+
+def check_name(key: str, name: str) -> None:
+    """Raises ValueError for the name of a setting or a variant that cannot be a folder's, or shows other than it reads."""
+    folder = slug(name)
+    outside = name.lstrip()[:1] in ("/", "\\") or ".." in re.split(r"[/\\]", name)
+    if outside or not folder or folder.startswith(".") or folder.partition(".")[0].upper() in RESERVED:
+        raise ValueError(f"{key}.{name!r}: a folder gets this name, so begin it with a letter or a digit, and use no path")
+    if visible(name) != name or set(name) & set("\n\t"):
+        raise ValueError(f"{key}.{name!r}: leave out control characters")
+    if len(folder.encode()) > LONGEST:
+        raise ValueError(f"{key}.{name[:40]!r}...: is too long for a folder: at most {LONGEST} bytes")
 
 
 def slug(name: str) -> str:
@@ -153,6 +170,9 @@ def _tables(path: Path, raw: dict[str, Any], key: str, default: Any = None) -> d
     tables = raw.get(key, default)
     if not isinstance(tables, dict) or not tables or not all(isinstance(table, dict) for table in tables.values()):
         raise ValueError(f'{path}: {key}: give at least one, each a table of its changes, such as [{key}."a name"]')
+    for name in tables:
+        if name or default is None:  # without settings there is one, whose name is empty
+            check_name(f"{path}: {key}", name)
     return tables
 
 
