@@ -3,11 +3,14 @@
 import base64
 import json
 import re
+import tomllib
 from html.parser import HTMLParser
 
 import pytest
+import tomli_w
 
 from gspo.report.page import escape, write_report
+from gspo.report.read import read_run
 from tests.report.fake_run import make
 from tests.report.rows import rollouts, row
 
@@ -98,7 +101,7 @@ def test_a_cold_start_and_an_unfinished_run(tmp_path):
     (folder / "config.toml").write_text("[train]\nsteps = 9\n")
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0, "time/train": 2.0}\n{"step": 2, "loss": 0.5}\n')
     text = Page(write_report([folder]).read_text()).text
-    assert "Loss 3.000 → 0.500 in 2 steps, 2.0 s" in text and "Not finished: 2 of 9 steps." in text
+    assert "Supervised fine-tuning: loss 3.000 → 0.500 in 2 steps, 2.0 s" in text and "Not finished: 2 of 9 steps." in text
 
 
 def test_a_served_run_has_no_number_of_steps_to_reach(tmp_path):
@@ -117,7 +120,125 @@ def test_what_the_model_writes_cannot_become_markup(tmp_path):
     page = Page(write_report([folder]).read_text())
     assert "script" not in page.tags and page.tags.count("img") == 15
     assert page.text.count("<script>alert(1)</script>") >= 6
-    assert "\x00" not in page.text and "\x1b" not in page.text and escape("\x1b") == "␛"
+    assert "\x00" not in page.text and "\x1b" not in page.text and escape("\x1b") == "\\x1b"
+
+
+ODD = """<script>x</script>"'&$\\frac{\x1b"""
+ALL_FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
+
+
+def with_odd_texts(value):
+    """Each text replaced by ODD, and beside each key another one with ODD in it."""
+    if isinstance(value, dict):
+        changed = {key: with_odd_texts(item) for key, item in value.items()}
+        return changed | {key + ODD: item for key, item in changed.items()}
+    if isinstance(value, list):
+        return [with_odd_texts(item) for item in value]
+    return ODD if isinstance(value, str) else value
+
+
+def with_one_odd_value(row):
+    """The row, once for each of its values and each of these in its place."""
+    for key in row:
+        for odd in (ODD, [ODD], {ODD: ODD}, [[ODD]], None, True, 10**400, -1, 1e308, []):
+            yield row | {key: odd}
+
+
+def tamper(folder, change):
+    """Writes the lines of the run's files again, each followed by what `change` makes of it."""
+    for name in ALL_FILES:
+        lines = (folder / name).read_text().splitlines()
+        kept = [*lines[:3], *lines[-3:]] if change is with_one_odd_value else lines
+        rows = [[row, *change(row)] for row in map(json.loads, kept)]
+        (folder / name).write_text("".join(json.dumps(each) + "\n" for row in rows for each in row))
+
+
+@pytest.fixture
+def talked(tmp_path):
+    """A run with evaluations, conversations, right answers, a warning and an error."""
+    folder = make(tmp_path / "run", steps=2, warnings=("careful",))
+    said = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a", "turn": 0, "reward": 0.5, "left_out": "w"},
+    ]
+    more = {"answer": "42", "error": "e", "stop": "stop", "advantage": 0.5}
+    tokens = {"tokens": ["a", "b"], "logp": [-1.0, -2.0], "log_ratio": [0.1, -0.1], "token_turns": [0, 0]}
+    for name in ("rollouts.jsonl", "evaluations.jsonl"):
+        lines = [row(step, "q", 1.0, dialogue=said, **more, **tokens) for step in (1, 2)]
+        lines += [row(step, [{"role": "user", "content": "q"}], 0.0, **more, **tokens) for step in (1, 2)]
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 2, "kind": "error", "text": ODD}) + "\n")
+        file.write(json.dumps({"step": 2, "kind": "warning", "text": ODD}) + "\n")
+    return folder
+
+
+def test_no_text_and_no_key_of_any_file_reaches_the_page_raw(talked):
+    tamper(talked, lambda row: [with_odd_texts(row)])
+    (talked / "config.toml").write_text(tomli_w.dumps(with_odd_texts(tomllib.loads((talked / "config.toml").read_text()))))
+    folder = talked.rename(talked.with_name("run<script>x"))
+    html = write_report([folder]).read_text()
+    page = Page(html)
+    assert "<script" not in html and "\x1b" not in html and "script" not in page.tags
+    shown = ODD.replace("\x1b", "\\x1b")
+    assert page.text.count(shown) > 10
+    for text in ("Right answer: " + shown, "turn 1, reward +0.50, left out: " + shown, f"{shown} (step 2)"):
+        assert text in page.text
+    again = Page(write_report([folder, folder]).read_text())
+    assert "script" not in again.tags and shown in again.text
+
+
+def test_values_of_other_types_stop_no_report(talked):
+    tamper(talked, with_one_odd_value)
+    html = write_report([talked]).read_text()
+    assert "<script" not in html and Page(html).tags.count("figure") > 5
+    for name in ALL_FILES:
+        with (talked / name).open("a") as file:
+            file.write("[" * 100_000 + "\n1\nnull\n{}\n")
+    assert Page(write_report([talked]).read_text())
+
+
+REWARDS = '{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 1.0}\n'
+
+
+def test_nothing_is_written_through_a_link(talked, tmp_path):
+    (talked / "metrics.jsonl").write_text(REWARDS)
+    write_report([talked])
+    others = [tmp_path / name for name in ("page", "figure")]
+    for link, other in zip((talked / "report.html", talked / "figures" / "reward.png"), others):
+        other.write_text("kept")
+        link.unlink()
+        link.symlink_to(other)
+    (talked / "report.part").symlink_to(others[0])
+    assert "doctype" in write_report([talked]).read_text()
+    assert [other.read_text() for other in others] == ["kept", "kept"]
+    (talked / "figures").rename(tmp_path / "elsewhere")
+    (talked / "figures").symlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere" / "reward.png").stat().st_mtime_ns
+    with pytest.raises(ValueError, match=r"figures is a link to .*Remove the link"):
+        write_report([talked])
+    assert (tmp_path / "elsewhere" / "reward.png").stat().st_mtime_ns == before
+
+
+def test_secrets_are_not_shown(talked):
+    (talked / "metrics.jsonl").write_text(REWARDS)
+    secret = "[task]\nconfig = {api_key = 'sk-1', url = 'http://me:word@host'}\n"
+    (talked / "config.toml").write_text(secret)
+    assert "sk-1" not in (html := write_report([talked]).read_text()) and "word@host" not in html
+    assert html.count("&lt;hidden&gt;") == 2
+    (talked / "config.toml").write_text(secret + "half a")  # what cannot be read may be anything
+    assert "sk-1" not in write_report([talked]).read_text()
+
+
+def test_a_page_without_evaluations_or_of_a_failed_run(talked):
+    """No chart stands alone, and nothing is claimed of what was not measured."""
+    lines = [{k: v for k, v in line.items() if not k.startswith("eval/")} for line in read_run(talked).lines]
+    (talked / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    html = write_report([talked]).read_text()
+    first = html[html.index('<div class="figures first">') :].split("</div>")[0]
+    assert first.count("<figure>") == 2
+    assert "<title>run: Failed after 2 steps</title>" in html and "Nothing was evaluated" in html
+    assert '<div class="failure">&lt;script&gt;' in html
 
 
 def test_several_runs_have_a_table_and_leave_the_reports_alone(run, tmp_path):
@@ -127,7 +248,7 @@ def test_several_runs_have_a_table_and_leave_the_reports_alone(run, tmp_path):
     assert path == run / "comparison.html" and (run / "report.html").read_bytes() == before
     page = Page(path.read_text())
     assert "2 runs compared" in page.text and page.tags.count("tr") == 3
-    assert "second (grpo, step 0)" in page.text and "Configuration of grpo" in page.text
+    assert "grpo: second (step 0)" in page.text and "Configuration of grpo" in page.text
     assert len(page.links) == 30
 
 

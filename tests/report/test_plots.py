@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from gspo.report import plots
-from gspo.report.canvas import DARK, LIGHT
+from gspo.report.canvas import DARK, DPI, LIGHT, SIZE
 from gspo.report.plots import PLOTS, draw
 from gspo.report.read import read_run, run_names
 from tests.report.fake_run import make
@@ -38,6 +38,7 @@ def test_a_training_run_has_all_its_figures(run):
     }  # fmt: skip
     for d in drawn:
         light, dark = (imread(path)[..., :3] for path in (d.light, d.dark))
+        assert light.shape[1] == SIZE[0] * DPI and light.shape[0] >= SIZE[1] * DPI  # sharp, whatever matplotlib's default is
         assert light.shape == dark.shape and d.light.parent == run / "figures"
         assert light[0, 0].min() == 1.0 and dark[0, 0].max() < 0.2  # the paper
         assert light.std() > 0.02 and dark.std() > 0.02  # something is drawn
@@ -49,7 +50,7 @@ def test_dark_figures_are_what_drawing_them_in_dark_colours_would_give(run, tmp_
     """They are the light ones drawn again, with other colours: no pixel may tell."""
     for d in draw([run], tmp_path / "out"):
         plot = plots._with_keys(next(p for p in PLOTS if p.name == d.name), [read_run(run)])
-        plots._draw_one(plot, [read_run(run)], DARK).savefig(tmp_path / "dark.png")
+        plots._draw_one(plot, [read_run(run)], DARK).savefig(tmp_path / "dark.png", dpi=DPI)
         assert np.array_equal(imread(tmp_path / "dark.png"), imread(d.dark)), d.name
 
 

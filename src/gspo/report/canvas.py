@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from gspo.safe import replace_file, visible
+
 SIZE = (4.8, 3.0)  # inches: small, so that the letters are large on the page
 DPI = 180
+LONGEST = 46  # characters of a label in the legend
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ def canvas(theme: Theme) -> Iterator[tuple[Figure, Axes]]:
     ink = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), theme.ink)
     paper = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.paper)
     faint = dict.fromkeys(("axes.edgecolor", "grid.color"), theme.faint)
-    fixed = {"font.size": 11, "font.family": "DejaVu Sans", "axes.axisbelow": True, "savefig.dpi": DPI}
+    fixed = {"font.size": 11, "font.family": "DejaVu Sans", "axes.axisbelow": True, "text.parse_math": False}
     style: Any = ink | paper | faint | fixed
     with matplotlib.rc_context(style):
         figure = Figure(SIZE)
@@ -78,25 +82,32 @@ def finish(
     elif dots:
         ax.margins(x=0.08)
     ax.set_ylabel(_scale_y(ax, unit, log, top, zero))
-    ax.set_title(title, loc="left", weight="bold", fontsize=12.5, pad=9, y=1.0)
+    ax.set_title(_short(title), loc="left", weight="bold", fontsize=12.5, pad=9, y=1.0)
     handles, labels = ax.get_legend_handles_labels()
-    shown = [(h, label) for h, label in zip(handles, labels) if label]
-    rows = 0
-    if len(shown) > 1:
-        columns = 1 if max(len(label) for _, label in shown) > 30 else 2
-        rows = -(-len(shown) // columns)
-        place: Any = {
-            "loc": "lower left",
-            "bbox_to_anchor": (0.04, 0.0),
-            "borderaxespad": 0.3,
-            "ncols": columns,
-        }
-        figure.legend(*zip(*shown), frameon=False, fontsize=10, handlelength=1.6, columnspacing=1.6, **place)
+    shown = [(h, _short(label)) for h, label in zip(handles, labels) if label]
+    rows = _legend(figure, shown) if len(shown) > 1 else 0
     # Fixed margins in inches: the axes of all figures are alike on the page, whatever their legends are.
     width, height = SIZE[0], SIZE[1] + 0.21 * rows
     figure.set_size_inches(width, height)
     figure.subplots_adjust(0.92 / width, (0.58 + 0.21 * rows) / height, 1 - 0.15 / width, 1 - 0.4 / height)
     ax.yaxis.set_label_coords(-0.7 / (width - 1.07), 0.5)
+
+
+def _short(label: str) -> str:
+    """A label that fits the width of a figure: a long one loses its middle."""
+    label = visible(label)
+    return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[-LONGEST // 2 + 1 :]}"
+
+
+def _legend(figure: Figure, shown: list[tuple[Any, str]]) -> int:
+    """The legend, in two columns if they fit; returns its rows."""
+    place: Any = {"loc": "lower left", "bbox_to_anchor": (0.04, 0.0), "borderaxespad": 0.3, "handlelength": 1.6}
+    for columns in (2, 1):
+        legend = figure.legend(*zip(*shown), frameon=False, fontsize=10, columnspacing=1.6, ncols=columns, **place)
+        if columns == 1 or legend.get_window_extent().x1 < figure.bbox.x1:
+            return -(-len(shown) // columns)
+        legend.remove()
+    raise AssertionError("one column is always taken")
 
 
 def _scale_y(ax: Axes, unit: str, log: bool, top: float | None, zero: bool) -> str:
@@ -110,7 +121,7 @@ def _scale_y(ax: Axes, unit: str, log: bool, top: float | None, zero: bool) -> s
         return unit
     if top is not None:
         ax.set_ylim(0, top)
-    elif ax.get_ylim()[0] > 0 or zero:
+    elif ax.dataLim.intervaly[0] >= 0 or zero:
         ax.set_ylim(bottom=0)
     ax.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
     largest = max(map(abs, ax.get_ylim()))
@@ -125,8 +136,7 @@ def save(figure: Figure, light: Path, dark: Path) -> None:
 
     Most of the time that a figure takes goes into where everything stands, which is the same in both: it is laid out once.
     """
-    if matplotlib.rcParams["savefig.dpi"] != "figure":
-        figure.dpi = matplotlib.rcParams["savefig.dpi"]
+    figure.dpi = DPI  # whatever matplotlib is set to here, outside of `canvas`
     size = figure.canvas.get_width_height(physical=True)
     first, second = _Recorder(*size, figure.dpi), RendererAgg(*size, figure.dpi)
     figure.draw(first)
@@ -134,7 +144,9 @@ def save(figure: Figure, light: Path, dark: Path) -> None:
         gc.set_foreground(_darkened(gc.get_rgb()), isRGBA=True)
         getattr(second, name)(gc, *map(_darkened, arguments), **named)
     for path, renderer in ((light, first), (dark, second)):
-        imsave(path, np.asarray(renderer.buffer_rgba()), format="png", origin="upper", dpi=figure.dpi)
+        png = BytesIO()
+        imsave(png, np.asarray(renderer.buffer_rgba()), format="png", origin="upper", dpi=figure.dpi)
+        replace_file(path, png.getvalue())
 
 
 class _Recorder(RendererAgg):

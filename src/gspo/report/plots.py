@@ -1,4 +1,4 @@
-"""Figures of one run, or of several laid over each other, from what their run folders hold.
+"""Figures of one run, or of several in the same axes, from what their run folders hold.
 
 Reads files only, and imports nothing else of gspo but their reader and the canvas. Each figure is drawn twice, for a light
 and for a dark page.
@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from gspo.report.canvas import LIGHT, Theme, canvas, finish, save
 from gspo.report.read import TIMES, RunMetrics, read_run, run_names
 
+INTERVAL = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
 SMOOTH_FROM = 150  # points from which a running mean is drawn over the raw line
 
 
@@ -28,7 +29,7 @@ class Plot:
     `keys` are (metric, label) pairs; the first that a run has stands for the figure when several runs are
     compared. `scale` multiplies the values. `marks` draws onto the axes of a single run what is not a line of
     `keys` (`only_marks`: instead of them). `prefix` takes every metric that begins so as a key. `compare` is
-    the title when several runs are compared.
+    the title when several runs are compared. `of_clip` goes on with the caption where the clip range is drawn.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Plot:
     dots: bool = False
     prefix: str = ""
     compare: str = ""
+    of_clip: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,28 +62,46 @@ class Drawn:
 def _ends(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     """The first and the last accuracy in figures."""
     x, y = run.series("eval/accuracy")
+    steps, (_, *bars) = run.rows(INTERVAL)
+    reach = {step: ends for step, *ends in zip(steps, *bars)}  # the label stands clear of the error bar
     for i in {0, len(x) - 1} if len(x) else ():
         below = y[i] > 0.15 and (i == 0 or y[i] < y[0]) and not (i == 0 and y[-1] < y[0])
-        place: Any = {"xytext": (0, -22 if below else 12), "textcoords": "offset points", "ha": "center"}
-        ax.annotate(f"{100 * y[i]:.0f} %", (x[i], y[i] * 100), color=theme.ink, weight="bold", **place)
+        low, high = reach.get(x[i], (y[i], y[i]))
+        end = min(low, y[i]) if below else max(high, y[i])
+        place: Any = {"xytext": (0, -6 if below else 6), "textcoords": "offset points", "ha": "center"}
+        place["va"] = "top" if below else "bottom"
+        ax.annotate(f"{100 * y[i]:.0f} %", (x[i], end * 100), color=theme.ink, weight="bold", **place)
 
 
 def _error_bars(ax: Axes, run: RunMetrics, colour: str) -> None:
-    keys = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
-    x, (y, low, high) = run.rows(keys)
+    x, (y, low, high) = run.rows(INTERVAL)
     if len(x):
         spread = np.maximum([y - low, high - y], 0) * 100
         ax.errorbar(x, y * 100, spread, fmt="none", ecolor=colour, elinewidth=1.3, capsize=2.5)
 
 
-def _band(ax: Axes, x: np.ndarray, middle: np.ndarray, spread: np.ndarray, theme: Theme, label: str) -> None:
-    ax.fill_between(x, middle - spread, middle + spread, color=theme.series[0], alpha=0.18, lw=0, label=label)
+def _band(
+    ax: Axes, x: np.ndarray, middle: np.ndarray, spread: np.ndarray, theme: Theme, label: str, share: bool = False
+) -> None:
+    """One `spread` about the middle. share: the values lie between 0 and 1, and so does the band."""
+    low, high = middle - spread, middle + spread
+    if share:
+        low, high = np.maximum(low, 0.0), np.minimum(high, 1.0)
+    ax.fill_between(x, low, high, color=theme.series[0], alpha=0.18, lw=0, label=label)
+
+
+def _between_0_and_1(mean: np.ndarray, spread: np.ndarray) -> bool:
+    """Whether values with these means and standard deviations within groups can all lie between 0 and 1: the variance is
+    then at most mean (1 - mean) (Bhatia and Davis), and its estimate from two values at most twice that.
+    """
+    return bool(((mean >= 0) & (mean <= 1)).all() and (spread**2 <= 2 * mean * (1 - mean) + 1e-9).all())
 
 
 def _reward_band(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     x, (y, spread) = run.rows(("reward", "reward_std"))
     if len(x) > 1:
-        _band(ax, x, y, spread, theme, "± standard deviation in a group")
+        share = _between_0_and_1(y, spread)
+        _band(ax, x, y, spread, theme, "± standard deviation within a group", share)
     steps, levels = run.series("guard/level")
     for i, step in enumerate(steps[levels == 2]):
         ax.axvspan(step - 0.5, step + 0.5, color=theme.series[1], alpha=0.25, lw=0, label="" if i else "guard: alarm")
@@ -103,7 +123,7 @@ def _ratio_band(ax: Axes, run: RunMetrics, theme: Theme) -> None:
 def _range_line(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     values = run.series("clip/epsilon")[1]
     if len(values):
-        ax.axhline(values[-1], color=theme.ink, lw=1.4, ls="--", label="clip range, left (epsilon)")
+        ax.axhline(values[-1], color=theme.ink, lw=1.4, ls="--", label="clip range (epsilon)")
 
 
 def _time_split(ax: Axes, run: RunMetrics, theme: Theme) -> None:
@@ -120,54 +140,55 @@ CLIPS = (
     ("clip_ratio/tokens", "all"),
     ("clip_ratio/positive", "of those with A > 0"),
     ("clip_ratio/negative", "of those with A < 0"),
-    ("clip_ratio/numerics", "by numerics alone"),
+    ("clip_ratio/numerics", "by rounding alone"),
 )
 PLOTS = (
     Plot("accuracy", "Held-out accuracy", "% of completions", "On prompts never trained on, with 95 % intervals.",
          (("eval/accuracy", ""),), 100, top=112, marks=_ends, dots=True),
-    Plot("reward", "Reward", "reward of a completion", "Mean over the completions of a step.",
+    Plot("reward", "Reward", "reward of a completion", "Mean over the completions of each step.",
          (("reward", "mean"),), marks=_reward_band),
-    Plot("loss", "Loss", "nats per token", "Cross-entropy of the demonstrated completions.", (("loss", ""),)),
+    Plot("loss", "Loss", "nats per token", "Cross-entropy of the completions that are imitated.", (("loss", ""),)),
     Plot("completions", "Kinds of completions", "% of completions", "Share of the sampled completions.", scale=100, top=102,
          prefix="completion/"),
-    Plot("reward_parts", "Parts of the reward", "mean", "Each reward function by itself, before its weight.",
+    Plot("reward_parts", "Parts of the reward", "mean", "Mean of each reward function, before it is weighted.",
          prefix="reward/"),
-    Plot("clip", "Clipped tokens", "% of tokens", "Those whose ratio, or their completion's, is clipped: they have no "
-         "gradient.", CLIPS, 100),
-    Plot("experts", "Experts that changed", "%", "Choices of the routers that differ between pi_old and the policy, for "
-         "the same tokens.", (("moe/volatility", "of the choices"), ("moe/tokens_changed", "of the tokens, in some layer"),
-                              ("moe/overruled", "set aside by replay")), 100),
-    Plot("load", "Load of the experts", "busiest over mean, − 1", "0 where all experts get the same number of tokens; mean "
-         "over layers.", (("moe/max_violation", ""),)),
-    Plot("range", "Clip range", "distance of ratio from 1", "Set so that the share of clipped tokens stays near its "
-         "target.", (("clip/epsilon", "left (epsilon)"), ("clip/epsilon_high", "right (epsilon_high)")), log=True),
-    Plot("ratio", "Ratio against the clip range", "ratio − 1", "The importance ratio, of a completion for "
-         "sequence-level algorithms. Only what lies outside the range can be clipped.",
+    Plot("clip", "Clipped tokens", "% of tokens", "Tokens that give no gradient, because their ratio (or that of their "
+         "completion) is clipped.", CLIPS, 100),
+    Plot("experts", "Experts that changed", "%", "How much of the routing changed during a step: the policy's experts are "
+         "compared with pi_old's for the same tokens.",
+         (("moe/volatility", "of the choices"), ("moe/tokens_changed", "of the tokens, in at least one layer"),
+          ("moe/overruled", "of the choices, overruled by replay")), 100),
+    Plot("load", "Load of the busiest expert", "% more than the average", "How many more tokens the busiest expert gets than "
+         "the average expert. 0 means that all get the same number. Mean over the layers.", (("moe/max_violation", ""),), 100),
+    Plot("range", "Clip range", "distance of ratio from 1", "It adapts, to keep the share of clipped tokens near its "
+         "target.", (("clip/epsilon", "below 1 (epsilon)"), ("clip/epsilon_high", "above 1 (epsilon_high)")), log=True),
+    Plot("ratio", "Ratio and clip range", "ratio − 1", "Importance ratio (of whole completions for sequence-level "
+         "algorithms).", of_clip="Only what lies outside the clip range can be clipped.", keys=
          (("ratio/std", "standard deviation"),), marks=_ratio_band, only_marks=True,
          compare="Spread of the ratio (standard deviation)"),
-    Plot("noise", "Noise floor", "distance of ratio from 1", "Spread of the ratio before any update: "
-         "numerics, not learning. It should lie well below the clip range.",
-         (("ratio/noise_floor", "noise floor"), ("ratio/std", "standard deviation")), log=True,
+    Plot("noise", "Noise floor", "distance of ratio from 1", "The noise floor is the spread of the ratio before any update, "
+         "from rounding alone.", of_clip="It should stay well below the clip range (dashed).", keys=
+         (("ratio/noise_floor", "noise floor"), ("ratio/std", "spread after the updates")), log=True,
          marks=_range_line, compare="Noise floor"),
-    Plot("entropy", "Entropy", "nats per token", "Of the policy, at the sampled tokens.", (("entropy", ""),)),
-    Plot("kl", "KL divergence", "nats per token", "How far the policy moved.",
-         (("kl", "from the sampler, within a step"), ("kl_ref", "from the reference"),
-          ("mismatch/kl", "sampler against trainer")), log=True,
+    Plot("entropy", "Entropy", "nats per token", "Mean entropy of the policy at the sampled tokens.", (("entropy", ""),)),
+    Plot("kl", "KL divergence", "nats per token", "How far the policy has moved.",
+         (("kl", "from the sampler, within a step"), ("kl_ref", "from the reference model"),
+          ("mismatch/kl", "between sampler and trainer")), log=True,
          compare="KL from the sampler, within a step"),
-    Plot("length", "Completion length", "tokens", "Mean over the completions of a step.",
+    Plot("length", "Completion length", "tokens", "Mean over the completions of each step.",
          (("completions/mean_length", ""),)),
-    Plot("truncated", "Truncated completions", "% of completions", "Completions that reached the length limit.",
+    Plot("truncated", "Truncated completions", "% of completions", "Completions cut off at the length limit.",
          (("completions/clipped_ratio", ""),), 100),
-    Plot("no_signal", "Groups without a signal", "% of groups", "All completions of the group have the same "
-         "reward, so that their advantages are zero.", (("frac_reward_zero_std", ""),), 100, top=102),
-    Plot("grad_norm", "Gradient norm", "L2 norm", "Before clipping.", (("grad_norm", ""),)),
-    Plot("lr", "Learning rate", "learning rate", "At the end of a step.", (("lr", ""),)),
-    Plot("throughput", "Throughput", "tokens per second", "Tokens sampled over the time of a whole step.",
+    Plot("no_signal", "Groups without a signal", "% of groups", "Groups whose completions all got the same reward: they "
+         "teach nothing.", (("frac_reward_zero_std", ""),), 100, top=102),
+    Plot("grad_norm", "Gradient norm", "L2 norm", "Before gradient clipping.", (("grad_norm", ""),)),
+    Plot("lr", "Learning rate", "learning rate", "At the end of each step.", (("lr", ""),)),
+    Plot("throughput", "Throughput", "tokens per second", "Sampled tokens divided by the time of the whole step.",
          (("tokens_per_second", ""),)),
-    Plot("time", "Time of a step", "seconds", "What a step is spent on, without evaluation.",
+    Plot("time", "Time of a step", "seconds", "What the time of a step goes into, without evaluation.",
          (("time/step", "whole step"),), marks=_time_split, only_marks=True),
-    Plot("lost", "Left out", "count in a step", "Rollouts without a reward, groups dropped, updates skipped.",
-         (("rollouts/failed", "failed rollouts"), ("groups/dropped", "dropped groups"),
+    Plot("lost", "Left out", "count in a step", "Completions without a reward, groups dropped, updates skipped.",
+         (("rollouts/failed", "completions without a reward"), ("groups/dropped", "dropped groups"),
           ("updates/skipped", "skipped updates"))),
 )  # fmt: skip
 
@@ -175,7 +196,7 @@ PLOTS = (
 def draw(run_dirs: Sequence[str | Path], out: str | Path | None = None) -> list[Drawn]:
     """Draw every figure that the runs have data for, in `out` (default: figures/ of the first run).
 
-    Several runs are laid over each other, a colour each; their files are called `compare-NAME.png`.
+    Several runs share the axes, each with a colour of its own; their files are called `compare-NAME.png`.
     """
     runs = [read_run(folder, name) for folder, name in zip(run_dirs, run_names(run_dirs))]
     out = Path(out) if out is not None else Path(run_dirs[0]) / "figures"
@@ -188,7 +209,9 @@ def draw(run_dirs: Sequence[str | Path], out: str | Path | None = None) -> list[
         stem = plot.name if len(runs) == 1 else f"compare-{plot.name}"
         files = (out / f"{stem}.png", out / f"{stem}-dark.png")
         save(_draw_one(plot, runs, LIGHT), *files)
-        drawn.append(Drawn(plot.name, plot.title, plot.caption, *files))
+        marked = len(runs) == 1 and len(runs[0].series("clip/epsilon")[0])
+        caption = f"{plot.caption} {plot.of_clip}" if plot.of_clip and marked else plot.caption
+        drawn.append(Drawn(plot.name, plot.title, caption, *files))
     return drawn
 
 

@@ -1,12 +1,12 @@
 """Reads a run folder: its metrics, and the rollouts of its first and last step.
 
-Imports nothing else of gspo.
+Anyone may have written into these files. What does not have the type that a run writes is left out here, so that whoever
+draws and tells need not ask. Imports nothing else of gspo.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+LARGEST = 1e150  # of a number: its square is still one
 MOST_BYTES = 16 << 20  # read at either end of rollouts.jsonl, which may be huge
 TIMES = (("time/sample", "sampling"), ("time/score", "scoring"), ("time/train", "training"))
 
@@ -39,8 +40,13 @@ class RunMetrics:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a metric has a finite value."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a metric has a finite value; one that no figure has room for counts as none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def is_step(value: Any) -> bool:
+    """Whether this is the number of a step."""
+    return type(value) is int and 0 <= value < 1 << 53
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -49,18 +55,15 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open("rb") as file:
         for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict):
+            row = _object(line)
+            if row is not None:
                 yield row
 
 
 def read_run(run_dir: str | Path, name: str | None = None) -> RunMetrics:
     """A run from its folder. Raises ValueError where no step has been written."""
     folder = Path(run_dir)
-    lines = list(read_lines(folder / "metrics.jsonl"))
+    lines = [_metrics(line) for line in read_lines(folder / "metrics.jsonl") if is_step(line.get("step", 0))]
     if not lines:
         raise ValueError(f"{folder}: no metrics.jsonl with at least one step; give the folder of a run (log.dir)")
     for line in lines:
@@ -109,9 +112,42 @@ def last_step(path: Path) -> list[dict[str, Any]]:
             length *= 4
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _object(line: bytes) -> dict[str, Any] | None:
+    """The object in a line of JSON; None for anything else."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and "step" in row else None
+    return row if isinstance(row, dict) else None
+
+
+def _metrics(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of metrics: numbers, lists, and null for what had no value."""
+    return {key: value for key, value in line.items() if value is None or is_number(value) or isinstance(value, list)}
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A rollout, each field of the type that a run writes; None for what is none."""
+    row = _object(line)
+    if row is None or not is_step(row.get("step")):
+        return None
+    numbers = {key: row[key] for key in ("reward", "advantage") if is_number(row.get(key))}
+    texts = {key: str(row[key]) for key in ("completion", "stop", "error", "answer") if row.get(key) is not None}
+    lists = {key: row[key] for key in ("token_ids", "tokens") if isinstance(row.get(key), list)}
+    by_token = {
+        key: [value if is_number(value) else None for value in row[key]]
+        for key in ("log_ratio", "logp", "token_turns")
+        if isinstance(row.get(key), list)
+    }
+    prompt = row.get("prompt", "")
+    said = row.get("dialogue")
+    dialogue = [_message(each) for each in said if isinstance(each, dict)] if isinstance(said, list) else []
+    kept = {"step": row["step"], "prompt": prompt if isinstance(prompt, list) else str(prompt), "reward": None}
+    return kept | numbers | texts | lists | by_token | ({"dialogue": dialogue} if dialogue else {})
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """What was said in a conversation: `role` and `content`, perhaps the `turn`, its `reward`, and why it was `left_out`."""
+    texts = {key: str(message[key]) for key in ("role", "content", "left_out") if message.get(key) is not None}
+    reward, turn = message.get("reward"), message.get("turn")
+    return texts | ({"reward": reward} if is_number(reward) else {}) | ({"turn": turn} if is_step(turn) else {})

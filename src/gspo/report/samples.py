@@ -35,13 +35,14 @@ def before_and_after(folder: Path, escape: Escape) -> str:
     cards = []
     for name, row in zip(("Before", "After"), pair):
         cards.append(
-            f'<div class="card"><h3>{name}: step {row["step"]}</h3><p class="about">{escape(_about(row))}</p>'
-            f"{_conversation(row, escape)}</div>"
+            f'<div class="card"><h3>{name}: step {escape(row["step"])}</h3><p class="about">{escape(_about(row))}</p>'
+            f"{_conversation(row, escape)}{_right(row, escape)}</div>"
         )
-    same = "the same prompt" if prompt_text(pair[0]) == prompt_text(pair[1]) else "the prompts most alike"
+    same = prompt_text(pair[0]) == prompt_text(pair[1])
+    which = "Two completions of the same prompt" if same else "Completions of two similar prompts"
     return (
-        f'<h2>A completion before and after</h2><p class="note">To {same} before and after training; each '
-        f'with the median reward of its time.</p><div class="pair">{"".join(cards)}</div>'
+        f'<h2>A completion before and after</h2><p class="note">{which}, one from the beginning and one from the end of '
+        f'training. Each is typical: its reward is the median of its step.</p><div class="pair">{"".join(cards)}</div>'
     )
 
 
@@ -65,6 +66,12 @@ def _conversation(row: dict[str, Any], escape: Escape, completions: Callable[[in
         kind = "completion" if spoken else "prompt"
         turns.append(f'<p class="about">{escape(", ".join(notes))}</p><div class="{kind}">{shown}</div>')
     return "".join(turns)
+
+
+def _right(row: dict[str, Any], escape: Escape) -> str:
+    """The right answer, where the data has one."""
+    text = row.get("answer", "")
+    return f'<p class="about">Right answer: <b>{escape(_shorten(text, 400))}</b></p>' if text else ""
 
 
 def choose_pair(first: list[dict[str, Any]], last: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -106,7 +113,7 @@ def coloured(path: Path, escape: Escape) -> str:
     top = (sizes[int(0.98 * (len(sizes) - 1))] if sizes else 0.0) or 1e-6
     cards = [
         f'<div class="card"><p class="about">{escape(_about(row))}</p>'
-        f"{_conversation(row, escape, partial(_tokens, row, top, escape))}</div>"
+        f"{_conversation(row, escape, partial(_tokens, row, top, escape))}{_right(row, escape)}</div>"
         for row in rows
     ]
     swatches = "".join(f'<i class="{shade(v, 1.0)}"></i>' for v in (-1, -0.7, -0.45, -0.2, 0, 0.2, 0.45, 0.7, 1))
@@ -115,8 +122,8 @@ def coloured(path: Path, escape: Escape) -> str:
         f'<div class="legend"><span>less likely after the update, −{top:.2g}</span>'
         f'<span class="scale">{swatches}</span>'
         f"<span>+{top:.2g}, more likely</span></div>"
-        '<p class="note">Colour: log-ratio of the token, its log-probability after the step less the '
-        f"one that it was sampled with. Point at a token for its numbers.</p>{''.join(cards)}"
+        '<p class="note">The colour shows the log-ratio of a token: its log-probability after the step minus the one that '
+        f"it was sampled with. Hover over a token to see its numbers.</p>{''.join(cards)}"
     )
 
 

@@ -1,0 +1,172 @@
+"""What came of a run, in words and key figures: the headline, the sentences below it, the tiles."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gspo.report import numbers
+from gspo.report.events import collapse, failure
+from gspo.report.numbers import ARROW, NBSP, change, ends, mean, percent, plural
+from gspo.report.read import RunMetrics
+
+Tile = tuple[str, str, str]  # name, value, what else to know
+
+
+class Told(NamedTuple):
+    """A run as the page tells of it. supervised: it imitated rows. error: what ended it, "" for nothing. collapsed: the
+    guard stopped it. planned: steps that it was to have, 0 if that is not known.
+    """
+
+    run: RunMetrics
+    config: dict[str, Any]
+    supervised: bool
+    error: str
+    collapsed: bool
+    planned: int
+
+
+def tell(folder: Path, run: RunMetrics, config: dict[str, Any]) -> Told:
+    """What the folder says."""
+    keys = {key for line in run.lines for key in line}
+    planned = get(config, "train", "steps")
+    planned = planned if type(planned) is int else 0
+    return Told(run, config, "loss" in keys and "reward" not in keys, failure(folder), collapse(folder), planned)
+
+
+def get(config: dict[str, Any], section: str, key: str) -> Any:
+    """A setting; None where it is not there."""
+    table = config.get(section)
+    return table.get(key) if isinstance(table, dict) else None
+
+
+def origin(told: Told) -> str:
+    """Where the numbers come from: run, algorithm, data, model."""
+    kind = "supervised fine-tuning" if told.supervised else get(told.config, "algorithm", "name")
+    parts = [told.run.name, kind, get(told.config, "task", "source"), get(told.config, "model", "path")]
+    return " · ".join(str(part) for part in parts if part)
+
+
+def headline(told: Told) -> str:
+    """What came of it, in words and numbers. What went wrong comes first."""
+    done = numbers.steps(told.run)
+    of = f"{done} of {told.planned} steps" if told.planned > done else plural(done, "step")
+    if told.error:
+        return f"Failed after {of}"
+    if told.collapsed:
+        return f"Collapsed: stopped after {of}"
+    span = f"in {plural(done, 'step')}, {numbers.duration(numbers.seconds(told.run))}"
+    return f"{_result(told)} {span}" if _result(told) else span.removeprefix("in ")
+
+
+def _result(told: Told) -> str:
+    """The figure that counts."""
+    run = told.run
+    if len(run.series("eval/accuracy")[0]):
+        return f"Held-out accuracy {numbers.accuracy(run)}"
+    if ends(run, "reward"):
+        return f"Mean reward {change(ends(run, 'reward'), '{:.2f}')}"
+    if ends(run, "loss"):
+        name = "Supervised fine-tuning: loss" if told.supervised else "Loss"
+        return f"{name} {change(ends(run, 'loss'), '{:.3f}')}"
+    return ""
+
+
+def lead(told: Told) -> str:
+    """What stands below the headline: the result of a run that failed, the intervals, the reward, how much was clipped."""
+    run, sentences = told.run, []
+    ended_badly = bool(told.error or told.collapsed)
+    if ended_badly and _result(told):
+        sentences.append(f"Until then: {_result(told)[:1].lower()}{_result(told)[1:]}.")
+    sentences += _certainty(run)
+    if len(run.series("eval/accuracy")[0]) and ends(run, "reward"):
+        sentences.append(f"Mean reward in training {change(ends(run, 'reward'), '{:.2f}')}.")
+    elif ends(run, "reward"):
+        sentences.append("Nothing was evaluated (eval.every = 0): these are rewards of the prompts that it was trained on.")
+    clipped = mean(run, "clip_ratio/tokens")
+    if clipped is not None:
+        sentences.append(f"{percent(clipped)} of the tokens were clipped.")
+    if told.planned > numbers.steps(run) and not ended_badly:
+        sentences.append(f"Not finished: {numbers.steps(run)} of {told.planned} steps.")
+    return " ".join(sentences)
+
+
+def _certainty(run: RunMetrics) -> list[str]:
+    """How sure the accuracies are, and whether they differ."""
+    lines = numbers.with_interval(run)
+    if not lines:
+        return []
+    first, last = lines[0], lines[-1]
+    both = [first, last] if first is not last else [last]
+    text = f"95 % interval{'s' * (len(both) > 1)} {' and '.join(map(numbers.interval, both))}"
+    prompts = last.get("eval/prompts")
+    sentences = [text + (f", on {prompts:.0f} prompts never trained on." if prompts else ".")]
+    if last["eval/accuracy_high"] < first["eval/accuracy_low"]:
+        sentences.append("Accuracy fell.")
+    elif first is not last and first["eval/accuracy_high"] >= last["eval/accuracy_low"]:
+        sentences.append("The intervals overlap: the change may be chance.")
+    return sentences
+
+
+def tiles(told: Told) -> list[Tile]:
+    """The key figures."""
+    run, config = told.run, told.config
+    found: list[Tile] = []
+    if len(run.series("eval/accuracy")[0]):
+        found.append(("Held-out accuracy", numbers.accuracy(run), "first and last evaluation"))
+    count = len(run.series("reward")[0] if ends(run, "reward") else run.series("loss")[0])
+    few = max(1, count // 12)
+    where = f"mean of the first and last {few} steps" if few > 1 else "first and last step" if count > 1 else "one step"
+    if ends(run, "reward"):
+        found.append(("Reward", change(ends(run, "reward"), "{:.2f}"), where))
+    elif ends(run, "loss"):
+        found.append(("Loss", change(ends(run, "loss"), "{:.3f}"), where))
+    for key in dict.fromkeys(k for line in run.lines for k in line if k.startswith("completion/")):
+        name = key.removeprefix("completion/").replace("_", " ").capitalize()
+        found.append((f"{name} completions", ARROW.join(map(percent, ends(run, key))), where))
+    return found + _watched(run, config, where) + _of_updates(run) + _of_sampling(run)
+
+
+def _watched(run: RunMetrics, config: dict[str, Any], where: str) -> list[Tile]:
+    """Of the reward functions with weight 0, which only watch."""
+    functions, weights = (get(config, "reward", key) for key in ("functions", "weights"))
+    found = []
+    for function, weight in zip(*(each if isinstance(each, list) else () for each in (functions, weights))):
+        name = str(function).rpartition(":")[2]
+        evaluated = run.series(f"eval/reward/{name}")[1]
+        values = (evaluated[0], evaluated[-1]) if len(evaluated) > 1 else ends(run, f"reward/{name}")
+        if weight == 0 and values:
+            share = all(0 <= v <= 1 for v in values)
+            text = ARROW.join(percent(v) for v in values) if share else change(values, "{:.2f}")
+            span = "first and last evaluation" if len(evaluated) > 1 else where
+            found.append((f"Watched: {name}", text, span))
+    return found
+
+
+def _of_updates(run: RunMetrics) -> list[Tile]:
+    found = []
+    if mean(run, "clip_ratio/tokens") is not None:
+        low, high = (run.series(k)[1] for k in ("clip/epsilon", "clip/epsilon_high"))
+        span = f"range −{low[-1]:.3g} to +{high[-1]:.3g}" if len(low) and len(high) else "mean over the run"
+        found.append(("Clipped tokens", percent(mean(run, "clip_ratio/tokens")), span))
+    if mean(run, "moe/volatility") is not None:
+        agree = mean(run, "moe/sampler_agreement")
+        note = f"{percent(agree)} agree with the sampler's" if agree is not None else "mean over the run"
+        found.append(("Experts changed", percent(mean(run, "moe/volatility")), note))
+    return found
+
+
+def _of_sampling(run: RunMetrics) -> list[Tile]:
+    found = []
+    if ends(run, "completions/mean_length"):
+        cut = mean(run, "completions/clipped_ratio")
+        text = f"tokens; {percent(cut)} truncated" if cut is not None else "tokens"
+        found.append(("Completion length", change(ends(run, "completions/mean_length"), "{:.0f}"), text))
+    times, speed, tokens = (run.series(k)[1] for k in ("time/step", "tokens_per_second", "tokens"))
+    if len(times):
+        note = f"{statistics.median(times):.2g}{NBSP}s a step"
+        note += f", {statistics.median(speed):,.0f} tokens/s" if len(speed) else ""
+        note += f", {numbers.count(float(tokens.sum()))} tokens" if len(tokens) else ""
+        found.append(("Time", numbers.duration(numbers.seconds(run)), note))
+    return found

@@ -1,0 +1,48 @@
+from gspo.report.events import collapse, failure, warnings
+from gspo.report.read import RunMetrics
+from gspo.runs.folder import RunFolder
+from gspo.runs.log import RunLog
+from tests.report.fake_run import Quiet
+
+NONE = RunMetrics("r", [])
+
+
+def said(folder, *events):
+    """The folder of a run that said this: step, kind and text."""
+    with RunFolder.create(folder, "") as run, RunLog(run, progress=Quiet()) as log:
+        for log.step, kind, text in events:
+            log.event(kind, text)
+    return folder
+
+
+def test_warnings_that_differ_in_numbers_are_one(tmp_path):
+    folder = said(
+        tmp_path / "run",
+        (3, "warning", "step 3: kl is 0.02, 12 times its recent median: a remedy"),
+        (4, "warning", "another"),
+        (24, "warning", "step 24: kl is 1.5e-3, 1.1e+01 times its recent median: a remedy"),
+        (60, "info", "no warning"),
+        (71, "warning", "step 71: kl is 2, 30 times its recent median: a remedy"),
+    )
+    assert warnings(folder, NONE) == [
+        "kl is 0.02, 12 times its recent median: a remedy (3 times, first in step 3, last in step 71)",
+        "another (step 4)",
+    ]
+
+
+def test_a_warning_names_its_step_once(tmp_path):
+    folder = said(tmp_path / "run", (7, "warning", "step 7 had no group"), (8, "warning", "step 8: odd"))
+    assert warnings(folder, NONE) == ["step 7 had no group", "odd (step 8)"]
+
+
+def test_what_was_lost_is_counted(tmp_path):
+    run = RunMetrics("r", [{"step": 1, "rollouts/failed": 1, "updates/skipped": 0}, {"step": 2, "groups/dropped": 3.0}])
+    assert warnings(tmp_path, run) == ["1 rollout had no reward", "3 groups dropped: fewer than two rewards left"]
+
+
+def test_why_it_ended(tmp_path):
+    folder = said(tmp_path / "run", (1, "error", "first"), (2, "error", "RuntimeError: at http://me:pass@host"))
+    assert failure(folder) == "RuntimeError: at http://<hidden>@host" and not collapse(folder)
+    folder = said(tmp_path / "other", (2, "collapse", "the reward fell"))
+    assert failure(folder) == "" and collapse(folder)
+    assert failure(tmp_path) == "" and warnings(tmp_path, NONE) == []
