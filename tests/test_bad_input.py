@@ -60,7 +60,7 @@ CONFIGURATION = {
     "": "COMMAND; see `gspo --help`",
     "trian recipe.toml": "invalid choice: 'trian' .choose from 'train'",
     "train": "required: CONFIG.toml; see `gspo train --help`",
-    "{} more.toml": "more.toml: one word too many",
+    "{} more.toml": "more.toml: unexpected argument",
     "{} --lr 1e-5": "--lr: unknown option; fields are given as --section.key VALUE, did you mean optimizer.lr?",
     "{} --resum": "--resum: unknown option.*see `gspo train --help`",
     "{} --train.steps": "--train.steps: a value is missing",

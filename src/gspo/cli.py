@@ -8,6 +8,9 @@ import os
 import select
 import sys
 import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import UnsupportedOperation
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,8 +33,8 @@ class Parser(argparse.ArgumentParser):
 
 
 OUT_OF_MEMORY = (
-    "lower train.micro_batch_tokens or sampler.batch_size, or set train.gradient_checkpointing = true; `--resume` goes on "
-    "from the last checkpoint with them"
+    "lower train.micro_batch_tokens or sampler.batch_size, or set train.gradient_checkpointing = true; then continue from "
+    "the last checkpoint with `--resume`"
 )
 
 
@@ -65,7 +68,7 @@ def parser() -> Parser:
 
     for name, text in (
         ("train", "train a model with GSPO or another algorithm, such as GRPO or PPO"),
-        ("sft", "fine-tune a model on rows of prompt and completion (supervised, as a cold start)"),
+        ("sft", "fine-tune a model on prompts with completions to imitate (supervised, for a cold start)"),
     ):
         subparser = command(name, text, "1")
         subparser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
@@ -79,15 +82,16 @@ def parser() -> Parser:
     subparser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
     subparser = command("eval", "evaluate a model on held-out prompts: accuracy with a 95 % interval", "1")
     subparser.add_argument("--out", type=place, metavar="FILE", help="write each completion to this .jsonl file")
-    subparser = command("compare", "compare algorithms x settings x seeds on equal terms, with intervals and verdicts")
+    subparser = command("compare", "compare algorithms on equal terms: over settings and seeds, with intervals and verdicts")
     subparser.add_argument("study", metavar="STUDY.toml", help="study file")
     subparser.add_argument("--dir", type=place, help="folder of the study (default: runs/NAME)")
     subparser.add_argument(
         "--only", default="*", metavar="PATTERN", help="cells to run, as setting/variant/seedN with * and ?"
     )
     subparser.add_argument("--dry-run", action="store_true", help="only list the cells")
-    subparser = command("report", "write the figures and the report of one run, or of several runs together", fields=False)
-    subparser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folders; the report goes into the first")
+    text = "write the report of a run with its figures, or one page that compares several runs"
+    subparser = command("report", text, fields=False)
+    subparser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folders; the page is written into the first")
     subparser = command("export", "write the trained model of a run as a plain Hugging Face folder", fields=False)
     subparser.add_argument("run", type=place, metavar="RUN", help="run folder, checkpoint or model folder")
     subparser.add_argument("--out", type=place, metavar="DIR", help="where to (default: RUN/export)")
@@ -98,7 +102,7 @@ def parser() -> Parser:
     subparser.add_argument("--dir", type=place, help="run folder (default: runs/demo, runs/demo-agent)")
     subparser.add_argument("--seed", type=seed, default=0, help="seed of the whole demo (default: %(default)s)")
     subparser.add_argument("--resume", action="store_true", help="continue a demo that was stopped")
-    command("config", "print the resolved configuration with the meaning and unit of each field", "?")
+    command("config", "print the whole configuration, with the meaning and unit of each field", "?")
     return top
 
 
@@ -118,6 +122,22 @@ def take_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
                 raise ValueError(f"{key}: a value is missing (one that begins with -- is given as {key}=VALUE)")
         fields[key[2:]] = value
     return plain_words, fields
+
+
+@contextmanager
+def short_warnings() -> Iterator[None]:
+    """Prints gspo's own warnings in one line, without the place in the source. A run's log takes over what comes later."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def note(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
+            if issubclass(category, UserWarning) and Path(__file__).parent in Path(filename).parents:
+                print(f"gspo: warning: {visible(without_logins(str(message)))}", file=sys.stderr)
+            else:
+                show(message, category, filename, *rest, **more)
+
+        warnings.showwarning = note
+        yield
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -155,7 +175,7 @@ def told(argv: list[str]) -> int:
         arguments, unknown = parser().parse_known_args(words)
         debug = arguments.debug
         if unknown and not unknown[0].startswith("-"):
-            raise ValueError(f"{unknown[0]}: one word too many; see `gspo {arguments.command} --help`")
+            raise ValueError(f"{unknown[0]}: unexpected argument; see `gspo {arguments.command} --help`")
         if unknown:
             guess = nearest_key(unknown[0].lstrip("-")) or f"; see `gspo {arguments.command} --help`"
             raise ValueError(f"{unknown[0]}: unknown option; fields are given as --section.key VALUE{guess}")
@@ -163,7 +183,8 @@ def told(argv: list[str]) -> int:
             raise ValueError(f"--{next(iter(fields))}: `gspo {arguments.command}` takes no configuration fields")
         begun = arguments, fields
         try:
-            status = run(arguments, fields)
+            with short_warnings():
+                status = run(arguments, fields)
         except SystemExit as error:  # code that a run calls must not pass for its end
             raise RuntimeError(f"a call of sys.exit({error.code!r}) that is none of gspo's ended the run") from error
         sys.stdout.flush()

@@ -75,11 +75,12 @@ def accuracy(mean: float, rng: random.Random) -> dict[str, float]:
 
 def metrics(step: int, steps: int, skill: float, rng: random.Random) -> dict[str, Any]:
     low, high = rng.uniform(0.05, 0.09), rng.uniform(0.05, 0.1)
+    loss, reward = rng.gauss(0, 1e-3), min(1.0, skill + rng.gauss(0, 0.03))
     row = {
         "step": step,
-        "loss": rng.gauss(0, 1e-3),
-        "reward": skill + rng.gauss(0, 0.03),
-        "reward_std": (skill * (1 - skill)) ** 0.5,
+        "loss": loss,
+        "reward": reward,
+        "reward_std": (reward * (1 - reward)) ** 0.5,
         "frac_reward_zero_std": rng.uniform(0.0, 0.3) + step / steps * 0.4,
         "clip_ratio/low_mean": low,
         "clip_ratio/high_mean": high,

@@ -123,7 +123,7 @@ def test_what_the_model_writes_cannot_become_markup(tmp_path):
     assert "\x00" not in page.text and "\x1b" not in page.text and escape("\x1b") == "\\x1b"
 
 
-ODD = """<script>x</script>"'&$\\frac{\x1b"""
+ODD = """<script>x</script>"'&$\\frac{$\x1b"""
 ALL_FILES = ("metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "events.jsonl")
 
 

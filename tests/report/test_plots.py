@@ -117,6 +117,65 @@ def test_a_long_run_is_smoothed_and_keeps_its_mean(tmp_path):
     assert np.allclose(bold.get_ydata(), 2.0)  # to the very ends
 
 
+def test_a_short_run_beside_a_long_one_is_not_smoothed(tmp_path):
+    long, short = (write(tmp_path / str(n), [{"step": s, "entropy": s % 2} for s in range(n)]) for n in (300, 10))
+    none = write(tmp_path / "none", [{"step": 1, "reward": 1.0}])
+    ax = axes("entropy", long, short, none)
+    assert [len(line.get_ydata()) for line in ax.lines] == [300, 300, 10]
+    assert ax.lines[2].get_ydata().tolist() == [0, 1] * 5
+    assert [text.get_text() for text in ax.figure.legends[0].get_texts()] == ["300", "10"]  # nothing of what has no line
+    assert ax.get_xlabel() == "step (bold: mean of 25 steps)"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "spread", "ends"),
+    [
+        ([0.1, 0.5, 0.9], [0.3, 0.5, 0.3], (0.0, 1.0)),  # 0/1 rewards
+        ([0.5, 0.5], [0.7, 0.7], (0.0, 1.0)),  # two completions a group: 0 and 1
+        ([0.1, 0.5], [1.0, 1.0], (-0.9, 1.5)),  # spread as no reward between 0 and 1 can
+        ([-0.1, 0.5], [0.1, 0.1], (-0.2, 0.6)),
+    ],
+)
+def test_the_band_of_rewards_ends_where_they_do(tmp_path, rewards, spread, ends):
+    lines = [{"step": s, "reward": r, "reward_std": d} for s, (r, d) in enumerate(zip(rewards, spread), 1)]
+    (band,) = axes("reward", write(tmp_path / "run", lines)).collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx(ends)
+
+
+def test_labels_stand_clear_of_the_error_bars(tmp_path):
+    keys = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
+    values = [(0.3, 0.1, 0.5), (0.6, 0.3, 0.9)]
+    ax = axes("accuracy", write(tmp_path / "run", [dict(zip(keys, v)) | {"step": s} for s, v in enumerate(values)]))
+    ax.figure.canvas.draw()
+    for text, (_, low, high) in zip(ax.texts, values):
+        below, above = (ax.transData.inverted().transform(corner)[1] for corner in text.get_window_extent().get_points())
+        assert above < 100 * low or below > 100 * high, text.get_text()
+
+
+def test_many_evaluations_are_a_band(tmp_path):
+    keys = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
+    lines = [dict(zip(keys, (0.5, 0.4, 0.6))) | {"step": s} for s in range(40)]
+    ax = axes("accuracy", write(tmp_path / "run", lines))
+    assert not ax.containers and len(ax.collections) == 1 and ax.lines[0].get_marker() == "None"
+
+
+def test_what_a_caption_says_is_drawn(tmp_path):
+    lines = [{"step": s, "ratio/noise_floor": 1e-7, "ratio/std": 1e-3} for s in (1, 2)]
+    (without,) = [d.caption for d in draw([write(tmp_path / "a", lines)]) if d.name == "noise"]
+    (both,) = [
+        d.caption for d in draw([write(tmp_path / "b", [r | {"clip/epsilon": 1e-2} for r in lines])]) if d.name == "noise"
+    ]
+    assert "clip range" not in without and "clip range (dashed)" in both
+
+
+def test_names_are_no_formulas(tmp_path):
+    lines = [{"step": s, "reward/$\\frac{$": 1.0, "reward/" + "long " * 40: 2.0} for s in (1, 2)]
+    (shown,) = draw([write(tmp_path / "run", lines)])
+    edges = imread(shown.light)[..., :3][:, -4:]
+    assert (edges == 1).all()
+
+
 def test_several_runs_are_laid_over_each_other(run, tmp_path):
     second = make(tmp_path / "other" / "demo", steps=20, seed=1)
     drawn = draw([run, second], tmp_path / "out")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from gspo.runs.progress import Progress, clock, sparkline
@@ -73,6 +74,33 @@ def test_plain_lines_are_not_wrapped():
         progress.note("word " * 30)
         progress.step({"step": 1, **METRICS})
     assert len(out.getvalue().splitlines()) == 2
+
+
+@pytest.mark.parametrize("width", [12, 20, 30, 45, 60, 80, 200])
+def test_the_view_fits_its_terminal(width):
+    """Nothing wraps, and what counts stays whole: how far it is, and the newest values."""
+    out = io.StringIO()
+    with Progress(
+        1000, 0, "gspo training", Console(file=out, force_terminal=True, width=width, color_system=None)
+    ) as progress:
+        for step in range(1, 60):
+            progress.step({"step": step, **METRICS, "reward/of_a_long_name": float(step), "reward/b": 0.0})
+        progress.phase("sampling", 33, 192)
+        shown = Console(file=io.StringIO(), width=width, color_system=None)
+        shown.print(progress._view())
+    lines = shown.file.getvalue().splitlines()
+    assert len(lines) == 2 + 6 and all(cell_len(line) <= width for line in lines)
+    assert "59/1000" in lines[0] and "33/192" in lines[1] and "59.00" in lines[6]
+    assert width < 45 or "━" in lines[1]
+    assert width < 60 or ("gspo training" in lines[0] and " left" in lines[0] and lines[6].rstrip().endswith("█"))
+
+
+def test_more_steps_than_planned_are_counted_without_a_total():
+    out = io.StringIO()
+    with Progress(1, console=Console(file=out)) as progress:
+        progress.step({"step": 1})
+        progress.step({"step": 2})
+    assert out.getvalue() == "step 1/1\nstep 2\n"
 
 
 def test_the_live_view_shows_step_phase_and_metrics():

@@ -19,6 +19,8 @@ from gspo.report.canvas import LIGHT, Theme, canvas, finish, save
 from gspo.report.read import TIMES, RunMetrics, read_run, run_names
 
 INTERVAL = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
+MOST_DOTS = 30  # evaluations that get a dot and an error bar each; more get a line and a band
+DASHES = ("-", "--", ":")
 SMOOTH_FROM = 150  # points from which a running mean is drawn over the raw line
 
 
@@ -75,7 +77,9 @@ def _ends(ax: Axes, run: RunMetrics, theme: Theme) -> None:
 
 def _error_bars(ax: Axes, run: RunMetrics, colour: str) -> None:
     x, (y, low, high) = run.rows(INTERVAL)
-    if len(x):
+    if len(x) > MOST_DOTS:
+        ax.fill_between(x, low * 100, high * 100, color=colour, alpha=0.18, lw=0)
+    elif len(x):
         spread = np.maximum([y - low, high - y], 0) * 100
         ax.errorbar(x, y * 100, spread, fmt="none", ecolor=colour, elinewidth=1.3, capsize=2.5)
 
@@ -111,7 +115,8 @@ def _ratio_band(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     """s - 1: its mean, one standard deviation about it, and the clip range."""
     x, (mean, spread) = run.rows(("ratio/mean", "ratio/std"))
     mean = mean - 1
-    ax.plot(x, mean, color=theme.series[0], lw=1.6, label="mean", marker="o" if len(x) == 1 else None)
+    ax.plot(x, mean, color=theme.series[0], lw=1.6 if len(x) < SMOOTH_FROM else 0.8, label="mean",
+            marker="o" if len(x) == 1 else None)  # fmt: skip
     if len(x) > 1:
         _band(ax, x, mean, spread, theme, "± standard deviation")
     for key, sign, label in (("clip/epsilon", -1, "clip range"), ("clip/epsilon_high", 1, "")):
@@ -150,7 +155,8 @@ PLOTS = (
     Plot("loss", "Loss", "nats per token", "Cross-entropy of the completions that are imitated.", (("loss", ""),)),
     Plot("completions", "Kinds of completions", "% of completions", "Share of the sampled completions.", scale=100, top=102,
          prefix="completion/"),
-    Plot("reward_parts", "Parts of the reward", "mean", "Mean of each reward function, before it is weighted.",
+    Plot("reward_parts", "Parts of the reward", "mean", "Mean of each reward function before it is weighted, or of "
+         "what the environment measures.",
          prefix="reward/"),
     Plot("clip", "Clipped tokens", "% of tokens", "Tokens that give no gradient, because their ratio (or that of their "
          "completion) is clipped.", CLIPS, 100),
@@ -158,8 +164,9 @@ PLOTS = (
          "compared with pi_old's for the same tokens.",
          (("moe/volatility", "of the choices"), ("moe/tokens_changed", "of the tokens, in at least one layer"),
           ("moe/overruled", "of the choices, overruled by replay")), 100),
-    Plot("load", "Load of the busiest expert", "% more than the average", "How many more tokens the busiest expert gets than "
-         "the average expert. 0 means that all get the same number. Mean over the layers.", (("moe/max_violation", ""),), 100),
+    Plot("load", "Load of the busiest expert", "% more than the average", "How many more tokens the busiest expert gets "
+         "than the average expert. 0 means that all get the same number. Mean over the layers.",
+         (("moe/max_violation", ""),), 100),
     Plot("range", "Clip range", "distance of ratio from 1", "It adapts, to keep the share of clipped tokens near its "
          "target.", (("clip/epsilon", "below 1 (epsilon)"), ("clip/epsilon_high", "above 1 (epsilon_high)")), log=True),
     Plot("ratio", "Ratio and clip range", "ratio − 1", "Importance ratio (of whole completions for sequence-level "
@@ -170,7 +177,8 @@ PLOTS = (
          "from rounding alone.", of_clip="It should stay well below the clip range (dashed).", keys=
          (("ratio/noise_floor", "noise floor"), ("ratio/std", "spread after the updates")), log=True,
          marks=_range_line, compare="Noise floor"),
-    Plot("entropy", "Entropy", "nats per token", "Mean entropy of the policy at the sampled tokens.", (("entropy", ""),)),
+    Plot("entropy", "Entropy", "nats per token", "Mean entropy of the policy at the tokens it was trained on.",
+         (("entropy", ""),)),
     Plot("kl", "KL divergence", "nats per token", "How far the policy has moved.",
          (("kl", "from the sampler, within a step"), ("kl_ref", "from the reference model"),
           ("mismatch/kl", "between sampler and trainer")), log=True,
@@ -183,7 +191,7 @@ PLOTS = (
          "teach nothing.", (("frac_reward_zero_std", ""),), 100, top=102),
     Plot("grad_norm", "Gradient norm", "L2 norm", "Before gradient clipping.", (("grad_norm", ""),)),
     Plot("lr", "Learning rate", "learning rate", "At the end of each step.", (("lr", ""),)),
-    Plot("throughput", "Throughput", "tokens per second", "Sampled tokens divided by the time of the whole step.",
+    Plot("throughput", "Throughput", "tokens per second", "Tokens of a step divided by its time.",
          (("tokens_per_second", ""),)),
     Plot("time", "Time of a step", "seconds", "What the time of a step goes into, without evaluation.",
          (("time/step", "whole step"),), marks=_time_split, only_marks=True),
@@ -235,42 +243,39 @@ def _with_keys(plot: Plot, runs: list[RunMetrics]) -> Plot | None:
 
 def _draw_one(plot: Plot, runs: list[RunMetrics], theme: Theme) -> Figure:
     with canvas(theme) as (figure, ax):
-        window = _window(plot, runs)
         if len(runs) == 1:
-            for i, (key, label) in enumerate(() if plot.only_marks else plot.keys):
-                _line(ax, plot, runs[0], key, label, theme.series[i % len(theme.series)], window)
-            if plot.marks is not None:
-                plot.marks(ax, runs[0], theme)
+            lines = [] if plot.only_marks else [(runs[0], key, label) for key, label in plot.keys]
         else:
-            for i, run in enumerate(runs):
-                colour, dash = (
-                    theme.series[i % len(theme.series)],
-                    ("-", "--", ":")[i // len(theme.series) % 3],
-                )
-                _line(ax, plot, run, plot.keys[0][0], run.name, colour, window, dash)
+            key = plot.keys[0][0]
+            lines = [(run, key, run.name) for run in runs if len(run.series(key)[0])]
+        windows = {
+            _line(ax, plot, *line, theme.series[i % len(theme.series)], DASHES[i // len(theme.series) % len(DASHES)])
+            for i, line in enumerate(lines)
+        } - {0}
+        if len(runs) == 1 and plot.marks is not None:
+            plot.marks(ax, runs[0], theme)
         title = plot.title if len(runs) == 1 else plot.compare or plot.title
         if plot.prefix and (len(runs) > 1 or len(plot.keys) == 1):
             title += f": {plot.keys[0][1]}"
         finish(figure, ax, title, plot.unit, log=plot.log, top=plot.top, zero=plot.scale == 100, dots=plot.dots)
-        ax.set_xlabel(f"step (bold: mean of {2 * window + 1})" if window else "step")
+        bold = f"mean of {2 * min(windows) + 1} steps" if len(windows) == 1 else "running mean"
+        ax.set_xlabel(f"step (bold: {bold})" if windows else "step")
     return figure
 
 
-def _window(plot: Plot, runs: list[RunMetrics]) -> int:
-    """Points on either side that the running mean takes in; 0 where a line is short enough as it is."""
-    longest = max(len(run.series(key)[0]) for run in runs for key, _ in plot.keys)
-    return longest // 25 if longest >= SMOOTH_FROM and (len(runs) > 1 or not plot.only_marks) else 0
-
-
-def _line(ax: Axes, plot: Plot, run: RunMetrics, key: str, label: str, colour: str, window: int, style: str = "-") -> None:
+def _line(ax: Axes, plot: Plot, run: RunMetrics, key: str, label: str, colour: str, style: str = "-") -> int:
+    """A line, and its running mean where it is long. Returns the points on either side that this takes in, 0 for none."""
     x, y = run.series(key)
     y = y * plot.scale
     if plot.log:
         x, y = x[y > 0], y[y > 0]
     if plot.dots:
         _error_bars(ax, run, colour)
-    if window and len(x):
+    window = len(x) // 25 if len(x) >= SMOOTH_FROM else 0
+    if window:
         ax.plot(x, y, color=colour, lw=0.7, alpha=0.3)
-        ones = np.ones(min(2 * window + 1, len(x)))
+        ones = np.ones(2 * window + 1)
         y = np.convolve(y, ones, mode="same") / np.convolve(np.ones(len(y)), ones, mode="same")
-    ax.plot(x, y, style, color=colour, lw=1.9, label=label, marker="o" if plot.dots or len(x) == 1 else None, ms=5)
+    dot = "o" if len(x) == 1 or (plot.dots and len(x) <= MOST_DOTS) else None
+    ax.plot(x, y, style, color=colour, lw=1.9, label=label, marker=dot, ms=5)
+    return window

@@ -45,7 +45,7 @@ def origin(told: Told) -> str:
     """Where the numbers come from: run, algorithm, data, model."""
     kind = "supervised fine-tuning" if told.supervised else get(told.config, "algorithm", "name")
     parts = [told.run.name, kind, get(told.config, "task", "source"), get(told.config, "model", "path")]
-    return " · ".join(str(part) for part in parts if part)
+    return " · ".join(str(part) for part in parts if part and not str(part).startswith("(given"))  # from Python: no name
 
 
 def headline(told: Told) -> str:
@@ -84,6 +84,8 @@ def lead(told: Told) -> str:
         sentences.append(f"Mean reward in training {change(ends(run, 'reward'), '{:.2f}')}.")
     elif ends(run, "reward"):
         sentences.append("Nothing was evaluated (eval.every = 0): these are rewards of the prompts that it was trained on.")
+    elif told.supervised:
+        sentences.append("The model was trained to imitate completions. The loss says how well it predicts their tokens.")
     clipped = mean(run, "clip_ratio/tokens")
     if clipped is not None:
         sentences.append(f"{percent(clipped)} of the tokens were clipped.")
@@ -102,6 +104,8 @@ def _certainty(run: RunMetrics) -> list[str]:
     text = f"95 % interval{'s' * (len(both) > 1)} {' and '.join(map(numbers.interval, both))}"
     prompts = last.get("eval/prompts")
     sentences = [text + (f", on {prompts:.0f} prompts never trained on." if prompts else ".")]
+    if failed := last.get("eval/failed"):
+        sentences.append(f"In the last evaluation {failed:.0f} completions were not scored; they count as wrong.")
     if last["eval/accuracy_high"] < first["eval/accuracy_low"]:
         sentences.append("Accuracy fell.")
     elif first is not last and first["eval/accuracy_high"] >= last["eval/accuracy_low"]:

@@ -6,9 +6,10 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -21,6 +22,7 @@ from gspo.safe import visible
 REFRESH = 0.2  # seconds between two drawings, so that drawing costs nothing
 HISTORY = 40  # steps in a sparkline
 BARS = "▁▂▃▄▅▆▇█"
+NAME, BAR, LEAST = 17, 30, 5  # columns of a name and of a bar, where there is room; least of a bar or a sparkline
 
 # Metric, its name on the screen, how its value is written.
 SHOWN = (
@@ -136,7 +138,7 @@ class Progress:
         return (self._times[-1] - self._times[0]) / (len(self._times) - 1) * (self.total - self.done)
 
     def _line(self, metrics: dict[str, Any], step: int) -> str:
-        parts = [f"step {step}/{self.total}" if self.total else f"step {step}"]
+        parts = [f"step {self._count(step)}"]
         for key, name, form in _shown(metrics):
             parts.append(_accuracy(metrics) if key == "eval/accuracy" else f"{name} {form.format(metrics[key])}")
         seconds_left = self._seconds_left()
@@ -144,41 +146,53 @@ class Progress:
             parts.append(f"{clock(seconds_left)} left")
         return "  ".join(parts)
 
+    def _count(self, step: int) -> str:
+        """How far the run is; without a total where there is none, or where it was passed."""
+        return f"{step}/{self.total}" if self.total and step <= self.total else f"{step}"
+
     def _view(self) -> RenderableType:
+        width = self._console.width
         rows: list[RenderableType] = []
-        elapsed = time.monotonic() - self._begin
         if self.total != 0:
             seconds_left = self._seconds_left()
-            text = f"{self.done}/{self.total}  {clock(elapsed)}" if self.total else f"step {self.done}  {clock(elapsed)}"
-            rows.append(
-                _bar(
-                    self.title,
-                    self.done,
-                    self.total or 0,
-                    text + (f", {clock(seconds_left)} left" if seconds_left else ""),
-                    "cyan",
-                )
-            )
+            texts = [self._count(self.done) if self.total else f"step {self.done}"]
+            texts.append(f"{texts[0]}  {clock(time.monotonic() - self._begin)}")
+            texts += [f"{texts[1]}, {clock(seconds_left)} left"] if seconds_left else []
+            rows.append(_bar(self.title, self.done, self.total or 0, texts, "cyan", width))
         name, done, total = self._phase
         if name:
-            rows.append(_bar(name, done, total, f"{done}/{total}" if total else "", "dim cyan"))
-        numbers = Table.grid(padding=(0, 2, 0, 0))
-        for key, label, form in _shown({key: values[-1] for key, values in self._history.items()}):
-            values = self._history[key]
-            numbers.add_row(Text(label, "dim"), form.format(values[-1]), Text(sparkline(list(values)), "cyan"))
+            rows.append(_bar(name, done, total, [f"{done}/{total}" if total else ""], "dim cyan", width))
         if self._history:
-            rows.append(numbers)
+            rows.append(_numbers(self._history, width))
         return Group(*rows)
 
 
-def _bar(name: str, done: int, total: int, text: str, style: str) -> Table:
+def _bar(name: str, done: int, total: int, texts: Sequence[str], style: str, width: int) -> Table:
+    """A row of at most `width` columns: a name, a bar if there is room for one, and the longest of `texts` that fits."""
+    text = max((text for text in texts if len(text) <= width - NAME - 2), key=len, default=texts[0])
+    named = min(NAME, max(1, width - len(text) - 2))
+    room = min(BAR, width - named - len(text) - 4)
     row = Table.grid(padding=(0, 2, 0, 0))
-    row.add_column(width=17)
-    row.add_column(width=30)
-    row.add_column(no_wrap=True)
+    row.add_column(width=named, no_wrap=True, overflow="ellipsis")
     # No total: an empty bar. A pulsing one would need a thread that draws.
-    row.add_row(Text(name, "bold"), ProgressBar(total or 1, done if total else 0, complete_style=style), text)
+    bar = [ProgressBar(total or 1, done if total else 0, width=room, complete_style=style)] if room >= LEAST else []
+    row.add_row(Text(name, "bold"), *bar, Text(text, no_wrap=True))
     return row
+
+
+def _numbers(history: Mapping[str, Sequence[float]], width: int) -> Table:
+    """The newest metrics, each with as many of its last values as there is room for."""
+    newest = _shown({key: values[-1] for key, values in history.items()})
+    values = [form.format(history[key][-1]) for key, _, form in newest]
+    wide = max((len(value) for value in values), default=0)
+    named = min(max((cell_len(label) for _, label, _ in newest), default=0), max(1, width - wide - 2))
+    room = width - named - wide - 4
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(width=named, no_wrap=True, overflow="ellipsis")
+    for (key, label, _), value in zip(newest, values):
+        line = [Text(sparkline(list(history[key])[-room:]), "cyan", no_wrap=True)] if room >= LEAST else []
+        table.add_row(Text(visible(label), "dim"), Text(value, no_wrap=True), *line)
+    return table
 
 
 def _shown(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
