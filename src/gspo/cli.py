@@ -89,8 +89,9 @@ def parser() -> Parser:
         "--only", default="*", metavar="PATTERN", help="cells to run, as setting/variant/seedN with * and ?"
     )
     subparser.add_argument("--dry-run", action="store_true", help="only list the cells")
-    text = "write the report of a run with its figures, or one page that compares several runs"
-    subparser = command("report", text, fields=False)
+    subparser = command(
+        "report", "write the report of a run with its figures, or one page that compares several runs", fields=False
+    )
     subparser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folders; the page is written into the first")
     subparser = command("export", "write the trained model of a run as a plain Hugging Face folder", fields=False)
     subparser.add_argument("run", type=place, metavar="RUN", help="run folder, checkpoint or model folder")

@@ -1,4 +1,4 @@
-from gspo.report.events import collapse, failure, warnings
+from gspo.report.events import ended, warnings
 from gspo.report.read import RunMetrics
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
@@ -42,7 +42,9 @@ def test_what_was_lost_is_counted(tmp_path):
 
 def test_why_it_ended(tmp_path):
     folder = said(tmp_path / "run", (1, "error", "first"), (2, "error", "RuntimeError: at http://me:pass@host"))
-    assert failure(folder) == "RuntimeError: at http://<hidden>@host" and not collapse(folder)
+    assert ended(folder, "error", NONE) == "RuntimeError: at http://<hidden>@host" and not ended(folder, "collapse", NONE)
+    assert ended(folder, "error", RunMetrics("r", [{"step": 2}]))
+    assert not ended(folder, "error", RunMetrics("r", [{"step": 3}]))  # it went on
     folder = said(tmp_path / "other", (2, "collapse", "the reward fell"))
-    assert failure(folder) == "" and collapse(folder)
-    assert failure(tmp_path) == "" and warnings(tmp_path, NONE) == []
+    assert not ended(folder, "error", NONE) and ended(folder, "collapse", NONE) == "the reward fell"
+    assert ended(tmp_path, "error", NONE) == "" and warnings(tmp_path, NONE) == []

@@ -1,12 +1,14 @@
 """What a batch of rollouts tells, by hand."""
 
 import dataclasses
+import json
 import math
 
 import pytest
 import torch
 
 from gspo.rollout.metrics import batch_metrics, describe, in_parts, repetition, reward_noise, sampled_metrics, staleness
+from gspo.runs.log import to_json
 from gspo.types import Group, Prompt, Rollout
 
 
@@ -64,6 +66,15 @@ def test_age_is_counted_by_token_and_parts_by_completion():
 def test_a_line_says_what_was_sampled_and_by_which_weights():
     line = describe(rollout([3, 4], 0.5, f=0.5), "answer")
     assert (line["token_ids"], line["version"], line["completion"], line["reward"]) == ([5, 6], 4, "text", 0.5)
-    assert "dialogue" not in line
+    assert "dialogue" not in line and "answer" not in line
     spoken = dataclasses.replace(rollout([3]), dialogue=({"role": "user", "content": "hi"},))
     assert describe(spoken, "answer")["dialogue"] == [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"), [("6", "6"), (6.5, 6.5), (["a", 1], "['a', 1]"), (torch.Size([2]), "torch.Size([2])")]
+)
+def test_a_line_has_the_right_answer_of_its_row(answer, line):
+    made = rollout([3])
+    made = dataclasses.replace(made, prompt=dataclasses.replace(made.prompt, columns={"gold": answer, "answer": "no"}))
+    assert json.loads(to_json(describe(made, "gold")))["answer"] == line

@@ -162,6 +162,11 @@ def test_stop_ends_the_run_with_a_checkpoint(tmp_path):
     assert not made.finished and 14 < len(found) < 40
     assert checkpoint.latest(made.folder / "checkpoints").name == f"step_{len(found):06d}"
     assert any("stopped, since the run collapsed (the reward" in text for text in told(made))
+    ended = [event["step"] for event in lines(made.folder / "events.jsonl") if event["kind"] == "collapse"]
+    assert (
+        ended == [len(found)]
+        and f"Collapsed: stopped after {len(found)} of 40 steps" in made.folder.joinpath("report.html").read_text()
+    )
 
 
 def test_rewind_takes_the_good_weights_and_a_lower_rate_twice_then_stops(tmp_path):

@@ -1,5 +1,6 @@
 """A step: on policy at its first update, whole where its sampler dies, counted where its rewards fail."""
 
+import warnings
 from functools import cache
 
 import pytest
@@ -87,6 +88,22 @@ def test_rewards_hear_how_far_the_training_is(tmp_path):
 
     run(tmp_path / "run", looks, train={"steps": 3}, eval={"every": 3, "num_prompts": 4})
     assert seen == [(0, 3), (0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_what_is_said_in_a_step_belongs_to_it(tmp_path):
+    """While it samples (the reward's warning), and after."""
+
+    def constant(prompts, completions, **columns):
+        warnings.warn_explicit("heard while scoring", UserWarning, gspo.__file__, 1)
+        return [1.0] * len(prompts)
+
+    tiny = model()
+    config = settings(tmp_path / "run", train={"steps": 2}, eval={"every": 0})
+    gspo.train(tiny.model, ROWS, constant, tokenizer=tiny.tokenizer, config=config)
+    said = [(line["step"], line["text"]) for line in lines(tmp_path / "run" / "events.jsonl") if line["kind"] == "warning"]
+    assert (1, "heard while scoring") in said
+    numbered = [(step, text) for step, text in said if text.startswith("step ")]
+    assert numbered and all(text.startswith(f"step {step}") for step, text in numbered)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,8 @@ def test_a_run_learns_and_leaves_what_it_promises(tmp_path):
     rollouts = lines(result.folder / "rollouts.jsonl")
     assert len(rollouts) == 12 * 8 * 4
     assert all(set(ROLLOUT) <= set(r) for r in rollouts)
+    right = {row["prompt"]: row["answer"] for row in ROWS}
+    assert all(r["answer"] == right[r["prompt"]] for r in [*rollouts, *lines(result.folder / "evaluations.jsonl")])
     assert [r["version"] for r in rollouts] == [i // 32 for i in range(12 * 32)]
     detailed = [r for r in rollouts if "log_ratio" in r]
     assert len(detailed) == 12 * 4

@@ -46,7 +46,8 @@ DEMOS = {
         "rewards alone tell it which of the two pays", {"eval/reward/worked": ("Worked completions", ".0%")},
     ),
     "agent": Demo(
-        "agent_", tool_task.PIECES, tool_task.TEMPLATE, "a Qwen3-MoE with random weights imitates players who look and players who guess",
+        "agent_", tool_task.PIECES, tool_task.TEMPLATE,
+        "a Qwen3-MoE with random weights imitates players who look and players who guess",
         "rewards of whole conversations tell it that looking pays",
         {"eval/reward/looks": ("Looks", ".2f"), "eval/reward": ("Reward", ".2f")},
     ),

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gspo.report.numbers import plural
+from gspo.report.numbers import plural, steps
 from gspo.report.read import RunMetrics, is_step, read_lines
 from gspo.safe import without_logins
 
@@ -47,14 +47,9 @@ def warnings(folder: Path, run: RunMetrics) -> list[str]:
     return texts
 
 
-def failure(folder: Path) -> str:
-    """The error that ended the run; "" where none did."""
-    return next((text for _, text in reversed(_events(folder, "error"))), "")
-
-
-def collapse(folder: Path) -> bool:
-    """Whether the guard stopped the run."""
-    return bool(_events(folder, "collapse"))
+def ended(folder: Path, kind: str, run: RunMetrics) -> str:
+    """Why the run ended, by an event of this kind, "error" or "collapse"; "" where it did not, or went on later."""
+    return next((text for step, text in reversed(_events(folder, kind)) if step >= steps(run)), "")
 
 
 def _events(folder: Path, kind: str) -> list[tuple[int, str]]:

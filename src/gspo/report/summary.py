@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo.report import numbers
-from gspo.report.events import collapse, failure
+from gspo.report.events import ended
 from gspo.report.numbers import ARROW, NBSP, change, ends, mean, percent, plural
 from gspo.report.read import RunMetrics
 
@@ -32,7 +32,14 @@ def tell(folder: Path, run: RunMetrics, config: dict[str, Any]) -> Told:
     keys = {key for line in run.lines for key in line}
     planned = get(config, "train", "steps")
     planned = planned if type(planned) is int else 0
-    return Told(run, config, "loss" in keys and "reward" not in keys, failure(folder), collapse(folder), planned)
+    return Told(
+        run,
+        config,
+        "loss" in keys and "reward" not in keys,
+        ended(folder, "error", run),
+        bool(ended(folder, "collapse", run)),
+        planned,
+    )
 
 
 def get(config: dict[str, Any], section: str, key: str) -> Any:
