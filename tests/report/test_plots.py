@@ -11,6 +11,7 @@ from gspo.report.canvas import DARK, DPI, LIGHT, SIZE
 from gspo.report.plots import PLOTS, draw
 from gspo.report.read import read_run, run_names
 from tests.report.fake_run import make
+from tests.report.rows import rollouts, row
 
 
 def write(folder, lines):
@@ -141,6 +142,14 @@ def test_the_band_of_rewards_ends_where_they_do(tmp_path, rewards, spread, ends)
     (band,) = axes("reward", write(tmp_path / "run", lines)).collections
     heights = band.get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == pytest.approx(ends)
+
+
+def test_the_band_goes_as_far_as_a_logged_reward(tmp_path):
+    folder = write(tmp_path / "run", [{"step": s, "reward": 0.1, "reward_std": 0.2} for s in (1, 2)])
+    for reward, end in ((0.0, 0.0), (-0.04, -0.1)):
+        rollouts(folder, [row(1, "q", 1.0), row(2, "q", reward), row(2, "q", None)])
+        (band,) = axes("reward", folder).collections
+        assert band.get_paths()[0].vertices[:, 1].min() == pytest.approx(end)
 
 
 def test_labels_stand_clear_of_the_error_bars(tmp_path):

@@ -20,6 +20,7 @@ from gspo.report.read import TIMES, RunMetrics, read_run, run_names
 
 INTERVAL = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
 MOST_DOTS = 30  # evaluations that get a dot and an error bar each; more get a line and a band
+EXACT = ("accuracy", "lr", "range")  # without noise, or few: no running mean
 DASHES = ("-", "--", ":")
 SMOOTH_FROM = 150  # points from which a running mean is drawn over the raw line
 
@@ -104,7 +105,7 @@ def _between_0_and_1(mean: np.ndarray, spread: np.ndarray) -> bool:
 def _reward_band(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     x, (y, spread) = run.rows(("reward", "reward_std"))
     if len(x) > 1:
-        share = _between_0_and_1(y, spread)
+        share = all(0 <= reward <= 1 for reward in run.rewards) and _between_0_and_1(y, spread)
         _band(ax, x, y, spread, theme, "± standard deviation within a group", share)
     steps, levels = run.series("guard/level")
     for i, step in enumerate(steps[levels == 2]):
@@ -271,7 +272,7 @@ def _line(ax: Axes, plot: Plot, run: RunMetrics, key: str, label: str, colour: s
         x, y = x[y > 0], y[y > 0]
     if plot.dots:
         _error_bars(ax, run, colour)
-    window = len(x) // 25 if len(x) >= SMOOTH_FROM else 0
+    window = len(x) // 25 if len(x) >= SMOOTH_FROM and plot.name not in EXACT else 0
     if window:
         ax.plot(x, y, color=colour, lw=0.7, alpha=0.3)
         ones = np.ones(2 * window + 1)

@@ -21,10 +21,13 @@ TIMES = (("time/sample", "sampling"), ("time/score", "scoring"), ("time/train", 
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """What the figures read of a run folder: its name and the lines of its metrics.jsonl."""
+    """What the figures read of a run folder: its name, the lines of its metrics.jsonl, and the rewards of the completions
+    that were logged in the first and the last step.
+    """
 
     name: str
     lines: list[dict[str, Any]]
+    rewards: tuple[float, ...] = ()
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps [n] and values [n] of the lines that have a number under `key`."""
@@ -70,7 +73,9 @@ def read_run(run_dir: str | Path, name: str | None = None) -> RunMetrics:
         parts = [line[k] for k, _ in TIMES if is_number(line.get(k))]
         if parts:
             line.setdefault("time/step", sum(parts))
-    return RunMetrics(name or folder.resolve().name, lines)
+    ends = [row for read in (first_step, last_step) for row in read(folder / "rollouts.jsonl")]
+    rewards = tuple(row["reward"] for row in ends if row["reward"] is not None)
+    return RunMetrics(name or folder.resolve().name, lines, rewards)
 
 
 def run_names(run_dirs: Sequence[str | Path]) -> list[str]:
