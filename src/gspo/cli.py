@@ -191,7 +191,7 @@ def told(argv: list[str]) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        print(f"gspo: interrupted{way_on(*begun) if begun else ''}", file=sys.stderr)
+        print(visible(f"gspo: interrupted{way_on(*begun) if begun else ''}"), file=sys.stderr)
         return 130
     except (ValueError, RuntimeError, OSError) as error:
         if isinstance(error, BrokenPipeError) and unread():
@@ -263,9 +263,8 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if arguments.command == "config":
         from gspo.learner.algorithm import resolve
 
-        print(
-            to_toml(dataclasses.replace(config, algorithm=resolve(config.algorithm)[1]), comments=True, secrets=True), end=""
-        )
+        config = dataclasses.replace(config, algorithm=resolve(config.algorithm)[1])
+        print(to_toml(config, comments=True, secrets=True), end="")
         return 0
     if arguments.command == "serve":
         return serve(config, arguments.resume)

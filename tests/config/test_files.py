@@ -252,3 +252,21 @@ def test_the_configuration_itself_is_found_from_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "run.toml").write_text("[train]\nsteps = 3\n")
     assert load("~/run.toml").train.steps == 3
+
+
+@pytest.mark.parametrize(
+    ("tables", "shown"),
+    [
+        ({"judge": {"api_key": "sk-1234"}}, r"judge\.api_key = '<hidden>': unknown key"),
+        ({"judge": {"request": [{"token": "sk-1234"}]}}, r"judge\.request = \[\{'token': '<hidden>'\}\]: expected a table"),
+    ],
+)
+def test_no_error_tells_a_secret(tables, shown):
+    with pytest.raises(ValueError, match=shown):
+        from_dict(tables)
+
+
+def test_secrets_are_written_where_they_are_asked_for_alone():
+    config = from_dict({"judge": {"request": {"api_key": "sk-1234", "seed": 3}}})
+    assert from_dict(tomllib.loads(to_toml(config, secrets=True))) == config
+    assert 'request = {api_key = "<hidden>", seed = 3}' in to_toml(config)

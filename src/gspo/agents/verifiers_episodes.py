@@ -28,6 +28,7 @@ from gspo.data import bounds
 from gspo.data.chat_template import Encoder
 from gspo.data.verifiers_tasks import check_installed, tasks_of, taskset_options
 from gspo.ports import Sampler, Speaker
+from gspo.safe import without_secrets
 from gspo.types import Prompt, Rollout, Sampling
 
 AT_ONCE = 256  # episodes: harnesses may be processes or containers
@@ -49,7 +50,9 @@ def settings(source: str, task: TaskConfig, split: str | None = None) -> vf.EnvC
         config = vf.resolve_env_config(options)
         free = vf.default_harness_id(name) == "bash" and not vf.task_type(name).NEEDS_CONTAINER
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{source}: task.config = {task.config!r} does not fit: {describe(error)}") from error
+        raise ValueError(
+            f"{source}: task.config = {without_secrets(task.config)!r} does not fit: {describe(error)}"
+        ) from error
     chat = {"harness": vf.harness_config_type(HARNESS)(id=HARNESS), "runtime": vf.SubprocessConfig()}
     for role, agent in config:
         if isinstance(agent, vf.AgentConfig):

@@ -156,7 +156,7 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
             outer, dot, inner = key.partition(".")
             if dot and hints.get(outer) == dict[str, Any]:
                 near = f"; give the whole table, as in --{name}.{outer} '{{{inner} = ...}}'"
-            raise ValueError(f"{full_key[:160]} = {shown(value)}: unknown key{near}")
+            raise ValueError(f"{full_key[:160]} = {shown(value, full_key)}: unknown key{near}")
         if isinstance(value, _Typed):
             is_choice = value in (fields[key].metadata["choices"] or ())  # "none" may be one
             value = str(value) if is_choice else _from_text(full_key, str(value), hints[key])

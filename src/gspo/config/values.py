@@ -12,18 +12,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from gspo.config.near import nearest
+from gspo.safe import without_secrets
 
 DEEPEST = 20  # levels of tables and lists within a setting
 LONGEST = 80  # characters of a value in an error
 LARGEST = 2**63 - 1  # TOML's largest whole number
 
 
-def shown(value: Any) -> str:
-    """A value in an error, in one short line whatever it is."""
+def shown(value: Any, key: str = "") -> str:
+    """A value in an error, in one short line whatever it is, without secrets. key: what names it."""
     if isinstance(value, int) and abs(value) > LARGEST:
         return f"a whole number of {int(value.bit_length() * math.log10(2)) + 1:,} digits"
     try:
-        text = repr(value)
+        text = repr(without_secrets(value, key))
     except Exception:  # an int within it that is too long to print, an object whose repr raises
         return f"a {type(value).__name__} that cannot be printed"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
@@ -52,7 +53,7 @@ def typed(key: str, value: Any, hint: Any) -> Any:
         if origin in (bool, type(None)) and isinstance(value, origin):
             return value
     example = ", such as {name = 3}" if any(typing.get_origin(kind) is dict for kind in alternatives(hint)) else ""
-    raise ValueError(f"{key} = {shown(value)}: expected {type_name(hint)}{example}, got {type(value).__name__}")
+    raise ValueError(f"{key} = {shown(value, key)}: expected {type_name(hint)}{example}, got {type(value).__name__}")
 
 
 def _finite(key: str, value: Any) -> float:
@@ -61,19 +62,21 @@ def _finite(key: str, value: Any) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"{key} = {shown(value)}: must be a finite number")
+        raise ValueError(f"{key} = {shown(value, key)}: must be a finite number")
     return number
 
 
 def _text(key: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{key} = {shown(value)}: expected a string, got {type(value).__name__}")
+        raise ValueError(f"{key} = {shown(value, key)}: expected a string, got {type(value).__name__}")
     if "\0" in value:
-        raise ValueError(f"{key} = {shown(value)}: holds a NUL character: remove it")
+        raise ValueError(f"{key} = {shown(value, key)}: holds a NUL character: remove it")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{key} = {shown(value)}: is not valid Unicode, so it cannot be written down: mend it") from None
+        raise ValueError(
+            f"{key} = {shown(value, key)}: is not valid Unicode, so it cannot be written down: mend it"
+        ) from None
     return value
 
 
@@ -91,12 +94,12 @@ def _check_table(key: str, value: Any, depth: int) -> None:
             _check_table(f"{key}[{i}]", item, depth + 1)
     elif isinstance(value, int):
         if abs(value) > LARGEST:
-            raise ValueError(f"{key} = {shown(value)}: must be between -2^63 and 2^63")
+            raise ValueError(f"{key} = {shown(value, key)}: must be between -2^63 and 2^63")
     elif isinstance(value, str):
         _text(key, value)
     elif not isinstance(value, (float, datetime.date, datetime.time)):
         raise ValueError(
-            f"{key} = {shown(value)}: a {type(value).__name__} cannot be written into config.toml: give a string, a number, "
+            f"{key} = {shown(value, key)}: a {type(value).__name__} cannot be written into config.toml: give a string, a number, "
             "true or false, a list, or a table"
         )
 
@@ -127,8 +130,8 @@ def in_range(key: str, value: Any, limits: Mapping[str, Any]) -> None:
             return
         numbers_too = "a number, " if limits["low"] is not None else ""
         allowed = numbers_too + ", ".join(limits["choices"])
-        raise ValueError(f"{key} = {shown(value)}: allowed are {allowed}{nearest(value, limits['choices'])}")
+        raise ValueError(f"{key} = {shown(value, key)}: allowed are {allowed}{nearest(value, limits['choices'])}")
     if limits["low"] is not None and value < limits["low"]:
-        raise ValueError(f"{key} = {shown(value)}: must be at least {limits['low']}")
+        raise ValueError(f"{key} = {shown(value, key)}: must be at least {limits['low']}")
     if limits["high"] is not None and value > limits["high"]:
-        raise ValueError(f"{key} = {shown(value)}: must be at most {limits['high']}")
+        raise ValueError(f"{key} = {shown(value, key)}: must be at most {limits['high']}")

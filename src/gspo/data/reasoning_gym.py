@@ -13,6 +13,7 @@ from typing import Any
 
 from gspo.config.lookup import describe
 from gspo.config.near import nearest
+from gspo.safe import without_secrets
 
 PREFIX = "reasoning_gym:"
 SPAN = 2**21
@@ -58,7 +59,7 @@ def open_task(source: str, config: dict[str, Any], seed: int, size: int) -> Any:
             config = config | {"datasets": [DatasetSpec(**({"weight": 1.0, "config": {}} | part)) for part in parts]}
         return create_dataset(name, seed=seed, size=size, **config)
     except Exception as error:
-        raise ValueError(f"task.config = {config!r}: {name} refuses it: {describe(error)}") from error
+        raise ValueError(f"task.config = {without_secrets(config)!r}: {name} refuses it: {describe(error)}") from error
 
 
 def generate(request: ItemsRequest, note: Callable[[str], None]) -> tuple[list[Entry], list[Entry]]:

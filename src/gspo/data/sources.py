@@ -17,6 +17,7 @@ from gspo.data.files import rows_of
 from gspo.data.frames import Junk, unpacked
 from gspo.data.processes import kill, spawn
 from gspo.data.verifiers_tasks import tasks_of
+from gspo.safe import without_secrets
 
 SILENCE, LONGEST = 3600.0, 1 << 26
 """Seconds that making items may take without a word, and bytes of one item."""
@@ -69,7 +70,8 @@ def read(source: str, task: TaskConfig, split: str, key: str = "task.source") ->
             return _call(source, task, key)
         case "file":
             if task.config:
-                raise ValueError(f"task.config = {task.config!r}: has no effect on the file {source}; remove it")
+                shown = without_secrets(task.config)
+                raise ValueError(f"task.config = {shown!r}: has no effect on the file {source}; remove it")
             return table(rows_of(Path(source), where), source)
         case "saved":
             return _saved(Path(source), split, where)
@@ -82,7 +84,7 @@ def read(source: str, task: TaskConfig, split: str, key: str = "task.source") ->
 def _call(source: str, task: TaskConfig, key: str) -> Table:
     function = load_function(source, key)
     if problem := unknown_arguments(function, task.config):
-        raise ValueError(f"task.config = {task.config!r}: {source} cannot be called with it: {problem}")
+        raise ValueError(f"task.config = {without_secrets(task.config)!r}: {source} cannot be called with it: {problem}")
     try:
         rows = function(**task.config)
     except (Exception, SystemExit) as error:
@@ -99,8 +101,9 @@ def _hugging_face(source: str, task: TaskConfig, split: str, where: str) -> Tabl
         rows = datasets.load_dataset(source, split=split, **task.config)
     except Exception as error:
         why = describe(error) + (f" ({describe(error.__cause__)})" if error.__cause__ else "")
+        shown = without_secrets(task.config)
         raise ValueError(
-            f"{where}: no data set could be loaded with split = {split!r} and task.config = {task.config!r}: {why}"
+            f"{where}: no data set could be loaded with split = {split!r} and task.config = {shown!r}: {why}"
         ) from error
     return table(rows, f"{source} [{split}]")
 
