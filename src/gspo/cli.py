@@ -98,7 +98,9 @@ def parser() -> Parser:
     subparser.add_argument("--out", type=place, metavar="DIR", help="where to (default: RUN/export)")
     subparser.add_argument("--merge", action="store_true", help="merge an adapter into its base model")
     subparser.add_argument("--push", metavar="REPO", help="send it to this repository of the Hugging Face Hub too")
-    subparser = command("demo", "train a tiny mixture of experts with GSPO to work answers out, not to guess", fields=False)
+    subparser = command(
+        "demo", "train a tiny mixture of experts with GSPO until it works answers out instead of guessing", fields=False
+    )
     subparser.add_argument("--agent", action="store_true", help="run the demo of agents: conversations with a tool")
     subparser.add_argument("--dir", type=place, help="run folder (default: runs/demo, runs/demo-agent)")
     subparser.add_argument("--seed", type=seed, default=0, help="seed of the whole demo (default: %(default)s)")

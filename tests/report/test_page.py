@@ -257,3 +257,6 @@ def test_no_runs_and_no_metrics(tmp_path):
         write_report([])
     with pytest.raises(ValueError, match=r"no metrics\.jsonl"):
         write_report([tmp_path])
+    (tmp_path / "events.jsonl").write_text('{"step": 1, "kind": "error", "text": "RuntimeError: no memory"}\n')
+    with pytest.raises(ValueError, match=r"failed before its first step: RuntimeError: no memory$"):
+        write_report([tmp_path])

@@ -99,8 +99,8 @@ def _check_table(key: str, value: Any, depth: int) -> None:
         _text(key, value)
     elif not isinstance(value, (float, datetime.date, datetime.time)):
         raise ValueError(
-            f"{key} = {shown(value, key)}: a {type(value).__name__} cannot be written into config.toml: give a string, a number, "
-            "true or false, a list, or a table"
+            f"{key} = {shown(value, key)}: a {type(value).__name__} cannot be written into config.toml: give a "
+            "string, a number, true or false, a list, or a table"
         )
 
 

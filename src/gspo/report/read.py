@@ -68,7 +68,9 @@ def read_run(run_dir: str | Path, name: str | None = None) -> RunMetrics:
     folder = Path(run_dir)
     lines = [_metrics(line) for line in read_lines(folder / "metrics.jsonl") if is_step(line.get("step", 0))]
     if not lines:
-        raise ValueError(f"{folder}: no metrics.jsonl with at least one step; give the folder of a run (log.dir)")
+        errors = [event.get("text") for event in read_lines(folder / "events.jsonl") if event.get("kind") == "error"]
+        why = f". This one failed before its first step: {errors[-1]}" if errors else ""
+        raise ValueError(f"{folder}: no metrics.jsonl with at least one step; give the folder of a run (log.dir){why}")
     for line in lines:
         parts = [line[k] for k, _ in TIMES if is_number(line.get(k))]
         if parts:
