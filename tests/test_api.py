@@ -38,19 +38,25 @@ def test_the_api_shows_itself():
     assert (resources.files(gspo) / "py.typed").is_file()
 
 
-def test_a_report_that_the_disk_does_not_take_costs_no_result(tmp_path):
-    tiny, part = tiny_run.model(), tmp_path / "run" / "report.part"
+@pytest.mark.parametrize("what", ["report.html", "figures"])
+def test_a_report_that_cannot_be_written_costs_no_result(tmp_path, what):
+    """The disk does not take the page, or its figures would go elsewhere."""
+    tiny, run = tiny_run.model(), tmp_path / "run"
 
     def reward(prompts, completions, **columns):
-        if not part.is_symlink() and part.parent.exists():
-            part.symlink_to("/dev/full")
+        if what == "report.html":
+            (run / what / "in the way").mkdir(parents=True, exist_ok=True)
+        elif not (run / what).is_symlink():
+            (run / what).rmdir()
+            (run / what).symlink_to(tmp_path)
         return [float(len(text)) for text in completions]
 
     config = tiny_run.settings(tmp_path / "run", train={"steps": 1}, eval={"every": 0})
-    with pytest.warns(UserWarning, match=r"report could not be written .*No space left.* `gspo report .*run`"):
+    with pytest.warns(UserWarning, match=r"report could not be written .*(directory|link).* `gspo report .*run`"):
         made = gspo.train(tiny.model, tiny_run.ROWS, reward, tokenizer=tiny.tokenizer, config=config)
     assert made.finished and (made.folder / "model" / "model.safetensors").exists()
-    assert not part.is_symlink() and not (made.folder / "report.html").exists()
+    assert not list(made.folder.glob(".report*")) and not (made.folder / "report.html").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
 def test_the_last_line_of_a_finished_run(tmp_path):

@@ -165,9 +165,9 @@ def _report(folder: Path) -> None:
         return  # it was stopped before there was anything to tell
     try:
         write_report([folder])
-    except OSError as error:
+    except (OSError, ValueError) as error:
         warnings.warn(
-            f"the report could not be written ({error}); all else is there: make room, then `gspo report {folder}`",
+            f"the report could not be written ({error}); all else is there: mend that, then `gspo report {folder}`",
             stacklevel=3,
         )
 
