@@ -1,7 +1,7 @@
 import matplotlib
 import pytest
 
-from gspo.report.canvas import DARK, LIGHT, SIZE, canvas, finish
+from gspo.report.canvas import DARK, LIGHT, SIZE, canvas, finish, save
 
 
 def contrast(a, b):
@@ -47,6 +47,20 @@ def test_an_axis_of_positive_values_begins_at_zero_and_ends_where_it_is_told():
     assert drawn([-3.0, 4.0])[1].get_ylim()[0] < 0
     assert drawn([0.2, 0.4], top=1.0)[1].get_ylim() == (0, 1)
     assert drawn([3e-3, 20.0], log=True)[1].get_ylim() == pytest.approx((1e-3, 100))
+
+
+def test_powers_are_set_as_powers_and_names_as_they_are(tmp_path):
+    """Within the canvas and after it, where figures are saved."""
+    with canvas(LIGHT) as (figure, ax):
+        for name in ("$10^{2}$", "b"):
+            ax.plot([1e-3, 20.0], label=name)
+        finish(figure, ax, "$10^{2}$", "share", log=True)
+        save(figure, tmp_path / "light.png", tmp_path / "dark.png")
+        for _ in range(2):
+            figure.canvas.draw()
+            assert all(text.get_parse_math() for text in ax.get_yticklabels())
+    names = [ax._left_title, *figure.legends[0].get_texts()]
+    assert not any(text.get_parse_math() for text in names)
 
 
 def test_a_single_step_stands_in_the_middle():

@@ -47,7 +47,7 @@ def canvas(theme: Theme) -> Iterator[tuple[Figure, Axes]]:
     ink = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), theme.ink)
     paper = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.paper)
     faint = dict.fromkeys(("axes.edgecolor", "grid.color"), theme.faint)
-    fixed = {"font.size": 11, "font.family": "DejaVu Sans", "axes.axisbelow": True, "text.parse_math": False}
+    fixed = {"font.size": 11, "font.family": "DejaVu Sans", "axes.axisbelow": True}
     style: Any = ink | paper | faint | fixed
     with matplotlib.rc_context(style):
         figure = Figure(SIZE)
@@ -82,7 +82,7 @@ def finish(
     elif dots:
         ax.margins(x=0.08)
     ax.set_ylabel(_scale_y(ax, unit, log, top, zero))
-    ax.set_title(_short(title), loc="left", weight="bold", fontsize=12.5, pad=9, y=1.0)
+    ax.set_title(_short(title), loc="left", weight="bold", fontsize=12.5, pad=9, y=1.0, parse_math=False)
     handles, labels = ax.get_legend_handles_labels()
     shown = [(h, _short(label)) for h, label in zip(handles, labels) if label]
     rows = _legend(figure, shown) if len(shown) > 1 else 0
@@ -104,6 +104,8 @@ def _legend(figure: Figure, shown: list[tuple[Any, str]]) -> int:
     place: Any = {"loc": "lower left", "bbox_to_anchor": (0.04, 0.0), "borderaxespad": 0.3, "handlelength": 1.6}
     for columns in (2, 1):
         legend = figure.legend(*zip(*shown), frameon=False, fontsize=10, columnspacing=1.6, ncols=columns, **place)
+        for text in legend.get_texts():
+            text.set_parse_math(False)  # a name may have dollars in it
         if columns == 1 or legend.get_window_extent().x1 < figure.bbox.x1:
             return -(-len(shown) // columns)
         legend.remove()

@@ -125,7 +125,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell) or '–'}</td>" for cell in row) + "</tr>" for row in rows)
     return (
-        '<p class="scroll-hint">Swipe the table sideways to see all columns.</p>'
+        '<p class="scroll-hint">Scroll the table sideways to see all columns.</p>'
         f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 

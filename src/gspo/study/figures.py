@@ -86,7 +86,7 @@ def draw_setting(runs: Mapping[str, Sequence[RunMetrics]], out: Path) -> list[Dr
             continue
         files = out / f"{name}.png", out / f"{name}-dark.png"
         _draw(bands, title, unit, x, log, *files)
-        drawn.append(Drawn(name, title, f"{caption}. Band: from the lowest seed to the highest", *files))
+        drawn.append(Drawn(name, title, f"{caption}. Band: from the lowest seed to the highest.", *files))
     return drawn
 
 
