@@ -107,7 +107,7 @@ def refused_to_others(place):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     resumed, created = ended.stdout.splitlines()
     assert "cannot be written to" in resumed and "Permission denied" in resumed, ended.stderr
-    assert "may not be written to; give another --log.dir" in created
+    assert "may not be written to; give another log.dir" in created
 
 
 def test_two_writers_are_refused(tmp_path):
