@@ -108,7 +108,7 @@ def strategy(field, hint):
     elif bool in kinds:
         values = st.booleans()
     else:
-        values = st.text(min_size=1).filter(lambda text: text.strip() and not {":", "\0"} & set(text))
+        values = st.text(min_size=1).filter(lambda text: text.strip() and text[0] != "~" and not {":", "\0"} & set(text))
     return values | st.none() if type(None) in kinds else values
 
 

@@ -70,6 +70,7 @@ NEEDS = {
     **{f"judge.{f.name}": JUDGE for f in dataclasses.fields(SECTIONS["judge"])},
     "judge.seed": {"reward": {"functions": ["judge"]}, "judge": {"model": "m", "rubric": "r", "mode": "rank"}},
     **{f"sampler.{name}": VLLM for name in ("in_process", "url", "python", "engine_args", "exchange", "timeout")},
+    "reward.env": {"reward": {"functions": ["mine:f"]}},
     "rollout.top_p": None,
     "rollout.top_k": None,
     "rollout.max_staleness": VLLM,
@@ -118,7 +119,7 @@ BLOCKED = {
 }
 VALUES = {
     "model.device": "cpu", "model.path": "other", "task.source": "others.jsonl", "reward.functions": ["math"],
-    "reward.weights": [2.0], "lora.targets": ["q_proj"], "rollout.stop": ["x"], "algorithm.name": "luspo",
+    "reward.weights": [2.0], "reward.env": ["KEY"], "lora.targets": ["q_proj"], "rollout.stop": ["x"], "algorithm.name": "luspo",
     "algorithm.epsilon": 2e-3, "algorithm.epsilon_high": 2e-3, "algorithm.constants": {"tau_neg": 1.2},
     "log.trackers": ["wandb"],
     "sampler.url": "http://127.0.0.1:9000", "reward_model.url": "http://127.0.0.1:9000", "judge.url": "http://127.0.0.1:9000",

@@ -29,8 +29,6 @@ def check(config: Config) -> None:
     for weight in reward.weights:
         if weight and not 1e-6 <= abs(weight) <= 1e6:
             raise ValueError(f"reward.weights = {reward.weights}: a weight is 0, or of a size between 1e-6 and 1e6")
-    if reward.env and not any(":" in name for name in reward.functions):
-        raise ValueError(f"reward.env = {reward.env}: has no effect without a module:function in reward.functions")
     if any(not text for text in rollout.stop):
         raise ValueError(f"rollout.stop = {rollout.stop}: an empty string would end every completion at once")
     for key, source in (("task.source", config.task.source), ("task.eval_source", config.task.eval_source)):

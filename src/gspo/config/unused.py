@@ -95,6 +95,10 @@ ALWAYS = (
         'no reward reads it: name "exact" or "math" in reward.functions, or leave it out',
     ),
     Unused(
+        ("reward.env",), lambda c: played(c) or not any(":" in name for name in c.reward.functions),
+        "it is for a module:function: name one in reward.functions, or leave it out",
+    ),
+    Unused(
         ("reward.timeout", "reward.workers"), played,
         "the environment gives the reward itself: leave it out",
     ),
