@@ -31,7 +31,8 @@ def tell(folder: Path, run: RunMetrics, config: dict[str, Any]) -> Told:
     """What the folder says."""
     keys = {key for line in run.lines for key in line}
     planned = get(config, "train", "steps")
-    planned = planned if type(planned) is int else 0
+    served = "turns/trained" in keys  # agents decide how many steps there are
+    planned = planned if type(planned) is int and not served else 0
     return Told(
         run,
         config,
