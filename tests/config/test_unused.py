@@ -119,7 +119,8 @@ BLOCKED = {
 }
 VALUES = {
     "model.device": "cpu", "model.path": "other", "task.source": "others.jsonl", "reward.functions": ["math"],
-    "reward.weights": [2.0], "reward.env": ["KEY"], "lora.targets": ["q_proj"], "rollout.stop": ["x"], "algorithm.name": "luspo",
+    "reward.weights": [2.0], "reward.env": ["KEY"], "lora.targets": ["q_proj"], "rollout.stop": ["x"],
+    "algorithm.name": "luspo",
     "algorithm.epsilon": 2e-3, "algorithm.epsilon_high": 2e-3, "algorithm.constants": {"tau_neg": 1.2},
     "log.trackers": ["wandb"],
     "sampler.url": "http://127.0.0.1:9000", "reward_model.url": "http://127.0.0.1:9000", "judge.url": "http://127.0.0.1:9000",
