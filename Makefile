@@ -37,10 +37,9 @@ test-art: .venv-art/done
 test-trackers: .venv-trackers/done
 	.venv-trackers/bin/python -m pytest tests/runs/test_trackers.py
 
-# Our objectives against TRL's and verl's own, and the examples that put ours into them.
-test-parity: .bench-parity/installed
-	PYTHONPATH=src .bench-parity/bin/python examples/trl_gspo.py
-	PYTHONPATH=src .bench-parity/bin/python examples/verl_gspo.py
+# The examples that put our objectives into TRL and verl, with the libraries that `make parity` installs.
+test-parity: .bench-parity/installed .venv/test
+	PYTHONPATH=$$(echo $(CURDIR)/.bench-parity/lib/python3*/site-packages) $(BIN)/python -m pytest tests/test_examples.py
 
 check: .venv/dev
 	$(BIN)/ruff check .

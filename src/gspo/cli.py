@@ -9,7 +9,7 @@ import select
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import UnsupportedOperation
 from pathlib import Path
@@ -66,6 +66,13 @@ def parser() -> Parser:
             )
         return subparser
 
+    _running(command)
+    _reading(command)
+    return top
+
+
+def _running(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """The commands that take a configuration or a study."""
     for name, text in (
         ("train", "train a model with GSPO or another algorithm, such as GRPO or PPO"),
         ("sft", "fine-tune a model on prompts with completions to imitate (supervised, for a cold start)"),
@@ -89,6 +96,11 @@ def parser() -> Parser:
         "--only", default="*", metavar="PATTERN", help="cells to run, as setting/variant/seedN with * and ?"
     )
     subparser.add_argument("--dry-run", action="store_true", help="only list the cells")
+    command("config", "print the whole configuration, with the meaning and unit of each field", "?")
+
+
+def _reading(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """The commands that read what a run has left, and the demo."""
     subparser = command(
         "report", "write the report of a run with its figures, or one page that compares several runs", fields=False
     )
@@ -105,8 +117,6 @@ def parser() -> Parser:
     subparser.add_argument("--dir", type=place, help="run folder (default: runs/demo, runs/demo-agent)")
     subparser.add_argument("--seed", type=seed, default=0, help="seed of the whole demo (default: %(default)s)")
     subparser.add_argument("--resume", action="store_true", help="continue a demo that was stopped")
-    command("config", "print the whole configuration, with the meaning and unit of each field", "?")
-    return top
 
 
 def take_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
