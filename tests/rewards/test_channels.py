@@ -2,6 +2,7 @@ import asyncio
 import datetime
 import decimal
 import os
+import select
 import signal
 import sys
 import time
@@ -241,6 +242,7 @@ def test_a_group_whose_process_died_between_calls_is_scored_whole():
         rewards.score([rollout(completion) for completion in "ab"])
         rewards.ways["compares"].level = graders.SINGLY
         os.kill(rewards.workers[0].process.pid, signal.SIGKILL)
+        assert select.select([rewards.workers[0].connection.socket], [], [], 20)[0]  # its child has hung up too
         scored = rewards.score([rollout(completion, i // 2) for i, completion in enumerate("abcd")])
     assert [r.reward for r in scored] == [None, None, 0, 1]
 

@@ -217,7 +217,7 @@ def test_our_own_endpoint_as_a_judge_that_says_anything(tmp_path, monkeypatch):
         ({"rubrik": "x"}, "judge.rubrik = 'x': unknown key, did you mean judge.rubric"),
         ({"mode": "vote"}, "judge.mode = 'vote'"),
         ({"request": {"n": 2}}, "judge.request.n: is set by the judge itself"),
-        ({"url": "localhost:8000"}, "'localhost:8000' is no address"),
+        ({"url": "localhost:8000"}, "judge.url = 'localhost:8000': no address of a server"),
         ({"cache": "/dev/null/x"}, "judge.cache = '/dev/null/x': cannot be used as a cache"),
     ],
 )

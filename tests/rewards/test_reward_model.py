@@ -124,7 +124,7 @@ def test_a_server_that_says_something_else(answer, reason):
         ({"path": "m", "url": "http://h", "dtype": "bfloat16"}, "reward_model.dtype is of no use to a server"),
         ({"path": "m", "url": "http://h", "label": "kind"}, "a server's labels go by their number"),
         ({"path": "m", "url": "http://h", "max_length": 5}, "give both, or neither"),
-        ({"path": "m", "url": "nowhere"}, "'nowhere' is no address"),
+        ({"path": "m", "url": "nowhere"}, "reward_model.url = 'nowhere': no address of a server"),
         ({"path": "m", "output": "rank"}, "reward_model.output = 'rank'"),
     ],
 )

@@ -35,7 +35,7 @@ def test_a_study_that_is_stopped_goes_on(place):
 
 
 def test_what_is_finished_is_kept_and_what_fails_says_why(place):
-    broken = '[variants.broken]\ntask = {source = "rows.csv", config = {api_key = "sk-1234"}}\n'
+    broken = '[variants.broken]\ntask = {source = "letters:lost", config = {api_key = "sk-1234"}}\n'
     done, _, lost = read(write(place, BASE.replace("[3, 4]", "[3]") + broken), place / "out").cells
     folder = Path(done.config.log.dir)
     folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_what_is_finished_is_kept_and_what_fails_says_why(place):
     heard = []
     kept, failed = run_cells([done, lost], 2, 1, lambda outcome, left: heard.append((outcome.cell.variant, left)))
     assert kept == Outcome(done, "done") and heard == [("broken", 0)]  # the finished one was not run again
-    assert failed.status == "failed" and "rows.csv" in failed.reason and failed.seconds > 0
+    assert failed.status == "failed" and "letters:lost" in failed.reason and failed.seconds > 0
     file = folder.parents[1] / "broken" / "seed3.toml"  # the run needs its secrets: nobody else reads them
     assert "sk-1234" in file.read_text() and stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "sk-1234" not in file.with_suffix(".txt").read_text() + failed.reason
