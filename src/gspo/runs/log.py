@@ -6,7 +6,6 @@ how long each file was; resuming cuts them back to that length, and the steps do
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -150,7 +149,7 @@ class RunLog:
                 self.warn(f"tracker {tracker.name} failed to close: {error}")
         self._trackers = []
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # what the disk does not take has been told by whoever wrote it
+            with suppress(OSError):  # what the disk does not take has been told by whoever wrote it
                 file.close()
 
     def __enter__(self) -> RunLog:

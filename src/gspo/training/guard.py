@@ -170,6 +170,7 @@ class Guard:
         """Continue from `state_dict()`."""
         for name, values in state["recent"].items():
             self._recent[name].extend(values)
-        self._fall.load_state_dict(state["fall"])
+        if "fall" in state:  # an earlier gspo kept another sum of the rewards
+            self._fall.load_state_dict(state["fall"])
         self._alarms = state["alarms"]
         self._told, self.rewinds = dict(state["told"]), state["rewinds"]
