@@ -27,12 +27,12 @@ def test_ours_get_text_and_theirs_messages():
         lambda prompts, completions: 0,
         lambda prompts, completions, answer, **columns: 0,
         lambda **columns: 0,
+        lambda completions, **kwargs: 0,
+        lambda completions, answer: 0,
     ):
         assert called(function, CHAT, "text")["completions"] == ["hi", "hi"]
     for function in (
-        lambda completions, **kwargs: 0,
-        lambda completions, answer, **kwargs: 0,
-        lambda completions, answer: 0,
+        lambda completions, completion_ids: 0,
         lambda prompts, completions, completion_ids, **kwargs: 0,
         lambda prompts, completions, trainer_state=None, **kwargs: 0,
         lambda prompts, completions, log_extra=None, log_metric=None, **kwargs: 0,

@@ -46,9 +46,9 @@ class RewardInput(NamedTuple):
 class Arguments:
     """What `function` is called with.
 
-    One without **keywords gets what it names, others all columns. One that names what only TRL has, or `completions` without
-    `prompts`, is called as TRL does: its **keywords hold more than columns, and for a chat prompt its completion is a list
-    with one message. Raises ValueError for a function that cannot do without what gspo does not have.
+    One without **keywords gets what it names, others all columns. One that names what only TRL has is called as TRL does:
+    its **keywords hold more than columns, and for a chat prompt its completion is a list with one message. Raises
+    ValueError for a function that cannot do without what gspo does not have.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -60,7 +60,7 @@ class Arguments:
             return
         if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
             self.names = set(parameters)
-        self.like_trl = bool(TRL & set(parameters)) or ("completions" in parameters and "prompts" not in parameters)
+        self.like_trl = bool(TRL & set(parameters))
         for name in NOT_SUPPLIED:
             if name in parameters and parameters[name].default is inspect.Parameter.empty:
                 label = getattr(function, "__name__", type(function).__name__)
