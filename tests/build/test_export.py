@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -66,6 +67,17 @@ def test_a_run_that_is_not_over_gives_its_newest_checkpoint(place, tmp_path):
     assert logits(run / "export").equal(logits(place / "whole" / "model"))
 
 
+def test_a_run_that_went_on_after_its_end_gives_what_is_newer(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "whole" / "checkpoints" / "step_000002", run / "checkpoints" / "step_000002")
+    shutil.copytree(place / "base", run / "model")
+    for folder, day in (("model", 2), ("checkpoints/step_000002", 1)):
+        os.utime(run / folder, (day * 86400, day * 86400))
+    assert logits(export(run, tmp_path / "first")).equal(logits(place / "base"))
+    os.utime(run / "checkpoints/step_000002", (3 * 86400, 3 * 86400))
+    assert logits(export(run, tmp_path / "then")).equal(logits(run / "checkpoints/step_000002/model"))
+
+
 def test_what_cannot_be_exported(place, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
@@ -73,6 +85,8 @@ def test_what_cannot_be_exported(place, tmp_path):
         (place / "none", {}, "none: no such folder; give a run folder"),
         (place / "whole", {"merge": True}, "--merge: the model in .*whole/model is whole, without an adapter"),
         (place / "whole", {"out": tmp_path / "full"}, "--out .*full: exists already; give another folder"),
+        (place / "whole" / "model", {"out": None}, "model: is no run folder, so name the folder to write into: --out DIR"),
+        (place / "whole", {"out": place / "whole/model/out"}, "--out .*: lies in the model's own folder"),
         (place / "whole", {"push": "a/b/c"}, "--push a/b/c: Repo id must be"),
         (place / "lora", {"push": "me/mine"}, r"needs its base model, .*/base, which only you have: add --merge"),
     ):

@@ -15,14 +15,18 @@ from gspo.runs import checkpoint, disk
 
 
 def export(source: Path, out: Path | None = None, merge: bool = False, push: str | None = None) -> str:
-    """Writes the model of a run, of a checkpoint or of a model folder into `out` (source/export), and to the Hub as `push`,
-    a private repository unless it is there already. merge: an adapter becomes part of its base model. Returns where the
-    model is now.
+    """Writes the newest model of a run, or that of a checkpoint or a model folder, into `out` (of a run: its export/), and to
+    the Hub as `push`, a private repository unless it is there already. merge: an adapter becomes part of its base model.
+    Returns where the model is now.
 
     Raises ValueError for what cannot be exported, SaveError for a full disk, RuntimeError where the Hub takes nothing.
     """
     cfg = named(source)
+    if out is None and not (source / "checkpoints").is_dir():
+        raise ValueError(f"{source}: is no run folder, so name the folder to write into: --out DIR")
     out = source / "export" if out is None else out
+    if out.resolve().is_relative_to(Path(cfg.path).resolve()):
+        raise ValueError(f"--out {out}: lies in the model's own folder; give another one")
     adapter = is_adapter(cfg.path)
     if merge and not adapter:
         raise ValueError(f"--merge: the model in {cfg.path} is whole, without an adapter; leave it out")
@@ -51,8 +55,8 @@ def named(source: Path) -> ModelConfig:
     if (source / "checkpoints").is_dir():
         last = checkpoint.latest(source / "checkpoints")
         folder = source / checkpoint.MODEL
-        if not folder.is_dir() and last is not None:  # the run is not over
-            folder = last / checkpoint.MODEL
+        if last is not None and (not folder.is_dir() or last.stat().st_mtime_ns > folder.stat().st_mtime_ns):
+            folder = last / checkpoint.MODEL  # the run is not over, or went on after it was
     elif (source / checkpoint.STATE).exists():
         folder = source / checkpoint.MODEL
     if (folder.parent / checkpoint.STATE).exists():
