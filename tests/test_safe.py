@@ -46,6 +46,8 @@ def test_secrets_are_hidden_by_their_keys_and_logins_wherever_they_are():
         "url": "https://me:pass@host/v1?api_key=f&n=2", "deep": [{"secret": "g"}, "postgres://u:p@db"],
         "key_variable": "OPENAI_API_KEY", "max_tokens": 9, "pad_token": "<pad>", "mask_token": "[MASK]",
         "password_length": "8",
+        "label_key": "answer", "sort_keys": "a, b", "api_keys": ["sk-1"], "openai_api_key2": "i", "password_hash": "j",
+        "authorization_header": "Bearer x", "secret": "[k]", "shop_key": "0a1b2c3d4e5f6a7b", "old": "postgres://u:p@ss@h",
         "monkey": "ape", "empty_key": "", "key": 5, "plain": "me@example.org http://host/a@b",
     }  # fmt: skip
     shown = without_secrets(table)
@@ -53,11 +55,14 @@ def test_secrets_are_hidden_by_their_keys_and_logins_wherever_they_are():
         "api_key": HIDDEN, "hfToken": HIDDEN, "X-Api-Key": HIDDEN, "password": HIDDEN, "Authorization": HIDDEN,
         "auth": {"user": HIDDEN, "list": [HIDDEN]}, "clientSecret": HIDDEN,
         "url": f"https://{HIDDEN}@host/v1?api_key={HIDDEN}&n=2", "deep": [{"secret": HIDDEN}, f"postgres://{HIDDEN}@db"],
+        "api_keys": [HIDDEN], "openai_api_key2": HIDDEN, "password_hash": HIDDEN, "authorization_header": HIDDEN,
+        "secret": HIDDEN, "shop_key": HIDDEN, "old": f"postgres://{HIDDEN}@h",
     }  # fmt: skip
     assert without_secrets(shown) == shown
     assert hidden_keys(shown) == [
         *("api_key", "hfToken", "X-Api-Key", "password", "Authorization", "auth.user", "auth.list[0]", "clientSecret"),
-        *("url", "deep[0].secret", "deep[1]"),
+        *("url", "deep[0].secret", "deep[1]", "api_keys[0]", "openai_api_key2", "password_hash", "authorization_header"),
+        *("secret", "shop_key", "old"),
     ]
     assert hidden_keys(table) == []
     assert without_logins("GET http://a:b@c failed") == f"GET http://{HIDDEN}@c failed"

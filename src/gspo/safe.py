@@ -20,11 +20,18 @@ _TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # these reord
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _SECRET = {
-    *("key", "apikey", "token", "secret", "password", "passwd", "passphrase", "pwd", "auth", "authorization"),
-    *("credential", "credentials", "cookie", "bearer"),
+    *("apikey", "secret", "password", "passwd", "passphrase", "pwd", "auth", "authorization"),
+    *("credential", "cookie", "bearer"),
 }
+_OF_MANY = {"key", "token"}  # of a sort, of an answer, of padding: what stands before it or the value decides
+_OWNERS = {
+    *("api", "access", "private", "session", "refresh", "client", "service", "account", "user", "deploy", "admin"),
+    *("hf", "hub", "huggingface", "openai", "anthropic", "wandb", "github", "gitlab", "aws", "azure", "google", "gcp"),
+}
+_FORMS = {"hash", "header", "value", "string"}  # of a secret
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.-]{16,}")
 _MARKER = re.compile(r"[<\[{|].*[>\]}|]", re.S)  # <pad>, [MASK]: tokens of a vocabulary
-_LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/?#@\"']+@")
+_LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/?#\"']+@")
 _IN_QUERY = re.compile(r"([?&](?:[\w.-]*[_.-])?(?:key|apikey|token|secret|password|signature|sig)=)[^\s&#\"']+", re.I)
 
 
@@ -52,12 +59,12 @@ def without_secrets(value: Any, key: str = "") -> Any:
     login and the keys in addresses. Tables and lists are gone through; numbers stay: `max_token = 9` is none.
     """
     if isinstance(value, Mapping):
-        return {name: without_secrets(item, str(name) if not _names_a_secret(key) else key) for name, item in value.items()}
+        return {name: without_secrets(item, key if _names_a_secret(key, "") else str(name)) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [without_secrets(item, key) for item in value]
     if not isinstance(value, str):
         return value
-    return HIDDEN if value and _names_a_secret(key) and not _MARKER.fullmatch(value) else without_logins(value)
+    return HIDDEN if value and _names_a_secret(key, value) else without_logins(value)
 
 
 def without_logins(text: str) -> str:
@@ -65,10 +72,19 @@ def without_logins(text: str) -> str:
     return _IN_QUERY.sub(rf"\g<1>{HIDDEN}", _LOGIN.sub(rf"\g<1>{HIDDEN}@", text))
 
 
-def _names_a_secret(key: str) -> bool:
-    """Whether the last word of a key says so: `api_key`, `hfToken`, `X-Api-Key`, but not `key_variable`."""
-    words = _WORDS.findall(key)
-    return bool(words) and words[-1].lower() in _SECRET
+def _names_a_secret(key: str, value: str) -> bool:
+    """Whether the last word of a key says so: `api_key`, `hfTokens`, `X-Api-Key2`, but not `key_variable`. Of other keys and
+    tokens, as `label_key`, the value decides: a long one of letters and digits is a secret, and `<pad>` is none.
+    """
+    words = [word.lower() for word in _WORDS.findall(key)]
+    while len(words) > 1 and (words[-1].isdigit() or words[-1] in _FORMS):
+        words.pop()
+    last = words[-1].removesuffix("s") if words else ""
+    if last not in _OF_MANY:
+        return last in _SECRET
+    if last == "token" and _MARKER.fullmatch(value):
+        return False
+    return len(words) == 1 or words[-2] in _OWNERS | _SECRET or bool(_RANDOM.fullmatch(value))
 
 
 def hidden_keys(value: Any, key: str = "") -> list[str]:
