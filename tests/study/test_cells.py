@@ -44,6 +44,9 @@ def test_what_is_finished_is_kept_and_what_fails_says_why(place):
     assert not finished(done) and not finished(lost)
     (folder / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
     assert finished(done)
+    (folder / "metrics.jsonl").write_text('{"step": 2}\n')
+    (folder / "events.jsonl").write_text('{"step": 2, "kind": "collapse", "text": "the reward"}\n')
+    assert finished(done)  # the guard has stopped it: it counts, as one that collapsed
     heard = []
     kept, failed = run_cells([done, lost], 2, 1, lambda outcome, left: heard.append((outcome.cell.variant, left)))
     assert kept == Outcome(done, "done") and heard == [("broken", 0)]  # the finished one was not run again

@@ -75,9 +75,16 @@ def sweep(folder: RunFolder) -> None:
     disk.sweep(folder.checkpoints, NAMES)
 
 
-def keep_good(checkpoints: Path, step: int) -> None:
-    """Marks the checkpoint of `step` as the good one, which is not deleted while it is."""
-    disk.write_text(checkpoints / GOOD, f"{folder_of(checkpoints, step).name}\n")
+def keep_good(checkpoints: Path, step: int, tell: Callable[[str], None] | None = None) -> None:
+    """Marks the checkpoint of `step` as the good one, which is not deleted while it is. `tell` hears of a disk that does not
+    take it; without it, raises SaveError.
+    """
+    try:
+        disk.write_text(checkpoints / GOOD, f"{folder_of(checkpoints, step).name}\n")
+    except disk.SaveError as error:
+        if tell is None:
+            raise
+        tell(f"step {step}: {error}")
 
 
 def good(checkpoints: Path) -> Path | None:

@@ -43,7 +43,12 @@ def finished(cell: Cell) -> bool:
             f"{folder}: holds a cell of another study: there {key} differs. Delete the folder, or choose another --dir"
         ) from None
     steps = [line.get("step", 0) for line in read_lines(folder / "metrics.jsonl")]
-    return max(steps, default=0) >= cell.config.train.steps
+    return max(steps, default=0) >= cell.config.train.steps or collapsed(cell)
+
+
+def collapsed(cell: Cell) -> bool:
+    """Whether the guard has stopped the cell's run. It ends there: resumed, it would be stopped again."""
+    return any(event.get("kind") == "collapse" for event in read_lines(Path(cell.config.log.dir) / "events.jsonl"))
 
 
 class Running:
@@ -73,10 +78,10 @@ class Running:
         if status is None:
             return None
         seconds = time.monotonic() - self.begin
-        if status == 0:
+        if status == 0 or collapsed(self.cell):
             return Outcome(self.cell, "done", seconds=seconds)
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        reason = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "")
+        reason = next((line for line in reversed(lines) if "error:" in line.lower()), lines[-1] if lines else "")
         return Outcome(self.cell, "stopped" if status == 130 else "failed", reason or f"exit status {status}", seconds)
 
     def stop(self) -> None:

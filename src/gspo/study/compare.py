@@ -14,7 +14,7 @@ from gspo.report.read import RunMetrics, read_run
 from gspo.safe import own_folder, visible
 from gspo.study import page, spec
 from gspo.study.analysis import measure
-from gspo.study.cells import Outcome, finished, run_cells
+from gspo.study.cells import Outcome, collapsed, finished, run_cells
 from gspo.study.figures import draw_setting
 from gspo.study.measures import bounds
 
@@ -97,6 +97,7 @@ def _collect(
         if status == "done":
             run = read_run(cell.config.log.dir, cell.name)
             row |= measure(run, study.metric, study.last)
+            row["collapsed"] |= collapsed(cell)
             runs.setdefault(cell.setting, {}).setdefault(cell.variant, []).append(run)
         rows.append(row)
     return rows, runs

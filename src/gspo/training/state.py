@@ -46,6 +46,7 @@ class Run:
     step: int = 0
     tokens: int = 0
     good: bool = True
+    collapsed: bool = False
     old_logprobs: str = ""
 
 
@@ -68,7 +69,7 @@ def save(run: Run, needed: bool = True) -> None:
     tell, keep = None if needed else run.log.warn, run.config.train.keep_checkpoints
     done = checkpoint.save(checkpoints, run.step, run.learner.save, state, to_toml(run.config), keep, tell)
     if done and run.good and run.config.guard.action == "rewind":
-        checkpoint.keep_good(checkpoints, run.step)
+        checkpoint.keep_good(checkpoints, run.step, tell)
 
 
 def restore(run: Run, state: dict[str, Any]) -> None:

@@ -69,6 +69,7 @@ def act(run: Run, collapsed: str) -> bool:
         save(run)
         return False
     why = "" if guard.action == "stop" else " No good checkpoint or rewind is left."
+    run.collapsed = True
     run.log.event("collapse", collapsed)
     run.log.warn(f"step {run.step}: stopped, since the run collapsed ({collapsed}).{why} The last checkpoint is kept")
     save(run)
