@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from gspo.config.rewards import RewardConfig
 from gspo.config.schema import Config
 from gspo.config.unused import check_unused
 from gspo.ports import RewardsFailed
-from gspo.report.page import write_report
+from gspo.report.page import report_of
 from gspo.report.read import read_lines
 from gspo.rollout import evaluation
 from gspo.rollout.failures import all_failed
@@ -44,7 +43,8 @@ class Result:
     def __repr__(self) -> str:
         shown = ("step", "reward", "loss", "eval/accuracy")
         numbers = ", ".join(f"{name} = {self.metrics[name]:.4g}" for name in shown if is_number(self.metrics.get(name)))
-        return f"Result({str(self.folder)!r}, {'finished' if self.finished else 'not finished'}: {numbers})"
+        state = "finished" if self.finished else "not finished"
+        return f"Result({str(self.folder)!r}, {state}{': ' if numbers else ''}{numbers})"
 
 
 def train(
@@ -76,7 +76,7 @@ def train(
         metrics = trainer.train(run) or last_line(run.log.folder.path)
         finished = _finish(run)
         folder = run.log.folder.path
-    _report(folder)
+    report_of(folder)
     return Result(folder, hf.model, hf.tokenizer, metrics, finished)
 
 
@@ -98,7 +98,7 @@ def sft(
         metrics = fit(run) or last_line(run.log.folder.path)
         finished = _finish(run)
         folder = run.log.folder.path
-    _report(folder)
+    report_of(folder)
     return Result(folder, hf.model, hf.tokenizer, metrics, finished)
 
 
@@ -159,23 +159,16 @@ def last_line(folder: Path) -> dict[str, Any]:
     return (list(read_lines(folder / "metrics.jsonl")) or [{}])[-1]
 
 
-def _report(folder: Path) -> None:
-    """The report of a run that is over: where the disk does not take it, a warning is worth less than what was trained."""
-    if not last_line(folder):
-        return  # it was stopped before there was anything to tell
-    try:
-        write_report([folder])
-    except (OSError, ValueError) as error:
-        warnings.warn(
-            f"the report could not be written ({error}); all else is there: mend that, then `gspo report {folder}`",
-            stacklevel=3,
-        )
-
-
 def _finish(run: Run | SupervisedRun) -> bool:
     """The final model, if the last step is done; else a word on how to go on."""
     folder = run.log.folder
     if run.step < run.config.train.steps:
+        if isinstance(run, Run) and run.collapsed:
+            run.log.note(
+                "a collapse is seldom undone: start anew from an earlier checkpoint's model with a lower optimizer.lr. To "
+                'go on all the same, resume with guard.action = "warn"'
+            )
+            return False
         done = f"after step {run.step} of {run.config.train.steps}" if run.step else "before the first step was done"
         run.log.note(f"stopped {done}; {checkpoint.way_on(folder.checkpoints)}")
         return False

@@ -9,7 +9,7 @@ import select
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import UnsupportedOperation
 from pathlib import Path
@@ -76,6 +76,7 @@ def _running(command: Callable[..., argparse.ArgumentParser]) -> None:
     for name, text in (
         ("train", "train a model with GSPO or another algorithm, such as GRPO or PPO"),
         ("sft", "fine-tune a model on prompts with completions to imitate (supervised, for a cold start)"),
+        ("serve", "serve a model to agents at an OpenAI-compatible endpoint, and train it on what they return"),
     ):
         subparser = command(name, text, "1")
         subparser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
@@ -83,10 +84,6 @@ def _running(command: Callable[..., argparse.ArgumentParser]) -> None:
             "--allow", action="append", default=[], metavar="SECTION.KEY",
             help="with --resume: a setting that may differ from the run's own, such as optimizer.lr; repeatable",
         )  # fmt: skip
-    subparser = command(
-        "serve", "serve a model to agents at an OpenAI-compatible endpoint, and train it on what they return", "1"
-    )
-    subparser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
     subparser = command("eval", "evaluate a model on held-out prompts: accuracy with a 95 % interval", "1")
     subparser.add_argument("--out", type=place, metavar="FILE", help="write each completion to this .jsonl file")
     subparser = command("compare", "compare algorithms on equal terms: over settings and seeds, with intervals and verdicts")
@@ -166,6 +163,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def unread() -> bool:
     """Whether nobody reads the output any more. Then what is left of it goes nowhere, also when Python ends."""
+    if sys.stdout is None:  # it was closed before Python began
+        return True
     try:
         sys.stdout.flush()
         poll = select.poll()
@@ -237,7 +236,10 @@ def way_on(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
         return f"; start it again {'with' if begun else 'without'} --resume"
     if arguments.command not in ("train", "sft", "serve"):
         return ""
-    folder = Path(load(arguments.config, fields).log.dir)
+    try:
+        folder = Path(load(arguments.config, fields).log.dir)
+    except ValueError:  # it was changed in the meantime
+        return ""
     if not (folder / "config.toml").exists():
         return " before anything was begun: start it again without --resume"
     from gspo.runs import checkpoint
@@ -279,7 +281,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         print(to_toml(config, comments=True, secrets=True), end="")
         return 0
     if arguments.command == "serve":
-        return serve(config, arguments.resume)
+        return serve(config, arguments.resume, arguments.allow)
     from gspo import api
 
     if arguments.command == "eval":
@@ -287,16 +289,18 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     call = api.train if arguments.command == "train" else api.sft
     result = call(config=config, resume=arguments.resume, allow=arguments.allow)
     print(visible(f"model   {result.folder / 'model'}" if result.finished else f"stopped {result.folder}"))
-    print(visible(f"report  {result.folder / 'report.html'}"))
+    report = result.folder / "report.html"
+    if report.is_file():
+        print(visible(f"report  {report}"))
     return 0 if result.finished else 130
 
 
-def serve(config: Any, resume: bool) -> int:
+def serve(config: Any, resume: bool, allow: Sequence[str] = ()) -> int:
     """`gspo serve`: until Ctrl-C, which saves what was trained."""
     from gspo.runs.checkpoint import stop_signals
     from gspo.serving.start import serve
 
-    with serve(config=config, resume=resume) as model, stop_signals(lambda text: None) as stop:
+    with serve(config=config, resume=resume, allow=allow) as model, stop_signals(lambda text: None) as stop:
         # For the shell that the agent runs in; the key is of this run alone.
         print(f"export OPENAI_BASE_URL={model.base_url}\nexport OPENAI_API_KEY={model.api_key}", flush=True)
         print(f"model {model.name!r}; Ctrl-C ends and saves", file=sys.stderr, flush=True)

@@ -105,7 +105,6 @@ BLOCKED = {
     "task.eval_source": {"eval": {"num_prompts": 0}},
     "task.prompt_column": {"task": {"source": "reasoning_gym:gcd"}},
     "reward.correct_at": {"eval": {"num_prompts": 0}},
-    "reward.answer_column": {"reward": {"functions": ["mine:f"]}},
     "reward.timeout": PLAYED,
     "reward.workers": JUDGE,
     "judge.scale": {"reward": {"functions": ["judge"]}, "judge": {"model": "m", "rubric": "r", "mode": "pairs"}},

@@ -28,6 +28,22 @@ def test_metrics_are_on_the_disk_at_once(tmp_path):
         log.close()
 
 
+def test_metrics_of_an_earlier_step_do_not_date_events_back(tmp_path):
+    with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder, progress=Quiet()) as log:
+        log.metrics({"step": 4, "reward": 1.0})
+        log.metrics({"step": 0, "val/reward": 1.0})
+        log.note("later")
+        assert read(folder, "events.jsonl") == [{"step": 4, "kind": "info", "text": "later"}]
+
+
+def test_lines_that_are_no_events_are_passed_over(tmp_path):
+    with RunFolder.create(tmp_path / "run", "") as folder:
+        (folder.path / "events.jsonl").write_text('3\n{"text": "a"}\n{"kind": "warning", "text": "b"}\n')
+        with RunLog(folder, progress=Quiet()) as log:
+            log.warn("b")  # it stands there already
+        assert len((folder.path / "events.jsonl").read_text().splitlines()) == 3
+
+
 def test_arrays_and_half_characters_are_written():
     row = {
         "logp": np.array([-0.5, -math.inf]),

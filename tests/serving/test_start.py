@@ -35,6 +35,29 @@ def test_the_model_is_written_and_without_a_step_no_checkpoint(tmp_path):
     assert not list((tmp_path / "run" / "checkpoints").iterdir()) and not (tmp_path / "run" / "report.html").exists()
 
 
+def test_the_report_tells_of_the_error_that_ended_it(tmp_path):
+    async def play():
+        async with serving(tmp_path / "run") as model:
+            await model.log(metrics={"val/reward": 1.0}, step=1)
+            raise LookupError("user code broke")
+
+    with pytest.raises(LookupError):
+        asyncio.run(play())
+    assert "user code broke" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_report_that_cannot_be_written_is_warned_of(tmp_path):
+    async def play():
+        async with serving(tmp_path / "run") as model:
+            await model.log(metrics={"val/reward": 1.0}, step=1)
+            (tmp_path / "run" / "figures").rmdir()
+            (tmp_path / "run" / "figures").symlink_to(tmp_path)
+
+    with pytest.warns(UserWarning, match="the report could not be written"):
+        asyncio.run(play())
+    assert (tmp_path / "run" / "model").is_dir()
+
+
 def test_what_cannot_work_is_refused_at_the_call(tmp_path):
     made = tiny()
     with pytest.raises(ValueError, match="a loaded model needs its tokenizer"):

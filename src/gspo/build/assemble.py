@@ -120,12 +120,12 @@ def training(
 
 @contextmanager
 def serving(
-    config: Config, resume: bool = False, given: Given | None = None
+    config: Config, resume: bool = False, given: Given | None = None, allowed: Collection[str] = ()
 ) -> Iterator[tuple[Run, ExternalSource, HFModel]]:  # fmt: skip
     """A run that trains on what agents hand over, the source that takes it, and its model."""
     given = given or Given()
     config, odd = resolved(config)
-    with claimed(config, resume) as (folder, last):
+    with claimed(config, resume, allowed) as (folder, last):
         with warnings.catch_warnings(record=True) as heard, loading("the model"):
             model, reference = models_of(config, given, last)
 

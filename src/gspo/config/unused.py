@@ -91,10 +91,6 @@ ALWAYS = (
         "eval.temperature = 0 takes the most likely token: raise the temperature, or leave it out",
     ),
     Unused(
-        ("reward.answer_column",), lambda c: played(c) or not {"exact", "math"} & set(c.reward.functions),
-        'no reward reads it: name "exact" or "math" in reward.functions, or leave it out',
-    ),
-    Unused(
         ("reward.env",), lambda c: played(c) or not any(":" in name for name in c.reward.functions),
         "it is for a module:function: name one in reward.functions, or leave it out",
     ),

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from html import escape as html_escape
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import tomli_w
 
 from gspo.report import numbers, samples
 from gspo.report.events import warnings
 from gspo.report.plots import Drawn, draw
-from gspo.report.read import read_run, run_names
+from gspo.report.read import read_lines, read_run, run_names
 from gspo.report.summary import Told, get, headline, lead, origin, tell, tiles
 from gspo.safe import own_folder, replace_file, visible, without_secrets
 
@@ -45,6 +46,21 @@ def write_report(run_dirs: Sequence[str | Path]) -> Path:
     path = folders[0] / ("report.html" if len(runs) == 1 else "comparison.html")
     write_page(path, title, body)
     return path
+
+
+def report_of(folder: Path) -> None:
+    """The report of a run that is over, if it has anything to tell. Where it cannot be written, a warning is worth less than
+    what was trained.
+    """
+    if next(read_lines(folder / "metrics.jsonl"), None) is None:
+        return
+    try:
+        write_report([folder])
+    except (OSError, ValueError) as error:
+        warn(
+            f"the report could not be written ({error}); all else is there: mend that, then `gspo report {folder}`",
+            stacklevel=3,
+        )
 
 
 def write_page(path: Path, title: str, body: str) -> None:

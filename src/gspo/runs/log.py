@@ -65,7 +65,7 @@ class RunLog:
 
     def metrics(self, metrics: dict[str, Any]) -> None:
         """Write the metrics of a step: `step`, and numbers by name. NaN and infinities become null."""
-        self.step = int(metrics.get("step", self.step))
+        self.step = max(self.step, int(metrics.get("step", 0)))  # agents may log for an earlier one
         self._write("metrics.jsonl", [metrics])
         numbers = {k: float(v) for k, v in metrics.items() if k != "step" and is_number(v)}
         for tracker in list(self._trackers):
@@ -180,8 +180,8 @@ class RunLog:
                 event = json.loads(line)
             except ValueError:
                 continue  # a half-written last line, before it is cut off
-            if event["kind"] == "warning":
-                texts.add(event["text"])
+            if isinstance(event, dict) and event.get("kind") == "warning":
+                texts.add(str(event.get("text")))
         return texts
 
 

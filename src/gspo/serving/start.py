@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from gspo.build import assemble
@@ -10,7 +12,7 @@ from gspo.build.given import Given, Source, configured
 from gspo.config.checks import check_serving
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
-from gspo.report.page import write_report
+from gspo.report.page import report_of
 from gspo.runs import checkpoint
 from gspo.serving.connections import listener
 from gspo.serving.model import ServedModel, served
@@ -18,8 +20,9 @@ from gspo.training.state import save
 
 
 def serve(
-    model: Any = None, *, tokenizer: Any = None, config: Source = None, resume: bool = False, **sections: Any
-) -> Serving:
+    model: Any = None, *, tokenizer: Any = None, config: Source = None, resume: bool = False,
+    allow: Collection[str] = (), **sections: Any,
+) -> Serving:  # fmt: skip
     """A model that agents ask over an OpenAI-compatible endpoint and that trains on their trajectories:
 
         async with gspo.serve("path/to/model", log={"dir": "runs/agent"}) as model:
@@ -32,29 +35,34 @@ def serve(
     """
     resolved = configured(config, sections, model, tokenizer)
     check_serving(resolved)
-    return Serving(resolved, resume, Given(model, tokenizer))
+    return Serving(resolved, resume, Given(model, tokenizer), allow)
 
 
 class Serving:
     """A context, plain or async, that gives a ServedModel."""
 
-    def __init__(self, config: Config, resume: bool, given: Given) -> None:
-        self.config, self.resume, self.given = config, resume, given
+    def __init__(self, config: Config, resume: bool, given: Given, allow: Collection[str]) -> None:
+        self.config, self.resume, self.given, self.allow = config, resume, given, allow
         self._stack = ExitStack()
 
     def __enter__(self) -> ServedModel:
         with ExitStack() as stack:
             listening = stack.enter_context(listener(self.config.serve))
-            run, source, hf = stack.enter_context(assemble.serving(self.config, self.resume, self.given))
+            over: list[Path] = []
+
+            def report() -> None:
+                for folder in over:
+                    report_of(folder)
+
+            stack.callback(report)  # last, when all is written down
+            run, source, hf = stack.enter_context(assemble.serving(self.config, self.resume, self.given, self.allow))
             begun = run.step
 
             def finish() -> None:
-                folder = run.log.folder.path
+                over.append(run.log.folder.path)
                 if run.step > begun:
                     save(run)
                 checkpoint.save_model(run.log.folder, run.learner.publish(run.step).save)
-                if run.step:
-                    write_report([folder])
 
             stack.callback(finish)
             encoder = Encoder(hf.tokenizer, self.config.task)
