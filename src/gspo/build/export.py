@@ -15,8 +15,8 @@ from gspo.runs import checkpoint, disk
 
 
 def export(source: Path, out: Path | None = None, merge: bool = False, push: str | None = None) -> str:
-    """Writes the newest model of a run, or that of a checkpoint or a model folder, into `out` (of a run: its export/), and to
-    the Hub as `push`, a private repository unless it is there already. merge: an adapter becomes part of its base model.
+    """Writes the newest model of a run, or that of a checkpoint or a model folder, into `out` (of a run: its export/), and
+    to the Hub as `push`, a private repository unless it is there already. merge: an adapter becomes part of its base model.
     Returns where the model is now.
 
     Raises ValueError for what cannot be exported, SaveError for a full disk, RuntimeError where the Hub takes nothing.
