@@ -112,7 +112,8 @@ def trained(tree: Path, name: str, models: Path, folder: Path) -> Path:
 def command(tree: Path, name: str, settings: str, changes: dict[str, Any], model: Path, folder: Path) -> None:
     """`gspo train` or `gspo sft` in `tree`. Settings that it does not have yet are this tree's."""
     path = tree / settings if (tree / settings).exists() else ROOT / settings
-    fields = changes | {"train.seed": SEED, "model.path": model, "model.device": "cpu", "log.dir": folder}
+    seed = {} if name == "sft" else {"train.seed": SEED}  # supervised runs draw nothing
+    fields = changes | seed | {"model.path": model, "model.device": "cpu", "log.dir": folder}
     words = [f"--{key}={value}" for key, value in fields.items()]
     python(tree, ["-m", "gspo.cli", name, str(path), *words])
 
