@@ -206,6 +206,7 @@ def test_the_defaults_say_nothing():
         ("sft", {"train": {"seed": 3}}, "train.seed = 3 has no effect: .*task.seed"),
         ("train", {"train": {"batch_size": 8}}, "train.batch_size = 8 has no effect: .*rollout.num_prompts"),
         ("serve", {"reward": {"correct_at": 0.5}}, "reward.correct_at = 0.5 has no effect: agents bring"),
+        ("serve", {"rollout": {"num_prompts": 8}}, "rollout.num_prompts = 8 has no effect: agents bring"),
         ("serve", {"lora": {"alpha": 8}}, "lora.alpha = 8.0 has no effect: .* lora.rank = 0"),
         ("eval", {"lora": {"alpha": 8}}, "lora.alpha = 8.0 has no effect"),
     ],

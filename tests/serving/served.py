@@ -17,7 +17,7 @@ def serving(folder, template="chatml", hf=None, **sections):
     """A context with a ServedModel; further sections of the configuration change it."""
     hf = hf or tiny(template)
     base = {
-        "rollout": {"num_prompts": 1, "max_completion_length": 12}, "optimizer": {"lr": 1e-2},
+        "rollout": {"max_completion_length": 12}, "optimizer": {"lr": 1e-2},
         "algorithm": {"mini_batches": 1}, "log": {"dir": str(folder)},
     }  # fmt: skip
     for name, table in sections.items():

@@ -124,7 +124,7 @@ def serving(
 ) -> Iterator[tuple[Run, ExternalSource, HFModel]]:  # fmt: skip
     """A run that trains on what agents hand over, the source that takes it, and its model."""
     given = given or Given()
-    config, odd = resolved(config)
+    config, odd = resolved(config, samples=False)
     with claimed(config, resume, allowed) as (folder, last):
         with warnings.catch_warnings(record=True) as heard, loading("the model"):
             model, reference = models_of(config, given, last)

@@ -166,7 +166,8 @@ SERVE = (
     Unused(
         (
             *every("task", "system", "template", "template_args"), *every("eval", "every"), *every("reward"),
-            *every("reward_model"), *every("judge"), "rollout.num_generations", "train.batch_size",
+            *every("reward_model"), *every("judge"), "rollout.num_prompts", "rollout.num_generations",
+            "train.batch_size",
         ),
         lambda c: True,
         "agents bring their own prompts and rewards to `gspo serve`: leave it out",

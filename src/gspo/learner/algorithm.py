@@ -167,12 +167,15 @@ def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int) -> list[str
     return warnings
 
 
-def resolved(config: Config) -> tuple[Config, list[str]]:
-    """The configuration with the algorithm's defaults filled in, and warnings. Raises ValueError."""
+def resolved(config: Config, samples: bool = True) -> tuple[Config, list[str]]:
+    """The configuration with the algorithm's defaults filled in, and warnings. Raises ValueError.
+
+    samples: the run samples rollout.num_prompts a step itself; a served one takes as many groups as agents hand over.
+    """
     _, algorithm, warnings = resolve(config.algorithm, config.rollout.refill)
     config = dataclasses.replace(config, algorithm=algorithm)
     assert algorithm.mini_batches is not None
-    if config.rollout.num_prompts % algorithm.mini_batches:
+    if samples and config.rollout.num_prompts % algorithm.mini_batches:
         raise ValueError(
             f"rollout.num_prompts = {config.rollout.num_prompts} cannot be split into algorithm.mini_batches = "
             f"{algorithm.mini_batches} equal updates: make it a multiple"
