@@ -95,6 +95,26 @@ def test_a_model_rows_and_a_reward_are_evaluated_as_they_are_trained(tmp_path):
         assert rollout.reward == pytest.approx(tiny_run.likes_a([], [rollout.text])[0])
 
 
+def test_rows_are_evaluated_where_a_run_would_hold_none_out():
+    tiny, sections = tiny_run.model(), {"eval": {"num_prompts": 0, "temperature": 0.5}}
+    sections |= {"rollout": {"max_completion_length": 4}}
+    metrics, _ = gspo.evaluate(tiny.model, tiny_run.ROWS[:3], tiny_run.likes_a, tokenizer=tiny.tokenizer, **sections)
+    assert metrics["eval/prompts"] == 3
+    with pytest.raises(ValueError, match=r"eval\.temperature = 0\.5 has no effect: eval\.num_prompts = 0"):
+        gspo.evaluate("m", config={"task": {"source": "rows.jsonl"}}, **sections)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [("task", "size", 2), ("task", "eval_source", "r.jsonl"), ("task", "eval_split", "test"), ("eval", "num_prompts", 3)],
+)
+def test_what_would_choose_among_rows_that_are_all_evaluated_is_refused(section, name, value):
+    with pytest.raises(
+        ValueError, match=rf"{section}\.{name} = .* has no effect: all rows of dataset .* dataset=rows\[:100\]"
+    ):
+        gspo.evaluate("m", tiny_run.ROWS, tiny_run.likes_a, **{section: {name: value}})
+
+
 @pytest.mark.parametrize("call", [gspo.train, gspo.sft, gspo.evaluate])
 def test_a_configuration_in_the_place_of_the_model_is_told_its_own(call):
     with pytest.raises(ValueError, match=r"this is a configuration: pass it as config="):

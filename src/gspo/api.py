@@ -9,6 +9,7 @@ from typing import Any
 
 from gspo.build import assemble
 from gspo.build.given import Given, Source, configured
+from gspo.build.models import all_rows
 from gspo.config.checks import check_required, check_training
 from gspo.config.origin import kind
 from gspo.config.rewards import RewardConfig
@@ -113,13 +114,17 @@ def evaluate(
 ) -> tuple[dict[str, float], list[Group]]:
     """Metrics of `model` (`eval/accuracy` and its 95 % interval), and its completions. Arguments as in `train`.
 
-    All rows of `dataset` are evaluated; without it, the held-out prompts of the task in `config`. A completion that could
-    not be scored counts as wrong (`eval/failed`); raises RuntimeError where none could.
+    All rows of `dataset` are evaluated, whatever `config` says of a run's rows; without it, the held-out prompts of its
+    task. A completion that could not be scored counts as wrong (`eval/failed`); raises RuntimeError where none could.
     """
     functions = _functions(reward)
     settings = configured(config, sections, model, tokenizer, dataset)
     check_required(settings)
-    check_unused(settings, "eval")
+    if dataset is None:
+        check_unused(settings, "eval")
+    else:
+        _check_all_rows(sections)
+        check_unused(all_rows(settings), "eval")
     with assemble.evaluating(settings, Given(model, tokenizer, dataset, None, functions)) as arguments:
         metrics, groups = evaluation.evaluate(**arguments)
     if why := all_failed(groups):
@@ -136,6 +141,17 @@ def _functions(reward: Any) -> tuple[Callable[..., Any], ...]:
                 'named rewards and their options go into the configuration: config={"reward": {"functions": ["exact"]}}'
             )
     return tuple(several)
+
+
+def _check_all_rows(sections: dict[str, Any]) -> None:
+    """Raises ValueError for what was asked of rows that are given to be evaluated, and would be ignored: all of them are."""
+    for key in ("task.size", "task.eval_source", "task.eval_split", "eval.num_prompts"):
+        section, name = key.split(".")
+        if value := sections.get(section, {}).get(name):
+            raise ValueError(
+                f"{key} = {value!r} has no effect: all rows of dataset are evaluated: leave it out, and give the rows to "
+                "evaluate, as in dataset=rows[:100]"
+            )
 
 
 def _check_given(settings: Config, functions: Sequence[Callable[..., Any]], eval_dataset: Any) -> None:

@@ -16,6 +16,7 @@ from gspo.build.given import Given
 from gspo.config.answers import default_system
 from gspo.config.policy import ModelConfig
 from gspo.config.schema import Config
+from gspo.config.training import EvalConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import load_prompts
 from gspo.data.sources import Table
@@ -117,9 +118,18 @@ def evaluated_prompts(config: Config, given: Given, outline: Outline) -> list[Pr
     """The prompts of an evaluation: all rows that are given, else those that the task holds out."""
     if given.rows is None:
         return prompts_of(config, given, outline)[1]
+    nothing_held_out = dataclasses.replace(config.eval, every=0, num_prompts=0)
+    return prompts_of(dataclasses.replace(all_rows(config), eval=nothing_held_out), given, outline)[0]
+
+
+def all_rows(config: Config) -> Config:
+    """The configuration without what it says of how many prompts there are, and which are held out: rows that are given are
+    evaluated all.
+    """
     task = dataclasses.replace(config.task, size=None, eval_source=None, eval_split=None)
-    everything = dataclasses.replace(config, task=task, eval=dataclasses.replace(config.eval, every=0, num_prompts=0))
-    return prompts_of(everything, given, outline)[0]
+    return dataclasses.replace(
+        config, task=task, eval=dataclasses.replace(config.eval, every=0, num_prompts=EvalConfig.num_prompts)
+    )
 
 
 def check_routers(config: Config, model: HFModel) -> None:
