@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -83,3 +84,37 @@ def test_without_weight_decay_there_is_one_group_as_before():
     assert len(Optimizer([b, a], OptimizerConfig(), 1, 0).adamw.param_groups) == 1
     with_decay = Optimizer([b, a], OptimizerConfig(weight_decay=0.1), 1, 0).adamw.param_groups
     assert [(group["params"], group["weight_decay"]) for group in with_decay] == [([a], 0.1), ([b], 0.0)]
+
+
+def trained(optimizer, state=None):
+    """The weights after an update, from a state if there is one."""
+    if state is not None:
+        optimizer.load_state_dict(state)
+    for number, p in enumerate(optimizer.parameters):
+        p.grad = torch.full_like(p, 1.0 + number)
+    optimizer.step(0.0)
+    return [p.detach().clone() for p in optimizer.parameters]
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_what_an_earlier_gspo_let_decay_is_refused_unless_it_still_does(offload):
+    """Its checkpoints have one group; without norms and biases, as in adapters, it means the same."""
+
+    def made(sizes, weight_decay=0.1):
+        weights = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
+        return Optimizer(weights, OptimizerConfig(lr=0.1, weight_decay=weight_decay), 9, 0, offload)
+
+    def earlier(sizes):
+        optimizer = made(sizes, 0.0)
+        optimizer.adamw.param_groups[0]["weight_decay"] = 0.1
+        trained(optimizer)
+        return optimizer, optimizer.state_dict()
+
+    with pytest.raises(ValueError, match=r"weight_decay = 0\.1: .* earlier gspo, .* resume it with .* checkpoint's model"):
+        made([(2, 2), (2,)]).load_state_dict(earlier([(2, 2), (2,)])[1])
+    before, state = earlier([(2, 2), (3, 2)])
+    after = made([(2, 2), (3, 2)])
+    for old, new in zip(before.parameters, after.parameters):
+        new.data.copy_(old.data)
+    assert all(map(torch.equal, trained(after, copy.deepcopy(state)), trained(before)))
+    made([(2, 2), (2,)]).load_state_dict(made([(2, 2), (2,)]).state_dict())

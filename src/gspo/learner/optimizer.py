@@ -88,7 +88,16 @@ class Optimizer:
         return {"adamw": self.moments.state_dict(), "updates": self.updates, "bad_in_a_row": self.bad_in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
-        self.moments.load_state_dict(state["adamw"])
+        """Continue from `state_dict()`. Raises ValueError where it is of an earlier gspo and norms or biases decayed."""
+        adamw, kept = state["adamw"], self.adamw.state_dict()["param_groups"][1:]
+        if kept and len(adamw["param_groups"]) == 1:  # all decayed, as they still do in adapters
+            if kept[0]["params"]:
+                raise ValueError(
+                    f"optimizer.weight_decay = {self.config.weight_decay:g}: the checkpoint is of an earlier gspo, which "
+                    "let norms and biases decay too, so this run cannot go on as it began: resume it with the gspo that "
+                    "wrote the checkpoint, or start another run from the checkpoint's model"
+                )
+            adamw = adamw | {"param_groups": adamw["param_groups"] + kept}
+        self.moments.load_state_dict(adamw)
         self.updates = state["updates"]
         self.bad_in_a_row = state["bad_in_a_row"]
