@@ -1,11 +1,14 @@
 """What a configuration becomes, without a step of training."""
 
+import warnings
+
 import pytest
 import torch
 
 import gspo
 from gspo.build import assemble
 from gspo.build.given import Given, configured
+from gspo.build.models import models_of
 from gspo.rollout.dynamic_sampling import DynamicSamplingSource
 from gspo.rollout.external import AlreadyScored
 from gspo.rollout.synchronous import SynchronousSource
@@ -79,6 +82,28 @@ def test_half_precision_weights_are_warned_of(tmp_path):
     made = config(tmp_path / "run", tiny, model={"dtype": "bfloat16"})
     with assemble.training(made, given=given(tiny)):
         assert any("trained in torch.bfloat16" in text for text in texts(tmp_path / "run"))
+
+
+def test_only_warnings_of_our_own_code_are_the_runs_while_it_loads(tmp_path, monkeypatch):
+    """A model's modules warn, and so do the functions that a data set is made by: those are shown as ever."""
+    tiny = tiny_run.model()
+
+    def load(*args):
+        warnings.warn_explicit("of others, loading", UserWarning, "theirs.py", 1)
+        warnings.warn_explicit("of ours, loading", UserWarning, gspo.__file__, 1)
+        return models_of(*args)
+
+    monkeypatch.setattr(assemble, "models_of", load)
+    rows = [row | {"completion": row["answer"]} for row in tiny_run.ROWS]
+    for made in (assemble.training, assemble.imitating, assemble.serving):
+        folder = tmp_path / made.__name__
+        with (
+            pytest.warns(UserWarning, match="of others, loading") as shown,
+            made(config(folder, tiny), given=given(tiny, rows=rows)),
+        ):
+            pass
+        told = [text for text in texts(folder) if text.endswith("loading")]
+        assert told == ["of ours, loading"] and "of ours, loading" not in [str(one.message) for one in shown]
 
 
 def test_an_environment_scores_in_place_of_rewards(tmp_path):

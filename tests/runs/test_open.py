@@ -14,7 +14,7 @@ from gspo.report.read import read_lines
 from gspo.runs import checkpoint, disk
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
-from gspo.runs.open import claimed, open_run, warnings_to
+from gspo.runs.open import claimed, open_run, own_warnings
 from tests.report.fake_run import Quiet
 from tests.runs.events import texts
 
@@ -162,7 +162,7 @@ def test_warnings_of_our_own_code_go_into_the_log(tmp_path):
         RunFolder.create(tmp_path / "run", "") as folder,
         RunLog(folder, progress=Quiet()) as log,
         pytest.warns(UserWarning, match="of others") as heard,
-        warnings_to(log),
+        own_warnings(lambda message: log.warn(str(message))),
     ):
         warnings.warn_explicit("of ours", UserWarning, sources.__file__, 1)
         warnings.warn_explicit("of others", UserWarning, "elsewhere.py", 1)
@@ -177,7 +177,7 @@ FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py")})
 
 def logged(folder, *places, category=UserWarning):
     """The texts of events.jsonl after a warning from each file of `places`."""
-    with RunFolder.create(folder, "") as run, RunLog(run) as log, warnings_to(log):
+    with RunFolder.create(folder, "") as run, RunLog(run) as log, own_warnings(lambda message: log.warn(str(message))):
         warnings.simplefilter("always")
         for place in places:
             warnings.warn_explicit(f"from {place}", category, str(place), 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
@@ -39,7 +38,7 @@ from gspo.rollout.external import AlreadyScored, ExternalSource
 from gspo.rollout.synchronous import SynchronousSource
 from gspo.runs.folder import RunFolder
 from gspo.runs.log import RunLog
-from gspo.runs.open import claimed, open_run
+from gspo.runs.open import claimed, open_run, own_warnings
 from gspo.runs.progress import Progress
 from gspo.training import sft
 from gspo.training.guard import Guard
@@ -94,7 +93,8 @@ def training(
         claimed(config, resume, allowed) as (folder, last),
         scorer_of(config, given) as scorer,
     ):
-        with warnings.catch_warnings(record=True) as heard:
+        heard: list[Warning] = []
+        with own_warnings(heard.append):
             with loading("the prompts"):  # what is wrong here shows before anything is downloaded
                 check_here(config, given, last)
                 tables = read_tables(config.task, config.eval, given.rows, given.eval_rows)
@@ -126,7 +126,8 @@ def serving(
     given = given or Given()
     config, odd = resolved(config, samples=False)
     with claimed(config, resume, allowed) as (folder, last):
-        with warnings.catch_warnings(record=True) as heard, loading("the model"):
+        heard: list[Warning] = []
+        with own_warnings(heard.append), loading("the model"):
             model, reference = models_of(config, given, last)
 
         sources: list[ExternalSource] = []
@@ -147,7 +148,7 @@ class Loaded:
     model: HFModel
     reference: HFPolicy | None
     odd: Sequence[str]
-    heard: Sequence[warnings.WarningMessage]
+    heard: Sequence[Warning]
     prompts: Sequence[Prompt] = ()
     held_out: Sequence[Prompt] = ()
 
@@ -217,7 +218,8 @@ def imitating(
     """A supervised run, ready for sft.fit, and its model."""
     given = given or Given()
     with claimed(config, resume, allowed) as (folder, last):
-        with warnings.catch_warnings(record=True) as heard:
+        heard: list[Warning] = []
+        with own_warnings(heard.append):
             with loading("the rows"):
                 outline = outline_of(config, given, last)
                 encoder = Encoder(outline.tokenizer, config.task)
@@ -254,14 +256,13 @@ def counted(held_out: int, evaluated: bool) -> str:
     return f"{held_out} held out" + ("" if evaluated else " for `gspo eval` (eval.num_prompts = 0 holds out none)")
 
 
-def said(heard: Sequence[warnings.WarningMessage]) -> Iterator[tuple[str, bool]]:
-    """Each warning of ours that was heard, and whether it is one and no mere notice."""
+def said(heard: Sequence[Warning]) -> Iterator[tuple[str, bool]]:
+    """Each warning that was heard, and whether it is one and no mere notice."""
     for warning in heard:
-        if issubclass(warning.category, UserWarning):
-            yield str(warning.message), not issubclass(warning.category, Notice)
+        yield str(warning), not isinstance(warning, Notice)
 
 
-def tell(log: RunLog, heard: Sequence[warnings.WarningMessage], model: HFModel) -> None:
+def tell(log: RunLog, heard: Sequence[Warning], model: HFModel) -> None:
     """Into the log and on the screen: what was heard in loading, and what is odd about the model."""
     for text, is_warning in said(heard):
         (log.warn if is_warning else log.note)(text)
@@ -281,7 +282,8 @@ def evaluating(config: Config, given: Given | None = None) -> Iterator[dict[str,
     if given.rows is None and not config.eval.num_prompts:
         raise ValueError("eval.num_prompts = 0: nothing is held out to evaluate on; raise it")
     with scorer_of(config, given) as scorer:
-        with loading("the prompts"), warnings.catch_warnings(record=True) as heard:
+        heard: list[Warning] = []
+        with loading("the prompts"), own_warnings(heard.append):
             held_out = evaluated_prompts(config, given, outline_of(config, given, None))
             if not held_out:
                 raise ValueError(

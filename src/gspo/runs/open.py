@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def open_run(
             log.note(f"goes on with {change}")
         if last is not None and not (last / disk.SUMS).exists():
             log.warn(f"{last.name} was saved by an earlier gspo, without checksums: damage to it would not be noticed")
-        stack.enter_context(warnings_to(log))
+        stack.enter_context(own_warnings(lambda message: log.warn(str(message))))
         try:
             yield log, screen, state
         except Exception as error:  # for the report
@@ -93,14 +93,16 @@ def open_run(
 
 
 @contextmanager
-def warnings_to(log: RunLog) -> Iterator[None]:
-    """Python warnings of gspo's own code, in any of its packages, go into the run's log, where the report repeats them."""
+def own_warnings(take: Callable[[Warning], None]) -> Iterator[None]:
+    """Gives the Python warnings of gspo's own code, in any of its packages, to `take`: they belong into the run's log, where
+    the report repeats them. Others are shown as ever.
+    """
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def note(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
             if issubclass(category, UserWarning) and PACKAGE in Path(filename).parents:
-                log.warn(str(message))
+                take(message)
             else:
                 show(message, category, filename, *rest, **more)
 
