@@ -219,6 +219,28 @@ def test_a_batch_that_raised_is_tried_again():
     assert calls == [2, 1, 1, 2, 1, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("function", "timeout", "remedy"),
+    [
+        (
+            lambda prompts, completions, gold: [1.0],
+            5.0,
+            r"failed \(.*All of these failed too\. Mend the function: the arguments",
+        ),
+        (
+            lambda prompts, completions, **_: time.sleep(0.5),
+            0.1,
+            r"longer .*failed too\. Raise reward\.timeout, or mend the",
+        ),
+    ],
+)
+def test_where_all_completions_fail_none_of_them_is_blamed(function, timeout, remedy, monkeypatch):
+    monkeypatch.setattr(channels, "GRACE", 0.1)
+    with in_process(function, timeout=timeout) as rewards, pytest.warns(UserWarning, match=remedy) as told:
+        assert not [r.reward for r in rewards.score([rollout("a"), rollout("b")]) if r.reward is not None]
+    assert len(told) == 1 and "single bad completion" not in str(told[0].message)
+
+
 def test_a_single_completion_that_hangs_says_nothing_about_many():
     with named("hangs", timeout=0.1) as rewards, warnings.catch_warnings(action="error"):
         assert rewards.score([rollout("hang")])[0].error == "hangs: took longer than 0.1 s"

@@ -17,7 +17,9 @@ def batch(*errors):
 def test_a_batch_that_failed_names_its_commonest_error():
     assert all_failed([]) == all_failed(batch(None, "x")) == ""
     why = all_failed(batch("f: one", "f: two", "f: two"))
-    assert why == "none of 3 completions got a reward, most of them for this reason: f: two"
+    assert why.startswith(
+        "none of 3 completions got a reward, most of them for this reason: f: two; since all failed, mend "
+    )
     assert all_failed(batch(NO_OPINION)).endswith("had an opinion: return a number, 0 for a bad completion")
     assert commonest([one.rollouts[0] for one in batch(None, None)]) == ""
 

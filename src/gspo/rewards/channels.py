@@ -36,14 +36,13 @@ class Way:
     """How a function is called from now on, and what is to be said of it.
 
     Calls for many completions that time out would do so in every step, and a judge be paid twice: they are not tried again.
-    `news` is for the caller to take: one text for the first such time-out, one for the first other failure. grouped: a
-    call is for all completions to a prompt.
+    grouped: a call is for all completions to a prompt.
     """
 
     def __init__(self) -> None:
         self.level = BATCH
         self.grouped = False
-        self.news: list[str] = []
+        self._news: list[tuple[str, bool]] = []  # what failed, and whether by time
         self._announced: set[bool] = set()
 
     def failed(self, count: int, why: str, late: bool) -> None:
@@ -52,13 +51,30 @@ class Way:
             return
         self._announced.add(late)
         unit = "prompt" if self.grouped else "completion"
-        self.news.append(
-            f"a call for {count} completions {why} (reward.timeout) and was given up. From now on each {unit} gets a call "
-            "of its own. Raise reward.timeout to wait for all at once, or make the function handle a single bad completion"
-            if late
-            else f"a call for {count} completions failed ({why}), so each {unit} got a call of its own. "
-            "Make the function handle a single bad completion, by returning None for it"
-        )
+        if late:
+            what = f"{why} (reward.timeout) and was given up. From now on each {unit} gets a call of its own"
+        else:
+            what = f"failed ({why}), so each {unit} got a call of its own"
+        self._news.append((f"a call for {count} completions {what}", late))
+
+    def news(self, all_failed: bool) -> list[str]:
+        """What is to be said, once: a text for the first time-out, one for the first other failure. all_failed: no
+        completion fared better in a call of its own, so that none of them is to blame.
+        """
+        texts = []
+        for what, late in self._news:
+            if all_failed:
+                wait = "Raise reward.timeout, or mend" if late else "Mend"
+                remedy = (
+                    f"All of these failed too. {wait} the function: the arguments that it takes, or what it needs to run"
+                )
+            elif late:
+                remedy = "Raise reward.timeout to wait for all at once, or make the function handle a single bad completion"
+            else:
+                remedy = "Make the function handle a single bad completion, by returning None for it"
+            texts.append(f"{what}. {remedy}")
+        self._news.clear()
+        return texts
 
 
 class Channel(Protocol):

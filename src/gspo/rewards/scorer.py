@@ -164,9 +164,9 @@ class Rewards:
             self._start()
             raise
         for name, way in self.ways.items():
-            while way.news:
+            for text in way.news(all(error is not None for _, error in results[name])):
                 # From this very file, whoever called: the run's log takes the warnings of gspo's own files.
-                warnings.warn(f"reward {name}: {way.news.pop(0)}", stacklevel=1)
+                warnings.warn(f"reward {name}: {text}", stacklevel=1)
         by_rollout = zip(*(results[name] for name in self.names))
         return [
             self._scored(rollout, dict(zip(self.names, rollout_results)))

@@ -35,8 +35,12 @@ def all_failed(groups: Sequence[Group]) -> str:
     if not rollouts or any(rollout.reward is not None for rollout in rollouts):
         return ""
     why = commonest(rollouts)
-    return f"none of {len(rollouts)} completions got a reward, " + (
-        f"as {why}: return a number, 0 for a bad completion" if why == NO_OPINION else f"most of them for this reason: {why}"
+    none = f"none of {len(rollouts)} completions got a reward, "
+    if why == NO_OPINION:
+        return f"{none}as {why}: return a number, 0 for a bad completion"
+    return (
+        f"{none}most of them for this reason: {why}; since all failed, mend what gives the reward: the arguments that it "
+        "takes, or what it needs to run"
     )
 
 
