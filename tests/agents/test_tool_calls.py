@@ -46,6 +46,37 @@ def test_the_template_tells_the_convention():
     assert set(TEMPLATES) == {"chatml", "headers"}
 
 
+_INSTRUCTED = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
+_SPELLED = [
+    '{"type": "function", "function": {"name": "{{ t.name }}", "parameters": {{ t.parameters | tojson }}}}',
+    """{{ '{"name": "' + t.name + '", "parameters": ' + (t.parameters | tojson) + '}' }} with arguments""",
+    'Tools look like {"name": "f", "parameters": {"type": "object", "properties": {"arguments": {}}}}',
+]
+
+
+@pytest.mark.parametrize("schemas", _SPELLED)
+def test_a_template_that_spells_schemas_need_not_be_llamas(schemas):
+    """These hold "parameters" too."""
+    other = schemas + "<<{{ f.name }}: {{ f.arguments }}>>"
+    assert convention(other) is None and convention(schemas + FAMILIES["qwen3"]) is tagged
+    wrapped = copy.copy(tokenizer("chatml"))
+    wrapped.response_template = RESPONSE
+    assert convention(other, wrapped)('<<lookup {"x": 1}>>') == ("", [("lookup", {"x": 1})])
+    assert convention(schemas + BARE["llama 3"]) is convention(schemas + _INSTRUCTED) is bare
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        """{{- '"parameters": ' }}\n                {{- tool_call.arguments | tojson }}""",
+        """{{ '{"name": "' + c.name + '", "parameters": ' + (c['function']['arguments'] | tojson) + '}' }}""",
+        """{{- '"parameters": ' ~ message.tool_calls[0].function.arguments | tojson }}""",
+    ],
+)
+def test_llamas_calls_may_be_spelled_in_pieces(call):
+    assert convention(call) is bare
+
+
 TWO = [("lookup", {"key": "a b", "n": 3, "deep": {"x": [1, "é"]}}), ("search", {"text": 'naïve "quoted"\nline'})]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from gspo.agents.calls import TEXT, Call, Calls, Message, content_of, follow
-from gspo.agents.tool_calls import CONVENTIONS, Malformed, UnknownConvention, convention
+from gspo.agents.tool_calls import CONVENTIONS, LLAMA, Malformed, UnknownConvention, convention
 from gspo.data.chat_template import Encoder
 from gspo.ports import Speaker
 from gspo.types import Prompt, Rollout, Sampling
@@ -83,7 +83,8 @@ class Chat:
         if not messages:
             raise ValueError("messages: at least one is needed")
         if tools and self._parse is None:
-            name, marks = self.encoder.tokenizer.name_or_path, ", ".join(mark for mark, _ in CONVENTIONS)
+            name = self.encoder.tokenizer.name_or_path
+            marks = ", ".join([*(mark for mark, _ in CONVENTIONS), f"{LLAMA} and arguments"])
             raise UnknownConvention(
                 f"tools: the chat template of {name!r} has them called in a way that gspo does not know, so no call would "
                 f"be seen. It knows templates with {marks}: set tokenizer.chat_template to such a one, set "

@@ -187,13 +187,17 @@ CONVENTIONS: tuple[tuple[str, Parse], ...] = (
     ("<tool_calls>", partial(objects, opens="<tool_calls>", closes="</tool_calls>")),
     ("<tool_call>", tagged),
     ("[TOOL_CALLS]", listed),
-    ('"parameters":', bare),
 )  # fmt: skip
+LLAMA = '"parameters":'
+_LLAMA = re.compile(rf"""\{{"name": function name, {LLAMA}|{LLAMA}[\s'"(){{}}+~-]*[\w.\['"\]]*\barguments\b""")
+"""Llama's own mark also stands in the schemas of tools: what counts is that arguments follow it, or its instruction."""
 
 
 def convention(template: str | None, tokenizer: Any = None) -> Parse | None:
     """How a chat template has tools called, or the tokenizer's response template; None where neither tells."""
-    known = next((parse for marker, parse in CONVENTIONS if template is not None and marker in template), None)
+    known = next((parse for marker, parse in CONVENTIONS if marker in (template or "")), None)
+    if known is None and _LLAMA.search(template or ""):
+        return bare
     if known is None and getattr(tokenizer, "response_template", None) is not None:
         return partial(_by_response_template, tokenizer)
     return known
