@@ -183,3 +183,20 @@ def test_orders_differ_between_passes_and_seeds_and_never_change():
     assert len({tuple(prompt_order(50, seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
     with pytest.raises(ValueError, match="no prompts"):
         PromptStream([], 0)
+
+
+@pytest.mark.parametrize("column", ["image", "images", "video", "videos", "audio", "audios"])
+def test_what_comes_with_a_prompt_and_is_no_text_is_refused(column):
+    """Not where all rows are without it, as in one part of a mixed data set."""
+    bare = [{"prompt": f"{i}+1=", "completion": "1"} for i in range(6)]
+    for value in ("a.png", ["a.png"], {"bytes": b"x", "path": None}, object()):
+        rows = [*(row | {column: None} for row in bare[:3]), *(row | {column: value} for row in bare[3:])]
+        with pytest.raises(ValueError, match=rf"row 3: a column '{column}' .* text alone.* drop the column"):
+            load(rows=rows)
+        with pytest.raises(ValueError, match=rf"row 3: a column '{column}'"):
+            load_demonstrations(TaskConfig(), EvalConfig(num_prompts=0), Encoder(characters(), TaskConfig()), rows=rows)
+    for empty in (None, [], "", {}):
+        assert len(load(rows=[row | {column: empty} for row in bare], num_prompts=0)[0]) == 6
+    assert load(rows=[{column: "1+1="}], num_prompts=0, prompt_column=column)[0][0].messages == "1+1="
+    played = [{"prompt": "x", column: "org/sandbox:latest"}]
+    assert load(rows=played, num_prompts=0, environment="rooms:Room")[0][0].columns == {column: "org/sandbox:latest"}

@@ -20,6 +20,8 @@ from gspo.data.tables import cell, plain, prompt_column, read_tables
 from gspo.types import Prompt
 
 T = TypeVar("T")
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+"""Columns by which rows bring more than text with their prompts."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,8 @@ def _prompt(
     for name in ("prompts", "completions", "completion_ids", "trainer_state"):
         if name in row:
             raise ValueError(f"a column {name!r} would hide the argument of that name of reward functions: rename it")
+    if not played(task):  # an environment reads the columns itself
+        _check_text_alone({name: value for name, value in row.items() if name != column})
     try:
         tokens, opens_thinking = encoder.prompt(messages)
     except ValueError as error:
@@ -171,6 +175,18 @@ def _prompt(
     _fits(len(tokens), limit, "")
     columns = {name: plain(value) for name, value in row.items() if name != column or column == "question"}
     return Prompt(f"{which}-{number}", messages, tokens, columns, source, opens_thinking)
+
+
+def _check_text_alone(columns: Mapping[str, Any]) -> None:
+    """Raises ValueError where a row comes with what the policy does not read."""
+    for name in MEDIA:
+        value = columns.get(name)
+        if value is not None and not (hasattr(value, "__len__") and len(value) == 0):
+            raise ValueError(
+                f"a column {name!r} belongs to the prompt: the policy reads and is trained on text alone, whatever its "
+                "model can read. Leave such rows out, or drop the column if the text is enough; one that only rewards read "
+                "needs another name"
+            )
 
 
 def _completion(row: Mapping[str, Any], column: str) -> str:
