@@ -303,9 +303,9 @@ def test_ctrl_c_while_loading_says_what_works(place):
     ("words", "way"),
     [
         ("train train.toml --log.dir never", " before anything was begun: start it again without --resume"),
-        ("train train.toml --log.dir begun", "; no checkpoint was saved yet: --resume begins with the first step"),
-        ("train train.toml", "; --resume goes on from the last checkpoint, step_00000"),
-        ("sft cold.toml", "; --resume goes on from the last checkpoint, step_000030"),
+        ("train train.toml --log.dir begun", "; no checkpoint was saved yet: --resume (from Python: resume=True) begins with the first step"),
+        ("train train.toml", "; --resume (from Python: resume=True) goes on from the last checkpoint, step_00000"),
+        ("sft cold.toml", "; --resume (from Python: resume=True) goes on from the last checkpoint, step_000030"),
         ("eval train.toml", ""),
         ("report run", ""),
         ("compare study.toml", "; the same command goes on with what is left"),

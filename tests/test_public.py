@@ -1,6 +1,7 @@
 """The shape of the source: documented, small, and with imports that go one way."""
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
@@ -148,6 +149,29 @@ def test_private_names_stay_in_their_module():
         if alias.name.startswith("_") and not alias.name.startswith("__")
     ]
     assert wrong == []
+
+
+# Nothing but a command line meets what these say: its own commands, the values typed on it, vLLM's own flags.
+OF_THE_COMMAND_LINE = ("gspo.cli", "gspo.demo", "gspo.study", "gspo.build.export", "gspo.config.files", "gspo.backends.vllm")
+
+
+def texts(node):
+    """Each text below a node, but for documentation; that of an f-string with its values left out."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.JoinedStr):
+            yield "".join(str(part.value) for part in child.values if isinstance(part, ast.Constant))
+        elif isinstance(child, ast.Constant) and isinstance(child.value, str):
+            yield child.value
+        if not (isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)) and not isinstance(child, ast.JoinedStr):
+            yield from texts(child)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_what_python_may_meet_speaks_of_no_flag_alone(path):
+    if any(within(module(path), room) for room in OF_THE_COMMAND_LINE):
+        return
+    flags = [text for text in texts(TREES[path]) if re.search(r"(?<![\w-])--[a-z]", text)]
+    assert [text for text in flags if "from Python" not in text] == []
 
 
 # Modules without a test file of their name, and why.

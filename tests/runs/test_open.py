@@ -112,7 +112,7 @@ def test_a_damaged_checkpoint_is_refused_before_anything_is_read(tmp_path):
     state = tmp_path / "run" / "checkpoints" / "step_000004" / checkpoint.STATE
     state.write_bytes(state.read_bytes()[:-1] + b"x")
     with pytest.raises(
-        RuntimeError, match=r"state\.pt is damaged.*delete .*step_000004: --resume then goes on from step_000002"
+        RuntimeError, match=r"state\.pt is damaged.*delete .*step_000004: --resume \(.*\) then goes on from step_000002"
     ):
         go(made, True, [5])
     shutil.rmtree(state.parent)
@@ -125,7 +125,7 @@ def test_settings_changed_by_hand_do_not_make_another_run(tmp_path):
     go(made, False, [1, 2])
     settings = tmp_path / "run" / "config.toml"
     settings.write_text(settings.read_text().replace("lr = 1e-06", "lr = 0.5"))
-    with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.5 cannot be changed by --resume: the run began with 1e-06"):
+    with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.5 cannot be changed in a resumed run: it began with 1e-06"):
         go(load(settings), True, [3])
     settings.write_text("[train")
     assert go(made, True, [3])["step"] == 2
@@ -141,7 +141,7 @@ def test_what_is_refused_before_anything_is_made(tmp_path):
     go(config(tmp_path / "run"), False, [1])
     for changes, resume, message in (
         ({}, False, "is not empty; go on with that run by --resume"),
-        ({"optimizer": {"lr": 0.5}}, True, "optimizer.lr = 0.5 cannot be changed by --resume"),
+        ({"optimizer": {"lr": 0.5}}, True, "optimizer.lr = 0.5 cannot be changed in a resumed run"),
     ):
         with pytest.raises(ValueError, match=message), claimed(config(tmp_path / "run", **changes), resume):
             pass

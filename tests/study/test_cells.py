@@ -55,5 +55,8 @@ def test_what_is_finished_is_kept_and_what_fails_says_why(place):
     assert "sk-1234" in file.read_text() and stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "sk-1234" not in file.with_suffix(".txt").read_text() + failed.reason
     other = dataclasses.replace(done, config=as_config(done.config, {"optimizer": {"lr": 0.5}}))
-    with pytest.raises(ValueError, match=r"holds a cell of another study: there optimizer\.lr = 0\.5 differs"):
+    with pytest.raises(ValueError, match=r"holds a cell of another study: optimizer\.lr = 0\.003 there, 0\.5 in this one"):
         run_cells([other], 1, 1)
+    (folder / "config.toml").write_text("[train")
+    with pytest.raises(ValueError, match=r"seed3/config\.toml: not valid TOML.* Delete the folder, or choose another --dir"):
+        run_cells([done], 1, 1)

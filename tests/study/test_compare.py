@@ -43,7 +43,7 @@ def test_a_study_from_start_to_end_and_again(place, capsys):
     assert "to run" not in capsys.readouterr().out
     assert {path: path.stat().st_mtime for path in cells.rglob("metrics.jsonl")} == before  # finished is kept
     write(place, BASE.replace("lr = 3e-3", "lr = 1e-3"))
-    with pytest.raises(ValueError, match=r"holds a cell of another study: there optimizer\.lr = 0\.001 differs"):
+    with pytest.raises(ValueError, match=r"holds a cell of another study: optimizer\.lr = 0\.003 there, 0\.001 in this one"):
         compare(study, place / "out")
     write(place, BASE.replace("steps = 3", "steps = 4"))
     assert compare(study, place / "out", only="runs/GRPO/seed3") == 0

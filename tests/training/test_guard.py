@@ -173,7 +173,7 @@ def test_stop_ends_the_run_with_a_checkpoint(tmp_path):
     assert checkpoint.latest(made.folder / "checkpoints").name == f"step_{len(found):06d}"
     assert any("stopped, since the run collapsed (the reward" in text for text in told(made))
     assert any("start anew from an earlier checkpoint's model" in text for text in told(made))
-    assert not any("--resume goes on" in text for text in told(made))
+    assert not any("goes on from the last checkpoint" in text for text in told(made))
     ended = [event["step"] for event in lines(made.folder / "events.jsonl") if event["kind"] == "collapse"]
     assert (
         ended == [len(found)]

@@ -62,9 +62,9 @@ def test_resume_goes_on_from_an_earlier_end(tmp_path):
 
 def test_resume_refuses_another_run(tmp_path):
     train(tmp_path / "run", train={"steps": 2})
-    with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.1 cannot be changed by --resume"):
+    with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.1 cannot be changed in a resumed run"):
         train(tmp_path / "run", resume=True, optimizer={"lr": 0.1})
-    with pytest.raises(ValueError, match="go on with that run by --resume"):
+    with pytest.raises(ValueError, match=r"go on with that run by --resume \(from Python: resume=True\)"):
         train(tmp_path / "run")
 
 
@@ -93,7 +93,7 @@ def test_the_learning_rate_changes_on_purpose_and_that_is_written_down(tmp_path)
 
 
 def test_allow_needs_a_resume(tmp_path):
-    with pytest.raises(ValueError, match=r"--allow optimizer\.lr: has no effect without --resume"):
+    with pytest.raises(ValueError, match=r"^allow = 'optimizer\.lr': has no effect without --resume \(from Python: resume=True\)"):
         train(tmp_path / "run", allow=["optimizer.lr"])
     assert not (tmp_path / "run").exists()
 
@@ -108,9 +108,9 @@ def test_ctrl_c_before_the_first_step_says_what_works(tmp_path, capsys, evaluate
     config = settings(tmp_path / "run", eval={"every": evaluates}, train={"steps": 2})
     stopped = gspo.train(tiny.model, ROWS, interrupts, tokenizer=tiny.tokenizer, config=config)
     assert not stopped.finished
-    done = "after step 1 of 2; --resume goes on from the last checkpoint, step_000001"
+    done = "after step 1 of 2; --resume (from Python: resume=True) goes on from the last checkpoint, step_000001"
     if evaluates:  # it came in the evaluation before training
-        done = "before the first step was done; no checkpoint was saved yet: --resume begins with the first step"
+        done = "before the first step was done; no checkpoint was saved yet: --resume (from Python: resume=True) begins with the first step"
     assert f"stopped {done}" in " ".join(capsys.readouterr().out.split())
     tiny = model()
     again = gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config, resume=True)
@@ -162,7 +162,7 @@ def test_kill_9_at_random_points_and_ctrl_c_lose_nothing(tmp_path):
     process.join()
     assert process.exitcode == 0, output.read_text()
     assert "SIGINT: finishing this step, then saving" in output.read_text()
-    assert "--resume goes on from the last checkpoint, step_" in output.read_text()
+    assert "--resume (from Python: resume=True) goes on from the last checkpoint, step_" in output.read_text()
     process, output = start(folder, True)
     process.join()
     assert process.exitcode == 0, output.read_text()

@@ -11,6 +11,8 @@ COMPLETIONS = "rollout.num_prompts and rollout.num_generations, whose product is
 MEMORY = "train.micro_batch_tokens, in tokens"
 STEPS = "train.steps, in rollout batches"
 ENGINE = "a name in sampler.engine_args"
+RESUME = "--resume (from Python: resume=True)"
+"""How a run is resumed, for a message that either way of starting one may meet."""
 # Another program's name -> ours, and in words where it does not count the same. Names that are ours too are not listed.
 ELSEWHERE: dict[str, str] = {
     # optimizer
@@ -96,7 +98,7 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("eval_steps", "eval_strategy", "test_freq", "eval_freq"), "eval.every"),
     **dict.fromkeys(("save_steps", "save_freq", "save_strategy"), "train.save_every"),
     **dict.fromkeys(("save_total_limit", "max_ckpt_num", "max_actor_ckpt_to_keep"), "train.keep_checkpoints"),
-    **dict.fromkeys(("resume_from_checkpoint", "resume_mode", "load_checkpoint"), "--resume, from Python resume=True"),
+    **dict.fromkeys(("resume_from_checkpoint", "resume_mode", "load_checkpoint"), RESUME),
 }  # fmt: skip
 
 

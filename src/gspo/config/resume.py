@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from gspo.config.files import to_dict
 from gspo.config.names import all_keys, nearest_key
@@ -20,7 +21,7 @@ FREE = {
     *("train.steps", "train.save_every", "train.keep_checkpoints", "train.micro_batch_tokens"),
     *("train.gradient_checkpointing", "train.max_bad_updates", "train.offload_optimizer", "train.offload_reference"),
 }
-# May differ where it is asked for (--allow): each update reads them anew, and nothing in a checkpoint depends on them.
+# May differ where `allow` names them: each update reads them anew, and nothing in a checkpoint depends on them.
 ON_PURPOSE = ("optimizer.lr", "optimizer.schedule", "optimizer.min_lr", "optimizer.warmup")
 
 
@@ -30,11 +31,11 @@ def check_allowed(keys: Collection[str]) -> None:
         if key in ON_PURPOSE:
             continue
         if key not in all_keys():
-            raise ValueError(f"--allow {key}: unknown key{nearest_key(key)}; allowed are {', '.join(ON_PURPOSE)}")
-        if {key, key.partition(".")[0]} & FREE:
-            raise ValueError(f"--allow {key}: --resume may change it without that; leave it out")
+            raise ValueError(f"allow = {key!r}: unknown key{nearest_key(key)}; allowed are {', '.join(ON_PURPOSE)}")
+        if may_differ(key):
+            raise ValueError(f"allow = {key!r}: a resumed run may change it without that; leave it out")
         raise ValueError(
-            f"--allow {key}: what was learned before and what is learned after would be of two different runs; allowed are "
+            f"allow = {key!r}: what was learned before and what is learned after would be of two different runs; allowed are "
             f"{', '.join(ON_PURPOSE)}. Start another run from the checkpoint's model"
         )
 
@@ -45,17 +46,27 @@ def same_run(old: Config, new: Config, allowed: Collection[str] = ()) -> list[st
     may change: none is kept to compare with, and keys are replaced now and then.
     """
     changes = []
-    before, after = without_secrets(to_dict(old)), without_secrets(to_dict(new))
-    for key in all_keys():
-        section, _, name = key.partition(".")
-        was, is_now = before[section].get(name), after[section].get(name)
-        if was == is_now:
-            continue
-        if not {section, key} & {*FREE, *allowed}:
-            way = f", or allow it by --allow {key}" if key in ON_PURPOSE else ""
+    for key, was, is_now in changed(old, new):
+        if not may_differ(key, allowed):
+            way = f', or allow it by --allow {key} (from Python: allow=["{key}"])' if key in ON_PURPOSE else ""
             raise ValueError(
-                f"{key} = {is_now!r} cannot be changed by --resume: the run began with {was!r}. Set it back{way}, or start "
+                f"{key} = {is_now!r} cannot be changed in a resumed run: it began with {was!r}. Set it back{way}, or start "
                 "another run from the checkpoint's model"
             )
         changes.append(f"{key} = {is_now!r} (was {was!r})")
     return changes
+
+
+def changed(old: Config, new: Config) -> Iterator[tuple[str, Any, Any]]:
+    """Each setting that differs, what it was and what it is now, in the order of the sections; secrets are left out."""
+    before, after = without_secrets(to_dict(old)), without_secrets(to_dict(new))
+    for key in all_keys():
+        section, _, name = key.partition(".")
+        was, is_now = before[section].get(name), after[section].get(name)
+        if was != is_now:
+            yield key, was, is_now
+
+
+def may_differ(key: str, allowed: Collection[str] = ()) -> bool:
+    """Whether a setting may differ between a run and its resumption."""
+    return bool({key.partition(".")[0], key} & {*FREE, *allowed})

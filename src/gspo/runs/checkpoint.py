@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gspo.config.names import RESUME
 from gspo.runs import disk
 from gspo.runs.disk import SaveError
 from gspo.runs.folder import RunFolder
@@ -107,11 +108,11 @@ def latest(checkpoints: Path) -> Path | None:
 
 
 def way_on(checkpoints: Path) -> str:
-    """What `--resume` would do, in words."""
+    """What resuming the run would do, in words."""
     last = latest(checkpoints)
     if last is not None:
-        return f"--resume goes on from the last checkpoint, {last.name}"
-    return "no checkpoint was saved yet: --resume begins with the first step"
+        return f"{RESUME} goes on from the last checkpoint, {last.name}"
+    return f"no checkpoint was saved yet: {RESUME} begins with the first step"
 
 
 def check(checkpoint: Path) -> None:
@@ -131,8 +132,8 @@ def _instead(checkpoint: Path) -> str:
     """What to do with a damaged checkpoint."""
     there = steps(checkpoint.parent)
     if earlier := there[: there.index(checkpoint)] if checkpoint in there else []:
-        return f"Put it back, or delete {checkpoint}: --resume then goes on from {earlier[-1].name}"
-    return "There is no checkpoint before it: put it back, or start anew with another --log.dir"
+        return f"Put it back, or delete {checkpoint}: {RESUME} then goes on from {earlier[-1].name}"
+    return "There is no checkpoint before it: put it back, or start anew with another log.dir"
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 from typing import BinaryIO
 
+from gspo.config.names import RESUME
 from gspo.runs import disk
 
 _SKELETON = {
@@ -63,16 +64,16 @@ class RunFolder:
         """
         folder = cls(dir)
         if folder.path.is_file():
-            raise ValueError(f"log.dir = {str(dir)!r}: this is a file, not the folder of a run; give another --log.dir")
+            raise ValueError(f"log.dir = {str(dir)!r}: this is a file, not the folder of a run; give another log.dir")
         if not folder.path.is_dir():
             raise ValueError(
-                f"log.dir = {str(dir)!r}: no such run folder to resume; start it without --resume (from Python: resume)"
+                f"log.dir = {str(dir)!r}: no such run folder to resume; start it without {RESUME}"
             )
         for part in (folder.config, folder.checkpoints):
             if not part.exists():
                 raise ValueError(
                     f"log.dir = {str(dir)!r}: not a run folder, {part.name} is missing; give the folder of "
-                    "an earlier run, or start a new one without --resume (from Python: resume)"
+                    f"an earlier run, or start a new one without {RESUME}"
                 )
         try:
             folder._hold()
@@ -99,7 +100,7 @@ class RunFolder:
     def check_unused(self) -> None:
         """Raises ValueError where the folder holds anything already."""
         if self.path.is_symlink() and not self.path.exists():
-            why = f"a link to {os.readlink(self.path)}, which is not there; make that folder, or give another --log.dir"
+            why = f"a link to {os.readlink(self.path)}, which is not there; make that folder, or give another log.dir"
             raise ValueError(f"log.dir = {str(self.path)!r}: {why}")
         nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
@@ -113,7 +114,7 @@ class RunFolder:
         if names - _SKELETON or begun:
             raise ValueError(
                 f"log.dir = {str(self.path)!r}: the folder exists and is not empty; go on with that run by "
-                "--resume (from Python: resume=True), or give another log.dir"
+                f"{RESUME}, or give another log.dir"
             )
 
     def _hold(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gspo.config.files import load, to_dict, to_toml
 from gspo.config.lookup import describe
+from gspo.config.names import RESUME
 from gspo.config.resume import ON_PURPOSE, check_allowed, same_run
 from gspo.config.schema import Config
 from gspo.runs import checkpoint, disk
@@ -32,7 +33,7 @@ def claimed(config: Config, resume: bool, allowed: Collection[str] = ()) -> Iter
     check_trackers(config.log.trackers)
     check_allowed(allowed)
     if allowed and not resume:
-        raise ValueError(f"--allow {next(iter(allowed))}: has no effect without --resume; leave it out")
+        raise ValueError(f"allow = {next(iter(allowed))!r}: has no effect without {RESUME}; leave it out")
     if not resume:
         RunFolder(config.log.dir).check_unused()
         yield None, None

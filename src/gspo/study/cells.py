@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gspo.config.files import load, to_toml
-from gspo.config.resume import same_run
+from gspo.config.resume import changed, may_differ
 from gspo.report.read import read_lines
 from gspo.safe import replace_file
 from gspo.study.spec import Cell
@@ -35,13 +35,16 @@ def finished(cell: Cell) -> bool:
     folder = Path(cell.config.log.dir)
     if not (folder / "config.toml").exists():
         return False
+    remedy = "Delete the folder, or choose another --dir"
     try:
-        same_run(load(folder / "config.toml"), cell.config)
+        began_with = load(folder / "config.toml")
     except ValueError as error:
-        key = str(error).partition(" cannot be changed")[0]
-        raise ValueError(
-            f"{folder}: holds a cell of another study: there {key} differs. Delete the folder, or choose another --dir"
-        ) from None
+        raise ValueError(f"{error}. {remedy}") from None
+    for key, was, is_now in changed(began_with, cell.config):
+        if not may_differ(key):
+            raise ValueError(
+                f"{folder}: holds a cell of another study: {key} = {was!r} there, {is_now!r} in this one. {remedy}"
+            )
     steps = [line.get("step", 0) for line in read_lines(folder / "metrics.jsonl")]
     return max(steps, default=0) >= cell.config.train.steps or collapsed(cell)
 
