@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import torch
 from gspo.runs import checkpoint, disk
 from gspo.runs.disk import SaveError
 from gspo.runs.folder import RunFolder
+from tests.runs.full_disk import full_disk
 
 
 def save(folder, step, keep=2, value=0, tell=None, write=lambda part: None):
@@ -180,6 +182,19 @@ def test_a_full_disk_is_told_or_raised_and_leaves_what_was_there(tmp_path):
     checkpoint.check(tmp_path / "step_000004")
     with RunFolder.create(tmp_path / "run", "") as run, pytest.raises(SaveError, match=r"run/model could not .*is full"):
         checkpoint.save_model(run, lambda folder: (os.mkdir(f"{folder}/model"), full(Path(folder))))
+
+
+def test_a_good_checkpoint_that_cannot_be_marked_is_told_or_raised_and_the_one_before_stays_good(tmp_path):
+    told = []
+    for step in (2, 4):
+        save(tmp_path, step)
+    checkpoint.keep_good(tmp_path, 2, told.append)
+    with full_disk():
+        checkpoint.keep_good(tmp_path, 4, told.append)
+        with pytest.raises(SaveError, match="good could not be written"):
+            checkpoint.keep_good(tmp_path, 4)
+    assert len(told) == 1 and re.match(r"step 4: .*/good could not be written \(.*GiB are free there", told[0])
+    assert checkpoint.good(tmp_path).name == "step_000002" and names(tmp_path) == ["good", "step_000002", "step_000004"]
 
 
 def test_the_state_comes_back_with_torchs_random_numbers(tmp_path):

@@ -11,6 +11,7 @@ import torch
 
 from gspo.runs import disk
 from gspo.runs.disk import SaveError
+from tests.runs.full_disk import full_disk
 from tests.tiny_run import model
 
 
@@ -89,8 +90,7 @@ def test_a_limit_on_the_size_of_files(tmp_path):
 
 def test_a_text_is_replaced_at_once_or_stays(tmp_path):
     disk.write_text(tmp_path / "config.toml", "first")
-    (tmp_path / ".config.toml.part").symlink_to("/dev/full")
-    with pytest.raises(SaveError, match=r"config\.toml could not be written .*the disk is full"):
+    with full_disk(), pytest.raises(SaveError, match=r"config\.toml could not be written .*GiB are free there"):
         disk.write_text(tmp_path / "config.toml", "second")
     assert names(tmp_path) == ["config.toml"] and (tmp_path / "config.toml").read_text() == "first"
     disk.write_text(tmp_path / "config.toml", "second")
@@ -103,6 +103,10 @@ def test_links_are_replaced_and_not_followed(tmp_path):
     (tmp_path / "model").symlink_to("elsewhere")
     disk.write_folder(tmp_path / "model", lambda part: (part / "a").write_text("1"))
     assert not (tmp_path / "model").is_symlink() and names(tmp_path / "model") == ["a"]
+    (tmp_path / ".config.toml.part").symlink_to("elsewhere/mine")
+    disk.write_text(tmp_path / "config.toml", "2")
+    assert (tmp_path / "config.toml").read_text() == "2" and (tmp_path / "elsewhere" / "mine").read_text() == "1"
+    (tmp_path / "config.toml").unlink()
     (tmp_path / "link").symlink_to("elsewhere")
     disk.remove(tmp_path / "link")
     assert names(tmp_path) == ["elsewhere", "model"] and names(tmp_path / "elsewhere") == ["mine"]

@@ -38,11 +38,12 @@ def write_report(run_dirs: Sequence[str | Path]) -> Path:
     runs = [read_run(folder, name) for folder, name in zip(folders, run_names(folders))]
     own_folder(folders[0] / "figures")
     drawn = draw(folders)
-    told = [tell(folder, run, _config(folder)) for folder, run in zip(folders, runs)]
+    settings, texts = zip(*map(_settings, folders))
+    told = [tell(folder, run, table) for folder, run, table in zip(folders, runs, settings)]
     if len(runs) == 1:
-        title, body = _report(folders[0], told[0], drawn)
+        title, body = _report(folders[0], told[0], drawn, texts[0])
     else:
-        title, body = _comparison(folders, told, drawn)
+        title, body = _comparison(folders, told, drawn, texts)
     path = folders[0] / ("report.html" if len(runs) == 1 else "comparison.html")
     write_page(path, title, body)
     return path
@@ -82,7 +83,7 @@ def escape(text: Any) -> str:
     return html_escape(visible(text), quote=True)
 
 
-def _report(folder: Path, told: Told, drawn: list[Drawn]) -> tuple[str, str]:
+def _report(folder: Path, told: Told, drawn: list[Drawn], settings: str) -> tuple[str, str]:
     title = headline(told)
     names = [d.name for d in drawn]
     first = [name for name in FIRST if name in names]
@@ -101,12 +102,14 @@ def _report(folder: Path, told: Told, drawn: list[Drawn]) -> tuple[str, str]:
         samples.before_and_after(folder, escape),
         f'<h2>Diagnostics</h2><div class="figures">{"".join(map(figure, diagnostics))}</div>' if diagnostics else "",
         samples.coloured(folder / "rollouts.jsonl", escape),
-        _configuration("Configuration", folder),
+        _configuration("Configuration", settings),
     ]
     return f"{told.run.name}: {title}", "\n".join(p for p in parts if p)
 
 
-def _comparison(folders: list[Path], told: list[Told], drawn: list[Drawn]) -> tuple[str, str]:
+def _comparison(
+    folders: list[Path], told: list[Told], drawn: list[Drawn], settings: Sequence[str]
+) -> tuple[str, str]:  # fmt: skip
     title = f"{len(told)} runs compared"
     columns = ("run", "algorithm", "steps", "time", "held-out accuracy", "reward", "clipped", "completion length")
     rows = []
@@ -131,7 +134,7 @@ def _comparison(folders: list[Path], told: list[Told], drawn: list[Drawn]) -> tu
         "completion length: means of the first and the last steps. Clipped: share of the tokens, mean over the run.</p>",
         f'<h2>Figures</h2><div class="figures">{"".join(map(figure, drawn))}</div>',
         _warnings([f"{name}: {text}" for name, text in warned]),
-        *(_configuration(f"Configuration of {one.run.name}", folder) for folder, one in zip(folders, told)),
+        *(_configuration(f"Configuration of {one.run.name}", text) for one, text in zip(told, settings)),
     ]
     return title, "\n".join(p for p in parts if p)
 
@@ -170,20 +173,16 @@ def figure(drawn: Drawn) -> str:
     )
 
 
-def _configuration(title: str, folder: Path) -> str:
-    """The settings without their secrets: as the file has them, or written again where it has some."""
+def _configuration(title: str, text: str) -> str:
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>" if text else ""
+
+
+def _settings(folder: Path) -> tuple[dict[str, Any], str]:
+    """The settings of a run, and their text without secrets: as the file has it, or written again where it has some."""
     try:
         text = (folder / "config.toml").read_text(encoding="utf-8")
         settings = tomllib.loads(text)
     except (OSError, ValueError, RecursionError):  # what is no TOML may be anything
-        return ""
+        return {}, ""
     hidden = without_secrets(settings)
-    text = text if hidden == settings else tomli_w.dumps(hidden)
-    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
+    return settings, text if hidden == settings else tomli_w.dumps(hidden)

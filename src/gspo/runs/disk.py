@@ -13,6 +13,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from gspo.safe import replace_file
+
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LITTLE = 1 << 20  # bytes: a disk with less to give is full
@@ -50,15 +52,11 @@ def write_folder(final: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a small file that is there as a whole or as it was before. Raises SaveError where the disk does not take it."""
-    part = beside(path, PART)
+    """Writes a small file by safe.replace_file. Raises SaveError where the disk does not take it."""
     try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        replace_file(path, text.encode())
     except OSError as error:
-        why = refused(path, error)
-        delete(part)
-        raise SaveError(why) from error
+        raise SaveError(refused(path, error)) from error
 
 
 def beside(path: Path, kind: str) -> Path:
