@@ -280,6 +280,14 @@ def test_head_ends_quietly(place, words):
     assert ended.returncode == 1 and ended.stderr == "gspo: error: [Errno 28] No space left on device\n"
 
 
+def test_output_that_was_closed_before_it_began_ends_no_command(place):
+    for command, status in (("config", 0), ("report run", 0), ("train missing.toml", 2)):
+        words = f"exec {sys.executable} -m gspo {command} >&-"
+        ended = subprocess.run(["sh", "-c", words], stderr=subprocess.PIPE, cwd=place, text=True, timeout=240)
+        assert ended.returncode == status, ended.stderr
+        assert ended.stderr == ("" if status == 0 else "gspo: error: missing.toml: no such configuration file\n")
+
+
 WAITS = """
 import sys, time
 def rows():

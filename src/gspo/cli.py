@@ -199,7 +199,7 @@ def told(argv: list[str]) -> int:
                 status = run(arguments, fields)
         except SystemExit as error:  # code that a run calls must not pass for its end
             raise RuntimeError(f"a call of sys.exit({error.code!r}) that is none of gspo's ended the run") from error
-        sys.stdout.flush()
+        print(end="", flush=True)  # also where there is no stdout at all
         return status
     except KeyboardInterrupt:
         print(visible(f"gspo: interrupted{way_on(*begun) if begun else ''}"), file=sys.stderr)
