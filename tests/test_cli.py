@@ -13,9 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import gspo
-from gspo.cli import main, parser, short_warnings, take_fields, way_on
+from gspo.cli import main, short_warnings, way_on
 from gspo.config.files import from_dict, load
+from gspo.config.names import RESUME
 from gspo.config.schema import Config
+from gspo.options import parser, take_fields
 from tests.tiny_run import model
 
 COMMANDS = ["train", "sft", "eval", "report", "demo", "config"]
@@ -144,16 +146,6 @@ def test_no_name_and_no_warning_reaches_the_terminal_raw(capsys):
     assert "\x1b" not in shown and "\x9b" not in shown and "\x07" not in shown and "word" not in shown
     assert "\\x1b[2J\\x1b]0;title\\x07missing.toml: no such configuration file" in shown
     assert shown.endswith("gspo: warning: ours \\x1b[2J\n")
-
-
-def test_fields_are_taken_out_wherever_they_stand():
-    words, fields = take_fields(
-        ["--train.steps", "3", "train", "--log.dir=--odd", "a.toml", "--eval.every", "-1", "--resume"]
-    )
-    assert words == ["train", "a.toml", "--resume"]
-    assert fields == {"train.steps": "3", "log.dir": "--odd", "eval.every": "-1"}
-    arguments = parser().parse_args(words)
-    assert (arguments.command, arguments.config, arguments.resume) == ("train", "a.toml", True)
 
 
 def test_config_prints_a_configuration_that_reads_back(tmp_path, capsys):
@@ -311,9 +303,12 @@ def test_ctrl_c_while_loading_says_what_works(place):
     ("words", "way"),
     [
         ("train train.toml --log.dir never", " before anything was begun: start it again without --resume"),
-        ("train train.toml --log.dir begun", "; no checkpoint was saved yet: --resume (from Python: resume=True) begins with the first step"),
-        ("train train.toml", "; --resume (from Python: resume=True) goes on from the last checkpoint, step_00000"),
-        ("sft cold.toml", "; --resume (from Python: resume=True) goes on from the last checkpoint, step_000030"),
+        (
+            "train train.toml --log.dir begun",
+            f"; no checkpoint was saved yet: {RESUME} begins with the first step",
+        ),
+        ("train train.toml", f"; {RESUME} goes on from the last checkpoint, step_00000"),
+        ("sft cold.toml", f"; {RESUME} goes on from the last checkpoint, step_000030"),
         ("eval train.toml", ""),
         ("report run", ""),
         ("compare study.toml", "; the same command goes on with what is left"),

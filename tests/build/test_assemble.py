@@ -10,7 +10,6 @@ from gspo.build import assemble
 from gspo.build.given import Given, configured
 from gspo.build.models import models_of
 from gspo.rollout.dynamic_sampling import DynamicSamplingSource
-from gspo.rollout.external import AlreadyScored
 from gspo.rollout.synchronous import SynchronousSource
 from gspo.runs import checkpoint
 from tests import tiny_run
@@ -104,18 +103,6 @@ def test_only_warnings_of_our_own_code_are_the_runs_while_it_loads(tmp_path, mon
             pass
         told = [text for text in texts(folder) if text.endswith("loading")]
         assert told == ["of ours, loading"] and "of ours, loading" not in [str(one.message) for one in shown]
-
-
-def test_an_environment_scores_in_place_of_rewards(tmp_path):
-    task = {"environment": "tests.build.test_samplers:Room"}
-    made = config(tmp_path / "run", tiny_run.model(), task=task)
-    with assemble.scorer_of(made, Given()) as scorer:
-        assert isinstance(scorer, AlreadyScored)
-    with (
-        pytest.raises(ValueError, match="reward: has no effect, the environment gives the reward itself"),
-        assemble.scorer_of(made, Given(functions=[tiny_run.likes_a])),
-    ):
-        pass
 
 
 def test_few_rows_cannot_be_evaluated_on(tmp_path):

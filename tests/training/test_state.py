@@ -17,6 +17,7 @@ import torch
 import gspo
 from gspo.build import learners
 from gspo.config.files import load
+from gspo.config.names import RESUME
 from gspo.learner.optimizer import Optimizer
 from gspo.runs import checkpoint
 from tests.campaign import CAMPAIGN
@@ -93,7 +94,9 @@ def test_the_learning_rate_changes_on_purpose_and_that_is_written_down(tmp_path)
 
 
 def test_allow_needs_a_resume(tmp_path):
-    with pytest.raises(ValueError, match=r"^allow = 'optimizer\.lr': has no effect without --resume \(from Python: resume=True\)"):
+    with pytest.raises(
+        ValueError, match=r"^allow = 'optimizer\.lr': has no effect without --resume \(from Python: resume=True\)"
+    ):
         train(tmp_path / "run", allow=["optimizer.lr"])
     assert not (tmp_path / "run").exists()
 
@@ -108,9 +111,9 @@ def test_ctrl_c_before_the_first_step_says_what_works(tmp_path, capsys, evaluate
     config = settings(tmp_path / "run", eval={"every": evaluates}, train={"steps": 2})
     stopped = gspo.train(tiny.model, ROWS, interrupts, tokenizer=tiny.tokenizer, config=config)
     assert not stopped.finished
-    done = "after step 1 of 2; --resume (from Python: resume=True) goes on from the last checkpoint, step_000001"
+    done = f"after step 1 of 2; {RESUME} goes on from the last checkpoint, step_000001"
     if evaluates:  # it came in the evaluation before training
-        done = "before the first step was done; no checkpoint was saved yet: --resume (from Python: resume=True) begins with the first step"
+        done = f"before the first step was done; no checkpoint was saved yet: {RESUME} begins with the first step"
     assert f"stopped {done}" in " ".join(capsys.readouterr().out.split())
     tiny = model()
     again = gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config, resume=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,15 @@ from gspo.build.given import Given
 from gspo.build.learners import learner_of, policy_of, supervised_learner_of
 from gspo.build.models import check_here, check_routers, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
 from gspo.build.samplers import samplers_of, samplings
+from gspo.build.scorers import scorer_of
 from gspo.config.checks import check_environment, check_sampler
-from gspo.config.lookup import load_function
-from gspo.config.origin import played
-from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import Notice, PromptStream, digest, load_demonstrations
 from gspo.data.tables import check_columns, read_tables
-from gspo.data.verifiers_tasks import library
 from gspo.learner.algorithm import resolved
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.ports import Report, RolloutSource, Scorer
-from gspo.rewards.judge import Judge
-from gspo.rewards.reward_model import RewardModel
-from gspo.rewards.scorer import Rewards
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.dynamic_sampling import DynamicSamplingSource
 from gspo.rollout.external import AlreadyScored, ExternalSource
@@ -44,37 +38,6 @@ from gspo.training import sft
 from gspo.training.guard import Guard
 from gspo.training.state import Run, restore
 from gspo.types import Prompt, Sampling
-
-
-@contextmanager
-def scorer_of(config: Config, given: Given) -> Iterator[Any]:
-    """Whoever scores: the rewards, or nobody, where an environment does."""
-    if played(config.task):
-        _check_played(config.task, given)
-        yield AlreadyScored()
-        return
-    with ExitStack() as stack:
-        named_rewards: dict[str, Any] = {}
-        if "judge" in config.reward.functions:
-            named_rewards["judge"] = stack.enter_context(closing(Judge(config.judge)))
-        if "model" in config.reward.functions:
-            named_rewards["model"] = stack.enter_context(closing(RewardModel(config.reward_model)))
-        yield stack.enter_context(Rewards(config.reward, config.task, given.functions, named_rewards))
-
-
-def _check_played(task: TaskConfig, given: Given) -> None:
-    """What is wrong with an environment shows before a model is loaded. Raises ValueError."""
-    if given.functions:
-        raise ValueError("reward: has no effect, the environment gives the reward itself; leave it out")
-    if task.environment is not None:
-        load_function(task.environment, "task.environment")
-        return
-    library(task.source)
-    if given.rows is not None or given.eval_rows is not None:
-        raise ValueError(f"task.source = {task.source!r} has tasks of its own: leave dataset and eval_dataset out")
-    from gspo.agents.verifiers_episodes import check
-
-    check(task)
 
 
 def loading(what: str) -> AbstractContextManager[Any]:

@@ -35,8 +35,8 @@ def check_allowed(keys: Collection[str]) -> None:
         if may_differ(key):
             raise ValueError(f"allow = {key!r}: a resumed run may change it without that; leave it out")
         raise ValueError(
-            f"allow = {key!r}: what was learned before and what is learned after would be of two different runs; allowed are "
-            f"{', '.join(ON_PURPOSE)}. Start another run from the checkpoint's model"
+            f"allow = {key!r}: what was learned before and what is learned after would be of two different runs; allowed "
+            f"are {', '.join(ON_PURPOSE)}. Start another run from the checkpoint's model"
         )
 
 

@@ -66,9 +66,7 @@ class RunFolder:
         if folder.path.is_file():
             raise ValueError(f"log.dir = {str(dir)!r}: this is a file, not the folder of a run; give another log.dir")
         if not folder.path.is_dir():
-            raise ValueError(
-                f"log.dir = {str(dir)!r}: no such run folder to resume; start it without {RESUME}"
-            )
+            raise ValueError(f"log.dir = {str(dir)!r}: no such run folder to resume; start it without {RESUME}")
         for part in (folder.config, folder.checkpoints):
             if not part.exists():
                 raise ValueError(

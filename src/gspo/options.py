@@ -1,0 +1,129 @@
+"""The words of the command line: its commands, their options, and the fields of a configuration among them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from gspo import __version__
+from gspo.config.field import SEEDS
+from gspo.config.files import from_home
+
+FIELDS = "Set any configuration field with --section.key VALUE. `gspo config` lists all fields with meaning and unit."
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are ValueErrors, as all bad input is."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ValueError that names the help to read."""
+        raise ValueError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
+
+
+def parser() -> Parser:
+    """The commands and their options."""
+    top = Parser(
+        prog="gspo",
+        description="Train language models with Group Sequence Policy Optimization (GSPO).",
+        epilog="Start with `gspo demo`: it trains a tiny mixture of experts in under four minutes on a CPU.",
+    )
+    top.add_argument("--version", action="version", version=f"gspo {__version__}")
+    top.add_argument("--debug", action="store_true", help="show the full traceback of an error")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, config: str | None = None, fields: bool = True) -> argparse.ArgumentParser:
+        help = text.replace("%", "%%")  # argparse formats this one only
+        subparser = commands.add_parser(
+            name, help=help, description=text, epilog=FIELDS if fields else None, allow_abbrev=False
+        )
+        subparser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        if config:
+            subparser.add_argument(
+                "config", metavar="CONFIG.toml", nargs=config if config == "?" else None, help="configuration file"
+            )
+        return subparser
+
+    _running(command)
+    _reading(command)
+    return top
+
+
+def _running(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """The commands that take a configuration or a study."""
+    for name, text in (
+        ("train", "train a model with GSPO or another algorithm, such as GRPO or PPO"),
+        ("sft", "fine-tune a model on prompts with completions to imitate (supervised, for a cold start)"),
+        ("serve", "serve a model to agents at an OpenAI-compatible endpoint, and train it on what they return"),
+    ):
+        subparser = command(name, text, "1")
+        subparser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
+        subparser.add_argument(
+            "--allow", action="append", default=[], metavar="SECTION.KEY",
+            help="with --resume: a setting that may differ from the run's own, such as optimizer.lr; repeatable",
+        )  # fmt: skip
+    subparser = command("eval", "evaluate a model on held-out prompts: accuracy with a 95 % interval", "1")
+    subparser.add_argument("--out", type=place, metavar="FILE", help="write each completion to this .jsonl file")
+    subparser = command("compare", "compare algorithms on equal terms: over settings and seeds, with intervals and verdicts")
+    subparser.add_argument("study", metavar="STUDY.toml", help="study file")
+    subparser.add_argument("--dir", type=place, help="folder of the study (default: runs/NAME)")
+    subparser.add_argument(
+        "--only", default="*", metavar="PATTERN", help="cells to run, as setting/variant/seedN with * and ?"
+    )
+    subparser.add_argument("--dry-run", action="store_true", help="only list the cells")
+    command("config", "print the whole configuration, with the meaning and unit of each field", "?")
+
+
+def _reading(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """The commands that read what a run has left, and the demo."""
+    subparser = command(
+        "report", "write the report of a run with its figures, or one page that compares several runs", fields=False
+    )
+    subparser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folders; the page is written into the first")
+    subparser = command("export", "write the trained model of a run as a plain Hugging Face folder", fields=False)
+    subparser.add_argument("run", type=place, metavar="RUN", help="run folder, checkpoint or model folder")
+    subparser.add_argument("--out", type=place, metavar="DIR", help="where to (default: RUN/export)")
+    subparser.add_argument("--merge", action="store_true", help="merge an adapter into its base model")
+    subparser.add_argument("--push", metavar="REPO", help="send it to this repository of the Hugging Face Hub too")
+    subparser = command(
+        "demo", "train a tiny mixture of experts with GSPO until it works answers out instead of guessing", fields=False
+    )
+    subparser.add_argument("--agent", action="store_true", help="run the demo of agents: conversations with a tool")
+    subparser.add_argument("--dir", type=place, help="run folder (default: runs/demo, runs/demo-agent)")
+    subparser.add_argument("--seed", type=seed, default=0, help="seed of the whole demo (default: %(default)s)")
+    subparser.add_argument("--resume", action="store_true", help="continue a demo that was stopped")
+
+
+def place(path: str) -> Path:
+    """A path of the command line; shells leave the ~ of `--dir=~/runs` to programs."""
+    return Path(from_home("path", path))
+
+
+def seed(text: str) -> int:
+    """A seed of the command line. Raises ArgumentTypeError, which argparse shows."""
+    try:
+        number = int(text)
+    except ValueError:  # also for more digits than Python reads
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: must be a whole number from 0 to {SEEDS}") from None
+    if not 0 <= number <= SEEDS:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: must be a whole number from 0 to {SEEDS}")
+    return number
+
+
+def take_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Takes `--section.key VALUE` and `--section.key=VALUE` out of the words of a command line."""
+    plain_words: list[str] = []
+    fields: dict[str, str] = {}
+    words = iter(argv)
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key.startswith("--") or "." not in key:
+            plain_words.append(word)
+            continue
+        if not equals:
+            value = next(words, "--")
+            if value.startswith("--"):
+                raise ValueError(f"{key}: a value is missing (one that begins with -- is given as {key}=VALUE)")
+        fields[key[2:]] = value
+    return plain_words, fields
