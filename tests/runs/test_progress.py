@@ -150,6 +150,24 @@ def test_a_view_that_nobody_sees_any_more_ends_no_run(terminal):
     assert process.returncode == 42, error.decode()
 
 
+def test_a_console_that_nobody_reads_any_more_is_silent():
+    code = (
+        "import os, sys\n"
+        "from gspo.runs.progress import Terminal\n"
+        "console = Terminal(highlight=False)\n"
+        "sys.stdin.read()\n"
+        "for _ in range(40): console.print('[bold]x[/]' * 4000)\n"
+        "os._exit(42)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    process.stdin.close()
+    error = process.stderr.read()
+    assert process.wait(120) == 42, error.decode()
+
+
 def test_parts_of_the_reward_are_shown_where_there_are_several():
     out = io.StringIO()
     with Progress(2, console=Console(file=out)) as progress:

@@ -34,6 +34,25 @@ def test_a_study_that_is_stopped_goes_on(place):
     assert metrics.read_text().count("\n") == done + 1
 
 
+def test_what_fails_in_the_study_itself_lets_the_running_cells_save(place):
+    broken = '[variants.broken]\ntask = {source = "letters:lost"}\n'
+    text = BASE.replace("steps = 3", "steps = 4000").replace("[3, 4]", "[3]").replace("last = 2", "last = 2\nworkers = 2")
+    whole, _, lost = read(write(place, text + broken), place / "out").cells
+    metrics = Path(whole.config.log.dir) / "metrics.jsonl"
+
+    def tell(outcome, remaining):
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        raise OSError("the screen is gone")
+
+    with pytest.raises(OSError, match="the screen is gone"):
+        run_cells([whole, lost], 2, 1, tell)
+    done = metrics.read_text().count("\n")
+    assert 3 < done < 4000
+    assert list((metrics.parent / "checkpoints").glob(f"step_{done:06d}"))  # it saved the step it was in
+
+
 def test_what_is_finished_is_kept_and_what_fails_says_why(place):
     broken = '[variants.broken]\ntask = {source = "letters:lost", config = {api_key = "sk-1234"}}\n'
     done, _, lost = read(write(place, BASE.replace("[3, 4]", "[3]") + broken), place / "out").cells

@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +50,17 @@ def test_a_study_from_start_to_end_and_again(place, capsys):
     write(place, BASE.replace("steps = 3", "steps = 4"))
     assert compare(study, place / "out", only="runs/GRPO/seed3") == 0
     assert [(r["status"], r["steps"]) for r in rows(place / "out")] == [("done", "4")] + [("not run", "")] * 3
+
+
+def test_a_study_whose_output_nobody_reads_any_more_goes_on(place):
+    study = write(place, BASE.replace("[3, 4]", "[3]"))
+    command = [sys.executable, "-m", "gspo", "compare", str(study), "--dir", "out"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("2 of 2 cells to run")
+    process.stdout.close()  # as `| head -1` does
+    assert process.wait(240) == 0 and process.stderr.read() == ""
+    assert [row["status"] for row in rows(place / "out")] == ["done", "done"]
+    assert (place / "out" / "compare.html").exists()
 
 
 def test_what_the_command_line_refuses(place, capsys):

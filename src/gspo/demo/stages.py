@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from gspo import api
@@ -17,6 +16,7 @@ from gspo.config.files import load
 from gspo.demo import count_bits, tool_task
 from gspo.report.read import first_step, last_step, read_lines
 from gspo.report.samples import choose_pair
+from gspo.runs.progress import Terminal
 from gspo.safe import visible
 
 HERE = Path(__file__).parent
@@ -57,7 +57,7 @@ DEMOS = {
 def play(folder: Path, seed: int = 0, resume: bool = False, kind: str = "completion") -> int:
     """The whole demo into `folder`, its cold start into `folder`-cold-start. Returns the exit status."""
     demo = DEMOS[kind]
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     begin = time.perf_counter()
     start = folder.with_name(f"{folder.name}-cold-start")
     if resume and not start.exists():
@@ -101,7 +101,7 @@ def _cold_start(demo: Demo, folder: Path, seed: int, resume: bool) -> bool:
     return result.finished
 
 
-def _tell(console: Console, demo: Demo, folder: Path, seconds: float) -> None:
+def _tell(console: Terminal, demo: Demo, folder: Path, seconds: float) -> None:
     """The story in numbers, and a completion before and after."""
     lines = list(read_lines(folder / "metrics.jsonl"))
     evaluated = [line for line in lines if "eval/accuracy" in line]

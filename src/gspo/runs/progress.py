@@ -37,11 +37,11 @@ SHOWN = (
 
 
 class Terminal(Console):
-    """A console whose reader may go away: rich itself would end the program."""
+    """A console whose reader may go away: it is silent then. rich itself would end the program."""
 
     def on_broken_pipe(self) -> None:
-        """Raises BrokenPipeError, for whoever prints."""
-        raise BrokenPipeError
+        """Prints no more."""
+        self.quiet = True
 
 
 class Progress:

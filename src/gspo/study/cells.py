@@ -104,7 +104,8 @@ def run_cells(
 ) -> list[Outcome]:
     """Runs what is not finished, `workers` at once; `tell(outcome, remaining)` hears of each end. Failed ones stop no other.
 
-    Raises ValueError where a folder holds another run, KeyboardInterrupt after the running cells have saved their work.
+    Raises ValueError where a folder holds another run. Whatever ends it early, Ctrl-C or an error, the running cells save
+    their work first.
     """
     waiting = [cell for cell in cells if not finished(cell)]
     outcomes = [Outcome(cell, "done") for cell in cells if cell not in waiting]
@@ -120,7 +121,7 @@ def run_cells(
                     running.remove(run)
                     outcomes.append(outcome)
                     tell(outcome, len(waiting) + len(running))
-    except KeyboardInterrupt:
+    except BaseException:
         for run in running:
             run.stop()
         deadline = time.monotonic() + GRACE

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from gspo.report.read import RunMetrics, read_run
-from gspo.safe import own_folder, visible
+from gspo.runs.progress import Progress, Terminal
+from gspo.safe import own_folder
 from gspo.study import page, spec
 from gspo.study.analysis import measure
 from gspo.study.cells import Outcome, collapsed, finished, run_cells
@@ -32,16 +31,16 @@ def compare(
     if not chosen:
         raise ValueError(f"--only {only!r}: matches none of {', '.join(dict.fromkeys(c.name for c in study.cells))}")
     done_names = {cell.name for cell in study.cells if finished(cell)}
-    console = Console(highlight=False, soft_wrap=True, markup=False)  # a name may hold brackets
+    say = Progress(0, console=Terminal(force_terminal=False)).note  # plain lines; where nobody reads them, it goes on
     if dry_run:
         for cell in chosen:
-            console.print(f"{'done   ' if cell.name in done_names else 'missing'}  {cell.name}")
+            say(f"{'done   ' if cell.name in done_names else 'missing'}  {cell.name}")
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    outcomes = _run(study, chosen, done_names, console)
+    outcomes = _run(study, chosen, done_names, say)
     rows, runs = _collect(study, outcomes)
     if not any(row["status"] == "done" for row in rows):
-        console.print("no cell is done: nothing to draw")
+        say("no cell is done: nothing to draw")
         return 1
     page.write_rows(rows, folder)
     done = [run for each in runs.values() for variant in each.values() for run in variant]
@@ -53,17 +52,17 @@ def compare(
     report = page.write_html(study, rows, summaries, drawn, folder)
     for line in summaries["metric" if "metric" in summaries else "reward"]:
         if "verdict" in line:
-            console.print(f"{line['setting']}: {line['verdict']}")
-    console.print(f"report  {visible(report)}")
+            say(f"{line['setting']}: {line['verdict']}")
+    say(f"report  {report}")
     return 1 if any(outcome.status == "failed" for outcome in outcomes.values()) else 0
 
 
-def _run(study: spec.Study, chosen: list[spec.Cell], done_names: set[str], console: Console) -> dict[str, Outcome]:
+def _run(study: spec.Study, chosen: list[spec.Cell], done_names: set[str], say: Callable[[str], None]) -> dict[str, Outcome]:
     """Runs what is missing, and tells of each end."""
     missing = [cell for cell in chosen if cell.name not in done_names]
     workers = study.workers
     if missing:
-        console.print(f"{len(missing)} of {len(chosen)} cells to run, {workers} at once")
+        say(f"{len(missing)} of {len(chosen)} cells to run, {workers} at once")
     begin = time.monotonic()
     ended = 0
 
@@ -71,15 +70,15 @@ def _run(study: spec.Study, chosen: list[spec.Cell], done_names: set[str], conso
         nonlocal ended
         ended += 1
         seconds_left = (time.monotonic() - begin) / ended * remaining
-        console.print(
-            f"{outcome.status:7} {outcome.cell.name}  {outcome.seconds:.0f} s  {visible(outcome.reason)}"
+        say(
+            f"{outcome.status:7} {outcome.cell.name}  {outcome.seconds:.0f} s  {outcome.reason}"
             f"  ({ended} of {len(missing)}, about {seconds_left / 60:.0f} min left)"
         )
 
     try:
         return {outcome.cell.name: outcome for outcome in run_cells(chosen, workers, study.threads, tell)}
     except KeyboardInterrupt:
-        console.print("stopped: the running cells saved their last step; the same command goes on")
+        say("stopped: the running cells saved their last step; the same command goes on")
         raise
 
 
