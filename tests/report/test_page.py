@@ -107,7 +107,8 @@ def test_a_cold_start_and_an_unfinished_run(tmp_path):
 def test_a_served_run_has_no_number_of_steps_to_reach(tmp_path):
     (tmp_path / "config.toml").write_text("[train]\nsteps = 9\n")
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 1.0, "turns/trained": 4.0}\n')
-    assert "Not finished" not in write_report([tmp_path]).read_text()
+    html = write_report([tmp_path]).read_text()
+    assert "Not finished" not in html and "eval.every" not in html and "rewards of the trajectories" in html
 
 
 def test_what_the_model_writes_cannot_become_markup(tmp_path):

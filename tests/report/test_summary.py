@@ -7,9 +7,9 @@ from gspo.report.summary import Told, headline, lead, origin, tiles
 CONFIG = {"algorithm": {"name": "gspo"}, "model": {"path": "m"}, "train": {"steps": 2}, "task": "odd"}
 
 
-def told(*lines, error="", collapsed=False, planned=2, supervised=False, config=CONFIG):
+def told(*lines, error="", collapsed=False, planned=2, supervised=False, served=False, config=CONFIG):
     run = RunMetrics("r", [{"step": step, "time/step": 1.0} | line for step, line in enumerate(lines, 1)])
-    return Told(run, config, supervised, error, collapsed, planned)
+    return Told(run, config, supervised, served, error, collapsed, planned)
 
 
 REWARDED = ({"reward": 0.25}, {"reward": 0.5})
@@ -34,6 +34,11 @@ def test_a_run_without_evaluations_says_so():
     assert lead(told(*REWARDED)).startswith("Nothing was evaluated (eval.every = 0)")
     assert "evaluated" not in lead(told({"loss": 1.0}, supervised=True))
     assert "evaluated" not in lead(told({"reward": 1.0, "eval/accuracy": 0.5}))
+
+
+def test_a_served_run_evaluates_nothing_and_is_not_told_of_it():
+    said = lead(told(*REWARDED, served=True, planned=0))
+    assert said == "These are rewards of the trajectories that it was trained on."
 
 
 def test_a_failed_run_says_what_it_had_reached():

@@ -185,6 +185,15 @@ def test_missing_and_odd_values_are_left_out():
     assert out.getvalue() == "step 2/2\n"
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_metrics_that_the_view_has_no_place_for_are_named(plain):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=not plain, width=80, color_system=None)
+    with Progress(None, console=console) as progress:
+        progress.step({"step": 0, "val/reward": 0.25, "val/odd": None})
+    assert re.search(r"step 0  val/reward 0\.25 *\n", out.getvalue())
+
+
 def test_a_phase_alone_needs_no_steps():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, color_system=None)

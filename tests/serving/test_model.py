@@ -146,10 +146,12 @@ def test_training_over_http(tmp_path):
 
 def test_a_served_run_is_not_measured_by_a_number_of_steps(tmp_path, capsys):
     with serving(tmp_path / "run", train={"steps": 1}) as model:
+        asyncio.run(model.log([Trajectory([*ASK], reward=0.25)], metrics={"seconds": 3}))
         for step in (1, 2):
             assert asyncio.run(model.train(asyncio.run(collected(model))))["step"] == step
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
-    assert [line.split("  ")[0] for line in printed] == ["step 1", "step 2"] and "left" not in "".join(printed)
+    assert [line.split("  ")[0] for line in printed] == ["step 0", "step 1", "step 2"] and "left" not in "".join(printed)
+    assert printed[0] == "step 0  val/reward 0.25  val/seconds 3"
     assert "Not finished" not in (tmp_path / "run" / "report.html").read_text()
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert line["turns/trained"] == 8 and line["turns/left_out"] == line["trajectories/left_out"] == 0

@@ -15,13 +15,15 @@ Tile = tuple[str, str, str]  # name, value, what else to know
 
 
 class Told(NamedTuple):
-    """A run as the page tells of it. supervised: it imitated rows. error: what ended it, "" for nothing. collapsed: the
-    guard stopped it. planned: steps that it was to have, 0 if that is not known.
+    """A run as the page tells of it. supervised: it imitated rows. served: agents handed over what it learned from. error:
+    what ended it, "" for nothing. collapsed: the guard stopped it. planned: steps that it was to have, 0 if that is not
+    known.
     """
 
     run: RunMetrics
     config: dict[str, Any]
     supervised: bool
+    served: bool
     error: str
     collapsed: bool
     planned: int
@@ -37,6 +39,7 @@ def tell(folder: Path, run: RunMetrics, config: dict[str, Any]) -> Told:
         run,
         config,
         "loss" in keys and "reward" not in keys,
+        served,
         ended(folder, "error", run),
         bool(ended(folder, "collapse", run)),
         planned,
@@ -90,6 +93,8 @@ def lead(told: Told) -> str:
     sentences += _certainty(run)
     if len(run.series("eval/accuracy")[0]) and ends(run, "reward"):
         sentences.append(f"Mean reward in training {change(ends(run, 'reward'), '{:.2f}')}.")
+    elif ends(run, "reward") and told.served:
+        sentences.append("These are rewards of the trajectories that it was trained on.")
     elif ends(run, "reward"):
         sentences.append("Nothing was evaluated (eval.every = 0): these are rewards of the prompts that it was trained on.")
     elif told.supervised:

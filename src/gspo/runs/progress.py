@@ -102,7 +102,9 @@ class Progress:
         if self.plain:
             self._print(self._line(metrics, step))
         else:
-            if is_number(metrics.get("eval/accuracy")):
+            if not _shown(metrics):  # the view has no place for them
+                self._print(self._line(metrics, step))
+            elif is_number(metrics.get("eval/accuracy")):
                 self._print(f"step {step}: {_accuracy(metrics)}")
             self._draw()
 
@@ -139,7 +141,7 @@ class Progress:
 
     def _line(self, metrics: dict[str, Any], step: int) -> str:
         parts = [f"step {self._count(step)}"]
-        for key, name, form in _shown(metrics):
+        for key, name, form in _shown(metrics) or _all(metrics):
             parts.append(_accuracy(metrics) if key == "eval/accuracy" else f"{name} {form.format(metrics[key])}")
         seconds_left = self._seconds_left()
         if seconds_left is not None and self.total and step < self.total:
@@ -200,6 +202,11 @@ def _shown(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     parts = [key for key in metrics if key.startswith("reward/")]
     rows = [*SHOWN, *((key, key.removeprefix("reward/"), "{:.2f}") for key in parts if len(parts) > 1)]
     return [row for row in rows if is_number(metrics.get(row[0])) and (row[0] != "loss" or "reward" not in metrics)]
+
+
+def _all(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Every metric under its own name, as in SHOWN: what an agent noted, `val/reward`."""
+    return [(key, key, "{:.4g}") for key, value in metrics.items() if key != "step" and is_number(value)]
 
 
 def _accuracy(metrics: dict[str, Any]) -> str:
