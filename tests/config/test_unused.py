@@ -26,7 +26,8 @@ READ = {
     "data/tables.py": "task.source task.eval_source task.prompt_column eval.num_prompts",
     "data/prompts.py": "task.size task.too_long",
     "data/chat_template.py": "task.system task.template task.template_args",
-    "build/assemble.py": "task.seed reward.functions train.offload_optimizer eval.num_generations reward.correct_at",
+    "build/assemble.py": "task.seed train.offload_optimizer eval.num_generations reward.correct_at",
+    "build/scorers.py": "reward.functions",
     "rewards/scorer.py": "reward.weights reward.timeout reward.workers",
     "rewards/graders.py": "reward.answer_column",
     "build/samplers.py": "sampler.engine sampler.batch_size sampler.quantize rollout.max_completion_length "
