@@ -198,7 +198,7 @@ SOURCE = {
     "latin.jsonl": "latin.jsonl: not UTF-8 text",
     "column.jsonl": r"column.jsonl, row 0: there is no column 'prompt', did you mean promt\?; "
     "set task.prompt_column to one of: promt, answer",
-    "number.jsonl": "number.jsonl, row 1: the prompt .column 'prompt'. is a int; expected a string or a list of chat mess",
+    "number.jsonl": "number.jsonl, row 1: the prompt .column 'prompt'. is an int; expected a string or a list of chat mess",
     "nothing.jsonl": "nothing.jsonl, row 0: the prompt .column 'prompt'. is empty",
     "letters.jsonl": "letters.jsonl, row 1: the prompt .* cannot be encoded by the tokenizer .*: 'zzz'",
     "chat.jsonl": "chat.jsonl, row 0: .* no chat template is in use: give the prompt as a string",
@@ -213,7 +213,7 @@ SOURCE = {
     "bad_input_module:rows": r"task.config = \{\}: bad_input_module:rows cannot be called with it: missing .* 'n'",
     "bad_input_module:boom": "bad_input_module:boom raised OSError: no data today",
     "bad_input_module:nothing": "bad_input_module:nothing: there are no rows",
-    "bad_input_module:number": "number is a int, not a function",
+    "bad_input_module:number": "number is an int, not a function",
     "no_such_module:rows": "there is no module 'no_such_module' in .* or among the installed packages",
     "reasoning_gym:count_bit --reward.functions task": r"reasoning-gym has no such task, did you mean count_bits\?",
     "reasoning_gym:count_bits --reward.functions task --task.config {min=3}": r"task.config.min: .* did you mean min_n\?",
@@ -371,7 +371,7 @@ PYTHON = {  # what differs from a call that works, and its message
     "bare key": ({"lr": 1e-5}, "lr = 1e-05: stands in no section; .* did you mean optimizer.lr"),
     "unknown section": ({"optimiser": {"lr": 1}}, r"\[optimiser\]: unknown section.* did you mean optimizer\?"),
     "type": ({"rollout": {"num_prompts": 8.0}}, "rollout.num_prompts = 8.0: expected a whole number, got float"),
-    "config of another type": ({"config": 3}, "config: expected a TOML file, a Config or nested dicts, got a int"),
+    "config of another type": ({"config": 3}, "config: expected a TOML file, a Config or nested dicts, got an int"),
     "config file": ({"config": "missing.toml"}, "missing.toml: no such configuration file"),
 }
 

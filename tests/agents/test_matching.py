@@ -144,7 +144,7 @@ def test_one_alone_in_its_group_waits_for_another():
 
 
 def test_something_else_in_a_trajectory():
-    with pytest.raises(ValueError, match="holds a int"):
+    with pytest.raises(ValueError, match="holds an int"):
         found_in(chat(), group(Trajectory([*ASK, 5], 1.0)))
 
 

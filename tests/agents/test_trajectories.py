@@ -24,7 +24,7 @@ def test_the_id_is_that_of_the_choice():
 
 
 def test_what_is_no_message():
-    with pytest.raises(ValueError, match="holds a int"):
+    with pytest.raises(ValueError, match="holds an int"):
         plain(3)
 
 
@@ -60,13 +60,13 @@ GOOD = Trajectory([MESSAGE], 1.0)
     [
         (None, r"groups = None, a NoneType: groups of trajectories are expected"),
         ("abc", r"groups = 'abc', a str: groups"),
-        (5, r"groups = 5, a int: groups"),
+        (5, r"groups = 5, an int: groups"),
         ({"groups": []}, r"groups = .*, a dict: groups"),
         (GOOD, r"groups = Trajectory.*: groups of trajectories are expected"),
         (TrajectoryGroup([GOOD, GOOD]), r"groups = .*a TrajectoryGroup: groups of trajectories are expected"),
         ([GOOD, GOOD], r"groups\[0\] = Trajectory.*: groups of trajectories are expected"),
         ([[GOOD], "ab"], r"groups\[1\] = 'ab', a str: groups"),
-        ([[1, 2]], r"groups\[0\]\[0\] = 1, a int: a trajectory is expected"),
+        ([[1, 2]], r"groups\[0\]\[0\] = 1, an int: a trajectory is expected"),
         ([[GOOD, None]], r"groups\[0\]\[1\] = None, a NoneType: a trajectory"),
         ([[GOOD, {"messages_and_choices": [], "reward": 1.0}]], r"groups\[0\]\[1\] = .*, a dict: a trajectory"),
         ([[[GOOD]]], r"groups\[0\]\[0\] = .*, a list: a trajectory"),
@@ -112,5 +112,5 @@ def test_groups_in_any_form_are_groups():
 
 
 def test_a_choice_that_is_none():
-    with pytest.raises(ValueError, match="whose message is a int"):
+    with pytest.raises(ValueError, match="whose message is an int"):
         plain({"message": 5})

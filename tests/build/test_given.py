@@ -33,7 +33,7 @@ def test_what_is_given_has_a_name_in_the_configuration():
 @pytest.mark.parametrize(
     ("config", "model", "tokenizer", "message"),
     [
-        (3, None, None, "config: expected a TOML file, a Config or nested dicts, got a int"),
+        (3, None, None, "config: expected a TOML file, a Config or nested dicts, got an int"),
         (None, {"path": "m"}, None, r"a \[model\] section is config="),
         (None, "m", ITS_TOKENIZER, "tokenizer: it goes with a loaded model"),
         (None, None, ITS_TOKENIZER, "tokenizer: it goes with a loaded model"),

@@ -60,7 +60,7 @@ def test_packages_of_the_current_folder(here):
         ("sound_lookup", "k = 'sound_lookup': expected module:function"),
         (":half", "expected module:function"),
         ("sound_lookup:hlaf", "sound_lookup has no function 'hlaf', did you mean half"),
-        ("sound_lookup:number", "number is a int, not a function"),
+        ("sound_lookup:number", "number is an int, not a function"),
         ("nowhere_lookup:f", "there is no module 'nowhere_lookup' in .* or among the installed packages"),
         ("broken_lookup:f", "importing 'broken_lookup' failed: ZeroDivisionError: division by zero"),
         ("leaves_lookup:f", "importing 'leaves_lookup' failed: SystemExit: 0"),

@@ -9,7 +9,7 @@ import pytest
 
 from gspo.config.files import from_dict, load
 from gspo.config.schema import SECTIONS
-from gspo.config.values import DEEPEST, alternatives, in_range, shown, type_name, typed
+from gspo.config.values import DEEPEST, alternatives, in_range, shown, type_name, type_of, typed
 
 NUMERIC = [
     (f"{name}.{field.name}", field, hint)
@@ -81,8 +81,8 @@ def deep(levels):
         ("\udce9", str, "k = .*: is not valid Unicode"),
         (["a", 3], list[str], r"k\[1\] = 3: expected a string, got int"),
         ({"a": None}, dict[str, typing.Any], "k.a = None: a NoneType cannot be written into config.toml"),
-        ({"a": [object()]}, dict[str, typing.Any], r"k.a\[0\] = <object .*: a object cannot be written"),
-        ({3: 1}, dict[str, typing.Any], "k: the name 3 is a int, not a string"),
+        ({"a": [object()]}, dict[str, typing.Any], r"k.a\[0\] = <object .*: an object cannot be written"),
+        ({3: 1}, dict[str, typing.Any], "k: the name 3 is an int, not a string"),
         ({"a": 2**64}, dict[str, typing.Any], "k.a = a whole number of 20 digits: must be between"),
         ({"a": "\0"}, dict[str, typing.Any], "k.a = .*: holds a NUL character"),
         (deep(DEEPEST + 1), dict[str, typing.Any], "k.a.a.*: nested more than 20 levels deep"),
@@ -125,3 +125,9 @@ def test_ranges_and_types_in_words():
         with pytest.raises(ValueError, match=message):
             in_range("k", value, limits)
     assert type_name(list[float] | None) == "a list of numbers or nothing"
+
+
+def test_the_type_of_a_value_has_its_article():
+    assert [type_of(value) for value in (3, [], None, 1j, OSError())] == [
+        "an int", "a list", "a NoneType", "a complex", "an OSError",
+    ]  # fmt: skip

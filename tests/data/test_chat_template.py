@@ -132,7 +132,7 @@ def test_completions_end_with_eos_once():
         ([{"role": "user", "content": [{"type": "input_audio"}]}], {}, "a part that is no text"),
         ([{"role": "user", "content": [{"video": "a.mp4"}]}], {}, "a part that is no text"),  # as Qwen's templates read it
         ([{"role": "user", "content": {"text": "1"}}], {}, "has a dict for its content"),
-        (7, {}, "is a int; expected a string or a list"),
+        (7, {}, "is an int; expected a string or a list"),
         (None, {}, "is a NoneType; expected a string or a list"),
         ([{"role": "tool", "content": "1"}], {}, "the chat template refuses it: no tools here"),
         (

@@ -23,7 +23,7 @@ def test_a_function_of_the_current_folder(tmp_path, monkeypatch):
         (source, {"n": 2, "wrd": 1}, "cannot be called with it: got an unexpected keyword argument 'wrd'"),
         (source, {"n": 0}, "own_task_module:rows: there are no rows"),
         ("own_task_module:row", {}, "own_task_module has no function 'row', did you mean rows?"),
-        ("own_task_module:value", {}, "value is a int, not a function"),
+        ("own_task_module:value", {}, "value is an int, not a function"),
         ("own_task_module:broken", {}, "own_task_module:broken raised OSError: disk"),
         ("own_task_module:leaves", {}, "own_task_module:leaves raised SystemExit: 0"),
         (

@@ -205,7 +205,7 @@ def test_what_a_function_changes_no_other_call_sees():
     ("name", "message"),
     [
         ("tests.rewards.graders:lenght", "tests.rewards.graders has no function 'lenght', did you mean length?"),
-        ("tests.rewards.graders:not_a_function", "not_a_function is a int, not a function"),
+        ("tests.rewards.graders:not_a_function", "not_a_function is an int, not a function"),
         ("no_such_module:f", "there is no module 'no_such_module' in"),
         ("tests.rewards.graders:", "expected module:function"),
     ],

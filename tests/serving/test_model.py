@@ -109,7 +109,7 @@ def test_what_cannot_be_trained_on_is_named_and_the_rest_trained(tmp_path):
             for groups, config, why in (
                 ([], None, "no group was given"),
                 ([TrajectoryGroup([])], None, "1 groups without"),
-                ([[1, 2]], None, r"groups\[0\]\[0\] = 1, a int: a trajectory is expected"),
+                ([[1, 2]], None, r"groups\[0\]\[0\] = 1, an int: a trajectory is expected"),
                 (await collected(model), gspo.TrainCall(importance_sampling_level="token"), 'algorithm.name = "grpo"'),
                 (await collected(model), gspo.TrainCall(importance_sampling_level="word"), "allowed are sequence"),
             ):

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from gspo.agents.trajectories import TrajectoryGroup
+from gspo.config.values import type_of
 from gspo.runs.progress import Progress
 
 
@@ -91,7 +92,7 @@ def _runs(name: str, given: Any, nested: bool = True) -> list[Any]:
         for run in filter(inspect.iscoroutine, runs):
             run.close()  # it never begins
         raise ValueError(
-            f"{name} = {given!r:.80}, a {type(given).__name__}: groups of runs that are still to be awaited are expected, "
+            f"{name} = {given!r:.80}, {type_of(given)}: groups of runs that are still to be awaited are expected, "
             "such as [[agent(client, question) for _ in range(8)] for question in questions]"
         )
     return runs
@@ -100,7 +101,7 @@ def _runs(name: str, given: Any, nested: bool = True) -> list[Any]:
 async def _trajectory(run: Awaitable[Any]) -> Any:
     result = await run
     if not hasattr(result, "messages_and_choices"):
-        raise TypeError(f"it returned a {type(result).__name__}, not a trajectory")
+        raise TypeError(f"it returned {type_of(result)}, not a trajectory")
     return result
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from gspo.config.values import type_of
+
 
 @dataclass
 class History:
@@ -80,14 +82,14 @@ def groups_of(given: Any) -> list[TrajectoryGroup]:
     where.
     """
     if not _listed(given) or hasattr(given, "trajectories"):
-        raise ValueError(f"groups = {given!r:.80}, a {type(given).__name__}: {WANTED}")
+        raise ValueError(f"groups = {given!r:.80}, {type_of(given)}: {WANTED}")
     return [_group_of(group, f"groups[{number}]") for number, group in enumerate(given)]
 
 
 def trajectories_of(given: Any) -> list[Any]:
     """The trajectories of groups, or of one group, without exceptions. Raises ValueError for anything else."""
     if not _listed(given):
-        raise ValueError(f"groups = {given!r:.80}, a {type(given).__name__}: {WANTED}")
+        raise ValueError(f"groups = {given!r:.80}, {type_of(given)}: {WANTED}")
     alone = [item if _listed(item) or hasattr(item, "trajectories") else [item] for item in given]
     return [trajectory for number, group in enumerate(alone) for trajectory in _group_of(group, f"groups[{number}]")]
 
@@ -95,7 +97,7 @@ def trajectories_of(given: Any) -> list[Any]:
 def _group_of(given: Any, name: str) -> TrajectoryGroup:
     results = getattr(given, "trajectories", given)
     if not _listed(results):
-        raise ValueError(f"{name} = {given!r:.80}, a {type(given).__name__}: {WANTED}")
+        raise ValueError(f"{name} = {given!r:.80}, {type_of(given)}: {WANTED}")
     group = TrajectoryGroup(results, getattr(given, "metadata", None))
     group.exceptions += getattr(given, "exceptions", ())
     for number, trajectory in enumerate(group):
@@ -111,7 +113,7 @@ def _listed(value: Any) -> bool:
 def _check(trajectory: Any, name: str) -> None:
     if not hasattr(trajectory, "messages_and_choices") or not hasattr(trajectory, "reward"):
         raise ValueError(
-            f"{name} = {trajectory!r:.80}, a {type(trajectory).__name__}: a trajectory is expected, such as "
+            f"{name} = {trajectory!r:.80}, {type_of(trajectory)}: a trajectory is expected, such as "
             "gspo.Trajectory(messages, reward=1.0)"
         )
     for history in (trajectory, *(getattr(trajectory, "additional_histories", None) or ())):
@@ -123,7 +125,7 @@ def _check(trajectory: Any, name: str) -> None:
         try:
             float(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{name}: {key} = {value!r:.80}, a {type(value).__name__}: a number is expected") from None
+            raise ValueError(f"{name}: {key} = {value!r:.80}, {type_of(value)}: a number is expected") from None
 
 
 LEVELS = {"sequence": "gspo", "turn": "gspo_turn", "token": "grpo"}
@@ -151,14 +153,14 @@ def plain(item: Any) -> dict[str, Any]:
     if isinstance(item, dict):
         message = item.get("message", item)
         if not isinstance(message, dict):
-            raise ValueError(f"a trajectory holds a choice whose message is a {type(message).__name__}: a dict is expected")
+            raise ValueError(f"a trajectory holds a choice whose message is {type_of(message)}: a dict is expected")
         return message
     if hasattr(item, "choices"):
         item = item.choices[0]
     message = getattr(item, "message", item)
     if hasattr(message, "model_dump"):
         return message.model_dump(exclude_none=True)
-    raise ValueError(f"a trajectory holds a {type(item).__name__}: messages (dicts) and choices of responses are expected")
+    raise ValueError(f"a trajectory holds {type_of(item)}: messages (dicts) and choices of responses are expected")
 
 
 def id_of(item: Any) -> str | None:

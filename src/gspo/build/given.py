@@ -10,6 +10,7 @@ from typing import Any
 from gspo.config.files import as_config
 from gspo.config.origin import GIVEN
 from gspo.config.schema import Config
+from gspo.config.values import type_of
 
 
 @dataclasses.dataclass
@@ -34,7 +35,7 @@ Source = Config | str | Path | dict[str, dict[str, Any]] | None
 def configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: Any, dataset: Any = None) -> Config:
     """The configuration of a Python call. Raises ValueError for arguments that do not go together."""
     if not isinstance(config, (Config, str, Path, dict, type(None))):
-        raise ValueError(f"config: expected a TOML file, a Config or nested dicts, got a {type(config).__name__}")
+        raise ValueError(f"config: expected a TOML file, a Config or nested dicts, got {type_of(config)}")
     if isinstance(model, Config) or str(model).endswith(".toml"):
         raise ValueError(f"model = {model!r:.80}: this is a configuration: pass it as config=")
     if isinstance(model, dict):

@@ -12,6 +12,7 @@ from importlib.util import module_from_spec
 from typing import TYPE_CHECKING, Any
 
 from gspo.config.near import nearest
+from gspo.config.values import type_of
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +47,7 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
             hint = "; it is a module of Python itself, so give a file of yours another name"
         raise ValueError(f"{key} = {spec!r}: {module_name} has no function {name!r}{hint}")
     if not callable(function):
-        raise ValueError(f"{key} = {spec!r}: {name} is a {type(function).__name__}, not a function")
+        raise ValueError(f"{key} = {spec!r}: {name} is {type_of(function)}, not a function")
     return function
 
 

@@ -26,8 +26,14 @@ def shown(value: Any, key: str = "") -> str:
     try:
         text = repr(without_secrets(value, key))
     except Exception:  # an int within it that is too long to print, an object whose repr raises
-        return f"a {type(value).__name__} that cannot be printed"
+        return f"{type_of(value)} that cannot be printed"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def type_of(value: Any) -> str:
+    """The type of a value in an error, with its article: `an int`, `a dict`."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
@@ -87,7 +93,7 @@ def _check_table(key: str, value: Any, depth: int) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
             if not isinstance(name, str):
-                raise ValueError(f"{key}: the name {shown(name)} is a {type(name).__name__}, not a string")
+                raise ValueError(f"{key}: the name {shown(name)} is {type_of(name)}, not a string")
             _check_table(f"{key}.{_text(key, name)}", item, depth + 1)
     elif isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
@@ -99,7 +105,7 @@ def _check_table(key: str, value: Any, depth: int) -> None:
         _text(key, value)
     elif not isinstance(value, (float, datetime.date, datetime.time)):
         raise ValueError(
-            f"{key} = {shown(value, key)}: a {type(value).__name__} cannot be written into config.toml: give a "
+            f"{key} = {shown(value, key)}: {type_of(value)} cannot be written into config.toml: give a "
             "string, a number, true or false, a list, or a table"
         )
 

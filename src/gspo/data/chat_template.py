@@ -9,6 +9,7 @@ from typing import Any
 
 from gspo.config.near import nearest
 from gspo.config.rollout import TaskConfig
+from gspo.config.values import type_of
 
 
 class Encoder:
@@ -144,7 +145,7 @@ def _opens_thinking(text: str) -> bool:
 def check_messages(prompt: Any) -> None:
     """Raises ValueError unless `prompt` is a non-empty list of messages with a role and a content, which is text."""
     if not isinstance(prompt, list):
-        raise ValueError(f"is a {type(prompt).__name__}; expected a string or a list of chat messages")
+        raise ValueError(f"is {type_of(prompt)}; expected a string or a list of chat messages")
     if not prompt:
         raise ValueError("is an empty list of messages")
     for i, message in enumerate(prompt):
@@ -165,7 +166,7 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ValueError(f"has a {type(content).__name__} for its content: a text is expected")
+        raise ValueError(f"has {type_of(content)} for its content: a text is expected")
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any
 
 from gspo.config.lookup import describe
 from gspo.config.near import nearest
+from gspo.config.values import type_of
 
 LARGEST_CELL = 2**31 - 1  # characters of a CSV file's cell; Python's own limit is shorter than many a prompt
 
@@ -64,7 +65,7 @@ def _json(path: Path) -> list[dict[str, Any]]:
     rows = _parsed(text, str(path))
     if not isinstance(rows, list):
         names = f" with {', '.join(rows)}" if isinstance(rows, dict) else ""
-        raise ValueError(f"{path}: expected a list of rows [{{...}}, ...], got a {type(rows).__name__}{names:.80}")
+        raise ValueError(f"{path}: expected a list of rows [{{...}}, ...], got {type_of(rows)}{names:.80}")
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise ValueError(f"{path}, row {number}: expected an object {{...}}, got {row!r:.40}")

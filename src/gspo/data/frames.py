@@ -12,6 +12,8 @@ import struct
 import time
 from typing import Any
 
+from gspo.config.values import type_of
+
 HEADER = struct.Struct("!Q")
 PIECE = 1 << 20
 """Bytes that one call reads, so that memory grows with what arrives and not with what a header announces."""
@@ -103,7 +105,7 @@ def _marked(value: Any) -> Any:
     for name, kind in (("tuple", tuple), ("set", set)):
         if isinstance(value, kind):
             return {KIND: name, "of": [_marked(item) for item in value]}
-    raise ValueError(f"a {type(value).__name__} is no plain data")
+    raise ValueError(f"{type_of(value)} is no plain data")
 
 
 def _unmarked(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from gspo.config.origin import played
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
+from gspo.config.values import type_of
 from gspo.data.chat_template import Encoder, check_messages
 from gspo.data.reasoning_gym import PREFIX
 from gspo.data.sources import Table
@@ -195,9 +196,7 @@ def _completion(row: Mapping[str, Any], column: str) -> str:
         check_messages(value)
         value = value[0]["content"]
     if not isinstance(value, str):
-        raise ValueError(
-            f"the completion (column {column!r}) is a {type(value).__name__}; expected a string or one chat message"
-        )
+        raise ValueError(f"the completion (column {column!r}) is {type_of(value)}; expected a string or one chat message")
     if not value:
         raise ValueError(f"the completion (column {column!r}) is empty")
     return value

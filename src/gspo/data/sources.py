@@ -12,6 +12,7 @@ from gspo.config import origin
 from gspo.config.lookup import describe, load_function, unknown_arguments
 from gspo.config.near import nearest
 from gspo.config.rollout import TaskConfig
+from gspo.config.values import type_of
 from gspo.data import reasoning_gym
 from gspo.data.files import rows_of
 from gspo.data.frames import Junk, unpacked
@@ -47,12 +48,12 @@ def table(rows: Any, label: str) -> Table:
     if hasattr(rows, "keys"):
         names = ", ".join(map(str, rows.keys()))
         raise ValueError(
-            f"{label}: expected a list of rows, got a {type(rows).__name__} with {names}: choose one split, or give a "
+            f"{label}: expected a list of rows, got {type_of(rows)} with {names}: choose one split, or give a "
             "list with a dict for each row"
         )
     if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__") or isinstance(rows, str):
         raise ValueError(
-            f"{label}: expected a list of dicts or a datasets.Dataset, got a {type(rows).__name__} "
+            f"{label}: expected a list of dicts or a datasets.Dataset, got {type_of(rows)} "
             "(a streamed data set has no length: give a list of the rows to use)"
         )
     if not len(rows):

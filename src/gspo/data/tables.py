@@ -11,6 +11,7 @@ from gspo.config.near import nearest
 from gspo.config.origin import VERIFIERS
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
+from gspo.config.values import type_of
 from gspo.data.reasoning_gym import PREFIX
 from gspo.data.sources import Table, generate, read, table
 
@@ -78,7 +79,7 @@ def prompt_column(which: str, task: TaskConfig) -> str:
 def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:
     """What stands in a column of a row. `key` names the column, `what` is in it. Raises ValueError where there is none."""
     if not isinstance(row, Mapping):
-        raise ValueError(f"is a {type(row).__name__}, expected a dict of columns")
+        raise ValueError(f"is {type_of(row)}, expected a dict of columns")
     if column not in row:
         names = list(map(str, row))
         found = ", ".join(names) or "(none)"

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from gspo.config.lookup import describe, load_function
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
+from gspo.config.values import type_of
 from gspo.data import bounds, reasoning_gym
 from gspo.rewards.arguments import Arguments, RewardInput
 
@@ -162,7 +163,7 @@ def _why(error: BaseException) -> str:
 
 def _results(returned: Any, count: int) -> list[Result]:
     if returned is None or isinstance(returned, (str, bytes, dict, set, frozenset)) or not hasattr(returned, "__iter__"):
-        raise ValueError(f"returned a {type(returned).__name__}, expected a list of {count} numbers or None")
+        raise ValueError(f"returned {type_of(returned)}, expected a list of {count} numbers or None")
     values = list(returned)
     if len(values) != count:
         raise WrongLength(f"returned {len(values)} values for {count} completions: return one number or None for each")
@@ -244,7 +245,7 @@ def uncomparable(value: Any) -> str:
         return ""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return ""
-    return f"holds a {type(value).__name__}, and a completion is compared with text and numbers alone: make it one of these"
+    return f"holds {type_of(value)}, and a completion is compared with text and numbers alone: make it one of these"
 
 
 def _exact(row: RewardInput, column: str) -> float:

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from gspo.config.lookup import pick_device
 from gspo.config.policy import ModelConfig
+from gspo.config.values import type_of
 
 ADAPTER = "adapter_config.json"  # a folder with it holds an adapter alone
 KEPT_KEYS = "keep_window_size"  # where tokens look at so many keys of a row at most, which they choose themselves
@@ -56,7 +57,7 @@ def outline(model: Any, tokenizer: Any) -> Outline:
     """Of a loaded model. Raises ValueError where model and tokenizer are not of transformers, or not of each other."""
     for name, value, kind in (("model", model, PreTrainedModel), ("tokenizer", tokenizer, PreTrainedTokenizerBase)):
         if not isinstance(value, kind):
-            raise ValueError(f"{name}: expected one of transformers ({kind.__name__}), got a {type(value).__name__}")
+            raise ValueError(f"{name}: expected one of transformers ({kind.__name__}), got {type_of(value)}")
     check_tokenizer(model, tokenizer)
     check_settings(model.config, model.generation_config)
     return Outline(tokenizer, model.config)
