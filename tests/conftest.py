@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,10 @@ import pytest
 
 # Tiny models run faster on one thread, above all beside others; what the tests start inherits it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Under nohup, or in the background of a shell, these are ignored, and so they would be in all that the tests start.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore = [] if "GSPO_VLLM_PYTHON" in os.environ else ["backends/vllm/engine"]
 
