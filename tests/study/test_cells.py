@@ -76,6 +76,7 @@ def test_what_is_finished_is_kept_and_what_fails_says_why(place):
     other = dataclasses.replace(done, config=as_config(done.config, {"optimizer": {"lr": 0.5}}))
     with pytest.raises(ValueError, match=r"holds a cell of another study: optimizer\.lr = 0\.003 there, 0\.5 in this one"):
         run_cells([other], 1, 1)
-    (folder / "config.toml").write_text("[train")
-    with pytest.raises(ValueError, match=r"seed3/config\.toml: not valid TOML.* Delete the folder, or choose another --dir"):
-        run_cells([done], 1, 1)
+    for text, why in (("[train", "not valid TOML.*"), ("[train]\nstepz = 1", r"train\.stepz = 1: .* mean train\.steps\?")):
+        (folder / "config.toml").write_text(text)
+        with pytest.raises(ValueError, match=rf"seed3/config\.toml: {why} Delete the folder, or choose another --dir"):
+            run_cells([done], 1, 1)

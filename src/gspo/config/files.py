@@ -54,6 +54,15 @@ def load(path: str | Path | None = None, overrides: dict[str, Any] | None = None
     return from_dict(raw)
 
 
+def load_of_run(path: Path, remedy: str) -> Config:
+    """The configuration that a run has written. Raises ValueError that names the file, and says what to do about it."""
+    try:
+        return load(path)
+    except ValueError as error:
+        named = str(error) if str(path) in str(error) else f"{path}: {error}"
+        raise ValueError(f"{named}{'' if named.endswith('?') else '.'} {remedy}") from None
+
+
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
     """The tables of a TOML file, which errors call `what`. Raises ValueError that says where in the file the fault is."""
     try:

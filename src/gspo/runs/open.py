@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from gspo.config.files import load, to_dict, to_toml
+from gspo.config.files import load_of_run, to_dict, to_toml
 from gspo.config.lookup import describe
 from gspo.config.names import RESUME
 from gspo.config.resume import ON_PURPOSE, check_allowed, same_run
@@ -53,11 +53,7 @@ def begun_with(folder: RunFolder, last: Path | None) -> Config:
     """
     saved = folder.config if last is None else last / checkpoint.CONFIG
     path = saved if saved.exists() else folder.config  # an earlier gspo kept none in checkpoints
-    try:
-        return load(path)
-    except ValueError as error:
-        named = str(error) if str(path) in str(error) else f"{path}: {error}"
-        raise ValueError(f"{named}. The settings of this run were changed: put them back as they were") from None
+    return load_of_run(path, "The settings of this run were changed: put them back as they were")
 
 
 @contextmanager

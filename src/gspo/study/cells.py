@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gspo.config.files import load, to_toml
+from gspo.config.files import load_of_run, to_toml
 from gspo.config.resume import changed, may_differ
 from gspo.report.read import read_lines
 from gspo.safe import replace_file
@@ -36,11 +36,7 @@ def finished(cell: Cell) -> bool:
     if not (folder / "config.toml").exists():
         return False
     remedy = "Delete the folder, or choose another --dir"
-    try:
-        began_with = load(folder / "config.toml")
-    except ValueError as error:
-        raise ValueError(f"{error}. {remedy}") from None
-    for key, was, is_now in changed(began_with, cell.config):
+    for key, was, is_now in changed(load_of_run(folder / "config.toml", remedy), cell.config):
         if not may_differ(key):
             raise ValueError(
                 f"{folder}: holds a cell of another study: {key} = {was!r} there, {is_now!r} in this one. {remedy}"
