@@ -28,7 +28,7 @@ def test_math_that_never_ends_costs_its_own_completion():
     tower = "\\boxed{9^{9^{9^{9}}}}"
     got, errors = outcome(named("math", timeout=1.0), "\\boxed{7}", tower, "\\boxed{8}", answer="7")
     assert got == [1, None, 0]
-    assert errors == [None, "math: took longer than 1 s", None]
+    assert errors == [None, "math: took longer than 1 s (reward.timeout)", None]
 
 
 @pytest.mark.parametrize(
@@ -92,15 +92,16 @@ def test_the_worker_goes_on_after_a_hang():
     with named("hangs", "process_id", timeout=0.2) as rewards:
         first = rewards.score([rollout("a"), rollout("hang")])
         again = rewards.score([rollout("a")])
-    assert first[1].error == "hangs: took longer than 0.2 s"
+    assert first[1].error == "hangs: took longer than 0.2 s (reward.timeout)"
     assert again[0].error is None
 
 
 def test_not_every_completion_may_hang(monkeypatch):
     monkeypatch.setattr(channels, "MAX_LOST", 2)
     _, errors = outcome(named("hangs", timeout=0.1), *["hang"] * 50)
-    assert errors[1] == "hangs: took longer than 0.1 s"
-    assert errors[2:] == ["hangs: not scored: 2 calls before it hung or crashed"] * 48
+    assert errors[1] == "hangs: took longer than 0.1 s (reward.timeout)"
+    skipped = "hangs: not scored: 2 calls before it hung or crashed: took longer than 0.1 s (reward.timeout)"
+    assert errors[2:] == [skipped] * 48
 
 
 def test_callables_that_fail():
@@ -117,7 +118,7 @@ def test_callables_that_fail():
     for function in (judge, hangs):
         got, errors = outcome(in_process(function, timeout=0.2), "a", "hang", "b")
         assert got == [1, None, 1]
-        assert errors[1].endswith("took longer than 0.2 s")
+        assert errors[1].endswith("took longer than 0.2 s (reward.timeout)")
     got, errors = outcome(in_process(judge), "a", "zero", "b")
     assert (got, errors[1]) == ([1, None, 1], "judge: ZeroDivisionError: division by zero")
 
@@ -241,9 +242,18 @@ def test_where_all_completions_fail_none_of_them_is_blamed(function, timeout, re
     assert len(told) == 1 and "single bad completion" not in str(told[0].message)
 
 
+def test_completions_that_got_no_call_are_not_said_to_have_failed(monkeypatch):
+    monkeypatch.setattr(channels, "GRACE", 0.1)
+    completions = [rollout("hang" if i < channels.MAX_LOST else "good") for i in range(2 * channels.MAX_LOST)]
+    with named("hangs", timeout=0.1, workers=1) as rewards, pytest.warns(UserWarning) as told:
+        scored = rewards.score(completions)
+    assert [one.reward for one in scored] == [None] * 16 and ": not scored: 8 calls" in scored[-1].error
+    assert ". All 8 completions that were tried failed too. Raise reward.timeout, or mend" in str(told[0].message)
+
+
 def test_a_single_completion_that_hangs_says_nothing_about_many():
     with named("hangs", timeout=0.1) as rewards, warnings.catch_warnings(action="error"):
-        assert rewards.score([rollout("hang")])[0].error == "hangs: took longer than 0.1 s"
+        assert rewards.score([rollout("hang")])[0].error == "hangs: took longer than 0.1 s (reward.timeout)"
         assert rewards.ways["hangs"].level == graders.BATCH
 
 

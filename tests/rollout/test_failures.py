@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gspo.data.bounds import NO_OPINION
+from gspo.rewards.graders import Late
 from gspo.rollout.failures import FAILING, Failures, all_failed, commonest, failed
 from gspo.types import Group
 from tests.data.tools import rollout
@@ -17,9 +18,11 @@ def batch(*errors):
 def test_a_batch_that_failed_names_its_commonest_error():
     assert all_failed([]) == all_failed(batch(None, "x")) == ""
     why = all_failed(batch("f: one", "f: two", "f: two"))
-    assert why.startswith(
-        "none of 3 completions got a reward, most of them for this reason: f: two; since all failed, mend "
+    assert why == (
+        "none of 3 completions got a reward, most of them for this reason: f: two; since all failed, mend what gives the "
+        "reward"
     )
+    assert all_failed(batch(f"f: {Late(0.1)}")).endswith("what gives the reward, or raise reward.timeout")
     assert all_failed(batch(NO_OPINION)).endswith("had an opinion: return a number, 0 for a bad completion")
     assert commonest([one.rollouts[0] for one in batch(None, None)]) == ""
 

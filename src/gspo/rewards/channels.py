@@ -17,6 +17,7 @@ from gspo.config.rollout import TaskConfig
 from gspo.data.frames import Junk, unpacked
 from gspo.data.processes import kill, spawn
 from gspo.rewards.graders import BATCH, SINGLY, Late, NextResults, Result, RewardFunction, RewardInput, checked
+from gspo.rewards.way import SKIPPED, Way
 
 START = 300.0
 """Seconds that a worker may take to import what it needs."""
@@ -30,51 +31,6 @@ LONGEST, PER_ROW = 1 << 16, 1 << 13
 
 class Lost(Exception):
     """A call whose process died, or sent what it should not."""
-
-
-class Way:
-    """How a function is called from now on, and what is to be said of it.
-
-    Calls for many completions that time out would do so in every step, and a judge be paid twice: they are not tried again.
-    grouped: a call is for all completions to a prompt.
-    """
-
-    def __init__(self) -> None:
-        self.level = BATCH
-        self.grouped = False
-        self._news: list[tuple[str, bool]] = []  # what failed, and whether by time
-        self._announced: set[bool] = set()
-
-    def failed(self, count: int, why: str, late: bool) -> None:
-        """A call for `count` completions failed, and each gets one of its own."""
-        if late in self._announced:
-            return
-        self._announced.add(late)
-        unit = "prompt" if self.grouped else "completion"
-        if late:
-            what = f"{why} (reward.timeout) and was given up. From now on each {unit} gets a call of its own"
-        else:
-            what = f"failed ({why}), so each {unit} got a call of its own"
-        self._news.append((f"a call for {count} completions {what}", late))
-
-    def news(self, all_failed: bool) -> list[str]:
-        """What is to be said, once: a text for the first time-out, one for the first other failure. all_failed: no
-        completion fared better in a call of its own, so that none of them is to blame.
-        """
-        texts = []
-        for what, late in self._news:
-            if all_failed:
-                wait = "Raise reward.timeout, or mend" if late else "Mend"
-                remedy = (
-                    f"All of these failed too. {wait} the function: the arguments that it takes, or what it needs to run"
-                )
-            elif late:
-                remedy = "Raise reward.timeout to wait for all at once, or make the function handle a single bad completion"
-            else:
-                remedy = "Make the function handle a single bad completion, by returning None for it"
-            texts.append(f"{what}. {remedy}")
-        self._news.clear()
-        return texts
 
 
 class Channel(Protocol):
@@ -135,7 +91,7 @@ def score_rows(
             blamed = _group(rows[len(results) :]) if way.grouped else 1
             blamed_results: list[Result] = [(None, str(error))] * blamed
             if lost == MAX_LOST:
-                skipped = None, f"not scored: {lost} calls before it hung or crashed"
+                skipped = None, f"{SKIPPED}{lost} calls before it hung or crashed: {error}"
                 blamed_results += [skipped] * (len(rows) - len(results) - blamed)
         results += blamed_results
         note_results(len(blamed_results))

@@ -43,7 +43,7 @@ class Late(Exception):
     """A call that took longer than `reward.timeout`."""
 
     def __init__(self, timeout: float) -> None:
-        super().__init__(f"took longer than {timeout:g} s")
+        super().__init__(f"took longer than {timeout:g} s (reward.timeout)")
 
 
 class WrongLength(ValueError):

@@ -20,8 +20,9 @@ from gspo.config.rollout import TaskConfig
 from gspo.data.bounds import NO_OPINION, unfit
 from gspo.data.reasoning_gym import PREFIX
 from gspo.rewards.arguments import TrainerState
-from gspo.rewards.channels import Channel, Thread, Way, Worker, score_rows
+from gspo.rewards.channels import Channel, Thread, Worker, score_rows
 from gspo.rewards.graders import Result, RewardFunction, RewardInput, uncomparable
+from gspo.rewards.way import Way
 from gspo.types import Prompt, Rollout
 
 
@@ -164,7 +165,7 @@ class Rewards:
             self._start()
             raise
         for name, way in self.ways.items():
-            for text in way.news(all(error is not None for _, error in results[name])):
+            for text in way.news(results[name]):
                 # From this very file, whoever called: the run's log takes the warnings of gspo's own files.
                 warnings.warn(f"reward {name}: {text}", stacklevel=1)
         by_rollout = zip(*(results[name] for name in self.names))

@@ -38,10 +38,8 @@ def all_failed(groups: Sequence[Group]) -> str:
     none = f"none of {len(rollouts)} completions got a reward, "
     if why == NO_OPINION:
         return f"{none}as {why}: return a number, 0 for a bad completion"
-    return (
-        f"{none}most of them for this reason: {why}; since all failed, mend what gives the reward: the arguments that it "
-        "takes, or what it needs to run"
-    )
+    wait = ", or raise reward.timeout" if "(reward.timeout)" in why else ""
+    return f"{none}most of them for this reason: {why}; since all failed, mend what gives the reward{wait}"
 
 
 class Failures:
