@@ -50,6 +50,7 @@ _INSTRUCTED = 'Respond in the format {"name": function name, "parameters": dicti
 _SPELLED = [
     '{"type": "function", "function": {"name": "{{ t.name }}", "parameters": {{ t.parameters | tojson }}}}',
     """{{ '{"name": "' + t.name + '", "parameters": ' + (t.parameters | tojson) + '}' }} with arguments""",
+    """{{ '"parameters": ' ~ tojson(t.parameters) ~ '}' }} with arguments""",
     'Tools look like {"name": "f", "parameters": {"type": "object", "properties": {"arguments": {}}}}',
 ]
 
@@ -71,10 +72,19 @@ def test_a_template_that_spells_schemas_need_not_be_llamas(schemas):
         """{{- '"parameters": ' }}\n                {{- tool_call.arguments | tojson }}""",
         """{{ '{"name": "' + c.name + '", "parameters": ' + (c['function']['arguments'] | tojson) + '}' }}""",
         """{{- '"parameters": ' ~ message.tool_calls[0].function.arguments | tojson }}""",
+        """{{- '"parameters": ' }}{%- if c.arguments is string %}{{ c.arguments }}{% endif %}""",
+        """{{- '"parameters": ' ~ tojson(c.arguments) }}""",
+        """{{- '"parameters": ' ~ c.get('arguments') | tojson }}""",
     ],
 )
 def test_llamas_calls_may_be_spelled_in_pieces(call):
     assert convention(call) is bare
+
+
+def test_what_follows_far_away_is_not_looked_at():
+    """A search without an end took seconds for a template of many quotes."""
+    assert convention('"parameters":' + "'" * 50 + "arguments") is bare
+    assert convention('"parameters":' + "'" * 100 + "arguments") is None
 
 
 TWO = [("lookup", {"key": "a b", "n": 3, "deep": {"x": [1, "é"]}}), ("search", {"text": 'naïve "quoted"\nline'})]

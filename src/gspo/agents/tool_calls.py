@@ -189,8 +189,10 @@ CONVENTIONS: tuple[tuple[str, Parse], ...] = (
     ("[TOOL_CALLS]", listed),
 )  # fmt: skip
 LLAMA = '"parameters":'
-_LLAMA = re.compile(rf"""\{{"name": function name, {LLAMA}|{LLAMA}[\s'"(){{}}+~-]*[\w.\['"\]]*\barguments\b""")
-"""Llama's own mark also stands in the schemas of tools: what counts is that arguments follow it, or its instruction."""
+_LLAMA = re.compile(rf"""\{{"name": function name, {LLAMA}|{LLAMA}(?:(?!parameters)[^|:]){{0,60}}?\barguments\b""")
+"""Llama's own mark also stands in the schemas of tools: what counts is that arguments follow it at once, with no filter (|) and
+no key (:) in between, or its instruction.
+"""
 
 
 def convention(template: str | None, tokenizer: Any = None) -> Parse | None:
