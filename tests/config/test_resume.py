@@ -41,6 +41,13 @@ def test_what_makes_it_another_run_may_not(tables, message):
         same_run(Config(), from_dict(tables))
 
 
+def test_what_a_served_run_does_not_read_is_not_compared():
+    old = from_dict({"rollout": {"num_prompts": 8}})
+    assert same_run(old, Config(), served=True) == []
+    with pytest.raises(ValueError, match="rollout.num_prompts = 32 cannot be changed"):
+        same_run(old, Config())
+
+
 @pytest.mark.parametrize("name", ["grpo", "sapo", "ppo", "dapo"])
 def test_the_option_that_was_changed_is_named_and_none_that_follows_from_it(name):
     """The run folder holds every setting, also those that an algorithm's name brings with it."""

@@ -174,6 +174,14 @@ def test_resume(tmp_path):
         assert model.step == 1 and model.run.sampler.version == 1
         asyncio.run(model.train(asyncio.run(collected(model))))
         assert model.step == 2
+    (last,) = (tmp_path / "run" / "checkpoints").glob("step_000002")
+    (last / "SHA256SUMS").unlink()  # as an earlier gspo left it, which let rollout.num_prompts be set
+    saved = (last / "config.toml").read_text()
+    (last / "config.toml").write_text(saved.replace("num_prompts = 32", "num_prompts = 8"))
+    assert (last / "config.toml").read_text() != saved
+    with gspo.serve(hf.model, resume=True, **options) as model:
+        assert model.step == 2
+    assert "goes on with rollout.num_prompts" not in (tmp_path / "run" / "events.jsonl").read_text()
 
 
 def test_turns_are_credited_for_what_follows_them(tmp_path):

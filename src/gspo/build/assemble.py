@@ -88,7 +88,7 @@ def serving(
     """A run that trains on what agents hand over, the source that takes it, and its model."""
     given = given or Given()
     config, odd = resolved(config, samples=False)
-    with claimed(config, resume, allowed) as (folder, last):
+    with claimed(config, resume, allowed, served=True) as (folder, last):
         heard: list[Warning] = []
         with own_warnings(heard.append), loading("the model"):
             model, reference = models_of(config, given, last)
@@ -100,7 +100,7 @@ def serving(
             return sources[0]
 
         loaded = Loaded(model, reference, odd, heard)
-        with assembled(config, loaded, folder, last, source, AlreadyScored(), open_ended=True) as run:
+        with assembled(config, loaded, folder, last, source, AlreadyScored(), served=True) as run:
             yield run, sources[0], model
 
 
@@ -119,11 +119,11 @@ class Loaded:
 @contextmanager
 def assembled(
     config: Config, loaded: Loaded, folder: RunFolder | None, last: Path | None,
-    source: Callable[[Any, Sampling, Report], RolloutSource], scorer: Scorer, open_ended: bool = False,
+    source: Callable[[Any, Sampling, Report], RolloutSource], scorer: Scorer, served: bool = False,
 ) -> Iterator[Run]:  # fmt: skip
     """A run of loaded parts, with its samplers and its folder, and restored from the checkpoint `last` if there is one.
 
-    open_ended: nobody knows how many steps it will have.
+    served: it is a run of `gspo serve`; nobody knows how many steps it will have.
     """
     model, row = loaded.model, ALGORITHMS[config.algorithm.name]
     policy = policy_of(config, model)
@@ -133,7 +133,7 @@ def assembled(
     sampling = dataclasses.replace(sampling, routes=policy.sparse)
     with (
         samplers_of(config, policy, Path(config.log.dir)) as (sampler, evaluator),
-        open_run(config, folder, last, f"{config.algorithm.name} training", open_ended) as (log, screen, state),
+        open_run(config, folder, last, f"{config.algorithm.name} training", served) as (log, screen, state),
     ):
         for text in loaded.odd:
             log.warn(text)

@@ -24,6 +24,9 @@ FREE = {
 # May differ where `allow` names them: each update reads them anew, and nothing in a checkpoint depends on them.
 ON_PURPOSE = ("optimizer.lr", "optimizer.schedule", "optimizer.min_lr", "optimizer.warmup")
 
+# A served run does not read it, and an earlier gspo let it be set.
+NOT_SERVED = "rollout.num_prompts"
+
 
 def check_allowed(keys: Collection[str]) -> None:
     """Whether these may be changed on purpose. Raises ValueError with the reason where one may not."""
@@ -40,13 +43,15 @@ def check_allowed(keys: Collection[str]) -> None:
         )
 
 
-def same_run(old: Config, new: Config, allowed: Collection[str] = ()) -> list[str]:
+def same_run(old: Config, new: Config, allowed: Collection[str] = (), served: bool = False) -> list[str]:
     """What `new` changes, in words. Raises ValueError where it would continue another run than `old`, naming the first such
     option in the order of the sections: others may follow from it, as a clip range does from the algorithm's name. A secret
-    may change: none is kept to compare with, and keys are replaced now and then.
+    may change: none is kept to compare with, and keys are replaced now and then. served: it is a run of `gspo serve`.
     """
     changes = []
     for key, was, is_now in changed(old, new):
+        if served and key == NOT_SERVED:
+            continue
         if not may_differ(key, allowed):
             way = f', or allow it by --allow {key} (from Python: allow=["{key}"])' if key in ON_PURPOSE else ""
             raise ValueError(

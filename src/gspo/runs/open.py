@@ -24,11 +24,13 @@ PACKAGE = Path(__file__).parents[1]  # of gspo
 
 
 @contextmanager
-def claimed(config: Config, resume: bool, allowed: Collection[str] = ()) -> Iterator[tuple[RunFolder | None, Path | None]]:
+def claimed(
+    config: Config, resume: bool, allowed: Collection[str] = (), served: bool = False
+) -> Iterator[tuple[RunFolder | None, Path | None]]:
     """To resume: the run's folder, locked before anything of it is read, and its newest checkpoint. Else (None, None).
 
-    allowed: settings that may differ on purpose. Raises ValueError for those that may not, RuntimeError for a damaged
-    checkpoint.
+    allowed: settings that may differ on purpose. served: it is a run of `gspo serve`. Raises ValueError for those that may
+    not, RuntimeError for a damaged checkpoint.
     """
     check_trackers(config.log.trackers)
     check_allowed(allowed)
@@ -43,7 +45,7 @@ def claimed(config: Config, resume: bool, allowed: Collection[str] = ()) -> Iter
         last = checkpoint.latest(folder.checkpoints)
         if last is not None:
             checkpoint.check(last)
-        same_run(begun_with(folder, last), config, allowed)
+        same_run(begun_with(folder, last), config, allowed, served)
         yield folder, last
 
 
@@ -58,14 +60,14 @@ def begun_with(folder: RunFolder, last: Path | None) -> Config:
 
 @contextmanager
 def open_run(
-    config: Config, folder: RunFolder | None, last: Path | None, title: str, open_ended: bool = False
+    config: Config, folder: RunFolder | None, last: Path | None, title: str, served: bool = False
 ) -> Iterator[tuple[RunLog, Progress, dict[str, Any] | None]]:
     """The log and the screen of a run, in a new folder if there is none yet, and the state to go on from, if any.
 
-    open_ended: nobody knows how many steps it will have.
+    served: it is a run of `gspo serve`; nobody knows how many steps it will have.
     """
     with ExitStack() as stack:
-        toml, changes = to_toml(config), same_run(begun_with(folder, last), config, ON_PURPOSE) if folder else []
+        toml, changes = to_toml(config), same_run(begun_with(folder, last), config, ON_PURPOSE, served) if folder else []
         if folder is None:
             folder = stack.enter_context(RunFolder.create(config.log.dir, toml))
         disk.write_text(folder.config, toml)
@@ -73,7 +75,7 @@ def open_run(
         start = state["step"] if state else 0
         settings = without_secrets(to_dict(config))
         trackers = open_trackers(config.log.trackers, folder.path, config.log.project, settings, start)
-        screen = stack.enter_context(Progress(None if open_ended else config.train.steps, start, title=title))
+        screen = stack.enter_context(Progress(None if served else config.train.steps, start, title=title))
         log = stack.enter_context(RunLog(folder, trackers, screen))
         log.rewind(state["log"] if state else {})
         log.step = start
