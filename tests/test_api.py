@@ -85,7 +85,8 @@ def test_a_model_and_a_task_are_required(call):
 
 def test_a_model_rows_and_a_reward_are_evaluated_as_they_are_trained(tmp_path):
     tiny, rows = tiny_run.model(), tiny_run.ROWS[:5]
-    config = {"task": {"size": 2, "eval_source": "gone.jsonl"}, "eval": {"num_generations": 2, "num_prompts": 3}}
+    task = {"source": "org/data", "eval_source": "gone.jsonl", "size": 2, "split": "main", "config": {"name": "socratic"}}
+    config = {"task": task, "eval": {"num_generations": 2, "num_prompts": 3}}
     config |= {"rollout": {"max_completion_length": 6}, "reward": {"correct_at": 0.5}}
     metrics, groups = gspo.evaluate(tiny.model, rows, tiny_run.likes_a, tokenizer=tiny.tokenizer, config=config)
     assert metrics["eval/prompts"] == 5 and [group.prompt.messages for group in groups] == [row["prompt"] for row in rows]
@@ -106,11 +107,15 @@ def test_rows_are_evaluated_where_a_run_would_hold_none_out():
 
 @pytest.mark.parametrize(
     ("section", "name", "value"),
-    [("task", "size", 2), ("task", "eval_source", "r.jsonl"), ("task", "eval_split", "test"), ("eval", "num_prompts", 3)],
-)
+    [
+        ("task", "size", 2), ("task", "eval_source", "r.jsonl"), ("task", "eval_split", "test"), ("eval", "num_prompts", 3),
+        ("task", "split", "main"), ("task", "config", {"name": "x"}),
+    ],
+)  # fmt: skip
 def test_what_would_choose_among_rows_that_are_all_evaluated_is_refused(section, name, value):
     with pytest.raises(
-        ValueError, match=rf"{section}\.{name} = .* has no effect: all rows of dataset .* dataset=rows\[:100\]"
+        ValueError,
+        match=rf"{section}\.{name} = .* has no effect: all rows of dataset are evaluated\. Leave .* dataset=rows\[:100\]",
     ):
         gspo.evaluate("m", tiny_run.ROWS, tiny_run.likes_a, **{section: {name: value}})
 

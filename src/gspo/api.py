@@ -11,7 +11,7 @@ from gspo.build import assemble
 from gspo.build.given import Given, Source, configured
 from gspo.build.models import all_rows
 from gspo.config.checks import check_required, check_training
-from gspo.config.origin import kind
+from gspo.config.origin import GIVEN, kind
 from gspo.config.rewards import RewardConfig
 from gspo.config.schema import Config
 from gspo.config.unused import check_unused
@@ -145,11 +145,12 @@ def _functions(reward: Any) -> tuple[Callable[..., Any], ...]:
 
 def _check_all_rows(sections: dict[str, Any]) -> None:
     """Raises ValueError for what was asked of rows that are given to be evaluated, and would be ignored: all of them are."""
-    for key in ("task.size", "task.eval_source", "task.eval_split", "eval.num_prompts"):
+    of_source = ("task.split", "task.config") if sections["task"]["source"] == GIVEN else ()
+    for key in ("task.size", "task.eval_source", "task.eval_split", "eval.num_prompts", *of_source):
         section, name = key.split(".")
         if value := sections.get(section, {}).get(name):
             raise ValueError(
-                f"{key} = {value!r} has no effect: all rows of dataset are evaluated: leave it out, and give the rows to "
+                f"{key} = {value!r} has no effect: all rows of dataset are evaluated. Leave it out, and give the rows to "
                 "evaluate, as in dataset=rows[:100]"
             )
 

@@ -14,7 +14,9 @@ from gspo.backends.hf.model import HFModel, probe, wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.build.given import Given
 from gspo.config.answers import default_system
+from gspo.config.origin import GIVEN
 from gspo.config.policy import ModelConfig
+from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
 from gspo.config.training import EvalConfig
 from gspo.data.chat_template import Encoder
@@ -123,10 +125,12 @@ def evaluated_prompts(config: Config, given: Given, outline: Outline) -> list[Pr
 
 
 def all_rows(config: Config) -> Config:
-    """The configuration without what it says of how many prompts there are, and which are held out: rows that are given are
-    evaluated all.
+    """The configuration without what it says of how many prompts there are, which are held out, and how its own sources are
+    read: rows that are given are evaluated all.
     """
     task = dataclasses.replace(config.task, size=None, eval_source=None, eval_split=None)
+    if task.source == GIVEN:
+        task = dataclasses.replace(task, split=TaskConfig.split, config={})
     return dataclasses.replace(
         config, task=task, eval=dataclasses.replace(config.eval, every=0, num_prompts=EvalConfig.num_prompts)
     )
