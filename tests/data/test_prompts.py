@@ -1,3 +1,6 @@
+import math
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -189,13 +192,13 @@ def test_orders_differ_between_passes_and_seeds_and_never_change():
 def test_what_comes_with_a_prompt_and_is_no_text_is_refused(column):
     """Not where all rows are without it, as in one part of a mixed data set."""
     bare = [{"prompt": f"{i}+1=", "completion": "1"} for i in range(6)]
-    for value in ("a.png", ["a.png"], {"bytes": b"x", "path": None}, object()):
+    for value in ("a.png", ["a.png"], {"bytes": b"x", "path": None}, object(), np.array(7)):
         rows = [*(row | {column: None} for row in bare[:3]), *(row | {column: value} for row in bare[3:])]
         with pytest.raises(ValueError, match=rf"row 3: a column '{column}' .* text alone.* drop the column"):
             load(rows=rows)
         with pytest.raises(ValueError, match=rf"row 3: a column '{column}'"):
             load_demonstrations(TaskConfig(), EvalConfig(num_prompts=0), Encoder(characters(), TaskConfig()), rows=rows)
-    for empty in (None, [], "", {}):
+    for empty in (None, [], "", {}, math.nan, np.float32("nan"), np.array([])):
         assert len(load(rows=[row | {column: empty} for row in bare], num_prompts=0)[0]) == 6
     assert load(rows=[{column: "1+1="}], num_prompts=0, prompt_column=column)[0][0].messages == "1+1="
     played = [{"prompt": "x", column: "org/sandbox:latest"}]

@@ -181,13 +181,20 @@ def _prompt(
 def _check_text_alone(columns: Mapping[str, Any]) -> None:
     """Raises ValueError where a row comes with what the policy does not read."""
     for name in MEDIA:
-        value = columns.get(name)
-        if value is not None and not (hasattr(value, "__len__") and len(value) == 0):
+        if not _is_empty(columns.get(name)):
             raise ValueError(
                 f"a column {name!r} belongs to the prompt: the policy reads and is trained on text alone, whatever its "
                 "model can read. Leave such rows out, or drop the column if the text is enough; one that only rewards read "
                 "needs another name"
             )
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a cell holds nothing: None, something of length 0, or NaN, as pandas has it."""
+    try:
+        return len(value) == 0
+    except TypeError:  # it has no length, as an array of no dimension
+        return value is None or bool(value != value)
 
 
 def _completion(row: Mapping[str, Any], column: str) -> str:
