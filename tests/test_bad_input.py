@@ -92,7 +92,7 @@ CONFIGURATION = {
     "{} --rollout.num_generation 4": r"rollout.num_generation = '4': unknown key, did you mean rollout.num_generations\?",
     "{} --train.lr 1e-5": r"train.lr = '1e-5': unknown key, did you mean optimizer.lr\?",
     "{} --optimizer.learning_rate 1": "unknown key; what other programs call learning_rate is optimizer.lr here",
-    "{} --task.config.min_n 3": r"unknown key; give the whole table, as in --task.config '\{min_n = ...\}'",
+    "{} --task.config.min_n 3": r"unknown key; give the whole table: task.config = \{min_n = ...\}",
     # types
     "{} --train.steps ten": "train.steps = 'ten': expected a whole number, got str",
     "{} --train.steps 1.5": "train.steps = 1.5: expected a whole number, got float",

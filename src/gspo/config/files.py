@@ -164,7 +164,7 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
             near = nearest_key(full_key) or f"; keys of [{name}] are {', '.join(fields)}"
             outer, dot, inner = key.partition(".")
             if dot and hints.get(outer) == dict[str, Any]:
-                near = f"; give the whole table, as in --{name}.{outer} '{{{inner} = ...}}'"
+                near = f"; give the whole table: {name}.{outer} = {{{inner} = ...}}"
             raise ValueError(f"{full_key[:160]} = {shown(value, full_key)}: unknown key{near}")
         if isinstance(value, _Typed):
             is_choice = value in (fields[key].metadata["choices"] or ())  # "none" may be one
