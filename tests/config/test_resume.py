@@ -44,7 +44,7 @@ def test_what_makes_it_another_run_may_not(tables, message):
 def test_what_a_served_run_does_not_read_is_not_compared():
     old = from_dict({"rollout": {"num_prompts": 8}})
     assert same_run(old, Config(), served=True) == []
-    with pytest.raises(ValueError, match="rollout.num_prompts = 32 cannot be changed"):
+    with pytest.raises(ValueError, match=r"rollout\.num_prompts = 32 cannot be changed"):
         same_run(old, Config())
 
 

@@ -80,3 +80,7 @@ def test_odd_values_are_warned_of(settings, message):
 
 def test_dapo_with_its_refill_is_not_warned_of():
     assert resolve(AlgorithmConfig(name="dapo"), refill=1)[2] == []
+
+
+def test_a_served_run_is_not_told_of_settings_that_it_may_not_set():
+    assert resolve(AlgorithmConfig(name="dapo"), samples=False)[2] == []

@@ -165,6 +165,13 @@ def test_the_learning_rate_of_one_call_is_not_that_of_the_run(tmp_path):
         assert state["lr_scale"] == 1
 
 
+def test_updates_need_not_divide_a_number_of_prompts_that_nobody_samples(tmp_path):
+    with serving(tmp_path / "run", algorithm={"mini_batches": 3}) as model:
+        assert model.run.config.algorithm.mini_batches == 3
+        asyncio.run(model.train(asyncio.run(collected(model))))  # of fewer groups than updates
+        assert model.step == 1
+
+
 def test_resume(tmp_path):
     hf = tiny()
     with serving(tmp_path / "run", hf=hf) as model:

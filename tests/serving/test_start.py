@@ -69,11 +69,6 @@ def test_what_cannot_work_is_refused_at_the_call(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_updates_need_not_divide_a_number_of_prompts_that_nobody_samples(tmp_path):
-    with serving(tmp_path / "run", algorithm={"mini_batches": 3}) as model:
-        assert model.run.config.algorithm.mini_batches == 3
-
-
 def test_where_nothing_can_listen_nothing_is_loaded(tmp_path):
     with (
         pytest.raises(ValueError, match="nothing can listen there"),

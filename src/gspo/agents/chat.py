@@ -84,7 +84,7 @@ class Chat:
             raise ValueError("messages: at least one is needed")
         if tools and self._parse is None:
             name = self.encoder.tokenizer.name_or_path
-            marks = ", ".join([*(mark for mark, _ in CONVENTIONS), f"{LLAMA} and arguments"])
+            marks = ", ".join([*(mark for mark, _ in CONVENTIONS), f"'{LLAMA}' with arguments after it"])
             raise UnknownConvention(
                 f"tools: the chat template of {name!r} has them called in a way that gspo does not know, so no call would "
                 f"be seen. It knows templates with {marks}: set tokenizer.chat_template to such a one, set "

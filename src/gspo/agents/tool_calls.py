@@ -190,8 +190,8 @@ CONVENTIONS: tuple[tuple[str, Parse], ...] = (
 )  # fmt: skip
 LLAMA = '"parameters":'
 _LLAMA = re.compile(rf"""\{{"name": function name, {LLAMA}|{LLAMA}(?:(?!parameters)[^|:]){{0,60}}?\barguments\b""")
-"""Llama's own mark also stands in the schemas of tools: what counts is that arguments follow it at once, with no filter (|) and
-no key (:) in between, or its instruction.
+"""Llama's own mark also stands in the schemas of tools: what counts is that arguments follow it soon, no filter (|) and no
+key (:) in between, or its instruction.
 """
 
 

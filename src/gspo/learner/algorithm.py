@@ -13,8 +13,11 @@ from gspo.objective.algorithms import ALGORITHMS, Algorithm
 UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 
 
-def resolve(config: AlgorithmConfig, refill: int = 0) -> tuple[Algorithm, AlgorithmConfig, list[str]]:
-    """The row, the settings with its defaults filled in, and warnings about odd values. refill: rollout.refill.
+def resolve(
+    config: AlgorithmConfig, refill: int = 0, samples: bool = True
+) -> tuple[Algorithm, AlgorithmConfig, list[str]]:  # fmt: skip
+    """The row, the settings with its defaults filled in, and warnings about odd values. refill: rollout.refill. samples: as
+    in `resolved`.
 
     Raises ValueError where a setting would make it another algorithm than its name says, or would have no effect.
     """
@@ -53,7 +56,7 @@ def resolve(config: AlgorithmConfig, refill: int = 0) -> tuple[Algorithm, Algori
         constants=_constants(row, config),
         critic=critic if row.critic else config.critic,
     )
-    return row, filled, odd_values(row, filled, refill)
+    return row, filled, odd_values(row, filled, refill, samples)
 
 
 def _check_clip(row: Algorithm, config: AlgorithmConfig) -> None:
@@ -123,8 +126,8 @@ def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
     return {**own, **config.constants}
 
 
-def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int) -> list[str]:
-    """Warnings about settings that are possible and probably not meant. refill: rollout.refill."""
+def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int, samples: bool) -> list[str]:
+    """Warnings about settings that are possible and probably not meant. refill, samples: as in `resolve`."""
     warnings = []
     reach = max((e for e in (config.epsilon, config.epsilon_high) if isinstance(e, float)), default=None)
     if row.level != "token" and reach is not None and reach > 0.05:
@@ -157,7 +160,7 @@ def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int) -> list[str
             f'old_logprobs = "recompute": {config.name} divides by mu alone, so the forward pass for pi_old changes no '
             "gradient, only the metric kl"
         )
-    if row.drops_equal and not refill:
+    if row.drops_equal and samples and not refill:
         warnings.append(
             f"{config.name} refills groups whose rewards are all equal with new prompts; with rollout.refill = 0 they are "
             "only dropped, so updates hold fewer groups than num_prompts / mini_batches"
@@ -172,7 +175,7 @@ def resolved(config: Config, samples: bool = True) -> tuple[Config, list[str]]:
 
     samples: the run samples rollout.num_prompts a step itself; a served one takes as many groups as agents hand over.
     """
-    _, algorithm, warnings = resolve(config.algorithm, config.rollout.refill)
+    _, algorithm, warnings = resolve(config.algorithm, config.rollout.refill, samples)
     config = dataclasses.replace(config, algorithm=algorithm)
     assert algorithm.mini_batches is not None
     if samples and config.rollout.num_prompts % algorithm.mini_batches:

@@ -83,7 +83,7 @@ def escape(text: Any) -> str:
     return html_escape(visible(text), quote=True)
 
 
-def _report(folder: Path, told: Told, drawn: list[Drawn], settings: str) -> tuple[str, str]:
+def _report(folder: Path, told: Told, drawn: list[Drawn], text: str) -> tuple[str, str]:
     title = headline(told)
     names = [d.name for d in drawn]
     first = [name for name in FIRST if name in names]
@@ -102,14 +102,12 @@ def _report(folder: Path, told: Told, drawn: list[Drawn], settings: str) -> tupl
         samples.before_and_after(folder, escape),
         f'<h2>Diagnostics</h2><div class="figures">{"".join(map(figure, diagnostics))}</div>' if diagnostics else "",
         samples.coloured(folder / "rollouts.jsonl", escape),
-        _configuration("Configuration", settings),
+        _configuration("Configuration", text),
     ]
     return f"{told.run.name}: {title}", "\n".join(p for p in parts if p)
 
 
-def _comparison(
-    folders: list[Path], told: list[Told], drawn: list[Drawn], settings: Sequence[str]
-) -> tuple[str, str]:  # fmt: skip
+def _comparison(folders: list[Path], told: list[Told], drawn: list[Drawn], texts: Sequence[str]) -> tuple[str, str]:
     title = f"{len(told)} runs compared"
     columns = ("run", "algorithm", "steps", "time", "held-out accuracy", "reward", "clipped", "completion length")
     rows = []
@@ -134,7 +132,7 @@ def _comparison(
         "completion length: means of the first and the last steps. Clipped: share of the tokens, mean over the run.</p>",
         f'<h2>Figures</h2><div class="figures">{"".join(map(figure, drawn))}</div>',
         _warnings([f"{name}: {text}" for name, text in warned]),
-        *(_configuration(f"Configuration of {one.run.name}", text) for one, text in zip(told, settings)),
+        *(_configuration(f"Configuration of {one.run.name}", text) for one, text in zip(told, texts)),
     ]
     return title, "\n".join(p for p in parts if p)
 
