@@ -85,6 +85,7 @@ def told(argv: list[str]) -> int:
             raise ValueError(f"{unknown[0]}: unknown option; fields are given as --section.key VALUE{guess}")
         if fields and arguments.command in ("report", "export", "demo"):
             raise ValueError(f"--{next(iter(fields))}: `gspo {arguments.command}` takes no configuration fields")
+        arguments.words = argv
         begun = arguments, fields
         try:
             with short_warnings():
@@ -104,6 +105,10 @@ def told(argv: list[str]) -> int:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch for it
             error = RuntimeError(f"the GPU is out of memory: {OUT_OF_MEMORY}")
         print(f"gspo: error: {visible(without_logins(str(error)))}", file=sys.stderr)
+        if type(error).__name__ == "RankLost":
+            from gspo.learner.ranks import LOST
+
+            return LOST
         return 2 if isinstance(error, ValueError) else 1
 
 
@@ -155,6 +160,13 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 
         return compare(arguments.study, arguments.dir, arguments.only, arguments.dry_run, fields)
     config = load(arguments.config, fields)
+    if arguments.command in ("train", "sft", "serve"):
+        from gspo.build.launch import begun_before, take_part
+
+        status = take_part(config, arguments.words)
+        if status is not None:
+            return status
+        arguments.resume |= begun_before(config)
     if arguments.command == "config":
         from gspo.learner.algorithm import resolve
 

@@ -13,9 +13,10 @@ from rich.console import Console
 
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
+from gspo.build import crew
 from gspo.build.given import Given
-from gspo.build.learners import learner_of, policy_of, supervised_learner_of
-from gspo.build.models import check_here, check_routers, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
+from gspo.build.learners import learning, supervised_learning
+from gspo.build.models import check_here, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
 from gspo.build.samplers import samplers_of, samplings
 from gspo.build.scorers import scorer_of
 from gspo.config.checks import check_environment, check_sampler
@@ -24,8 +25,11 @@ from gspo.data.chat_template import Encoder
 from gspo.data.prompts import Notice, PromptStream, digest, load_demonstrations
 from gspo.data.tables import check_columns, read_tables
 from gspo.learner.algorithm import resolved
+from gspo.learner.crew import LeadingLearner
+from gspo.learner.ranks import ProcessRanks
+from gspo.learner.weights import PolicyWeights
 from gspo.objective.algorithms import ALGORITHMS
-from gspo.ports import Report, RolloutSource, Scorer
+from gspo.ports import Learner, Report, RolloutSource, Scorer, SupervisedLearner
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.dynamic_sampling import DynamicSamplingSource
 from gspo.rollout.external import AlreadyScored, ExternalSource
@@ -53,6 +57,7 @@ def training(
     given = given or Given()
     config, odd = resolved(config)
     with (
+        crew.joined(config.scale) as ranks,
         claimed(config, resume, allowed) as (folder, last),
         scorer_of(config, given) as scorer,
     ):
@@ -66,7 +71,8 @@ def training(
                 scorer.check([*prompts, *held_out])
                 scorer.wait()
             with loading("the model"):  # last: what is wrong elsewhere shows in seconds, weights may take minutes
-                model, reference = models_of(config, given, last)
+                crew.begin(ranks, "train", config, last)
+                model, reference = models_of(config, given, last, ranks)
 
         def source(sampler: Any, sampling: Sampling, report: Report) -> RolloutSource:
             stream, rollout = PromptStream(prompts, config.task.seed), config.rollout
@@ -75,7 +81,7 @@ def training(
             kind = AsynchronousSource if rollout.max_staleness else SynchronousSource
             return kind(stream, sampler, scorer, rollout, sampling, report)
 
-        loaded = Loaded(model, reference, odd, heard, prompts, held_out)
+        loaded = Loaded(model, reference, odd, heard, prompts, held_out, ranks)
         with assembled(config, loaded, folder, last, source, scorer) as run:
             run.log.note(f"{len(prompts)} training prompts, {counted(len(held_out), config.eval.every > 0)}")
             yield run, model
@@ -88,10 +94,11 @@ def serving(
     """A run that trains on what agents hand over, the source that takes it, and its model."""
     given = given or Given()
     config, odd = resolved(config, samples=False)
-    with claimed(config, resume, allowed, served=True) as (folder, last):
+    with crew.joined(config.scale) as ranks, claimed(config, resume, allowed, served=True) as (folder, last):
         heard: list[Warning] = []
         with own_warnings(heard.append), loading("the model"):
-            model, reference = models_of(config, given, last)
+            crew.begin(ranks, "train", config, last)
+            model, reference = models_of(config, given, last, ranks)
 
         sources: list[ExternalSource] = []
 
@@ -99,7 +106,7 @@ def serving(
             sources.append(ExternalSource(sampler, sampling))
             return sources[0]
 
-        loaded = Loaded(model, reference, odd, heard)
+        loaded = Loaded(model, reference, odd, heard, ranks=ranks)
         with assembled(config, loaded, folder, last, source, AlreadyScored(), served=True) as run:
             yield run, sources[0], model
 
@@ -114,6 +121,7 @@ class Loaded:
     heard: Sequence[Warning]
     prompts: Sequence[Prompt] = ()
     held_out: Sequence[Prompt] = ()
+    ranks: ProcessRanks | None = None
 
 
 @contextmanager
@@ -126,20 +134,19 @@ def assembled(
     served: it is a run of `gspo serve`; nobody knows how many steps it will have.
     """
     model, row = loaded.model, ALGORITHMS[config.algorithm.name]
-    policy = policy_of(config, model)
-    learner = learner_of(config, policy, loaded.reference)
-    check_routers(config, model)
+    policy, local = learning(config, model, loaded.reference, loaded.ranks)
+    learner: Learner = LeadingLearner(local, loaded.ranks) if loaded.ranks else local
     sampling, eval_sampling = samplings(config, model)
     sampling = dataclasses.replace(sampling, routes=policy.sparse)
     with (
-        samplers_of(config, policy, Path(config.log.dir)) as (sampler, evaluator),
+        samplers_of(config, policy, learner.publish(0), Path(config.log.dir)) as (sampler, evaluator),
         open_run(config, folder, last, f"{config.algorithm.name} training", served) as (log, screen, state),
     ):
         for text in loaded.odd:
             log.warn(text)
         tell(log, loaded.heard, model)
         note_what_is_not_done(log, policy, config)
-        learner.micro_batches.tell = log.warn
+        local.micro_batches.tell = log.warn
         run = Run(
             config=config,
             row=row,
@@ -180,7 +187,7 @@ def imitating(
 ) -> Iterator[tuple[sft.SupervisedRun, HFModel]]:  # fmt: skip
     """A supervised run, ready for sft.fit, and its model."""
     given = given or Given()
-    with claimed(config, resume, allowed) as (folder, last):
+    with crew.joined(config.scale) as ranks, claimed(config, resume, allowed) as (folder, last):
         heard: list[Warning] = []
         with own_warnings(heard.append):
             with loading("the rows"):
@@ -190,14 +197,15 @@ def imitating(
                 held_out = dataclasses.replace(config.eval, every=0)
                 rows, left = load_demonstrations(config.task, held_out, encoder, outline.context_length, rows=given.rows)
             with loading("the model"):
-                model, _ = models_of(config, given, last)
-        policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
-        learner = supervised_learner_of(config, policy)
+                crew.begin(ranks, "sft", config, last)
+                model, _ = models_of(config, given, last, ranks)
+        policy, local = supervised_learning(config, model, ranks=ranks)
+        learner: SupervisedLearner = LeadingLearner(local, ranks) if ranks else local
         completions = [sft.imitated(row.prompt.tokens, row.completion) for row in rows]
         with open_run(config, folder, last, "supervised fine-tuning") as (log, screen, state):
             tell(log, heard, model)
             note_what_is_not_done(log, policy, config)
-            learner.micro_batches.tell = log.warn
+            local.micro_batches.tell = log.warn
             run = sft.SupervisedRun(
                 config=config,
                 rows=PromptStream(completions, config.task.seed),
@@ -257,8 +265,9 @@ def evaluating(config: Config, given: Given | None = None) -> Iterator[dict[str,
             scorer.wait()
         with loading("the model"):
             model = loaded_model(config, given)
+        policy = HFPolicy(model, config.rollout.temperature)
         with (
-            samplers_of(config, HFPolicy(model, config.rollout.temperature)) as (_, sampler),
+            samplers_of(config, policy, PolicyWeights(policy, 0)) as (_, sampler),
             Progress(0, title="evaluation") as screen,
         ):
             for text, is_warning in said(heard):

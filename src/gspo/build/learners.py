@@ -5,12 +5,36 @@ from __future__ import annotations
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
+from gspo.build.models import check_routers
 from gspo.config.schema import Config
 from gspo.learner.imitation import Imitation
 from gspo.learner.learner import LocalLearner, PolicyLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
+from gspo.learner.ranks import Ranks
 from gspo.objective.algorithms import ALGORITHMS
+
+
+def learning(
+    config: Config, model: HFModel, reference: HFPolicy | None, ranks: Ranks | None = None
+) -> tuple[HFPolicy, PolicyLearner]:  # fmt: skip
+    """The policy of a run by rewards, and its learner. config: resolved."""
+    policy = policy_of(config, model)
+    learner = learner_of(config, policy, reference)
+    check_routers(config, model)
+    learner.micro_batches.ranks = ranks or learner.micro_batches.ranks
+    return policy, learner
+
+
+def supervised_learning(
+    config: Config, model: HFModel, reference: HFPolicy | None = None, ranks: Ranks | None = None
+) -> tuple[HFPolicy, LocalLearner]:  # fmt: skip
+    """The policy of a supervised run, and its learner."""
+    policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
+    optimizer = optimizer_of(config, policy, config.train.steps)
+    learner = LocalLearner(policy, optimizer, Imitation(), config.train.micro_batch_tokens)
+    learner.micro_batches.ranks = ranks or learner.micro_batches.ranks
+    return policy, learner
 
 
 def policy_of(config: Config, model: HFModel) -> HFPolicy:
@@ -42,14 +66,8 @@ def learner_of(config: Config, policy: HFPolicy, reference: HFPolicy | None) -> 
     )
 
 
-def supervised_learner_of(config: Config, policy: HFPolicy) -> LocalLearner:
-    """The learner of a supervised run."""
-    optimizer = optimizer_of(config, policy, config.train.steps)
-    return LocalLearner(policy, optimizer, Imitation(), config.train.micro_batch_tokens)
-
-
 def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
     """The optimizer of a run of so many updates."""
     offload = config.train.offload_optimizer and policy.device.type != "cpu"
-    biases = [p for name, p in policy.weights() if name.endswith("bias")]
+    biases = [p for name, p in policy.model.named_parameters() if name.endswith("bias")]
     return Optimizer(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates, offload, biases)

@@ -22,6 +22,7 @@ from gspo.config.training import EvalConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import load_prompts
 from gspo.data.sources import Table
+from gspo.learner.ranks import Ranks
 from gspo.runs import checkpoint
 from gspo.types import Prompt
 
@@ -46,10 +47,14 @@ def outline_of(config: Config, given: Given, last: Path | None) -> Outline:
     return read_outline(named(config, None if config.lora.rank else last))  # a checkpoint of adapters holds them alone
 
 
-def models_of(config: Config, given: Given, last: Path | None) -> tuple[HFModel, HFPolicy | None]:
+def models_of(
+    config: Config, given: Given, last: Path | None, ranks: Ranks | None = None
+) -> tuple[HFModel, HFPolicy | None]:  # fmt: skip
     """The model to train, given or by name, with the weights of a checkpoint; and the frozen reference of the KL term,
-    which is the model that training began with (None where beta is 0).
+    which is the model that training began with (None where beta is 0). ranks: who shares both of them with this process.
     """
+    if ranks is not None:
+        return sharded_models(config, last, ranks)
     begin: HFModel | None = None
     if given.holds_model or last is None or config.algorithm.beta > 0 or config.lora.rank:
         begin = loaded_model(config, given)
@@ -68,6 +73,18 @@ def models_of(config: Config, given: Given, last: Path | None) -> tuple[HFModel,
         begin.model.load_state_dict(saved.model.state_dict())
     assert begin is not None
     return begin, reference
+
+
+def sharded_models(config: Config, last: Path | None, ranks: Ranks) -> tuple[HFModel, HFPolicy | None]:
+    """`models_of` in shards."""
+    from gspo.backends.hf.sharded import load_sharded
+
+    model = load_sharded(named(config, last), config.scale, ranks.size)
+    if not config.algorithm.beta:
+        return model, None
+    frozen = load_sharded(config.model, config.scale, ranks.size)
+    frozen.model.requires_grad_(False)
+    return model, HFPolicy(frozen, config.rollout.temperature, config.train.layout)
 
 
 def loaded_model(config: Config, given: Given) -> HFModel:

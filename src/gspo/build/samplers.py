@@ -11,6 +11,7 @@ from typing import cast
 
 from gspo.agents.batching import Batching
 from gspo.agents.episodes import Episodes
+from gspo.backends.hf.lora import read_model
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
@@ -18,8 +19,7 @@ from gspo.config.lookup import load_function
 from gspo.config.origin import played
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
-from gspo.learner.weights import PolicyWeights
-from gspo.ports import Sampler, Speaker, StreamingSampler
+from gspo.ports import Sampler, Speaker, StreamingSampler, Weights
 from gspo.types import Sampling
 
 EVAL_SEED = 1 << 40  # far from every training seed
@@ -44,26 +44,35 @@ def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
 
 
 @contextmanager
-def samplers_of(config: Config, policy: HFPolicy, keep: Path | None = None) -> Iterator[tuple[Sampler, Sampler]]:
-    """Who samples in training, and in evaluation: the policy itself; a copy with rounded weights, and the policy; vLLM.
-    keep: the run folder, for the engine's output.
+def samplers_of(
+    config: Config, policy: HFPolicy, weights: Weights, keep: Path | None = None
+) -> Iterator[tuple[Sampler, Sampler]]:  # fmt: skip
+    """Who samples in training, and in evaluation: the policy itself, or a copy where that is in shards; a copy with rounded
+    weights, and the policy; vLLM. weights: the policy's of now. keep: the run folder, for the engine's output.
     """
     if config.sampler.engine == "vllm":
         from gspo.backends.vllm.open import opened
 
-        with opened(config, policy, keep) as engine, playing(config, policy.model, engine) as one:
+        with opened(config, policy, weights, keep) as engine, playing(config, policy.model, engine) as one:
             yield one, one
         return
-    exact = HFSampler(policy.model, config.sampler.batch_size)
+    model = whole_model(config) if policy.model.sharded else policy.model
+    exact = HFSampler(model, config.sampler.batch_size)
+    exact.load(weights)
     with playing(config, policy.model, exact) as both:
         if config.sampler.quantize == "none":
             yield both, both
             return
-        coarse = dataclasses.replace(policy.model, model=copy.deepcopy(policy.model.model))
+        coarse = dataclasses.replace(model, model=copy.deepcopy(model.model))
         sampler = HFSampler(coarse, config.sampler.batch_size, config.sampler.quantize)
-        sampler.load(PolicyWeights(policy, 0))
+        sampler.load(weights)
         with playing(config, policy.model, sampler) as rounded:
             yield rounded, both
+
+
+def whole_model(config: Config) -> HFModel:
+    """A model like the policy's for the embedded sampler of a policy in shards, whose weights it is given."""
+    return read_model(config.model)
 
 
 @contextmanager

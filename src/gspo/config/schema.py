@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from gspo.config.policy import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig
 from gspo.config.rewards import JudgeConfig, RewardConfig, RewardModelConfig
 from gspo.config.rollout import RolloutConfig, SamplerConfig, TaskConfig
+from gspo.config.scale import ScaleConfig
 from gspo.config.training import EvalConfig, GuardConfig, LogConfig, ServeConfig, TrainConfig
 
 
@@ -29,6 +30,7 @@ class Config:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)

@@ -25,6 +25,7 @@ from gspo.objective.ppo import gae, whiten
 from gspo.runs.checkpoint import LEARNER, MODEL, read_state
 from gspo.types import Agreement, Completion, Metrics, Reading, Stats, Update
 
+MOMENTS = "optimizer"  # AdamW's moments in shards, for any number of ranks
 PROBED = 32  # completions that sampler and trainer are compared on where no pass over all is made anyway
 
 
@@ -73,19 +74,24 @@ class LocalLearner:
 
     def save(self, folder: Path) -> None:
         """Writes `folder`/model in Hugging Face format, and beside it what else the next update depends on."""
+        ranks = self.micro_batches.ranks
         self.policy.save(str(folder / MODEL))
+        if ranks.size > 1:
+            self.policy.save_moments(self.optimizer.adamw, str(folder / MOMENTS))
         state = {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict(moments=ranks.size == 1),
             "lr_scale": self.lr_scale,
             "objective": self.objective.state_dict(),
             "policy": self.policy.state_dict(),
         }
-        torch.save(state, folder / LEARNER)
+        if ranks.number == 0:
+            torch.save(state, folder / LEARNER)
+        ranks.gathered(None)  # all is written
 
     def resume(self, folder: Path) -> None:
         """Goes on from what `save` wrote; the policy holds the model already. Raises RuntimeError for a damaged file."""
         state = read_state(folder, LEARNER)
-        self._load(state)
+        self._load(state, folder)
         self.lr_scale = state["lr_scale"]
 
     def rewind(self, folder: Path, lr_factor: float) -> None:
@@ -93,13 +99,15 @@ class LocalLearner:
         updates, scale = self.optimizer.updates, self.lr_scale
         state = read_state(folder, LEARNER)
         self.policy.load(str(folder / MODEL))
-        self._load(state)
+        self._load(state, folder)
         self.optimizer.updates, self.lr_scale = updates, scale * lr_factor
 
-    def _load(self, state: Mapping[str, Any]) -> None:
+    def _load(self, state: Mapping[str, Any], folder: Path) -> None:
         self.policy.load_state_dict(state["policy"])
         self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if (folder / MOMENTS).exists():
+            self.policy.load_moments(self.optimizer.adamw, str(folder / MOMENTS))
 
 
 class PolicyLearner(LocalLearner):

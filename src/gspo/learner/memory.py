@@ -4,31 +4,52 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
-from gspo.learner import layout
+from gspo.learner import layout, shares
+from gspo.learner.ranks import OneRank, Ranks
 from gspo.types import Completion
 
 T = TypeVar("T")
 
 
+class Part(NamedTuple):
+    """A micro-batch: which completions, whether it counts, and whether another follows."""
+
+    indices: list[int]
+    counts: bool
+    last: bool
+
+
 class MicroBatches:
     """Deals completions into micro-batches of at most `max_tokens` tokens, padding included.
 
-    tell: hears of it where memory does not suffice.
+    tell: hears of it where memory does not suffice. ranks: who reads them together with this process.
     """
 
-    def __init__(self, max_tokens: int, tell: Callable[[str], None] = lambda text: None) -> None:
-        self.max_tokens, self.tell = max_tokens, tell
+    def __init__(
+        self, max_tokens: int, tell: Callable[[str], None] = lambda text: None, ranks: Ranks | None = None
+    ) -> None:  # fmt: skip
+        self.max_tokens, self.tell, self.ranks = max_tokens, tell, ranks or OneRank()
         self._reading: Sequence[Completion] = ()  # the micro-batch of now
 
-    def deal(self, completions: Sequence[Completion], share: bool) -> Iterator[list[int]]:
-        """The indices of each micro-batch, one after the other. share: a prompt that neighbours share is read once."""
-        for part in layout.micro_batches(completions, self.max_tokens, share):
+    def deal(self, completions: Sequence[Completion], share: bool) -> Iterator[Part]:
+        """This rank's micro-batches, one after the other. share: a prompt that neighbours share is read once.
+
+        All ranks make as many passes, for each pass gathers weights from all: who has fewer micro-batches reads the shortest
+        completion, which then does not count.
+        """
+        mine = shares.deal(completions, self.ranks.size, share)[self.ranks.number]
+        dealt = layout.micro_batches([completions[i] for i in mine], self.max_tokens, share)
+        parts = [[mine[i] for i in part] for part in dealt]
+        passes = max(self.ranks.gathered(len(parts)))
+        shortest = min(range(len(completions)), key=lambda i: len(completions[i].tokens))
+        for number in range(passes):
+            part = parts[number] if number < len(parts) else [shortest]
             self._reading = [completions[i] for i in part]
-            yield part
+            yield Part(part, number < len(parts), number == passes - 1)
 
     def attempt(
         self, work: Callable[[], T], completions: Sequence[Completion], share: bool, clear: Callable[[], None] = lambda: None
@@ -42,6 +63,11 @@ class MicroBatches:
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
+                if self.ranks.size > 1:  # the others are in the middle of a pass that needs this rank
+                    raise RuntimeError(
+                        f"rank {self.ranks.number} is out of memory with {layout.size(self._reading, share)} tokens: lower "
+                        f"train.micro_batch_tokens = {self.max_tokens}, or set train.gradient_checkpointing = true"
+                    ) from error
                 parts = layout.micro_batches(completions, self.max_tokens, share)
                 most = max(layout.size([completions[i] for i in part], share) for part in parts)
                 if len(self._reading) == 1:  # which no smaller micro-batch would make smaller

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gspo.config.policy import OptimizerConfig
 from gspo.learner.offload import Offloaded
+from gspo.learner.ranks import whole
 
 
 def lr_at(update: int, total: int, config: OptimizerConfig) -> float:
@@ -20,6 +22,21 @@ def lr_at(update: int, total: int, config: OptimizerConfig) -> float:
     share = min(1.0, (update - config.warmup) / max(1, total - config.warmup))
     fall = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}[config.schedule]
     return config.lr * (config.min_lr + (1 - config.min_lr) * fall)
+
+
+def by_mesh(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """The parameters whose shards lie on the same ranks, together: one operation cannot take others. All whole ones are
+    together too.
+    """
+    meshes: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return list(meshes.values()) or [[]]
+
+
+def shard_of(x: Tensor, like: Any) -> Tensor:
+    """What lies here of a whole tensor, as of the shard that it belongs to."""
+    return distribute_tensor(x.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 class Optimizer:
@@ -34,6 +51,7 @@ class Optimizer:
         offload: bool = False, biases: Iterable[nn.Parameter] = (),
     ):  # fmt: skip
         self.parameters = list(parameters)
+        self.order: list[nn.Parameter]  # in which AdamW's state counts whole weights
         self.config = config
         self.total = total_updates
         self.max_bad = max_bad
@@ -53,17 +71,39 @@ class Optimizer:
             self.moments = Offloaded(self.adamw, [p for group in self.adamw.param_groups for p in group["params"]])
 
     def _groups(self, biases: set[nn.Parameter]) -> list[dict[str, Any]]:
-        """Those that decay and those that do not; one group of all where none does."""
+        """Those that decay and those that do not; one group of all where none does. Shards of one mesh of ranks each."""
         if not self.config.weight_decay:
-            return [{"params": self.parameters}]
+            self.order = self.parameters
+            return [{"params": same} for same in by_mesh(self.parameters)]
         decays = {p: p.ndim > 1 and p not in biases for p in self.parameters}
-        kept = {"params": [p for p in self.parameters if not decays[p]], "weight_decay": 0.0}
-        return [{"params": [p for p in self.parameters if decays[p]]}, kept]
+        decayed, kept = ([p for p in self.parameters if decays[p] == which] for which in (True, False))
+        self.order = decayed + kept
+        groups = [{"params": same} for same in by_mesh(decayed)]
+        return groups + [{"params": same, "weight_decay": 0.0} for same in by_mesh(kept)]
+
+    def _in_shards(self, adamw: dict[str, Any]) -> dict[str, Any]:
+        """The state of an AdamW of whole weights as that of the shards."""
+        every = [p for group in self.adamw.param_groups for p in group["params"]]
+        number = {p: i for i, p in enumerate(every)}
+        state = {}
+        for i, moments in adamw["state"].items():
+            p = self.order[i]
+            state[number[p]] = {name: shard_of(x, p) if x.shape == p.shape else x for name, x in moments.items()}
+        return self.adamw.state_dict() | {"state": state}
+
+    def _clipped(self) -> float:
+        """The norm of the gradient, which is then clipped to the largest that is allowed."""
+        meshes = [[p.grad for p in same if p.grad is not None] for same in by_mesh(self.parameters)]
+        norms = [whole(nn.utils.get_total_norm(gradients)) for gradients in meshes]
+        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        for same in by_mesh(self.parameters):
+            nn.utils.clip_grads_with_norm_(same, self.config.max_grad_norm, norm)
+        return float(norm)
 
     def step(self, loss: float) -> dict[str, float]:
         """Clips and applies the accumulated gradients, then clears them. `loss` is only looked at for being finite."""
         lr = self.scale * lr_at(self.updates, self.total, self.config)
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
+        norm = self._clipped()
         good = math.isfinite(loss) and math.isfinite(norm)
         if good:
             for group in self.adamw.param_groups:
@@ -83,12 +123,20 @@ class Optimizer:
         """Forgets the gradients that were added up."""
         self.adamw.zero_grad(set_to_none=True)
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, besides the parameters."""
-        return {"adamw": self.moments.state_dict(), "updates": self.updates, "bad_in_a_row": self.bad_in_a_row}
+    def state_dict(self, moments: bool = True) -> dict[str, Any]:
+        """All that the next step depends on, besides the parameters. moments: AdamW's too."""
+        state = {"updates": self.updates, "bad_in_a_row": self.bad_in_a_row}
+        return {"adamw": self.moments.state_dict()} | state if moments else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`. Raises ValueError where it is of an earlier gspo and norms or biases decayed."""
+        self.updates = state["updates"]
+        self.bad_in_a_row = state["bad_in_a_row"]
+        if "adamw" not in state:  # the moments lie elsewhere, in shards
+            return
+        if any(isinstance(p, DTensor) for p in self.parameters):
+            self.moments.load_state_dict(self._in_shards(state["adamw"]))
+            return
         adamw, kept = state["adamw"], self.adamw.state_dict()["param_groups"][1:]
         if kept and len(adamw["param_groups"]) == 1:  # all decayed, as they still do in adapters
             if kept[0]["params"]:
@@ -99,5 +147,3 @@ class Optimizer:
                 )
             adamw = adamw | {"param_groups": adamw["param_groups"] + kept}
         self.moments.load_state_dict(adamw)
-        self.updates = state["updates"]
-        self.bad_in_a_row = state["bad_in_a_row"]

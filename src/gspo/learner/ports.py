@@ -43,8 +43,8 @@ class Policy(Protocol):
         """What the optimizer trains: the weights, and those of a critic."""
         ...
 
-    def weights(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """The language model's weights by name, which a sampler takes over."""
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
+        """The language model's weights by name, whole, which a sampler takes over."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -53,6 +53,14 @@ class Policy(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
+        ...
+
+    def save_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
+        """Write the moments of an optimizer of these weights by their names, each rank its shards."""
+        ...
+
+    def load_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
+        """Take over what `save_moments` wrote, on as many ranks or on others."""
         ...
 
     def load(self, folder: str) -> None:

@@ -25,7 +25,10 @@ def read(
     def work() -> list[Reading]:
         readings: dict[int, Reading] = {}
         for part in micro_batches.deal(completions, policy.shares_prompts):
-            readings |= zip(part, _micro_batch(policy, [completions[i] for i in part], routing, replay))
+            read = _micro_batch(policy, [completions[i] for i in part.indices], routing, replay)
+            readings |= zip(part.indices, read) if part.counts else ()
+        for others in micro_batches.ranks.gathered(readings):
+            readings |= others
         return [readings[i] for i in range(len(completions))]
 
     return micro_batches.attempt(work, completions, policy.shares_prompts)

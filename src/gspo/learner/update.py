@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,18 +37,24 @@ class Updater:
         """
         active = [completion for completion in completions if not objective.idle(completion)] or list(completions)
 
-        def work() -> tuple[dict[str, list[Tensor]], float]:
+        def work() -> Share:
             return self._gradient(objective, completions, active)
 
-        gathered, total = self.micro_batches.attempt(work, active, self.policy.shares_prompts, self.optimizer.clear)
+        mine = self.micro_batches.attempt(work, active, self.policy.shares_prompts, self.optimizer.clear)
+        every = self.micro_batches.ranks.gathered(mine)
+        total = sum(share.loss for share in every)
         stepped = self.optimizer.step(total)
-        stats = {name: torch.cat(values).cpu() for name, values in gathered.items()}
+        parts = [share.stats for share in every if share.stats]
+        stats = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        tokens, tried = (sum(len(completion.logp_old) for completion in some) for some in (completions, active))
+        passed = sum(share.passed for share in every)
+        self.skipped = {"skipped/completions": 1 - tried / tokens, "skipped/backward": (tried - passed) / tokens}
         return {"loss": total} | objective.summary(stats, completions) | stepped, stats
 
     def _gradient(
         self, objective: Objective, completions: Sequence[Completion], active: Sequence[Completion]
-    ) -> tuple[dict[str, list[Tensor]], float]:
-        """Adds up the gradient of an update. Returns its statistics, micro-batch by micro-batch, and the loss.
+    ) -> Share:  # fmt: skip
+        """Adds up the gradient of an update, of which this is one rank's share.
 
         What has exactly zero gradient is left out: idle completions altogether, and the backward pass of micro-batches. The
         denominator counts them, so the gradient is that of the whole. One backward pass is always run: the optimizer then
@@ -56,25 +62,23 @@ class Updater:
         """
         denominator = objective.denominator(completions)
         gathered: dict[str, list[Tensor]] = defaultdict(list)
-        total = torch.zeros((), dtype=torch.float64)
-        read = passed = 0  # completions whose forward pass was run, tokens whose backward pass was
+        total, passed, any_passed = torch.zeros((), dtype=torch.float64), 0, False
         for part in self.micro_batches.deal(active, self.policy.shares_prompts):
-            read += len(part)
-            must = read == len(active) and not passed
-            loss, stats, tokens = self._pass(objective, [active[i] for i in part], denominator, must)
-            passed += tokens
-            total += loss.cpu().double()
-            for name, value in stats.items():
-                gathered[name].append(value)
-        every, tried = (sum(len(completion.logp_old) for completion in some) for some in (completions, active))
-        self.skipped = {"skipped/completions": 1 - tried / every, "skipped/backward": (tried - passed) / every}
-        return gathered, float(total)
+            must = part.last and not any_passed
+            done = self._pass(objective, [active[i] for i in part.indices], denominator, must, part.counts)
+            any_passed |= done.passes
+            if part.counts:
+                passed += done.tokens if done.passes else 0
+                total += done.loss.cpu().double()
+                for name, value in done.stats.items():
+                    gathered[name].append(value)
+        return Share({name: torch.cat(values).cpu() for name, values in gathered.items()}, float(total), passed)
 
     def _pass(
-        self, objective: Objective, completions: Sequence[Completion], denominator: float, must: bool
-    ) -> tuple[Tensor, Stats, int]:
-        """One micro-batch's part of the loss, its statistics, and the tokens whose backward pass was run. must: it is run
-        even if all gradients are zero. Nothing of its graph outlives it.
+        self, objective: Objective, completions: Sequence[Completion], denominator: float, must: bool, counts: bool
+    ) -> Pass:  # fmt: skip
+        """One micro-batch. must: its backward pass is run even if all gradients are zero. counts: whether it adds anything.
+        The ranks run a backward pass together or not at all. Nothing of its graph outlives it.
         """
         batch = layout.build(completions, self.policy.shares_prompts)
         out = self.policy.forward(batch, entropy=True, routing=True, replay=self.replay)
@@ -83,10 +87,33 @@ class Updater:
         loss = terms.sum() / denominator
         loss.backward()
         gradients = stopped(out, leaves)
-        if must or worth_passing(gradients):
+        if not counts:
+            gradients = [(x, torch.zeros_like(gradient)) for x, gradient in gradients]
+        passes = must or self.micro_batches.ranks.any(worth_passing(gradients))
+        if passes:
             torch.autograd.backward([x for x, _ in gradients], [gradient for _, gradient in gradients])
-            return loss.detach(), stats, len(batch.node)
-        return loss.detach(), stats, 0
+        return Pass(loss.detach(), stats, passes, len(batch.node))
+
+
+class Pass(NamedTuple):
+    """What a micro-batch gave: its part of the loss, its statistics, whether its backward pass was run, and its sampled
+    tokens.
+    """
+
+    loss: Tensor
+    stats: Stats
+    passes: bool
+    tokens: int
+
+
+class Share(NamedTuple):
+    """What a rank did in an update: statistics of what it read, its part of the loss, and the sampled tokens whose backward
+    pass it ran.
+    """
+
+    stats: Stats
+    loss: float
+    passed: int
 
 
 def cut(out: Outputs) -> Outputs:
@@ -110,5 +137,5 @@ def stopped(out: Outputs, leaves: Outputs) -> list[tuple[Tensor, Any]]:
 
 
 def worth_passing(gradients: Sequence[tuple[Tensor, Any]]) -> bool:
-    """Whether the policy's backward pass would add anything. Decided here alone: processes must agree on it."""
+    """Whether the policy's backward pass would add anything."""
     return any(bool(gradient.any()) for _, gradient in gradients)

@@ -223,6 +223,7 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 def check_weights(model: PreTrainedModel) -> None:
     """Raises ValueError, with its name, for a weight that is nan or infinite."""
     for name, weight in model.named_parameters():
+        weight = weight.to_local() if hasattr(weight, "to_local") else weight  # a shard: each rank looks at its own
         if not weight.is_floating_point() or weight.dtype.itemsize == 1 or weight.is_meta or not weight.numel():
             continue
         ends = torch.stack(torch.aminmax(weight.detach()))

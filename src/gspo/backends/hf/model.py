@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Largest accepted difference between two ways to the same numbers, as a share of the largest of them.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 OWN_ATTENTION = "gspo"  # attention.py; without a forest it is sdpa
+T = TypeVar("T")
 
 
 @dataclass
@@ -46,6 +48,7 @@ class HFModel:
     autocast: torch.dtype | None = None
     has_full_attention: bool = False
     adapted: ClassVar[bool] = False  # whether adapters alone are trained
+    sharded: ClassVar[bool] = False  # whether this process holds a part of the weights alone
     config: Any = field(init=False, repr=False)
     body: nn.Module = field(init=False, repr=False)
     inputs: frozenset[str] = field(init=False, repr=False)
@@ -79,6 +82,18 @@ class HFModel:
         """The autocast context. Around a loop it keeps the cast weights from one forward pass to the next."""
         return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
 
+    def run(self, work: Callable[[], T]) -> T:
+        """What `work`, a forward pass of body and head, returns. (Shards are gathered around it.)"""
+        return work()
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """The weights by name, as they are trained."""
+        return self.model.named_parameters()
+
+    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+        """The weights by name, each whole."""
+        return self.named_parameters()
+
     def hidden(self, **inputs: Any) -> Tensor:
         """Last hidden states [B, L, H], normalised, of the model without its head.
 
@@ -98,11 +113,7 @@ class HFModel:
 
     @property
     def head(self) -> Head:
-        """What makes logits of hidden states, as the model's own forward pass does, but in float32 whatever the weights.
-
-        Here alone a weight is read without its module being called: where modules gather their weights when called, as in
-        shards, this is what has to gather the head's.
-        """
+        """What makes logits of hidden states, as the model's own forward pass does, but in float32 whatever the weights."""
         linear = self.model.get_output_embeddings()
         return Head(linear.weight, getattr(linear, "bias", None), self.logit_scale, self.logit_cap)
 
@@ -143,12 +154,20 @@ class HFModel:
         self.save(folder)
 
 
+M = TypeVar("M", bound=HFModel)
+
+
 def load_model(cfg: ModelConfig) -> HFModel:
     """The model and tokenizer that `cfg` names. Raises ValueError with key, value and remedy."""
+    return wrap_model(*read_weights(cfg), cfg)
+
+
+def read_weights(cfg: ModelConfig, **more: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model as transformers loads it, and its tokenizer. more: further arguments of `from_pretrained`."""
     model_outline, path = read_outline(cfg), cfg.path
     from_pretrained: Any = AutoModelForCausalLM.from_pretrained
     options: dict[str, Any] = {"config": model_outline.config, "dtype": DTYPES[cfg.dtype], "output_loading_info": True}
-    options |= {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+    options |= {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code} | more
     # None takes pickled weights where there are no others. Tensors of another shape are refused below, in our words.
     options |= {"use_safetensors": None if cfg.allow_pickle else True, "ignore_mismatched_sizes": True}
     try:
@@ -167,7 +186,7 @@ def load_model(cfg: ModelConfig) -> HFModel:
             f"model.path = {cfg.path!r}: the weights do not fit {type(model).__name__}: {len(missing)} "
             f"tensors are missing or of another shape ({', '.join(missing[:3])}, ...). Is it a causal model?"
         )
-    return wrap_model(model.to(pick_device(cfg.device)), model_outline.tokenizer, cfg)
+    return model, model_outline.tokenizer
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig | None = None) -> HFModel:
@@ -177,10 +196,14 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
     The model is changed in place: moved to the device and cast to the dtype of `cfg`, where it is given. Raises
     ValueError where tokenizer and model do not fit, RuntimeError where the model cannot be scored exactly.
     """
-    undo_patches()
     if cfg is not None:
         nn.Module.to(model, device=pick_device(cfg.device), dtype=DTYPES[cfg.dtype])
-    cfg = cfg or ModelConfig()
+    return ready(HFModel, model, tokenizer, cfg or ModelConfig())
+
+
+def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig) -> M:
+    """`wrap_model` of a model that has its place and its dtype, as an HFModel of this kind."""
+    undo_patches()
     outline(model, tokenizer)
     check_weights(model)
     _make_deterministic(model)
@@ -188,7 +211,7 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
     on_gpu = cfg.autocast == "auto" and model.device.type == "cuda"
     use_bfloat16 = cfg.autocast == "bfloat16" or on_gpu
     autocast = torch.bfloat16 if use_bfloat16 and model.dtype == torch.float32 else None  # half weights need none
-    wrapped = HFModel(model, tokenizer, autocast)
+    wrapped = kind(model, tokenizer, autocast)
     if not wrapped.stop_ids:
         raise ValueError(
             "neither the tokenizer nor the model's generation config names an end-of-sequence token, so a "

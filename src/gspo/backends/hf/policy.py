@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.distributed import load_optimizer_distributed, save_optimizer_distributed
 
 from gspo.backends.hf import attention
 from gspo.backends.hf.critic import Critic
@@ -96,12 +97,12 @@ class HFPolicy:
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """What the optimizer trains: the weights, and those of the critic."""
-        modules = [self.model.model] + ([] if self.critic is None else [self.critic])
-        return (p for module in modules for p in module.parameters() if p.requires_grad)
+        critics = [] if self.critic is None else list(self.critic.parameters())
+        return (p for p in [*(p for _, p in self.model.named_parameters()), *critics] if p.requires_grad)
 
-    def weights(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """The language model's weights by name."""
-        return self.model.model.named_parameters()
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
+        """The language model's weights by name, whole."""
+        return self.model.tensors()
 
     def state_dict(self) -> dict[str, Any]:
         """The critic's weights; {} without one."""
@@ -111,6 +112,14 @@ class HFPolicy:
         """Continue from `state_dict()`."""
         if self.critic is not None:
             self.critic.load_state_dict(state)
+
+    def save_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
+        """Write the moments of an optimizer of these weights by their names, each rank its shards."""
+        save_optimizer_distributed(self.model.model, adamw, folder)
+
+    def load_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
+        """Take over what `save_moments` wrote, on as many ranks or on others."""
+        load_optimizer_distributed(self.model.model, adamw, folder)
 
     def load(self, folder: str) -> None:
         """Take over the weights that `save` wrote."""
@@ -125,6 +134,9 @@ class HFPolicy:
 
     def forward(self, batch: Batch, *, entropy: bool = False, routing: bool = False, replay: bool = False) -> Outputs:
         """One forward pass: log-probabilities at the sampling temperature, and what else is asked for."""
+        return self.model.run(lambda: self._forward(batch, entropy, routing, replay))
+
+    def _forward(self, batch: Batch, entropy: bool, routing: bool, replay: bool) -> Outputs:
         rows = self._rows(batch)
         device = self.model.device
         # Only the checkpointed layers look at the mode: dropout is 0 in either.

@@ -89,13 +89,14 @@ class HFSampler:
 
     def load(self, weights: Weights) -> None:
         """Take over these weights, which costs nothing where the model is shared, and their version."""
-        mine, theirs = dict(self.model.model.named_parameters()), dict(weights.tensors())
-        if any(mine[name] is not value for name, value in theirs.items()):
-            with torch.no_grad():
-                for name, value in theirs.items():
+        mine, copied = dict(self.model.model.named_parameters()), False
+        with torch.no_grad():
+            for name, value in weights.tensors():
+                if mine[name] is not value:
                     mine[name].copy_(value)
-            if self.bits is not None:
-                round_weights(self.model.model, self.bits)
+                    copied = True
+        if copied and self.bits is not None:
+            round_weights(self.model.model, self.bits)
         elif self.bits is not None:
             raise ValueError("a quantised sampler needs a model of its own: rounding would change the policy's weights")
         self.version = weights.version

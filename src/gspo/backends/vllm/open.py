@@ -21,7 +21,7 @@ from gspo.backends.vllm.server import Engine, Server, http, serving
 from gspo.config.policy import LoraConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
-from gspo.learner.weights import PolicyWeights
+from gspo.ports import Weights
 
 MEMORY, LOCK = Path("/dev/shm"), "lock"
 BASE = "base"  # the folder of the exchange that holds the weights below an adapter
@@ -50,7 +50,7 @@ def check_sampler(given: SamplerConfig) -> None:
 
 
 @contextmanager
-def opened(config: Config, policy: HFPolicy, keep: Path | None) -> Iterator[VLLMSampler]:
+def opened(config: Config, policy: HFPolicy, weights: Weights, keep: Path | None) -> Iterator[VLLMSampler]:
     """The sampler of a run: a server started, or the one at sampler.url, with the policy's weights, proven. Ends with it.
     keep: the folder that gets the server's output in the end, if it is there by then.
 
@@ -66,7 +66,7 @@ def opened(config: Config, policy: HFPolicy, keep: Path | None) -> Iterator[VLLM
         server = sampler.server
         try:
             server.start()
-            sampler.load(PolicyWeights(policy, 0))
+            sampler.load(weights)
             if config.algorithm.router_replay == "R3" and sampler.routers is None:
                 raise ValueError(
                     'algorithm.router_replay = "R3": vLLM does not tell which experts its routers chose: start it with '

@@ -1,0 +1,209 @@
+"""A causal language model in shards: FSDP2 and expert parallelism, as transformers' DistributedConfig lays them out.
+
+Weights are DTensors, of which each rank holds its part. Only what stands here touches them. A forward pass runs inside one
+method of the model's root, `run`, and the head inside its own module: FSDP gathers the weights of whatever it sees called.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.distributed import DistributedConfig
+
+from gspo.backends.hf.head import Head
+from gspo.backends.hf.model import HFModel, read_weights, ready
+from gspo.config.policy import ModelConfig
+from gspo.config.scale import ScaleConfig
+from gspo.learner.ranks import whole
+
+T = TypeVar("T")
+ROOT = "run_sharded"  # the root's method that forward passes run in
+
+
+def load_sharded(cfg: ModelConfig, scale: ScaleConfig, size: int) -> ShardedModel:
+    """This rank's shards of the model that `cfg` names, of `size` ranks. Every rank calls it at the same time."""
+    layout = DistributedConfig(fsdp_size=size // scale.replicas, dp_replicate_size=scale.replicas, ep_size=scale.experts)
+    model, tokenizer = read_weights(cfg, distributed_config=layout)
+    made = ready(ShardedModel, prepared(model, cfg), tokenizer, cfg)
+    made.origin = cfg, layout
+    return made
+
+
+def prepared(model: Any, cfg: ModelConfig) -> Any:
+    """The model with a root that forward passes can run in, whose gradients are sums over all ranks."""
+    check_tied(model, cfg)
+    setattr(type(model), ROOT, lambda self, work: work())
+    register_fsdp_forward_method(model, ROOT)
+    head = model.get_output_embeddings()
+    head.forward = partial(_head_forward, head.forward)
+    for module in shards(model):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def check_tied(model: Any, cfg: ModelConfig) -> None:
+    """Raises ValueError for tied embeddings whose rows the ranks do not divide: FSDP would train on a stale copy of them."""
+    weight = model.get_input_embeddings().weight
+    if model.get_output_embeddings().weight is weight and isinstance(weight, DTensor):
+        ranks = weight.device_mesh.size(weight.device_mesh.ndim - 1)
+        if len(weight) % ranks:
+            raise ValueError(
+                f"model.path = {cfg.path!r}: its embeddings are tied to its head, and {ranks} ranks do not divide their "
+                f"{len(weight)} rows: choose scale.ranks / scale.replicas that do, or give a model that is not tied"
+            )
+
+
+def _head_forward(plain: Callable[[Tensor], Tensor], states: Tensor, work: Callable[[Tensor], Any] | None = None) -> Any:
+    return plain(states) if work is None else work(states)
+
+
+def shards(model: nn.Module) -> list[Any]:
+    """The modules that gather their weights when they are called."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+@dataclass(frozen=True)
+class GatheredHead:
+    """head.Head of a weight in shards: its work is done inside the head's module, where the weight is whole."""
+
+    model: ShardedModel
+
+    def _inside(self, states: Tensor, work: Callable[[Head, Tensor], T]) -> T:
+        linear: Any = self.model.model.get_output_embeddings()
+        scale, cap = self.model.logit_scale, self.model.logit_cap
+
+        def run(states: Tensor) -> T:
+            return work(Head(linear.weight, getattr(linear, "bias", None), scale, cap), states)
+
+        return self.model.run(lambda: linear(states, run))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """As Head.logits."""
+        return self._inside(states, Head.logits)
+
+    def logprobs(
+        self, states: Tensor, targets: Tensor, temperature: float = 1.0, entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """As Head.logprobs."""
+        return self._inside(states, lambda head, states: head.logprobs(states, targets, temperature, entropy))
+
+
+class ShardedModel(HFModel):
+    """An HFModel of which each rank holds its shards. All ranks call each of its methods at the same time."""
+
+    sharded = True
+    running = False
+    origin: tuple[ModelConfig, DistributedConfig]  # what it was loaded from
+
+    def run(self, work: Callable[[], T]) -> T:
+        """What `work`, a forward pass, returns. It begins with shards: a pass whose backward was not run leaves the last of
+        the weights whole, and they would stay as they are when the optimizer has changed its shards.
+        """
+        if self.running:
+            return work()
+        self.reshard()
+        self.running = True
+        try:
+            return getattr(self.model, ROOT)(work)
+        finally:
+            self.running = False
+            if not torch.is_grad_enabled():
+                self.reshard()
+
+    def reshard(self) -> None:
+        """Gives up what is gathered: the model's parameters are its shards again."""
+        for module in shards(self.model):
+            module.reshard()
+
+    def hidden(self, **inputs: Any) -> Tensor:
+        """As HFModel.hidden."""
+        return self.run(lambda: super(ShardedModel, self).hidden(**inputs))
+
+    @property
+    def head(self) -> Any:
+        """As HFModel.head."""
+        return GatheredHead(self)
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """The shards by name."""
+        self.reshard()
+        return self.model.named_parameters()
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Each weight by name, whole, gathered one at a time."""
+        for name, parameter in self.named_parameters():
+            yield name, whole(parameter.detach())
+
+    def load(self, folder: str | Path) -> None:
+        """Take over the weights of a model that `save` wrote."""
+        cfg, layout = self.origin
+        saved, _ = read_weights(dataclasses.replace(cfg, path=str(folder), revision=None), distributed_config=layout)
+        with torch.no_grad():
+            shards: Any = zip((p for _, p in self.named_parameters()), saved.parameters())
+            for mine, theirs in shards:
+                mine.to_local().copy_(theirs.to_local())
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model as `from_pretrained` reads it. The ranks write its layers in turns, so that none ever holds more
+        than a layer; the first writes what is beside the weights.
+        """
+        write_layers(self, Path(folder))
+        if dist.get_rank() == 0:
+            config = copy.deepcopy(self.model.config)
+            config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
+            config.dtype = str(self.model.dtype).removeprefix("torch.")
+            del config.distributed_config
+            config.save_pretrained(folder)
+            self.model.generation_config.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+        dist.barrier()
+
+
+def write_layers(model: ShardedModel, folder: Path) -> None:
+    """The weights of a model as safetensors, a file a layer, and the index of the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    layers: dict[str, list[str]] = {}
+    for name, _ in model.named_parameters():
+        layers.setdefault(_layer(name), []).append(name)
+    every = model.tensors()
+    wrote: dict[str, tuple[str, int]] = {}
+    for number, names in enumerate(layers.values()):
+        mine = number % dist.get_world_size() == dist.get_rank()
+        here = {name: tensor.cpu() for name, tensor in itertools.islice(every, len(names)) if mine}
+        if mine:
+            file = f"model-{number + 1:05d}-of-{len(layers):05d}.safetensors"
+            saved = {name: x.contiguous() for name, x in revert_weight_conversion(model.model, here).items()}
+            save_file(saved, folder / file, metadata={"format": "pt"})
+            wrote |= {name: (file, x.numel() * x.element_size()) for name, x in saved.items()}
+    index: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(index, wrote)
+    if dist.get_rank() == 0:
+        files = {name: place for part in index for name, place in part.items()}
+        table = {
+            "metadata": {"total_size": sum(size for _, size in files.values())},
+            "weight_map": {name: files[name][0] for name in sorted(files)},
+        }
+        (folder / "model.safetensors.index.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+
+
+def _layer(name: str) -> str:
+    """What is written together: the weights of a layer, or of what is beside the layers."""
+    numbered = re.match(r".*?\.\d+\.", name)
+    return numbered[0] if numbered else name

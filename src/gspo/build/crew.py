@@ -1,0 +1,107 @@
+"""The ranks of a run: how this process finds the others, and what those do that do not lead."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gspo.build.given import Given
+from gspo.build.learners import learning, supervised_learning
+from gspo.build.models import models_of
+from gspo.config.scale import ScaleConfig
+from gspo.config.schema import Config
+from gspo.learner import crew
+from gspo.learner.ranks import ProcessRanks, RankLost
+
+LOADING = timedelta(hours=2)  # ranks read weights at very different speeds
+FAREWELL = 10.0  # seconds
+PARENT = "GSPO_PARENT"  # the process that started the ranks
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
+
+def placed() -> tuple[int, int]:
+    """This process's number among the ranks that torchrun, or whoever sets the same variables, has started, and how many
+    there are: (0, 1) where nobody has.
+    """
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+@contextmanager
+def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
+    """The ranks, once all are there; None for a process alone. The followers end when the leader does, however it ends."""
+    number, size = placed()
+    if scale.ranks not in (None, size):
+        raise ValueError(
+            f"scale.ranks = {scale.ranks}, but this process is one of {size}: `gspo train` and torchrun start ranks; a script of "
+            "your own trains in one process"
+        )
+    if size == 1:
+        yield None
+        return
+    for noisy in ("torch.distributed.tensor._redistribute", "torch.distributed.checkpoint"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    store, *_ = next(iter(dist.rendezvous("env://", timeout=LOADING)))
+    store = dist.PrefixStore(f"life {os.environ.get(RESTARTS, 0)}", store)  # addresses of an earlier life are stale
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=timedelta(seconds=scale.timeout),
+        device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
+    )  # fmt: skip
+    ranks = ProcessRanks(scale.timeout)
+    if PARENT in os.environ:
+        threading.Thread(target=end_with, args=(int(os.environ[PARENT]),), daemon=True).start()
+    try:
+        yield ranks
+    except RankLost:
+        raise
+    except BaseException:
+        if number == 0:
+            over = threading.Thread(target=ranks.told, args=(crew.OVER,), daemon=True)
+            over.start()
+            over.join(FAREWELL)  # who is in the middle of a pass does not hear it, and notices when this process is gone
+        raise
+    if number == 0:
+        ranks.told(crew.OVER)
+    dist.destroy_process_group()
+
+
+def end_with(parent: int) -> None:
+    """Asks the run to end where the process that started it is gone."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def begin(ranks: ProcessRanks | None, kind: str, config: Config, last: Path | None) -> None:
+    """Tells the followers what is learned, and from which checkpoint: they load their shards now, as the leader does."""
+    if ranks is not None:
+        ranks.told((kind, config, last))
+
+
+def follow(scale: ScaleConfig) -> None:
+    """All that a rank does that does not lead. Ctrl-C and SIGTERM are the leader's: it ends the others when it has saved."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with joined(scale) as ranks:
+        assert ranks is not None
+        command = ranks.told()
+        if command is crew.OVER:
+            return
+        kind, config, last = command
+        model, reference = models_of(config, Given(), last, ranks)
+        learn = learning if kind == "train" else supervised_learning
+        crew.follow(learn(config, model, reference, ranks)[1], ranks)

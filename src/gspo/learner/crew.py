@@ -1,0 +1,145 @@
+"""One rank leads, the others follow: each call of the leader's learner is told to all, and all make it on their shards.
+
+The leader runs the trainer, to which this is a learner as any other (ports.Learner). Completions go to all ranks, and each
+knows which of them it reads (shares.py). An error on any rank ends its process, and so the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gspo.learner.learner import LocalLearner, PolicyLearner
+from gspo.learner.ranks import ProcessRanks, noticed
+from gspo.ports import Weights
+from gspo.types import Agreement, Completion, Reading, Update
+
+OVER = None  # the command that ends a follower
+TENSORS, WEIGHTS = "weights.tensors", "weights."
+
+
+class Worker:
+    """A rank's learner, and the handle on its weights that was published last."""
+
+    def __init__(self, learner: LocalLearner) -> None:
+        self.learner = learner
+        self.weights: Weights | None = None
+
+    def do(self, name: str, arguments: Sequence[Any]) -> Any:
+        """Makes a call of the learner's, or of the weights' (`weights.save`)."""
+        holder = self.weights if name.startswith(WEIGHTS) else self.learner
+        answer = getattr(holder, name.removeprefix(WEIGHTS))(*arguments)
+        if name == "publish":
+            self.weights = answer
+        return answer
+
+
+def follow(learner: LocalLearner, ranks: ProcessRanks) -> None:
+    """Makes the leader's calls, until it ends."""
+    worker = Worker(learner)
+    with noticed():
+        while (command := ranks.told()) is not OVER:
+            answer = worker.do(*command)
+            for _ in answer if command[0] == TENSORS else ():
+                pass  # every rank gives its shard of each
+
+
+class LeadingLearner:
+    """ports.Learner of all ranks. It is asked in one process, the leader's."""
+
+    def __init__(self, learner: LocalLearner, ranks: ProcessRanks) -> None:
+        self.learner, self.ranks = learner, ranks
+        self._worker = Worker(learner)
+        self._one_at_a_time = threading.RLock()
+
+    def all_do(self, name: str, *arguments: Any) -> Any:
+        """Lets every rank make this call. Returns the leader's answer."""
+        with self._one_at_a_time, noticed():
+            self.ranks.told((name, arguments))
+            return self._worker.do(name, arguments)
+
+    @property
+    def lr_scale(self) -> float:
+        """Factor of the scheduled learning rate."""
+        return self.learner.lr_scale
+
+    @lr_scale.setter
+    def lr_scale(self, value: float) -> None:
+        """Sets it on all ranks."""
+        self.all_do("__setattr__", "lr_scale", value)
+
+    @property
+    def clip(self) -> tuple[float, float] | None:
+        """The clip range in force; None without one."""
+        return self.learner.clip if isinstance(self.learner, PolicyLearner) else None
+
+    def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
+        """Takes over the batch that the next updates learn from."""
+        self.all_do("take", mini_batches)
+
+    def prepare(
+        self, mini_batches: Sequence[Sequence[Completion]], recompute: bool, fresh: Sequence[Completion] = ()
+    ) -> None:
+        """As PolicyLearner.prepare."""
+        self.all_do("prepare", mini_batches, recompute, fresh)
+
+    def update(self, number: int) -> Update:
+        """One optimizer step on the mini-batch of that number."""
+        return self.all_do("update", number)
+
+    def finish(self) -> bool:
+        """Ends a step."""
+        return self.all_do("finish")
+
+    def compare(self, completions: Sequence[Completion]) -> Agreement:
+        """How far sampler and trainer disagree."""
+        return self.all_do("compare", completions)
+
+    def read(self, completions: Sequence[Completion]) -> list[Tensor]:
+        """The log-probabilities of the sampled tokens of a few completions, each [|y|]."""
+        return self.all_do("read", completions)
+
+    def publish(self, version: int) -> Weights:
+        """A handle on the weights as they are now, under this version."""
+        self.all_do("publish", version)
+        return LeadingWeights(self, version)
+
+    def save(self, folder: Path) -> None:
+        """Lets every rank write its part of a checkpoint."""
+        self.all_do("save", folder)
+
+    def resume(self, folder: Path) -> None:
+        """Goes on from what `save` wrote, on as many ranks or on others."""
+        self.all_do("resume", folder)
+
+    def rewind(self, folder: Path, lr_factor: float) -> None:
+        """Takes over what `save` wrote, the model too."""
+        self.all_do("rewind", folder, lr_factor)
+
+
+class LeadingWeights:
+    """ports.Weights in shards, of which the leader gets whole tensors, one at a time."""
+
+    def __init__(self, learner: LeadingLearner, version: int) -> None:
+        self.learner, self.version = learner, version
+
+    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+        """Each weight by its name, whole. All are gathered, also where somebody stops listening."""
+        every = iter(self.learner.all_do(TENSORS))
+        try:
+            yield from every
+        finally:
+            for _ in every:
+                pass
+
+    def save(self, folder: str, *, merged: bool = False) -> None:
+        """Every rank writes some layers of the model, in Hugging Face format."""
+        self.learner.all_do("weights.save", folder)
+
+    def read(self, completions: Sequence[Completion]) -> list[Reading]:
+        """What these weights say of a few completions."""
+        return self.learner.all_do("weights.read", completions)

@@ -1,0 +1,102 @@
+"""The processes that learn together, and what they say to one another. They are numbered from 0; number 0 leads.
+
+All ranks call each method in the same order, with a time limit: one that is missing ends the others too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+LOST = 75  # exit status of a rank that lost the others
+LOSS = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe", re.IGNORECASE)
+WAIT = timedelta(days=30)  # for the next command: sampling may take long, and a dead leader is noticed at once
+
+
+class RankLost(RuntimeError):
+    """Another rank is gone, or did not answer in time."""
+
+
+@contextmanager
+def noticed() -> Iterator[None]:
+    """Around what ranks do together. Raises RankLost where another is gone, in the middle of a pass too."""
+    try:
+        yield
+    except RankLost:
+        raise
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not LOSS.search(str(error)):
+            raise
+        first = str(error).strip().partition("\n")[0]
+        raise RankLost(f"rank {dist.get_rank()}: another rank is gone or did not answer in time ({first})") from error
+
+
+class Ranks(Protocol):
+    """This process among those that learn together. number: which it is. size: how many there are."""
+
+    number: int
+    size: int
+
+    def gathered(self, mine: T) -> list[T]:
+        """What every rank says, by number."""
+        ...
+
+    def any(self, mine: bool) -> bool:
+        """Whether it holds on any rank."""
+        ...
+
+
+class OneRank:
+    """A process that learns alone."""
+
+    number, size = 0, 1
+
+    def gathered(self, mine: T) -> list[T]:
+        """What it says itself."""
+        return [mine]
+
+    def any(self, mine: bool) -> bool:
+        """Whether it holds."""
+        return mine
+
+
+class ProcessRanks:
+    """Ranks in processes of their own, of torch.distributed's default group. What they say goes over the network of the
+    hosts (gloo), tensors of the model over that of the devices. timeout: seconds that they wait for one another.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.number, self.size = dist.get_rank(), dist.get_world_size()
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self._commands = dist.new_group(backend="gloo", timeout=WAIT)
+
+    def gathered(self, mine: T) -> list[T]:
+        """What every rank says, by number."""
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, mine, group=self._group)
+        return every
+
+    def any(self, mine: bool) -> bool:
+        """Whether it holds on any rank."""
+        flag = torch.tensor(float(mine))
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
+        return bool(flag)
+
+    def told(self, command: Any = None) -> Any:
+        """What the leader says, who alone gives it here. The others wait for it as long as the leader lives."""
+        box = [command]
+        dist.broadcast_object_list(box, src=0, group=self._commands)
+        return box[0]
+
+
+def whole(x: Tensor) -> Tensor:
+    """All of a tensor, of which each rank may hold a shard (a DTensor)."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
