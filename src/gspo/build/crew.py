@@ -21,7 +21,7 @@ from gspo.build.models import models_of
 from gspo.config.scale import ScaleConfig
 from gspo.config.schema import Config
 from gspo.learner import crew
-from gspo.learner.ranks import ProcessRanks, RankLost
+from gspo.learner.ranks import LOST, ProcessRanks, RankLost
 
 LOADING = timedelta(hours=2)  # ranks read weights at very different speeds
 FAREWELL = 10.0  # seconds
@@ -39,17 +39,9 @@ def placed() -> tuple[int, int]:
 
 
 @contextmanager
-def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
-    """The ranks, once all are there; None for a process alone. The followers end when the leader does, however it ends."""
+def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
+    """The ranks, once all are there."""
     number, size = placed()
-    if scale.ranks not in (None, size):
-        raise ValueError(
-            f"scale.ranks = {scale.ranks}, but this process is one of {size}: `gspo train` and torchrun start ranks; a script of "
-            "your own trains in one process"
-        )
-    if size == 1:
-        yield None
-        return
     for noisy in ("torch.distributed.tensor._redistribute", "torch.distributed.checkpoint"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     on_gpu = torch.cuda.is_available()
@@ -61,29 +53,48 @@ def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
         "nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=timedelta(seconds=scale.timeout),
         device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
     )  # fmt: skip
-    ranks = ProcessRanks(scale.timeout)
     if PARENT in os.environ:
-        threading.Thread(target=end_with, args=(int(os.environ[PARENT]),), daemon=True).start()
-    try:
-        yield ranks
-    except RankLost:
-        raise
-    except BaseException:
-        if number == 0:
-            over = threading.Thread(target=ranks.told, args=(crew.OVER,), daemon=True)
-            over.start()
-            over.join(FAREWELL)  # who is in the middle of a pass does not hear it, and notices when this process is gone
-        raise
-    if number == 0:
-        ranks.told(crew.OVER)
+        threading.Thread(target=end_with, args=(int(os.environ[PARENT]), number), daemon=True).start()
+    yield ProcessRanks(scale.timeout)
     dist.destroy_process_group()
 
 
-def end_with(parent: int) -> None:
-    """Asks the run to end where the process that started it is gone."""
+@contextmanager
+def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
+    """The ranks, for the one that leads; None for a process alone. The others end when the leader does, however it ends.
+
+    Raises ValueError in a process that cannot lead so many.
+    """
+    number, size = placed()
+    if number > 0 or scale.ranks not in (None, size):
+        raise ValueError(
+            f"scale.ranks = {scale.ranks or size}, but this process is rank {number} of {size}: start the ranks by `gspo "
+            "train` or `torchrun ... -m gspo train`; a script of your own trains in one process"
+        )
+    if size == 1:
+        yield None
+        return
+    with connected(scale) as ranks:
+        try:
+            yield ranks
+        except RankLost:
+            raise
+        except BaseException:  # who is in the middle of a pass does not hear it, and notices when this process is gone
+            over = threading.Thread(target=ranks.told, args=(crew.OVER,), daemon=True)
+            over.start()
+            over.join(FAREWELL)
+            raise
+        ranks.told(crew.OVER)
+
+
+def end_with(parent: int, number: int) -> None:
+    """Ends the run where the process that started it is gone: the leader is asked to save, the others follow it."""
     while os.getppid() == parent:
         time.sleep(1.0)
-    os.kill(os.getpid(), signal.SIGTERM)
+    if number == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(LOADING.total_seconds())
+    os._exit(LOST)
 
 
 def begin(ranks: ProcessRanks | None, kind: str, config: Config, last: Path | None) -> None:
@@ -96,8 +107,7 @@ def follow(scale: ScaleConfig) -> None:
     """All that a rank does that does not lead. Ctrl-C and SIGTERM are the leader's: it ends the others when it has saved."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with joined(scale) as ranks:
-        assert ranks is not None
+    with connected(scale) as ranks:
         command = ranks.told()
         if command is crew.OVER:
             return

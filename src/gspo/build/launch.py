@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gspo.build.crew import PARENT, RESTARTS, follow, placed
+from gspo.config.ranks import check_ranks
 from gspo.config.schema import Config
 from gspo.learner.ranks import LOST
 
@@ -31,6 +32,8 @@ def take_part(config: Config, arguments: Sequence[str]) -> int | None:
     the exit status in the first two cases.
     """
     number, size = placed()
+    if number == 0:
+        check_ranks(config, size if size > 1 else config.scale.ranks or 1)
     if size == 1 and (config.scale.ranks or 1) > 1:
         return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say)
     if number == 0:

@@ -39,6 +39,7 @@ class LocalLearner:
         self.micro_batches = MicroBatches(max_tokens)  # whoever wants to hear where memory does not suffice sets its `tell`
         self.updater = Updater(policy, optimizer, self.micro_batches, replay)
         self.mini_batches: list[list[Completion]] = []
+        self.proven = False  # that passes in shards read what updates change
 
     @property
     def lr_scale(self) -> float:
@@ -61,6 +62,9 @@ class LocalLearner:
     def _update(self, number: int) -> tuple[Metrics, Stats]:
         part = self.mini_batches[number]
         metrics, stats = self.updater.update(self.objective, part)
+        if self.micro_batches.ranks.size > 1 and not self.proven:
+            self.policy.prove(self.optimizer.parameters)
+            self.proven = True
         self.objective.watch(stats)
         return metrics, stats
 

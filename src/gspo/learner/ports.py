@@ -55,6 +55,10 @@ class Policy(Protocol):
         """Continue from `state_dict()`."""
         ...
 
+    def prove(self, trained: Iterable[nn.Parameter]) -> None:
+        """Raises RuntimeError where passes read other weights than the optimizer changes. trained: its parameters."""
+        ...
+
     def save_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
         """Write the moments of an optimizer of these weights by their names, each rank its shards."""
         ...

@@ -94,6 +94,9 @@ class HFModel:
         """The weights by name, each whole."""
         return self.named_parameters()
 
+    def prove(self, trained: Iterable[nn.Parameter]) -> None:
+        """Whole weights are what they are. (Shards are checked.)"""
+
     def hidden(self, **inputs: Any) -> Tensor:
         """Last hidden states [B, L, H], normalised, of the model without its head.
 

@@ -113,6 +113,10 @@ class HFPolicy:
         if self.critic is not None:
             self.critic.load_state_dict(state)
 
+    def prove(self, trained: Iterable[nn.Parameter]) -> None:
+        """Raises RuntimeError where passes read other weights than the optimizer changes. trained: its parameters."""
+        self.model.prove(trained)
+
     def save_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
         """Write the moments of an optimizer of these weights by their names, each rank its shards."""
         save_optimizer_distributed(self.model.model, adamw, folder)

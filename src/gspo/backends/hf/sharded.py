@@ -74,6 +74,20 @@ def _head_forward(plain: Callable[[Tensor], Tensor], states: Tensor, work: Calla
     return plain(states) if work is None else work(states)
 
 
+def _sums(p: Tensor) -> Tensor:
+    """Sums over all of a weight, [3] float64, that tell it from an older self: of its numbers, their squares and sizes."""
+    x = p.detach().double()
+    return torch.stack([whole(x.sum()), whole((x * x).sum()), whole(x.abs().sum())])
+
+
+def _held(p: Any) -> tuple[tuple[int, ...], tuple[float, float]]:
+    """Which part of a weight this rank holds, and sums over it: those who hold the same part have the same."""
+    at = p.device_mesh.get_coordinate()
+    part = tuple(place for place, placement in zip(at, p.placements) if not placement.is_replicate())
+    mine = p.detach().to_local().double()
+    return part, (float(mine.sum()), float((mine * mine).sum()))
+
+
 def shards(model: nn.Module) -> list[Any]:
     """The modules that gather their weights when they are called."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -150,6 +164,32 @@ class ShardedModel(HFModel):
         """Each weight by name, whole, gathered one at a time."""
         for name, parameter in self.named_parameters():
             yield name, whole(parameter.detach())
+
+    @torch.no_grad()
+    def prove(self, trained: Iterable[nn.Parameter]) -> None:
+        """Whether passes read what the optimizer changes. trained: its parameters. Raises RuntimeError, naming the weight,
+        where the optimizer has another, where passes read a stale copy, or where copies of the model differ.
+        """
+        known, sharded = set(trained), dict(self.named_parameters())
+        wrong = {name for name, p in sharded.items() if p.requires_grad and p not in known}
+        sums = {name: _sums(p) for name, p in self.model.named_parameters(remove_duplicate=False)}
+        objects = dict(self.model.named_parameters(remove_duplicate=False))
+        for module in shards(self.model):
+            module.unshard()
+            for name, p in self.model.named_parameters(remove_duplicate=False):
+                if p is not objects[name] and not torch.allclose(_sums(p), sums[name], rtol=1e-12, atol=1e-12):
+                    wrong.add(name)
+            module.reshard()
+        held: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(held, {name: _held(p) for name, p in sharded.items()})
+        for name in sharded:
+            wrong |= {name} if len({one[name] for one in held}) > len({one[name][0] for one in held}) else set()
+        if wrong:
+            raise RuntimeError(
+                f"{', '.join(sorted(wrong)[:3])}: what the ranks read is not what the optimizer changes, or copies of it "
+                f"differ, so {type(self.model).__name__} cannot be trained in shards with torch {torch.__version__}: set "
+                "scale.ranks = 1, or wait for versions of torch and transformers that can"
+            )
 
     def load(self, folder: str | Path) -> None:
         """Take over the weights of a model that `save` wrote."""

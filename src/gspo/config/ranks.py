@@ -1,0 +1,41 @@
+"""What many ranks can do, and what only one process can yet."""
+
+from __future__ import annotations
+
+from gspo.config.schema import Config
+from gspo.config.values import shown
+
+ONE = "is not done on several ranks yet"
+
+
+def check_ranks(config: Config, ranks: int) -> None:
+    """Raises ValueError with key, value and remedy for what so many ranks cannot do together."""
+    scale = config.scale
+    if scale.ranks not in (None, ranks):
+        raise ValueError(f"scale.ranks = {scale.ranks}, but {ranks} were started: leave it out, or start as many")
+    if ranks % scale.replicas:
+        raise ValueError(f"scale.replicas = {scale.replicas}: must divide scale.ranks = {ranks}")
+    if ranks // scale.replicas % scale.experts:
+        raise ValueError(
+            f"scale.experts = {scale.experts}: must divide the ranks of a copy of the model, scale.ranks / scale.replicas = "
+            f"{ranks // scale.replicas}"
+        )
+    if ranks > 1:
+        check_several(config)
+
+
+def check_several(config: Config) -> None:
+    """Raises ValueError for settings that need the whole model in one process."""
+    for key, wrong, remedy in (
+        ("algorithm.name", config.algorithm.name == "ppo", "choose an algorithm without a critic"),
+        ("lora.rank", config.lora.rank > 0, "train all weights, or use one rank"),
+        ("train.layout", config.train.layout == "packed", 'use "auto", "shared" or "padded"'),
+        ("train.offload_optimizer", config.train.offload_optimizer, "more ranks need less memory each; leave it out"),
+        ("train.offload_reference", config.train.offload_reference, "more ranks need less memory each; leave it out"),
+        ("sampler.in_process", config.sampler.in_process, "leave it out: vLLM then runs in a process of its own"),
+        ("model.trust_remote_code", config.model.trust_remote_code, "use a model of transformers, or one rank"),
+        ("model.device", ":" in config.model.device, "leave it out: each rank takes the GPU of its number"),
+    ):
+        if wrong:
+            section, name = key.split(".")
+            raise ValueError(f"{key} = {shown(getattr(getattr(config, section), name))} {ONE}: {remedy}")

@@ -1,0 +1,374 @@
+"""A model in shards learns as a whole one: gradients, weights, files. Ranks are processes of this machine (gloo)."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+from gspo.backends.hf.model import load_model
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
+from gspo.config.scale import ScaleConfig
+from gspo.learner.algorithm import resolve
+from gspo.learner.learner import PolicyLearner
+from gspo.learner.objective import PolicyObjective
+from gspo.learner.optimizer import Optimizer
+from gspo.learner.ranks import whole
+from gspo.objective.algorithms import ALGORITHMS
+from gspo.types import Completion
+from tests.tiny_run import PIECES
+from tests.together import together
+
+SMALL = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 64}
+DENSE = {"model_type": "qwen3", "num_experts": None, "num_experts_per_tok": None, "moe_intermediate_size": None}
+UPDATES = 3
+
+
+def model_in(folder, dense=False, tied=False, pieces=(*PIECES, "c")):
+    """A tiny model's folder. With `pieces` it has 20 tokens, which 2 and 4 ranks divide."""
+    config = tiny_qwen3_moe(**SMALL, tie_word_embeddings=tied)
+    config = {k: v for k, v in (config | DENSE).items() if v is not None} if dense else config
+    build_tiny(config, longest_match_tokenizer(pieces), 0).save(folder)
+    return str(folder)
+
+
+def completions(seed, lengths=(4, 9, 2, 7, 5, 5, 11, 3), advantages=(1.0, -1.0)):
+    """Pairs with a prompt in common."""
+    draw, made = torch.Generator().manual_seed(seed), []
+    for i, length in enumerate(lengths):
+        prompt = torch.arange(3 + i // 2) % 7 + 2 + i // 2
+        tokens = torch.cat([prompt, torch.randint(2, 20, (length,), generator=draw)])
+        logp = -3 + 0.3 * torch.randn(length, generator=draw)
+        sampled = torch.arange(len(tokens)) >= len(prompt)
+        made.append(Completion(tokens, sampled, logp, logp, advantages[i % len(advantages)] * (1 + i), reward=float(i)))
+    return made
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is learned, and how. more: of the algorithm."""
+
+    algorithm: str = "gspo"
+    layout: str = "padded"
+    replay: str = "none"
+    checkpointing: bool = False
+    more: tuple = ()
+    batches: tuple = ()  # arguments of `completions`, by name
+
+
+def learner_of(model, case, ranks=None, lr=1e-3, reference=None):
+    settings = AlgorithmConfig(name=case.algorithm, router_replay=case.replay, **dict(case.more))
+    row, algorithm, _ = resolve(settings)
+    policy = HFPolicy(model, 1.0, case.layout, case.checkpointing, router_logits=algorithm.aux_loss > 0)
+    optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=lr, weight_decay=0.1, eps=1e-3), 100, 10)
+    objective = PolicyObjective(row, algorithm, 16)
+    reference = None if reference is None else HFPolicy(reference, 1.0, case.layout)
+    made = PolicyLearner(policy, optimizer, objective, 40, router_replay=case.replay, reference=reference)
+    made.micro_batches.ranks = ranks or made.micro_batches.ranks
+    return made
+
+
+def learned(model, case, ranks=None, reference=None):
+    """Metrics of each update and the gradient of the first, then the weights after all."""
+    learner = learner_of(model, case, ranks, reference=reference)
+    gradients, told = {}, []
+    clear = learner.optimizer.clear
+
+    def kept():
+        if not gradients:
+            for name, p in model.named_parameters():
+                gradients[name] = torch.zeros(p.shape) if p.grad is None else whole(p.grad).clone()
+        clear()
+
+    learner.optimizer.clear = kept
+    for seed in range(UPDATES):
+        batch = completions(seed, **dict(case.batches))
+        if case.replay == "R3":
+            batch = [dataclasses.replace(c, routes=routes_of(len(c.tokens), seed)) for c in batch]
+        half = len(batch) // 2 or 1
+        learner.prepare([part for part in (batch[:half], batch[half:]) if part], recompute=case.algorithm != "cispo")
+        told += [learner.update(number).metrics for number in range(len(learner.mini_batches))]
+        learner.finish()
+    return told, gradients, {name: x.detach().clone() for name, x in learner.policy.weights()}
+
+
+def routes_of(tokens, seed):
+    draw = torch.Generator().manual_seed(seed + tokens)
+    return torch.rand(tokens, 2, 4, generator=draw).argsort(-1)[..., :2].to(torch.int16)
+
+
+def in_shards(ranks, path, scale, cases):
+    """What a rank finds in each case."""
+    from gspo.backends.hf.sharded import load_sharded
+
+    found = []
+    for case in cases:
+        model, frozen = (load_sharded(ModelConfig(path=path, device="cpu"), scale, ranks.size) for _ in range(2))
+        reference = frozen if dict(case.more).get("beta") else None
+        found.append(learned(model, case, ranks, reference))
+    return found
+
+
+@functools.cache
+def alone(path, case):
+    """The same in one process."""
+    model, frozen = (load_model(ModelConfig(path=path, device="cpu")) for _ in range(2))
+    return learned(model, case, reference=frozen if dict(case.more).get("beta") else None)
+
+
+def compare(found, expected):
+    """The worst relative difference of a gradient's tensors, and of the weights; metrics agree."""
+    (told, gradients, weights), (told0, gradients0, weights0) = found, expected
+    for metrics, metrics0 in zip(told, told0):
+        assert metrics.keys() == metrics0.keys()
+        for name, value in metrics0.items():
+            if name == "skipped/backward":  # which micro-batches there are is another matter
+                continue
+            assert metrics[name] == pytest.approx(value, rel=1e-3, abs=2e-5, nan_ok=True), name
+    assert gradients.keys() == gradients0.keys() and weights.keys() == weights0.keys()
+    norm = torch.cat([g.flatten() for g in gradients0.values()]).norm()
+    gradient = max(float((gradients[n] - g).norm() / (g.norm() + 1e-3 * norm)) for n, g in gradients0.items())
+    return gradient, max(float((weights[n] - w).abs().max()) for n, w in weights0.items())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Models by (dense, tied), made when they are asked for."""
+    made = {}
+
+    def get(dense, tied):
+        if (dense, tied) not in made:
+            made[dense, tied] = model_in(tmp_path_factory.mktemp("model"), dense, tied)
+        return made[dense, tied]
+
+    return get
+
+
+MIXTURES = [
+    Case(),
+    Case(layout="auto"),
+    Case(replay="R2"),
+    Case(replay="R3", layout="auto"),
+    Case(replay="R2", checkpointing=True),
+    Case(more=(("aux_loss", 0.01),)),
+    Case(more=(("beta", 0.1),)),
+]
+PLAIN = [Case(), Case(layout="auto"), Case(checkpointing=True), Case(more=(("beta", 0.1),))]
+HARD = [
+    Case(batches=(("lengths", (9,)),)),  # one completion, the other ranks have none
+    Case(batches=(("lengths", (20, 1, 1, 1)),)),
+    Case(algorithm="grpo", batches=(("advantages", (0.0, 0.0, 0.0, 1.0)),)),  # most are idle
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "dense, tied, size, scale, cases",
+    [
+        (True, False, 2, ScaleConfig(), PLAIN + HARD),
+        (True, True, 2, ScaleConfig(), PLAIN),
+        (False, False, 2, ScaleConfig(), MIXTURES),
+        (False, True, 2, ScaleConfig(experts=2), MIXTURES + HARD),
+        (False, False, 4, ScaleConfig(experts=4), MIXTURES[:3] + HARD),
+        (False, True, 4, ScaleConfig(experts=2), MIXTURES[:3]),
+        (False, False, 4, ScaleConfig(experts=2, replicas=2), MIXTURES[:3]),
+        (True, True, 4, ScaleConfig(replicas=2), PLAIN),
+    ],
+)
+def test_ranks_learn_what_one_process_learns(folder, dense, tied, size, scale, cases, record_property):
+    path = folder(dense, tied)
+    every = together(in_shards, size, path, scale, cases)
+    for number, found in enumerate(every):  # each rank has the same
+        for case, one in zip(cases, found):
+            gradient, weights = compare(one, alone(path, case))
+            if not number:
+                kind = f"{'dense' if dense else 'mixture'}, {'' if tied else 'un'}tied, experts {scale.experts}"
+                print(f"| {kind}, {size} ranks, {scale.replicas} replicas | {case} | {gradient:.1e} | {weights:.1e} |")
+            assert gradient < 1e-6 and weights < 1e-6, case
+
+
+def uneven(ranks, path):
+    """Tied embeddings of 19 rows on 2 ranks, which check_tied refuses, trained all the same."""
+    from gspo.backends.hf import sharded
+
+    check, sharded.check_tied = sharded.check_tied, lambda *more: None
+    model = sharded.load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(), ranks.size)
+    learner = learner_of(model, Case(), ranks)
+    learner.take([[dataclasses.replace(c, tokens=c.tokens.clamp(max=18)) for c in completions(0)]])
+    errors = []
+    for work in (lambda: check(model.model, ModelConfig(path=path)), lambda: learner.update(0)):
+        with pytest.raises((ValueError, RuntimeError)) as error:
+            work()
+        errors.append(str(error.value))
+    return errors
+
+
+@pytest.mark.timeout(120)
+def test_tied_embeddings_that_the_ranks_do_not_divide_are_refused_and_would_be_noticed(tmp_path):
+    path = model_in(tmp_path, dense=True, tied=True, pieces=PIECES)
+    for refused, noticed in together(uneven, 2, path):
+        assert "2 ranks do not divide their 19 rows" in refused and "scale.ranks" in refused
+        assert "lm_head.weight" in noticed and "not what the optimizer changes" in noticed
+
+
+def drifted(ranks, path):
+    """Two copies of a model, of which one is changed; and an optimizer that was made of gathered weights."""
+    from gspo.backends.hf.sharded import load_sharded
+
+    errors = []
+    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(replicas=2), ranks.size)
+    learner = learner_of(model, Case(), ranks)
+    learner.take([completions(0)])
+    if ranks.number == 1:
+        dict(model.named_parameters())["model.norm.weight"].data.to_local()[0] += 1e-3
+    with pytest.raises(RuntimeError) as error:
+        learner.update(0)
+    errors.append(str(error.value))
+    model.run(lambda: None)
+    model.model.unshard()
+    for module in model.model.modules():
+        getattr(module, "unshard", lambda: None)()
+    gathered = list(model.model.parameters())
+    with pytest.raises(RuntimeError) as error:
+        model.prove(gathered)
+    return [*errors, str(error.value)]
+
+
+@pytest.mark.timeout(120)
+def test_a_copy_that_differs_and_an_optimizer_of_other_tensors_are_noticed(folder):
+    for copies, optimizer in together(drifted, 2, folder(True, False)):
+        assert "model.norm.weight" in copies and "copies of it differ" in copies
+        assert "not what the optimizer changes" in optimizer
+
+
+def every_algorithm(ranks, path):
+    from gspo.backends.hf.sharded import load_sharded
+
+    scale = ScaleConfig(experts=2)
+    cases = [Case(algorithm=name) for name, row in ALGORITHMS.items() if not row.critic]
+    return [(case, learned(load_sharded(ModelConfig(path=path, device="cpu"), scale, 2), case, ranks)) for case in cases]
+
+
+@pytest.mark.timeout(300)
+def test_every_algorithm_learns_the_same_and_the_same_crew_learns_it_twice(folder):
+    path = folder(False, False)
+    first, again = (together(every_algorithm, 2, path)[0] for _ in range(2))
+    assert len(first) == len(ALGORITHMS) - 1
+    for (case, one), (_, other) in zip(first, again):
+        gradient, weights = compare(one, alone(path, case))
+        print(f"| {case.algorithm} | {gradient:.1e} | {weights:.1e} |")
+        assert gradient < 1e-6 and weights < 1e-6, case
+        assert all(torch.equal(one[2][name], other[2][name]) for name in one[2]), case  # bit for bit
+
+
+def odd_batches(ranks, path):
+    """Updates in which one rank alone meets something."""
+    from gspo.backends.hf.sharded import load_sharded
+
+    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(experts=2), ranks.size)
+    learner = learner_of(model, Case(algorithm="grpo"), ranks)
+    before = {name: x.clone() for name, x in learner.policy.weights()}
+    told = []
+    nan = completions(0)
+    nan[0] = dataclasses.replace(nan[0], advantage=float("nan"))
+    far = [dataclasses.replace(c, logp_old=c.logp_old - 9) for c in completions(1, advantages=(1.0, 1.0))]  # clipped
+    half = [
+        dataclasses.replace(c, logp_old=c.logp_old - 9 * (i < 4))
+        for i, c in enumerate(completions(2, advantages=(1.0, 1.0)))
+    ]
+    for batch in (nan, far, half):
+        learner.take([batch])
+        told.append(learner.update(0).metrics)
+    same = all(torch.equal(before[name], x) for name, x in learner.policy.weights())
+    return told, same
+
+
+@pytest.mark.timeout(120)
+def test_what_one_rank_meets_alone_is_met_by_all(folder):
+    path = folder(False, False)
+    learner = learner_of(load_model(ModelConfig(path=path, device="cpu")), Case(algorithm="grpo"))
+    (told, same), (others, _) = together(odd_batches, 2, path)
+    nan, far, half = told
+    assert nan["updates/skipped"] == 1 and far["updates/skipped"] == half["updates/skipped"] == 0
+    assert far["clip_ratio/tokens"] == 1 and far["grad_norm"] == 0 and 0 < half["clip_ratio/tokens"] < 1
+    assert not same and [m["grad_norm"] for m in told[1:]] == [m["grad_norm"] for m in others[1:]]
+
+
+def written(ranks, path, folder):
+    """Files of a model in shards, and its learner's after an update; then both again from them."""
+    from gspo.backends.hf.sharded import load_sharded
+
+    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(experts=ranks.size), ranks.size)
+    learner = learner_of(model, Case(), ranks)
+    learner.take([completions(0)])
+    learner.update(0)
+    Path(folder).mkdir(exist_ok=True)
+    ranks.gathered(None)
+    learner.save(Path(folder))
+    learner.take([completions(1)])
+    learner.update(0)
+    after = {name: x.clone() for name, x in learner.policy.weights()}
+    learner.rewind(Path(folder), 1.0)
+    learner.optimizer.updates = 1
+    learner.take([completions(1)])
+    learner.update(0)
+    return after, {name: x.clone() for name, x in learner.policy.weights()}
+
+
+def resumed(ranks, folder, scale):
+    from gspo.backends.hf.sharded import load_sharded
+
+    learner = learner_of(load_sharded(ModelConfig(path=f"{folder}/model", device="cpu"), scale, ranks.size), Case(), ranks)
+    learner.resume(Path(folder))
+    learner.take([completions(1)])
+    learner.update(0)
+    return {name: x.clone() for name, x in learner.policy.weights()}
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_two_ranks_have_written_goes_on_on_one_two_and_four(folder, tmp_path, tied):
+    path, saved = folder(False, tied), tmp_path / "saved"
+    after, rewound = together(written, 2, path, str(saved))[0]
+    assert all(torch.equal(after[name], rewound[name]) for name in after)
+    for size, scale, rounding in (
+        (2, ScaleConfig(experts=2), 0.0),
+        (2, ScaleConfig(), 1e-6),
+        (4, ScaleConfig(experts=2), 1e-6),
+    ):
+        weights = together(resumed, size, str(saved), scale)[0]
+        assert max(float((after[name] - x).abs().max()) for name, x in weights.items()) <= rounding
+    whole_one = learner_of(load_model(ModelConfig(path=str(saved / "model"), device="cpu")), Case())
+    whole_one.resume(saved)
+    whole_one.take([completions(1)])
+    whole_one.update(0)
+    assert max(float((after[name] - x.detach()).abs().max()) for name, x in whole_one.policy.weights()) < 1e-6
+    # ... and what one process has written goes on on two
+    alone_folder = tmp_path / "alone"
+    alone_folder.mkdir()
+    whole_one.save(alone_folder)
+    whole_one.take([completions(1)])
+    whole_one.update(0)
+    weights = together(resumed, 2, str(alone_folder), ScaleConfig(experts=2))[0]
+    assert max(float((weights[name] - x.detach()).abs().max()) for name, x in whole_one.policy.weights()) < 1e-6
+
+
+@pytest.mark.timeout(120)
+def test_the_files_are_those_that_transformers_writes(folder, tmp_path):
+    """By names, shapes and numbers, and a folder that anything can load."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    path, saved = folder(False, False), tmp_path / "saved"
+    together(written, 2, path, str(saved))
+    plain = load_model(ModelConfig(path=str(saved / "model"), device="cpu"))
+    plain.save(tmp_path / "plain")
+    folders = saved / "model", tmp_path / "plain"
+    ours, theirs = ({k: x for file in f.glob("*.safetensors") for k, x in load_file(file).items()} for f in folders)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    config, other = ((f / "config.json").read_text() for f in folders)
+    assert config == other
+    assert AutoModelForCausalLM.from_pretrained(saved / "model").config.architectures == ["Qwen3MoeForCausalLM"]

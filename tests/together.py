@@ -1,0 +1,60 @@
+"""A function on several ranks: processes of this machine that find one another, with a time limit."""
+
+import multiprocessing
+import os
+import pickle
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+
+from gspo.config.scale import ScaleConfig
+
+
+def _rank(work, number, size, port, arguments, answers, seconds):
+    os.environ |= {
+        "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    torch.set_num_threads(1)
+    from gspo.build.crew import connected
+
+    try:
+        with connected(ScaleConfig(timeout=seconds)) as ranks:
+            answers.put((number, pickle.dumps(work(ranks, *arguments)), None))
+    except BaseException:
+        answers.put((number, None, traceback.format_exc()))
+        raise
+
+
+def together(work, size, *arguments, seconds=120.0):
+    """What `work(ranks, *arguments)` returns on each of `size` ranks, by number. It must be a function of a module. Raises
+    AssertionError with the first error of a rank, or where they take more than `seconds`.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.together", "gspo.build.crew", "gspo.backends.hf.sharded"])
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    answers = context.Queue()
+    started = [
+        context.Process(target=_rank, args=(work, number, size, store.port, arguments, answers, seconds), daemon=True)
+        for number in range(size)
+    ]
+    for process in started:
+        process.start()
+    try:
+        got, end = {}, time.monotonic() + seconds
+        while len(got) < size:
+            assert time.monotonic() < end, f"{size} ranks took more than {seconds} s; done are {sorted(got)}"
+            if answers.empty():
+                time.sleep(0.01)
+                continue
+            number, answer, error = answers.get()
+            assert error is None, f"rank {number}: {error}"
+            got[number] = pickle.loads(answer)
+        return [got[number] for number in range(size)]
+    finally:
+        for process in started:
+            process.join(5)
+            process.kill()
+            process.join()
