@@ -17,6 +17,7 @@ from typing import Any
 
 from gspo.config.files import load, to_toml
 from gspo.config.names import nearest_key
+from gspo.config.ranks import LOST
 from gspo.options import parser, take_fields
 from gspo.safe import visible, without_logins
 
@@ -105,11 +106,12 @@ def told(argv: list[str]) -> int:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch for it
             error = RuntimeError(f"the GPU is out of memory: {OUT_OF_MEMORY}")
         print(f"gspo: error: {visible(without_logins(str(error)))}", file=sys.stderr)
-        if type(error).__name__ == "RankLost":
-            from gspo.learner.ranks import LOST
-
-            return LOST
         return 2 if isinstance(error, ValueError) else 1
+    except Exception as error:
+        if type(error).__name__ != "RankLost":  # another error is one of gspo's own
+            raise
+        print(f"gspo: {visible(str(error))}", file=sys.stderr)
+        return LOST
 
 
 def way_on(arguments: argparse.Namespace, fields: dict[str, str]) -> str:

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from gspo.build.launch import outcome
-from gspo.learner.ranks import LOST
+from gspo.config.ranks import LOST
 from tests import tiny_run
 
 pytestmark = pytest.mark.timeout(300)
@@ -198,7 +198,8 @@ def test_ranks_end_with_whoever_started_them(place):
     ],
 )
 def test_an_error_of_its_own_ends_a_run_once(place, arguments, message):
-    status, output = finished(begin(place, "failed", "--scale.ranks=2", "--train.steps=3", *arguments), 60)
+    name = f"failed{message.partition(' ')[0].replace('/', '-')}"
+    status, output = finished(begin(place, name, "--scale.ranks=2", "--train.steps=3", *arguments), 60)
     assert status in (1, 2) and message in output and "restart" not in output, output
     assert output.count("gspo: error") == 1, output
 

@@ -18,24 +18,14 @@ import torch.distributed as dist
 from gspo.build.given import Given
 from gspo.build.learners import learning, supervised_learning
 from gspo.build.models import models_of
+from gspo.config.ranks import LOST, PARENT, RESTARTS, placed
 from gspo.config.scale import ScaleConfig
 from gspo.config.schema import Config
 from gspo.learner import crew
-from gspo.learner.ranks import LOST, ProcessRanks, RankLost
+from gspo.learner.ranks import ProcessRanks, RankLost
 
 LOADING = timedelta(hours=2)  # ranks read weights at very different speeds
 FAREWELL = 10.0  # seconds
-PARENT = "GSPO_PARENT"  # the process that started the ranks
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-
-
-def placed() -> tuple[int, int]:
-    """This process's number among the ranks that torchrun, or whoever sets the same variables, has started, and how many
-    there are: (0, 1) where nobody has.
-    """
-    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
-        return 0, 1
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 @contextmanager

@@ -16,12 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
-from gspo.build.crew import PARENT, RESTARTS, follow, placed
-from gspo.config.ranks import check_ranks
+from gspo.config.ranks import LOST, PARENT, RESTARTS, check_ranks, placed
 from gspo.config.schema import Config
-from gspo.learner.ranks import LOST
 
 GRACE = 15.0  # seconds in which the other ranks end by themselves, after one has
 WATCH = 0.1
@@ -38,6 +34,8 @@ def take_part(config: Config, arguments: Sequence[str]) -> int | None:
         return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say)
     if number == 0:
         return None
+    from gspo.build.crew import follow  # takes seconds
+
     follow(config.scale)
     return 0
 
@@ -70,6 +68,8 @@ def launch(arguments: Sequence[str], ranks: int, restarts: int, tell: Callable[[
 
 def live(command: Sequence[str], ranks: int, life: int) -> tuple[int, str]:
     """One life of a run. Returns its exit status, LOST where another life may go on, and then why it ended."""
+    import torch.distributed as dist  # takes seconds
+
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # where the ranks find one another
     shared = os.environ | {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",

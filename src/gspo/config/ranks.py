@@ -1,11 +1,25 @@
-"""What many ranks can do, and what only one process can yet."""
+"""This process among the ranks of a run, and what these cannot do yet. Without torch."""
 
 from __future__ import annotations
+
+import os
 
 from gspo.config.schema import Config
 from gspo.config.values import shown
 
+LOST = 75  # exit status of a rank that lost the others
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+PARENT = "GSPO_PARENT"  # the process that started the ranks
 ONE = "is not done on several ranks yet"
+
+
+def placed() -> tuple[int, int]:
+    """This process's number among the ranks that torchrun, or whoever sets the same variables, has started, and how many
+    there are: (0, 1) where nobody has.
+    """
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def check_ranks(config: Config, ranks: int) -> None:

@@ -16,13 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
-LOST = 75  # exit status of a rank that lost the others
 LOSS = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe", re.IGNORECASE)
 WAIT = timedelta(days=30)  # for the next command: sampling may take long, and a dead leader is noticed at once
 
 
-class RankLost(RuntimeError):
-    """Another rank is gone, or did not answer in time."""
+class RankLost(Exception):
+    """Another rank is gone, or did not answer in time. No RuntimeError: nobody but the command line has a remedy."""
 
 
 @contextmanager
