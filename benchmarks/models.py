@@ -9,7 +9,8 @@ import chain
 import torch
 from transformers import Qwen3MoeForCausalLM
 
-from gspo.backends.hf.model import HFModel, wrap_model
+from gspo.backends.hf.load import wrap_model
+from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import ModelConfig
 

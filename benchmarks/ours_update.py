@@ -15,7 +15,7 @@ def serve(commands: Commands, options: argparse.Namespace) -> None:
     from chain import gradients
     from update import completions
 
-    from gspo.backends.hf.model import load_model
+    from gspo.backends.hf.load import load_model
     from gspo.backends.hf.policy import HFPolicy
     from gspo.config.policy import AlgorithmConfig, ModelConfig
     from gspo.learner import layout

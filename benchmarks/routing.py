@@ -25,7 +25,8 @@ from sampling import G, make_prompts
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3MoeForCausalLM
 
-from gspo.backends.hf.model import HFModel, wrap_model
+from gspo.backends.hf.load import wrap_model
+from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.config.policy import ModelConfig

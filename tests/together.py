@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gspo.config.scale import ScaleConfig
 
 
-def _rank(work, number, size, port, arguments, answers, seconds):
+def _rank(work, number, size, port, arguments, answers, waits):
     os.environ |= {
         "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -21,23 +21,23 @@ def _rank(work, number, size, port, arguments, answers, seconds):
     from gspo.build.crew import connected
 
     try:
-        with connected(ScaleConfig(timeout=seconds)) as ranks:
+        with connected(ScaleConfig(timeout=waits)) as ranks:
             answers.put((number, pickle.dumps(work(ranks, *arguments)), None))
     except BaseException:
         answers.put((number, None, traceback.format_exc()))
         raise
 
 
-def together(work, size, *arguments, seconds=120.0):
+def together(work, size, *arguments, seconds=120.0, waits=60.0):
     """What `work(ranks, *arguments)` returns on each of `size` ranks, by number. It must be a function of a module. Raises
-    AssertionError with the first error of a rank, or where they take more than `seconds`.
+    AssertionError with the first error of a rank, or where they take more than `seconds`. waits: seconds that they wait for one another.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.together", "gspo.build.crew", "gspo.backends.hf.sharded"])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     answers = context.Queue()
     started = [
-        context.Process(target=_rank, args=(work, number, size, store.port, arguments, answers, seconds), daemon=True)
+        context.Process(target=_rank, args=(work, number, size, store.port, arguments, answers, waits), daemon=True)
         for number in range(size)
     ]
     for process in started:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gspo.backends.hf import routing
-from gspo.backends.hf.model import wrap_model
+from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
 from gspo.learner import layout

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from gspo.config.names import RESUME
 from gspo.config.ranks import LOST, PARENT, RESTARTS, check_ranks, placed
 from gspo.config.schema import Config
 
@@ -62,7 +63,7 @@ def launch(arguments: Sequence[str], ranks: int, restarts: int, tell: Callable[[
             return status
         if life < restarts:
             tell(f"{why}: the run goes on from its last checkpoint (restart {life + 1} of scale.restarts = {restarts})")
-    tell(f"{why}, and scale.restarts = {restarts}: go on with --resume")
+    tell(f"{why}, and scale.restarts = {restarts}: go on with {RESUME}")
     return 1
 
 

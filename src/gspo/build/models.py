@@ -9,8 +9,9 @@ from pathlib import Path
 
 from gspo.backends.hf import routers, routing
 from gspo.backends.hf.files import Outline, check_path, outline, read_outline
+from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.lora import Unadapted, adapted, read_model
-from gspo.backends.hf.model import HFModel, probe, wrap_model
+from gspo.backends.hf.model import HFModel, probe
 from gspo.backends.hf.policy import HFPolicy
 from gspo.build.given import Given
 from gspo.config.answers import default_system

@@ -22,7 +22,7 @@ OVER = None  # the command that ends a follower
 TENSORS, WEIGHTS = "weights.tensors", "weights."
 
 
-class Worker:
+class Member:
     """A rank's learner, and the handle on its weights that was published last."""
 
     def __init__(self, learner: LocalLearner) -> None:
@@ -40,10 +40,10 @@ class Worker:
 
 def follow(learner: LocalLearner, ranks: ProcessRanks) -> None:
     """Makes the leader's calls, until it ends."""
-    worker = Worker(learner)
+    member = Member(learner)
     with noticed():
         while (command := ranks.told()) is not OVER:
-            answer = worker.do(*command)
+            answer = member.do(*command)
             for _ in answer if command[0] == TENSORS else ():
                 pass  # every rank gives its shard of each
 
@@ -53,14 +53,16 @@ class LeadingLearner:
 
     def __init__(self, learner: LocalLearner, ranks: ProcessRanks) -> None:
         self.learner, self.ranks = learner, ranks
-        self._worker = Worker(learner)
+        self._member = Member(learner)
         self._one_at_a_time = threading.RLock()
+        self.streams = False
 
     def all_do(self, name: str, *arguments: Any) -> Any:
         """Lets every rank make this call. Returns the leader's answer."""
         with self._one_at_a_time, noticed():
+            assert not self.streams, "all ranks are in the middle of Weights.tensors: listen to its end first"
             self.ranks.told((name, arguments))
-            return self._worker.do(name, arguments)
+            return self._member.do(name, arguments)
 
     @property
     def lr_scale(self) -> float:
@@ -130,11 +132,14 @@ class LeadingWeights:
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
         """Each weight by its name, whole. All are gathered, also where somebody stops listening."""
         every = iter(self.learner.all_do(TENSORS))
+        self.learner.streams = True
         try:
-            yield from every
+            for pair in every:  # `yield from` would end it with whoever listens
+                yield pair
         finally:
             for _ in every:
                 pass
+            self.learner.streams = False
 
     def save(self, folder: str, *, merged: bool = False) -> None:
         """Every rank writes some layers of the model, in Hugging Face format."""

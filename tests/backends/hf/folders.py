@@ -2,7 +2,7 @@
 
 import shutil
 
-from gspo.backends.hf.model import load_model
+from gspo.backends.hf.load import load_model
 from gspo.config.policy import ModelConfig
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gspo.backends.hf.model import load_model, wrap_model
+from gspo.backends.hf.load import load_model, wrap_model
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import ModelConfig
 from tests.backends.hf.families import TOKENIZER, tiny

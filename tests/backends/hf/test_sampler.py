@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from gspo.backends.hf.kv_cache import FIRST_BLOCK, GrowingLayer
-from gspo.backends.hf.model import wrap_model
+from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler, draw
 from gspo.backends.hf.tiny import build_tiny

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo.backends.hf.model import load_model
+from gspo.backends.hf.load import load_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
@@ -289,7 +289,6 @@ def odd_batches(ranks, path):
 @pytest.mark.timeout(120)
 def test_what_one_rank_meets_alone_is_met_by_all(folder):
     path = folder(False, False)
-    learner = learner_of(load_model(ModelConfig(path=path, device="cpu")), Case(algorithm="grpo"))
     (told, same), (others, _) = together(odd_batches, 2, path)
     nan, far, half = told
     assert nan["updates/skipped"] == 1 and far["updates/skipped"] == half["updates/skipped"] == 0

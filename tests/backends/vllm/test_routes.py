@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Glm4MoeConfig
 
-from gspo.backends.hf.model import wrap_model
+from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routes import Routers

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gspo.backends.hf import routing
-from gspo.backends.hf.model import wrap_model
+from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gspo.backends.hf.files import base_of, is_adapter, of_the_base
-from gspo.backends.hf.model import HFModel, load_model, wrap_model
+from gspo.backends.hf.load import load_model, wrap_model
+from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.routers import routers
 from gspo.config.policy import LoraConfig, ModelConfig
 

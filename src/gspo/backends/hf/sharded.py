@@ -27,7 +27,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.distributed import DistributedConfig
 
 from gspo.backends.hf.head import Head
-from gspo.backends.hf.model import HFModel, read_weights, ready
+from gspo.backends.hf.load import read_weights, ready
+from gspo.backends.hf.model import HFModel
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
 from gspo.learner.ranks import whole

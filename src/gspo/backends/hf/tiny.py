@@ -10,7 +10,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from gspo.backends.hf.model import HFModel, wrap_model
+from gspo.backends.hf.load import wrap_model
+from gspo.backends.hf.model import HFModel
 from gspo.config.policy import ModelConfig
 
 PAD, EOS = "<pad>", "<eos>"

@@ -1,0 +1,156 @@
+"""Loading, checks and the two halves of the forward pass."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM, masking_utils
+
+from gspo.backends.hf import experts
+from gspo.backends.hf.load import wrap_model
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from tests.backends.hf.families import FAMILIES, FULL_ATTENTION, PIECES, TOKENIZER, tiny
+from tests.backends.hf.folders import copy, load
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_the_models_own(family):
+    wrapped = tiny(family)
+    tokens = torch.randint(2, 40, (2, 11))
+    wrapped.model.eval()
+    with torch.no_grad():
+        own = wrapped.model(input_ids=tokens, use_cache=False).logits
+        assert torch.allclose(wrapped.logits(wrapped.hidden(input_ids=tokens)), own, atol=1e-5)
+        wrapped.model.train()
+        assert torch.allclose(wrapped.logits(wrapped.hidden(input_ids=tokens)), own, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_full_attention_is_recognised(family):
+    assert tiny(family).has_full_attention == (family in FULL_ATTENTION)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_boolean_tree_mask(attention):
+    wrapped = tiny("llama")
+    wrapped.model.set_attn_implementation(attention)
+    wrapped.model.eval()
+    tokens, last = torch.tensor([[5, 6, 7, 8, 9, 10]]), torch.tensor([5, 5, 3, 3, 5, 5])
+    place = torch.arange(6)
+    mask = (place[None] <= place[:, None]) & (place[:, None] <= last[None])
+    with torch.no_grad():
+        tree = wrapped.hidden(
+            input_ids=tokens, position_ids=torch.tensor([[0, 1, 2, 3, 2, 3]]), attention_mask=mask[None, None]
+        )
+        for path in ([0, 1, 2, 3], [0, 1, 4, 5]):
+            assert torch.allclose(tree[:, path], wrapped.hidden(input_ids=tokens[:, path]), atol=1e-5)
+
+
+def test_dropout_noise_and_auxiliary_loss_are_off():
+    config = FAMILIES["gpt2"] | {"resid_pdrop": 0.5, "attn_pdrop": 0.5, "embd_pdrop": 0.5}
+    wrapped = build_tiny(config, TOKENIZER)
+    wrapped.model.train()
+    tokens = torch.randint(2, 40, (1, 9))
+    assert torch.equal(wrapped.hidden(input_ids=tokens), wrapped.hidden(input_ids=tokens))
+    moe = tiny("mixtral").model
+    assert moe.config.router_aux_loss_coef == 0 and not moe.config.output_router_logits
+    labels = torch.randint(2, 40, (1, 9))
+    assert moe(input_ids=labels, labels=labels).get("aux_loss") is None
+
+
+class Odd(LlamaForCausalLM):
+    """Adds to its logits what no configuration tells."""
+
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        out.logits = out.logits + torch.arange(out.logits.shape[-1])
+        return out
+
+
+def test_unknown_logit_treatment_is_refused():
+    model = Odd(tiny("llama").model.config)
+    with pytest.raises(RuntimeError, match="Odd treats its logits in a way that gspo does not know"):
+        wrap_model(model, TOKENIZER)
+
+
+def test_training_noise_is_refused():
+    model = tiny("llama").model
+    model.model.norm.register_forward_hook(lambda m, i, out: out + m.training)
+    with pytest.raises(RuntimeError, match="in training than in evaluation mode"):
+        wrap_model(model, TOKENIZER)
+
+
+def test_local_attention_of_another_name_is_no_full_attention():
+    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 256}
+    local = {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 1]], "window_size": 8}
+    assert not build_tiny(local | shape, TOKENIZER).has_full_attention
+    assert build_tiny(local | shape | {"attention_types": [[["global"], 2]]}, TOKENIZER).has_full_attention
+
+
+def test_a_model_that_was_trained_is_taken_as_it_was_before():
+    wrapped = tiny("qwen3")
+    HFPolicy(wrapped, layout="auto")
+    again = wrap_model(wrapped.model, TOKENIZER)
+    assert again.attention == "gspo" and again.has_full_attention
+
+
+def test_experts(saved):
+    assert load(saved).model.config._experts_implementation == experts.NAME
+    assert load(saved, experts="grouped_mm").model.config._experts_implementation == "grouped_mm"
+    assert load(saved, experts="eager").model.config._experts_implementation == "eager"
+    tokens = torch.randint(2, 40, (1, 9))
+    a, b = load(saved).hidden(input_ids=tokens), load(saved, experts="eager").hidden(input_ids=tokens)
+    assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_sdpa_falls_back_to_eager(tmp_path, caplog):
+    tiny("gemma2").save(tmp_path)
+    assert load(tmp_path).attention == "eager"
+    assert "no sdpa attention" in caplog.text
+
+
+def test_dtype(saved):
+    assert load(saved, dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+def test_pickled_weights(saved, tmp_path):
+    folder = copy(saved, tmp_path, ["*.safetensors"])
+    wrapped = tiny("qwen3_moe")
+    torch.save(wrapped.model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pickled only .*model.allow_pickle = true"):
+        load(folder)
+    tokens = torch.randint(2, 40, (1, 9))
+    assert torch.equal(load(folder, allow_pickle=True).hidden(input_ids=tokens), wrapped.hidden(input_ids=tokens))
+
+
+def test_missing_weights(saved, tmp_path):
+    folder = copy(saved, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3, "layer_types": None}))
+    with pytest.raises(ValueError, match=r"the weights do not fit Qwen3MoeForCausalLM: .* tensors are missing"):
+        load(folder)
+
+
+def test_tokenizer_that_does_not_fit():
+    config = tiny_qwen3_moe(hidden=32, vocab_size=20)
+    with pytest.raises(ValueError, match="the model embeds only 20 tokens"):
+        build_tiny(config, TOKENIZER)
+
+
+def test_no_end_of_sequence():
+    model, tokenizer = tiny("llama").model, longest_match_tokenizer(PIECES)
+    tokenizer.eos_token = None
+    model.generation_config.eos_token_id = None
+    with pytest.raises(ValueError, match="end-of-sequence token"):
+        wrap_model(model, tokenizer)
+
+
+def test_arts_patch_for_transformers_4_is_undone(monkeypatch):
+    ours = masking_utils._preprocess_mask_arguments
+    monkeypatch.setattr(masking_utils, "_preprocess_mask_arguments", lambda: None)  # as after `import art`
+    monkeypatch.setitem(sys.modules, "art.transformers.patches", SimpleNamespace(_preprocess_mask_arguments=ours))
+    tiny("qwen3")  # which runs the model
+    assert masking_utils._preprocess_mask_arguments is ours

@@ -1,0 +1,84 @@
+"""Ranks that torchrun started, and commands beside `gspo train` on several of them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file
+
+import gspo
+from gspo.build import crew
+from gspo.config.scale import ScaleConfig
+from tests import tiny_run
+
+pytestmark = pytest.mark.timeout(200)
+TRAINED = {
+    "reward": {"functions": ["exact"]},
+    "rollout": {"num_prompts": 4},
+    "train": {"steps": 2},
+    "eval": {"num_prompts": 0, "every": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("crew")
+    tiny_run.model(tie_word_embeddings=False).save(folder / "model")
+    rows = [{"prompt": row["prompt"], "answer": row["answer"], "completion": f"{row['answer']}"} for row in tiny_run.ROWS]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "run.toml").write_text(
+        f'[model]\npath = "{folder / "model"}"\n[task]\nsource = "{folder / "rows.jsonl"}"\n[train]\nsteps = 2\n[eval]\nnum_prompts = 0\n'
+    )
+    return folder
+
+
+def run(place, *words, **more):
+    return subprocess.run([sys.executable, *words], cwd=place, capture_output=True, text=True, timeout=150, **more)
+
+
+def weights(folder):
+    return {key: x for file in (folder / "model").glob("*.safetensors") for key, x in load_file(file).items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and max(float((a[name] - b[name]).abs().max()) for name in a) < 1e-6
+
+
+def test_torchrun_starts_the_ranks_of_the_same_run(place):
+    settings = ["--reward.functions=exact", "--rollout.num_prompts=4", "--rollout.num_generations=4", "--optimizer.lr=1e-3"]
+    settings += ["--rollout.max_completion_length=6", "--guard.action=off"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--rdzv-backend=c10d"]
+    torchrun += ["--rdzv-endpoint=127.0.0.1:0"]
+    done = run(place, *torchrun, "-m", "gspo", "train", "run.toml", "--log.dir=torchrun", *settings)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("model   torchrun/model") == 1  # the leader alone speaks
+    alone = run(place, "-m", "gspo", "train", "run.toml", "--log.dir=alone", *settings)
+    assert alone.returncode == 0, alone.stderr
+    assert same(weights(place / "torchrun"), weights(place / "alone"))
+
+
+def test_supervised_training_on_two_ranks(place):
+    for name, more in (("sft", []), ("sft-2", ["--scale.ranks=2"])):
+        done = run(place, "-m", "gspo", "sft", "run.toml", f"--log.dir={name}", "--train.batch_size=8", *more)
+        assert done.returncode == 0, done.stderr
+    assert same(weights(place / "sft"), weights(place / "sft-2"))
+
+
+def test_a_script_trains_in_one_process_and_says_so(place, tmp_path):
+    model = tiny_run.model()
+    with pytest.raises(
+        ValueError, match=r"scale.ranks = 2, but this process is rank 0 of 1: start the ranks by `gspo train`"
+    ):
+        gspo.train(
+            model.model, tiny_run.ROWS, tiny_run.likes_a, tokenizer=model.tokenizer,
+            **tiny_run.settings(tmp_path / "run", scale={"ranks": 2}),
+        )  # fmt: skip
+
+
+def test_a_rank_that_does_not_lead_cannot(monkeypatch):
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setitem(os.environ, name, value)
+    with pytest.raises(ValueError, match="rank 1 of 2"), crew.joined(ScaleConfig()):
+        pass
