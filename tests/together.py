@@ -29,8 +29,9 @@ def _rank(work, number, size, port, arguments, answers, waits):
 
 
 def together(work, size, *arguments, seconds=120.0, waits=60.0):
-    """What `work(ranks, *arguments)` returns on each of `size` ranks, by number. It must be a function of a module. Raises
-    AssertionError with the first error of a rank, or where they take more than `seconds`. waits: seconds that they wait for one another.
+    """What `work(ranks, *arguments)` returns on each of `size` ranks, by number. It must be a function of a module. waits:
+    seconds that they wait for one another. Raises AssertionError with the first error of a rank, or where they take more
+    than `seconds`.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.together", "gspo.build.crew", "gspo.backends.hf.sharded"])

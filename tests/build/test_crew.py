@@ -14,12 +14,6 @@ from gspo.config.scale import ScaleConfig
 from tests import tiny_run
 
 pytestmark = pytest.mark.timeout(200)
-TRAINED = {
-    "reward": {"functions": ["exact"]},
-    "rollout": {"num_prompts": 4},
-    "train": {"steps": 2},
-    "eval": {"num_prompts": 0, "every": 0},
-}
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +22,8 @@ def place(tmp_path_factory):
     tiny_run.model(tie_word_embeddings=False).save(folder / "model")
     rows = [{"prompt": row["prompt"], "answer": row["answer"], "completion": f"{row['answer']}"} for row in tiny_run.ROWS]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "run.toml").write_text(
-        f'[model]\npath = "{folder / "model"}"\n[task]\nsource = "{folder / "rows.jsonl"}"\n[train]\nsteps = 2\n[eval]\nnum_prompts = 0\n'
-    )
+    paths = f'model.path = "{folder / "model"}"\ntask.source = "{folder / "rows.jsonl"}"\n'
+    (folder / "run.toml").write_text(f"{paths}train.steps = 2\neval.num_prompts = 0\n")
     return folder
 
 
@@ -68,12 +61,10 @@ def test_supervised_training_on_two_ranks(place):
 
 def test_a_script_trains_in_one_process_and_says_so(place, tmp_path):
     model = tiny_run.model()
-    with pytest.raises(
-        ValueError, match=r"scale.ranks = 2, but this process is rank 0 of 1: start the ranks by `gspo train`"
-    ):
+    with pytest.raises(ValueError, match=r"scale.ranks = 2, but this process is rank 0 of 1: start the ranks by `gspo"):
         gspo.train(
             model.model, tiny_run.ROWS, tiny_run.likes_a, tokenizer=model.tokenizer,
-            **tiny_run.settings(tmp_path / "run", scale={"ranks": 2}),
+            config=tiny_run.settings(tmp_path / "run", scale={"ranks": 2}),
         )  # fmt: skip
 
 

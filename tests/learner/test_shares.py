@@ -59,9 +59,7 @@ def test_ranks_are_even_with_four_completions_each(prompts, per_prompt, ranks, s
     loads = [load(completions, part, share) for part in deal(completions, ranks, share)]
     even = sum(loads) / ranks / max(loads)
     once = load(completions, range(len(completions)), share)
-    print(
-        f"{prompts} prompts x {per_prompt} on {ranks} ranks, share {share}: even {even:.3f}, read {sum(loads) / once:.3f} x"
-    )
+    print(f"{prompts} x {per_prompt} on {ranks} ranks, share {share}: even {even:.3f}, read {sum(loads) / once:.3f} x")
     assert even >= 0.95
 
 
