@@ -40,5 +40,9 @@ def test_what_several_ranks_cannot_do_is_refused(key, value, remedy):
 def test_what_they_can_do_passes():
     check_ranks(config(scale={"ranks": 8, "experts": 4, "replicas": 2}), 8)
     check_ranks(config(lora={"rank": 8}, sampler={"in_process": True}), 1)
-    with pytest.raises(ValueError, match=r"scale.experts = 2"):
-        check_ranks(config(scale={"experts": 2}), 1)
+
+
+@pytest.mark.parametrize("name, value", [("experts", 2), ("replicas", 2), ("restarts", 5), ("timeout", 9.0)])
+def test_what_one_rank_has_no_use_for_is_refused(name, value):
+    with pytest.raises(ValueError, match=rf"scale.{name} = {value:g}.* has no effect on one rank"):
+        check_ranks(config(scale={name: value}), 1)

@@ -43,6 +43,9 @@ READ = {
     "learner/optimizer.py": "optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay "
     "optimizer.warmup optimizer.schedule optimizer.max_grad_norm",
     "build/learners.py": "train.micro_batch_tokens train.layout train.gradient_checkpointing train.max_bad_updates",
+    "build/launch.py": "scale.ranks scale.launcher scale.restarts",
+    "config/ranks.py": "scale.experts scale.replicas",
+    "build/crew.py": "scale.timeout",
     "training/state.py": "train.keep_checkpoints",
     "training/evaluation.py": "eval.every",
     "training/guard.py": "guard.patience guard.window guard.collapse",

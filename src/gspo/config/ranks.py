@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from gspo.config.scale import ScaleConfig
 from gspo.config.schema import Config
 from gspo.config.values import shown
 
@@ -27,15 +28,20 @@ def check_ranks(config: Config, ranks: int) -> None:
     scale = config.scale
     if scale.ranks not in (None, ranks):
         raise ValueError(f"scale.ranks = {scale.ranks}, but {ranks} were started: leave it out, or start as many")
-    if ranks % scale.replicas:
+    if ranks > 1 and ranks % scale.replicas:
         raise ValueError(f"scale.replicas = {scale.replicas}: must divide scale.ranks = {ranks}")
-    if ranks // scale.replicas % scale.experts:
+    if ranks > 1 and ranks // scale.replicas % scale.experts:
         raise ValueError(
             f"scale.experts = {scale.experts}: must divide the ranks of a copy of the model, scale.ranks / scale.replicas = "
             f"{ranks // scale.replicas}"
         )
     if ranks > 1:
         check_several(config)
+        return
+    for name in ("experts", "replicas", "restarts", "timeout"):
+        value = getattr(scale, name)
+        if value != getattr(ScaleConfig, name):
+            raise ValueError(f"scale.{name} = {shown(value)} has no effect on one rank: set scale.ranks, or leave it out")
 
 
 def check_several(config: Config) -> None:
