@@ -51,6 +51,7 @@ check: .venv/dev
 
 docs: .venv/test
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/on_paper.py
 
 bench: .venv/bench
 	$(BIN)/python benchmarks/bench.py

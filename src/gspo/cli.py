@@ -169,6 +169,8 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         if status is not None:
             return status
         arguments.resume |= begun_before(config)
+    if arguments.command == "plan":
+        return predict(config, arguments)
     if arguments.command == "config":
         from gspo.learner.algorithm import resolve
 
@@ -188,6 +190,18 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if report.is_file():
         print(visible(f"report  {report}"))
     return 0 if result.finished else 130
+
+
+def predict(config: Any, arguments: argparse.Namespace) -> int:
+    """`gspo plan`: prints what the run would need."""
+    from gspo.build.plan import Lengths, told
+    from gspo.learner.costs import Machines
+
+    lengths = Lengths(arguments.prompt_tokens, arguments.completion_tokens)
+    rates = arguments.flops * 1e12, arguments.bandwidth * 1e9, arguments.local_bandwidth * 1e9
+    text, fits = told(config, lengths, Machines(*rates, arguments.machine), arguments.memory)
+    print(visible(text))
+    return 0 if fits else 1
 
 
 def serve(config: Any, resume: bool, allow: Sequence[str] = ()) -> int:

@@ -73,6 +73,22 @@ def _running(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     subparser.add_argument("--dry-run", action="store_true", help="only list the cells")
     command("config", "print the whole configuration, with the meaning and unit of each field", "?")
+    subparser = command(
+        "plan", "predict what a run on [scale] ranks needs: memory, bytes and seconds, before it starts", "1"
+    )
+    for name, unit, text, default in (
+        ("memory", "GIB", "memory of a rank: say whether the state fits, and exit with 1 where it does not", None),
+        ("flops", "TFLOPS", "operations that a rank sustains, in TFLOP/s (default: %(default)g, 40 %% of an H100)", 400.0),
+        ("bandwidth", "GB/S", "what a rank sends to other machines, in GB/s (default: %(default)g)", 40.0),
+        ("local-bandwidth", "GB/S", "what it sends within its machine, in GB/s (default: %(default)g)", 400.0),
+    ):
+        subparser.add_argument(f"--{name}", type=positive, metavar=unit, help=text, default=default)
+    for name, text, count in (
+        ("machine", "ranks in a machine (default: %(default)d)", 8),
+        ("prompt-tokens", "tokens of a prompt (default: %(default)d)", 512),
+        ("completion-tokens", "tokens of a completion (default: rollout.max_completion_length)", None),
+    ):
+        subparser.add_argument(f"--{name}", type=natural, metavar="N", help=text, default=count)
 
 
 def _reading(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -98,6 +114,24 @@ def _reading(command: Callable[..., argparse.ArgumentParser]) -> None:
 def place(path: str) -> Path:
     """A path of the command line; shells leave the ~ of `--dir=~/runs` to programs."""
     return Path(from_home("path", path))
+
+
+def positive(text: str) -> float:
+    """An amount on the command line. Raises ArgumentTypeError, which argparse shows."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: must be a number above 0")
+    return number
+
+
+def natural(text: str) -> int:
+    """A count on the command line. Raises ArgumentTypeError, which argparse shows."""
+    if not text.isascii() or not text.isdigit() or not 0 < (number := int(text[:20])) <= 10**7:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: must be a whole number from 1 to {10**7}")
+    return number
 
 
 def seed(text: str) -> int:

@@ -73,6 +73,13 @@ def read_outline(cfg: ModelConfig) -> Outline:
     if is_adapter(cfg.path) and not (Path(cfg.path) / "config.json").is_file():
         with of_the_base(cfg):
             return read_outline(base_of(cfg))
+    config = read_config(cfg)
+    return Outline(load_tokenizer(cfg), config)
+
+
+def read_config(cfg: ModelConfig) -> Any:
+    """The config.json of the model that `cfg` names. Raises ValueError for what is wrong with it."""
+    check_folder(cfg)
     options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(cfg.path, **options)
@@ -82,7 +89,7 @@ def read_outline(cfg: ModelConfig) -> Outline:
         check_settings(config, None)
     except ValueError as error:
         raise ValueError(f"model.path = {cfg.path!r}: {error}") from None
-    return Outline(load_tokenizer(cfg), config)
+    return config
 
 
 def is_adapter(path: str) -> bool:
@@ -109,12 +116,18 @@ def of_the_base(cfg: ModelConfig) -> Iterator[None]:
         raise ValueError(f"model.path = {cfg.path!r}: the base model of this adapter: {error}") from None
 
 
+def mixture(config: Any) -> list[tuple[str, int] | None]:
+    """How many experts a token takes, and how many there are, each with the name that the config has for it, or None."""
+    text = config.get_text_config()
+    return [next(((k, v) for k in names if isinstance(v := getattr(text, k, None), int)), None) for names in MIXTURE]
+
+
 def check_settings(config: Any, generation: Any) -> None:
     """Raises ValueError for what a model's own settings cannot be: more experts for a token than there are, or a token that
     ends a completion and is no id.
     """
     text = config.get_text_config()
-    taken, there = (next(((k, v) for k in names if isinstance(v := getattr(text, k, None), int)), None) for names in MIXTURE)
+    taken, there = mixture(config)
     if taken is not None and there is not None and there[1] > 1 and not 0 < taken[1] <= there[1]:
         raise ValueError(
             f"{taken[0]} = {taken[1]} with {there[0]} = {there[1]}: a token takes from 1 to all of the experts: mend the "
@@ -131,6 +144,22 @@ def check_settings(config: Any, generation: Any) -> None:
 
 def check_path(cfg: ModelConfig) -> None:
     """Raises ValueError for what is wrong with a local folder, in clearer words than transformers has."""
+    check_folder(cfg)
+    folder, setting = Path(cfg.path), f"model.path = {cfg.path!r}"
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return
+    pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)]
+    if not pickles:
+        raise ValueError(f"{setting}: the folder has no weights (*.safetensors)")
+    if not cfg.allow_pickle:
+        raise ValueError(
+            f"{setting}: the weights are pickled only ({pickles[0]}), and loading them can run code. Convert "
+            "them to safetensors, or set model.allow_pickle = true if you trust them"
+        )
+
+
+def check_folder(cfg: ModelConfig) -> None:
+    """The part of `check_path` that asks for no weights."""
     folder, setting = Path(cfg.path), f"model.path = {cfg.path!r}"
     if not cfg.path:
         raise ValueError("model.path is required: a folder or a Hugging Face id")
@@ -144,16 +173,6 @@ def check_path(cfg: ModelConfig) -> None:
         raise ValueError(f"model.revision = {cfg.revision!r}: has no effect on the folder {cfg.path}; remove it")
     if not (folder / "config.json").is_file() and not is_adapter(cfg.path):
         raise ValueError(f"{setting}: the folder has no config.json, so it holds no transformers model")
-    if any(folder.glob("*.safetensors")):
-        return
-    pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)]
-    if not pickles:
-        raise ValueError(f"{setting}: the folder has no weights (*.safetensors)")
-    if not cfg.allow_pickle:
-        raise ValueError(
-            f"{setting}: the weights are pickled only ({pickles[0]}), and loading them can run code. Convert "
-            "them to safetensors, or set model.allow_pickle = true if you trust them"
-        )
 
 
 def _no_id(path: str) -> bool:

@@ -1,0 +1,251 @@
+"""What a run on several ranks needs, on paper: nothing is started and no weights are read (`gspo plan`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from gspo.backends.hf.on_paper import Paper, on_paper
+from gspo.config.checks import check_required
+from gspo.config.schema import Config
+from gspo.learner import costs, layout, shares
+from gspo.learner.algorithm import resolved
+from gspo.learner.costs import GIB, Machines, Sent, Spread, Work
+from gspo.objective.algorithms import ALGORITHMS
+from gspo.types import Completion
+
+GB = 1e9
+MOMENTS = 2  # of AdamW, each as large as the weights
+WIDE = 48  # characters of a row's name
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a prompt, and of a completion (None: the longest that the run allows)."""
+
+    prompt: int = 512
+    completion: int | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """All figures are predictions. standing: bytes on the fullest rank that are there all the time, for each number that it
+    holds; passing: bytes that a pass takes on top; both by what they are for. compute, sending: seconds a step.
+    """
+
+    paper: Paper
+    spread: Spread
+    work: Work
+    standing: dict[str, int]
+    passing: dict[str, float]
+    sent: list[Sent]
+    compute: float
+    sending: float
+
+    @property
+    def state(self) -> int:
+        """Bytes of the fullest rank that are there all the time."""
+        return self.paper.held * sum(self.standing.values())
+
+    @property
+    def together(self) -> float:
+        """Bytes of the fullest rank in a pass."""
+        return self.state + sum(self.passing.values())
+
+
+def plan(config: Config, lengths: Lengths, machines: Machines) -> Prediction:
+    """The plan of a run by rewards. Raises ValueError for settings that no run could begin with."""
+    config = checked(config)
+    spread = costs.spread_of(config.scale, config.scale.ranks or 1)
+    paper = on_paper(config.model, spread)
+    work = work_of(config, spread.ranks, lengths)
+    itemsize = costs.FLOAT32 if config.model.dtype == "float32" else costs.BFLOAT16
+    checkpointing = config.train.gradient_checkpointing
+    sent = costs.sent(paper.layers, paper.shape, spread, work, itemsize, checkpointing)
+    if config.sampler.engine == "vllm" and spread.shards > 1:
+        sent.append(costs.published(paper.weights, spread, itemsize))
+    length = lengths.prompt + (lengths.completion or config.rollout.max_completion_length)
+    flops = costs.forward_flops((w for layer in paper.layers for w in layer.weights), paper.shape, length, paper.embedded)
+    return Prediction(
+        paper,
+        spread,
+        work,
+        standing_bytes(config, itemsize),
+        passing_bytes(config, paper, spread, work, itemsize),
+        sent,
+        costs.compute_seconds(flops, work, machines, checkpointing),
+        costs.sending_seconds(sent, work, machines),
+    )
+
+
+def checked(config: Config) -> Config:
+    """The resolved settings. Raises ValueError for what is not counted."""
+    check_required(config, "model.path")
+    config, _ = resolved(config)
+    if config.lora.rank:
+        raise ValueError(f"lora.rank = {config.lora.rank}: `gspo plan` counts runs that train all weights: set it to 0")
+    if ALGORITHMS[config.algorithm.name].critic:
+        raise ValueError(
+            f"algorithm.name = {config.algorithm.name!r}: `gspo plan` counts no critic: choose another algorithm"
+        )
+    return config
+
+
+def standing_bytes(config: Config, itemsize: int) -> dict[str, int]:
+    """Bytes that each number of the model takes all the time, by what for."""
+    moments = 0 if config.train.offload_optimizer else MOMENTS * itemsize
+    reference = itemsize if config.algorithm.beta and not config.train.offload_reference else 0
+    rows = {"weights": itemsize, "gradients": itemsize, "AdamW's moments": moments, "reference model": reference}
+    return {name: size for name, size in rows.items() if size}
+
+
+def passing_bytes(config: Config, paper: Paper, spread: Spread, work: Work, itemsize: int) -> dict[str, float]:
+    """Bytes that a pass takes on top, by what for."""
+    checkpointing = config.train.gradient_checkpointing
+    rows: dict[str, float] = {}
+    if spread.shards > 1:
+        rows["gathered layers"] = costs.gathered(paper.layers, spread) * itemsize
+    if itemsize == costs.FLOAT32 and config.model.autocast != "none" and not checkpointing:
+        rows["bfloat16 copies of dense layers"] = costs.BFLOAT16 * costs.cast(paper.layers, paper.embedded)
+    tokens = -(-work.training_tokens // work.training)
+    rows["activations (estimate)"] = costs.activations(paper.shape, tokens, itemsize, checkpointing)
+    return rows
+
+
+def work_of(config: Config, ranks: int, lengths: Lengths) -> Work:
+    """What the fullest rank reads in a step whose completions are all as long as one another. config: resolved."""
+    algorithm, rollout = config.algorithm, config.rollout
+    updates, share = algorithm.mini_batches or 1, config.train.layout in ("shared", "packed")
+    longest = lengths.completion or rollout.max_completion_length
+
+    def read(prompts: int) -> tuple[int, int]:
+        """Micro-batches of the rank that has most, and the tokens that it reads."""
+        batch = list(completions(prompts, rollout.num_generations, lengths.prompt, longest))
+        dealt = [[batch[i] for i in mine] for mine in shares.deal(batch, ranks, share)]
+        fullest = max(dealt, key=len)
+        parts = layout.micro_batches(fullest, config.train.micro_batch_tokens, share)
+        return len(parts), sum(layout.size([fullest[i] for i in part], share) for part in parts)
+
+    count, tokens = read(rollout.num_prompts // updates)
+    passes = (algorithm.old_logprobs == "recompute" or algorithm.router_replay == "R2") + bool(algorithm.beta)
+    whole, read_tokens = read(rollout.num_prompts) if passes else (0, 0)
+    times = updates * algorithm.epochs
+    return Work(times * count, passes * whole, times * tokens, passes * read_tokens)
+
+
+def completions(prompts: int, generations: int, prompt: int, completion: int) -> Iterator[Completion]:
+    """Stand-ins of one length, each row a single number in memory."""
+    sampled = torch.arange(prompt + completion) >= prompt
+    nothing = torch.zeros(1).expand(completion)
+    for number in range(prompts):
+        tokens = torch.tensor([number]).expand(prompt + completion)
+        for _ in range(generations):
+            yield Completion(tokens=tokens, sampled=sampled, logp_mu=nothing, logp_old=nothing, advantage=0.0)
+
+
+def describe(plan: Prediction, config: Config, lengths: Lengths, machines: Machines, memory: float | None) -> Iterator[str]:
+    """The lines of `gspo plan`. memory: of a rank, in GiB."""
+    paper, spread = plan.paper, plan.spread
+    yield "All figures are predicted, none is measured. Nothing was started and no weights were read."
+    size = sum(weight.size for weight in paper.weights)
+    yield f"model      {config.model.path} ({paper.name}): {size / 1e9:.2f} billion weights in {config.model.dtype}"
+    yield (
+        f"ranks      {spread.ranks}: scale.replicas = {spread.replicas}, each on {spread.shards}; "
+        f"scale.experts = {spread.experts}"
+    )
+    yield ""
+    yield "memory of the fullest rank, predicted, in GiB"
+    for name, each in plan.standing.items():
+        yield row(name, plan.paper.held * each / GIB)
+    yield row("= state", plan.state / GIB)
+    for name, amount in plan.passing.items():
+        yield row(name, amount / GIB)
+    yield row("together", plan.together / GIB)
+    yield from uneven(plan)
+    if memory is not None:
+        yield from fitting(plan, memory)
+    yield ""
+    yield f"{'sent by a rank, predicted, in GB':<{WIDE}}{'a micro-batch':>14}{'a step':>12}"
+    for kind in plan.sent:
+        once = f"{kind.training / GB:14.3f}" if kind.training else " " * 14
+        yield f"{'  ' + kind.what:<{WIDE}}{once}{kind.total(plan.work) / GB:12.2f}"
+    yield row("together", sum(kind.total(plan.work) for kind in plan.sent) / GB, 26)
+    yield ""
+    yield "seconds a step, predicted (sampling, rewards and checkpoints not counted)"
+    yield row("compute", plan.compute)
+    yield row("communication", plan.sending)
+    both = plan.compute, plan.sending
+    yield f"  from {max(both):.2f} (all of it overlapped) to {sum(both):.2f} (none of it)"
+    yield ""
+    yield from assumptions(plan, config, lengths, machines)
+
+
+def row(name: str, amount: float, width: int = 12) -> str:
+    """A figure in its line."""
+    return f"{'  ' + name:<{WIDE}}{amount:{width}.2f}"
+
+
+def uneven(plan: Prediction) -> Iterator[str]:
+    """What to do where the fullest rank has more than its share."""
+    factor = costs.unevenness(plan.paper.weights, plan.spread)
+    if factor <= costs.EVEN:
+        return
+    yield (
+        f"  Shards are uneven: the fullest rank holds {factor:.2f} times the mean. Weights are divided by rows, and "
+        f"{plan.spread.shards} ranks do not divide them evenly (an expert is one row)."
+    )
+    better = costs.evener(plan.paper.weights, plan.spread)
+    if better is not None:
+        held = costs.held(plan.paper.weights, better) * sum(plan.standing.values()) / GIB
+        yield f"  Set scale.replicas = {better.replicas}: then it is {held:.2f} GiB of state a rank."
+
+
+def fitting(plan: Prediction, memory: float) -> Iterator[str]:
+    """Whether it fits."""
+    fits, together = plan.state <= memory * GIB, plan.together / GIB
+    if fits and together <= memory:
+        yield f"  This fits {memory:g} GiB, as far as can be predicted."
+    elif fits:
+        yield (
+            f"  The state fits {memory:g} GiB, but not what a pass takes on top: set train.gradient_checkpointing = true, "
+            "lower train.micro_batch_tokens, or take more ranks."
+        )
+    else:
+        least = costs.smallest(plan.paper.weights, plan.spread, sum(plan.standing.values()), memory * GIB)
+        remedy = "no number of ranks would do" if least is None else f"the smallest number of ranks that holds it is {least}"
+        yield (
+            f"  STATE ALONE DOES NOT FIT {memory:g} GiB: {remedy}, with scale.experts = {plan.spread.experts} and "
+            f"scale.replicas = {plan.spread.replicas}."
+        )
+
+
+def assumptions(plan: Prediction, config: Config, lengths: Lengths, machines: Machines) -> Iterator[str]:
+    """What the figures rest on, with the options that change it."""
+    rollout, work = config.rollout, plan.work
+    length = lengths.completion or rollout.max_completion_length
+    yield "assumed"
+    yield (
+        f"  {rollout.num_prompts} prompts of {lengths.prompt} tokens (option prompt-tokens), {rollout.num_generations} "
+        f"completions each, all of {length} (option completion-tokens)"
+    )
+    yield (
+        f"  the fullest rank: {work.training} training micro-batches a step with {work.training_tokens} tokens, "
+        f"{work.reading} that are only read"
+    )
+    if config.algorithm.old_logprobs == "auto":
+        yield '  algorithm.old_logprobs = "auto" comes out as "sampler"'
+    yield f"  a rank sustains {machines.flops / 1e12:g} TFLOP/s (option flops)"
+    yield (
+        f"  it sends {machines.bandwidth / GB:g} GB/s to other machines (option bandwidth), {machines.local / GB:g} within "
+        f"its own (option local-bandwidth), which has {machines.ranks} ranks (option machine)"
+    )
+    yield "  experts are chosen equally often; rings among n ranks send n - 1 of n parts"
+
+
+def told(config: Config, lengths: Lengths, machines: Machines, memory: float | None) -> tuple[str, bool]:
+    """The text of `gspo plan`, and whether the state fits `memory` GiB a rank (None: it is not asked)."""
+    made = plan(config, lengths, machines)
+    text = "\n".join(line.rstrip() for line in describe(made, config, lengths, machines, memory))
+    return text, memory is None or made.state <= memory * GIB

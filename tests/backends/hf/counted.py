@@ -1,0 +1,97 @@
+"""What two ranks really send (tests/backends/hf/test_on_paper.py): a process of each counts its collectives.
+
+Arguments: rank, folder with the models, file to write.
+"""
+
+import json
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.sharded import load_sharded
+from gspo.config.policy import ModelConfig
+from gspo.config.scale import ScaleConfig
+from gspo.learner import layout
+from gspo.types import Completion
+
+RANKS, ROWS, LENGTH = 2, 4, 64
+CASES = {
+    "fsdp": ("moe", 1, 1, False),
+    "fsdp, checkpointing": ("moe", 1, 1, True),
+    "experts": ("moe", 2, 1, False),
+    "experts, checkpointing": ("moe", 2, 1, True),
+    "tied": ("tied", 1, 1, False),
+    "replicas": ("moe", 1, 2, False),
+    "uneven": ("uneven", 1, 1, False),
+}
+
+
+def size(x):
+    return x.numel() * x.element_size()
+
+
+class Counting(TorchDispatchMode):
+    """Bytes that leave this rank, by collective: n - 1 of n parts, of rows to experts all."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out, name = func(*args, **(kwargs or {})), func._schema.name
+        if name == "c10d::_allgather_base_":
+            self.bytes["gather"] += size(args[0]) - size(args[1])
+        elif name == "_c10d_functional::all_gather_into_tensor":
+            self.bytes["gather"] += size(args[0]) * (args[1] - 1)
+        elif name == "c10d::_reduce_scatter_base_":
+            self.bytes["reduce"] += size(args[1]) - size(args[0])
+        elif name == "c10d::allreduce_":
+            self.bytes["copies"] += sum(map(size, args[0])) * 2 * (RANKS - 1) / RANKS
+        elif name in ("_c10d_functional::all_to_all_single", "c10d::alltoall_base_"):
+            self.bytes["rows"] += size(args[1] if name.startswith("c10d::") else args[0])
+        elif name.startswith(("c10d::", "_c10d_functional::")):
+            assert name.rpartition("::")[2] in ("wait_tensor", "_wrap_tensor_autograd", "barrier"), name
+        return out
+
+
+def batch():
+    sampled = torch.arange(LENGTH) >= LENGTH // 4
+    count = int(sampled.sum())
+    return layout.build(
+        [
+            Completion(torch.randint(2, 20, (LENGTH,)), sampled, torch.zeros(count), torch.zeros(count), 1.0)
+            for _ in range(ROWS)
+        ]
+    )
+
+
+def count(folder, model, experts, replicas, checkpointing):
+    """Bytes of a forward pass, of its backward pass, and of the weights for an engine."""
+    scale = ScaleConfig(ranks=RANKS, experts=experts, replicas=replicas)
+    loaded = load_sharded(ModelConfig(path=str(folder / model), device="cpu"), scale, RANKS)
+    policy, read, found = HFPolicy(loaded, layout="padded", gradient_checkpointing=checkpointing), batch(), defaultdict(dict)
+    policy.forward(read).logp.sum().backward()
+    with Counting() as forward:
+        logp = policy.forward(read).logp
+    with Counting() as backward:
+        logp.sum().backward()
+    with Counting() as published:
+        for _ in loaded.tensors():
+            pass
+    held = sum(p.to_local().numel() for _, p in loaded.named_parameters())
+    return found | {"forward": forward.bytes, "backward": backward.bytes, "published": published.bytes, "held": held}
+
+
+if __name__ == "__main__":
+    rank, folder, out = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    torch.manual_seed(rank)
+    found = {name: count(folder, *case) for name, case in CASES.items()}
+    out.write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()

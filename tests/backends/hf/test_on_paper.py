@@ -1,0 +1,172 @@
+"""Models on paper: what a rank holds, and what ranks really send against the formulas."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch.distributed as dist
+
+from gspo.backends.hf.on_paper import fake_ranks, on_paper
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.config.policy import ModelConfig
+from gspo.config.scale import ScaleConfig
+from gspo.learner import costs
+from gspo.learner.costs import GIB, Spread, Work
+from tests.backends.hf import counted
+from tests.public_models import folder_of
+
+STATE = 16  # bytes that each weight in float32 takes, with its gradient and two moments
+WITHIN = 0.02
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A folder with tiny models: a mixture, one with tied embeddings, and one whose layers two ranks do not divide."""
+    folder, tokenizer = tmp_path_factory.mktemp("models"), longest_match_tokenizer([*"abcdefgh"])
+    made = {"layers": 4, "vocab_size": 400, "tie_word_embeddings": False}
+    build_tiny(tiny_qwen3_moe(**made), tokenizer).save(folder / "moe")
+    build_tiny(tiny_qwen3_moe(**made | {"tie_word_embeddings": True}), tokenizer).save(folder / "tied")
+    build_tiny(tiny_qwen3_moe(**made | {"vocab_size": 401, "experts": 5}), tokenizer).save(folder / "uneven")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(tiny):
+    """What two real ranks counted."""
+    files = [tiny / f"{rank}.json" for rank in range(counted.RANKS)]
+    command = [sys.executable, "-m", "tests.backends.hf.counted"]
+    started = [
+        subprocess.Popen([*command, str(rank), str(tiny), str(file)], stderr=subprocess.PIPE, text=True)
+        for rank, file in enumerate(files)
+    ]
+    try:
+        for process in started:
+            error = process.communicate(timeout=200)[1]
+            assert process.returncode == 0, error[-2000:]
+    finally:
+        for process in started:
+            process.kill()
+    return [json.loads(file.read_text()) for file in files]
+
+
+def total(ranks, case, phase, what):
+    return sum(rank[case][phase].get(what, 0) for rank in ranks)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("case", counted.CASES)
+def test_ranks_send_what_the_formulas_say(ranks, tiny, case):
+    model, experts, replicas, checkpointing = counted.CASES[case]
+    spread = Spread(counted.RANKS, experts, replicas)
+    paper = on_paper(ModelConfig(path=str(tiny / model)), spread)
+    work = Work(1, 1, counted.ROWS * counted.LENGTH, counted.ROWS * counted.LENGTH)
+    rows = {row.what: row for row in costs.sent(paper.layers, paper.shape, spread, work, costs.FLOAT32, checkpointing)}
+
+    def said(start, end=""):
+        return counted.RANKS * sum(
+            row.training for name, row in rows.items() if name.startswith(start) and name.endswith(end)
+        )
+
+    stay = (experts - 1) / experts  # rows that a rank sends to itself were counted too
+    pairs = {
+        "all-gather, forward": (total(ranks, case, "forward", "gather"), said("all-gather", "forward")),
+        "all-gather, backward": (total(ranks, case, "backward", "gather"), said("all-gather", "backward")),
+        "reduce-scatter": (total(ranks, case, "backward", "reduce"), said("reduce-scatter")),
+        "all-reduce": (total(ranks, case, "backward", "copies"), said("all-reduce")),
+        "rows, forward": (total(ranks, case, "forward", "rows") * stay, said("tokens", "forward")),
+        "rows, backward": (total(ranks, case, "backward", "rows") * stay, said("tokens", "backward")),
+        "weights": (
+            total(ranks, case, "published", "gather"),
+            counted.RANKS * costs.published(paper.weights, spread, costs.FLOAT32).step,
+        ),
+    }
+    assert {name: pair for name, pair in pairs.items() if pair[0] != pytest.approx(pair[1], rel=WITHIN)} == {}
+    sharded = {"all-gather, forward", "all-gather, backward", "reduce-scatter", "weights"}
+    expected = sharded if replicas == 1 else {"all-reduce"}
+    rows = {"rows, forward", "rows, backward"} if experts > 1 else set()
+    assert {name for name, pair in pairs.items() if pair[0]} == expected | rows
+    assert [rank[case]["held"] for rank in ranks] == [
+        on_paper(ModelConfig(path=str(tiny / model)), spread, number).held for number in range(counted.RANKS)
+    ]
+
+
+def test_checkpointing_repeats_the_exchange_of_the_forward_pass_alone(ranks):
+    plain, again = (total(ranks, case, "backward", "rows") for case in ("experts", "experts, checkpointing"))
+    assert again - plain == total(ranks, "experts, checkpointing", "forward", "rows") > 0
+    gathers = [total(ranks, case, "backward", "gather") for case in ("experts", "experts, checkpointing")]
+    assert gathers[0] == gathers[1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("model", ["moe", "uneven", "tied"])
+def test_the_first_rank_is_the_fullest_and_the_formula_finds_it(tiny, ranks, model):
+    spread = Spread(ranks)
+    if model == "tied" and 400 % ranks:
+        with pytest.raises(ValueError, match="embeddings are tied"):
+            on_paper(ModelConfig(path=str(tiny / model)), spread)
+        return
+    papers = [on_paper(ModelConfig(path=str(tiny / model)), spread, number) for number in range(ranks)]
+    held = [paper.held for paper in papers]
+    assert sum(held) == sum(weight.size for weight in papers[0].weights)
+    assert held[0] == max(held) == costs.held(papers[0].weights, spread)
+    assert costs.unevenness(papers[0].weights, spread) == pytest.approx(max(held) * ranks / sum(held))
+
+
+@pytest.mark.parametrize(
+    ("model", "spread", "gib"),
+    [
+        ("30B-A3B", Spread(8, 8), 56.87),
+        ("30B-A3B", Spread(64, 8), 7.11),
+        ("235B-A22B", Spread(8, 8), 437.90),
+        ("235B-A22B", Spread(64, 8), 54.74),
+        ("235B-A22B", Spread(256, 8), 26.91),
+        ("235B-A22B", Spread(256, 8, 2), 27.37),
+        ("235B-A22B", Spread(512, 8, 4), 27.37),
+        ("235B-A22B", Spread(512, 8), 26.67),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_state_of_public_models(tmp_path, model, spread, gib):
+    begin = time.monotonic()
+    paper = on_paper(ModelConfig(path=folder_of(tmp_path, model)), spread)
+    size = sum(weight.size for weight in paper.weights)
+    assert size / 1e9 == pytest.approx({"30B-A3B": 30.5, "235B-A22B": 235.1}[model], abs=0.05)
+    assert paper.held * STATE / GIB == pytest.approx(gib, abs=0.005)
+    assert paper.held == costs.held(paper.weights, spread)
+    uneven = costs.unevenness(paper.weights, spread)
+    assert uneven == pytest.approx({256: 1.97, 512: 3.90}.get(spread.shards, 1.0), abs=0.005)
+    assert time.monotonic() - begin < 60
+
+
+def test_weights_that_a_token_meets(tmp_path):
+    papers = {name: on_paper(ModelConfig(path=folder_of(tmp_path, name)), Spread(1)) for name in ("30B-A3B", "235B-A22B")}
+    for name, paper in papers.items():
+        weights = [weight for layer in paper.layers for weight in layer.weights]
+        met = costs.forward_flops(weights, paper.shape, 0, paper.embedded) / 2 + paper.embedded
+        assert met / 1e9 == pytest.approx({"30B-A3B": 3.3, "235B-A22B": 22.2}[name], abs=0.06)
+
+
+def test_a_real_rank_counts_nothing_on_paper():
+    with fake_ranks(2), pytest.raises(RuntimeError, match="a process of its own"), fake_ranks(2):
+        pass
+    assert not dist.is_initialized()
+
+
+def test_models_that_cannot_be_laid_out(tiny, tmp_path):
+    dense = {"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(dense))
+    with pytest.raises(ValueError, match=r"scale.experts = 2: .* is no mixture of experts: set it to 1"):
+        on_paper(ModelConfig(path=str(tmp_path)), Spread(2, 2))
+    with pytest.raises(ValueError, match=r"scale.experts = 3 does not divide the 8 experts"):
+        on_paper(ModelConfig(path=str(tiny / "moe")), Spread(3, 3))
+    with pytest.raises(ValueError, match=r"no such folder"):
+        on_paper(ModelConfig(path=str(tmp_path / "none")), Spread(2))
+    with pytest.raises(ValueError, match=r"no config.json"):
+        on_paper(ModelConfig(path=str(tiny)), Spread(2))
+    assert not dist.is_initialized()
+
+
+def test_ranks_divide_what_the_settings_say():
+    assert costs.spread_of(ScaleConfig(experts=2, replicas=2), 8) == Spread(8, 2, 2)

@@ -1,0 +1,175 @@
+"""`gspo plan`: what is printed, what it rests on, and what it refuses."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gspo.backends.hf.on_paper import on_paper
+from gspo.backends.hf.policy import HFPolicy
+from gspo.build.plan import Lengths, checked, plan, told, work_of
+from gspo.cli import main
+from gspo.config.files import from_dict
+from gspo.learner import costs, layout
+from gspo.learner.costs import GIB, Machines, Spread, Work
+from gspo.types import Completion
+from tests.public_models import PAPER, folder_of
+from tests.tiny_run import model
+
+ROOT = Path(__file__).parents[2]
+LENGTHS = Lengths(100, 156)
+
+
+def config(path, **changes):
+    tables = {
+        "model": {"path": str(path)},
+        "rollout": {"num_prompts": 16, "num_generations": 4},
+        "algorithm": {"mini_batches": 2},
+        "train": {"micro_batch_tokens": 1024},
+        "scale": {"ranks": 8},
+    }
+    return from_dict({name: tables.get(name, {}) | changes.get(name, {}) for name in {*tables, *changes}})
+
+
+def figure(text, name):
+    found = re.search(rf"^ *{re.escape(name)} +([\d.]+)", text, re.M)
+    return float(found[1])
+
+
+def test_the_command_line_prints_a_prediction(tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text(f'[model]\npath = "{folder_of(tmp_path, "30B-A3B")}"\n[scale]\nranks = 64\nexperts = 8\n')
+    assert main(["plan", str(file), "--memory", "80", "--prompt-tokens", "256"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("All figures are predicted, none is measured.")
+    assert figure(text, "= state") == 7.11
+    assert figure(text, "weights") + figure(text, "gradients") + figure(text, "AdamW's moments") == pytest.approx(7.11)
+    assert "This fits 80 GiB" in text and "activations (estimate)" in text and "uneven" not in text
+    assert (
+        "32 prompts of 256 tokens (option prompt-tokens), 8 completions each, all of 256 (option completion-tokens)" in text
+    )
+    assert main(["plan", str(file), "--memory", "4"]) == 1
+    text = capsys.readouterr().out
+    assert "STATE ALONE DOES NOT FIT 4 GiB: the smallest number of ranks that holds it is 128," in text
+    assert main(["plan", str(file), "--scale.ranks", "120", "--memory", "4"]) == 1  # as it says
+
+
+def test_uneven_shards_are_named_with_their_remedy(tmp_path):
+    run = config(folder_of(tmp_path, "235B-A22B"), scale={"ranks": 256, "experts": 8})
+    text, fits = told(run, LENGTHS, Machines(), memory=20)
+    assert "Shards are uneven: the fullest rank holds 1.97 times the mean" in text
+    assert "Set scale.replicas = 2: then it is 27.37 GiB of state a rank" in text
+    assert "STATE ALONE DOES NOT FIT 20 GiB: no number of ranks would do" in text and not fits
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"scale": {"ranks": 2, "experts": 2}}, r"scale.experts = 2: .* is no mixture of experts: set it to 1"),
+        ({"scale": {"ranks": 8, "replicas": 3}}, r"scale.replicas = 3 does not divide 8 ranks"),
+        (
+            {"scale": {"ranks": 8, "replicas": 2, "experts": 8}},
+            r"scale.experts = 8 does not divide the 4 ranks of a replica",
+        ),
+        ({"model": {"path": "./none"}}, r"model.path = './none': no such folder"),
+        ({"model": {"path": ""}}, r"model.path is required"),
+        ({"lora": {"rank": 4}}, r"lora.rank = 4: .* set it to 0"),
+        ({"algorithm": {"name": "ppo"}}, r"algorithm.name = 'ppo': .* no critic"),
+    ],
+)
+def test_what_is_refused(tmp_path, changes, said):
+    dense = {"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(dense))
+    with pytest.raises(ValueError, match=said):
+        plan(config(tmp_path, **changes), LENGTHS, Machines())
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--flops", "0"), ("--memory", "x"), ("--machine", "1.5"), ("--bandwidth", "nan")]
+)
+def test_options_that_are_no_amounts(tmp_path, capsys, option, value):
+    (tmp_path / "run.toml").write_text("")
+    assert main(["plan", str(tmp_path / "run.toml"), option, value]) == 2
+    assert f"{option}: '{value}': must be" in capsys.readouterr().err
+
+
+def test_what_the_fullest_rank_reads():
+    # 2 updates of 8 prompts x 4 completions on 8 ranks: 4 completions of 256 tokens a rank, which one micro-batch takes
+    assert work_of(checked(config("m")), 8, LENGTHS) == Work(2, 0, 2 * 4 * 256, 0)
+    # 2 epochs; likelihoods of the whole batch, 8 completions a rank in 2 micro-batches, by the policy and the reference
+    more = {"algorithm": {"mini_batches": 2, "epochs": 2, "old_logprobs": "recompute", "beta": 0.1}}
+    assert work_of(checked(config("m", **more)), 8, LENGTHS) == Work(4, 4, 4 * 4 * 256, 2 * 8 * 256)
+    # a prompt is read once by each rank that has completions of it
+    shared = config("m", train={"micro_batch_tokens": 1024, "layout": "shared"})
+    assert work_of(checked(shared), 8, LENGTHS) == Work(2, 0, 2 * (100 + 4 * 156), 0)
+    # 3 ranks: 11 of 32 completions, in micro-batches of 4
+    assert work_of(checked(config("m")), 3, LENGTHS) == Work(2 * 3, 0, 2 * 11 * 256, 0)
+
+
+def test_settings_change_what_they_should(tmp_path):
+    folder = folder_of(tmp_path, "30B-A3B")
+    plain = plan(config(folder), LENGTHS, Machines())
+    assert plain.standing == {"weights": 4, "gradients": 4, "AdamW's moments": 8}
+    assert plain.passing["bfloat16 copies of dense layers"] / 1e9 == pytest.approx(2 * 0.919, abs=0.005)
+    bare = plan(config(folder, train={"gradient_checkpointing": True, "offload_optimizer": True}), LENGTHS, Machines())
+    assert bare.standing == {"weights": 4, "gradients": 4} and list(bare.passing) == [
+        "gathered layers",
+        "activations (estimate)",
+    ]
+    assert bare.passing["activations (estimate)"] < plain.passing["activations (estimate)"] / 10
+    half = plan(config(folder, model={"path": folder, "dtype": "bfloat16"}, algorithm={"beta": 0.1}), LENGTHS, Machines())
+    assert half.standing == {"weights": 2, "gradients": 2, "AdamW's moments": 4, "reference model": 2}
+    served = plan(config(folder, sampler={"engine": "vllm"}), LENGTHS, Machines())
+    assert served.sent[-1].what == "weights for the engine" and served.sending > plain.sending
+    one = plan(config(folder, scale={"ranks": 1}), LENGTHS, Machines())
+    assert one.sent == [] and one.sending == 0 and one.state / GIB == pytest.approx(30.532 * 16e9 / GIB, rel=1e-3)
+    assert one.compute == pytest.approx(8 * plain.compute)
+    assert plan(config(folder), LENGTHS, Machines(flops=8e14)).compute == pytest.approx(plain.compute / 2)
+
+
+DENSE = {"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 160}
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"hidden": 64, "expert_width": 16, "top_k": 1}, {"heads": 8, "kv_heads": 8, "hidden": 64, "top_k": 4}, DENSE],
+    ids=["mixture", "narrow experts", "many experts", "dense"],
+)
+def test_the_estimate_of_activations_is_near_what_a_pass_saves(tmp_path, sizes):
+    wrapped = model(**{"vocab_size": 40, "tie_word_embeddings": False, "layers": 6} | sizes)
+    wrapped.save(tmp_path)
+    count, length = 4, 64
+    sampled = torch.arange(length) > 7
+    one = Completion(torch.randint(2, 15, (length,)), sampled, torch.zeros(56), torch.zeros(56), 1.0)
+    policy, saved = HFPolicy(wrapped, layout="padded"), {}
+    weights = {p.untyped_storage().data_ptr() for p in wrapped.model.parameters()}
+
+    def keep(x):
+        saved[x.untyped_storage().data_ptr()] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        out = policy.forward(layout.build([one] * count))
+    found = sum(x.untyped_storage().nbytes() for pointer, x in saved.items() if pointer not in weights)
+    estimate = costs.activations(on_paper(checked(config(tmp_path)).model, Spread(1)).shape, count * length, 4, False)
+    assert out.logp.requires_grad and 0.7 < estimate / found < 1.4, f"{estimate:.0f} for {found}"
+
+
+@pytest.mark.timeout(120)
+def test_the_table_of_the_documentation_is_what_is_predicted():
+    made = PAPER
+    old = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert made["page"](old) == old
+    state = {tuple(row.split(" | ")[:4]): row.split(" | ")[4] for row in made["table"]().splitlines()[2:]}
+    assert state["| 30B-A3B", "8", "8", "1"] == "56.9" and state["| 235B-A22B", "512", "8", "4"] == "27.4"
+
+
+def test_a_plan_is_the_same_twice(tmp_path):
+    run = config(folder_of(tmp_path, "30B-A3B"), scale={"ranks": 16, "experts": 8})
+    first = told(run, LENGTHS, Machines(), None)
+    assert first == told(run, LENGTHS, Machines(), None)
+    other = replace(run, scale=replace(run.scale, ranks=64))
+    assert first != told(other, LENGTHS, Machines(), None)
