@@ -5,11 +5,12 @@ Arguments: rank, folder with the models, file to write.
 
 import json
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gspo.backends.hf.policy import HFPolicy
@@ -59,6 +60,23 @@ class Counting(TorchDispatchMode):
         return out
 
 
+class Casts(TorchDispatchMode):
+    """Copies in bfloat16 of weights, as long as they live."""
+
+    def __init__(self, shapes):
+        super().__init__()
+        self.shapes, self.made = shapes, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name == "aten::_to_copy" and out.dtype == torch.bfloat16 and out.shape in self.shapes:
+            self.made.append((StorageWeakRef(out.untyped_storage()), size(out)))
+        return out
+
+    def alive(self):
+        return sum(count for storage, count in self.made if not storage.expired())
+
+
 def batch():
     sampled = torch.arange(LENGTH) >= LENGTH // 4
     count = int(sampled.sum())
@@ -74,7 +92,7 @@ def count(folder, model, experts, replicas, checkpointing):
     """Bytes of a forward pass, of its backward pass, and of the weights for an engine."""
     scale = ScaleConfig(ranks=RANKS, experts=experts, replicas=replicas)
     loaded = load_sharded(ModelConfig(path=str(folder / model), device="cpu"), scale, RANKS)
-    policy, read, found = HFPolicy(loaded, layout="padded", gradient_checkpointing=checkpointing), batch(), defaultdict(dict)
+    policy, read = HFPolicy(loaded, layout="padded", gradient_checkpointing=checkpointing), batch()
     policy.forward(read).logp.sum().backward()
     with Counting() as forward:
         logp = policy.forward(read).logp
@@ -84,7 +102,21 @@ def count(folder, model, experts, replicas, checkpointing):
         for _ in loaded.tensors():
             pass
     held = sum(p.to_local().numel() for _, p in loaded.named_parameters())
-    return found | {"forward": forward.bytes, "backward": backward.bytes, "published": published.bytes, "held": held}
+    return {"forward": forward.bytes, "backward": backward.bytes, "published": published.bytes, "held": held}
+
+
+def casts(folder, checkpointing):
+    """Bytes of weights in bfloat16 that live at the end of the body, in a pass with gradient and in one without."""
+    cfg = ModelConfig(path=str(folder / "moe"), device="cpu", autocast="bfloat16")
+    loaded = load_sharded(cfg, ScaleConfig(ranks=RANKS), RANKS)
+    policy, alive = HFPolicy(loaded, layout="padded", gradient_checkpointing=checkpointing), []
+    mode = Casts({p.shape for name, p in loaded.named_parameters() if p.ndim == 2 and ".layers." in name})
+    loaded.body.norm.register_forward_hook(lambda *_: alive.append(mode.alive()))
+    for grad in (True, False):
+        mode.made.clear()
+        with torch.set_grad_enabled(grad), mode:
+            policy.forward(batch())
+    return alive
 
 
 if __name__ == "__main__":
@@ -92,6 +124,7 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     torch.manual_seed(rank)
     found = {name: count(folder, *case) for name, case in CASES.items()}
+    found["casts"] = {str(checkpointing): casts(folder, checkpointing) for checkpointing in (False, True)}
     out.write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 import torch.distributed as dist
@@ -11,7 +10,6 @@ import torch.distributed as dist
 from gspo.backends.hf.on_paper import fake_ranks, on_paper
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.policy import ModelConfig
-from gspo.config.scale import ScaleConfig
 from gspo.learner import costs
 from gspo.learner.costs import GIB, Spread, Work
 from tests.backends.hf import counted
@@ -99,6 +97,15 @@ def test_checkpointing_repeats_the_exchange_of_the_forward_pass_alone(ranks):
     assert gathers[0] == gathers[1]
 
 
+def test_autocast_keeps_copies_of_weights_for_a_backward_pass_alone(ranks, tiny):
+    paper = on_paper(ModelConfig(path=str(tiny / "moe")), Spread(counted.RANKS))
+    every = costs.BFLOAT16 * costs.cast(paper.layers, paper.embedded)
+    for rank in ranks:
+        for_backward, read = rank["casts"]["False"]
+        assert for_backward == pytest.approx(every, rel=WITHIN)
+        assert max(read, *rank["casts"]["True"]) <= every / 4  # of four layers one
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("model", ["moe", "uneven", "tied"])
 def test_the_first_rank_is_the_fullest_and_the_formula_finds_it(tiny, ranks, model):
@@ -129,7 +136,6 @@ def test_the_first_rank_is_the_fullest_and_the_formula_finds_it(tiny, ranks, mod
 )
 @pytest.mark.timeout(60)
 def test_state_of_public_models(tmp_path, model, spread, gib):
-    begin = time.monotonic()
     paper = on_paper(ModelConfig(path=folder_of(tmp_path, model)), spread)
     size = sum(weight.size for weight in paper.weights)
     assert size / 1e9 == pytest.approx({"30B-A3B": 30.5, "235B-A22B": 235.1}[model], abs=0.05)
@@ -137,7 +143,6 @@ def test_state_of_public_models(tmp_path, model, spread, gib):
     assert paper.held == costs.held(paper.weights, spread)
     uneven = costs.unevenness(paper.weights, spread)
     assert uneven == pytest.approx({256: 1.97, 512: 3.90}.get(spread.shards, 1.0), abs=0.005)
-    assert time.monotonic() - begin < 60
 
 
 def test_weights_that_a_token_meets(tmp_path):
@@ -166,7 +171,3 @@ def test_models_that_cannot_be_laid_out(tiny, tmp_path):
     with pytest.raises(ValueError, match=r"no config.json"):
         on_paper(ModelConfig(path=str(tiny)), Spread(2))
     assert not dist.is_initialized()
-
-
-def test_ranks_divide_what_the_settings_say():
-    assert costs.spread_of(ScaleConfig(experts=2, replicas=2), 8) == Spread(8, 2, 2)

@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,10 @@ class ShardedModel(HFModel):
             self.running = False
             if not torch.is_grad_enabled():
                 self.reshard()
+
+    def precision(self) -> AbstractContextManager:
+        """As HFModel.precision, without keeping the cast weights: those of all layers, whole, would lie on every rank."""
+        return torch.autocast(self.device.type, self.autocast, cache_enabled=False) if self.autocast else nullcontext()
 
     def reshard(self) -> None:
         """Gives up what is gathered: the model's parameters are its shards again."""
