@@ -55,6 +55,10 @@ class Sampler(Protocol):
         """Completions of the present weights, where `load` has sampled some to prove them; else none."""
         ...
 
+    def counts(self) -> dict[str, float]:
+        """Metrics of what samples, since this was last asked: of engines that failed, where there are any."""
+        ...
+
     def generate(
         self,
         prompts: Sequence[Prompt],

@@ -39,7 +39,7 @@ def test_the_defaults_pass_all_but_what_is_required():
             "max_staleness = 1 and rollout.delay = 2: set one of them to 0",
         ),
         (checks.check_training, {"lora": {"rank": 4}, "sampler": {"quantize": "int8"}}, "set lora.rank = 0"),
-        (checks.check_training, {"sampler": VLLM | {"in_process": True, "url": "http://u"}}, "are for a server"),
+        (checks.check_training, {"sampler": VLLM | {"in_process": True, "urls": ["http://u"]}}, "are for servers"),
         (checks.check_training, {"judge": JUDGE}, 'judge.model = .m. has no effect: add "judge" to reward.functions'),
         (checks.check_training, {"reward_model": {"path": "m"}}, 'reward_model.path = .m. has no effect: add "model"'),
         (
@@ -103,8 +103,11 @@ def test_what_does_not_go_together(check, tables, message):
         ({"eval": {"temperature": 1e-320}}, "eval.temperature = 1e-320: must be 0, or at least 0.01"),
         ({"eval": {"every": 5, "num_prompts": 0}}, "eval.every = 5 and eval.num_prompts = 0: nothing is held out"),
         *(
-            ({section: {"url": url}}, rf"{section}\.url = .*: no address of a server; expected one such as http://")
-            for section in ("sampler", "judge", "reward_model")
+            (
+                {section: {key: url if key == "url" else [url]}},
+                rf"{section}\.{key}.* = .*: no address of a server; expected one such as http://",
+            )
+            for section, key in (("sampler", "urls"), ("judge", "url"), ("reward_model", "url"))
             for url in (
                 ":::",
                 "",
@@ -133,7 +136,10 @@ def test_who_plays():
     ("changes", "message"),
     [
         ({"engine": "vllm", "quantize": "int4"}, "sampler.quantize = 'int4' rounds the embedded sampler's"),
-        ({"engine": "vllm", "url": "http://x", "python": "p"}, "sampler.url names a server that runs already"),
+        ({"engine": "vllm", "urls": ["http://x"], "python": "p"}, "sampler.urls names servers that run already"),
+        ({"engine": "vllm", "urls": ["http://x"], "engines": 2}, "sampler.urls names servers that run already"),
+        ({"engine": "vllm", "urls": ["http://x", "http://y", "http://x/"]}, "sampler.urls names 'http://x/' twice"),
+        ({"engine": "vllm", "in_process": True, "engines": 2}, "sampler.engines are for servers"),
         ({"engine": "vlm"}, "sampler.engine = 'vlm'.*vllm"),
         ({"engine": "vllm", "timeout": 0}, "sampler.timeout = 0"),
     ],

@@ -81,6 +81,16 @@ def test_words_of_a_command_line_become_the_fields_type(key, text, value):
     assert type(actual) is type(value)
 
 
+def test_the_older_name_of_the_addresses_is_understood():
+    """So a run of an older version goes on."""
+    for table in ({"url": "http://a"}, {"urls": ["http://a"]}):
+        assert from_dict({"sampler": table}).sampler.urls == ["http://a"]
+    assert load(None, {"sampler.url": "http://a"}) == load(None, {"sampler.urls": "http://a"})
+    assert 'urls = ["http://a"]' in to_toml(from_dict({"sampler": {"url": "http://a"}}))
+    with pytest.raises(ValueError, match=r"sampler.url is the older name of sampler.urls, which is set too"):
+        from_dict({"sampler": {"url": "http://a", "urls": ["http://b"]}})
+
+
 def strategy(field, hint):
     """Values that a field accepts."""
     limits, kinds = field.metadata, typing.get_args(hint) or (hint,)
@@ -88,7 +98,12 @@ def strategy(field, hint):
         return st.sampled_from(["http://127.0.0.1:8000", "https://x/v1"])
     if typing.get_origin(hint) is list:
         text = st.sampled_from(
-            {"functions": ["exact", "math", "a:b"], "trackers": ["wandb"], "stop": ["a", "\n", '"']}.get(field.name, ["a"])
+            {
+                "urls": ["http://127.0.0.1:8000"],
+                "functions": ["exact", "math", "a:b"],
+                "trackers": ["wandb"],
+                "stop": ["a", "\n", '"'],
+            }.get(field.name, ["a"])
         )
         return st.lists(text if typing.get_args(hint)[0] is str else st.floats(0.5, 2), min_size=1, max_size=3)
     if typing.get_origin(hint) is dict:

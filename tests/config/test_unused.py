@@ -73,7 +73,9 @@ NEEDS = {
     **{f"reward_model.{name}": SERVER for name in ("key_variable", "timeout", "retries", "max_concurrent")},
     **{f"judge.{f.name}": JUDGE for f in dataclasses.fields(SECTIONS["judge"])},
     "judge.seed": {"reward": {"functions": ["judge"]}, "judge": {"model": "m", "rubric": "r", "mode": "rank"}},
-    **{f"sampler.{name}": VLLM for name in ("in_process", "url", "python", "engine_args", "exchange", "timeout")},
+    **{
+        f"sampler.{name}": VLLM for name in ("in_process", "engines", "urls", "python", "engine_args", "exchange", "timeout")
+    },
     "reward.env": {"reward": {"functions": ["mine:f"]}},
     "rollout.top_p": None,
     "rollout.top_k": None,
@@ -117,7 +119,8 @@ BLOCKED = {
     "algorithm.epsilon": {"algorithm": {"name": "sapo"}},
     "algorithm.correction": {"algorithm": {"name": "dppo_tv", "old_logprobs": "recompute"}},
     "rollout.refill": {"algorithm": {"name": "ppo"}},
-    "sampler.engine_args": {"sampler": {"engine": "vllm", "url": "http://127.0.0.1:8000"}},
+    "sampler.engine_args": {"sampler": {"engine": "vllm", "urls": ["http://127.0.0.1:8000"]}},
+    "sampler.engines": {"sampler": {"engine": "vllm", "urls": ["http://127.0.0.1:8000"]}},
     "sampler.quantize": VLLM,
 }
 VALUES = {
@@ -126,7 +129,7 @@ VALUES = {
     "algorithm.name": "luspo",
     "algorithm.epsilon": 2e-3, "algorithm.epsilon_high": 2e-3, "algorithm.constants": {"tau_neg": 1.2},
     "log.trackers": ["wandb"],
-    "sampler.url": "http://127.0.0.1:9000", "reward_model.url": "http://127.0.0.1:9000", "judge.url": "http://127.0.0.1:9000",
+    "sampler.urls": ["http://127.0.0.1:9000"], "reward_model.url": "http://127.0.0.1:9000", "judge.url": "http://127.0.0.1:9000",
     "algorithm.critic": "copy", "algorithm.mini_batches": 2, "rollout.num_prompts": 64,
     "reward_model.label": "0", "judge.request": {"seed": 1},
 }  # fmt: skip

@@ -40,6 +40,10 @@ class WholeEpisodes:
         """Completions of the present weights, where the sampler proves them."""
         return self.sampler.probes
 
+    def counts(self) -> dict[str, float]:
+        """What the sampler counted."""
+        return self.sampler.counts()
+
     def load(self, weights: Weights) -> None:
         """Takes over these weights."""
         self.sampler.load(weights)

@@ -47,7 +47,7 @@ def check(config: Config) -> None:
         raise ValueError(f'task.system = {config.task.system!r}: would be the message itself; for none set it to ""')
     check_evaluation(config)
     for key, url in (
-        ("sampler.url", config.sampler.url),
+        *((f"sampler.urls[{i}]", url) for i, url in enumerate(config.sampler.urls)),
         ("judge.url", config.judge.url),
         ("reward_model.url", config.reward_model.url),
     ):
@@ -156,10 +156,15 @@ def check_sampler(config: Config) -> None:
             f"sampler.quantize = {sampler.quantize!r} rounds the embedded sampler's weights: with vLLM give "
             'sampler.engine_args = {quantization = "..."}'
         )
-    if sampler.in_process and (sampler.url or sampler.python):
-        raise ValueError("sampler.in_process = true: sampler.url and sampler.python are for a server")
-    if sampler.url and (sampler.python or sampler.engine_args):
-        raise ValueError("sampler.url names a server that runs already: sampler.python and engine_args are for one to start")
+    if sampler.in_process and (sampler.urls or sampler.python or sampler.engines > 1):
+        raise ValueError("sampler.in_process = true: sampler.urls, sampler.python and sampler.engines are for servers")
+    if sampler.urls and (sampler.python or sampler.engine_args or sampler.engines > 1):
+        raise ValueError(
+            "sampler.urls names servers that run already: sampler.python, sampler.engine_args and sampler.engines are for "
+            "servers to start"
+        )
+    if twice := [url for i, url in enumerate(sampler.urls) if url.rstrip("/") in {u.rstrip("/") for u in sampler.urls[:i]}]:
+        raise ValueError(f"sampler.urls names {twice[0]!r} twice: a server is one engine; leave it out")
 
 
 def check_required(config: Config, *keys: str) -> None:

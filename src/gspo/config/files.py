@@ -158,7 +158,7 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     values = {}
-    for key, value in table.items():
+    for key, value in in_new_words(name, table).items():
         key, full_key = str(key), f"{name}.{key}"
         if key not in fields:
             near = nearest_key(full_key) or f"; keys of [{name}] are {', '.join(fields)}"
@@ -173,6 +173,17 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
         in_range(full_key, value, fields[key].metadata)
         values[key] = from_home(full_key, value) if fields[key].metadata["path"] and value else value
     return cls(**values)
+
+
+def in_new_words(section: str, table: dict[str, Any]) -> dict[str, Any]:
+    """The table of a section as an older version wrote it: `sampler.url` was the one address of what `urls` lists now."""
+    if section != "sampler" or "url" not in table:
+        return table
+    if table.get("urls"):
+        raise ValueError("sampler.url is the older name of sampler.urls, which is set too: remove it")
+    url = table["url"]
+    urls = url if isinstance(url, _Typed) else [] if url is None else [url]
+    return {name: value for name, value in table.items() if name != "url"} | {"urls": urls}
 
 
 def from_home(key: str, path: str) -> str:

@@ -58,8 +58,11 @@ class SamplerConfig:
     """`embedded`: the policy itself, in this process. `vllm`: a vLLM server that is started and stopped with the run."""
     in_process: bool = opt(False)
     """Run vLLM in this process, without a server. It must be installed in this environment."""
-    url: str | None = opt(None)
-    """Address of a vLLM server that already runs, such as `http://127.0.0.1:8000`. Unset: one is started."""
+    engines: int = opt(1, low=1, high=10_000)
+    """vLLM servers to start on this machine. If there are several, each gets GPUs of its own, which the learner does not
+    use."""
+    urls: list[str] = opt([])
+    """Addresses of vLLM servers that already run, such as `["http://127.0.0.1:8000"]`. Empty: servers are started."""
     python: str | None = opt(None, path=True)
     """Python interpreter whose environment has vLLM. Unset: this one."""
     engine_args: dict[str, Any] = opt({})
@@ -69,7 +72,7 @@ class SamplerConfig:
     timeout: float = opt(600.0, low=1e-3, high=86_400)
     """Seconds that the engine may take for a completion before it counts as hung."""
     batch_size: int = opt(256, low=1, high=10**6)
-    """Completions sampled at the same time. A smaller number needs less memory."""
+    """Completions sampled at the same time, by each engine. A smaller number needs less memory."""
     quantize: str = opt("none", choices=("none", "int8", "int4"))
     """Round the sampler's weights, to study an algorithm with a coarse engine. Needs a second copy of the model."""
 

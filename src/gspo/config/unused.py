@@ -116,7 +116,7 @@ ALWAYS = (
         'completions are shown one by one with judge.mode = "score": leave it out',
     ),
     Unused(
-        tuple(f"sampler.{name}" for name in ("in_process", "url", "python", "engine_args", "exchange", "timeout")),
+        every("sampler", "engine", "batch_size", "quantize"),
         lambda c: c.sampler.engine == "embedded",
         'the embedded sampler has no use for it: set sampler.engine = "vllm", or leave it out',
     ),

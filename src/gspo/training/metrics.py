@@ -20,10 +20,10 @@ UNLEARNED = (
 
 
 def of_sampling(run: Run, groups: Sequence[Group]) -> Metrics:
-    """How old the rollouts are, what sampling took, and what the source counted."""
+    """How old the rollouts are, what sampling took, and what the source and the sampler counted."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     age = {"staleness": staleness(rollouts, run.sampler.version), "rollouts/in_parts": in_parts(rollouts)}
-    return age | run.source.metrics
+    return age | run.source.metrics | run.sampler.counts()
 
 
 def of_updates(updates: Sequence[Update]) -> Metrics:

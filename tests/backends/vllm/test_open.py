@@ -1,9 +1,13 @@
 import fcntl
+import sys
 
 import pytest
+import torch
 
 import gspo
-from gspo.backends.vllm.open import LOCK, sweep
+from gspo.backends.vllm.open import LOCK, devices, divided, own_devices, started, sweep
+from gspo.backends.vllm.server import EngineError
+from gspo.config.rollout import SamplerConfig
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 
@@ -12,8 +16,8 @@ from tests.tiny_run import ROWS, likes_a, model, settings
     [
         ({}, r"vLLM is not installed here: .*sampler\.python"),
         ({"python": "/no/such/python"}, "sampler.python = '/no/such/python': no such program"),
-        ({"url": "http://127.0.0.1:9", "exchange": "/no/such"}, "sampler.exchange = '/no/such': no such folder"),
-        ({"url": "http://127.0.0.1:9"}, r"sampler.url = 'http://127.0.0.1:9': nothing answers .*gspo_vllm.py"),
+        ({"urls": ["http://127.0.0.1:9"], "exchange": "/no/such"}, "sampler.exchange = '/no/such': no such folder"),
+        ({"urls": ["http://127.0.0.1:9"]}, r"sampler.urls: 'http://127.0.0.1:9': nothing answers .*gspo_vllm.py"),
     ],
 )
 def test_what_is_refused_before_a_run_has_a_folder(tmp_path, changes, message):
@@ -24,6 +28,61 @@ def test_what_is_refused_before_a_run_has_a_folder(tmp_path, changes, message):
             config=settings(tmp_path / "run", sampler={"engine": "vllm"} | changes),
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "taken", "engines", "size", "given"),
+    [
+        ("0123", [0], 3, 1, ["1", "2", "3"]),
+        ("0123", [0], 2, 1, ["1", "2"]),
+        ("01234567", range(4), 2, 2, ["4,5", "6,7"]),
+        ("2357", [1], 3, 1, ["2", "5", "7"]),  # as CUDA_VISIBLE_DEVICES names them: the learner counts from 0
+        ("01", [], 2, 1, ["0", "1"]),
+    ],
+)
+def test_each_engine_gets_gpus_of_its_own(names, taken, engines, size, given):
+    assert divided(list(names), taken, engines, size) == given
+
+
+def test_too_few_gpus_are_refused_with_the_remedy():
+    with pytest.raises(ValueError, match=r"sampler.engines = 2: each needs 1 of the 1 GPUs .* leaves 0: .*sampler.urls"):
+        divided(["0"], [0], 2, 1)
+    with pytest.raises(ValueError, match=r"sampler.engines = 2: each needs 4 of the 8 GPUs .* leaves 7: "):
+        divided(list("01234567"), [0], 2, 4)
+
+
+def test_the_gpus_of_this_machine(monkeypatch):
+    """Not run on a GPU: what torch would count is given."""
+    cpu, gpu, two = torch.device("cpu"), torch.device("cuda", 1), SamplerConfig(engine="vllm", engines=2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert devices() == [] and own_devices(two, gpu, {}) == [{}, {}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-a,6,7")
+    assert own_devices(two, cpu, {}) == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "GPU-a"}]
+    assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6"}]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # ranks 0 and 1 learn on the first two
+    assert own_devices(two, gpu, {}) == [{"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": "7"}]
+    assert own_devices(SamplerConfig(engine="vllm"), gpu, {}) == [{}]  # one engine shares, as gpu_memory_utilization says
+    with pytest.raises(ValueError, match=r"each needs 2 of the 4 GPUs of this machine for itself, and the learner leaves 2"):
+        own_devices(two, gpu, {"tensor_parallel_size": 2})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert devices() == ["0", "1", "2"]
+
+
+def test_an_engine_of_ours_sees_its_gpus_alone(tmp_path):
+    given = SamplerConfig(engine="vllm", engines=2, python=sys.executable)
+    gpus = [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
+    servers = started(given, tmp_path / "weights", "float32", {}, gpus)
+    assert len({server.url for server in servers}) == len({server.log for server in servers}) == 2
+    for server, sees in zip(servers, ("4", "6,7")):
+        server.log = tmp_path / "vllm.log"
+        server.command = [
+            sys.executable,
+            "-c",
+            "import os; raise SystemExit('Error: ' + os.environ['CUDA_VISIBLE_DEVICES'])",
+        ]
+        with pytest.raises(EngineError, match=rf"Error: {sees}$"):
+            server.start()
 
 
 def test_what_killed_runs_left_in_memory_is_swept(tmp_path):

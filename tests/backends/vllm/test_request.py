@@ -10,7 +10,7 @@ from tests.backends.vllm.tools import PROMPTS, choice, part, sampler_of
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr("gspo.backends.vllm.sampler.PAUSE", 0.0)
+    monkeypatch.setattr("gspo.backends.vllm.fleet.PAUSE", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What the vLLM sampler makes of an engine that answers wrongly. The folder engine has the tests against a real one."""
 
+import sys
 import threading
 import time
 
@@ -7,6 +8,7 @@ import pytest
 from safetensors import SafetensorError
 
 from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.vllm.fleet import STRIKES, State
 from gspo.backends.vllm.server import GENERATE, EngineError
 from gspo.learner.weights import PolicyWeights
 from gspo.ports import SamplerError
@@ -16,7 +18,7 @@ from tests.backends.vllm.tools import PROMPTS, choice, sampler_of
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr("gspo.backends.vllm.sampler.PAUSE", 0.0)
+    monkeypatch.setattr("gspo.backends.vllm.fleet.PAUSE", 0.0)
 
 
 def test_a_completion_as_it_comes(engine, tmp_path):
@@ -53,7 +55,7 @@ def test_one_bad_answer_is_asked_for_again(engine, tmp_path):
     engine.completions += [(500, b"busy"), (200, {"choices": [choice()]})]
     notes = []
     rollouts = sampler_of(engine, tmp_path, batch_size=1, tell=notes.append).generate(PROMPTS, 2, Sampling(8))
-    assert len(rollouts) == 4 and len(notes) == 1 and "status 500: busy" in notes[0]
+    assert len(rollouts) == 4 and len(notes) == 2 and "status 500: busy" in notes[0] and "is back" in notes[1]
     paths = [path for path, _ in engine.asked]
     assert paths.count(GENERATE) == 5 and paths.count("/collective_rpc") == 1 and paths[-1] == GENERATE
 
@@ -67,20 +69,17 @@ def test_a_request_that_is_refused_is_not_repeated(engine, tmp_path):
 
 
 def test_an_engine_that_is_lost_is_started_once_for_all(engine, tmp_path):
-    engine.completions.append((200, {"choices": [choice()]}))
-    sampler, starts = sampler_of(engine, tmp_path), []
-
-    def start():
-        starts.append(1)
-        raise EngineError("cannot start")
-
-    sampler.server.start = start
-    engine.completions[:] = [(500, b"dead")]
-    jobs = [sampler.begin(Rollout.begun(PROMPTS[0]), i, Sampling(8)) for i in range(6)]
-    for job in jobs:
+    """Not once for each of its requests: STRIKES failures, of which one is that of the requests, and it is given up."""
+    sampler = sampler_of(engine, tmp_path)
+    (member,) = sampler.fleet.members
+    member.engine.url = "http://127.0.0.1:9"
+    member.engine.log = tmp_path / "vllm.log"
+    member.engine.command = [sys.executable, "-c", "raise SystemExit('Error: cannot start')"]
+    for job in [sampler.begin(Rollout.begun(PROMPTS[0]), i, Sampling(8)) for i in range(6)]:
         with pytest.raises(EngineError, match="cannot start"):
             job.result()
-    assert starts == [1]
+    assert (tmp_path / "vllm.log").read_text().count("cannot start") == STRIKES - 1
+    assert member.state is State.LOST
 
 
 def test_the_check_does_not_queue_behind_long_completions(engine, tmp_path):

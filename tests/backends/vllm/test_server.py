@@ -10,7 +10,7 @@ from gspo.backends.vllm.server import GENERATE, EngineError, Server, serving
 @pytest.mark.parametrize("path", ["/weight_info", GENERATE])
 def test_a_server_that_lacks_something(engine, path):
     engine.lacks.add(path)
-    with pytest.raises(ValueError, match=rf"sampler.url = .*{path} answers with 404: start it with .*gspo_vllm.py"):
+    with pytest.raises(ValueError, match=rf"sampler.urls: .*{path} answers with 404: start it with .*gspo_vllm.py"):
         Server(engine.url).check()
 
 
@@ -19,14 +19,14 @@ def test_a_server_that_has_all(engine):
 
 
 def test_one_that_ends_at_once(tmp_path):
-    server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log")
+    server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log", 1)
     server.command = ["python3", "-c", "raise SystemExit('an Error of its own')"]
     with pytest.raises(EngineError, match=r"vLLM ended with status 1: .*an Error of its own"):
         server.start()
 
 
 def test_a_cpus_cache_leaves_the_trainer_some_memory(tmp_path, monkeypatch):
-    server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log")
+    server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log", 1)
     server.command = ["python3", "-c", "import os; raise SystemExit('Error: ' + os.environ['VLLM_CPU_KVCACHE_SPACE'])"]
     with pytest.raises(EngineError, match=r"Error: 4$"):
         server.start()
@@ -37,7 +37,7 @@ def test_a_cpus_cache_leaves_the_trainer_some_memory(tmp_path, monkeypatch):
 
 def test_arguments_become_flags(tmp_path):
     given = {"gpu_memory_utilization": 0.4, "enforce_eager": True, "enable_prefix_caching": False, "dtype": "half"}
-    command = serving(tmp_path, "py", "float32", given | {"hf_overrides": {"a": 1}, "x": ["b", "c"]}, tmp_path).command
+    command = serving(tmp_path, "py", "float32", given | {"hf_overrides": {"a": 1}, "x": ["b", "c"]}, tmp_path, 1).command
     assert command[0] == "py" and command[-10:-1] == [
         "half", "--gpu-memory-utilization", "0.4", "--enforce-eager", "--no-enable-prefix-caching", "--hf-overrides",
         '{"a": 1}', "--x", "b",

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.backends.vllm.weight_check import OTHER, Check
+from gspo.backends.vllm.weight_check import OTHER, Check, compare, repeated
 from gspo.config.policy import ModelConfig
 from gspo.demo import count_bits
 from gspo.learner import layout
@@ -51,9 +52,9 @@ def tied(policy, probes):
 def test_a_tie_that_the_engine_decided_otherwise_is_no_other_weight(probed):
     policy, check, probes = probed
     with_tie = tied(policy, probes)
-    result = check.compare(PolicyWeights(policy, 1), with_tie)
+    (result,) = compare(PolicyWeights(policy, 1), [with_tie])
     assert result.mean < 1e-6 and 0 < result.other < OTHER and check.accepts(result)
-    blind = check.compare(PolicyWeights(policy, 1), [dataclasses.replace(probe, routes=None) for probe in with_tie])
+    (blind,) = compare(PolicyWeights(policy, 1), [[dataclasses.replace(probe, routes=None) for probe in with_tie]])
     assert blind.mean > 1e-4 and blind.other == 0  # which is why the experts are asked for, and other prompts tried
 
 
@@ -65,14 +66,41 @@ def test_other_weights_are_seen_through_the_engines_experts(probed):
             for name, weight in policy.model.model.named_parameters():
                 if part in name:
                     weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
-        assert not check.accepts(check.compare(PolicyWeights(policy, 1), probes)), part
+        assert not check.accepts(*compare(PolicyWeights(policy, 1), [probes])), part
         policy.model.model.load_state_dict(before)
     with torch.no_grad():
         for router in routing.routers(policy.model.model):
             router.weight.copy_(router.weight.flip(0))
-    assert check.compare(PolicyWeights(policy, 1), probes).other > OTHER
+    assert compare(PolicyWeights(policy, 1), [probes])[0].other > OTHER
     policy.model.model.load_state_dict(before)
-    assert check.accepts(check.compare(PolicyWeights(policy, 1), probes))
+    assert check.accepts(*compare(PolicyWeights(policy, 1), [probes]))
+
+
+def test_each_engine_is_compared_by_itself(probed):
+    """Though all their probes are read together."""
+    policy, _, probes = probed
+    off = [dataclasses.replace(probe, logp=probe.logp - 0.1) for probe in probes]
+    good, bad, again = compare(PolicyWeights(policy, 1), [probes, off, probes])
+    assert good == again and good.mean < 1e-6 and good.tokens == 64 and bad.mean == pytest.approx(0.1, abs=1e-5)
+
+
+def test_what_two_engines_sample_with_the_same_seeds(probed):
+    _, _, probes = probed
+    assert repeated(probes, probes) == 0
+    off = [dataclasses.replace(probe, logp=probe.logp - 0.1) for probe in probes]
+    assert repeated(off, probes) == pytest.approx(0.1, abs=1e-6)
+    parted = [parts_at(probe, 12) for probe in probes]  # what comes after is the likelihood of other tokens
+    assert repeated(parted, probes) == 0
+    assert repeated([parts_at(probe, 2) for probe in probes], probes) == math.inf
+
+
+def parts_at(probe, place):
+    """The probe with another token, and other likelihoods from there on, after `place` sampled ones."""
+    at = len(probe.prompt.tokens) + place
+    tokens, logp = probe.tokens.clone(), probe.logp.clone()
+    tokens[at] = (tokens[at] + 1) % 20
+    logp[at:] -= 1.0
+    return dataclasses.replace(probe, tokens=tokens, logp=logp)
 
 
 def test_each_round_and_version_has_prompts_of_its_own(probed):

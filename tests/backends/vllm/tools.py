@@ -17,8 +17,10 @@ def choice(tokens=(5, 6, 1), logp=(-0.5, -1.0, -2.0), reason="stop", version="3"
 
 
 def sampler_of(engine, tmp_path, **options):
-    made = VLLMSampler(model(), Server(engine.url), tmp_path, 1.0, **options)
+    made = VLLMSampler(model(), [Server(engine.url)], tmp_path, 1.0, **options)
     made.version = 3
+    (member,) = made.fleet.members
+    made.fleet.take_in(member, member.life)  # as if it had proven its weights
     return made
 
 

@@ -48,6 +48,10 @@ class HFSampler:
         self.sparse = bool(routers.routers(model.model))
         self._check_cache()
 
+    def counts(self) -> dict[str, float]:
+        """Nothing is counted here: there is no engine beside the trainer that could fail."""
+        return {}
+
     def _check_cache(self) -> None:
         """A token decoded from the cache must come out as in a plain forward pass."""
         was_training = self.model.model.training

@@ -29,7 +29,7 @@ class Inside:
     folder: its first weights. arguments: vLLM's own.
     """
 
-    ours = True
+    name, ours = "in this process", True
 
     def __init__(self, folder: Path, dtype: str, arguments: Mapping[str, Any]) -> None:
         self.arguments = {

@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
+import math
+import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.in_process import Inside
 from gspo.backends.vllm.routes import FLAG, Routers
 from gspo.backends.vllm.sampler import WEIGHTS, VLLMSampler
-from gspo.backends.vllm.server import Engine, Server, http, serving
+from gspo.backends.vllm.server import Engine, Server, free_ports, http, serving
 from gspo.config.policy import LoraConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
@@ -40,10 +44,10 @@ def check_sampler(given: SamplerConfig) -> None:
         http()
     if given.exchange is not None and not Path(given.exchange).is_dir():
         raise ValueError(f"sampler.exchange = {given.exchange!r}: no such folder")
-    if not given.in_process and given.url is None and given.python is None and importlib.util.find_spec("vllm") is None:
+    if not given.in_process and not given.urls and given.python is None and importlib.util.find_spec("vllm") is None:
         raise ValueError(
             "vLLM is not installed here: install it into an environment of its own, and name its interpreter as "
-            "sampler.python, or a server that runs already as sampler.url"
+            "sampler.python, or servers that run already as sampler.urls"
         )
     if given.python is not None and shutil.which(given.python) is None:
         raise ValueError(f"sampler.python = {given.python!r}: no such program")
@@ -51,8 +55,8 @@ def check_sampler(given: SamplerConfig) -> None:
 
 @contextmanager
 def opened(config: Config, policy: HFPolicy, weights: Weights, keep: Path | None) -> Iterator[VLLMSampler]:
-    """The sampler of a run: a server started, or the one at sampler.url, with the policy's weights, proven. Ends with it.
-    keep: the folder that gets the server's output in the end, if it is there by then.
+    """The sampler of a run: servers started, or those at sampler.urls, with the policy's weights, proven. Ends with it.
+    keep: the folder that gets the servers' output in the end, if it is there by then.
 
     Raises ValueError for what the user can mend, with the remedy.
     """
@@ -63,9 +67,8 @@ def opened(config: Config, policy: HFPolicy, weights: Weights, keep: Path | None
     with tempfile.TemporaryDirectory(prefix="gspo-", dir=place) as scratch, open(Path(scratch) / LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         sampler = sampler_of(config, policy, Path(scratch))
-        server = sampler.server
         try:
-            server.start()
+            sampler.fleet.start()
             sampler.load(weights)
             if config.algorithm.router_replay == "R3" and sampler.routers is None:
                 raise ValueError(
@@ -75,10 +78,12 @@ def opened(config: Config, policy: HFPolicy, weights: Weights, keep: Path | None
             yield sampler
         finally:
             sampler.close()
-            server.stop()
-            # Without a run folder it stays where errors have named it.
-            if server.log and server.log.exists() and keep is not None and keep.is_dir():
-                shutil.move(server.log, keep / "vllm.log")
+            sampler.fleet.stop()
+            # Without a run folder they stay where errors have named them.
+            logs = [member.engine.log for member in sampler.fleet.members]
+            for number, log in enumerate(logs):
+                if log and log.exists() and keep is not None and keep.is_dir():
+                    shutil.move(log, keep / ("vllm.log" if len(logs) == 1 else f"vllm_{number}.log"))
 
 
 def sweep(place: Path) -> None:
@@ -90,29 +95,76 @@ def sweep(place: Path) -> None:
 
 
 def sampler_of(config: Config, policy: HFPolicy, exchange: Path) -> VLLMSampler:
-    """The sampler and its server, which is not started yet; a server of ours finds its first weights in `exchange`."""
+    """The sampler and its engines, which are not started yet; those of ours find their first weights in `exchange`."""
     given, model = config.sampler, policy.model
     routers = Routers.of(model)
-    server: Engine
-    if given.url:
-        server = running = Server(given.url)
-        running.check()
-        running.adapters = model.adapted and running.takes_adapters()
+    engines: list[Engine]
+    if given.urls:
+        running = [Server(url) for url in given.urls]
+        for server in running:
+            server.check()
+        adapters = model.adapted and all(server.takes_adapters() for server in running)
+        engines = [*running]
     else:
         arguments = ({FLAG: True} if routers else {}) | adapter_arguments(config.lora, policy) | given.engine_args
         routers = routers if arguments.get(FLAG) else None
-        dtype = str(model.compute_dtype).removeprefix("torch.")
         adapters = model.adapted and bool(arguments.get("enable_lora"))
+        environments = own_devices(given, policy.device, arguments)
         first = exchange / (BASE if adapters else WEIGHTS)
         model.save_whole(first, merged=not adapters)
-        if given.in_process:
-            server = Inside(first, dtype, arguments)
-        else:
-            log = Path(tempfile.gettempdir()) / f"{exchange.name}-vllm.log"
-            server = serving(first, given.python, dtype, arguments, log)
-        server.adapters = adapters
+        engines = started(given, first, str(model.compute_dtype).removeprefix("torch."), arguments, environments)
+    for engine in engines:
+        engine.adapters = adapters
     temperature, rows = config.rollout.temperature, given.batch_size
-    return VLLMSampler(model, server, exchange, temperature, rows, given.timeout, warnings.warn, routers)
+    return VLLMSampler(model, engines, exchange, temperature, rows, given.timeout, warnings.warn, routers)
+
+
+def started(
+    given: SamplerConfig, first: Path, dtype: str, arguments: Mapping[str, Any], environments: Sequence[Mapping[str, str]]
+) -> list[Engine]:  # fmt: skip
+    """Engines of ours, one in each of these environments, with their first weights in the folder `first`."""
+    if given.in_process:
+        return [Inside(first, dtype, arguments)]
+    name = Path(tempfile.gettempdir()) / f"{first.parent.name}-vllm"
+    logs = [Path(f"{name}.log" if len(environments) == 1 else f"{name}-{i}.log") for i in range(len(environments))]
+    each = zip(logs, free_ports(len(environments)), environments)
+    return [serving(first, given.python, dtype, arguments, *one) for one in each]
+
+
+def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The variables of the environment of each engine to start. One alone sees what this process sees; several get GPUs of
+    their own, which the learner does not use. Raises ValueError where there are too few.
+    """
+    names = devices()
+    if given.engines == 1 or not names:
+        return [{} for _ in range(given.engines)]
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # that learn on this machine, on its first GPUs
+    taken = [] if learner.type != "cuda" else range(ranks) if ranks > 1 else [learner.index or 0]
+    sizes = (arguments.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
+    return [{"CUDA_VISIBLE_DEVICES": one} for one in divided(names, taken, given.engines, math.prod(sizes))]
+
+
+def devices() -> list[str]:
+    """The GPUs that a process started here sees, as CUDA_VISIBLE_DEVICES names them."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if seen is not None:
+        return [name for name in seen.split(",") if name]
+    # vLLM's torch may see some where ours, made for CPUs, sees none.
+    count = torch.cuda.device_count() or len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return [str(i) for i in range(count)]
+
+
+def divided(names: Sequence[str], taken: Collection[int], engines: int, size: int) -> list[str]:
+    """The GPUs of each engine, as CUDA_VISIBLE_DEVICES names them. names: of all. taken: numbers of those that the learner
+    uses. size: how many an engine needs. Raises ValueError where there are too few.
+    """
+    free = [name for i, name in enumerate(names) if i not in taken]
+    if len(free) < engines * size:
+        raise ValueError(
+            f"sampler.engines = {engines}: each needs {size} of the {len(names)} GPUs of this machine for itself, and the "
+            f"learner leaves {len(free)}: start fewer, or start servers elsewhere and name them as sampler.urls"
+        )
+    return [",".join(free[i * size : (i + 1) * size]) for i in range(engines)]
 
 
 def adapter_arguments(lora: LoraConfig, policy: HFPolicy) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""vLLM as the sampler: token ids in and out, the engine's own likelihoods, weights swapped in place."""
+"""vLLM as the sampler: token ids in and out, the engines' own likelihoods, weights swapped in place."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import shutil
 import threading
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,44 +17,48 @@ from typing import Any
 from safetensors import SafetensorError
 
 from gspo.backends.hf.model import HFModel
+from gspo.backends.vllm.fleet import STRIKES, Fleet, LeftOut, Member, State
 from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routes import Routers
 from gspo.backends.vllm.server import Engine, EngineError
-from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check
+from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check, Gap, compare, repeated
 from gspo.ports import Job, SamplerError, Weights, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
-WEIGHTS, NEXT = "weights", "next"  # the folders of the exchange: of now, and while they are written
-TRIES = 3  # failures in a row before the engine is given up
-PAUSE = 0.5  # seconds before another try
+WEIGHTS, NEXT, OLD = "weights", "next", "old"  # the folders of the exchange: of now, while they are written, and before
+
+
+class OtherWeights(EngineError):
+    """An engine samples from other weights than the trainer's."""
 
 
 class VLLMSampler:
-    """Samples through a vLLM server. `load` swaps its weights and proves by a few sampled tokens that it holds the policy's.
+    """Samples through vLLM engines. `load` swaps the weights of each, and each proves by a few sampled tokens that it holds
+    the policy's.
 
     Requests run in a thread of their own; a completion that a weight update interrupts goes on with the new weights. model:
-    whose tokenizer and limits the prompts have. exchange: a folder that the server reads too. batch_size: completions asked
-    for at once. timeout: seconds that a request may take. tell: hears of a server that had to be started again. routers:
-    whose choices of experts are asked for; None once the engine has not told any.
+    whose tokenizer and limits the prompts have. exchange: a folder that the engines read too. batch_size: completions asked
+    of one engine at once. timeout: seconds that a request may take. tell: hears of an engine that is left out or back.
+    routers: whose choices of experts are asked for; None once an engine has not told any.
     """
 
     def __init__(
-        self, model: HFModel, server: Engine, exchange: Path, temperature: float, batch_size: int = 256,
+        self, model: HFModel, engines: Sequence[Engine], exchange: Path, temperature: float, batch_size: int = 256,
         timeout: float = 600.0, tell: Callable[[str], None] = lambda text: None, routers: Routers | None = None,
     ) -> None:  # fmt: skip
         self.routers = routers
-        self.model, self.server, self.exchange = model, server, exchange
-        self.temperature, self.timeout, self.tell = temperature, timeout, tell
+        self.model, self.exchange = model, exchange
+        self.temperature, self.timeout = temperature, timeout
         self.version = 0
         self.still: AbstractContextManager[Any] = contextlib.nullcontext()  # a weight update waits for no completion
-        self.proof = Check(model.compute_dtype, model.config.vocab_size)
-        self.probes: list[Rollout] = []  # those of the last check
-        self._room = asyncio.Semaphore(batch_size)
-        self._starts, self._control = 0, threading.Lock()
-        self._lost: EngineError | None = None  # why the engine was given up
+        self.probes: list[Rollout] = []  # those of the last check, of one engine: the others' are the same
+        self._round = 0  # of the check, that they are of
+        self._room = asyncio.Semaphore(batch_size * len(engines))  # what was begun ends before more is begun
+        self._control = threading.Lock()  # held while weights are put in place
         self._loop = asyncio.new_event_loop()
-        self._open = asyncio.Event()  # closed while weights are swapped
-        self._open.set()
+        proofs = [Check(model.compute_dtype, model.config.vocab_size) for _ in engines]
+        members = [Member(*each) for each in zip(engines, proofs)]
+        self.fleet = Fleet(members, batch_size, self._loop, self._welcome, tell)
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def close(self) -> None:
@@ -63,36 +67,66 @@ class VLLMSampler:
         async def end() -> None:
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
-            await self.server.hang_up()
+            await self.fleet.hang_up()
 
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(end(), self._loop).result(10.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
+    def counts(self) -> dict[str, float]:
+        """How many engines serve now; how many were left out, and requests asked again, since this was last asked."""
+        return self.fleet.counts()
+
     def load(self, weights: Weights) -> None:
-        """Takes over these weights and their version. Raises EngineError where the engine then has others."""
+        """Takes over these weights and their version. Engines that do not are left out; raises EngineError where all are."""
         try:
             self.write(weights)
         except SamplerError:
             self.version = weights.version  # as the port has it: the weights of this version are in a checkpoint
             raise
-        self._gate(self._open.clear)
-        with self._control:  # an engine that is started again meanwhile reads the old ones, whole
-            shutil.rmtree(self.exchange / WEIGHTS, ignore_errors=True)
-            (self.exchange / NEXT).rename(self.exchange / WEIGHTS)
+        with self._control:  # an engine that comes back meanwhile waits for the new ones
+            self.fleet.recall()
+            self._put_in_place()
             self.version = weights.version
+            while not self.fleet.serving:
+                self._update(weights, self.fleet.waiting())
+
+    def _put_in_place(self) -> None:
+        """What was written takes the place of the weights of before, from which an engine may be starting just now."""
+        shutil.rmtree(self.exchange / OLD, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # before the first update
+            (self.exchange / WEIGHTS).rename(self.exchange / OLD)
+        (self.exchange / NEXT).rename(self.exchange / WEIGHTS)
+        shutil.rmtree(self.exchange / OLD, ignore_errors=True)
+
+    def _update(self, weights: Weights, members: Mapping[Member, int]) -> None:
+        """Gives engines the weights of now, all at the same time, and has those serve that prove it. members: with their
+        lives.
+        """
+
+        def swapped(member: Member) -> bool:
             try:
-                self._swap()
+                member.engine.swap(self.exchange / WEIGHTS, self.version)
             except EngineError as error:
-                self._restart(error)
-        self._gate(self._open.set)
-        self.check(weights)
+                self.fleet.leave_out(member, members[member], error)
+            return member.life == members[member]
+
+        with ThreadPoolExecutor(len(members)) as pool:
+            ready = [member for member, well in zip(members, pool.map(swapped, members)) if well]
+        _, errors = self._judge(weights, ready)
+        for member in ready:
+            if member not in errors:
+                self.fleet.take_in(member, members[member])
+        for member, error in errors.items():
+            # Where none has the trainer's weights, no new start of an engine mends it.
+            final = isinstance(error, OtherWeights) and not self.fleet.serving
+            self.fleet.leave_out(member, members[member], error, final)
 
     def write(self, weights: Weights) -> None:
         """Writes the weights, or the adapter where the server takes one, beside those that the server has."""
         folder = str(self.exchange / NEXT)
         try:
-            weights.save(folder, merged=not self.server.adapters)
+            weights.save(folder, merged=not self.fleet.adapters)
         except (OSError, SafetensorError) as error:
             free = shutil.disk_usage(self.exchange).free / 2**20
             raise SamplerError(
@@ -100,66 +134,102 @@ class VLLMSampler:
                 "with room for them as sampler.exchange"
             ) from None
 
-    def _gate(self, turn: Callable[[], None]) -> None:
-        """Opens or closes the gate that requests go through, and waits until it is."""
-
-        async def turned() -> None:
-            turn()
-
-        asyncio.run_coroutine_threadsafe(turned(), self._loop).result()
-
-    def _swap(self) -> None:
-        self.server.swap(self.exchange / WEIGHTS, self.version)
-
-    def _restart(self, error: EngineError) -> None:
-        """Starts the server again where it is ours, or waits for it, and gives it the weights of now."""
-        if not self.server.ours and not self.server.answers():
-            raise error
-        self.tell(f"the vLLM engine {'is started' if self.server.ours else 'is asked'} again: {error}")
-        time.sleep(PAUSE)
-        self.server.start()
-        self._starts += 1
-        self._swap()
-
-    def _recover(self, error: EngineError, starts: int) -> None:
-        """What follows a failed request, once for all that failed with it: `starts` is the number when it was sent."""
+    def _welcome(self, member: Member, life: int) -> None:
+        """Gives an engine that comes back the weights of now, and has it serve once it is proven. It must sample what one
+        did that the trainer had proven, with the same seeds: the trainer may be changing its own weights just now. Raises
+        EngineError.
+        """
         with self._control:
-            if self._lost is not None:
-                raise self._lost
-            if self._starts > starts:
-                return
-            try:
-                self._restart(error)
-            except EngineError as lost:
-                self._lost = lost
-                raise
+            if member.state is not State.WAITS or member.life != life:
+                return  # a weight update was first
+            member.engine.swap(self.exchange / WEIGHTS, self.version)
+            if self.probes:
+                (sampled,) = self._probed([member], self._round)
+                if isinstance(sampled, EngineError):
+                    raise sampled
+                gap, limit = repeated(sampled, self.probes), member.proof.limit
+                if not gap <= limit:
+                    raise OtherWeights(
+                        f"vLLM took over version {self.version} of the weights, and samples otherwise than an engine that "
+                        f"was proven: log-probabilities differ by {gap:.2g} on average, above {limit:.2g}. Its weights are "
+                        "stale or corrupt"
+                    )
+            self.fleet.take_in(member, life)
 
     def check(self, weights: Weights) -> float:
-        """Mean |log mu - log pi| of a few tokens sampled now. Raises EngineError where it is too large, for other prompts
-        too: the engine holds other weights than the policy, stale or corrupt ones.
+        """Mean |log mu - log pi| of a few tokens that each engine samples now, the largest. Raises EngineError where one's
+        is too large, for other prompts too: it holds other weights than the policy, stale or corrupt ones.
         """
+        worst, errors = self._judge(weights, self.fleet.serving)
+        for error in errors.values():
+            raise error
+        return worst
+
+    def _judge(self, weights: Weights, members: Iterable[Member]) -> tuple[float, dict[Member, EngineError]]:
+        """Has each engine sample probes, which the trainer reads. Returns the largest gap that was accepted, and what is
+        wrong with each of the other engines.
+        """
+        worst, errors, unproven, none_yet = 0.0, dict[Member, EngineError](), list(members), True
         for number in range(ROUNDS):
-            limit = self.proof.limit
-            gap = self.proof.compare(weights, self._probed(number))
-            if self.proof.accepts(gap):
-                return gap.mean
+            probes = dict[Member, list[Rollout]]()
+            for member, sampled in zip(unproven, self._probed(unproven, number)):
+                if isinstance(sampled, EngineError):
+                    errors[member] = sampled
+                else:
+                    probes[member] = sampled
+            unproven = []
+            for member, gap in zip(probes, compare(weights, list(probes.values()))):
+                limit = member.proof.limit
+                if not member.proof.accepts(gap):
+                    errors[member] = OtherWeights(self._disagreement(gap, limit))
+                    unproven.append(member)
+                    continue
+                errors.pop(member, None)
+                worst = max(worst, gap.mean)
+                if none_yet:
+                    self.probes, self._round, none_yet = probes[member], number, False
+        return worst, errors
+
+    def _disagreement(self, gap: Gap, limit: float) -> str:
         others = f", and {gap.other:.0%} of its experts are others" if gap.other else ""
-        raise EngineError(
+        return (
             f"vLLM and the trainer disagree about version {self.version} of the weights: the log-probabilities of "
             f"{gap.tokens} tokens differ by {gap.mean:.2g} on average, above {limit:.2g}{others}. Its weights are stale or "
             "corrupt, or it serves another model"
         )
 
-    def _probed(self, number: int) -> list[Rollout]:
-        """Completions sampled now, to the prompts of a round of the check."""
+    def _probed(self, members: Sequence[Member], number: int) -> list[list[Rollout] | EngineError]:
+        """Completions that each engine samples now, to the prompts of a round of the check; or what went wrong."""
         sampling = Sampling(PROBE_TOKENS, self.temperature, seed=self.version, routes=True)
-        prompts = self.proof.prompts(self.version, number)
+
+        async def sampled() -> list[Any]:
+            return await asyncio.gather(*[self._probe(member, number, sampling) for member in members])
+
+        found = asyncio.run_coroutine_threadsafe(sampled(), self._loop).result()
+        told = [one for one in found if not isinstance(one, EngineError)]
+        if self.routers is not None and not all(any(int(p.routes.max()) >= 0 for p in one) for one in told):
+            self.routers = None
+        if self.routers is None:
+            return [one if isinstance(one, EngineError) else [replace(p, routes=None) for p in one] for one in found]
+        return found
+
+    async def _probe(self, member: Member, number: int, sampling: Sampling) -> list[Rollout] | EngineError:
+        """Beside the queue: it may be full of completions that take long."""
+
+        async def one(completion: Request) -> Rollout:
+            while not completion.so_far.stop:
+                completion.add(await member.engine.ask(completion.request(), self.timeout), self.version, self.version)
+            return completion.so_far
+
+        prompts = member.proof.prompts(self.version, number)
         begun = [(Rollout.begun(prompt), seed_of(self.version, i, number)) for i, prompt in enumerate(prompts)]
-        # Beside the queue: it may be full of completions that take long.
-        self.probes = [job.result() for job in [self._begin(*one, sampling, contextlib.nullcontext()) for one in begun]]
-        if self.routers is not None and not any(int(one.routes.max()) >= 0 for one in self.probes):  # type: ignore[union-attr]
-            self.routers, self.probes = None, [replace(one, routes=None) for one in self.probes]
-        return self.probes
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await asyncio.gather(*[one(self._request(*each, sampling)) for each in begun])
+        except EngineError as error:
+            return error
+        except TimeoutError:
+            return EngineError(f"it has not answered for {self.timeout:g} s")
 
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
@@ -184,28 +254,32 @@ class VLLMSampler:
                 job.cancel()
 
     def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
-        """Begins a completion, or goes on with one. A server of ours that fails is started again with the weights of now,
-        and goes on where it was.
-        """
-        return self._begin(so_far, seed, sampling, self._room)
+        """Begins a completion, or goes on with one. Where an engine fails, another goes on where it was."""
+        completion = self._request(so_far, seed, sampling)
+        return Job(asyncio.run_coroutine_threadsafe(self._sample(completion), self._loop), lambda: completion.so_far)
 
-    def _begin(self, so_far: Rollout, seed: int, sampling: Sampling, room: AbstractAsyncContextManager[Any]) -> Job:
+    def _request(self, so_far: Rollout, seed: int, sampling: Sampling) -> Request:
         routers = self.routers if sampling.routes else None
-        completion = Request(so_far, seed, sampling, self.model.tokenizer, self.model.config.vocab_size, routers)
-        return Job(asyncio.run_coroutine_threadsafe(self._sample(completion, room), self._loop), lambda: completion.so_far)
+        return Request(so_far, seed, sampling, self.model.tokenizer, self.model.config.vocab_size, routers)
 
-    async def _sample(self, completion: Request, room: AbstractAsyncContextManager[Any]) -> Rollout:
-        failures = 0
-        async with room:
+    async def _sample(self, completion: Request) -> Rollout:
+        failed: Counter[Member] = Counter()
+        async with self._room:
             while not completion.so_far.stop:
-                await self._open.wait()
-                earliest, starts = self.version, self._starts
+                member = await self.fleet.free(failed)
+                earliest, life = self.version, member.life
                 try:
-                    completion.add(await self.server.ask(completion.request(), self.timeout), earliest, self.version)
-                    failures = 0
+                    answer = await self.fleet.ask(member, completion.request(), self.timeout)
+                    completion.add(answer, earliest, self.version)
+                except LeftOut:
+                    self.fleet.moved += 1
                 except EngineError as error:
-                    failures += 1
-                    if failures == TRIES:
+                    self.fleet.moved += 1
+                    self.fleet.leave_out(member, life, error)
+                    failed[member] += 1
+                    if failed.total() >= max(STRIKES, len(self.fleet.members)):
                         raise
-                    await asyncio.get_running_loop().run_in_executor(None, self._recover, error, starts)
+                else:
+                    failed.clear()
+                    member.strikes = 0
         return completion.so_far

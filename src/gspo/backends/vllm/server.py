@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gspo.ports import SamplerError
+from gspo.safe import without_logins
 
 SIDE = Path(__file__).with_name("plugin") / "gspo_vllm.py"
 START = 900.0  # seconds that a server may take to answer: it loads weights, and may compile
@@ -51,6 +52,11 @@ class Engine(Protocol):
     adapters: bool
 
     @property
+    def name(self) -> str:
+        """What a user knows it by."""
+        ...
+
+    @property
     def ours(self) -> bool:
         """Whether it may be started again."""
         ...
@@ -83,17 +89,25 @@ class Engine(Protocol):
 
 
 class Server:
-    """url: where it answers. command: what starts it again (None: it is not ours). log: the file of its output. adapters:
-    whether it takes LoRA adapters in place of whole weights.
+    """url: where it answers. command: what starts it again (None: it is not ours). log: the file of its output. variables:
+    of its environment, beside those of this process. adapters: whether it takes LoRA adapters in place of whole weights.
     """
 
-    def __init__(self, url: str, command: Sequence[str] | None = None, log: Path | None = None) -> None:
-        self.url, self.command, self.log = url.rstrip("/"), command, log
+    def __init__(
+        self, url: str, command: Sequence[str] | None = None, log: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.url, self.command, self.log, self.variables = url.rstrip("/"), command, log, dict(variables or {})
         self.process: subprocess.Popen[bytes] | None = None
         self.adapters = False
         self._client: Any = None
         self._over = False
         self._begun = 0  # where in the log its present life begins
+
+    @property
+    def name(self) -> str:
+        """Its address, without a login."""
+        return without_logins(self.url)
 
     @property
     def ours(self) -> bool:
@@ -102,19 +116,20 @@ class Server:
 
     def start(self) -> None:
         """Starts it where it is ours, and waits until it answers. Raises EngineError with the end of its log."""
+        process = None
         if self.command is not None:
             self._end()
             self._log().parent.mkdir(parents=True, exist_ok=True)
             with open(self._log(), "ab") as output:
                 self._begun = output.tell()
-                self.process = subprocess.Popen(
+                self.process = process = subprocess.Popen(
                     self.command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                    env=ROOM | os.environ | {"GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"},
+                    env=ROOM | os.environ | {"GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"} | self.variables,
                 )  # fmt: skip
-        deadline = time.monotonic() + (START if self.process else 10.0)
+        deadline = time.monotonic() + (START if process else 10.0)
         while not self.answers():
-            if self.process is not None and self.process.poll() is not None:
-                raise EngineError(f"vLLM ended with status {self.process.returncode}: {self.last_words()}")
+            if process is not None and process.poll() is not None:
+                raise EngineError(f"vLLM ended with status {process.returncode}: {self.last_words()}")
             if self._over or time.monotonic() > deadline or self._engine_died():
                 self._end()
                 raise EngineError(f"nothing answers at {self.url}: {self.last_words()}")
@@ -151,9 +166,9 @@ class Server:
             try:
                 answer = httpx.request(method, f"{self.url}{path}", json=body, timeout=10.0)
             except httpx.HTTPError as error:
-                raise ValueError(f"sampler.url = {self.url!r}: nothing answers ({error}): {remedy}") from None
+                raise ValueError(f"sampler.urls: {self.url!r}: nothing answers ({error}): {remedy}") from None
             if answer.status_code in (403, 404, 405, 501):
-                raise ValueError(f"sampler.url = {self.url!r}: {path} answers with {answer.status_code}: {remedy}")
+                raise ValueError(f"sampler.urls: {self.url!r}: {path} answers with {answer.status_code}: {remedy}")
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """A completion, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
@@ -204,7 +219,7 @@ class Server:
 
     def _engine_died(self) -> bool:
         """Whether the engine of a server of ours died while it started: the server may then wait for it forever."""
-        return self.process is not None and b"EngineDeadError" in self._log().read_bytes()[self._begun :]
+        return self.command is not None and b"EngineDeadError" in self._log().read_bytes()[self._begun :]
 
     def last_words(self) -> str:
         """The first and the last lines of its log that tell of an error, else its last lines."""
@@ -222,32 +237,37 @@ class Server:
         self._end()
 
     def _end(self) -> None:
-        if self.process is None:
+        process, self.process = self.process, None  # whoever starts it and whoever stops it may both be here
+        if process is None:
             return
-        if self.process.poll() is None:
-            self.process.terminate()
+        if process.poll() is None:
+            process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(GRACE)
+                process.wait(GRACE)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # its workers
-        self.process.wait()
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process = None
+            os.killpg(process.pid, signal.SIGKILL)  # its workers
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
 
 
-def free_port() -> int:
-    """A port of this machine that nothing listens at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nothing listens at, no two alike."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in listeners]
 
 
-def serving(folder: Path, python: str | None, dtype: str, arguments: Mapping[str, Any], log: Path) -> Server:
+def serving(
+    folder: Path, python: str | None, dtype: str, arguments: Mapping[str, Any], log: Path, port: int,
+    variables: Mapping[str, str] | None = None,
+) -> Server:  # fmt: skip
     """A server of ours for the model in `folder`, not yet started. python: an interpreter whose environment has vLLM.
-    arguments: further ones of vLLM's, `{gpu_memory_utilization = 0.4}`; true is a flag, false its `--no-` form.
+    arguments: further ones of vLLM's, `{gpu_memory_utilization = 0.4}`; true is a flag, false its `--no-` form. variables:
+    of its environment.
     """
-    port = free_port()
     options: dict[str, Any] = {"model": str(folder), "host": "127.0.0.1", "port": port, "dtype": dtype}
     command = [python or sys.executable, str(SIDE)]
     for name, value in (options | dict(arguments)).items():
@@ -255,4 +275,4 @@ def serving(folder: Path, python: str | None, dtype: str, arguments: Mapping[str
         values = value if isinstance(value, (list, tuple)) else [] if isinstance(value, bool) else [value]
         command += [f"--no-{flag}" if value is False else f"--{flag}"]
         command += [json.dumps(each) if isinstance(each, dict) else str(each) for each in values]
-    return Server(f"http://127.0.0.1:{port}", command, log)
+    return Server(f"http://127.0.0.1:{port}", command, log, variables)

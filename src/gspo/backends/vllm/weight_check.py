@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 
 from gspo.objective.routing import changed
 from gspo.ports import Weights
-from gspo.types import Completion, Prompt, Rollout
+from gspo.types import Completion, Prompt, Reading, Rollout
 
 PROBES, PROMPT_TOKENS, PROBE_TOKENS = 4, 8, 16
 # In a mixture a tie of two experts, which rounding decides, moves all that follows: other prompts have other ties.
@@ -47,20 +48,41 @@ class Check:
         ids = torch.randint(self.vocabulary, (PROBES, PROMPT_TOKENS), generator=g).tolist()
         return [Prompt(f"probe {i}", "", tuple(row)) for i, row in enumerate(ids)]
 
-    def compare(self, weights: Weights, probes: Sequence[Rollout]) -> Gap:
-        """Between what the engine and these weights say of its probes."""
-        completions = [
-            Completion(p.tokens, p.sampled, p.logp[p.sampled], p.logp[p.sampled], 0.0, routes=p.routes) for p in probes
-        ]
-        readings = weights.read(completions)
-        gaps = torch.cat([(reading.logp - one.logp_mu).abs() for reading, one in zip(readings, completions)])
-        routes = [(one.routes, reading.routes) for reading, one in zip(readings, completions)]
-        others = [changed(theirs, ours) for theirs, ours in routes if theirs is not None and ours is not None]
-        return Gap(float(gaps.mean()), len(gaps), float(torch.cat(others).mean()) if others else 0.0)
-
     def accepts(self, gap: Gap) -> bool:
         """Whether the engine may hold the policy's weights."""
         good = gap.mean <= self.limit and gap.other <= OTHER
         if good:
             self.gap = max(gap.mean, self.gap)
         return good
+
+
+def compare(weights: Weights, engines: Sequence[Sequence[Rollout]]) -> list[Gap]:
+    """Between what each of several engines and these weights say of its probes, which are read in one pass."""
+    probes = [probe for one in engines for probe in one]
+    completions = [
+        Completion(p.tokens, p.sampled, p.logp[p.sampled], p.logp[p.sampled], 0.0, routes=p.routes) for p in probes
+    ]
+    pairs = iter(list(zip(weights.read(completions) if completions else [], completions)))
+    return [_gap([next(pairs) for _ in one]) for one in engines]
+
+
+def _gap(pairs: Sequence[tuple[Reading, Completion]]) -> Gap:
+    gaps = torch.cat([(reading.logp - one.logp_mu).abs() for reading, one in pairs])
+    routes = [(one.routes, reading.routes) for reading, one in pairs]
+    others = [changed(theirs, ours) for theirs, ours in routes if theirs is not None and ours is not None]
+    return Gap(float(gaps.mean()), len(gaps), float(torch.cat(others).mean()) if others else 0.0)
+
+
+def repeated(probes: Sequence[Rollout], known: Sequence[Rollout]) -> float:
+    """Mean |log mu - log mu'| of the tokens that two engines sampled alike, to the same prompts with the same seeds;
+    infinite where that are less than half of them: with the same weights only rounding tells them apart.
+    """
+    gaps, count = [], 0
+    for one, other in zip(probes, known):
+        a, b = one.tokens[one.sampled], other.tokens[other.sampled]
+        both = min(len(a), len(b))
+        alike = int((a[:both] == b[:both]).long().cumprod(0).sum())
+        gaps.append((one.logp[one.sampled][:alike] - other.logp[other.sampled][:alike]).abs())
+        count += len(b)
+    gap = torch.cat(gaps)
+    return float(gap.mean()) if 2 * len(gap) >= count else math.inf

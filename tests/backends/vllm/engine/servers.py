@@ -66,18 +66,20 @@ def change_adapters(policy, size, seed):
 
 @contextmanager
 def served(policy, rank=0, **options):
-    """A sampler with a server of its own that holds the weights of `policy`, version 0. rank: of its adapters."""
+    """A sampler with a server of its own, or several (`engines`), that hold the weights of `policy`, version 0. rank: of its
+    adapters. Its `server` is the first.
+    """
     settings = SamplerConfig(engine="vllm", python=PYTHON, engine_args=ENGINE_ARGS, **options)
     with tempfile.TemporaryDirectory(prefix="gspo-test-", dir="/dev/shm") as scratch:
         sampler = sampler_of(Config(sampler=settings, lora=LoraConfig(rank=rank)), policy, Path(scratch))
-        sampler.said = []
-        sampler.tell = sampler.said.append
+        sampler.said, sampler.server = [], sampler.fleet.members[0].engine
+        sampler.fleet.tell = sampler.said.append
         try:
-            sampler.server.start()
+            sampler.fleet.start()
             sampler.load(PolicyWeights(policy, 0))
             yield sampler
         finally:
-            sampler.server.stop()
+            sampler.fleet.stop()
             if keep := os.environ.get("GSPO_VLLM_LOGS"):
                 shutil.copy(sampler.server.log, Path(keep) / f"{Path(scratch).name}.log")
 

@@ -77,7 +77,7 @@ def test_a_server_that_went_back_to_its_first_weights_is_found_out(mixture):
     sampler.server.call("/update_weight_version", {"new_version": "default"})
     sampler.server.command, command = None, sampler.server.command
     rollouts = sampler.generate(prompts(), 1, Sampling(4))
-    assert "version ['default'] of the weights where 5 was loaded" in sampler.said[-1]
+    assert "version ['default'] of the weights where 5 was loaded" in sampler.said[-2]
     assert all(set(r.version[r.sampled].tolist()) == {5} for r in rollouts)
     sampler.server.command = command
     sampler.load(PolicyWeights(policy, 6))

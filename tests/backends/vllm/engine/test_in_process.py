@@ -33,7 +33,8 @@ def test_updates_interruptions_and_a_lost_engine(name):
     assert len(facts["gap"]) == 3 and max(facts["gap"]) < 4e-5
     assert facts["versions"][0] > 1 and facts["whole"] == [True]
     assert (
-        facts["again"] == [8] and "started again: vLLM, in this process: RuntimeError: out of memory" in facts["said"][0][0]
+        facts["again"] == [8]
+        and "started again (failure 1 in a row): vLLM, in this process: RuntimeError: out of memory" in facts["said"][0][0]
     )
     assert facts["stale"] == ["vLLM and the trainer disagree about version "[:40]]
 

@@ -38,7 +38,7 @@ def test_a_run_learns_and_resumes(tmp_path):
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
-        ({"url": "http://127.0.0.1:9"}, r"sampler.url = .*nothing answers.*gspo_vllm.py"),
+        ({"urls": ["http://127.0.0.1:9"]}, r"sampler.urls: .*nothing answers.*gspo_vllm.py"),
         ({"python": "/no/such/python"}, r"sampler.python = '/no/such/python'"),
         ({}, r"vLLM is not installed here: .*sampler.python"),
         ({"python": PYTHON, "engine_args": {"no_such_argument": 1}}, r"vLLM ended with status 2: .*no-such-argument"),

@@ -1,0 +1,229 @@
+"""Several engines as one: which is asked, which is left out, and how it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from enum import Enum
+from typing import Any
+
+from gspo.backends.vllm.server import Engine, EngineError
+from gspo.backends.vllm.weight_check import Check
+
+STRIKES = 3  # failures of an engine in a row, with no answer in between, before it is given up
+PAUSE = 0.5  # seconds before an engine that failed is started or asked again
+LOOK = 5.0  # seconds between two looks at an engine of somebody else's that does not answer
+
+
+class LeftOut(EngineError):
+    """The engine was left out while it was asked, for what another request has shown."""
+
+
+class State(Enum):
+    """Where an engine of a fleet stands."""
+
+    SERVES = "is asked for completions"
+    WAITS = "is up, and waits for the weights of now and their proof"
+    STARTS = "is being started, or asked whether it is up"
+    AWAY = "does not answer, and is somebody else's to start"
+    LOST = "is given up"
+
+
+HOPE = {State.SERVES, State.WAITS, State.STARTS}  # it serves, or may without anybody's help
+
+
+class Member:
+    """An engine of a fleet. proof: the check of its weights. life: how often it was left out, so that what fails together
+    counts once. strikes: failures in a row. error: the last. left: when it was left out. asked: the requests under way.
+    """
+
+    def __init__(self, engine: Engine, proof: Check) -> None:
+        self.engine, self.proof = engine, proof
+        self.state, self.life, self.strikes = State.WAITS, 0, 0
+        self.error: EngineError | None = None
+        self.left = 0.0
+        self.asked: set[asyncio.Task[dict[str, Any]]] = set()
+
+
+class Fleet:
+    """Engines that all hold the same weights, or are left out.
+
+    One that fails is left out at once, and what it was asked for moves to the others. If it is ours it is started again,
+    else looked at until it answers; `welcome` then gives it the weights of now and proves it, and raises EngineError where
+    that fails. most: requests that one engine is asked at the same time. tell: hears who is left out, why, and who is back.
+    """
+
+    def __init__(
+        self, members: Sequence[Member], most: int, loop: asyncio.AbstractEventLoop,
+        welcome: Callable[[Member, int], None], tell: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.members, self.most, self.tell = members, most, tell
+        self.lost: EngineError | None = None  # why no engine is left
+        self.moved = self.left_out = 0  # requests, and engines, since they were last counted
+        self._loop, self._welcome = loop, welcome
+        self._turn = threading.Condition(threading.RLock())  # held while a state changes
+        self._news = asyncio.Event()  # of the loop: a state has changed, or a request has ended
+        self._over = threading.Event()
+
+    @property
+    def adapters(self) -> bool:
+        """Whether they take LoRA adapters in place of whole weights."""
+        return all(member.engine.adapters for member in self.members)
+
+    @property
+    def serving(self) -> list[Member]:
+        """Those that are asked for completions."""
+        return [member for member in self.members if member.state is State.SERVES]
+
+    def counts(self) -> dict[str, float]:
+        """Metrics since this was last asked, and how many engines serve now."""
+        found = {"engines/serving": len(self.serving), "engines/left_out": self.left_out, "engines/moved": self.moved}
+        self.moved = self.left_out = 0
+        return {name: float(count) for name, count in found.items()}
+
+    def start(self) -> None:
+        """Starts all, those that are ours, and waits until they answer. Raises EngineError where one does not."""
+        with ThreadPoolExecutor(len(self.members)) as pool:
+            done, _ = wait([pool.submit(member.engine.start) for member in self.members], return_when=FIRST_EXCEPTION)
+            if failed := [future for future in done if future.exception()]:
+                self.stop()  # the others need not be waited for
+                failed[0].result()
+
+    def stop(self) -> None:
+        """Ends those that are ours, for good."""
+        self._over.set()
+        with ThreadPoolExecutor(len(self.members)) as pool:
+            list(pool.map(lambda member: member.engine.stop(), self.members))
+
+    async def hang_up(self) -> None:
+        """No more is asked."""
+        self._over.set()
+        for member in self.members:
+            await member.engine.hang_up()
+
+    async def free(self, failed: Counter[Member]) -> Member:
+        """Who is asked next: of those that have failed this completion least often, the one with the fewest requests under
+        way. Waits for one with room; raises EngineError where none is left.
+        """
+        while True:
+            if self.lost is not None:
+                raise self.lost
+            able = [member for member in self.serving if len(member.asked) < self.most]
+            if able:
+                return min(able, key=lambda member: (failed[member], len(member.asked)))
+            await self._news.wait()
+
+    async def ask(self, member: Member, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """A completion, or a part of one, from this engine. Raises as Engine.ask, and LeftOut."""
+        life, task = member.life, asyncio.ensure_future(member.engine.ask(body, timeout))
+        member.asked.add(task)
+        try:
+            answer = await task
+            while member.state is State.WAITS:  # it may have answered with new weights that it has not proven yet
+                await self._news.wait()
+            if member.life != life:
+                raise LeftOut
+            return answer
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            raise LeftOut from None
+        finally:
+            task.cancel()
+            member.asked.discard(task)
+            self._tell_waiting()
+
+    def recall(self) -> None:
+        """Those that serve wait for new weights; who asks for a completion waits too."""
+        for member in self.serving:
+            self._turn_to(member, State.WAITS)
+
+    def waiting(self) -> dict[Member, int]:
+        """Those that wait for weights, with the number of their life; waits for the first of those that are being started.
+        Raises EngineError where none is left.
+        """
+        with self._turn:
+            while not (found := {m: m.life for m in self.members if m.state is State.WAITS}):
+                if self.lost is not None:
+                    raise self.lost
+                self._turn.wait()  # an engine's start has a time limit
+            return found
+
+    def take_in(self, member: Member, life: int) -> None:
+        """It was proven with the weights of now: it serves from now on, if it was not left out meanwhile."""
+        with self._turn:
+            if member.life != life or member.state is not State.WAITS:
+                return
+            self._turn_to(member, State.SERVES)
+            left, member.left = member.left, 0.0
+        if left:
+            self.tell(f"the vLLM engine {member.engine.name} is back after {time.monotonic() - left:.1f} s, and was proven")
+
+    def leave_out(self, member: Member, life: int, error: EngineError, final: bool = False) -> None:
+        """Takes an engine out of service, once for all that fails in this `life`. It comes back if it can and may."""
+        with self._turn:
+            if member.life != life or member.state is State.LOST or self._over.is_set():
+                return
+            member.life, member.strikes, member.error = life + 1, member.strikes + 1, error
+            member.left = member.left or time.monotonic()
+            self.left_out += 1
+            again = member.strikes < STRIKES and not final
+            ours = member.engine.ours
+            then = "given up" if not again else "started again" if ours else "taken back once it answers"
+            self._turn_to(member, State.STARTS if again else State.LOST)
+        self._loop.call_soon_threadsafe(self._end_requests, member)
+        number = f"failure {member.strikes} in a row"
+        self.tell(f"the vLLM engine {member.engine.name} is left out and {then} ({number}): {error}")
+        if again:
+            threading.Thread(target=self._bring_back, args=(member, life + 1), daemon=True).start()
+
+    def _bring_back(self, member: Member, life: int) -> None:
+        """Starts it again, or waits until it answers, and gives it back its place."""
+        try:
+            if self._over.wait(PAUSE):
+                return
+            if member.engine.ours:
+                member.engine.start()
+            elif not self._answers(member):
+                return
+            self._turn_to(member, State.WAITS)
+            self._welcome(member, life)
+        except EngineError as error:
+            self.leave_out(member, life, error)
+
+    def _answers(self, member: Member) -> bool:
+        """Waits until it does; False where the fleet ends before."""
+        while not member.engine.answers():
+            self._turn_to(member, State.AWAY)
+            if self._over.wait(LOOK):
+                return False
+        return True
+
+    def _turn_to(self, member: Member, state: State) -> None:
+        with self._turn:
+            member.state = state
+            if self.lost is None and not any(one.state in HOPE for one in self.members):
+                self.lost = all_lost(self.members)
+            self._turn.notify_all()
+        self._loop.call_soon_threadsafe(self._tell_waiting)
+
+    def _tell_waiting(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _end_requests(self, member: Member) -> None:
+        for task in member.asked:
+            task.cancel()
+
+
+def all_lost(members: Collection[Member]) -> EngineError:
+    """What ends a run that has no engine left."""
+    errors = {member.engine.name: member.error for member in members if member.error is not None}
+    if len(members) == 1:
+        return next(iter(errors.values()))
+    return EngineError(f"all {len(members)} vLLM engines are lost: " + "; ".join(f"{k}: {v}" for k, v in errors.items()))

@@ -1,0 +1,118 @@
+"""A program that answers as vLLM's server does and samples from a table of bigrams: it starts at once.
+
+python stand_in.py PORT SECONDS_A_TOKEN [stale]: with "stale" it keeps the first weights that it is given, and says that it
+has the new ones.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+import numpy as np
+from safetensors.numpy import load_file
+
+GENERATE = "/inference/v1/generate"
+
+
+class Engine:
+    """Its weights, the requests under way, and what was counted."""
+
+    def __init__(self, pace, stale):
+        self.pace, self.stale = pace, stale
+        self.table, self.version, self.swaps = None, "default", 0
+        self.running = threading.Event()
+        self.running.set()
+        self.lock = threading.Lock()
+        self.counts = {"asked": 0, "now": 0, "most": 0}
+
+    def post(self, path, body):
+        if path == "/pause":
+            self.running.clear()
+            self.swaps += 1
+        elif path == "/collective_rpc":
+            if self.table is None or not self.stale:
+                self.table = load_file(f"{body['args'][0]}/model.safetensors")["table"].astype(np.float64)
+        elif path == "/update_weight_version":
+            self.version = body["new_version"]
+        elif path == "/resume":
+            self.running.set()
+        return {}
+
+    def generate(self, body):
+        with self.lock:
+            self.counts["asked"] += 1
+            self.counts["now"] += 1
+            self.counts["most"] = max(self.counts["most"], self.counts["now"])
+        try:
+            self.running.wait()
+            return {"choices": [self.sampled(body["token_ids"][-1], **body["sampling_params"])]}
+        finally:
+            with self.lock:
+                self.counts["now"] -= 1
+
+    def sampled(self, last, max_tokens, temperature, seed, stop_token_ids, **rest):
+        g, table, version, swaps = np.random.default_rng(seed), self.table, self.version, self.swaps
+        tokens, logp, reason = [], [], "length"
+        while len(tokens) < max_tokens:
+            time.sleep(self.pace)
+            if self.swaps > swaps:
+                reason = "abort"
+                break
+            scores = table[last] / temperature
+            log_p = scores - np.logaddexp.reduce(scores)
+            last = min(int(np.searchsorted(np.exp(log_p).cumsum(), g.random())), len(log_p) - 1)
+            tokens.append(last)
+            logp.append({"logprob": float(log_p[last])})
+            if last in stop_token_ids:
+                reason = "stop"
+                break
+        spans = [{"version": version, "start": 0, "end": len(tokens)}] if tokens else []
+        return {"token_ids": tokens, "logprobs": {"content": logp}, "finish_reason": reason, "weight_versions": spans}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        path, engine = urlsplit(self.path).path, self.server.engine
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        if path == GENERATE and not body:
+            return self.answer(400, {})
+        return self.answer(200, engine.generate(body) if path == GENERATE else engine.post(path, body))
+
+    def do_GET(self):
+        self.answer(200, self.server.engine.counts)
+
+    def answer(self, status, body):
+        sent = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(sent)))
+        self.end_headers()
+        self.wfile.write(sent)
+
+    def log_message(self, *args):
+        pass
+
+
+class Listening(ThreadingHTTPServer):
+    request_queue_size, daemon_threads, allow_reuse_address = 128, True, True
+
+    def handle_error(self, request, client_address):
+        """Whoever asked has hung up."""
+
+
+def end_with(parent):
+    """No engine outlives its test."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    server = Listening(("127.0.0.1", int(sys.argv[1])), Handler)
+    server.engine = Engine(float(sys.argv[2]), "stale" in sys.argv[3:])
+    server.serve_forever(0.05)

@@ -1,0 +1,351 @@
+"""A fleet of engines, each a process that samples from bigrams: killed, hung, stale, back again. engine/test_fleet.py has
+vLLM itself.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from gspo.backends.vllm.fleet import STRIKES, State
+from gspo.backends.vllm.sampler import VLLMSampler
+from gspo.backends.vllm.server import EngineError, Server, free_ports, http
+from gspo.ports import SamplerError
+from gspo.types import Prompt, Reading, Rollout, Sampling
+from tests.tiny_run import model
+
+pytestmark = pytest.mark.timeout(120)
+STAND_IN = Path(__file__).with_name("stand_in.py")
+PACE = 0.003  # seconds a token
+PROMPTS = [Prompt(str(i), "", (2, 3 + i)) for i in range(8)]
+LONG = Sampling(40, seed=5)
+
+
+@dataclass
+class Bigrams:
+    """ports.Weights of a table of bigrams."""
+
+    version: int
+    size: int = 24
+
+    @property
+    def table(self):
+        return np.random.default_rng(self.version).normal(size=(self.size, self.size)).astype(np.float32)
+
+    def save(self, folder, *, merged=False):
+        Path(folder).mkdir(parents=True)
+        save_file({"table": self.table}, f"{folder}/model.safetensors")
+
+    def read(self, completions):
+        return [Reading(self.logp(one.tokens)[one.sampled], torch.tensor(0.0), None) for one in completions]
+
+    def logp(self, tokens):
+        """Of each token after the one before; 0 for the first."""
+        log_p = torch.from_numpy(self.table).double().log_softmax(-1)
+        return torch.cat([torch.zeros(1), log_p[tokens[:-1], tokens[1:]].float()])
+
+
+class Engines:
+    """Stand-ins in processes of their own."""
+
+    def __init__(self):
+        self.processes = {}
+
+    def start(self, port, *options):
+        command = [sys.executable, str(STAND_IN), str(port), str(PACE), *options]
+        self.processes[port] = subprocess.Popen(command)
+        self.wait(port)
+        return f"http://127.0.0.1:{port}"
+
+    def wait(self, port):
+        until(lambda: Server(f"http://127.0.0.1:{port}").answers())
+
+    def signal(self, port, number):
+        self.processes[port].send_signal(number)
+
+    def kill(self, port):
+        self.signal(port, signal.SIGKILL)
+        self.processes[port].wait()
+
+    def counts(self, port):
+        return http().get(f"http://127.0.0.1:{port}/health").json()
+
+
+def until(holds, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return model()
+
+
+@pytest.fixture
+def engines():
+    made = Engines()
+    yield made
+    for process in made.processes.values():
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def fleet_of(engines, tmp_path, tiny, monkeypatch):
+    """Makes a sampler of so many engines that hold version 1, and their ports. stale: numbers of those that stay at it."""
+    monkeypatch.setattr("gspo.backends.vllm.fleet.PAUSE", 0.05)
+    monkeypatch.setattr("gspo.backends.vllm.fleet.LOOK", 0.1)
+    samplers = []
+
+    def make(count, stale=(), timeout=20.0, batch_size=4):
+        ports = free_ports(count)
+        servers = [Server(engines.start(port, *["stale"] * (i in stale))) for i, port in enumerate(ports)]
+        folder = tmp_path / str(len(samplers))
+        folder.mkdir()
+        notes = []
+        sampler = VLLMSampler(tiny, servers, folder, 1.0, batch_size, timeout, notes.append)
+        sampler.notes = notes
+        samplers.append(sampler)
+        sampler.fleet.start()
+        sampler.load(weights(1))
+        return sampler, ports
+
+    def weights(version):
+        return Bigrams(version, tiny.config.vocab_size)
+
+    make.weights = weights
+    yield make
+    for sampler in samplers:
+        sampler.close()
+
+
+def tokens(rollouts):
+    return [rollout.tokens.tolist() for rollout in rollouts]
+
+
+def in_mid_batch(sampler, act, sampling=LONG, n=6, at=10):
+    """The completions of a batch in which `act` happens, in a thread, once `at` of them are there."""
+    begun = threading.Event()
+
+    def progress(done):
+        if done >= at and not begun.is_set():
+            begun.set()
+            threading.Thread(target=act).start()
+
+    rollouts = sampler.generate(PROMPTS, n, sampling, progress)
+    assert begun.is_set()
+    return rollouts
+
+
+def expected(fleet_of, sampling=LONG, n=6, version=1):
+    """What one engine alone samples."""
+    sampler, _ = fleet_of(1)
+    if version > 1:
+        sampler.load(fleet_of.weights(version))
+    return tokens(sampler.generate(PROMPTS, n, sampling))
+
+
+def test_three_engines_sample_what_one_does(fleet_of, engines):
+    sampler, ports = fleet_of(3)
+    before = [engines.counts(port)["asked"] for port in ports]
+    assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of)
+    asked = [engines.counts(port)["asked"] - was for port, was in zip(ports, before)]
+    assert sum(asked) == 48 and min(asked) >= 12  # spread by load
+    assert sampler.counts() == {"engines/serving": 3, "engines/left_out": 0, "engines/moved": 0} and not sampler.notes
+
+
+def test_one_that_is_killed_in_mid_batch(fleet_of, engines):
+    """What it was asked for moves to the others at once, and none gets more than batch_size of it."""
+    sampler, ports = fleet_of(3)
+    begin = []
+
+    def kill():
+        begin.append(time.monotonic())
+        engines.kill(ports[1])
+
+    rollouts = in_mid_batch(sampler, kill)
+    assert tokens(rollouts) == expected(fleet_of)
+    (note,) = sampler.notes
+    assert f"{ports[1]} is left out and taken back once it answers (failure 1 in a row)" in note
+    counts = sampler.counts()
+    assert counts["engines/left_out"] == 1 and counts["engines/serving"] == 2 and 1 <= counts["engines/moved"] <= 4
+    assert sampler.counts()["engines/moved"] == 0
+    assert max(engines.counts(port)["most"] for port in (ports[0], ports[2])) == 4
+    print(json.dumps({"moved": counts["engines/moved"], "seconds": time.monotonic() - begin[0]}))
+
+
+def test_one_that_hangs_is_left_out_and_taken_back_when_it_answers(fleet_of, engines):
+    sampler, ports = fleet_of(3, timeout=1.5)
+    rollouts = in_mid_batch(sampler, lambda: engines.signal(ports[2], signal.SIGSTOP))
+    assert tokens(rollouts) == expected(fleet_of)
+    assert len(sampler.notes) == 1 and str(ports[2]) in sampler.notes[0] and "ReadTimeout" in sampler.notes[0]
+    sampler.load(fleet_of.weights(2))  # it misses an update
+    engines.signal(ports[2], signal.SIGCONT)
+    until(lambda: len(sampler.fleet.serving) == 3)
+    assert f"{ports[2]} is back after" in sampler.notes[1]
+    before = engines.counts(ports[2])["asked"]
+    assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of, version=2)
+    assert engines.counts(ports[2])["asked"] > before
+
+
+def test_one_with_stale_weights_is_named_and_samples_nothing(fleet_of, engines):
+    sampler, ports = fleet_of(3, stale=[0])
+    sampler.load(fleet_of.weights(2))
+    assert f"{ports[0]} is left out" in sampler.notes[0]
+    assert "vLLM and the trainer disagree about version 2 of the weights" in sampler.notes[0]
+    until(lambda: sampler.fleet.members[0].state is State.LOST)
+    assert len(sampler.notes) == STRIKES and "samples otherwise than an engine that was proven" in sampler.notes[1]
+    assert "given up" in sampler.notes[2] and all(str(ports[0]) in note for note in sampler.notes)
+    before = engines.counts(ports[0])["asked"]
+    assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of, version=2)
+    assert engines.counts(ports[0])["asked"] == before
+    sampler.load(fleet_of.weights(3))  # goes on without it
+    assert sampler.check(fleet_of.weights(3)) < 1e-5 and len(sampler.fleet.serving) == 2
+
+
+def test_where_all_are_stale_the_run_ends(fleet_of):
+    """It may be the trainer who is wrong: no engine is started again."""
+    sampler, ports = fleet_of(2, stale=[0, 1])
+    with pytest.raises(
+        EngineError, match=r"all 2 vLLM engines are lost: .*disagree about version 2.*disagree about version 2"
+    ):
+        sampler.load(fleet_of.weights(2))
+    assert sampler.version == 2 and len(sampler.notes) == 2 and all("given up" in note for note in sampler.notes)
+    with pytest.raises(SamplerError, match="all 2"):
+        sampler.generate(PROMPTS, 1, LONG)
+
+
+def test_all_killed_ends_the_run_with_their_names(fleet_of, engines):
+    sampler, ports = fleet_of(3)
+    begin = time.monotonic()
+    with pytest.raises(SamplerError, match="all 3 vLLM engines are lost") as error:
+        in_mid_batch(sampler, lambda: [engines.kill(port) for port in ports])
+    assert all(f"http://127.0.0.1:{port}: " in str(error.value) for port in ports)
+    assert time.monotonic() - begin < 30
+    with pytest.raises(SamplerError, match="all 3"):
+        sampler.load(fleet_of.weights(2))
+    assert sampler.version == 2  # as the port has it
+
+
+def test_one_that_somebody_starts_again_is_taken_back_in_the_same_batch(fleet_of, engines):
+    """It comes without weights, gets those of now, and proves them."""
+    sampler, ports = fleet_of(2)
+    sampler.load(fleet_of.weights(2))
+
+    def killed_and_back():
+        engines.kill(ports[0])
+        engines.start(ports[0])
+
+    rollouts = in_mid_batch(sampler, killed_and_back, n=20)
+    until(lambda: len(sampler.fleet.serving) == 2)
+    assert tokens(rollouts) == expected(fleet_of, n=20, version=2)
+    assert [("left out" in note, "is back" in note) for note in sampler.notes] == [(True, False), (False, True)]
+    before = engines.counts(ports[0])["asked"]
+    sampler.generate(PROMPTS, 6, LONG)
+    assert engines.counts(ports[0])["asked"] > before
+    assert sampler.check(fleet_of.weights(2)) < 1e-5
+
+
+def test_one_that_comes_back_with_other_weights_is_not_taken(fleet_of, engines, tmp_path):
+    """It was given others before ours, and keeps them."""
+    sampler, ports = fleet_of(2)
+    engines.kill(ports[1])
+    sampler.generate(PROMPTS, 1, LONG)
+    Bigrams(7, sampler.model.config.vocab_size).save(tmp_path / "others")
+    sampler.fleet.members[1].engine.answers = lambda: False  # until it holds them
+    url = engines.start(ports[1], "stale")
+    Server(url).call("/collective_rpc", {"args": [str(tmp_path / "others")]})
+    del sampler.fleet.members[1].engine.answers
+    until(lambda: sampler.fleet.members[1].state is State.LOST)
+    assert "samples otherwise than an engine that was proven" in sampler.notes[-1]
+    assert len(sampler.fleet.serving) == 1
+
+
+def test_one_of_ours_is_started_again(fleet_of, engines, tmp_path):
+    sampler, ports = fleet_of(2)
+    server = sampler.fleet.members[0].engine
+    server.command, server.log = [sys.executable, str(STAND_IN), str(ports[0]), str(PACE)], tmp_path / "vllm.log"
+    rollouts = in_mid_batch(sampler, lambda: engines.kill(ports[0]))
+    assert tokens(rollouts) == expected(fleet_of)
+    until(lambda: len(sampler.fleet.serving) == 2)
+    assert "is left out and started again" in sampler.notes[0] and server.process.poll() is None
+    sampler.load(fleet_of.weights(2))
+    assert sampler.check(fleet_of.weights(2)) < 1e-5
+    sampler.fleet.stop()
+    assert server.process is None
+
+
+def test_a_weight_update_waits_for_the_first_that_is_started_again(fleet_of, engines, tmp_path):
+    """All of ours are dead when it comes."""
+    sampler, ports = fleet_of(2)
+    for port, member in zip(ports, sampler.fleet.members):
+        member.engine.command = [sys.executable, str(STAND_IN), str(port), str(PACE)]
+        member.engine.log = tmp_path / f"{port}.log"
+        engines.kill(port)
+    sampler.load(fleet_of.weights(2))
+    assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of, version=2)
+    until(lambda: len(sampler.fleet.serving) == 2)
+    sampler.fleet.stop()
+
+
+def test_updates_and_a_death_while_they_sample(fleet_of, engines):
+    """Each token has the likelihood of the weights whose version it carries, whoever sampled it."""
+    sampler, ports = fleet_of(3)
+    jobs = [
+        sampler.begin(Rollout.begun(prompt), 10 * i + j, Sampling(150)) for j in range(4) for i, prompt in enumerate(PROMPTS)
+    ]
+    for version in range(2, 6):
+        time.sleep(0.1)
+        sampler.load(fleet_of.weights(version))
+        if version == 3:
+            engines.kill(ports[0])
+    rollouts = [job.result() for job in jobs]
+    assert all(int(r.sampled.sum()) == 150 and r.stop == "length" for r in rollouts)
+    assert any(len(r.version[r.sampled].unique()) > 2 for r in rollouts)
+    for r in rollouts:
+        read = {v: fleet_of.weights(v).logp(r.tokens) for v in r.version[r.sampled].unique().tolist()}
+        for v, logp in read.items():
+            torch.testing.assert_close(r.logp[r.version == v], logp[r.version == v], atol=1e-5, rtol=0)
+    assert len(sampler.fleet.serving) == 2 and len(sampler.notes) == 1
+
+
+def test_one_that_fails_a_completion_is_asked_last_for_it(fleet_of, engines):
+    """An engine that is always free, since it always fails, does not use up a completion's failures."""
+    sampler, ports = fleet_of(3)
+    broken = sampler.fleet.members[0]
+    plain = broken.engine.ask
+
+    async def ask(body, timeout):
+        if body["sampling_params"]["max_tokens"] == LONG.max_new_tokens:
+            raise EngineError("status 500: out of luck")
+        return await plain(body, timeout)  # the check
+
+    broken.engine.ask = ask
+    assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of)
+    until(lambda: broken.state in (State.LOST, State.SERVES))
+
+
+def test_a_start_that_fails_ends_the_others(tmp_path, tiny):
+    """At the start of a run all must come."""
+    ports = free_ports(2)
+    commands = [
+        [sys.executable, str(STAND_IN), str(ports[0]), str(PACE)],
+        [sys.executable, "-c", "raise SystemExit('Error: no')"],
+    ]
+    servers = [Server(f"http://127.0.0.1:{p}", c, tmp_path / f"{p}.log") for p, c in zip(ports, commands)]
+    sampler = VLLMSampler(tiny, servers, tmp_path, 1.0)
+    with pytest.raises(EngineError, match=r"vLLM ended with status 1: .*Error: no"):
+        sampler.fleet.start()
+    assert not servers[0].answers() and servers[0].process is None
+    sampler.close()
