@@ -116,7 +116,7 @@ CONFIGURATION = {
     "{} --rollout.temperature 1e-320": "rollout.temperature = 1e-320: must be at least 0.01",
     "{} --rollout.num_prompts 4000000000": "rollout.num_prompts = 4000000000: must be at most 1000000",
     "{} --reward.timeout 1e10": "reward.timeout = 10000000000.0: must be at most 86400",
-    "{} --sampler.engine vllm --sampler.urls :::": "sampler.urls[0] = ':::': no address of a server",
+    "{} --sampler.engine vllm --sampler.urls :::": r"sampler.urls\[0\] = ':::': no address of a server",
     f"{{}} --train.steps {'7' * 5000}": "train.steps = '7{79}...: too many digits, or nested too deeply",
     "{} --actor_rollout_ref.actor.optim.lr 1": r"\[actor_rollout_ref\]: unknown section.*, did you mean optimizer.lr",
     "{} --model.path a\x00b": r"model.path = 'a\\x00b': holds a NUL character: remove it",
