@@ -1,5 +1,7 @@
 """Groups that agents sampled themselves, as a source."""
 
+from dataclasses import replace
+
 import torch
 
 from gspo.rollout.external import PROBE_TOKENS, PROBES, AlreadyScored, ExternalSource
@@ -45,8 +47,21 @@ def test_fresh_rollouts_are_the_samplers_probes_or_a_few_short_ones():
     assert source.fresh() is sampler.probes
 
 
-def test_nothing_waits_and_nothing_is_scored_again():
-    source, rollouts = ExternalSource(Sampler(), Sampling(9)), group("a", 5).rollouts
+def test_nothing_waits():
+    source = ExternalSource(Sampler(), Sampling(9))
     source.drop()
     source.load_state_dict(source.state_dict())
-    assert AlreadyScored().score(rollouts) is rollouts and AlreadyScored().counts() == {}
+
+
+def test_nothing_is_scored_again_and_what_others_counted_is_0():
+    """Of all that are compared, whenever each of them ended; one that failed has counted nothing."""
+    (one,) = group("a", 5).rollouts
+    parts = [{"reward": 1.0, "calls": 2.0}, {"reward": 1.0, "full": 1.0}]
+    rollouts = [*(replace(one, reward_parts=each) for each in parts), replace(one, reward=None, error="environment: no")]
+    scored = AlreadyScored().score(rollouts)
+    assert [each.reward for each in scored] == [1.0, 1.0, None] and AlreadyScored().counts() == {}
+    assert [each.reward_parts for each in scored] == [
+        {"reward": 1.0, "calls": 2.0, "full": 0.0},
+        {"reward": 1.0, "calls": 0.0, "full": 1.0},
+        {},
+    ]

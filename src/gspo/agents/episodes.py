@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from gspo.agents.calls import Call, Calls, Message
 from gspo.agents.chat import Chat, TooLong, TurnOptions
 from gspo.agents.environment import Environment, Step
+from gspo.agents.loop_thread import LoopThread, cancelled
 from gspo.agents.token_tree import woven
 from gspo.agents.tool_calls import UnknownConvention
 from gspo.data.bounds import unfit
 from gspo.data.chat_template import Encoder
-from gspo.ports import Sampler, SamplerError, Speaker, Weights, seed_of
+from gspo.ports import Job, Sampler, SamplerError, Speaker, Weights, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
 Make = Callable[[Mapping[str, Any]], Environment]
@@ -24,11 +27,24 @@ Make = Callable[[Mapping[str, Any]], Environment]
 
 class WholeEpisodes:
     """A sampler whose completions are whole episodes, as `_play` plays one; `sampler` samples its turns, through `speaker`
-    one at a time.
+    one at a time. They are played in a thread of their own, many at once, and go on when weights change: each turn is
+    sampled by the weights of its time. As ports.StreamingSampler. A context: what is under way ends with it.
     """
 
     def __init__(self, sampler: Sampler, speaker: Speaker) -> None:
         self.sampler, self.speaker = sampler, speaker
+        self._loop = LoopThread()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._loop.close()
+
+    @property
+    def still(self) -> AbstractContextManager[Any]:
+        """Held while the weights change."""
+        return self.speaker.still
 
     @property
     def version(self) -> int:
@@ -51,20 +67,28 @@ class WholeEpisodes:
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[Rollout]:  # fmt: skip
-        """`n` episodes of each prompt, in the order of the prompts, scored. Raises RuntimeError where one ends them all."""
+        """`n` episodes of each prompt, in the order of the prompts, scored."""
 
         def play(i: int, j: int) -> Awaitable[Rollout]:
             return self._play(prompts[i], seed_of(sampling.seed, i, j), sampling)
 
-        try:
-            return self._run(at_once(play, len(prompts), n, progress or (lambda done: None)))
-        except SystemExit as error:  # of a task that an environment began: it takes all others with it
-            raise RuntimeError(
-                f"an environment called sys.exit({error.code!r}) in a task of its own: take that out"
-            ) from error
+        return self._loop.run(at_once(play, len(prompts), n, progress or (lambda done: None)))
 
-    def _run(self, work: Coroutine[Any, Any, list[Rollout]]) -> list[Rollout]:
-        return asyncio.run(work)
+    def begin(self, so_far: Rollout, seed: int, sampling: Sampling) -> Job:
+        """Begins an episode of the prompt of `so_far`, unless that is one which has ended. What an environment has done
+        cannot be kept, so nothing is known of an episode before its end.
+        """
+        if so_far.stop:
+            ended: Future[Rollout] = Future()
+            ended.set_result(so_far)
+            return Job(ended, lambda: so_far)
+        future = self._loop.begin(self._play(so_far.prompt, seed, sampling))
+
+        def now() -> Rollout:
+            well = future.done() and not future.cancelled() and future.exception() is None
+            return future.result() if well else so_far
+
+        return Job(future, now)
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         """One episode, to its end, its limits, or its failure, which is data. Raises SamplerError."""
@@ -108,22 +132,9 @@ async def at_once(
 
     tasks = [asyncio.ensure_future(one(i, j)) for i in range(count) for j in range(n)]
     try:
-        return counted(await asyncio.gather(*tasks))
+        return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)  # what they hold goes before the next step
-
-
-def counted(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """The rollouts with 0 for what others of them counted, so that means are over all."""
-    names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward_parts)
-    return [
-        rollout
-        if rollout.reward is None
-        else replace(rollout, reward_parts={name: rollout.reward_parts.get(name, 0.0) for name in names})
-        for rollout in rollouts
-    ]
+        await cancelled(tasks)  # what they hold goes before the next step
 
 
 class Episode:
@@ -133,7 +144,7 @@ class Episode:
         self.rules, self.chat, self.prompt, self.seed = rules, chat, prompt, seed
         self.calls: list[Call] = []
         self.rewards: list[float] = []
-        self.metrics: Counter[str] = Counter()
+        self.metrics: defaultdict[str, float] = defaultdict(float)
         self.messages: list[Message] = []
         self.dialogue: list[dict[str, Any]] = []
 
@@ -167,7 +178,8 @@ class Episode:
             self.calls.append(call)
             step: Step = await self._in_time(environment.step(call.message))
             self.rewards.append(float(step.reward))
-            self.metrics.update(step.metrics)
+            for name, value in step.metrics.items():
+                self.metrics[name] += float(value)
             told = {"role": "assistant", "content": call.words, "turn": turn, "reward": float(step.reward)}
             self.messages.append(call.message)
             self.dialogue.append(told)
@@ -182,7 +194,7 @@ class Episode:
         self.dialogue.extend({"role": one.get("role"), "content": one.get("content")} for one in messages)
 
     async def _in_time(self, made: Any) -> Any:
-        async with asyncio.timeout(self.rules.step_timeout):  # not wait_for: a SystemExit in its task ends the process
+        async with asyncio.timeout(self.rules.step_timeout):
             return await made
 
     def _rollout(self, reward: float | None, error: str | None) -> Rollout:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import sys
-from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import verifiers.v1 as vf
 from verifiers.v1.interception import InterceptionServerConfig
@@ -90,35 +89,35 @@ class VerifiersEpisodes(WholeEpisodes):
     def __init__(
         self, sampler: Sampler, speaker: Speaker, encoder: Encoder, context: int | None, task: TaskConfig
     ) -> None:  # fmt: skip
-        super().__init__(sampler, speaker)
         self.encoder, self.context, self.task = encoder, context, task
         self._client = PolicyClient()
         self._environments = [
             (vf.load_environment(settings(source, task, split)), tasks_of(source, task, split))
             for source, split in sources(task)
         ]
-        self._runner, self._stack, self._gate = asyncio.Runner(), AsyncExitStack(), asyncio.Semaphore(AT_ONCE)
+        self._stack, self._gate = AsyncExitStack(), asyncio.Semaphore(AT_ONCE)
+        super().__init__(sampler, speaker)
 
-    def __enter__(self) -> VerifiersEpisodes:
+    def __enter__(self) -> Self:
         try:
-            self._runner.run(self._open())
+            self._loop.run(self._open())
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._runner.run(self._stack.aclose())
-        self._runner.close()
+        self._loop.give_up()  # the episodes, before what they share
+        try:
+            self._loop.run(self._stack.aclose())
+        finally:
+            super().__exit__(*error)
 
     async def _open(self) -> None:
         for env, _ in self._environments:
             await self._stack.enter_async_context(env.serving())
             # verifiers makes clients of configurations; its server takes a client object in no other way.
             env._interception.clients[NOWHERE.model_dump_json()] = self._client
-
-    def _run(self, work: Coroutine[Any, Any, list[Rollout]]) -> list[Rollout]:
-        return self._runner.run(work)
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         async with self._gate:

@@ -94,8 +94,11 @@ def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sample
         return
     make = load_function(task.environment, "task.environment")
     context, rules = model.context_length, (task.prompt_column, task.max_turns, task.step_timeout)
-    with speaker_of(config, sampler) as speaker:
-        yield Episodes(sampler, speaker, encoder, context, make, *rules)
+    with (
+        speaker_of(config, sampler) as speaker,
+        Episodes(sampler, speaker, encoder, context, make, *rules) as episodes,
+    ):
+        yield episodes
 
 
 @contextmanager

@@ -64,8 +64,14 @@ class AlreadyScored:
         """Nothing is waited for."""
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
-        """The rollouts as they are."""
-        return rollouts
+        """The rollouts, with 0 for what others of them counted, so that means are over all."""
+        names = dict.fromkeys(name for rollout in rollouts for name in rollout.reward_parts)
+        return [
+            rollout
+            if rollout.reward is None
+            else dataclasses.replace(rollout, reward_parts={name: rollout.reward_parts.get(name, 0.0) for name in names})
+            for rollout in rollouts
+        ]
 
     def counts(self) -> dict[str, float]:
         """Nothing is counted."""

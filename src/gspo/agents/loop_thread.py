@@ -1,0 +1,75 @@
+"""An event loop in a thread of its own: episodes go on in it while the trainer does something else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+END = 5.0  # seconds
+
+
+class LoopThread:
+    """Runs coroutines until it is closed. A SystemExit ends the task that raised it, and nothing else."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._over = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begins a coroutine. To cancel the future is to cancel it."""
+        return asyncio.run_coroutine_threadsafe(self._kept(work), self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine returns or raises. Whatever interrupts the wait ends it too."""
+        future = self.begin(work)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def give_up(self) -> None:
+        """Cancels what was begun, and waits for its end, though not for long: what blocks the loop stops nobody's end."""
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(cancelled(self._tasks), self._loop).result(END)
+
+    def close(self) -> None:
+        """Gives up what was begun, and ends the thread."""
+        self.give_up()
+        self._over = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(END)
+
+    def _run(self) -> None:
+        while not self._over:
+            # Tasks that others began raise it here as well as to whoever awaits them.
+            with suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_forever()
+        self._loop.run_until_complete(cancelled(asyncio.all_tasks(self._loop)))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    async def _kept(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            return await work
+        finally:
+            self._tasks.discard(task)
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels tasks and waits for their end."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
