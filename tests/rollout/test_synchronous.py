@@ -1,5 +1,11 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import torch
+
 from gspo.config.rollout import RolloutConfig
-from gspo.rollout.synchronous import SynchronousSource
+from gspo.rollout.synchronous import SynchronousSource, plain, restored
 from gspo.types import Sampling
 from tests.rollout.test_credit import prompt, rollout
 
@@ -47,3 +53,17 @@ def test_the_source_samples_a_batch_when_its_first_group_is_asked_for():
     assert [a[0] for a in sampler.asked] == [2, 2]
     assert sampler.asked[0][2] != sampler.asked[1][2]  # another batch, another seed
     assert sampler.asked[1][3] == 1
+
+
+def test_a_saved_rollout_is_in_plain_types_and_comes_back_whole(tmp_path):
+    """A checkpoint is read with weights_only; what an environment says may be anything, and so may what was read first."""
+    row = prompt("0")
+    read = dataclasses.replace(row, tokens=(4, 4, 4))
+    spoken = ({"role": "user", "content": np.str_("hi"), "reward": np.float64(2)}, {"role": "tool", "content": Path("x")})
+    saved = dataclasses.replace(rollout(1.0, who=read), dialogue=spoken, turn_rewards=(0.5, 0.5))
+    torch.save(plain(saved), tmp_path / "state.pt")
+    again = restored(row, torch.load(tmp_path / "state.pt", weights_only=True))
+    assert again.prompt == read
+    assert again.dialogue == ({"role": "user", "content": "hi", "reward": 2.0}, {"role": "tool", "content": "x"})
+    assert type(again.dialogue[0]["content"]) is str and type(again.dialogue[0]["reward"]) is float
+    assert torch.equal(again.tokens, saved.tokens) and again.turn_rewards == (0.5, 0.5) and again.reward == 1.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from gspo.config.rollout import RolloutConfig
 from gspo.ports import Job, PromptSource, Report, Scorer, StreamingSampler, seed_of
-from gspo.rollout.synchronous import plain
+from gspo.rollout.synchronous import plain, restored
 from gspo.types import Group, Prompt, Rollout, Sampling
 
 POLL = 0.01  # seconds between two looks at the engine
@@ -37,8 +37,8 @@ class AsynchronousSource:
     """Groups, batch after batch, while others are being sampled (rollout.max_staleness = k > 0).
 
     (k + 1) x num_prompts groups are under way, and a batch takes the oldest: the order is that of the prompts, whatever
-    their completions' lengths, so no length is favoured. A long completion has k steps more to end before the trainer waits
-    for it, and no token is older than k versions. As in ports.RolloutSource.
+    their completions' lengths, so no length is favoured. A long completion, or an episode of a slow environment, has k steps
+    more to end before the trainer waits for it, and no token is older than k versions. As in ports.RolloutSource.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class AsynchronousSource:
         return {"position": self.prompts.position, "flights": flights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`; completions go on where they were."""
+        """Continue from `state_dict()`; completions go on where they were, episodes that had not ended begin again."""
         for flight in state["flights"]:
             self.prompts.position = flight["number"]
             (prompt,) = self.prompts.take(1)
-            rollouts = [Rollout(prompt=prompt, **rollout) for rollout in flight["rollouts"]]
+            rollouts = [restored(prompt, rollout) for rollout in flight["rollouts"]]
             self.flights.append(Flight(flight["number"], prompt, rollouts))
         self.prompts.position = state["position"]

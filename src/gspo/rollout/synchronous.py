@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gspo.config.rollout import RolloutConfig
@@ -110,10 +111,21 @@ class SynchronousSource:
         for batch in state["waiting"]:
             rollouts = iter(batch)
             prompts = self.prompts.take(self.num_prompts)
-            groups = [Group(prompt, [Rollout(prompt=prompt, **next(rollouts)) for _ in range(n)]) for prompt in prompts]
+            groups = [Group(prompt, [restored(prompt, next(rollouts)) for _ in range(n)]) for prompt in prompts]
             self.waiting.append(groups)
 
 
 def plain(rollout: Rollout) -> dict[str, Any]:
-    """A rollout in plain types, without its prompt."""
-    return {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "prompt"}
+    """A rollout in plain types, without its prompt but for the tokens that were read first: an environment may begin with
+    others than its row says, and may say anything.
+    """
+    saved = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "prompt"}
+    dialogue = json.loads(json.dumps(rollout.dialogue, default=str))
+    return saved | {"dialogue": dialogue, "prompt_tokens": rollout.prompt.tokens}
+
+
+def restored(prompt: Prompt, saved: Mapping[str, Any]) -> Rollout:
+    """The rollout of `plain`."""
+    fields = dict(saved)
+    read = dataclasses.replace(prompt, tokens=tuple(fields.pop("prompt_tokens", prompt.tokens)))
+    return Rollout(prompt=read, **(fields | {"dialogue": tuple(fields["dialogue"])}))
