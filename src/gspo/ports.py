@@ -131,7 +131,8 @@ class Speaker(Protocol):
 
 class StreamingSampler(Sampler, Speaker, Protocol):
     """A sampler that works while others do. A weight update interrupts its completions, and they go on with the new weights:
-    each token keeps the likelihood and the version of those that sampled it; `begin` also goes on with a completion.
+    each token keeps the likelihood and the version of those that sampled it; `begin` also goes on with a completion. One of
+    whole episodes goes on with the turns; an episode that has not ended cannot be saved, and begins again.
     """
 
 

@@ -47,16 +47,13 @@ def test_the_defaults_pass_all_but_what_is_required():
             ENVIRONMENT | {"reward": {"functions": ["exact"]}},
             "task.environment gives the reward itself",
         ),
-        (
-            checks.check_training,
-            ENVIRONMENT | {"rollout": {"max_staleness": 1}, "sampler": VLLM},
-            "episodes of task.environment are not interrupted",
-        ),
+        (checks.check_training, ENVIRONMENT | {"rollout": {"max_staleness": 1}}, "cannot run ahead of it"),
         (checks.check_training, {"task": {"source": "verifiers:v", "system": "s"}}, "has its own messages; unset it"),
         (checks.check_training, {"task": {"source": "verifiers:v", "environment": "a:B"}}, "is an environment itself"),
         (checks.check_training, {"task": {"source": "a", "eval_source": "verifiers:v"}}, "must be verifiers:NAME too"),
         (checks.check_serving, {"eval": {"every": 2}}, "eval.every = 2: agents evaluate themselves"),
         (checks.check_serving, {"rollout": {"refill": 1}}, "rollout.refill = 1: agents choose"),
+        (checks.check_serving, {"rollout": {"max_staleness": 1}}, "serve.max_age says how old a turn may"),
         (checks.check_reference, {"train": {"offload_reference": True}}, "algorithm.beta = 0 there is no reference model"),
         (
             checks.check_reference,

@@ -225,11 +225,6 @@ def check_environment(config: Config) -> None:
         name = "task.environment"
     if config.reward.functions != ["task"] or config.reward.weights:
         raise ValueError(f"reward.functions and reward.weights have no effect: {name} gives the reward itself")
-    if config.rollout.max_staleness:
-        raise ValueError(
-            f"rollout.max_staleness = {config.rollout.max_staleness}: episodes of {name} are not interrupted by "
-            "weight updates yet: set it to 0"
-        )
 
 
 def check_serving(config: Config) -> None:
@@ -243,8 +238,6 @@ def check_serving(config: Config) -> None:
     if played(config.task):
         key = "task.source" if config.task.environment is None else "task.environment"
         raise ValueError(f"{key}: agents that are served play by themselves: leave it out, or train with `gspo train`")
-    check_sampler(config)
-    check_whole(config)
     for key, value, remedy in (
         (
             "eval.every",
@@ -257,6 +250,8 @@ def check_serving(config: Config) -> None:
     ):
         if value:
             raise ValueError(f"{key} = {value}: {remedy}; set it to 0")
+    check_sampler(config)
+    check_whole(config)
     check_unused(config, "serve")
 
 

@@ -100,6 +100,7 @@ class RolloutConfig:
     refill: int = opt(0, low=0, high=1000)
     """Most rounds of further prompts, sampled until num_prompts groups have rewards that differ. 0: none."""
     max_staleness: int = opt(0, low=0, high=1000)
-    """With vLLM: most weight versions by which sampling may run ahead. Above 0 the engine works while the trainer does."""
+    """With vLLM: most weight versions by which sampling may run ahead. Above 0 the engine works while the trainer does, and
+    episodes in environments go on across weight updates."""
     delay: int = opt(0, low=0, high=1000)
     """Train on rollouts that are this many steps old, to study an algorithm with stale data."""
