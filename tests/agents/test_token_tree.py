@@ -7,9 +7,11 @@ from collections import Counter
 import pytest
 import torch
 
-from gspo.agents.calls import content_of
+from gspo.agents.calls import Call, content_of
 from gspo.agents.matching import matched
+from gspo.agents.token_tree import woven
 from gspo.agents.trajectories import History, Trajectory, TrajectoryGroup
+from gspo.types import Prompt, Rollout
 from tests.agents.talking import TEMPLATES, TOOLS, WORDS, chat
 from tests.campaign import CAMPAIGN
 
@@ -111,3 +113,26 @@ def test_every_trained_token_was_sampled_after_what_it_stands_after(template):
         trained += count
     print(f"{template}: {trained} turns trained, {branched} trees, left out {dict(left_out)}")
     assert trained > 10 * CONVERSATIONS / 3 and branched > CONVERSATIONS / 3
+
+
+def turn(prompt, sampled, version, routes):
+    """A call; the route of each of its tokens is one number, -1 unknown."""
+    tokens = torch.tensor([*prompt, *sampled])
+    chosen = torch.arange(len(tokens)) >= len(prompt)
+    rollout = Rollout(
+        Prompt("p", "", tuple(prompt)), tokens, chosen, torch.zeros(len(tokens)),
+        torch.where(chosen, version, -1), "eos", routes=torch.tensor(routes, dtype=torch.int16)[:, None, None],
+    )  # fmt: skip
+    return Call("c", [], {}, [], "", "", "", rollout)
+
+
+def test_routes_are_those_of_the_weights_that_sampled_or_unknown():
+    """The second call has read all with weights 1 (routes of 20 and more); the first turn was sampled by weights 0, and what
+    it chose was told for its second part alone.
+    """
+    first = turn([5, 6], [7, 8, 9], 0, [-1, -1, -1, 13, -1])
+    second = turn([5, 6, 7, 8, 9, 4], [3, 2], 1, [20, 21, 22, 23, 24, 25, 26, -1])
+    rollout = woven(first.rollout.prompt, [(0, first), (1, second)])
+    # 6 and 7 had a token sampled behind them by weights 0; 5 had none, and 9 is read by the second call first.
+    assert rollout.tokens.tolist() == [5, 6, 7, 8, 9, 4, 3, 2]
+    assert rollout.routes[:, 0, 0].tolist() == [20, -1, -1, 13, 24, 25, 26, -1]

@@ -52,8 +52,11 @@ class _Tree:
             routes = rollout.routes
             assert routes is not None, "calls of one model have routes, or none has"
             new["routes"] = routes[keep:]
-            known_routes = self.columns["routes"][shared]
-            unread = known_routes[:, 0, 0] < 0  # the last token of a turn, which this call is the first to read
+            # The last token of a turn, which this call is the first to read. What a weight update kept from being told stays
+            # unknown where a token was sampled behind it: this call has read it with other weights.
+            unread = self.columns["routes"][shared][:, 0, 0] < 0
+            followed = self.columns["parent"][self.columns["sampled"]]
+            unread &= ~torch.isin(shared, followed)
             self.columns["routes"][shared[unread]] = routes[:keep][unread]
         self.columns = {name: torch.cat([column, new[name]]) for name, column in self.columns.items()}
         self.paths.append(torch.cat([shared, nodes]))
