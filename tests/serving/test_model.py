@@ -1,8 +1,10 @@
 """Whole runs: an agent with OpenAI's client asks, is rewarded, and the model learns from the tokens that were sampled."""
 
 import asyncio
+import copy
 import json
 import string
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 import gspo
 from gspo import Trajectory, TrajectoryGroup
 from tests.agents.talking import TOOLS
+from tests.rollout.test_asynchronous_episodes import gaps
 from tests.serving.served import post, serving, tiny
 
 ASK = [{"role": "user", "content": "what is in the box"}]
@@ -94,6 +97,52 @@ def test_old_answers_are_trained_on_until_they_are_too_old(tmp_path):
             assert model.step == 2
 
     asyncio.run(main())
+
+
+def test_conversations_go_on_while_the_model_learns(tmp_path):
+    """Each token has the version and the likelihood of the weights that sampled it; `max_age` counts from the oldest."""
+
+    async def say(client, talks, seed):
+        async def one(items, seed):
+            messages = [plain(item) for item in items]
+            response = await client.chat.completions.create(model="policy", messages=messages, seed=seed)
+            items += [response.choices[0], {"role": "user", "content": "go on"}]
+
+        await asyncio.gather(*(one(items, seed + i) for i, items in enumerate(talks)))
+
+    async def main():
+        async with serving(tmp_path / "run", serve={"max_age": 1}) as model:
+            module = model.run.learner.policy.model.model
+            models = {0: copy.deepcopy(module.state_dict())}
+            talks, late = ([[*ASK] for _ in range(4)] for _ in range(2))
+            (first,) = await collected(model, 1)
+            async with model.openai_client() as client:
+                await say(client, talks, 100)
+                await say(client, late, 200)
+                await asyncio.gather(model.train([first]), say(client, talks, 300))  # some before it, some behind it
+                models[1] = copy.deepcopy(module.state_dict())
+                for seed in (400, 500):
+                    await say(client, talks, seed)
+                    await say(client, late, seed + 50)
+            metrics = await model.train([[Trajectory(items[:-1], reward=i) for i, items in enumerate(talks)]])
+            rollouts = [rollout for group in model.source.groups for rollout in group.rollouts]
+            after = await model.train([[Trajectory(items[:-1], reward=i) for i, items in enumerate(late)]])
+            return models, metrics, rollouts, after, [r for group in model.source.groups for r in group.rollouts]
+
+    models, metrics, rollouts, after, young = asyncio.run(main())
+    assert metrics["turns/trained"] == 16 and metrics["turns/left_out"] == 0 and metrics["rollouts/in_parts"] == 1
+    weights, ages = SimpleNamespace(hf=tiny(), models=models), []
+    for rollout in rollouts:
+        versions, turns = rollout.version[rollout.sampled], rollout.turn[rollout.sampled]
+        assert set(versions[turns == 0].tolist()) == {0} and set(versions[turns >= 2].tolist()) == {1}
+        for version in (0, 1):
+            gap = gaps(rollout, weights, version)
+            assert float(gap[versions == version].max()) < 1e-4 and float(gap[versions != version].max()) > 1e-3
+        ages += (1 - versions).tolist()
+    assert metrics["staleness"] == pytest.approx(sum(ages) / len(ages)) and 0 < metrics["staleness"] < 1
+    # Two versions later the first turns are too old, and what they led to is not.
+    assert after["turns/trained"] == 8 and after["turns/left_out"] == 4 and after["staleness"] == 1
+    assert all(set(r.version[r.sampled].tolist()) == {1} for r in young)
 
 
 def test_what_cannot_be_trained_on_is_named_and_the_rest_trained(tmp_path):

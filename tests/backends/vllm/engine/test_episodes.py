@@ -1,0 +1,83 @@
+"""Episodes that go on while weights change, sampled by a real engine; a run of them that is killed."""
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import gspo
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.tiny import build_tiny
+from gspo.learner.weights import PolicyWeights
+from tests.agents.talking import tokenizer
+from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON, change, served
+from tests.rollout.test_asynchronous_episodes import exact, playing, steps
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("k", [1, 2])
+def test_each_token_has_the_likelihood_of_the_weights_that_sampled_it(k):
+    policy = HFPolicy(build_tiny(MOE, tokenizer("chatml")))
+    change(policy.model.model, 0.1, 0)
+    with served(policy) as sampler:
+        sampler.hf, sampler.models = policy.model, {0: copy.deepcopy(policy.model.model.state_dict())}
+
+        def update(version):
+            change(policy.model.model, 0.05, version)
+            sampler.models[version] = copy.deepcopy(policy.model.model.state_dict())
+            sampler.load(PolicyWeights(policy, version))
+
+        sampler.update = update
+        with playing(sampler, k=k, context=128, num_prompts=4, num_generations=4) as source:
+            rollouts = [rollout for step in steps(source, sampler, 8) for rollout in step]
+    assert all(rollout.error is None for rollout in rollouts) and len(rollouts) == 128
+    within, across = exact(rollouts, sampler)
+    assert within + across > 10
+
+
+def train(folder, count, resume=False):
+    hf = build_tiny(MOE, tokenizer("chatml"))
+    sections = {
+        "task": {"environment": "tests.agents.test_episodes:Quiz"},
+        "rollout": {"num_prompts": 4, "num_generations": 4, "max_completion_length": 10, "max_staleness": 2},
+        "algorithm": {"name": "gspo_token", "credit": "turn", "mini_batches": 1, "router_replay": "R3"},
+        "sampler": {"engine": "vllm", "python": PYTHON, "engine_args": ENGINE_ARGS},
+        "eval": {"every": 0, "num_prompts": 4}, "log": {"dir": str(folder)}, "optimizer": {"lr": 3e-3},
+    }  # fmt: skip
+    rows = [{"prompt": f"say a, {i}"} for i in range(40)]
+    train = {"steps": count, "save_every": 2}
+    return gspo.train(hf.model, rows, tokenizer=hf.tokenizer, train=train, resume=resume, **sections)
+
+
+def lines(folder, name):
+    path = folder / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+
+
+@pytest.mark.timeout(600)
+def test_a_run_that_is_killed_goes_on_and_loses_no_prompt(tmp_path):
+    folder = tmp_path / "run"
+    program = "import sys; from tests.backends.vllm.engine.test_episodes import train; train(sys.argv[1], 1000)"
+    process = subprocess.Popen([sys.executable, "-c", program, str(folder)])
+    try:
+        while len(lines(folder, "metrics")) < 5:
+            assert process.poll() is None
+            time.sleep(0.05)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(20)
+    assert train(folder, 10, resume=True).finished
+    metrics = lines(folder, "metrics")
+    assert [line["step"] for line in metrics] == list(range(1, 11))
+    assert all(line["staleness"] <= 2 and line["mismatch/kl"] < 1e-8 and line["rollouts/failed"] == 0 for line in metrics)
+    assert sum(line["staleness"] for line in metrics) > 2 and sum(line["rollouts/in_parts"] for line in metrics) > 0
+    rollouts = lines(folder, "rollouts")
+    assert all(len(row["dialogue"]) == 4 and len(row["advantage"]) == 2 for row in rollouts)
+    assert all(row["step"] - 1 - row["version"] <= 2 for row in rollouts)
+    ids = [row["prompt_id"] for row in rollouts][::4]
+    assert len(ids) == 40 and len(set(ids[:36])) == 36  # 36 train, 4 are held out
