@@ -134,7 +134,7 @@ class LeadingWeights:
         every = iter(self.learner.all_do(TENSORS))
         self.learner.streams = True
         try:
-            for pair in every:  # `yield from` would end it with whoever listens
+            for pair in every:  # noqa: UP028 - `yield from` would end it with whoever listens
                 yield pair
         finally:
             for _ in every:

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, Glm4MoeConfig
 
 from gspo.backends.hf.load import wrap_model
+from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routes import Routers
@@ -27,9 +28,9 @@ def sent(array):
 
 def test_routers_of_a_model():
     tokenizer = longest_match_tokenizer(PIECES)
-    assert Routers.of(build_tiny(tiny_qwen3_moe(layers=3, experts=6), tokenizer)) == Routers((0, 1, 2), 2, 6)
+    assert Routers.of(HFPolicy(build_tiny(tiny_qwen3_moe(layers=3, experts=6), tokenizer))) == Routers((0, 1, 2), 2, 6)
     dense = {name: value for name, value in tiny_qwen3_moe().items() if "expert" not in name and "topk" not in name}
-    assert Routers.of(build_tiny(dense | {"model_type": "qwen3"}, tokenizer)) is None
+    assert Routers.of(HFPolicy(build_tiny(dense | {"model_type": "qwen3"}, tokenizer))) is None
 
 
 def test_dense_layers_of_a_mixture_have_no_routes():
@@ -39,7 +40,8 @@ def test_dense_layers_of_a_mixture_have_no_routes():
         max_position_embeddings=64,
     )  # fmt: skip
     tokenizer = longest_match_tokenizer(PIECES)
-    routers = Routers.of(wrap_model(AutoModelForCausalLM.from_config(config), tokenizer, ModelConfig(device="cpu")))
+    model = wrap_model(AutoModelForCausalLM.from_config(config), tokenizer, ModelConfig(device="cpu"))
+    routers = Routers.of(HFPolicy(model))
     assert routers == Routers((1, 2), 2, 4)
     array = np.arange(24, dtype=np.uint8).reshape(4, 3, 2) % 4
     assert routers.read(sent(array), 4).equal(torch.from_numpy(array[:, 1:].astype(np.int16)))

@@ -12,9 +12,9 @@ from transformers.distributed import load_optimizer_distributed, save_optimizer_
 
 from gspo.backends.hf import attention
 from gspo.backends.hf.critic import Critic
-from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.model import HFModel, probe
 from gspo.backends.hf.routers import missing, routers, unseen
-from gspo.backends.hf.routing import Record, Replay, checkpoint_contexts, record
+from gspo.backends.hf.routing import Record, Replay, checkpoint_contexts, choices, record
 from gspo.backends.hf.routing import replay as replay_routes
 from gspo.config.training import LAYOUTS
 from gspo.learner import layout
@@ -47,6 +47,7 @@ class HFPolicy:
         self.layout = self._possible(layout, read)
         self.shares_prompts = self.layout != "padded"
         self.sparse = bool(routers(model.model))
+        self.choices = choices(model.model, lambda: model.hidden(input_ids=probe(model, 2))) if self.sparse else None
         self.unseen = missing(model.model) if unseen(model.model) else ""  # of experts whose choice nobody sees
         self.critic = critic
         self.router_logits = router_logits

@@ -242,6 +242,14 @@ def check(model: nn.Module, run_model: Callable[[], Any]) -> None:
             run_model()
 
 
+def choices(model: nn.Module, run_model: Callable[[], Any]) -> tuple[int, int] | None:
+    """How many experts each token takes, and of how many; None for a dense model. `run_model` runs it on any few tokens."""
+    with torch.no_grad(), record(model) as recording:
+        run_model()
+        routes = recording.take()
+    return None if routes is None else (routes.shape[2], recording.experts)
+
+
 def replay(model: nn.Module, routes: Tensor) -> AbstractContextManager[Replay]:
     """Forward passes within choose the experts of `routes` [layers, tokens, k]; where it is -1, the router's own.
 

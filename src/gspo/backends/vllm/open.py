@@ -66,7 +66,7 @@ def opened(config: Config, policy: HFPolicy, weights: Weights, keep: Path | None
     place = config.sampler.exchange or (MEMORY if MEMORY.is_dir() else None)
     with tempfile.TemporaryDirectory(prefix="gspo-", dir=place) as scratch, open(Path(scratch) / LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        sampler = sampler_of(config, policy, Path(scratch))
+        sampler = sampler_of(config, policy, weights, Path(scratch))
         try:
             sampler.fleet.start()
             sampler.load(weights)
@@ -94,10 +94,10 @@ def sweep(place: Path) -> None:
             shutil.rmtree(lock.parent, ignore_errors=True)
 
 
-def sampler_of(config: Config, policy: HFPolicy, exchange: Path) -> VLLMSampler:
+def sampler_of(config: Config, policy: HFPolicy, weights: Weights, exchange: Path) -> VLLMSampler:
     """The sampler and its engines, which are not started yet; those of ours find their first weights in `exchange`."""
     given, model = config.sampler, policy.model
-    routers = Routers.of(model)
+    routers = Routers.of(policy)
     engines: list[Engine]
     if given.urls:
         running = [Server(url) for url in given.urls]
@@ -111,7 +111,10 @@ def sampler_of(config: Config, policy: HFPolicy, exchange: Path) -> VLLMSampler:
         adapters = model.adapted and bool(arguments.get("enable_lora"))
         environments = own_devices(given, policy.device, arguments)
         first = exchange / (BASE if adapters else WEIGHTS)
-        model.save_whole(first, merged=not adapters)
+        if adapters:
+            model.save_whole(first, merged=False)
+        else:
+            weights.save(str(first), merged=True)
         engines = started(given, first, str(model.compute_dtype).removeprefix("torch."), arguments, environments)
     for engine in engines:
         engine.adapters = adapters

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gspo.backends.hf import routing
-from gspo.backends.hf.model import HFModel, probe
+from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.routers import routers
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
@@ -29,10 +28,11 @@ class Routers:
     experts: int
 
     @staticmethod
-    def of(model: HFModel) -> Routers | None:
-        """Those of a model; None for a dense one."""
+    def of(policy: HFPolicy) -> Routers | None:
+        """Those of a policy's model; None for a dense one."""
+        model = policy.model
         found = routers(model.model)
-        if not found:
+        if policy.choices is None:
             return None
         named = {id(module): name for name, module in model.model.named_modules()}
         layers = []
@@ -44,11 +44,7 @@ class Routers:
                     f"be told apart: set sampler.engine_args = {{{FLAG} = false}}"
                 )
             layers.append(int(match[1]))
-        with torch.no_grad(), routing.record(model.model) as recording:
-            model.hidden(input_ids=probe(model, 2))
-            chosen = recording.take()
-        assert chosen is not None
-        return Routers(tuple(layers), chosen.shape[2], recording.experts)
+        return Routers(tuple(layers), *policy.choices)
 
     def read(self, answer: Any, tokens: int) -> Tensor:
         """Routes [tokens, layers, k] of what the engine sent: an array [tokens, all layers, k], or base64 of its .npy file.

@@ -71,7 +71,9 @@ def served(policy, rank=0, **options):
     """
     settings = SamplerConfig(engine="vllm", python=PYTHON, engine_args=ENGINE_ARGS, **options)
     with tempfile.TemporaryDirectory(prefix="gspo-test-", dir="/dev/shm") as scratch:
-        sampler = sampler_of(Config(sampler=settings, lora=LoraConfig(rank=rank)), policy, Path(scratch))
+        sampler = sampler_of(
+            Config(sampler=settings, lora=LoraConfig(rank=rank)), policy, PolicyWeights(policy, 0), Path(scratch)
+        )
         sampler.said, sampler.server = [], sampler.fleet.members[0].engine
         sampler.fleet.tell = sampler.said.append
         try:
