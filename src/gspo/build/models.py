@@ -78,7 +78,10 @@ def models_of(
 
 def sharded_models(config: Config, last: Path | None, ranks: Ranks) -> tuple[HFModel, HFPolicy | None]:
     """`models_of` in shards."""
-    from gspo.backends.hf.sharded import load_sharded
+    try:
+        from gspo.backends.hf.sharded import load_sharded
+    except ImportError as error:
+        raise ValueError(f"scale.ranks = {ranks.size}: needs transformers 5.23 or newer: update it ({error})") from error
 
     model = load_sharded(named(config, last), config.scale, ranks.size)
     if not config.algorithm.beta:

@@ -22,7 +22,7 @@ OVER = None  # the command that ends a follower
 TENSORS, WEIGHTS = "weights.tensors", "weights."
 
 
-class Member:
+class RankLearner:
     """A rank's learner, and the handle on its weights that was published last."""
 
     def __init__(self, learner: LocalLearner) -> None:
@@ -40,10 +40,10 @@ class Member:
 
 def follow(learner: LocalLearner, ranks: ProcessRanks) -> None:
     """Makes the leader's calls, until it ends."""
-    member = Member(learner)
+    own = RankLearner(learner)
     with noticed():
         while (command := ranks.told()) is not OVER:
-            answer = member.do(*command)
+            answer = own.do(*command)
             for _ in answer if command[0] == TENSORS else ():
                 pass  # every rank gives its shard of each
 
@@ -53,7 +53,7 @@ class LeadingLearner:
 
     def __init__(self, learner: LocalLearner, ranks: ProcessRanks) -> None:
         self.learner, self.ranks = learner, ranks
-        self._member = Member(learner)
+        self._own = RankLearner(learner)
         self._one_at_a_time = threading.RLock()
         self.streams = False
 
@@ -62,7 +62,7 @@ class LeadingLearner:
         with self._one_at_a_time, noticed():
             assert not self.streams, "all ranks are in the middle of Weights.tensors: listen to its end first"
             self.ranks.told((name, arguments))
-            return self._member.do(name, arguments)
+            return self._own.do(name, arguments)
 
     @property
     def lr_scale(self) -> float:

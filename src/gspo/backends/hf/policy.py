@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.distributed import load_optimizer_distributed, save_optimizer_distributed
 
 from gspo.backends.hf import attention
 from gspo.backends.hf.critic import Critic
@@ -120,10 +119,14 @@ class HFPolicy:
 
     def save_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
         """Write the moments of an optimizer of these weights by their names, each rank its shards."""
+        from transformers.distributed import save_optimizer_distributed  # of no older transformers
+
         save_optimizer_distributed(self.model.model, adamw, folder)
 
     def load_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
         """Take over what `save_moments` wrote, on as many ranks or on others."""
+        from transformers.distributed import load_optimizer_distributed
+
         load_optimizer_distributed(self.model.model, adamw, folder)
 
     def load(self, folder: str) -> None:
