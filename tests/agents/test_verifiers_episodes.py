@@ -13,14 +13,19 @@ pytest.importorskip("verifiers.v1", reason="make test-verifiers runs these")
 import gspo
 from gspo.agents.verifiers_episodes import VerifiersEpisodes
 from gspo.backends.hf.sampler import HFSampler
-from gspo.config.rollout import TaskConfig
+from gspo.config.rollout import RolloutConfig, TaskConfig
 from gspo.data.chat_template import Encoder
+from gspo.data.prompts import PromptStream
 from gspo.data.verifiers_tasks import tasks_of
 from gspo.ports import SamplerError
+from gspo.rollout.asynchronous import AsynchronousSource
+from gspo.rollout.external import AlreadyScored
 from gspo.types import Prompt, Sampling
 from tests.agents.talking import tokenizer
 from tests.agents.test_episodes import Scripted, call
 from tests.agents.test_token_tree import path
+from tests.rollout.test_asynchronous_episodes import SAMPLING, Pieces, steps
+from tests.rollout.test_asynchronous_episodes import exact as exact_by_version
 from tests.serving.served import tiny
 
 HERE = Path(__file__).parent / "environments"
@@ -102,6 +107,18 @@ def test_several_turns_are_exact_and_one_row():
         turns = [message["content"] for message in rollout.dialogue if message["role"] == "assistant"]
         assert rollout.reward == "".join(turns).count("a") and rollout.reward_parts["said"] == 2
         assert [message["content"] for message in rollout.dialogue if message["role"] == "user"] == ["say a", "say it again"]
+
+
+def test_episodes_go_on_across_weight_updates():
+    sampler, task = Pieces(size=1), TaskConfig(source="verifiers:vf-quiz")
+    rows = tasks_of(task.source, task).rows
+    prompts = [Prompt(str(i), row["prompt"], (5,), {"task": row["task"]}, task.source) for i, row in enumerate(rows)]
+    config = RolloutConfig(num_prompts=2, num_generations=3, max_staleness=2)
+    with VerifiersEpisodes(sampler, sampler, Encoder(tokenizer("chatml"), task), 512, task) as episodes:
+        source = AsynchronousSource(PromptStream(prompts, 0), episodes, AlreadyScored(), config, SAMPLING)
+        rollouts = [rollout for step in steps(source, sampler, 6) for rollout in step]
+    assert len(rollouts) == 36 and all(rollout.reward is not None for rollout in rollouts)
+    assert sum(exact_by_version(rollouts, sampler)) > 10
 
 
 def test_of_several_agents_the_one_that_is_trained_counts():
