@@ -7,13 +7,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from gspo.backends.vllm.server import Engine, EngineError
 from gspo.backends.vllm.weight_check import Check
 
+Result = TypeVar("Result")
 STRIKES = 3  # failures of an engine in a row, with no answer in between, before it is given up
 PAUSE = 0.5  # seconds before an engine that failed is started or asked again
 LOOK = 5.0  # seconds between two looks at an engine of somebody else's that does not answer
@@ -87,17 +88,18 @@ class Fleet:
 
     def start(self) -> None:
         """Starts all, those that are ours, and waits until they answer. Raises EngineError where one does not."""
-        with ThreadPoolExecutor(len(self.members)) as pool:
-            done, _ = wait([pool.submit(member.engine.start) for member in self.members], return_when=FIRST_EXCEPTION)
-            if failed := [future for future in done if future.exception()]:
-                self.stop()  # the others need not be waited for
-                failed[0].result()
+        try:
+            for started in wait(at_once([m.engine.start for m in self.members]), return_when=FIRST_EXCEPTION).done:
+                started.result()
+        except BaseException:
+            self.stop()  # the others need not be waited for
+            raise
 
     def stop(self) -> None:
         """Ends those that are ours, for good."""
         self._over.set()
-        with ThreadPoolExecutor(len(self.members)) as pool:
-            list(pool.map(lambda member: member.engine.stop(), self.members))
+        for stopped in at_once([member.engine.stop for member in self.members]):
+            stopped.result()
 
     async def hang_up(self) -> None:
         """No more is asked."""
@@ -219,6 +221,21 @@ class Fleet:
     def _end_requests(self, member: Member) -> None:
         for task in member.asked:
             task.cancel()
+
+
+def at_once(calls: Sequence[Callable[[], Result]]) -> list[Future[Result]]:
+    """Each call in a thread of its own. Unlike those of a pool, they keep no program from ending."""
+
+    def run(call: Callable[[], Result], future: Future[Result]) -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # whoever waits gets it
+            future.set_exception(error)
+
+    futures: list[Future[Result]] = [Future() for _ in calls]
+    for each in zip(calls, futures):
+        threading.Thread(target=run, args=each, daemon=True).start()
+    return futures
 
 
 def all_lost(members: Collection[Member]) -> EngineError:

@@ -8,16 +8,17 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from gspo.backends.hf.model import HFModel
-from gspo.backends.vllm.fleet import STRIKES, Fleet, LeftOut, Member, State
+from gspo.backends.vllm.fleet import STRIKES, Fleet, LeftOut, Member, State, at_once
 from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routes import Routers
 from gspo.backends.vllm.server import Engine, EngineError
@@ -111,8 +112,8 @@ class VLLMSampler:
                 self.fleet.leave_out(member, members[member], error)
             return member.life == members[member]
 
-        with ThreadPoolExecutor(len(members)) as pool:
-            ready = [member for member, well in zip(members, pool.map(swapped, members)) if well]
+        swaps = at_once([partial(swapped, member) for member in members])
+        ready = [member for member, swap in zip(members, swaps) if swap.result()]
         _, errors = self._judge(weights, ready)
         for member in ready:
             if member not in errors:
