@@ -2,6 +2,7 @@
 vLLM itself.
 """
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -157,7 +158,7 @@ def expected(fleet_of, sampling=LONG, n=6, version=1):
 
 
 def test_three_engines_sample_what_one_does(fleet_of, engines):
-    sampler, ports = fleet_of(3)
+    sampler, ports = fleet_of(3, batch_size=48)
     before = [engines.counts(port)["asked"] for port in ports]
     assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of)
     asked = [engines.counts(port)["asked"] - was for port, was in zip(ports, before)]
@@ -323,20 +324,38 @@ def test_updates_and_a_death_while_they_sample(fleet_of, engines):
     assert len(sampler.fleet.serving) == 2 and len(sampler.notes) == 1
 
 
-def test_one_that_fails_a_completion_is_asked_last_for_it(fleet_of, engines):
-    """An engine that is always free, since it always fails, does not use up a completion's failures."""
-    sampler, ports = fleet_of(3)
-    broken = sampler.fleet.members[0]
-    plain = broken.engine.ask
+def failing(member, hangs=0):
+    """Has an engine fail each completion, but for the first ones, which hang; its probes are as they should be."""
+    plain, asked = member.engine.ask, []
 
     async def ask(body, timeout):
-        if body["sampling_params"]["max_tokens"] == LONG.max_new_tokens:
-            raise EngineError("status 500: out of luck")
-        return await plain(body, timeout)  # the check
+        if body["sampling_params"]["max_tokens"] != LONG.max_new_tokens:
+            return await plain(body, timeout)
+        asked.append(body)
+        if len(asked) <= hangs:
+            await asyncio.sleep(1000)
+        raise EngineError("status 500: out of luck")
 
-    broken.engine.ask = ask
+    member.engine.ask = ask
+    return asked
+
+
+def test_one_that_always_fails_is_given_up(fleet_of):
+    """Though it is always up and proven: it does not use up what the others could sample."""
+    sampler, _ = fleet_of(3)
+    asked = failing(sampler.fleet.members[0])
+    assert tokens(sampler.generate(PROMPTS, 20, LONG)) == expected(fleet_of, n=20)
+    until(lambda: len(sampler.notes) == 2 * STRIKES - 1)
+    assert sampler.fleet.members[0].state is State.LOST and len(asked) <= STRIKES * 4
+    assert [("left out" in note, "is back" in note) for note in sampler.notes[:2]] == [(True, False), (False, True)]
+
+
+def test_all_that_it_was_asked_moves_when_one_request_fails(fleet_of):
+    """The others need not wait until they time out."""
+    sampler, _ = fleet_of(3, timeout=1000.0)
+    failing(sampler.fleet.members[0], hangs=3)
     assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of)
-    until(lambda: broken.state in (State.LOST, State.SERVES))
+    assert sampler.counts()["engines/moved"] >= 4
 
 
 def test_a_start_that_fails_ends_the_others(tmp_path, tiny):

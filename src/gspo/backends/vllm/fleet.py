@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from enum import Enum
@@ -107,16 +106,16 @@ class Fleet:
         for member in self.members:
             await member.engine.hang_up()
 
-    async def free(self, failed: Counter[Member]) -> Member:
-        """Who is asked next: of those that have failed this completion least often, the one with the fewest requests under
-        way. Waits for one with room; raises EngineError where none is left.
+    async def free(self) -> Member:
+        """Who is asked next: the engine with the fewest requests under way. Waits for one with room; raises EngineError
+        where none is left.
         """
         while True:
             if self.lost is not None:
                 raise self.lost
             able = [member for member in self.serving if len(member.asked) < self.most]
             if able:
-                return min(able, key=lambda member: (failed[member], len(member.asked)))
+                return min(able, key=lambda member: len(member.asked))
             await self._news.wait()
 
     async def ask(self, member: Member, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:

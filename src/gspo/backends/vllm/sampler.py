@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import shutil
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager
@@ -264,10 +263,10 @@ class VLLMSampler:
         return Request(so_far, seed, sampling, self.model.tokenizer, self.model.config.vocab_size, routers)
 
     async def _sample(self, completion: Request) -> Rollout:
-        failed: Counter[Member] = Counter()
+        failures = 0
         async with self._room:
             while not completion.so_far.stop:
-                member = await self.fleet.free(failed)
+                member = await self.fleet.free()
                 earliest, life = self.version, member.life
                 try:
                     answer = await self.fleet.ask(member, completion.request(), self.timeout)
@@ -277,10 +276,9 @@ class VLLMSampler:
                 except EngineError as error:
                     self.fleet.moved += 1
                     self.fleet.leave_out(member, life, error)
-                    failed[member] += 1
-                    if failed.total() >= max(STRIKES, len(self.fleet.members)):
+                    failures += 1
+                    if failures >= max(STRIKES, len(self.fleet.members)):
                         raise
                 else:
-                    failed.clear()
-                    member.strikes = 0
+                    failures = member.strikes = 0
         return completion.so_far
