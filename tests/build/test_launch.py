@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -86,6 +87,12 @@ def ranks_of(process):
         if "RANK" in environment:
             found[int(environment["RANK"])] = int(folder.name)
     return found
+
+
+def little_room():
+    """Files may have 20 kB."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
 def steps(place, name):
@@ -184,6 +191,45 @@ def test_ranks_end_with_whoever_started_them(place):
     assert list((place / "orphans" / "checkpoints").glob("step_*/state.pt"))  # the leader has saved
 
 
+def test_a_rank_that_is_killed_while_it_loads_costs_a_restart(place, unbroken):
+    process = begin(place, "loading", "--scale.ranks=2", "--train.steps=6")
+    wait_for(lambda: len(ranks_of(process)) == 2)
+    os.kill(ranks_of(process)[1], signal.SIGKILL)
+    status, output = finished(process)
+    assert status == 0 and "rank 1 was ended by SIGKILL" in output, output
+    assert completions(place, "loading") == completions(place, unbroken)
+
+
+def test_a_restart_resumes_no_run_of_another_command(place, unbroken):
+    before = (place / unbroken / "metrics.jsonl").read_bytes()
+    process = begin(place, unbroken, "--scale.ranks=2", "--train.steps=9")
+    wait_for(lambda: len(ranks_of(process)) == 2)
+    os.kill(ranks_of(process)[1], signal.SIGKILL)
+    status, output = finished(process)
+    assert status == 2 and "the folder exists and is not empty" in output, output
+    assert (place / unbroken / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_was_asked_to_end_is_not_started_again(place, begun):
+    name = f"asked-{begun}"
+    process = begin(place, name, "--scale.ranks=2", "--train.steps=1000")
+    wait_for(lambda: len(ranks_of(process)) == 2)
+    if begun:  # its samplers are made after its folder is claimed, before it listens to signals
+        wait_for(lambda: (place / name / "config.toml").exists())
+    process.send_signal(signal.SIGTERM)
+    status, output = finished(process, 60)
+    assert status == 130 and "restart" not in output, output
+    assert not ranks_of(process)
+
+
+def test_a_full_disk_ends_no_run_and_hangs_no_rank(place):
+    process = begin(place, "full", "--scale.ranks=2", "--train.steps=3", "--train.save_every=2", preexec_fn=little_room)
+    status, output = finished(process, 100)
+    assert status == 1 and "could not be written" in output and "goes on without this checkpoint" in output, output
+    assert steps(place, "full") == 3 and "restart" not in output
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -209,4 +255,5 @@ def test_what_the_ends_of_all_ranks_mean():
     assert outcome([2, LOST]) == outcome([LOST, 2]) == (2, "")
     assert outcome([LOST, -9]) == (LOST, "rank 1 was ended by SIGKILL")
     assert outcome([LOST, None]) == (LOST, "rank 0 lost the others")
-    assert outcome([0, None]) == (0, "")
+    assert outcome([0, None]) == outcome([0, -6]) == outcome([0, LOST]) == (0, "")
+    assert outcome([None, 0])[0] == LOST

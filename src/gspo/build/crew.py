@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from gspo.config.ranks import LOST, PARENT, RESTARTS, placed
 from gspo.config.scale import ScaleConfig
 from gspo.config.schema import Config
 from gspo.learner import crew
-from gspo.learner.ranks import ProcessRanks, RankLost
+from gspo.learner.ranks import ProcessRanks, RankLost, noticed
 
 LOADING = timedelta(hours=2)  # ranks read weights at very different speeds
 FAREWELL = 10.0  # seconds
@@ -32,6 +32,8 @@ FAREWELL = 10.0  # seconds
 def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
     """The ranks, once all are there."""
     number, size = placed()
+    if PARENT in os.environ:
+        threading.Thread(target=end_with, args=(int(os.environ[PARENT]), number), daemon=True).start()
     for noisy in ("torch.distributed.tensor._redistribute", "torch.distributed.checkpoint"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     on_gpu = torch.cuda.is_available()
@@ -43,8 +45,6 @@ def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
         "nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=timedelta(seconds=scale.timeout),
         device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
     )  # fmt: skip
-    if PARENT in os.environ:
-        threading.Thread(target=end_with, args=(int(os.environ[PARENT]), number), daemon=True).start()
     yield ProcessRanks(scale.timeout)
     dist.destroy_process_group()
 
@@ -56,6 +56,8 @@ def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
     Raises ValueError in a process that cannot lead so many.
     """
     number, size = placed()
+    if scale.launcher == "ray" and PARENT not in os.environ:
+        raise ValueError('scale.launcher = "ray": start the ranks by `gspo train`; a script trains in one process')
     if number > 0 or scale.ranks not in (None, size):
         raise ValueError(
             f"scale.ranks = {scale.ranks or size}, but this process is rank {number} of {size}: start the ranks by `gspo "
@@ -64,16 +66,23 @@ def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
     if size == 1:
         yield None
         return
-    with connected(scale) as ranks:
+    with noticed(), connected(scale) as ranks:
         try:
-            yield ranks
+            with noticed():
+                yield ranks
         except RankLost:
             raise
-        except BaseException:  # who is in the middle of a pass does not hear it, and notices when this process is gone
-            over = threading.Thread(target=ranks.told, args=(crew.OVER,), daemon=True)
-            over.start()
-            over.join(FAREWELL)
+        except BaseException:
+            goodbye = threading.Thread(target=farewell, args=(ranks,), daemon=True)
+            goodbye.start()
+            goodbye.join(FAREWELL)
             raise
+        ranks.told(crew.OVER)
+
+
+def farewell(ranks: ProcessRanks) -> None:
+    """Ends the followers. Who is in the middle of a pass does not hear it, and notices when this process is gone."""
+    with suppress(Exception):
         ranks.told(crew.OVER)
 
 
@@ -81,6 +90,8 @@ def end_with(parent: int, number: int) -> None:
     """Ends the run where the process that started it is gone: the leader is asked to save, the others follow it."""
     while os.getppid() == parent:
         time.sleep(1.0)
+    if not dist.is_initialized():
+        os._exit(LOST)
     if number == 0:
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(LOADING.total_seconds())
@@ -97,7 +108,7 @@ def follow(scale: ScaleConfig) -> None:
     """All that a rank does that does not lead. Ctrl-C and SIGTERM are the leader's: it ends the others when it has saved."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with connected(scale) as ranks:
+    with noticed(), connected(scale) as ranks:
         command = ranks.told()
         if command is crew.OVER:
             return

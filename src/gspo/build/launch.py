@@ -1,4 +1,4 @@
-"""Starts the ranks of a run on this machine, and starts them again where one was killed.
+"""Starts the ranks of a run, on this machine or where Ray places them, and starts them again where one was killed.
 
 A rank that ends with an error of its own ends the run. One that was killed, or was lost to the others, ends this life of
 the run alone: the next one goes on from the last checkpoint.
@@ -11,17 +11,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gspo.config.names import RESUME
-from gspo.config.ranks import LOST, PARENT, RESTARTS, check_ranks, placed
+from gspo.config.ranks import BEGAN, LOST, PARENT, RESTARTS, check_ranks, placed
 from gspo.config.schema import Config
+from gspo.data.keeper import end_with_parent
 
 GRACE = 15.0  # seconds in which the other ranks end by themselves, after one has
 WATCH = 0.1
+INTERRUPTED = 130  # exit status of a run that was asked to end
 
 
 def take_part(config: Config, arguments: Sequence[str]) -> int | None:
@@ -31,7 +33,16 @@ def take_part(config: Config, arguments: Sequence[str]) -> int | None:
     number, size = placed()
     if number == 0:
         check_ranks(config, size if size > 1 else config.scale.ranks or 1)
-    if size == 1 and (config.scale.ranks or 1) > 1:
+    if config.scale.launcher == "ray" and PARENT in os.environ:
+        end_with_parent(int(os.environ[PARENT]))
+    elif config.scale.launcher == "ray" and size > 1:
+        raise ValueError('scale.launcher = "ray", but torchrun has started this process: leave one of them out')
+    elif config.scale.launcher == "ray":
+        from gspo.build.ray_launch import connected
+
+        with connected(config.scale.timeout) as on_ray:
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, on_ray)
+    elif size == 1 and (config.scale.ranks or 1) > 1:
         return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say)
     if number == 0:
         return None
@@ -47,48 +58,55 @@ def say(text: str) -> None:
 
 
 def begun_before(config: Config) -> bool:
-    """Whether this is a later life of a run, which goes on from its last checkpoint."""
-    return int(os.environ.get(RESTARTS, "0")) > 0 and (Path(config.log.dir) / "config.toml").exists()
-
-
-def launch(arguments: Sequence[str], ranks: int, restarts: int, tell: Callable[[str], None]) -> int:
-    """Runs `gspo ARGUMENTS` in so many processes of this machine. Returns the exit status of the first.
-
-    tell: hears why a life ended. Ctrl-C, SIGTERM and SIGHUP go to the first rank, which finishes its step and saves.
+    """Whether this is a later life of a run, which goes on from its last checkpoint. A folder that is older than the command
+    is of another run.
     """
-    command = [sys.executable, "-m", "gspo", *arguments]
-    for life in range(restarts + 1):
-        status, why = live(command, ranks, life)
-        if status != LOST:
-            return status
-        if life < restarts:
-            tell(f"{why}: the run goes on from its last checkpoint (restart {life + 1} of scale.restarts = {restarts})")
-    tell(f"{why}, and scale.restarts = {restarts}: go on with {RESUME}")
-    return 1
+    settings = Path(config.log.dir) / "config.toml"
+    if int(os.environ.get(RESTARTS, "0")) == 0 or not settings.exists():
+        return False
+    began = float(os.environ[BEGAN]) if BEGAN in os.environ else began_at(os.getppid())
+    return settings.stat().st_mtime >= began
 
 
-def live(command: Sequence[str], ranks: int, life: int) -> tuple[int, str]:
-    """One life of a run. Returns its exit status, LOST where another life may go on, and then why it ended."""
-    import torch.distributed as dist  # takes seconds
+def began_at(process: int) -> float:
+    """When a process began, in seconds since 1970; later than everything where the kernel does not tell."""
+    try:
+        ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+        boot = next(line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+    except (OSError, ValueError, StopIteration):
+        return float("inf")
+    return int(boot) + ticks / os.sysconf("SC_CLK_TCK")
 
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # where the ranks find one another
-    shared = os.environ | {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), RESTARTS: str(life), PARENT: str(os.getpid()),
-    }  # fmt: skip
-    shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+
+class Rank(Protocol):
+    """The process of a rank, as `subprocess` has it, wherever it runs."""
+
+    def poll(self) -> int | None:
+        """Its exit status, minus the signal where one ended it, None while it runs."""
+        ...
+
+    def send_signal(self, sig: int) -> None:
+        """May be called while a signal is handled."""
+        ...
+
+
+class PlaceLost(Exception):
+    """A place for a rank was lost before the rank had started."""
+
+
+Start = Callable[[Sequence[str], int, Mapping[str, str]], AbstractContextManager[Sequence[Rank]]]
+"""Starts a command in so many processes, with these variables and those of each rank. In the end no process is left."""
+
+
+@contextmanager
+def here(command: Sequence[str], ranks: int, variables: Mapping[str, str]) -> Iterator[Sequence[Rank]]:
+    """The ranks as processes of this machine."""
     started: list[subprocess.Popen[bytes]] = []
     try:
         for number in range(ranks):
-            own = shared | {"RANK": str(number), "LOCAL_RANK": str(number)}
-            started.append(subprocess.Popen(command, env=own, start_new_session=True))
-        with passed_on(started[0]):
-            while all(process.poll() is None for process in started):
-                time.sleep(WATCH)
-            first_end = time.monotonic()
-            while any(process.poll() is None for process in started) and time.monotonic() - first_end < GRACE:
-                time.sleep(WATCH)
-        return outcome([process.poll() for process in started])
+            environment = of_rank(variables, number, ranks, number)
+            started.append(subprocess.Popen(command, env=environment, start_new_session=True))
+        yield started
     finally:
         for process in started:
             with suppress(ProcessLookupError):
@@ -96,8 +114,63 @@ def live(command: Sequence[str], ranks: int, life: int) -> tuple[int, str]:
             process.wait()
 
 
+def of_rank(variables: Mapping[str, str], number: int, beside: int, local: int) -> dict[str, str]:
+    """The environment of a rank that this process starts. beside: ranks on this machine. local: its number among them."""
+    threads = str(max(1, (os.cpu_count() or 1) // beside))
+    own = {"RANK": str(number), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(beside), PARENT: str(os.getpid())}
+    return {"OMP_NUM_THREADS": threads} | dict(variables) | own
+
+
+def launch(
+    arguments: Sequence[str], ranks: int, restarts: int, tell: Callable[[str], None], start: Start = here
+) -> int:  # fmt: skip
+    """Runs `gspo ARGUMENTS` in so many processes. Returns the exit status of the first.
+
+    tell: hears why a life ended. Ctrl-C, SIGTERM and SIGHUP go to the first rank, which finishes its step and saves.
+    """
+    command = [sys.executable, "-m", "gspo", *arguments]
+    began = str(time.time())
+    with asked() as signals:
+        for life in range(restarts + 1):
+            try:
+                status, why = live(command, ranks, {RESTARTS: str(life), BEGAN: began}, start, signals)
+            except PlaceLost as error:
+                status, why = LOST, str(error)
+            if status != LOST or signals.numbers:
+                return INTERRUPTED if status == LOST else status
+            if life < restarts:
+                tell(f"{why}: the run goes on from its last checkpoint (restart {life + 1} of scale.restarts = {restarts})")
+    tell(f"{why}, and scale.restarts = {restarts}: go on with {RESUME}")
+    return 1
+
+
+def live(
+    command: Sequence[str], ranks: int, more: Mapping[str, str], start: Start, signals: Signals
+) -> tuple[int, str]:  # fmt: skip
+    """One life of a run. Returns its exit status, LOST where another life may go on, and then why it ended."""
+    import torch.distributed as dist  # takes seconds
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # where the ranks find one another
+    variables = os.environ | {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(ranks), **more,
+    }  # fmt: skip
+    if signals.numbers:
+        return INTERRUPTED, ""
+    with start(command, ranks, variables) as started, signals.go_to(started[0]):
+        until, ended = float("inf"), [process.poll() for process in started]
+        while None in ended and time.monotonic() < until:
+            time.sleep(WATCH)
+            ended = [process.poll() for process in started]
+            if until == float("inf") and (ended[0] is not None or any(ended)):  # followers may well end before the leader
+                until = time.monotonic() + GRACE
+        return outcome(ended)
+
+
 def outcome(ended: Sequence[int | None]) -> tuple[int, str]:
     """What the exit statuses of all ranks mean, None for one that did not end: that of the run, and why a life ended."""
+    if ended[0] == 0:
+        return 0, ""
     errors = [status for status in ended if status and 0 < status != LOST]
     if errors:
         return errors[0], ""
@@ -106,20 +179,40 @@ def outcome(ended: Sequence[int | None]) -> tuple[int, str]:
             return LOST, f"rank {number} was ended by {signal.Signals(-status).name}"
     if LOST in ended:
         return LOST, f"rank {ended.index(LOST)} lost the others"
-    return ended[0] or 0, ""
+    return LOST, "rank 0 did not end"
+
+
+class Signals:
+    """The signals that asked the run to end. They go to its first rank, where it has one."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.first: Rank | None = None
+
+    def hear(self, number: int, frame: Any) -> None:
+        """Is called by Python."""
+        self.numbers.append(number)
+        if self.first is not None:
+            with suppress(ProcessLookupError):
+                self.first.send_signal(number)
+
+    @contextmanager
+    def go_to(self, first: Rank) -> Iterator[None]:
+        """Meanwhile they go to this rank."""
+        self.first = first
+        try:
+            yield
+        finally:
+            self.first = None
 
 
 @contextmanager
-def passed_on(first: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Signals that ask a run to end go to its first rank."""
-
-    def handle(number: int, frame: Any) -> None:
-        with suppress(ProcessLookupError):
-            first.send_signal(number)
-
-    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+def asked() -> Iterator[Signals]:
+    """Hears Ctrl-C, SIGTERM and SIGHUP."""
+    signals = Signals()
+    old = {number: signal.signal(number, signals.hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        yield signals
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)

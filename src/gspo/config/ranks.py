@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 
 from gspo.config.scale import ScaleConfig
 from gspo.config.schema import Config
@@ -11,6 +13,8 @@ from gspo.config.values import shown
 LOST = 75  # exit status of a rank that lost the others
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 PARENT = "GSPO_PARENT"  # the process that started the ranks
+BEGAN = "GSPO_BEGAN"  # when the run was started, in seconds
+OF_RANKS = re.compile(r"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_.*|GSPO_PARENT|GSPO_BEGAN)$")
 ONE = "is not done on several ranks yet"
 
 
@@ -21,6 +25,16 @@ def placed() -> tuple[int, int]:
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
         return 0, 1
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def several_machines() -> bool:
+    """Whether there are ranks on other machines too."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < placed()[1]
+
+
+def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment for programs that are no rank: in that of one they would look for the other ranks."""
+    return {name: value for name, value in environment.items() if not OF_RANKS.match(name)}
 
 
 def check_ranks(config: Config, ranks: int) -> None:

@@ -39,15 +39,20 @@ def keep(fd: int) -> None:
             signal.signal(number, signal.SIG_DFL)
         os.close(wake)
         os.close(write)
-        _prctl(DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != keeper:  # it died before that
-            os._exit(1)
+        end_with_parent(keeper)
         return
     status = None
     try:
         status = _wait(child, fd, wake)
     finally:  # whatever happens here, this process never goes on to the work
         _end(status)
+
+
+def end_with_parent(parent: int) -> None:
+    """From here on this process is killed as soon as its parent ends."""
+    _prctl(DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before that
+        os._exit(1)
 
 
 def _prctl(option: int, value: int) -> None:

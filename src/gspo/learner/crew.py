@@ -7,9 +7,9 @@ knows which of them it reads (shares.py). An error on any rank ends its process,
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -18,7 +18,9 @@ from gspo.learner.ranks import ProcessRanks, noticed
 from gspo.ports import Weights
 from gspo.types import Agreement, Completion, Reading, Update
 
+T = TypeVar("T")
 OVER = None  # the command that ends a follower
+SAVES = ("save", "weights.save")
 TENSORS, WEIGHTS = "weights.tensors", "weights."
 
 
@@ -43,9 +45,24 @@ def follow(learner: LocalLearner, ranks: ProcessRanks) -> None:
     own = RankLearner(learner)
     with noticed():
         while (command := ranks.told()) is not OVER:
-            answer = own.do(*command)
+            try:
+                answer = own.do(*command)
+            except OSError:
+                if command[0] not in SAVES:
+                    raise
+                continue  # the disk did not take it: all ranks have this error (sharded.py), and the leader goes on or ends
             for _ in answer if command[0] == TENSORS else ():
                 pass  # every rank gives its shard of each
+
+
+def noticing(every: Iterator[T]) -> Iterator[T]:
+    """The same, one after the other. Raises RankLost where another rank is gone."""
+    while True:
+        with noticed():
+            item = next(every, None)
+        if item is None:
+            return
+        yield item
 
 
 class LeadingLearner:
@@ -134,7 +151,7 @@ class LeadingWeights:
         every = iter(self.learner.all_do(TENSORS))
         self.learner.streams = True
         try:
-            for pair in every:  # noqa: UP028 - `yield from` would end it with whoever listens
+            for pair in noticing(every):  # noqa: UP028 - `yield from` would end it with whoever listens
                 yield pair
         finally:
             for _ in every:

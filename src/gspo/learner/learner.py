@@ -80,7 +80,7 @@ class LocalLearner:
         """Writes `folder`/model in Hugging Face format, and beside it what else the next update depends on."""
         ranks = self.micro_batches.ranks
         self.policy.save(str(folder / MODEL))
-        if ranks.size > 1:
+        if ranks.size > 1 and self.optimizer.adamw.state:
             self.policy.save_moments(self.optimizer.adamw, str(folder / MOMENTS))
         state = {
             "optimizer": self.optimizer.state_dict(moments=ranks.size == 1),
@@ -88,9 +88,16 @@ class LocalLearner:
             "objective": self.objective.state_dict(),
             "policy": self.policy.state_dict(),
         }
+        problem = ""
         if ranks.number == 0:
-            torch.save(state, folder / LEARNER)
-        ranks.gathered(None)  # all is written
+            try:
+                torch.save(state, folder / LEARNER)
+            except (OSError, RuntimeError) as error:
+                if ranks.size == 1:
+                    raise
+                problem = str(error)
+        if problem := ranks.gathered(problem)[0]:
+            raise OSError(problem)
 
     def resume(self, folder: Path) -> None:
         """Goes on from what `save` wrote; the policy holds the model already. Raises RuntimeError for a damaged file."""
@@ -112,6 +119,7 @@ class LocalLearner:
         self.optimizer.load_state_dict(state["optimizer"])
         if (folder / MOMENTS).exists():
             self.policy.load_moments(self.optimizer.adamw, str(folder / MOMENTS))
+            self.optimizer.take_moments()
 
 
 class PolicyLearner(LocalLearner):

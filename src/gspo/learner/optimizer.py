@@ -52,6 +52,7 @@ class Optimizer:
     ):  # fmt: skip
         self.parameters = list(parameters)
         self.order: list[nn.Parameter]  # in which AdamW's state counts whole weights
+        self.undecayed = 0  # weights, with weight decay for others
         self.config = config
         self.total = total_updates
         self.max_bad = max_bad
@@ -77,7 +78,7 @@ class Optimizer:
             return [{"params": same} for same in by_mesh(self.parameters)]
         decays = {p: p.ndim > 1 and p not in biases for p in self.parameters}
         decayed, kept = ([p for p in self.parameters if decays[p] == which] for which in (True, False))
-        self.order = decayed + kept
+        self.order, self.undecayed = decayed + kept, len(kept)
         groups = [{"params": same} for same in by_mesh(decayed)]
         return groups + [{"params": same, "weight_decay": 0.0} for same in by_mesh(kept)]
 
@@ -134,16 +135,19 @@ class Optimizer:
         self.bad_in_a_row = state["bad_in_a_row"]
         if "adamw" not in state:  # the moments lie elsewhere, in shards
             return
-        if any(isinstance(p, DTensor) for p in self.parameters):
-            self.moments.load_state_dict(self._in_shards(state["adamw"]))
-            return
-        adamw, kept = state["adamw"], self.adamw.state_dict()["param_groups"][1:]
-        if kept and len(adamw["param_groups"]) == 1:  # all decayed, as they still do in adapters
-            if kept[0]["params"]:
+        adamw, sharded = state["adamw"], any(isinstance(p, DTensor) for p in self.parameters)
+        kept = [] if sharded else self.adamw.state_dict()["param_groups"][1:]
+        if self.config.weight_decay and len(adamw["param_groups"]) == 1:  # all decayed, as they still do in adapters
+            if self.undecayed:
                 raise ValueError(
                     f"optimizer.weight_decay = {self.config.weight_decay:g}: the checkpoint is of an earlier gspo, which "
                     "let norms and biases decay too, so this run cannot go on as it began: resume it with the gspo that "
                     "wrote the checkpoint, or start another run from the checkpoint's model"
                 )
             adamw = adamw | {"param_groups": adamw["param_groups"] + kept}
-        self.moments.load_state_dict(adamw)
+        self.moments.load_state_dict(self._in_shards(adamw) if sharded else adamw)
+
+    def take_moments(self) -> None:
+        """After AdamW itself was given moments: they go where they are kept between steps."""
+        if self.moments is not self.adamw:
+            self.moments.load_state_dict(self.adamw.state_dict())

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
-LOSS = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe", re.IGNORECASE)
+LOSS = re.compile(r"gloo|NCCL")  # whose errors name them
 WAIT = timedelta(days=30)  # for the next command: sampling may take long, and a dead leader is noticed at once
 
 
@@ -32,10 +32,15 @@ def noticed() -> Iterator[None]:
     except RankLost:
         raise
     except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and not LOSS.search(str(error)):
+        if not is_loss(error):
             raise
         first = str(error).strip().partition("\n")[0]
         raise RankLost(f"rank {dist.get_rank()}: another rank is gone or did not answer in time ({first})") from error
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether this is how torch says that a rank is gone."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(LOSS.search(str(error))))
 
 
 class Ranks(Protocol):

@@ -19,6 +19,7 @@ from gspo.backends.hf.files import check_weights, load_error, outline, read_outl
 from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, far, probe, windows
 from gspo.config.lookup import pick_device
 from gspo.config.policy import ModelConfig
+from gspo.learner.ranks import is_loss
 
 log = logging.getLogger(__name__)
 disable_progress_bar()  # of loading and saving weights: the run has its own
@@ -47,6 +48,8 @@ def read_weights(cfg: ModelConfig, **more: Any) -> tuple[PreTrainedModel, PreTra
             log.warning("%s has no sdpa attention: using eager attention, which is slower", cfg.path)
             model, info = from_pretrained(path, **options, attn_implementation="eager")
     except Exception as error:  # transformers raises many kinds here
+        if is_loss(error):
+            raise
         raise ValueError(load_error(cfg, error)) from error
     missing = sorted([*info["missing_keys"], *(str(key[0]) for key in info["mismatched_keys"])])
     if missing:

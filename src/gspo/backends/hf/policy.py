@@ -121,7 +121,12 @@ class HFPolicy:
         """Write the moments of an optimizer of these weights by their names, each rank its shards."""
         from transformers.distributed import save_optimizer_distributed  # of no older transformers
 
-        save_optimizer_distributed(self.model.model, adamw, folder)
+        try:
+            save_optimizer_distributed(self.model.model, adamw, folder)
+        except BaseException as error:  # torch's CheckpointException, which is raised on all ranks, is no Exception
+            if type(error).__name__ != "CheckpointException":
+                raise
+            raise OSError(f"{folder} could not be written ({error})") from error
 
     def load_moments(self, adamw: torch.optim.Optimizer, folder: str) -> None:
         """Take over what `save_moments` wrote, on as many ranks or on others."""

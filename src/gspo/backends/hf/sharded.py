@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
@@ -211,15 +212,23 @@ class ShardedModel(HFModel):
         than a layer; the first writes what is beside the weights.
         """
         write_layers(self, Path(folder))
+        problem = ""
         if dist.get_rank() == 0:
-            config = copy.deepcopy(self.model.config)
-            config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
-            config.dtype = str(self.model.dtype).removeprefix("torch.")
-            del config.distributed_config
-            config.save_pretrained(folder)
-            self.model.generation_config.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
-        dist.barrier()
+            try:
+                self._write_config(folder)
+            except OSError as error:
+                problem = str(error)
+        agree_on([problem])
+
+    def _write_config(self, folder: str | Path) -> None:
+        """What is beside the weights."""
+        config = copy.deepcopy(self.model.config)
+        config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
+        config.dtype = str(self.model.dtype).removeprefix("torch.")
+        del config.distributed_config
+        config.save_pretrained(folder)
+        self.model.generation_config.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
 
 
 def write_layers(model: ShardedModel, folder: Path) -> None:
@@ -230,16 +239,21 @@ def write_layers(model: ShardedModel, folder: Path) -> None:
         layers.setdefault(_layer(name), []).append(name)
     every = model.tensors()
     wrote: dict[str, tuple[str, int]] = {}
+    problems: list[str] = []
     for number, names in enumerate(layers.values()):
         mine = number % dist.get_world_size() == dist.get_rank()
         here = {name: tensor.cpu() for name, tensor in itertools.islice(every, len(names)) if mine}
         if mine:
             file = f"model-{number + 1:05d}-of-{len(layers):05d}.safetensors"
             saved = {name: x.contiguous() for name, x in revert_weight_conversion(model.model, here).items()}
-            save_file(saved, folder / file, metadata={"format": "pt"})
+            try:
+                save_file(saved, folder / file, metadata={"format": "pt"})
+            except (OSError, SafetensorError) as error:  # a full disk; the others wait for this rank's shards all the same
+                problems.append(str(error))
             wrote |= {name: (file, x.numel() * x.element_size()) for name, x in saved.items()}
     index: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(index, wrote)
+    agree_on(problems)
     if dist.get_rank() == 0:
         files = {name: place for part in index for name, place in part.items()}
         table = {
@@ -247,6 +261,14 @@ def write_layers(model: ShardedModel, folder: Path) -> None:
             "weight_map": {name: files[name][0] for name in sorted(files)},
         }
         (folder / "model.safetensors.index.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+
+
+def agree_on(problems: list[str]) -> None:
+    """Raises OSError on all ranks, where writing failed on one."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, problems)
+    if failed := [text for one in every for text in one if text]:
+        raise OSError(failed[0])
 
 
 def _layer(name: str) -> str:

@@ -23,6 +23,7 @@ from gspo.backends.vllm.routes import FLAG, Routers
 from gspo.backends.vllm.sampler import WEIGHTS, VLLMSampler
 from gspo.backends.vllm.server import Engine, Server, free_ports, http, serving
 from gspo.config.policy import LoraConfig
+from gspo.config.ranks import several_machines
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.ports import Weights
@@ -61,6 +62,11 @@ def opened(config: Config, policy: HFPolicy, weights: Weights, keep: Path | None
     Raises ValueError for what the user can mend, with the remedy.
     """
     check_sampler(config.sampler)
+    if config.sampler.exchange is None and policy.model.sharded and several_machines():
+        raise ValueError(
+            "sampler.exchange is not set: ranks on several machines write the weights for vLLM together, into a folder that "
+            "all of them see: name one"
+        )
     if config.sampler.exchange is None and MEMORY.is_dir():
         sweep(MEMORY)
     place = config.sampler.exchange or (MEMORY if MEMORY.is_dir() else None)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from gspo.config.ranks import without_ranks
 from gspo.ports import SamplerError
 from gspo.safe import without_logins
 
@@ -124,7 +125,7 @@ class Server:
                 self._begun = output.tell()
                 self.process = process = subprocess.Popen(
                     self.command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                    env=ROOM | os.environ | {"GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"} | self.variables,
+                    env=ROOM | without_ranks(os.environ) | {"GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"} | self.variables,
                 )  # fmt: skip
         deadline = time.monotonic() + (START if process else 10.0)
         while not self.answers():
