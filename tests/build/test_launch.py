@@ -89,6 +89,9 @@ def ranks_of(process):
     return found
 
 
+NO_ROLLOUTS = "--log.rollouts=false", "--log.token_rollouts=0"
+
+
 def little_room():
     """Files may have 20 kB."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -224,7 +227,9 @@ def test_a_run_that_was_asked_to_end_is_not_started_again(place, begun):
 
 
 def test_a_full_disk_ends_no_run_and_hangs_no_rank(place):
-    process = begin(place, "full", "--scale.ranks=2", "--train.steps=3", "--train.save_every=2", preexec_fn=little_room)
+    process = begin(
+        place, "full", "--scale.ranks=2", "--train.steps=3", "--train.save_every=2", *NO_ROLLOUTS, preexec_fn=little_room
+    )
     status, output = finished(process, 100)
     assert status == 1 and "could not be written" in output and "goes on without this checkpoint" in output, output
     assert steps(place, "full") == 3 and "restart" not in output

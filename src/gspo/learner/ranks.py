@@ -80,7 +80,8 @@ class ProcessRanks:
     def __init__(self, timeout: float) -> None:
         self.number, self.size = dist.get_rank(), dist.get_world_size()
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-        self._commands = dist.new_group(backend="gloo", timeout=WAIT)
+        # The others wait for the leader as long as it lives; it does not wait long for one that does not listen.
+        self._commands = dist.new_group(backend="gloo", timeout=WAIT if self.number else timedelta(seconds=timeout))
 
     def gathered(self, mine: T) -> list[T]:
         """What every rank says, by number."""
