@@ -71,7 +71,7 @@ def test_a_script_trains_in_one_process_and_says_so(tmp_path, scale, message):
     with pytest.raises(ValueError, match=message):
         gspo.train(
             model.model, tiny_run.ROWS, tiny_run.likes_a, tokenizer=model.tokenizer,
-            **tiny_run.settings(tmp_path / "run", scale=scale),
+            config=tiny_run.settings(tmp_path / "run", scale=scale),
         )  # fmt: skip
 
 

@@ -125,6 +125,15 @@ def test_a_run_for_which_the_cluster_has_no_place_says_so(place, cluster):
     assert status == 1 and "no place for 3 CPUs in scale.timeout = 1 s: Ray has 2, 2 of them free" in output, output
 
 
+@with_ray
+def test_a_run_that_waits_for_a_place_can_be_interrupted(place, cluster):
+    process = on_ray(place, "waits", ranks=3, env=cluster)
+    assert any("waiting for 3 CPUs" in line for line in process.stdout)
+    process.send_signal(signal.SIGINT)
+    status, output = finished(process, 30)
+    assert status == 130 and "gspo: interrupted before anything was begun" in output, output
+
+
 def refused(place, **variables):
     """What a run on Ray says that cannot begin."""
     status, output = finished(on_ray(place, "refused", env=os.environ | variables), 60)

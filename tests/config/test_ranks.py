@@ -38,6 +38,7 @@ def test_what_several_ranks_cannot_do_is_refused(key, value, remedy):
 
 
 def test_what_they_can_do_passes():
+    check_ranks(config(scale={"launcher": "ray", "restarts": 5, "timeout": 9.0}), 1)  # starts again, waits for a place
     check_ranks(config(scale={"ranks": 8, "experts": 4, "replicas": 2}), 8)
     check_ranks(config(lora={"rank": 8}, sampler={"in_process": True}), 1)
 

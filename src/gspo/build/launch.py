@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from gspo.build.processes import WATCH, PlaceLost, Rank, Start, here, say
 from gspo.config.names import RESUME
 from gspo.config.ranks import BEGAN, LOST, PARENT, RESTARTS, check_ranks, placed
 from gspo.config.schema import Config
 from gspo.data.keeper import end_with_parent
 
 GRACE = 15.0  # seconds in which the other ranks end by themselves, after one has
-WATCH = 0.1
 INTERRUPTED = 130  # exit status of a run that was asked to end
 
 
@@ -52,11 +51,6 @@ def take_part(config: Config, arguments: Sequence[str]) -> int | None:
     return 0
 
 
-def say(text: str) -> None:
-    """A line beside those of the run."""
-    print(f"gspo: {text}", file=sys.stderr, flush=True)
-
-
 def begun_before(config: Config) -> bool:
     """Whether this is a later life of a run, which goes on from its last checkpoint. A folder that is older than the command
     is of another run.
@@ -76,49 +70,6 @@ def began_at(process: int) -> float:
     except (OSError, ValueError, StopIteration):
         return float("inf")
     return int(boot) + ticks / os.sysconf("SC_CLK_TCK")
-
-
-class Rank(Protocol):
-    """The process of a rank, as `subprocess` has it, wherever it runs."""
-
-    def poll(self) -> int | None:
-        """Its exit status, minus the signal where one ended it, None while it runs."""
-        ...
-
-    def send_signal(self, sig: int) -> None:
-        """May be called while a signal is handled."""
-        ...
-
-
-class PlaceLost(Exception):
-    """A place for a rank was lost before the rank had started."""
-
-
-Start = Callable[[Sequence[str], int, Mapping[str, str]], AbstractContextManager[Sequence[Rank]]]
-"""Starts a command in so many processes, with these variables and those of each rank. In the end no process is left."""
-
-
-@contextmanager
-def here(command: Sequence[str], ranks: int, variables: Mapping[str, str]) -> Iterator[Sequence[Rank]]:
-    """The ranks as processes of this machine."""
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        for number in range(ranks):
-            environment = of_rank(variables, number, ranks, number)
-            started.append(subprocess.Popen(command, env=environment, start_new_session=True))
-        yield started
-    finally:
-        for process in started:
-            with suppress(ProcessLookupError):
-                process.kill()
-            process.wait()
-
-
-def of_rank(variables: Mapping[str, str], number: int, beside: int, local: int) -> dict[str, str]:
-    """The environment of a rank that this process starts. beside: ranks on this machine. local: its number among them."""
-    threads = str(max(1, (os.cpu_count() or 1) // beside))
-    own = {"RANK": str(number), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(beside), PARENT: str(os.getpid())}
-    return {"OMP_NUM_THREADS": threads} | dict(variables) | own
 
 
 def launch(
@@ -198,8 +149,10 @@ class Signals:
 
     @contextmanager
     def go_to(self, first: Rank) -> Iterator[None]:
-        """Meanwhile they go to this rank."""
+        """Meanwhile they go to this rank, and so do those that came before it had begun."""
         self.first = first
+        for number in tuple(self.numbers):
+            first.send_signal(number)
         try:
             yield
         finally:

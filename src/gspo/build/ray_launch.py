@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from typing import Any
 
-from gspo.build.launch import WATCH, PlaceLost, Rank, Start, of_rank, say
+from gspo.build.processes import WATCH, PlaceLost, Rank, Start, of_rank, say
 
-SOON = 10.0  # seconds after which the user hears what a run waits for, and that an actor may take to end its rank
+SOON = 5.0  # seconds after which the user hears what a run waits for, and that an actor may take to end its rank
 CHUNK = 1 << 20  # bytes of a rank's output in one message
 GPUS = "CUDA_VISIBLE_DEVICES"
 ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # blocked in a cluster of our own: it ends when the run has
@@ -148,7 +148,8 @@ def on_ray(command: Sequence[str], ranks: int, variables: Mapping[str, str], pat
     seat = ray.remote(max_concurrency=2, num_cpus=int(kind == "CPU"), num_gpus=int(kind == "GPU"))(Seat)
     actors: list[Any] = []
     try:
-        wait_for(group, f"{ranks} {kind}{'s' * (ranks > 1)}", kind, patience)
+        with interruptible():
+            wait_for(group, f"{ranks} {kind}{'s' * (ranks > 1)}", kind, patience)
         for number in range(ranks):
             strategy = PlacementGroupSchedulingStrategy(group, number)
             actors.append(seat.options(scheduling_strategy=strategy).remote())
@@ -186,6 +187,17 @@ def wait_for(group: Any, need: str, kind: str, patience: float) -> None:
     say(f"waiting for {need}: {has}")
     if not group.wait(patience):
         raise RuntimeError(f"no place for {need} in scale.timeout = {patience:g} s: {has}: wait, or lower scale.ranks")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Signals that ask a run to end do so at once: it has no rank yet that could save."""
+    old = {number: signal.signal(number, signal.default_int_handler) for number in ENDS}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 def in_rows(places: Sequence[tuple[str, str]]) -> list[tuple[int, int, int, str]]:

@@ -52,7 +52,7 @@ def check_ranks(config: Config, ranks: int) -> None:
     if ranks > 1:
         check_several(config)
         return
-    for name in ("experts", "replicas", "restarts", "timeout"):
+    for name in ("experts", "replicas") if scale.launcher == "ray" else ("experts", "replicas", "restarts", "timeout"):
         value = getattr(scale, name)
         if value != getattr(ScaleConfig, name):
             raise ValueError(f"scale.{name} = {shown(value)} has no effect on one rank: set scale.ranks, or leave it out")
