@@ -58,7 +58,8 @@ def samplers_of(
         return
     model = whole_model(config) if policy.model.sharded else policy.model
     exact = HFSampler(model, config.sampler.batch_size)
-    exact.load(weights)
+    if policy.model.sharded:
+        exact.load(weights)
     with playing(config, policy.model, exact) as both:
         if config.sampler.quantize == "none":
             yield both, both
