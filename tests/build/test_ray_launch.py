@@ -130,7 +130,7 @@ def test_a_run_that_waits_for_a_place_can_be_interrupted(place, cluster):
     process = on_ray(place, "waits", ranks=3, env=cluster)
     assert any("waiting for 3 CPUs" in line for line in process.stdout)
     process.send_signal(signal.SIGINT)
-    status, output = finished(process, 30)
+    status, output = finished(process, 90)
     assert status == 130 and "gspo: interrupted before anything was begun" in output, output
 
 

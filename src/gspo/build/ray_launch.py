@@ -185,7 +185,10 @@ def wait_for(group: Any, need: str, kind: str, patience: float) -> None:
         return
     has = f"Ray has {ray.cluster_resources().get(kind, 0):.0f}, {ray.available_resources().get(kind, 0):.0f} of them free"
     say(f"waiting for {need}: {has}")
-    if not group.wait(patience):
+    until = time.monotonic() + patience
+    while not group.wait(0.5):  # in short turns: Python hears signals in between
+        if time.monotonic() < until:
+            continue
         raise RuntimeError(f"no place for {need} in scale.timeout = {patience:g} s: {has}: wait, or lower scale.ranks")
 
 
