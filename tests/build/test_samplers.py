@@ -6,6 +6,7 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.build.samplers import EVAL_SEED, samplers_of, samplings
 from gspo.config.files import from_dict
+from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
 from tests import tiny_run
 
@@ -20,7 +21,7 @@ class Room:
 
 
 def opened(policy, **sections):
-    return samplers_of(from_dict(sections), policy)
+    return samplers_of(from_dict(sections), policy, PolicyWeights(policy, 0))
 
 
 @pytest.fixture
