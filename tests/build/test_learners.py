@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from gspo.build.learners import learner_of, optimizer_of, policy_of, supervised_learner_of
+from gspo.build.learners import learner_of, optimizer_of, policy_of, supervised_learning
 from gspo.config.files import from_dict
 from gspo.learner.algorithm import resolved
 from gspo.learner.imitation import Imitation
@@ -35,7 +35,7 @@ def test_replay_and_the_reference_reach_the_learner():
 
 def test_a_supervised_run_imitates_for_as_many_updates_as_it_has_steps():
     settings = config()
-    learner = supervised_learner_of(settings, policy_of(settings, tiny_run.model()))
+    _, learner = supervised_learning(settings, tiny_run.model())
     assert isinstance(learner.objective, Imitation) and learner.optimizer.total == 5
 
 
