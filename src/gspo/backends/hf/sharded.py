@@ -187,8 +187,7 @@ class ShardedModel(HFModel):
                 if p is not objects[name] and not torch.allclose(_sums(p), sums[name], rtol=1e-12, atol=1e-12):
                     wrong.add(name)
             module.reshard()
-        held: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(held, {name: _held(p) for name, p in sharded.items()})
+        held = gathered({name: _held(p) for name, p in sharded.items()})
         for name in sharded:
             wrong |= {name} if len({one[name] for one in held}) > len({one[name][0] for one in held}) else set()
         if wrong:
@@ -209,19 +208,24 @@ class ShardedModel(HFModel):
 
     def save(self, folder: str | Path) -> None:
         """Write the model as `from_pretrained` reads it. The ranks write its layers in turns, so that none ever holds more
-        than a layer; the first writes what is beside the weights.
+        than a layer; the first writes what is beside them. Raises OSError on all ranks, where writing failed on one.
         """
-        write_layers(self, Path(folder))
-        problem = ""
+        files, problems = write_layers(self, Path(folder))
         if dist.get_rank() == 0:
             try:
-                self._write_config(folder)
-            except OSError as error:
-                problem = str(error)
-        agree_on([problem])
+                self._write_rest(Path(folder), files)
+            except Exception as error:  # tokenizers has no kind of its own for a full disk
+                problems.append(str(error))
+        if failed := [text for one in gathered(problems) for text in one]:
+            raise OSError(failed[0])
 
-    def _write_config(self, folder: str | Path) -> None:
-        """What is beside the weights."""
+    def _write_rest(self, folder: Path, files: dict[str, tuple[str, int]]) -> None:
+        """What is beside the weights. files: of each weight, its file and bytes."""
+        table = {
+            "metadata": {"total_size": sum(size for _, size in files.values())},
+            "weight_map": {name: files[name][0] for name in sorted(files)},
+        }
+        (folder / "model.safetensors.index.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
         config = copy.deepcopy(self.model.config)
         config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
         config.dtype = str(self.model.dtype).removeprefix("torch.")
@@ -231,9 +235,10 @@ class ShardedModel(HFModel):
         self.tokenizer.save_pretrained(folder)
 
 
-def write_layers(model: ShardedModel, folder: Path) -> None:
-    """The weights of a model as safetensors, a file a layer, and the index of the files."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_layers(model: ShardedModel, folder: Path) -> tuple[dict[str, tuple[str, int]], list[str]]:
+    """Writes the weights of a model as safetensors, a file a layer. Returns of each weight its file and bytes, and what this
+    rank could not write.
+    """
     layers: dict[str, list[str]] = {}
     for name, _ in model.named_parameters():
         layers.setdefault(_layer(name), []).append(name)
@@ -247,28 +252,19 @@ def write_layers(model: ShardedModel, folder: Path) -> None:
             file = f"model-{number + 1:05d}-of-{len(layers):05d}.safetensors"
             saved = {name: x.contiguous() for name, x in revert_weight_conversion(model.model, here).items()}
             try:
+                folder.mkdir(parents=True, exist_ok=True)
                 save_file(saved, folder / file, metadata={"format": "pt"})
             except (OSError, SafetensorError) as error:  # a full disk; the others wait for this rank's shards all the same
                 problems.append(str(error))
             wrote |= {name: (file, x.numel() * x.element_size()) for name, x in saved.items()}
-    index: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(index, wrote)
-    agree_on(problems)
-    if dist.get_rank() == 0:
-        files = {name: place for part in index for name, place in part.items()}
-        table = {
-            "metadata": {"total_size": sum(size for _, size in files.values())},
-            "weight_map": {name: files[name][0] for name in sorted(files)},
-        }
-        (folder / "model.safetensors.index.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    return {name: place for part in gathered(wrote) for name, place in part.items()}, problems
 
 
-def agree_on(problems: list[str]) -> None:
-    """Raises OSError on all ranks, where writing failed on one."""
+def gathered(mine: T) -> list[T]:
+    """What every rank says, by number."""
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, problems)
-    if failed := [text for one in every for text in one if text]:
-        raise OSError(failed[0])
+    dist.all_gather_object(every, mine)
+    return every
 
 
 def _layer(name: str) -> str:
