@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
+from tests.data.wishes import all_end
 
 
 def named(*functions, source="", **config):
@@ -53,15 +53,7 @@ START = """
 
 
 def ended(pid):
-    for _ in range(100):
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.05)
-    return False
+    return all_end([pid])
 
 
 def children(pid):
