@@ -18,8 +18,9 @@ import torch
 from safetensors.numpy import save_file
 
 from gspo.backends.vllm.fleet import STRIKES, State
+from gspo.backends.vllm.process import free_ports
 from gspo.backends.vllm.sampler import VLLMSampler
-from gspo.backends.vllm.server import EngineError, Server, free_ports, http
+from gspo.backends.vllm.server import EngineError, Server, http
 from gspo.ports import SamplerError
 from gspo.types import Prompt, Reading, Rollout, Sampling
 from tests.tiny_run import model

@@ -1,10 +1,13 @@
 import asyncio
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from gspo.backends.vllm.server import GENERATE, EngineError, Server, serving
+from gspo.backends.vllm.process import LocalHost, free_ports
+from gspo.backends.vllm.server import GENERATE, KEY, SIDE, EngineError, Server, serving
+from gspo.ports import SamplerError
 
 
 @pytest.mark.parametrize("path", ["/weight_info", GENERATE])
@@ -19,14 +22,14 @@ def test_a_server_that_has_all(engine):
 
 
 def test_one_that_ends_at_once(tmp_path):
-    server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log", 1)
+    server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log", LocalHost(1))
     server.command = ["python3", "-c", "raise SystemExit('an Error of its own')"]
     with pytest.raises(EngineError, match=r"vLLM ended with status 1: .*an Error of its own"):
         server.start()
 
 
 def test_a_cpus_cache_leaves_the_trainer_some_memory(tmp_path, monkeypatch):
-    server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log", 1)
+    server = serving(tmp_path, "python3", "float32", {}, tmp_path / "vllm.log", LocalHost(1))
     server.command = ["python3", "-c", "import os; raise SystemExit('Error: ' + os.environ['VLLM_CPU_KVCACHE_SPACE'])"]
     with pytest.raises(EngineError, match=r"Error: 4$"):
         server.start()
@@ -37,7 +40,8 @@ def test_a_cpus_cache_leaves_the_trainer_some_memory(tmp_path, monkeypatch):
 
 def test_arguments_become_flags(tmp_path):
     given = {"gpu_memory_utilization": 0.4, "enforce_eager": True, "enable_prefix_caching": False, "dtype": "half"}
-    command = serving(tmp_path, "py", "float32", given | {"hf_overrides": {"a": 1}, "x": ["b", "c"]}, tmp_path, 1).command
+    more = {"hf_overrides": {"a": 1}, "x": ["b", "c"]}
+    command = serving(tmp_path, "py", "float32", given | more, tmp_path, LocalHost(1)).command
     assert command[0] == "py" and command[-10:-1] == [
         "half", "--gpu-memory-utilization", "0.4", "--enforce-eager", "--no-enable-prefix-caching", "--hf-overrides",
         '{"a": 1}', "--x", "b",
@@ -75,3 +79,60 @@ def test_a_connection_that_was_idle_is_not_used_again(monkeypatch):
         asyncio.run(ask())
         listening.shutdown()
     assert ports[0] == ports[1] != ports[2]
+
+
+def test_a_server_of_ours_has_a_key_of_its_own(tmp_path):
+    """Which nobody sees in the list of processes."""
+    one, other = (serving(tmp_path, "py", "float32", {}, tmp_path / "vllm.log", LocalHost(1)) for _ in range(2))
+    key = one.variables[KEY]
+    assert len(key) > 40 and key != other.variables[KEY] and not any(key in word for word in one.command)
+    assert one.headers == {"Authorization": f"Bearer {key}"} and Server("http://127.0.0.1:1").headers == {}
+
+
+@pytest.mark.timeout(60)
+def test_a_server_with_a_key_answers_nobody_else(tmp_path):
+    """What stands in front of vLLM's routes, in front of others, and all that is asked of a server."""
+    program = tmp_path / "program.py"
+    program.write_text(BEHIND_THE_KEY.format(plugin=str(SIDE.parent)))
+    port = free_ports(1)[0]
+    log, variables = tmp_path / "vllm.log", {KEY: "right"}
+    command = [sys.executable, str(program), str(port)]
+    ours = Server(f"http://127.0.0.1:{port}", command, log, variables, "right")
+    ours.start()
+    try:
+        stranger, liar = Server(ours.url), Server(ours.url, key="wrong")
+        for one in (stranger, liar):
+            assert not one.answers()
+            for path, body in (("/x", None), ("/collective_rpc", {"method": "x"})):
+                with pytest.raises(EngineError, match="status 401: no or another key"):
+                    one.call(path, body)
+            with pytest.raises(SamplerError, match=r"status 401"):
+                asyncio.run(asked(one))
+        assert ours.call("/x") == {"path": "/x"} and ours.call("/pause", {}) == {"path": "/pause"}
+        assert asyncio.run(asked(ours)) == {"path": GENERATE}
+    finally:
+        ours.stop()
+
+
+async def asked(server):
+    try:
+        return await server.ask({}, 10.0)
+    finally:
+        await server.hang_up()
+
+
+BEHIND_THE_KEY = """
+import sys
+sys.path.insert(0, {plugin!r})
+import uvicorn
+from gspo_vllm import Keyed
+
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        body = b'{{"path": "' + scope["path"].encode() + b'"}}'
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({{"type": "http.response.start", "status": 200, "headers": headers}})
+        await send({{"type": "http.response.body", "body": body}})
+
+uvicorn.run(Keyed(app), host="127.0.0.1", port=int(sys.argv[1]), lifespan="off")
+"""

@@ -15,7 +15,8 @@ from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
-from gspo.backends.vllm.server import ADAPTER, CONTROL, GRACE, ROOM, SIDE, START, EngineError
+from gspo.backends.vllm.process import GRACE, ROOM
+from gspo.backends.vllm.server import ADAPTER, CONTROL, SIDE, START, EngineError
 from gspo.ports import SamplerError
 
 QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **ROOM}

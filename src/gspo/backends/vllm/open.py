@@ -19,9 +19,10 @@ import torch
 
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.in_process import Inside
+from gspo.backends.vllm.process import LocalHost, free_ports
 from gspo.backends.vllm.routes import FLAG, Routers
 from gspo.backends.vllm.sampler import WEIGHTS, VLLMSampler
-from gspo.backends.vllm.server import Engine, Server, free_ports, http, serving
+from gspo.backends.vllm.server import Engine, Server, http, serving
 from gspo.config.policy import LoraConfig
 from gspo.config.ranks import several_machines
 from gspo.config.rollout import SamplerConfig
@@ -136,7 +137,7 @@ def started(
         return [Inside(first, dtype, arguments)]
     name = Path(tempfile.gettempdir()) / f"{first.parent.name}-vllm"
     logs = [Path(f"{name}.log" if len(environments) == 1 else f"{name}-{i}.log") for i in range(len(environments))]
-    each = zip(logs, free_ports(len(environments)), environments)
+    each = zip(logs, map(LocalHost, free_ports(len(environments))), environments)
     return [serving(first, given.python, dtype, arguments, *one) for one in each]
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import signal
-import socket
-import subprocess
+import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from gspo.config.ranks import without_ranks
+from gspo.backends.vllm.process import EngineHost, EngineProcess, LocalEngine
 from gspo.ports import SamplerError
 from gspo.safe import without_logins
 
@@ -24,10 +20,7 @@ START = 900.0  # seconds that a server may take to answer: it loads weights, and
 CONTROL = 300.0  # seconds that a weight update or a reset may take
 GENERATE = "/inference/v1/generate"
 ADAPTER = "policy"  # the name under which an adapter is served
-ROOM = {
-    "VLLM_CPU_KVCACHE_SPACE": "4"
-}  # GiB, on a CPU: vLLM's own default is nearly all memory, and the trainer is there too
-GRACE = 20.0  # seconds between asking a server to end and killing it
+KEY = "GSPO_KEY"  # the variable with the key that a server of ours asks for
 IDLE = 2.0  # seconds after which a connection is not used again: a server closes it after 5, perhaps just then
 
 
@@ -89,17 +82,23 @@ class Engine(Protocol):
         ...
 
 
+Begin = Callable[[Sequence[str], Path, Mapping[str, str]], EngineProcess]
+
+
 class Server:
     """url: where it answers. command: what starts it again (None: it is not ours). log: the file of its output. variables:
-    of its environment, beside those of this process. adapters: whether it takes LoRA adapters in place of whole weights.
+    of its environment, beside those of its machine. key: that it asks for. begin: starts the process, as EngineHost.begin.
+    adapters: whether it takes LoRA adapters in place of whole weights.
     """
 
     def __init__(
         self, url: str, command: Sequence[str] | None = None, log: Path | None = None,
-        variables: Mapping[str, str] | None = None,
+        variables: Mapping[str, str] | None = None, key: str = "", begin: Begin = LocalEngine,
     ) -> None:  # fmt: skip
         self.url, self.command, self.log, self.variables = url.rstrip("/"), command, log, dict(variables or {})
-        self.process: subprocess.Popen[bytes] | None = None
+        self.begin = begin
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.process: EngineProcess | None = None
         self.adapters = False
         self._client: Any = None
         self._over = False
@@ -120,17 +119,13 @@ class Server:
         process = None
         if self.command is not None:
             self._end()
-            self._log().parent.mkdir(parents=True, exist_ok=True)
-            with open(self._log(), "ab") as output:
-                self._begun = output.tell()
-                self.process = process = subprocess.Popen(
-                    self.command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                    env=ROOM | without_ranks(os.environ) | {"GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"} | self.variables,
-                )  # fmt: skip
+            self._begun = self._log().stat().st_size if self._log().exists() else 0
+            self.process = process = self.begin(self.command, self._log(), self.variables)
         deadline = time.monotonic() + (START if process else 10.0)
         while not self.answers():
-            if process is not None and process.poll() is not None:
-                raise EngineError(f"vLLM ended with status {process.returncode}: {self.last_words()}")
+            status = process.poll() if process is not None else None
+            if status is not None:
+                raise EngineError(f"vLLM ended with status {status}: {self.last_words()}")
             if self._over or time.monotonic() > deadline or self._engine_died():
                 self._end()
                 raise EngineError(f"nothing answers at {self.url}: {self.last_words()}")
@@ -138,10 +133,9 @@ class Server:
 
     def answers(self) -> bool:
         """Whether it is up."""
-        httpx = http()
         try:
-            return httpx.get(f"{self.url}/health", timeout=5.0, trust_env=not self.ours).status_code == 200
-        except httpx.HTTPError:
+            return self._get("/health", 5.0).status_code == 200
+        except http().HTTPError:
             return False
 
     def call(self, path: str, body: Mapping[str, Any] | None = None, **params: str) -> Any:
@@ -149,9 +143,9 @@ class Server:
         httpx = http()
         try:
             if body is None:
-                answer = httpx.get(f"{self.url}{path}", timeout=CONTROL, trust_env=not self.ours)
+                answer = self._get(path, CONTROL)
             else:
-                options = {"params": params, "timeout": CONTROL, "trust_env": not self.ours}  # a proxy has no way to ours
+                options = {"params": params, "timeout": CONTROL, "headers": self.headers, "trust_env": not self.ours}
                 answer = httpx.post(f"{self.url}{path}", json=body, **options)
         except httpx.HTTPError as error:
             raise EngineError(f"{self.url}{path}: {type(error).__name__}: {error}. {self.last_words()}") from None
@@ -177,7 +171,7 @@ class Server:
         if self._client is None:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
             self._client = httpx.AsyncClient(
-                base_url=self.url, timeout=timeout, limits=limits, trust_env=not self.ours
+                base_url=self.url, timeout=timeout, limits=limits, headers=self.headers, trust_env=not self.ours
             )  # fmt: skip
         try:
             answer = await self._client.post(GENERATE, json={**body, **({"model": ADAPTER} if self.adapters else {})})
@@ -199,7 +193,7 @@ class Server:
 
     def takes_adapters(self) -> bool:
         """Whether it was started for LoRA adapters."""
-        return http().get(f"{self.url}/v1/load_lora_adapter", timeout=10.0).status_code == 405  # for POST alone
+        return self._get("/v1/load_lora_adapter", 10.0).status_code == 405  # for POST alone
 
     def swap(self, folder: Path, version: int) -> None:
         """Puts the weights, or the adapter, of a Hugging Face folder in place. What is being sampled ends early ("abort"),
@@ -213,6 +207,10 @@ class Server:
         self.call("/reset_prefix_cache", {})
         self.call("/update_weight_version", {"new_version": str(version)})
         self.call("/resume", {})
+
+    def _get(self, path: str, timeout: float) -> Any:
+        # A proxy has no way to ours.
+        return http().get(f"{self.url}{path}", timeout=timeout, headers=self.headers, trust_env=not self.ours)
 
     def _log(self) -> Path:
         assert self.log is not None, "a server of ours has a log"
@@ -239,41 +237,25 @@ class Server:
 
     def _end(self) -> None:
         process, self.process = self.process, None  # whoever starts it and whoever stops it may both be here
-        if process is None:
-            return
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its workers
-        process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nothing listens at, no two alike."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [int(listener.getsockname()[1]) for listener in listeners]
+        if process is not None:
+            process.end()
 
 
 def serving(
-    folder: Path, python: str | None, dtype: str, arguments: Mapping[str, Any], log: Path, port: int,
+    folder: Path, python: str | None, dtype: str, arguments: Mapping[str, Any], log: Path, host: EngineHost,
     variables: Mapping[str, str] | None = None,
 ) -> Server:  # fmt: skip
     """A server of ours for the model in `folder`, not yet started. python: an interpreter whose environment has vLLM.
     arguments: further ones of vLLM's, `{gpu_memory_utilization = 0.4}`; true is a flag, false its `--no-` form. variables:
     of its environment.
     """
-    options: dict[str, Any] = {"model": str(folder), "host": "127.0.0.1", "port": port, "dtype": dtype}
+    options: dict[str, Any] = {"model": str(folder), "host": host.address, "port": host.port, "dtype": dtype}
     command = [python or sys.executable, str(SIDE)]
     for name, value in (options | dict(arguments)).items():
         flag = name.replace("_", "-")
         values = value if isinstance(value, (list, tuple)) else [] if isinstance(value, bool) else [value]
         command += [f"--no-{flag}" if value is False else f"--{flag}"]
         command += [json.dumps(each) if isinstance(each, dict) else str(each) for each in values]
-    return Server(f"http://127.0.0.1:{port}", command, log, variables)
+    at = f"[{host.address}]" if ":" in host.address else host.address
+    key = secrets.token_urlsafe(32)  # the server also swaps weights, and others may reach its port
+    return Server(f"http://{at}:{host.port}", command, log, {**(variables or {}), KEY: key}, key, host.begin)

@@ -2,9 +2,10 @@
 
 As a program, `python gspo_vllm.py --model MODEL --port 8000`: vLLM's OpenAI-compatible server, its arguments, with what a
 gspo trainer asks for. Where GSPO_OWNED is set it ends, with all its processes, when its standard input closes, so that no
-server outlives a trainer that was killed.
+server outlives a trainer that was killed. Where GSPO_KEY is set it answers only those who send it as a bearer token.
 """
 
+import hmac
 import os
 import runpy
 import signal
@@ -18,6 +19,7 @@ import numpy as np
 NEEDED = ("--enable-scale-out", "--logprobs-mode=processed_logprobs", "--worker-extension-cls=gspo_vllm.Extension",
           "--generation-config=vllm")  # fmt: skip
 ROUTES = "--enable-return-routed-experts"
+KEYED = "--middleware=__main__.Keyed"
 
 
 def end_with_parent() -> None:
@@ -160,6 +162,24 @@ def wire_routes() -> None:
     )
 
 
+class Keyed:
+    """In front of all routes: vLLM's own --api-key leaves those open that pause, and swap weights."""
+
+    def __init__(self, app) -> None:
+        self.app, self.expected = app, b"Bearer " + os.environ["GSPO_KEY"].encode()
+
+    async def __call__(self, scope, receive, send) -> None:
+        """As ASGI has it."""
+        given = dict(scope.get("headers", ())).get(b"authorization", b"")
+        if scope["type"] == "lifespan" or hmac.compare_digest(given, self.expected):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 401, "headers": [(b"www-authenticate", b"Bearer")]})
+            await send({"type": "http.response.body", "body": b"no or another key"})
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+
 class Extension:
     """What vLLM mixes into its worker class."""
 
@@ -178,6 +198,8 @@ if __name__ == "__main__":
     if "--enable-lora" in sys.argv:
         os.environ.setdefault("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
     sys.argv += NEEDED
+    if os.environ.get("GSPO_KEY"):
+        sys.argv.append(KEYED)
     if os.environ.get("GSPO_OWNED"):
         end_with_parent()
     if ROUTES in sys.argv:

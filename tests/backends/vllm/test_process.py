@@ -1,0 +1,90 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gspo.backends.vllm.process import LocalEngine, LocalHost, environment, free_ports
+
+RANK = {
+    "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "ROLE_RANK": "1",
+    "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_RUN_ID": "a",
+    "TORCHELASTIC_USE_AGENT_STORE": "True", "GSPO_PARENT": "12", "GSPO_BEGAN": "1.5", "GSPO_ENGINES": "{}",
+}  # fmt: skip
+TELLS = "import json, os, sys; print(json.dumps(dict(os.environ))); sys.stdout.flush(); sys.stdin.read()"
+
+
+@pytest.mark.timeout(60)
+def test_what_a_started_server_finds_in_its_environment(tmp_path, monkeypatch):
+    """A real process, started by what might be a rank of a run."""
+    for name, value in (RANK | {"CUDA_VISIBLE_DEVICES": "0,1", "HF_HOME": "/hub", "NCCL_DEBUG": "INFO"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    log = tmp_path / "logs" / "vllm.log"
+    process = LocalEngine([sys.executable, "-c", TELLS], log, {"CUDA_VISIBLE_DEVICES": "7", "GSPO_KEY": "secret"})
+    while not log.read_text().endswith("\n"):
+        time.sleep(0.01)
+    found = json.loads(log.read_text())
+    assert not set(RANK) & set(found)
+    assert {name: found.get(name) for name in ("HF_HOME", "NCCL_DEBUG", "PATH")} == {
+        "HF_HOME": "/hub", "NCCL_DEBUG": "INFO", "PATH": os.environ["PATH"],
+    }  # fmt: skip
+    own = {"CUDA_VISIBLE_DEVICES": "7", "GSPO_KEY": "secret", "GSPO_OWNED": "1", "VLLM_NO_USAGE_STATS": "1"}
+    assert own | {"VLLM_CPU_KVCACHE_SPACE": "4"} == {name: found[name] for name in (*own, "VLLM_CPU_KVCACHE_SPACE")}
+    assert os.getsid(process.pid) != os.getsid(0)  # Ctrl-C is the trainer's
+    process.end()
+
+
+def test_whoever_sets_a_variable_is_heard():
+    assert environment({"VLLM_CPU_KVCACHE_SPACE": "7"}, {})["VLLM_CPU_KVCACHE_SPACE"] == "7"
+    assert environment({"VLLM_CPU_KVCACHE_SPACE": "7"}, {"VLLM_CPU_KVCACHE_SPACE": "8"})["VLLM_CPU_KVCACHE_SPACE"] == "8"
+
+
+@pytest.mark.timeout(60)
+def test_an_end_takes_what_the_server_has_started(tmp_path):
+    """Also where the server itself has gone."""
+    code = "import os, time\nprint(os.fork(), flush=True)\ntime.sleep(600)"
+    process = LocalEngine([sys.executable, "-c", code], tmp_path / "log", {})
+    while (tmp_path / "log").read_text().count("\n") < 2:
+        time.sleep(0.01)
+    child = next(int(n) for n in (tmp_path / "log").read_text().split() if n != "0")
+    os.kill(process.pid, signal.SIGKILL)
+    process.end()
+    assert process.poll() == -signal.SIGKILL
+    stat = Path(f"/proc/{child}/stat")
+    deadline = time.monotonic() + 10
+    while stat.exists() and " Z " not in stat.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.timeout(60)
+def test_its_standard_input_closes_when_its_trainer_is_gone(tmp_path):
+    """By that a server of ours ends, whatever has killed the trainer."""
+    reads = "import sys; sys.stdin.read(); print('closed', flush=True)"
+    begins = (
+        "import os, sys, time; from pathlib import Path; from gspo.backends.vllm.process import LocalHost\n"
+        f"LocalHost(1).begin([sys.executable, '-c', {reads!r}], Path('log'), {{}})\n"
+        "print('begun', flush=True)\ntime.sleep(600)"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", begins], cwd=tmp_path, stdout=subprocess.PIPE)
+    assert trainer.stdout.readline() == b"begun\n"
+    trainer.kill()
+    trainer.communicate()
+    while (tmp_path / "log").read_text() != "closed\n":
+        time.sleep(0.01)
+
+
+def test_free_ports_differ_and_can_be_listened_at():
+    ports = free_ports(3)
+    assert len(set(ports)) == 3 and LocalHost(ports[0]).address == "127.0.0.1"
+    for port in ports:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+    with pytest.raises(OSError):
+        free_ports(1, "203.0.113.1")  # another machine's
