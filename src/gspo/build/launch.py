@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from gspo.backends.vllm.exchange import sweep
 from gspo.build.processes import WATCH, PlaceLost, Rank, Start, here, say
 from gspo.config.names import RESUME
 from gspo.config.ranks import BEGAN, LOST, PARENT, RESTARTS, check_ranks, placed
@@ -39,16 +40,27 @@ def take_part(config: Config, arguments: Sequence[str]) -> int | None:
     elif config.scale.launcher == "ray":
         from gspo.build.ray_launch import connected
 
-        with connected(config.scale.timeout) as on_ray:
+        with connected(config.scale.timeout) as on_ray, swept(config):
             return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, on_ray)
     elif size == 1 and (config.scale.ranks or 1) > 1:
-        return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say)
+        with swept(config):
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say)
     if number == 0:
         return None
     from gspo.build.crew import follow  # takes seconds
 
     follow(config.scale)
     return 0
+
+
+@contextmanager
+def swept(config: Config) -> Iterator[None]:
+    """Clears up in the end what a leader that was killed has left of the way to its engines."""
+    try:
+        yield
+    finally:
+        if config.sampler.engine == "vllm":
+            sweep(config.sampler, Path(config.log.dir))
 
 
 def begun_before(config: Config) -> bool:

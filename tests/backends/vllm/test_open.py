@@ -1,11 +1,10 @@
-import fcntl
 import sys
 
 import pytest
 import torch
 
 import gspo
-from gspo.backends.vllm.open import LOCK, devices, divided, own_devices, started, sweep
+from gspo.backends.vllm.open import devices, divided, own_devices, started
 from gspo.backends.vllm.server import EngineError
 from gspo.config.rollout import SamplerConfig
 from tests.tiny_run import ROWS, likes_a, model, settings
@@ -83,13 +82,3 @@ def test_an_engine_of_ours_sees_its_gpus_alone(tmp_path):
         ]
         with pytest.raises(EngineError, match=rf"Error: {sees}$"):
             server.start()
-
-
-def test_what_killed_runs_left_in_memory_is_swept(tmp_path):
-    for name in ("gspo-dead", "gspo-alive", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / LOCK).touch()
-    with open(tmp_path / "gspo-alive" / LOCK, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        sweep(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["gspo-alive", "other"]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import importlib.util
 import math
 import os
 import shutil
-import tempfile
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +15,7 @@ from typing import Any
 import torch
 
 from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.vllm.exchange import exchange, logs
 from gspo.backends.vllm.in_process import Inside
 from gspo.backends.vllm.process import LocalHost, free_ports
 from gspo.backends.vllm.routes import FLAG, Routers
@@ -29,7 +27,6 @@ from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.ports import Weights
 
-MEMORY, LOCK = Path("/dev/shm"), "lock"
 BASE = "base"  # the folder of the exchange that holds the weights below an adapter
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 
@@ -68,12 +65,8 @@ def opened(config: Config, policy: HFPolicy, weights: Weights, keep: Path | None
             "sampler.exchange is not set: ranks on several machines write the weights for vLLM together, into a folder that "
             "all of them see: name one"
         )
-    if config.sampler.exchange is None and MEMORY.is_dir():
-        sweep(MEMORY)
-    place = config.sampler.exchange or (MEMORY if MEMORY.is_dir() else None)
-    with tempfile.TemporaryDirectory(prefix="gspo-", dir=place) as scratch, open(Path(scratch) / LOCK, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        sampler = sampler_of(config, policy, weights, Path(scratch))
+    with exchange(config.sampler, keep) as scratch:
+        sampler = sampler_of(config, policy, weights, scratch)
         try:
             sampler.fleet.start()
             sampler.load(weights)
@@ -87,18 +80,10 @@ def opened(config: Config, policy: HFPolicy, weights: Weights, keep: Path | None
             sampler.close()
             sampler.fleet.stop()
             # Without a run folder they stay where errors have named them.
-            logs = [member.engine.log for member in sampler.fleet.members]
-            for number, log in enumerate(logs):
+            files = [member.engine.log for member in sampler.fleet.members]
+            for number, log in enumerate(files):
                 if log and log.exists() and keep is not None and keep.is_dir():
-                    shutil.move(log, keep / ("vllm.log" if len(logs) == 1 else f"vllm_{number}.log"))
-
-
-def sweep(place: Path) -> None:
-    """Deletes what runs that were killed have left in memory: folders whose lock nobody holds any more."""
-    for lock in place.glob(f"gspo-*/{LOCK}"):
-        with contextlib.suppress(OSError), open(lock, "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
+                    shutil.move(log, keep / ("vllm.log" if len(files) == 1 else f"vllm_{number}.log"))
 
 
 def sampler_of(config: Config, policy: HFPolicy, weights: Weights, exchange: Path) -> VLLMSampler:
@@ -135,9 +120,8 @@ def started(
     """Engines of ours, one in each of these environments, with their first weights in the folder `first`."""
     if given.in_process:
         return [Inside(first, dtype, arguments)]
-    name = Path(tempfile.gettempdir()) / f"{first.parent.name}-vllm"
-    logs = [Path(f"{name}.log" if len(environments) == 1 else f"{name}-{i}.log") for i in range(len(environments))]
-    each = zip(logs, map(LocalHost, free_ports(len(environments))), environments)
+    files = logs(first.parent.name, len(environments))
+    each = zip(files, map(LocalHost, free_ports(len(environments))), environments)
     return [serving(first, given.python, dtype, arguments, *one) for one in each]
 
 
