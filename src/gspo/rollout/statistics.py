@@ -31,9 +31,18 @@ def accuracy_interval(shares: Sequence[float]) -> tuple[float, float, float]:
     n = len(shares)
     if n == 0:
         return math.nan, math.nan, math.nan
-    p, t = sum(shares) / n, student(max(1, n - 1))
+    p = sum(shares) / n
     variance = sum((share - p) ** 2 for share in shares) / max(1, n - 1) / n
-    draws = max(1.0, p * (1 - p) / variance if variance > 0 and 0 < p < 1 else n)
+    return p, *wilson(p, variance, n, student(max(1, n - 1)))
+
+
+def wilson(p: float, variance: float, draws: float, t: float) -> tuple[float, float]:
+    """Wilson's interval of a share p whose estimate has this variance. draws: the independent draws that p counts as where
+    no variance was seen, or p is 0 or 1. t: the quantile.
+    """
+    if variance > 0 and 0 < p < 1:
+        draws = p * (1 - p) / variance
+    draws = max(1.0, draws)
     middle = (p + t**2 / (2 * draws)) / (1 + t**2 / draws)
     half = t / (1 + t**2 / draws) * math.sqrt(p * (1 - p) / draws + t**2 / (4 * draws**2))
-    return p, min(p, max(0.0, middle - half)), max(p, min(1.0, middle + half))
+    return min(p, max(0.0, middle - half)), max(p, min(1.0, middle + half))

@@ -1,0 +1,97 @@
+"""Scores of n replies a problem: avg@n, pass@k, maj@k, and two intervals that answer two questions.
+
+"Over these problems" asks what other replies of the same model to the same problems would score: only sampling varies.
+"Over problems like these" asks what the model would score on other problems of the kind: the problems vary too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from gspo.rollout.statistics import accuracy_interval, student, wilson
+
+
+class Bounded(NamedTuple):
+    """A mean over problems and the ends of a 95 % interval; NaN for ends that cannot be told."""
+
+    value: float
+    low: float
+    high: float
+
+
+def passes(n: int, c: int, k: int) -> float:
+    """pass@k: the probability that at least one of k replies is right, of n of which c are (arXiv 2107.03374, equation 1).
+
+    Without bias for n >= k. Raises ValueError otherwise, and where c is none of 0 .. n.
+    """
+    _check(n, k)
+    if not 0 <= c <= n:
+        raise ValueError(f"c = {c}: expected 0 to {n} right replies")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def majority(votes: Sequence[Hashable | None], right: Sequence[bool], k: int) -> float:
+    """maj@k: the probability that the answer that most of k replies give is right, over all k of these replies.
+
+    votes: the answer of each reply, None for one without an answer, which does not vote. All right replies give one answer,
+    however they write it. Among answers with as many votes one is drawn. Raises ValueError for k above the replies.
+    """
+    n = len(votes)
+    _check(n, k)
+    correct = sum(right)
+    wrong = Counter(vote for vote, good in zip(votes, right) if not good and vote is not None)
+    silent = n - correct - sum(wrong.values())
+    total = 0.0
+    for most in range(1, min(correct, k) + 1):
+        rest = k - most
+        others = _ways(list(wrong.values()), most, rest)
+        for voted, ties in others:
+            if rest - voted <= silent:
+                total += math.comb(correct, most) * others[voted, ties] * math.comb(silent, rest - voted) / (ties + 1)
+    return total / math.comb(n, k)
+
+
+def _ways(counts: Sequence[int], most: int, size: int) -> dict[tuple[int, int], int]:
+    """In how many ways replies with wrong answers can be chosen, by (how many, how many answers with `most` votes), with at
+    most `size` replies and no answer beyond `most`.
+    """
+    ways = {(0, 0): 1}
+    for count in counts:
+        grown: dict[tuple[int, int], int] = {}
+        for (voted, ties), number in ways.items():
+            for taken in range(min(count, most, size - voted) + 1):
+                key = voted + taken, ties + (taken == most)
+                grown[key] = grown.get(key, 0) + number * math.comb(count, taken)
+        ways = grown
+    return ways
+
+
+def _check(n: int, k: int) -> None:
+    if not 1 <= k <= n:
+        raise ValueError(f"k = {k}: expected 1 to {n}, the number of replies to a problem")
+
+
+def over_these(correct: Sequence[int], n: int) -> Bounded:
+    """avg@n and its interval over these problems: what n other replies to each would give. correct: right replies a problem.
+
+    Wilson's, with the number of independent replies that would vary as much: the variance is that within problems. The ends
+    are NaN for n = 1, which does not show it.
+    """
+    mean = sum(correct) / (n * len(correct)) if correct else math.nan
+    if n < 2 or not correct:
+        return Bounded(mean, math.nan, math.nan)
+    variance = sum(c * (n - c) for c in correct) / (n * n * (n - 1)) / len(correct) ** 2
+    return Bounded(mean, *wilson(mean, variance, n * len(correct), student((n - 1) * len(correct))))
+
+
+def over_like(shares: Sequence[float]) -> Bounded:
+    """The mean of the problems' shares and its interval over problems like these. shares: of each problem."""
+    return Bounded(*accuracy_interval(shares))
+
+
+def ladder(n: int) -> list[int]:
+    """The k of which pass@k and maj@k are told: powers of two, and n."""
+    return sorted({2**i for i in range(n.bit_length()) if 2**i <= n} | {n})
