@@ -9,7 +9,6 @@ import math
 import numbers
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
-from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -18,6 +17,8 @@ from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.config.values import type_of
 from gspo.data import bounds, reasoning_gym
+from gspo.rewards import answers
+from gspo.rewards.answers import tagged
 from gspo.rewards.arguments import Arguments, RewardInput
 
 BATCH, TOGETHER, SINGLY = 0, 1, 2
@@ -202,14 +203,6 @@ def load(name: str, reward: RewardConfig, task: TaskConfig) -> PerCompletion | R
     return RewardFunction(load_function(name, "reward.functions"))
 
 
-def tagged(completion: str) -> str | None:
-    """What stands in the last complete <answer>...</answer> of a completion, stripped; None without one."""
-    start = completion.rfind("<answer>", 0, max(0, completion.rfind("</answer>")))
-    if start < 0:
-        return None
-    return completion[start + len("<answer>") : completion.find("</answer>", start)].strip()
-
-
 def spoken(row: RewardInput) -> str:
     """A completion without its thinking: what follows the last </think>; nothing if the thinking never ended.
 
@@ -264,24 +257,7 @@ def _same_number(text: str, right: str) -> bool:
 
 
 def _math(row: RewardInput, column: str) -> float:
-    from math_verify import parse, verify
-
-    right = _parse_gold(gold(row, column))
-    if not right:
-        raise ValueError(f"math-verify cannot read the right answer {row.columns[column]!r:.80}")
-    completion = spoken(row)
-    answer = tagged(completion)
-    # No limits of its own: they raise an alarm in the middle of sympy; this process can be killed instead.
-    parsed = parse(completion if answer is None else _in_math(answer), parsing_timeout=None)
-    return float(verify(right, parsed, timeout_seconds=None))  # not symmetric: the right answer first
-
-
-@cache
-def _parse_gold(text: str) -> list[Any]:
-    from math_verify import parse
-
-    return parse(_in_math(text), parsing_timeout=None)
-
-
-def _in_math(text: str) -> str:
-    return text if "$" in text or "\\boxed" in text else f"${text}$"
+    text, completion = gold(row, column), spoken(row)
+    right = answers.boxed(text) or text
+    answer = answers.final(completion)
+    return float(answers.verified(completion, right) if answer is None else answers.same(answer, right))
