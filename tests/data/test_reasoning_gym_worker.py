@@ -4,7 +4,8 @@ import threading
 import pytest
 
 from gspo.data import reasoning_gym
-from gspo.data.frames import Frames, packed, unpacked
+from gspo.data.frames import Frames
+from gspo.data.plain import packed, unpacked
 from gspo.data.reasoning_gym_worker import generate
 from tests.data.tools import load
 

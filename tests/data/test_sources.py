@@ -51,7 +51,7 @@ def test_a_function_of_the_current_folder(tmp_path, monkeypatch):
 )
 def test_a_process_that_makes_no_items(tmp_path, monkeypatch, sends, why):
     (tmp_path / "odd_maker.py").write_text(
-        "import os, sys, time\nfrom gspo.data.frames import packed\nfrom gspo.data.processes import opened\n"
+        "import os, sys, time\nfrom gspo.data.plain import packed\nfrom gspo.data.processes import opened\n"
         f"connection = opened(sys.argv[1])\n{sends}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

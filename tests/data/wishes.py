@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from gspo.data.frames import unpacked
+from gspo.data.plain import unpacked
 from gspo.data.processes import kill, spawn
 
 linux = pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
 
 SCRIPT = """
 import os, pickle, signal, subprocess, sys, time
-from gspo.data.frames import packed
+from gspo.data.plain import packed
 from gspo.data.processes import opened
 
 connection = opened(sys.argv[1])

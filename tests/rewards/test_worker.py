@@ -9,7 +9,7 @@ import pytest
 
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data.frames import unpacked
+from gspo.data.plain import unpacked
 from gspo.data.processes import kill, spawn
 from gspo.rewards.graders import BATCH, SINGLY, RewardInput
 from gspo.rewards.worker import MEMORY

@@ -12,7 +12,8 @@ from typing import Any
 
 from gspo.config.lookup import describe
 from gspo.data import reasoning_gym
-from gspo.data.frames import Frames, packed
+from gspo.data.frames import Frames
+from gspo.data.plain import packed
 from gspo.data.processes import GONE, opened
 
 

@@ -15,7 +15,7 @@ from gspo.config.rollout import TaskConfig
 from gspo.config.values import type_of
 from gspo.data import reasoning_gym
 from gspo.data.files import rows_of
-from gspo.data.frames import Junk, unpacked
+from gspo.data.plain import Junk, unpacked
 from gspo.data.processes import kill, spawn
 from gspo.data.verifiers_tasks import tasks_of
 from gspo.safe import without_secrets

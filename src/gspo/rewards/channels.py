@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data.frames import Junk, unpacked
+from gspo.data.plain import Junk, unpacked
 from gspo.data.processes import kill, spawn
 from gspo.rewards.graders import BATCH, SINGLY, Late, NextResults, Result, RewardFunction, RewardInput, checked
 from gspo.rewards.way import SKIPPED, Way

@@ -14,7 +14,8 @@ from typing import Any
 from gspo.config.lookup import describe
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data.frames import Frames, packed
+from gspo.data.frames import Frames
+from gspo.data.plain import packed
 from gspo.data.processes import GONE, opened
 from gspo.rewards import graders
 
