@@ -17,7 +17,7 @@ import pytest
 from gspo.config.training import ServeConfig
 from gspo.serving import connections
 from gspo.serving.connections import EndpointServer, address_of, listener, most_connections, running
-from gspo.serving.limits import MOST_HELD, Limits
+from gspo.serving.limits import MOST_HELD, RequestLimits
 from tests.serving.served import post, serving
 from tests.serving.test_model import collected
 from tests.serving.tools import GOOD
@@ -50,9 +50,9 @@ class Small:
 
 @contextlib.contextmanager
 def small(**settings):
-    """The application, its Limits and its address."""
+    """The application, its RequestLimits and its address."""
     serve, app = ServeConfig(**settings), Small()
-    limits = Limits(app, KEY, serve)
+    limits = RequestLimits(app, KEY, serve)
     with contextlib.closing(listener(serve)) as listening, running(EndpointServer(limits, listening, serve)):
         yield app, limits, listening.getsockname()
         app.may.set()

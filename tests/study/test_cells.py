@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gspo.config.files import as_config, to_toml
-from gspo.study.cells import Outcome, finished, run_cells
+from gspo.study.cells import CellOutcome, finished, run_cells
 from gspo.study.compare import compare
 from gspo.study.spec import read
 from tests.study.studies import BASE, write
@@ -68,7 +68,7 @@ def test_what_is_finished_is_kept_and_what_fails_says_why(place):
     assert finished(done)  # the guard has stopped it: it counts, as one that collapsed
     heard = []
     kept, failed = run_cells([done, lost], 2, 1, lambda outcome, left: heard.append((outcome.cell.variant, left)))
-    assert kept == Outcome(done, "done") and heard == [("broken", 0)]  # the finished one was not run again
+    assert kept == CellOutcome(done, "done") and heard == [("broken", 0)]  # the finished one was not run again
     assert failed.status == "failed" and "letters:lost" in failed.reason and failed.seconds > 0
     file = folder.parents[1] / "broken" / "seed3.toml"  # the run needs its secrets: nobody else reads them
     assert "sk-1234" in file.read_text() and stat.S_IMODE(file.stat().st_mode) == 0o600

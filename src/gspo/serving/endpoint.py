@@ -20,7 +20,7 @@ from gspo.agents.calls import Call, usage
 from gspo.agents.chat import Chat, TurnOptions
 from gspo.config.training import ServeConfig
 from gspo.ports import SamplerError
-from gspo.serving.limits import Limits, failed
+from gspo.serving.limits import RequestLimits, failed
 from gspo.serving.schema import ChatRequest, CompletionRequest, Failure, SamplingRequest, TrainRequest
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
     """The ASGI application. name: the model's. key: the API key. train: what POST /v1/train does."""
 
     app = FastAPI(title="gspo", description="The policy that is being trained.", docs_url=None, redoc_url=None)
-    app.add_middleware(Limits, key=key, config=config)
+    app.add_middleware(RequestLimits, key=key, config=config)
     _errors(app)
     app.openapi = lambda: _described(app, name)  # type: ignore[method-assign]
 

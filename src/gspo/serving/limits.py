@@ -27,7 +27,7 @@ def failed(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": body}, status, headers)
 
 
-class Limits:
+class RequestLimits:
     """Refuses what is unauthorised, too large or too much, before any of it is read. key: the bearer token; `open` paths
     need none.
     """

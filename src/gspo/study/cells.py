@@ -21,7 +21,7 @@ GRACE = 120.0  # seconds that a stopped cell has for the step it is in, and its 
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """How a cell ended: "done", "failed" or "stopped", why, and the seconds that it ran now (0: it was done before)."""
 
     cell: Cell
@@ -71,17 +71,17 @@ class Running:
                 env=os.environ | cores,
             )  # fmt: skip
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> CellOutcome | None:
         """How it ended; None while it runs."""
         status = self.process.poll()
         if status is None:
             return None
         seconds = time.monotonic() - self.begin
         if status == 0 or collapsed(self.cell):
-            return Outcome(self.cell, "done", seconds=seconds)
+            return CellOutcome(self.cell, "done", seconds=seconds)
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         reason = next((line for line in reversed(lines) if "error:" in line.lower()), lines[-1] if lines else "")
-        return Outcome(self.cell, "stopped" if status == 130 else "failed", reason or f"exit status {status}", seconds)
+        return CellOutcome(self.cell, "stopped" if status == 130 else "failed", reason or f"exit status {status}", seconds)
 
     def stop(self) -> None:
         """Asks it to finish its step and save."""
@@ -96,15 +96,18 @@ class Running:
 
 
 def run_cells(
-    cells: Sequence[Cell], workers: int, threads: int, tell: Callable[[Outcome, int], None] = lambda outcome, remaining: None
-) -> list[Outcome]:
+    cells: Sequence[Cell],
+    workers: int,
+    threads: int,
+    tell: Callable[[CellOutcome, int], None] = lambda outcome, remaining: None,
+) -> list[CellOutcome]:
     """Runs what is not finished, `workers` at once; `tell(outcome, remaining)` hears of each end. Failed ones stop no other.
 
     Raises ValueError where a folder holds another run. Whatever ends it early, Ctrl-C or an error, the running cells save
     their work first.
     """
     waiting = [cell for cell in cells if not finished(cell)]
-    outcomes = [Outcome(cell, "done") for cell in cells if cell not in waiting]
+    outcomes = [CellOutcome(cell, "done") for cell in cells if cell not in waiting]
     running: list[Running] = []
     try:
         while waiting or running:

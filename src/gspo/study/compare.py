@@ -13,7 +13,7 @@ from gspo.runs.progress import Progress, Terminal
 from gspo.safe import own_folder
 from gspo.study import page, spec
 from gspo.study.analysis import measure
-from gspo.study.cells import Outcome, collapsed, finished, run_cells
+from gspo.study.cells import CellOutcome, collapsed, finished, run_cells
 from gspo.study.figures import draw_setting
 from gspo.study.measures import bounds
 
@@ -57,7 +57,9 @@ def compare(
     return 1 if any(outcome.status == "failed" for outcome in outcomes.values()) else 0
 
 
-def _run(study: spec.Study, chosen: list[spec.Cell], done_names: set[str], say: Callable[[str], None]) -> dict[str, Outcome]:
+def _run(
+    study: spec.Study, chosen: list[spec.Cell], done_names: set[str], say: Callable[[str], None]
+) -> dict[str, CellOutcome]:
     """Runs what is missing, and tells of each end."""
     missing = [cell for cell in chosen if cell.name not in done_names]
     workers = study.workers
@@ -66,7 +68,7 @@ def _run(study: spec.Study, chosen: list[spec.Cell], done_names: set[str], say: 
     begin = time.monotonic()
     ended = 0
 
-    def tell(outcome: Outcome, remaining: int) -> None:
+    def tell(outcome: CellOutcome, remaining: int) -> None:
         nonlocal ended
         ended += 1
         seconds_left = (time.monotonic() - begin) / ended * remaining
@@ -83,7 +85,7 @@ def _run(study: spec.Study, chosen: list[spec.Cell], done_names: set[str], say: 
 
 
 def _collect(
-    study: spec.Study, outcomes: Mapping[str, Outcome]
+    study: spec.Study, outcomes: Mapping[str, CellOutcome]
 ) -> tuple[list[page.CellRow], dict[str, dict[str, list[RunMetrics]]]]:
     """A row a cell, and the finished runs by setting and variant."""
     rows: list[page.CellRow] = []
