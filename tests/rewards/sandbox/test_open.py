@@ -1,0 +1,91 @@
+"""A sandbox runs programs and gives back plain data, however the programs end."""
+
+import shutil
+
+import pytest
+
+from gspo.rewards.sandbox import drivers
+from gspo.rewards.sandbox.open import open_sandbox
+from gspo.rewards.sandbox.types import Case, Limits, Program
+from tests.rewards.sandbox.boxes import SUM
+
+
+def test_programs_functions_and_their_outcomes(box):
+    first, second = box.run(Program(SUM), [Case("1 2"), Case("3\n4\n")])
+    assert (first.status, first.stdout, second.stdout, first.value) == ("ok", "3\n", "7\n", None)
+    assert 0 < first.seconds < 1
+    (outcome,) = box.run(Program("def f(a, b): return (a + b, {1: 2.5}, {3})", function="f"), [Case(arguments=[1, 2])])
+    assert outcome.value == (3, {1: 2.5}, {3}) and outcome.stdout == ""
+    method = Program("class Solution:\n    def f(self, a): return a[::-1]", function="f")
+    assert [o.value for o in box.run(method, [Case(arguments=["abc"]), Case(arguments=[[1, 2]])])] == ["cba", [2, 1]]
+
+
+def test_files_and_words_reach_a_checker(box):
+    source = "import sys\nprint(open(sys.argv[1]).read() == open('b').read(), sys.argv)"
+    case = Case("", words=("a", "x y"), files={"a": "1\n", "b": "1\n"})
+    assert box.run(Program(source), [case])[0].stdout == "True ['solution.py', 'a', 'x y']\n"
+
+
+ENDS = {
+    "raise ValueError('no')": ("error", "ValueError: no"),
+    "import os; os._exit(3)": ("error", "exit status 3"),
+    "import sys; sys.exit(0)": ("ok", ""),
+    "exit('bye')": ("error", "bye"),
+    "import os; os.abort()": ("error", "ended by SIGABRT"),
+    "while True: pass": ("timeout", ""),
+    "import time; time.sleep(100)": ("timeout", ""),
+    "x = bytearray(10**9)": ("memory", "MemoryError"),
+    "print('a' * 10**6)": ("output", ""),
+    "def f(:": ("error", "SyntaxError"),
+}
+
+
+@pytest.mark.parametrize("source", ENDS)
+@pytest.mark.timeout(120)
+def test_each_end_has_its_word(box, source):
+    (outcome,) = box.run(Program(source), [Case("")], Limits(seconds=0.5, memory=1 << 28, output=100_000))
+    word, detail = ENDS[source]
+    assert outcome.status == word and detail in outcome.detail
+
+
+def test_what_is_no_plain_data_is_no_value(box):
+    always = "class A:\n    __eq__ = lambda *a: True\n"
+    for made in ("A()", "[A()]", "print", "1j", "b'x'"):
+        (outcome,) = box.run(Program(f"{always}def f(): return {made}", function="f"), [Case(arguments=[])])
+        assert outcome.status == "error" and outcome.value is None and "no plain data" in outcome.detail
+    (outcome,) = box.run(Program("import os\ndef f(): os._exit(0)", function="f"), [Case(arguments=[])])
+    assert (outcome.status, outcome.detail) == ("error", "it ended before the function returned")
+    with pytest.raises(ValueError, match="plain data"):
+        box.run(Program(SUM), [Case(arguments=[object()])])
+
+
+def test_a_stream_that_is_closed_runs_no_further_test(box):
+    stream = box.stream(Program(SUM), [Case("1")] * 1000)
+    assert next(stream).stdout == "1\n"
+    stream.close()
+    assert box.run(Program(SUM), []) == []
+
+
+CPP = "#include <bits/stdc++.h>\nint main() { long a, b; std::cin >> a >> b; std::cout << a * b; }"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not shutil.which("g++", path="/usr/bin"), reason="there is no /usr/bin/g++: install the package g++")
+def test_cpp_compiles_once_and_says_what_is_wrong(box):
+    assert [o.stdout for o in box.run(Program(CPP, "cpp"), [Case("3 4"), Case("5 6")])] == ["12", "30"]
+    wrong = box.run(Program("int main() { return x; }", "cpp"), [Case(""), Case("")])
+    assert [o.status for o in wrong] == ["compile"] * 2 and "main.cpp" in wrong[0].detail
+    (outcome,) = box.run(Program("int main() { int *p = 0; return *p; }", "cpp"), [Case("")])
+    assert outcome.status == "error" and "SIGSEGV" in outcome.detail
+    greedy = Program("#include <vector>\nint main() { std::vector<char> v(1 << 30, 1); return v[5] - 1; }", "cpp")
+    assert box.run(greedy, [Case("")], Limits(memory=1 << 28))[0].status == "memory"
+
+
+def test_where_nothing_works_the_remedy_is_named(monkeypatch):
+    monkeypatch.setattr(drivers, "pythons", list)
+    with pytest.raises(RuntimeError, match=r"no sandbox works here.*apt-get install bubblewrap"):
+        open_sandbox("auto")
+    monkeypatch.undo()
+    monkeypatch.setattr(drivers, "bwrap", lambda: None)
+    with pytest.raises(RuntimeError, match="there is no program bwrap"):
+        open_sandbox("bwrap")
