@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.objective.routing import changed, max_violation
+from gspo.objective.routing import changed, loads, max_violation
 
 
 def test_changed_by_hand():
@@ -27,9 +27,9 @@ def test_changed_is_symmetric_and_ignores_order(seed, k, experts):
 
 def test_max_violation_by_hand():
     even = torch.tensor([[[0, 1], [2, 3]]])
-    assert max_violation(even, 4) == 0
-    assert max_violation(torch.tensor([[[0, 1], [0, 1]]]), 4) == 1  # experts / k - 1
-    assert max_violation(torch.tensor([[[0, 1], [-1, -1]], [[0, 1], [2, 3]]]), 4) == 0.5  # mean over layers
+    assert max_violation(loads(even, 4)) == 0
+    assert max_violation(loads(torch.tensor([[[0, 1], [0, 1]]]), 4)) == 1  # experts / k - 1
+    assert max_violation(loads(torch.tensor([[[0, 1], [-1, -1]], [[0, 1], [2, 3]]]), 4)) == 0.5  # mean over layers
 
 
 def test_unknown_choices_have_not_changed():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from gspo.learner import layout
+from gspo.learner.routing_metrics import mean_of
 from gspo.objective.completions import Completions
 from gspo.objective.mismatch import mismatch
 from gspo.objective.routing import changed
@@ -23,18 +25,38 @@ def paired(
     return logp, logp_mu, y
 
 
-def disagreement(completions: Sequence[Completion], readings: Sequence[Reading]) -> Metrics:
-    """Metrics of it, from a reading of completions that the policy's present weights sampled.
+def disagreement(
+    completions: Sequence[Completion], readings: Sequence[Reading], others: Sequence[Others | None] | None = None
+) -> Metrics:
+    """Metrics of it, from a reading of completions that the policy's present weights sampled. others: of each rank's
+    completions; None: of these.
 
     moe/sampler_agreement: share of the sampler's choices of experts that the trainer makes too, of the tokens that the
     sampled ones were predicted from.
     """
     metrics: Metrics = mismatch(*paired(completions, readings))
-    routes = [(completion.routes, reading.routes) for completion, reading in zip(completions, readings)]
-    if all(theirs is not None and ours is not None for theirs, ours in routes):
-        shares = [changed(theirs, ours)[before(one)] for (theirs, ours), one in zip(routes, completions)]  # type: ignore[arg-type]
-        metrics["moe/sampler_agreement"] = 1 - float(torch.cat(shares).mean())
+    known = [one for one in (others or [other_experts(completions, readings)]) if one is not None]
+    if len(known) == len(others or known) and (choices := sum(one.choices for one in known)):
+        metrics["moe/sampler_agreement"] = 1 - float(torch.tensor(sum(one.differ for one in known)) / choices)
     return metrics
+
+
+class Others(NamedTuple):
+    """The sampler's choices of experts, and those of them that the trainer does not make; a token's k count as one."""
+
+    differ: float
+    choices: int
+
+
+def other_experts(completions: Sequence[Completion], readings: Sequence[Reading]) -> Others | None:
+    """Of these completions; None where the experts of one are not known."""
+    shares = [torch.zeros(0)]
+    for completion, reading in zip(completions, readings):
+        if completion.routes is None or reading.routes is None:
+            return None
+        shares.append(changed(completion.routes, reading.routes)[before(completion)].flatten())
+    flat = torch.cat(shares)
+    return Others(float(flat.sum()), len(flat))
 
 
 def before(completion: Completion) -> torch.Tensor:
@@ -45,7 +67,7 @@ def before(completion: Completion) -> torch.Tensor:
 def first_look(stats: Stats) -> Metrics:
     """The same metrics, from an update whose completions the same weights sampled."""
     metrics: Metrics = mismatch(stats["logp"], stats["logp_mu"], Completions.of(stats["length"]))
-    differ = stats.get("overruled", stats.get("changed"))  # replaying the sampler's experts, the routers' own show it
+    differ = mean_of(stats, "overruled" if "overruled" in stats else "changed")  # replaying, the routers' own show it
     if differ is not None:
-        metrics["moe/sampler_agreement"] = 1 - float(differ.mean())
+        metrics["moe/sampler_agreement"] = 1 - differ
     return metrics

@@ -26,6 +26,10 @@ class Imitation:
         assert out.entropy is not None
         return -out.logp, {"entropy": out.entropy, "nll": -out.logp.detach()}
 
+    def condensed(self, stats: Stats) -> Stats:
+        """They are small."""
+        return stats
+
     def summary(self, stats: Stats, completions: Sequence[Completion]) -> dict[str, float]:
         """loss: nats a token."""
         return {"loss": float(stats["nll"].mean()), "entropy": float(stats["entropy"].mean())}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gspo.config.policy import AlgorithmConfig
-from gspo.learner.routing_metrics import routing_metrics, routing_stats
+from gspo.learner.routing_metrics import routing_metrics, routing_stats, routing_sums
 from gspo.objective import corrections, divergence
 from gspo.objective.algorithms import Algorithm
 from gspo.objective.clip_range import AutoClip
@@ -108,8 +108,13 @@ class PolicyObjective:
         limits = {} if self.clip is None else dict(zip(("e_low", "e_high"), self.clip))
         return self.row.loss(logp=logp, A=A, y=y, **given, **limits, **self.constants)
 
+    def condensed(self, stats: Stats) -> Stats:
+        """The same with sums of what routers did."""
+        return routing_sums(stats)
+
     def summary(self, stats: Stats, completions: Sequence[Completion] = ()) -> dict[str, Any]:
-        """Metrics of one update. low_mean and high_mean count completions for sequence-level algorithms, else tokens.
+        """Metrics of one update, of condensed statistics. low_mean and high_mean count completions for sequence-level
+        algorithms, else tokens.
 
         completions: all of the update; those that the statistics leave out are not clipped.
         """

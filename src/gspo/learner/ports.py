@@ -91,14 +91,20 @@ class Objective(Protocol):
         """The terms to be summed, [S] or [N], and detached statistics, each [S] or [N]."""
         ...
 
+    def condensed(self, stats: Stats) -> Stats:
+        """The statistics of all micro-batches of a rank, with sums [1, ...] in the place of what `summary` and `watch` need
+        nothing else of. Those of several ranks are put one after the other.
+        """
+        ...
+
     def summary(self, stats: Stats, completions: Sequence[Completion]) -> dict[str, Any]:
-        """Metrics of an update on `completions` from the statistics of all its micro-batches, which idle completions are not
-        in.
+        """Metrics of an update on `completions` from the condensed statistics of all its micro-batches, which idle
+        completions are not in.
         """
         ...
 
     def watch(self, stats: Stats) -> None:
-        """Is shown each update."""
+        """Is shown each update, where the statistics are."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from gspo.objective.routing import changed, max_violation
+from gspo.objective.routing import changed, loads, max_violation
 from gspo.types import Batch, Routing, Stats
+
+BY_LAYER = ("router_entropy", "overruled", "changed")  # [N, layers]
 
 
 def routing_stats(routing: Routing, batch: Batch) -> Stats:
@@ -30,27 +32,51 @@ def routing_stats(routing: Routing, batch: Batch) -> Stats:
     return stats
 
 
+def routing_sums(stats: Stats) -> Stats:
+    """The same statistics with sums over a rank's tokens in the place of routes and of what is known by token and layer: so
+    a gigabyte of routes does not leave it. Those of several ranks stand one after the other.
+
+    load [1, layers, experts] int64: tokens that each expert got. tokens [1]. Of router_entropy, overruled and changed the
+    sum [1]. changed_by_layer [1, layers], tokens_changed [1]: as in `routing_metrics`.
+    """
+    if "routes" not in stats:
+        return stats
+    sums = {name: stats[name].sum()[None] for name in BY_LAYER if name in stats}
+    sums["load"] = loads(stats["routes"].transpose(0, 1), int(stats["experts"][0]))[None]
+    sums["tokens"] = torch.tensor([len(stats["routes"])])
+    if "changed" in stats:
+        sums["changed_by_layer"] = stats["changed"].sum(0)[None]
+        sums["tokens_changed"] = (stats["changed"] > 0).any(1).float().sum()[None]
+    return {name: x for name, x in stats.items() if name not in ("routes", "experts", *BY_LAYER)} | sums
+
+
+def mean_of(sums: Stats, name: str) -> float | None:
+    """The mean over tokens and layers of one of BY_LAYER; None where it is not known."""
+    return None if name not in sums else float(sums[name].sum() / (int(sums["tokens"].sum()) * sums["load"].shape[1]))
+
+
 def routing_metrics(stats: Stats) -> dict[str, Any]:
     """moe/volatility: share of pi_old's choices of experts that pi_theta does not make, for the same tokens, mean and by
     layer; moe/tokens_changed: share of tokens with a change in at least one layer. moe/overruled: share of the routers'
     own choices that Routing Replay set aside. moe/max_violation: load of the busiest expert over the mean load, minus 1,
-    mean over layers. moe/router_entropy: nats. moe/aux_loss: before its weight. {} for a dense model.
+    mean over layers. moe/router_entropy: nats. moe/aux_loss: before its weight. {} for a dense model. stats: as
+    `routing_sums` gives them.
     """
-    if "routes" not in stats:
+    if "load" not in stats:
         return {}
+    tokens = int(stats["tokens"].sum())
     metrics: dict[str, Any] = {
-        "moe/max_violation": max_violation(stats["routes"].transpose(0, 1), int(stats["experts"][0])),
-        "moe/router_entropy": float(stats["router_entropy"].mean()),
+        "moe/max_violation": max_violation(stats["load"].sum(0)),
+        "moe/router_entropy": mean_of(stats, "router_entropy"),
     }
     if "balance" in stats:
         metrics["moe/aux_loss"] = float(stats["balance"].mean())
     if "overruled" in stats:
-        metrics["moe/overruled"] = float(stats["overruled"].mean())
+        metrics["moe/overruled"] = mean_of(stats, "overruled")
     if "changed" in stats:
-        changed = stats["changed"]
         metrics |= {
-            "moe/volatility": float(changed.mean()),
-            "moe/volatility_by_layer": changed.mean(0).tolist(),
-            "moe/tokens_changed": float((changed > 0).any(1).float().mean()),
+            "moe/volatility": mean_of(stats, "changed"),
+            "moe/volatility_by_layer": (stats["changed_by_layer"].sum(0) / tokens).tolist(),
+            "moe/tokens_changed": float(stats["tokens_changed"].sum() / tokens),
         }
     return metrics

@@ -72,7 +72,8 @@ class Updater:
                 total += done.loss.cpu().double()
                 for name, value in done.stats.items():
                     gathered[name].append(value)
-        return Share({name: torch.cat(values).cpu() for name, values in gathered.items()}, float(total), passed)
+        stats = {name: torch.cat(values).cpu() for name, values in gathered.items()}
+        return Share(objective.condensed(stats) if stats else {}, float(total), passed)
 
     def _pass(
         self, objective: Objective, completions: Sequence[Completion], denominator: float, must: bool, counts: bool

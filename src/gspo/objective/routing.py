@@ -17,10 +17,15 @@ def changed(a: Tensor, b: Tensor) -> Tensor:
     return 1 - ((a[..., :, None] == b[..., None, :]).any(-1) | (a < 0)).float().mean(-1)
 
 
-def max_violation(routes: Tensor, experts: int) -> float:
-    """How uneven the load is: max_e load_e / mean load - 1, mean over the layers of `routes` (MaxVio, arXiv 2408.15664).
+def loads(routes: Tensor, experts: int) -> Tensor:
+    """How many of the choices in `routes` [layers, N, k] fell on each expert, [layers, experts] int64; -1 is no choice."""
+    return torch.stack([torch.bincount(layer[layer >= 0].long(), minlength=experts) for layer in routes])
+
+
+def max_violation(load: Tensor) -> float:
+    """How uneven the load [layers, experts] is: max_e load_e / mean load - 1, mean over the layers (MaxVio, arXiv
+    2408.15664).
 
     0 where all experts get the same number of tokens, experts / k - 1 where all tokens choose the same.
     """
-    loads = [torch.bincount(layer[layer >= 0].long(), minlength=experts).float() for layer in routes]
-    return sum(float(load.max() / load.mean()) - 1 for load in loads) / len(loads)
+    return sum(float(layer.max() / layer.mean()) - 1 for layer in load.float()) / len(load)
