@@ -5,9 +5,13 @@ import os
 import pickle
 import time
 import traceback
+from collections import Counter
+from contextlib import contextmanager
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from gspo.config.scale import ScaleConfig
 
@@ -59,3 +63,32 @@ def together(work, size, *arguments, seconds=120.0, waits=60.0):
             process.join(5)
             process.kill()
             process.join()
+
+
+@contextmanager
+def sent():
+    """Bytes that leave this rank meanwhile beside the model's own: "objects" (pickled, to all) and "tensors" (to one)."""
+    count, others = Counter(), dist.get_world_size() - 1
+    plain = {name: getattr(distributed_c10d, name) for name in ("all_gather", "broadcast", "send")}
+
+    def size(x):
+        return x.numel() * x.element_size()
+
+    def all_gather(every, mine, *more, **options):
+        count["objects"] += size(mine) * others
+        return plain["all_gather"](every, mine, *more, **options)
+
+    def broadcast(x, *more, **options):
+        count["objects"] += size(x) * others * (dist.get_rank() == 0)
+        return plain["broadcast"](x, *more, **options)
+
+    def send(x, *more, **options):
+        count["tensors"] += size(x)
+        return plain["send"](x, *more, **options)
+
+    with (
+        mock.patch.object(distributed_c10d, "all_gather", all_gather),
+        mock.patch.object(distributed_c10d, "broadcast", broadcast),
+        mock.patch.object(dist, "send", send),
+    ):
+        yield count

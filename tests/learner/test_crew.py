@@ -1,5 +1,7 @@
 """One rank asks, all do it: the leader's learner is like any other."""
 
+import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,8 @@ import torch
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
 from gspo.learner.crew import OVER, LeadingLearner, follow
-from tests.backends.hf.test_sharded import Case, completions, learner_of, model_in
-from tests.together import together
+from tests.backends.hf.test_sharded import Case, completions, learner_of, model_in, routes_of, weights_of
+from tests.together import sent, together
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -85,3 +87,85 @@ def fails(ranks, path):
 def test_an_error_is_met_by_all(tmp_path):
     for error in together(fails, 2, model_in(tmp_path)):
         assert "nowhere/learner.pt cannot be read" in error
+
+
+BATCHES = [
+    {},
+    {"lengths": (20, 1, 1, 1), "advantages": (1.0,)},  # ranks without a completion in an update
+    {"advantages": (0.0, 1.0, -1.0, 0.0)},  # idle ones, which no update reads
+    {"lengths": (11, 3, 9, 2, 8, 4), "advantages": (1.0, -1.0)},  # of one prompt, split among ranks
+]
+
+
+def steps(learner, replay, each=lambda: None):
+    """Metrics of steps of two mini-batches and two epochs. The routes of R3 are known where this is called."""
+    told = []
+    for seed, batch in enumerate(BATCHES):
+        rows = completions(seed, **batch)
+        if seed == 3:
+            rows = [dataclasses.replace(c, tokens=torch.where(c.sampled, c.tokens, 5)) for c in rows]
+        if replay == "R3":
+            rows = [dataclasses.replace(c, routes=routes_of(len(c.tokens), seed)) for c in rows]
+        half = len(rows) // 2
+        learner.prepare([rows[:half], rows[half:]], True, rows if seed == 1 else ())
+        each()
+        updates = [learner.update(number) for number in (0, 1, 0, 1)]
+        told.append([u.metrics for u in updates] + [updates[0].agreement.metrics, {"noise": updates[0].agreement.noise}])
+        learner.finish()
+    return told
+
+
+def routed(ranks, path, case):
+    """What a rank holds of a batch's routes, and sends in the steps."""
+    from gspo.backends.hf.sharded import load_sharded
+
+    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(experts=2), ranks.size)
+    local, held = learner_of(model, case, ranks), []
+
+    def see():
+        rows = [local.mini_batches[i][j] for i, j in local.at]
+        mine = sorted(local._all_readers()[ranks.number])
+        own = [rows[i] for i in mine]
+        known = [c.routes for c in own if c.routes is not None]
+        held.append((sum(c.routes is not None for c in rows), len(own), len(known), sum(x.nbytes for x in known)))
+
+    prepare = local.prepare
+
+    def prepared(*arguments):
+        prepare(*arguments)
+        see()
+
+    local.prepare = prepared
+    with sent() as count:
+        if ranks.number:
+            follow(local, ranks)
+            told = None
+        else:
+            told = steps(LeadingLearner(local, ranks), case.replay)
+            ranks.told(OVER)
+    return told, held, count, weights_of(local)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", [Case(replay="R2"), Case(replay="R3"), Case(replay="R2", layout="auto")])
+def test_routes_are_where_they_are_used_and_nowhere_else(tmp_path, case, size):
+    from gspo.backends.hf.load import load_model
+
+    path = model_in(tmp_path)
+    alone = learner_of(load_model(ModelConfig(path=path, device="cpu")), case)
+    expected = steps(alone, case.replay)
+    every = together(routed, size, path, case)
+    for metrics, metrics0 in zip(itertools.chain(*every[0][0]), itertools.chain(*expected)):
+        assert metrics.keys() == metrics0.keys()
+        metrics0.pop("skipped/backward", None)
+        for name, value in metrics0.items():
+            assert metrics[name] == pytest.approx(value, rel=1e-3, abs=2e-5, nan_ok=True), name
+    weights = dict(alone.policy.weights())
+    for _, held, _, found in every:
+        assert max(float((found[name] - x.detach()).abs().max()) for name, x in weights.items()) < 1e-6
+        assert all(routes == own == known for routes, own, known, _ in held)
+    for number in range(len(BATCHES)):  # each completion's routes lie on one rank
+        rows = completions(number, **BATCHES[number])
+        assert sum(held[number][0] for _, held, _, _ in every) == sum(c.advantage != 0 for c in rows)
+    routes = sum(size for _, held, _, _ in every[1:] for *_, size in held)
+    assert every[0][2]["tensors"] == (routes if case.replay == "R3" else 0) and routes > 0  # all that the leader sends

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from gspo.learner.ranks import OneRank, RankLost, noticed, whole
-from tests.together import together
+from tests.together import sent, together
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -23,9 +23,33 @@ def test_every_rank_hears_all_and_the_leader_tells():
         assert command["do"].tolist() == [0, 1, 2]
 
 
+def hands_over(ranks):
+    """What the leader gets of tensors of all kinds, and each rank of the leader's."""
+    mine = {"n": torch.full((ranks.number, 2), ranks.number), "half": torch.ones(3).bfloat16() * ranks.number}
+    mine |= {"yes": torch.tensor([True, False]), 7: torch.arange(6).to(torch.int16).view(2, 3).T} if ranks.number else {}
+    got = ranks.to_leader(mine)
+    parts = [{i: torch.full((2, i), i, dtype=torch.int16) for i in range(number)} for number in range(3)]
+    with sent() as count:
+        part = ranks.from_leader(parts if ranks.number == 0 else [])
+    return got, part, count["tensors"]
+
+
+def test_tensors_go_from_one_to_one():
+    (got, first, count), (one, second, _), (two, third, _) = together(hands_over, 3)
+    assert [sorted(map(str, each)) for each in got] == [["half", "n"], *[["7", "half", "n", "yes"]] * 2] and one == two == []
+    for number, each in enumerate(got):
+        assert each["n"].tolist() == [[number] * 2] * number and each["half"].tolist() == [number] * 3
+        assert each["half"].dtype == torch.bfloat16
+    assert got[2][7].tolist() == [[0, 3], [1, 4], [2, 5]] and got[1]["yes"].tolist() == [True, False]
+    assert (first, second[0].numel(), list(third)) == ({}, 0, [0, 1]) and third[1].tolist() == [[1], [1]]
+    assert third[1].dtype == torch.int16 and count == 4  # an empty one is not sent
+
+
 def test_a_process_alone_says_it_to_itself():
     alone = OneRank()
     assert (alone.number, alone.size, alone.gathered("x"), alone.any(True), alone.any(False)) == (0, 1, ["x"], True, False)
+    x = torch.ones(2)
+    assert alone.to_leader({"x": x}) == [{"x": x}] and alone.from_leader([{"x": x}]) == {"x": x}
     assert whole(torch.ones(2)).tolist() == [1, 1]
 
 

@@ -1,19 +1,21 @@
 """One rank leads, the others follow: each call of the leader's learner is told to all, and all make it on their shards.
 
 The leader runs the trainer, to which this is a learner as any other (ports.Learner). Completions go to all ranks, and each
-knows which of them it reads (shares.py). An error on any rank ends its process, and so the others.
+knows which of them it reads (shares.py); their routes go to that one alone. An error on any rank ends its process, and
+so the others.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from gspo.learner.learner import LocalLearner, PolicyLearner
+from gspo.learner.learner import LocalLearner, PolicyLearner, probed
 from gspo.learner.ranks import ProcessRanks, noticed
 from gspo.ports import Weights
 from gspo.types import Agreement, Completion, Reading, Update
@@ -55,6 +57,11 @@ def follow(learner: LocalLearner, ranks: ProcessRanks) -> None:
                 pass  # every rank gives its shard of each
 
 
+def unrouted(completions: Sequence[Completion]) -> list[Completion]:
+    """The same without the sampler's experts: the learner hands them to the rank that needs them (reading.py)."""
+    return [replace(completion, routes=None) for completion in completions]
+
+
 def noticing(every: Iterator[T]) -> Iterator[T]:
     """The same, one after the other. Raises RankLost where another rank is gone."""
     while True:
@@ -74,11 +81,13 @@ class LeadingLearner:
         self._one_at_a_time = threading.RLock()
         self.streams = False
 
-    def all_do(self, name: str, *arguments: Any) -> Any:
-        """Lets every rank make this call. Returns the leader's answer."""
+    def all_do(self, name: str, *arguments: Any, told: Sequence[Any] | None = None) -> Any:
+        """Lets every rank make this call. told: what the others hear of its arguments, where that is less. Returns the
+        leader's answer.
+        """
         with self._one_at_a_time, noticed():
             assert not self.streams, "all ranks are in the middle of Weights.tensors: listen to its end first"
-            self.ranks.told((name, arguments))
+            self.ranks.told((name, arguments if told is None else told))
             return self._own.do(name, arguments)
 
     @property
@@ -98,13 +107,15 @@ class LeadingLearner:
 
     def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
         """Takes over the batch that the next updates learn from."""
-        self.all_do("take", mini_batches)
+        self.all_do("take", mini_batches, told=[list(map(unrouted, mini_batches))])
 
     def prepare(
         self, mini_batches: Sequence[Sequence[Completion]], recompute: bool, fresh: Sequence[Completion] = ()
     ) -> None:
         """As PolicyLearner.prepare."""
-        self.all_do("prepare", mini_batches, recompute, fresh)
+        some = probed(fresh)
+        told = list(map(unrouted, mini_batches)), recompute, unrouted(some)
+        self.all_do("prepare", mini_batches, recompute, some, told=told)
 
     def update(self, number: int) -> Update:
         """One optimizer step on the mini-batch of that number."""
@@ -116,11 +127,12 @@ class LeadingLearner:
 
     def compare(self, completions: Sequence[Completion]) -> Agreement:
         """How far sampler and trainer disagree."""
-        return self.all_do("compare", completions)
+        some = probed(completions)
+        return self.all_do("compare", some, told=[unrouted(some)])
 
     def read(self, completions: Sequence[Completion]) -> list[Tensor]:
         """The log-probabilities of the sampled tokens of a few completions, each [|y|]."""
-        return self.all_do("read", completions)
+        return self.all_do("read", completions, told=[unrouted(completions)])
 
     def publish(self, version: int) -> Weights:
         """A handle on the weights as they are now, under this version."""
@@ -164,4 +176,4 @@ class LeadingWeights:
 
     def read(self, completions: Sequence[Completion]) -> list[Reading]:
         """What these weights say of a few completions."""
-        return self.learner.all_do("weights.read", completions)
+        return self.learner.all_do("weights.read", completions, told=[unrouted(completions)])

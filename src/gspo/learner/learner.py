@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.learner.agreement import disagreement, first_look, paired
-from gspo.learner.memory import MicroBatches
+from gspo.learner.agreement import disagreement, first_look, other_experts, paired
+from gspo.learner.memory import MicroBatches, Readers
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.ports import Objective, Policy
-from gspo.learner.reading import read
-from gspo.learner.update import Updater
+from gspo.learner.reading import collected, read, read_here, where_read
+from gspo.learner.update import Updater, active
 from gspo.learner.weights import PolicyWeights
 from gspo.objective.completions import Completions
 from gspo.objective.losses import level_ratio
@@ -39,6 +39,8 @@ class LocalLearner:
         self.micro_batches = MicroBatches(max_tokens)  # whoever wants to hear where memory does not suffice sets its `tell`
         self.updater = Updater(policy, optimizer, self.micro_batches, replay)
         self.mini_batches: list[list[Completion]] = []
+        self.at: list[tuple[int, int]] = []  # the completions that updates read: of which mini-batch, and its place there
+        self.readers: list[Readers] = []  # of each mini-batch: which rank reads which of them
         self.proven = False  # that passes in shards read what updates change
 
     @property
@@ -52,24 +54,53 @@ class LocalLearner:
         self.optimizer.scale = value
 
     def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
-        """Takes over the batch that the next updates learn from."""
+        """Takes over the batch that the next updates learn from. From here on it is settled which rank reads what: what it
+        finds out about its completions stays with it until the batch is given up.
+        """
         self.mini_batches = [list(part) for part in mini_batches]
+        read, share = [active(self.objective, part) for part in self.mini_batches], self.policy.shares_prompts
+        self.at = [(i, j) for i, places in enumerate(read) for j in places]
+        parts = [[part[j] for j in places] for part, places in zip(self.mini_batches, read)]
+        self.readers = [self.micro_batches.readers(part, share) for part in parts]
+        if self.policy.sparse and self.mini_batches:
+            self._fill(where_read(self._read_by_updates(), self._all_readers(), self.micro_batches.ranks))
 
     def update(self, number: int) -> Update:
-        """One optimizer step on the mini-batch of that number, of those that were taken over."""
+        """One optimizer step on the mini-batch of that number, of those that were taken over. The rank that leads knows its
+        metrics; the others know the loss, and what the optimizer did.
+        """
         return Update(self._update(number)[0])
 
     def _update(self, number: int) -> tuple[Metrics, Stats]:
-        part = self.mini_batches[number]
-        metrics, stats = self.updater.update(self.objective, part)
+        metrics, stats = self.updater.update(self.objective, self.mini_batches[number], self.readers[number])
         if self.micro_batches.ranks.size > 1 and not self.proven:
             self.policy.prove(self.optimizer.parameters)
             self.proven = True
-        self.objective.watch(stats)
+        if stats:
+            self.objective.watch(stats)
         return metrics, stats
 
+    def _read_by_updates(self) -> list[Completion]:
+        """The completions of all mini-batches that updates read."""
+        return [self.mini_batches[i][j] for i, j in self.at]
+
+    def _all_readers(self) -> Readers:
+        """Which rank reads which of `_read_by_updates`: as in the updates."""
+        every: Readers = [[] for _ in range(self.micro_batches.ranks.size)]
+        before = 0
+        for readers in self.readers:
+            for mine, more in zip(every, readers):
+                mine += [before + i for i in more]
+            before += sum(map(len, readers))
+        return every
+
+    def _fill(self, completions: Sequence[Completion]) -> None:
+        """Puts these in the place of those that updates read."""
+        for (i, j), completion in zip(self.at, completions):
+            self.mini_batches[i][j] = completion
+
     def read(self, completions: Sequence[Completion]) -> list[Tensor]:
-        """The log-probabilities of the sampled tokens of a few completions, each [|y|]."""
+        """The log-probabilities of the sampled tokens of a few completions, each [|y|]; [] on a rank that does not lead."""
         return [reading.logp for reading in read(self.policy, completions, self.micro_batches)]
 
     def publish(self, version: int) -> PolicyWeights:
@@ -159,16 +190,20 @@ class PolicyLearner(LocalLearner):
             self._disagreement = self._recall(recompute)
         if fresh:
             some, readings = self._probe(fresh)
-            self._disagreement = disagreement(some, readings)
-            self._fresh = None if recompute else paired(some, readings)
+            self._disagreement = disagreement(some, readings) if readings else {}
+            self._fresh = None if recompute or not readings else paired(some, readings)
         if self.objective.critic:
             self._estimate(self.objective.critic)
         if self.reference is not None:
             self._refer(self.reference)
 
     def compare(self, completions: Sequence[Completion]) -> Agreement:
-        """How far sampler and trainer disagree, by some of these completions, which the present weights sampled."""
+        """How far sampler and trainer disagree, by some of these completions, which the present weights sampled. The rank
+        that leads knows.
+        """
         some, readings = self._probe(completions)
+        if not readings:
+            return Agreement({}, 0.0, 0.0)
         logp, logp_mu, y = paired(some, readings)
         clipped = self.objective.numerics(logp, logp_mu, y, torch.tensor([-1.0, 1.0]))
         noise = level_ratio(self.objective.row.level, logp, logp_mu, y)
@@ -176,7 +211,7 @@ class PolicyLearner(LocalLearner):
 
     def _probe(self, completions: Sequence[Completion]) -> tuple[list[Completion], list[Reading]]:
         """Some of these completions, and what the policy says of them."""
-        some = list(completions[:: max(1, len(completions) // PROBED)])
+        some = probed(completions)
         return some, read(self.policy, some, self.micro_batches, routing=self.policy.sparse)
 
     def update(self, number: int) -> Update:
@@ -184,7 +219,7 @@ class PolicyLearner(LocalLearner):
         first = self._noise is None
         metrics, stats = self._update(number)
         metrics |= self.updater.skipped
-        return Update(metrics, self._floor(metrics, stats) if first else None)
+        return Update(metrics, self._floor(metrics, stats) if first and stats else None)
 
     def _floor(self, metrics: Metrics, stats: Stats) -> Agreement:
         """What numerics alone do to the ratio: to that of fresh completions, else to that of a first update, which nothing
@@ -203,34 +238,41 @@ class PolicyLearner(LocalLearner):
         """Ends a step: a clip range that sets itself moves, and the batch is given up. Returns whether the noise floor now
         holds the range up.
         """
-        assert self._noise is not None, "a step has an update"
-        noise = self._noise
+        ranks, noise = self.micro_batches.ranks, self._noise
         self.take([])
         self._disagreement = self._fresh = self._noise = None
-        return self.objective.settle(noise)
+        at_floor = False
+        if ranks.number == 0:
+            assert noise is not None, "a step has an update"
+            at_floor = self.objective.settle(noise)
+        state = ranks.gathered(self.objective.state_dict() if ranks.number == 0 else None)[0]
+        if ranks.number > 0:  # it has not seen the statistics
+            self.objective.load_state_dict(state)
+        return at_floor
 
     def _recall(self, recompute: bool) -> Metrics:
         """Fills in what the policy, not yet updated, says of the completions that updates read: its likelihoods as pi_old's
         where asked to, and its experts, unless R3 keeps the sampler's. Returns how far the sampler disagrees.
         """
-        sampled = self.router_replay == "R3"
-        at = [(i, j) for i, part in enumerate(self.mini_batches) for j in self._read_by_updates(part)]
-        completions = [self.mini_batches[i][j] for i, j in at]
-        readings = read(self.policy, completions, self.micro_batches, routing=self.policy.sparse, replay=sampled)
-        for (i, j), completion, reading in zip(at, completions, readings):
-            logp_old = reading.logp if recompute else completion.logp_old
-            routes = completion.routes if sampled else reading.routes
-            self.mini_batches[i][j] = replace(completion, logp_old=logp_old, routes=routes)
-        return disagreement(completions, readings)
-
-    def _read_by_updates(self, part: Sequence[Completion]) -> list[int]:
-        """Which completions of a mini-batch its update reads: all but idle ones, or all where all are idle."""
-        active = [j for j, completion in enumerate(part) if not self.objective.idle(completion)]
-        return active or list(range(len(part)))
+        sampled, ranks = self.router_replay == "R3", self.micro_batches.ranks
+        completions = self._read_by_updates()
+        here = read_here(
+            self.policy, completions, self.micro_batches, routing=self.policy.sparse, replay=sampled,
+            readers=self._all_readers(),
+        )  # fmt: skip
+        filled = list(completions)
+        for i, reading in here.items():
+            logp_old = reading.logp if recompute else completions[i].logp_old
+            routes = completions[i].routes if sampled else reading.routes
+            filled[i] = replace(completions[i], logp_old=logp_old, routes=routes)
+        self._fill(filled)
+        others = ranks.gathered(other_experts([completions[i] for i in here], list(here.values())))
+        readings = collected({i: Reading(reading.logp) for i, reading in here.items()}, completions, ranks)
+        return disagreement(completions, readings, others) if readings else {}
 
     def _estimate(self, critic: Mapping[str, float]) -> None:
         """Fills in advantages by token and returns, from the critic as it is before the first update (PPO)."""
-        completions = [completion for part in self.mini_batches for completion in part]
+        completions = self._read_by_updates()  # with a critic none is idle
         values = [reading.values for reading in read(self.policy, completions, self.micro_batches)]
         assert all(value is not None for value in values), "build/learners.py gives the policy a critic"
         y = Completions.of(torch.tensor([len(completion.logp_old) for completion in completions]))
@@ -243,12 +285,13 @@ class PolicyLearner(LocalLearner):
 
     def _refer(self, reference: Policy) -> None:
         """Fills in the reference's likelihoods."""
-        completions = [completion for part in self.mini_batches for completion in part]
+        completions = self._read_by_updates()
         with reference.awake():
-            readings: list[Reading] = read(reference, completions, self.micro_batches)
-        self._fill([replace(completion, logp_ref=reading.logp) for completion, reading in zip(completions, readings)])
+            here = read_here(reference, completions, self.micro_batches, readers=self._all_readers())
+        known = [replace(c, logp_ref=here[i].logp) if i in here else c for i, c in enumerate(completions)]
+        self._fill(known)
 
-    def _fill(self, completions: Sequence[Completion]) -> None:
-        """Puts these, in the order of the mini-batches, in the place of those that were there."""
-        every = iter(completions)
-        self.mini_batches = [[next(every) for _ in part] for part in self.mini_batches]
+
+def probed(completions: Sequence[Completion]) -> list[Completion]:
+    """Some of these, on which sampler and trainer are compared."""
+    return list(completions[:: max(1, len(completions) // PROBED)])

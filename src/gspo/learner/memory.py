@@ -13,6 +13,7 @@ from gspo.learner.ranks import OneRank, Ranks
 from gspo.types import Completion
 
 T = TypeVar("T")
+Readers = list[list[int]]  # the numbers of the completions that each rank reads, ascending
 
 
 class Part(NamedTuple):
@@ -35,13 +36,20 @@ class MicroBatches:
         self.max_tokens, self.tell, self.ranks = max_tokens, tell, ranks or OneRank()
         self._reading: Sequence[Completion] = ()  # the micro-batch of now
 
-    def deal(self, completions: Sequence[Completion], share: bool) -> Iterator[Part]:
-        """This rank's micro-batches, one after the other. share: a prompt that neighbours share is read once.
+    def readers(self, completions: Sequence[Completion], share: bool) -> Readers:
+        """Which rank reads which of these completions (shares.py)."""
+        return shares.deal(completions, self.ranks.size, share)
+
+    def deal(
+        self, completions: Sequence[Completion], share: bool, readers: Readers | None = None
+    ) -> Iterator[Part]:  # fmt: skip
+        """This rank's micro-batches, one after the other. share: a prompt that neighbours share is read once. readers: who
+        reads which; None: as `readers` says.
 
         All ranks make as many passes, for each pass gathers weights from all: who has fewer micro-batches reads the shortest
         completion, which then does not count.
         """
-        mine = shares.deal(completions, self.ranks.size, share)[self.ranks.number]
+        mine = (readers or self.readers(completions, share))[self.ranks.number]
         dealt = layout.micro_batches([completions[i] for i in mine], self.max_tokens, share)
         parts = [[mine[i] for i in part] for part in dealt]
         passes = max(self.ranks.gathered(len(parts)))

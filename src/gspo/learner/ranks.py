@@ -6,7 +6,7 @@ All ranks call each method in the same order, with a time limit: one that is mis
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 LOSS = re.compile(r"gloo|NCCL")  # whose errors name them
 WAIT = timedelta(days=30)  # for the next command: sampling may take long, and a dead leader is noticed at once
 
@@ -50,7 +51,17 @@ class Ranks(Protocol):
     size: int
 
     def gathered(self, mine: T) -> list[T]:
-        """What every rank says, by number."""
+        """What every rank says, by number: a few numbers or words."""
+        ...
+
+    def to_leader(self, mine: Mapping[K, Tensor]) -> list[dict[K, Tensor]]:
+        """The tensors of every rank, by number, for the one that leads; [] for the others."""
+        ...
+
+    def from_leader(self, parts: Sequence[Mapping[K, Tensor]]) -> dict[K, Tensor]:
+        """This rank's of the `parts` of the one that leads: tensors for each rank, by number. What others give is not
+        looked at.
+        """
         ...
 
     def any(self, mine: bool) -> bool:
@@ -66,6 +77,14 @@ class OneRank:
     def gathered(self, mine: T) -> list[T]:
         """What it says itself."""
         return [mine]
+
+    def to_leader(self, mine: Mapping[K, Tensor]) -> list[dict[K, Tensor]]:
+        """Its own, since it leads."""
+        return [dict(mine)]
+
+    def from_leader(self, parts: Sequence[Mapping[K, Tensor]]) -> dict[K, Tensor]:
+        """Its own."""
+        return dict(parts[0])
 
     def any(self, mine: bool) -> bool:
         """Whether it holds."""
@@ -84,10 +103,41 @@ class ProcessRanks:
         self._commands = dist.new_group(backend="gloo", timeout=WAIT if self.number else timedelta(seconds=timeout))
 
     def gathered(self, mine: T) -> list[T]:
-        """What every rank says, by number."""
+        """What every rank says, by number: a few numbers or words."""
         every: list[Any] = [None] * self.size
         dist.all_gather_object(every, mine, group=self._group)
         return every
+
+    def to_leader(self, mine: Mapping[K, Tensor]) -> list[dict[K, Tensor]]:
+        """The tensors of every rank, by number, for the one that leads; [] for the others."""
+        kinds = self.gathered(_kinds(mine))
+        if self.number:
+            self._send(mine, 0)
+            return []
+        return [dict(mine), *(self._received(kind, number) for number, kind in enumerate(kinds) if number)]
+
+    def from_leader(self, parts: Sequence[Mapping[K, Tensor]]) -> dict[K, Tensor]:
+        """This rank's of the leader's `parts`."""
+        kinds = self.gathered([] if self.number else [_kinds(part) for part in parts])[0]
+        if self.number:
+            return self._received(kinds[self.number], 0)
+        for number, part in enumerate(parts):
+            if number:
+                self._send(part, number)
+        return dict(parts[0])
+
+    def _send(self, tensors: Mapping[K, Tensor], to: int) -> None:
+        for x in tensors.values():
+            if x.numel():
+                dist.send(x.detach().cpu().contiguous().flatten().view(torch.uint8), to, group=self._group)
+
+    def _received(self, kinds: Mapping[K, tuple[torch.dtype, torch.Size]], number: int) -> dict[K, Tensor]:
+        """What rank `number` sends. kinds: of each tensor its dtype and shape."""
+        tensors = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in kinds.items()}
+        for x in tensors.values():
+            if x.numel():
+                dist.recv(x.flatten().view(torch.uint8), number, group=self._group)
+        return tensors
 
     def any(self, mine: bool) -> bool:
         """Whether it holds on any rank."""
@@ -100,6 +150,11 @@ class ProcessRanks:
         box = [command]
         dist.broadcast_object_list(box, src=0, group=self._commands)
         return box[0]
+
+
+def _kinds(tensors: Mapping[K, Tensor]) -> dict[K, tuple[torch.dtype, torch.Size]]:
+    """Of each tensor its dtype and shape."""
+    return {name: (x.dtype, x.shape) for name, x in tensors.items()}
 
 
 def whole(x: Tensor) -> Tensor:

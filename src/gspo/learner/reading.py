@@ -1,35 +1,50 @@
-"""What a policy says of completions, without gradient, micro-batch by micro-batch."""
+"""What a policy says of completions, without gradient, micro-batch by micro-batch.
+
+On several ranks each keeps what it has read, under the number of the completion. Routes go nowhere else; the one that leads
+may ask for the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from gspo.learner import layout
-from gspo.learner.memory import MicroBatches
+from gspo.learner.memory import MicroBatches, Readers
 from gspo.learner.ports import Policy
+from gspo.learner.ranks import Ranks
 from gspo.types import Completion, Reading
 
 
-@torch.no_grad()
 def read(
     policy: Policy, completions: Sequence[Completion], micro_batches: MicroBatches, *, routing: bool = False,
-    replay: bool = False,
+    replay: bool = False, readers: Readers | None = None,
 ) -> list[Reading]:  # fmt: skip
-    """The readings of these completions, in their order. Raises RuntimeError where memory does not suffice for one.
+    """The readings of these completions, in their order, for the rank that leads; [] for the others. As `read_here`."""
+    here = read_here(policy, completions, micro_batches, routing=routing, replay=replay, readers=readers)
+    return collected(here, completions, micro_batches.ranks)
 
-    routing: with the experts that the routers would choose. replay: routers take those of the completions' routes.
+
+@torch.no_grad()
+def read_here(
+    policy: Policy, completions: Sequence[Completion], micro_batches: MicroBatches, *, routing: bool = False,
+    replay: bool = False, readers: Readers | None = None,
+) -> dict[int, Reading]:  # fmt: skip
+    """The readings of those that this rank reads, by number. Raises RuntimeError where memory does not suffice for one.
+
+    routing: with the experts that the routers would choose. replay: routers take those of the completions' routes. readers:
+    as in MicroBatches.deal.
     """
 
-    def work() -> list[Reading]:
+    def work() -> dict[int, Reading]:
         readings: dict[int, Reading] = {}
-        for part in micro_batches.deal(completions, policy.shares_prompts):
-            read = _micro_batch(policy, [completions[i] for i in part.indices], routing, replay)
+        for part in micro_batches.deal(completions, policy.shares_prompts, readers):
+            read = _micro_batch(policy, [completions[i] for i in part.indices], routing, replay and part.counts)
             readings |= zip(part.indices, read) if part.counts else ()
-        for others in micro_batches.ranks.gathered(readings):
-            readings |= others
-        return [readings[i] for i in range(len(completions))]
+        return readings
 
     return micro_batches.attempt(work, completions, policy.shares_prompts)
 
@@ -44,3 +59,33 @@ def _micro_batch(policy: Policy, completions: Sequence[Completion], routing: boo
     if out.routing is not None:
         routes = out.routing.own.cpu()[batch.path].split([len(completion.tokens) for completion in completions])
     return [Reading(*reading) for reading in zip(logps, routes, values)]
+
+
+def collected(here: Mapping[int, Reading], completions: Sequence[Completion], ranks: Ranks) -> list[Reading]:
+    """What all ranks have read of these completions, in their order, for the one that leads; [] for the others."""
+    if ranks.size == 1:
+        return [here[i] for i in range(len(completions))]
+    known = [name for name in Reading._fields if any(getattr(reading, name) is not None for reading in here.values())]
+    mine = {name: torch.cat([getattr(reading, name) for reading in here.values()]) for name in known}
+    readings: dict[int, Reading] = {}
+    for part in ranks.to_leader(mine | {"at": torch.tensor(list(here), dtype=torch.int64)}):
+        at: list[int] = part.pop("at").tolist()
+        columns = {name: x.split([_length(completions[i], name) for i in at]) for name, x in part.items()}
+        readings |= {i: Reading(**{name: column[n] for name, column in columns.items()}) for n, i in enumerate(at)}
+    return [readings[i] for i in range(len(readings))]
+
+
+def _length(completion: Completion, column: str) -> int:
+    """How many tokens this column of a reading describes."""
+    return len(completion.tokens if column == "routes" else completion.logp_mu)
+
+
+def where_read(completions: Sequence[Completion], readers: Readers, ranks: Ranks) -> list[Completion]:
+    """These completions, with their routes on the rank that reads them alone. They come from the one that leads."""
+    if ranks.size == 1:
+        return list(completions)
+    parts: list[dict[int, Tensor]] = [
+        {i: routes for i in mine if (routes := completions[i].routes) is not None} for mine in readers
+    ]
+    here = ranks.from_leader(parts)
+    return [replace(completion, routes=here.get(i)) for i, completion in enumerate(completions)]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gspo.learner import layout
-from gspo.learner.memory import MicroBatches
+from gspo.learner.memory import MicroBatches, Readers
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.ports import Objective, Policy
 from gspo.types import Completion, Metrics, Outputs, Stats
@@ -31,28 +31,34 @@ class Updater:
         self.policy, self.optimizer, self.micro_batches, self.replay = policy, optimizer, micro_batches, replay
         self.skipped: dict[str, float] = {}
 
-    def update(self, objective: Objective, completions: Sequence[Completion]) -> tuple[Metrics, Stats]:
+    def update(
+        self, objective: Objective, completions: Sequence[Completion], readers: Readers | None = None
+    ) -> tuple[Metrics, Stats]:
         """One optimizer step on these completions. Returns its metrics and the statistics behind them. Where memory does not
         suffice, micro-batches are halved and all is done again; RuntimeError where that does not help either.
+
+        readers: which rank reads which of the `active` ones. Only the rank that leads gets the statistics of all, and what
+        they tell.
         """
-        active = [completion for completion in completions if not objective.idle(completion)] or list(completions)
+        tried = [completions[i] for i in active(objective, completions)]
 
         def work() -> Share:
-            return self._gradient(objective, completions, active)
+            return self._gradient(objective, completions, tried, readers)
 
-        mine = self.micro_batches.attempt(work, active, self.policy.shares_prompts, self.optimizer.clear)
-        every = self.micro_batches.ranks.gathered(mine)
+        mine = self.micro_batches.attempt(work, tried, self.policy.shares_prompts, self.optimizer.clear)
+        ranks = self.micro_batches.ranks
+        every = ranks.gathered(mine._replace(stats={}))
+        parts = [part for part in ranks.to_leader(objective.condensed(mine.stats) if mine.stats else {}) if part]
         total = sum(share.loss for share in every)
-        stepped = self.optimizer.step(total)
-        parts = [share.stats for share in every if share.stats]
-        stats = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        tokens, tried = (sum(len(completion.logp_old) for completion in some) for some in (completions, active))
+        metrics = {"loss": total} | self.optimizer.step(total)
+        stats = {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ())}
+        tokens, read = (sum(len(completion.logp_old) for completion in some) for some in (completions, tried))
         passed = sum(share.passed for share in every)
-        self.skipped = {"skipped/completions": 1 - tried / tokens, "skipped/backward": (tried - passed) / tokens}
-        return {"loss": total} | objective.summary(stats, completions) | stepped, stats
+        self.skipped = {"skipped/completions": 1 - read / tokens, "skipped/backward": (read - passed) / tokens}
+        return metrics | (objective.summary(stats, completions) if stats else {}), stats
 
     def _gradient(
-        self, objective: Objective, completions: Sequence[Completion], active: Sequence[Completion]
+        self, objective: Objective, completions: Sequence[Completion], tried: Sequence[Completion], readers: Readers | None
     ) -> Share:  # fmt: skip
         """Adds up the gradient of an update, of which this is one rank's share.
 
@@ -63,26 +69,26 @@ class Updater:
         denominator = objective.denominator(completions)
         gathered: dict[str, list[Tensor]] = defaultdict(list)
         total, passed, any_passed = torch.zeros((), dtype=torch.float64), 0, False
-        for part in self.micro_batches.deal(active, self.policy.shares_prompts):
+        for part in self.micro_batches.deal(tried, self.policy.shares_prompts, readers):
             must = part.last and not any_passed
-            done = self._pass(objective, [active[i] for i in part.indices], denominator, must, part.counts)
+            done = self._pass(objective, [tried[i] for i in part.indices], denominator, must, part.counts)
             any_passed |= done.passes
             if part.counts:
                 passed += done.tokens if done.passes else 0
                 total += done.loss.cpu().double()
                 for name, value in done.stats.items():
                     gathered[name].append(value)
-        stats = {name: torch.cat(values).cpu() for name, values in gathered.items()}
-        return Share(objective.condensed(stats) if stats else {}, float(total), passed)
+        return Share({name: torch.cat(values).cpu() for name, values in gathered.items()}, float(total), passed)
 
     def _pass(
         self, objective: Objective, completions: Sequence[Completion], denominator: float, must: bool, counts: bool
     ) -> Pass:  # fmt: skip
         """One micro-batch. must: its backward pass is run even if all gradients are zero. counts: whether it adds anything.
-        The ranks run a backward pass together or not at all. Nothing of its graph outlives it.
+        The ranks run a backward pass together or not at all. Nothing of its graph outlives it. Routes of a completion that
+        does not count may be elsewhere.
         """
         batch = layout.build(completions, self.policy.shares_prompts)
-        out = self.policy.forward(batch, entropy=True, routing=True, replay=self.replay)
+        out = self.policy.forward(batch, entropy=True, routing=True, replay=self.replay and counts)
         leaves = cut(out)
         terms, stats = objective.terms(leaves, batch.to(self.policy.device))
         loss = terms.sum() / denominator
@@ -115,6 +121,11 @@ class Share(NamedTuple):
     stats: Stats
     loss: float
     passed: int
+
+
+def active(objective: Objective, completions: Sequence[Completion]) -> list[int]:
+    """Which completions an update reads: all but idle ones, or all where all are idle."""
+    return [i for i, c in enumerate(completions) if not objective.idle(c)] or list(range(len(completions)))
 
 
 def cut(out: Outputs) -> Outputs:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gspo.learner.memory import MicroBatches
 from gspo.learner.ports import Policy
-from gspo.learner.reading import read
+from gspo.learner.reading import read, where_read
 from gspo.types import Completion, Reading
 
 PROOF_TOKENS = 16384  # most that a micro-batch of a proof reads
@@ -31,5 +31,9 @@ class PolicyWeights:
 
     def read(self, completions: Sequence[Completion]) -> list[Reading]:
         """What these weights say of a few completions, with the experts that sampled them where they are known."""
-        follows = self.policy.sparse and all(completion.routes is not None for completion in completions)
-        return read(self.policy, completions, self._micro_batches, routing=follows, replay=follows)
+        known = all(completion.routes is not None for completion in completions)
+        follows = self.policy.sparse and self._micro_batches.ranks.gathered(known)[0]
+        readers = self._micro_batches.readers(completions, self.policy.shares_prompts)
+        if follows:
+            completions = where_read(completions, readers, self._micro_batches.ranks)
+        return read(self.policy, completions, self._micro_batches, routing=follows, replay=follows, readers=readers)
