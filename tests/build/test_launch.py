@@ -1,94 +1,17 @@
 """Ranks that are killed, asked to end, or fail: real processes of real runs."""
 
-import json
 import os
 import resource
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from gspo.build.launch import outcome
 from gspo.config.ranks import LOST
-from tests import tiny_run
+from tests.build.started import begin, completions, finished, ranks_of, steps, wait_for, weights
 
 pytestmark = pytest.mark.timeout(300)
-SETTINGS = """
-[model]
-path = "{model}"
-[task]
-source = "{rows}"
-[reward]
-functions = ["letters:likes_a"]
-[rollout]
-num_prompts = 8
-num_generations = 4
-max_completion_length = 8
-[algorithm]
-mini_batches = 2
-[optimizer]
-lr = 3e-3
-[train]
-save_every = 2
-seed = 1
-[eval]
-num_prompts = 0
-"""
-REWARD = """
-import time
-
-def likes_a(prompts, completions, **columns):
-    return [c.count("a") / max(1, len(c)) for c in completions]
-
-def fails(prompts, completions, **columns):
-    raise OSError("the grader's disk is full")
-"""
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with a model, rows, a reward and the settings of a run."""
-    folder = tmp_path_factory.mktemp("ranks")
-    tiny_run.model(tie_word_embeddings=False).save(folder / "model")
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tiny_run.ROWS))
-    (folder / "letters.py").write_text(REWARD)
-    (folder / "run.toml").write_text(SETTINGS.format(model=folder / "model", rows=folder / "rows.jsonl"))
-    return folder
-
-
-def begin(place, name, *arguments, command="train", **options):
-    words = [sys.executable, "-m", "gspo", command, "run.toml", f"--log.dir={name}", *arguments]
-    return subprocess.Popen(words, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
-
-
-def finished(process, seconds=150):
-    """Exit status and output."""
-    try:
-        output = process.communicate(timeout=seconds)[0]
-        return process.returncode, output
-    finally:
-        process.kill()
-
-
-def ranks_of(process):
-    """The ranks that a launcher has started, by number."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) != process.pid:
-                continue
-            environment = dict(e.partition("=")[::2] for e in (folder / "environ").read_text().split("\0"))
-        except (OSError, ValueError):
-            continue
-        if "RANK" in environment:
-            found[int(environment["RANK"])] = int(folder.name)
-    return found
-
-
 NO_ROLLOUTS = "--log.rollouts=false", "--log.token_rollouts=0"
 
 
@@ -98,59 +21,12 @@ def little_room():
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
-def steps(place, name):
-    file = place / name / "metrics.jsonl"
-    return len(file.read_text().splitlines()) if file.exists() else 0
-
-
-def wait_for(what, seconds=90):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.02)
-
-
-def weights(place, name):
-    return {key: x for file in (place / name / "model").glob("*.safetensors") for key, x in load_file(file).items()}
-
-
-def completions(place, name):
-    lines = (place / name / "rollouts.jsonl").read_text().splitlines()
-    return [(row["step"], row["completion"]) for row in map(json.loads, lines)]
-
-
-@pytest.fixture(scope="module")
-def unbroken(place):
-    """A run of 6 steps on two ranks."""
-    status, output = finished(begin(place, "unbroken", "--scale.ranks=2", "--train.steps=6"))
-    assert status == 0, output
-    return "unbroken"
-
-
 def test_two_ranks_make_the_run_of_one(place, unbroken):
     status, output = finished(begin(place, "single", "--train.steps=6"))
     assert status == 0, output
     assert completions(place, unbroken) == completions(place, "single") and len(completions(place, "single")) == 192
     one, two = weights(place, "single"), weights(place, unbroken)
     assert one.keys() == two.keys() and max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-6
-
-
-@pytest.mark.parametrize("victim, after", [(0, 1), (1, 2), (1, 3), (0, 4)])
-def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(place, unbroken, victim, after):
-    name = f"killed-{victim}-{after}"
-    process = begin(place, name, "--scale.ranks=2", "--train.steps=6")
-    wait_for(lambda: steps(place, name) >= after)
-    os.kill(ranks_of(process)[victim], signal.SIGKILL)
-    killed, before = time.monotonic(), steps(place, name)
-    wait_for(lambda: steps(place, name) < before or process.poll() is not None)
-    wait_for(lambda: steps(place, name) >= before or process.poll() is not None)
-    print(f"rank {victim} killed after step {before}: back at that step {time.monotonic() - killed:.1f} s later")
-    status, output = finished(process)
-    assert status == 0, output
-    assert f"rank {victim} was ended by SIGKILL: the run goes on from its last checkpoint (restart 1 of" in output
-    assert completions(place, name) == completions(place, unbroken)
-    expected = weights(place, unbroken)
-    assert all((expected[key] == x).all() for key, x in weights(place, name).items())  # bit for bit
 
 
 def test_a_rank_that_hangs_is_lost_after_the_time_limit(place, unbroken):

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from gspo.build.ray_launch import in_rows
-from tests.build.test_launch import begin, completions, finished, place, steps, wait_for, weights
-
-__all__ = ["place"]
+from tests.build.started import begin, completions, finished, steps, wait_for, weights
 
 pytestmark = pytest.mark.timeout(300)
 with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: make test-ray")

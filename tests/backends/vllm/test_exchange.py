@@ -30,7 +30,8 @@ with exchange(SamplerConfig(exchange={place!r}), Path({run!r})) as folder:
 
 def killed(place, run):
     """The folder that a process has left which was killed in it."""
-    done = subprocess.run([sys.executable, "-c", DIES.format(place=str(place), run=str(run))], capture_output=True, text=True)
+    script = DIES.format(place=str(place), run=str(run))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     return Path(done.stdout.strip())
 
@@ -55,7 +56,8 @@ def test_what_a_killed_run_has_left_is_deleted_when_another_begins(tmp_path, giv
 
 
 @pytest.mark.parametrize(
-    "machine, run, goes", [("another", "run", True), ("another", "other", False), (None, "other", True), ("another", "", False)]
+    "machine, run, goes",
+    [("another", "run", True), ("another", "other", False), (None, "other", True), ("another", "", False)],
 )
 def test_what_another_machine_may_still_use_stays(tmp_path, given, machine, run, goes):
     """Not every file system tells of locks that other machines hold."""

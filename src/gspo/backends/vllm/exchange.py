@@ -68,7 +68,7 @@ def related(text: str, own: dict[str, str]) -> bool:
 
 
 def logs(name: str, engines: int | None) -> list[Path]:
-    """The files of the output of the engines of the exchange folder `name`: those of so many, or (None) all that there are."""
+    """The files of the output of the engines of the folder `name`: those of so many, or (None) all that there are."""
     folder, stem = Path(tempfile.gettempdir()), f"{name}-vllm"
     if engines is None:
         return sorted(folder.glob(f"{stem}*.log"))

@@ -1,0 +1,19 @@
+"""A run of two ranks to which others are compared."""
+
+import pytest
+
+from tests.build.started import begin, fill, finished
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    """A folder with a model, rows, a reward and the settings of a run."""
+    return fill(tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="session")
+def unbroken(place):
+    """A run of 6 steps on two ranks."""
+    status, output = finished(begin(place, "unbroken", "--scale.ranks=2", "--train.steps=6"))
+    assert status == 0, output
+    return "unbroken"

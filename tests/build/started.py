@@ -1,0 +1,141 @@
+"""Runs of `gspo` on ranks, as processes of their own, in a folder with all that they need."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from tests import tiny_run
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = """
+[model]
+path = "{model}"
+[task]
+source = "{rows}"
+[reward]
+functions = ["letters:likes_a"]
+[rollout]
+num_prompts = 8
+num_generations = 4
+max_completion_length = 8
+[algorithm]
+mini_batches = 2
+[optimizer]
+lr = 3e-3
+[train]
+save_every = 2
+seed = 1
+[eval]
+num_prompts = 0
+"""
+REWARD = """
+import time
+
+def likes_a(prompts, completions, **columns):
+    return [c.count("a") / max(1, len(c)) for c in completions]
+
+def fails(prompts, completions, **columns):
+    raise OSError("the grader's disk is full")
+"""
+
+
+def fill(folder):
+    """A model, rows, a reward and the settings of a run."""
+    tiny_run.model(tie_word_embeddings=False).save(folder / "model")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tiny_run.ROWS))
+    (folder / "letters.py").write_text(REWARD)
+    (folder / "run.toml").write_text(SETTINGS.format(model=folder / "model", rows=folder / "rows.jsonl"))
+    return folder
+
+
+def begin(place, name, *arguments, command="train", faults=(), **options):
+    """Starts it. faults: one for each life of the run (faulty.py)."""
+    if faults:
+        (place / f"{name}-tmp").mkdir(exist_ok=True)
+        path = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+        own = {"FAULTS": json.dumps([*faults]), "PYTHONPATH": path, "TMPDIR": str(place / f"{name}-tmp")}
+        options["env"] = os.environ | own | options.pop("env", {})
+    words = [sys.executable, "-m", "tests.build.faulty" if faults else "gspo", command, "run.toml", f"--log.dir={name}"]
+    return subprocess.Popen(
+        [*words, *arguments], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+    )
+
+
+def finished(process, seconds=150):
+    """Exit status and output."""
+    try:
+        output = process.communicate(timeout=seconds)[0]
+        return process.returncode, output
+    finally:
+        process.kill()
+
+
+def variables_of(pid):
+    """The environment of a process."""
+    return dict(each.partition("=")[::2] for each in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+
+
+def processes():
+    """The parent of each process."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            found[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    return found
+
+
+def ranks_of(process):
+    """The ranks that a launcher has started, by number."""
+    found = {}
+    for pid, parent in processes().items():
+        try:
+            if parent == process.pid and "RANK" in (variables := variables_of(pid)):
+                found[int(variables["RANK"])] = pid
+        except OSError:
+            continue
+    return found
+
+
+def left(name, value):
+    """The processes that have this variable in their environment."""
+    found = []
+    for pid in processes():
+        try:
+            if variables_of(pid).get(name) == value:
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def steps(place, name):
+    file = place / name / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def wait_for(what, seconds=90):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.02)
+
+
+def weights(place, name):
+    return {key: x for file in (place / name / "model").glob("*.safetensors") for key, x in load_file(file).items()}
+
+
+def completions(place, name):
+    lines = (place / name / "rollouts.jsonl").read_text().splitlines()
+    return [(row["step"], row["completion"]) for row in map(json.loads, lines)]
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
