@@ -14,6 +14,7 @@ def test_nearest_keys():
     assert nearest_key("train.lr") == ", did you mean optimizer.lr?"
     assert nearest_key("eval.num_generation") == ", did you mean eval.num_generations?"
     assert nearest_key("rollout.num_generation") == ", did you mean rollout.num_generations?"
+    assert nearest_key("scale.rank") == ", did you mean scale.ranks?"  # and not lora.rank, which is nearer
     assert nearest_key("rollout.zzz") == ""
 
 

@@ -109,12 +109,14 @@ def all_keys() -> list[str]:
 
 def nearest_key(word: str) -> str:
     """What an unknown key probably means, to stand at the end of an error: ours for another program's name, or the nearest
-    of every section, those of the word's own first; "" where nothing is near. `word`: with or without a section.
+    of the word's own section, else of all; "" where nothing is near. `word`: with or without a section.
     """
     section, _, name = word.rpartition(".")
     if name in ELSEWHERE:
         return f"; what other programs call {name} is {ELSEWHERE[name]} here"
-    keys = sorted(all_keys(), key=lambda key: not key.startswith(f"{section}."))
-    names = [key.partition(".")[2] for key in keys]
-    close = difflib.get_close_matches(name[:100], names, 1, 0.7)
-    return f", did you mean {keys[names.index(close[0])]}?" if close else ""
+    every = all_keys()
+    for keys in ([key for key in every if key.startswith(f"{section}.")], every):
+        names = [key.partition(".")[2] for key in keys]
+        if close := difflib.get_close_matches(name[:100], names, 1, 0.7):
+            return f", did you mean {keys[names.index(close[0])]}?"
+    return ""
