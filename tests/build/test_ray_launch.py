@@ -3,42 +3,24 @@
 import os
 import signal
 import subprocess
-import sys
 import time
-import uuid
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from gspo.build.ray_launch import in_rows
+from gspo.build.ray_launch import in_rows, needed
+from tests.build.ray_cluster import OWN, cluster_of
 from tests.build.started import begin, completions, finished, steps, wait_for, weights
 
 pytestmark = pytest.mark.timeout(300)
 with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: make test-ray")
 
 
-OWN = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex, "RAY_ADDRESS": "local"}
-"""Nothing of Ray's in the home folder is used or written."""
-
-
 @pytest.fixture(scope="module")
 def cluster():
-    """The variables with which a run finds a cluster of two CPUs, which is there before it and after it."""
-    ray = [str(Path(sys.executable).with_name("ray"))]
-    options = ["--head", "--port=0", "--num-cpus=2", "--num-gpus=0", "--include-dashboard=false", "--disable-usage-stats"]
-    started = subprocess.Popen(
-        [*ray, "start", *options, "--block"], env=OWN, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        said = ""
-        while "address='" not in said:
-            said = started.stdout.readline()
-            assert said, "ray start has ended"
-        yield OWN | {"RAY_ADDRESS": said.split("address='")[1].split("'")[0]}
-    finally:
-        started.terminate()
-        started.communicate(timeout=60)
+    with cluster_of(2) as variables:
+        yield variables
 
 
 @pytest.fixture(scope="module")
@@ -154,3 +136,8 @@ def test_what_cannot_be_done_with_ray_is_refused(place):
 def test_ranks_of_a_machine_are_numbered_in_a_row():
     assert in_rows([("a", "3"), ("b", "0"), ("a", "1")]) == [(0, 2, 0, "3,1"), (2, 2, 1, "3,1"), (1, 1, 0, "0")]
     assert in_rows([("a", "")] * 2) == [(0, 2, 0, ""), (1, 2, 1, "")]
+
+
+def test_what_a_run_waits_for_is_said_in_words():
+    assert needed(1, 0, "GPU") == "1 GPU" and needed(3, 0, "CPU") == "3 CPUs"
+    assert needed(8, 4, "GPU") == "12 GPUs (8 for ranks, 4 for vLLM engines)"

@@ -13,10 +13,12 @@ from rich.console import Console
 
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.vllm.process import EngineHost
 from gspo.build import crew
 from gspo.build.given import Given
 from gspo.build.learners import learning, supervised_learning
 from gspo.build.models import check_here, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
+from gspo.build.ray_hosts import engine_hosts
 from gspo.build.samplers import samplers_of, samplings
 from gspo.build.scorers import scorer_of
 from gspo.config.checks import check_environment, check_sampler
@@ -59,6 +61,7 @@ def training(
     with (
         crew.joined(config.scale) as ranks,
         claimed(config, resume, allowed) as (folder, last),
+        engine_hosts(config) as hosts,
         scorer_of(config, given) as scorer,
     ):
         heard: list[Warning] = []
@@ -81,7 +84,7 @@ def training(
             kind = AsynchronousSource if rollout.max_staleness else SynchronousSource
             return kind(stream, sampler, scorer, rollout, sampling, report)
 
-        loaded = Loaded(model, reference, odd, heard, prompts, held_out, ranks)
+        loaded = Loaded(model, reference, odd, heard, prompts, held_out, ranks, hosts)
         with assembled(config, loaded, folder, last, source, scorer) as run:
             run.log.note(f"{len(prompts)} training prompts, {counted(len(held_out), config.eval.every > 0)}")
             yield run, model
@@ -94,7 +97,11 @@ def serving(
     """A run that trains on what agents hand over, the source that takes it, and its model."""
     given = given or Given()
     config, odd = resolved(config, samples=False)
-    with crew.joined(config.scale) as ranks, claimed(config, resume, allowed, served=True) as (folder, last):
+    with (
+        crew.joined(config.scale) as ranks,
+        claimed(config, resume, allowed, served=True) as (folder, last),
+        engine_hosts(config) as hosts,
+    ):
         heard: list[Warning] = []
         with own_warnings(heard.append), loading("the model"):
             crew.begin(ranks, "train", config, last)
@@ -106,14 +113,16 @@ def serving(
             sources.append(ExternalSource(sampler, sampling))
             return sources[0]
 
-        loaded = Loaded(model, reference, odd, heard, ranks=ranks)
+        loaded = Loaded(model, reference, odd, heard, ranks=ranks, hosts=hosts)
         with assembled(config, loaded, folder, last, source, AlreadyScored(), served=True) as run:
             yield run, sources[0], model
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What a run was loaded from. odd: warnings of the settings. heard: warnings and notices of the loading."""
+    """What a run was loaded from. odd: warnings of the settings. heard: warnings and notices of the loading.
+    hosts: where vLLM starts, if not on this machine.
+    """
 
     model: HFModel
     reference: HFPolicy | None
@@ -122,6 +131,7 @@ class Loaded:
     prompts: Sequence[Prompt] = ()
     held_out: Sequence[Prompt] = ()
     ranks: ProcessRanks | None = None
+    hosts: Sequence[EngineHost] = ()
 
 
 @contextmanager
@@ -139,7 +149,7 @@ def assembled(
     sampling, eval_sampling = samplings(config, model)
     sampling = dataclasses.replace(sampling, routes=policy.sparse)
     with (
-        samplers_of(config, policy, learner.publish(0), Path(config.log.dir)) as (sampler, evaluator),
+        samplers_of(config, policy, learner.publish(0), Path(config.log.dir), loaded.hosts) as (sampler, evaluator),
         open_run(config, folder, last, f"{config.algorithm.name} training", served) as (log, screen, state),
     ):
         for text in loaded.odd:

@@ -40,7 +40,7 @@ def take_part(config: Config, arguments: Sequence[str]) -> int | None:
     elif config.scale.launcher == "ray":
         from gspo.build.ray_launch import connected
 
-        with connected(config.scale.timeout) as on_ray, swept(config):
+        with connected(config.scale.timeout, config.sampler) as on_ray, swept(config):
             return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, on_ray)
     elif size == 1 and (config.scale.ranks or 1) > 1:
         with swept(config):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Protocol
 from gspo.config.ranks import PARENT
 
 WATCH = 0.1  # seconds between two looks at a process
+ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # ask a run to end
 
 
 def say(text: str) -> None:

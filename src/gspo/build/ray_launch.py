@@ -15,12 +15,14 @@ from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from typing import Any
 
-from gspo.build.processes import WATCH, PlaceLost, Rank, Start, of_rank, say
+from gspo.build.processes import ENDS, WATCH, PlaceLost, Rank, Start, of_rank, say
+from gspo.build.ray_engines import seated
+from gspo.config.engines import devices_each, servers_of
+from gspo.config.rollout import SamplerConfig
 
 SOON = 5.0  # seconds after which the user hears what a run waits for, and that an actor may take to end its rank
 CHUNK = 1 << 20  # bytes of a rank's output in one message
 GPUS = "CUDA_VISIBLE_DEVICES"
-ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # blocked in a cluster of our own: it ends when the run has
 
 
 class Seat:
@@ -108,9 +110,9 @@ class RankOnRay:
 
 
 @contextmanager
-def connected(patience: float) -> Iterator[Start]:
+def connected(patience: float, sampler: SamplerConfig) -> Iterator[Start]:
     """A cluster: the one at RAY_ADDRESS, else one that `ray start` has begun on this machine, else one of our own for as
-    long as this lasts. patience: seconds that a run may wait for its places.
+    long as this lasts. patience: seconds that a run may wait for its places. sampler: whose engines get places too.
 
     Raises ValueError where ray is not installed, or cannot be used so.
     """
@@ -125,36 +127,43 @@ def connected(patience: float) -> Iterator[Start]:
     except ImportError as error:
         raise ValueError(f"scale.launcher = \"ray\" needs ray: pip install 'gspo[ray]' ({error})") from None
 
-    outer = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    outer = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # for a cluster of our own: it ends when the run has
     try:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, outer)
     try:
-        yield lambda command, ranks, variables: on_ray(command, ranks, variables, patience)
+        yield lambda command, ranks, variables: on_ray(command, ranks, variables, patience, sampler)
     finally:
         ray.shutdown()
 
 
 @contextmanager
-def on_ray(command: Sequence[str], ranks: int, variables: Mapping[str, str], patience: float) -> Iterator[Sequence[Rank]]:
-    """The ranks in actors of this cluster, one GPU each, or one CPU where it has no GPU; those of a machine in a row."""
+def on_ray(
+    command: Sequence[str], ranks: int, variables: Mapping[str, str], patience: float, sampler: SamplerConfig
+) -> Iterator[Sequence[Rank]]:  # fmt: skip
+    """The ranks in actors of this cluster, one GPU each, or one CPU where it has no GPU; those of a machine in a row. Beside
+    them actors for the vLLM servers of a run, with as many GPUs or CPUs as each server uses.
+    """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     kind = "GPU" if ray.cluster_resources().get("GPU") else "CPU"
-    group = placement_group([{kind: 1}] * ranks, strategy="PACK")
+    engines, each = servers_of(sampler), devices_each(sampler.engine_args)
+    group = placement_group([{kind: 1}] * ranks + [{kind: each}] * engines, strategy="PACK")
     seat = ray.remote(max_concurrency=2, num_cpus=int(kind == "CPU"), num_gpus=int(kind == "GPU"))(Seat)
     actors: list[Any] = []
     try:
         with interruptible():
-            wait_for(group, f"{ranks} {kind}{'s' * (ranks > 1)}", kind, patience)
+            wait_for(group, needed(ranks, engines * each, kind), kind, patience)
         for number in range(ranks):
             strategy = PlacementGroupSchedulingStrategy(group, number)
             actors.append(seat.options(scheduling_strategy=strategy).remote())
-        places = ray.get([actor.place.remote() for actor in actors])
-        variables = dict(variables) | {"MASTER_ADDR": ray.util.get_node_ip_address()}  # the store is in this process
+        servers, found = seated(group, ranks, engines, kind, each)
+        actors += servers
+        places = ray.get([actor.place.remote() for actor in actors[:ranks]])
+        variables = dict(variables) | found | {"MASTER_ADDR": ray.util.get_node_ip_address()}  # the store is in this process
         starting, named = [], []
         for number, (index, beside, local, gpus) in enumerate(in_rows(places)):
             own = variables | ({GPUS: gpus} if gpus else {})
@@ -164,7 +173,8 @@ def on_ray(command: Sequence[str], ranks: int, variables: Mapping[str, str], pat
         yield [RankOnRay(actor, name) for actor, name in named]
     except ray.exceptions.RayTaskError as error:
         raise RuntimeError(
-            f"Ray cannot start a rank: {error.cause}: all machines need the same folders, and the same Python with gspo"
+            f"Ray cannot start a rank or an engine: {error.cause}: all machines need the same folders, and the same Python "
+            "with gspo"
         ) from error
     except ray.exceptions.RayError as error:
         last = str(error).strip().rpartition("\n")[2]
@@ -175,6 +185,12 @@ def on_ray(command: Sequence[str], ranks: int, variables: Mapping[str, str], pat
         for actor in actors:
             ray.kill(actor)
         remove_placement_group(group)
+
+
+def needed(ranks: int, engines: int, kind: str) -> str:
+    """What a run needs of this kind, in words. engines: what all of them use."""
+    total = ranks + engines
+    return f"{total} {kind}{'s' * (total > 1)}" + (f" ({ranks} for ranks, {engines} for vLLM engines)" if engines else "")
 
 
 def wait_for(group: Any, need: str, kind: str, patience: float) -> None:
@@ -189,7 +205,9 @@ def wait_for(group: Any, need: str, kind: str, patience: float) -> None:
     while not group.wait(0.5):  # in short turns: Python hears signals in between
         if time.monotonic() < until:
             continue
-        raise RuntimeError(f"no place for {need} in scale.timeout = {patience:g} s: {has}: wait, or lower scale.ranks")
+        raise RuntimeError(
+            f"no place for {need} in scale.timeout = {patience:g} s: {has}: wait, or lower scale.ranks or sampler.engines"
+        )
 
 
 @contextmanager

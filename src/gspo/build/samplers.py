@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import cast
@@ -15,6 +15,7 @@ from gspo.backends.hf.lora import read_model
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.vllm.process import EngineHost
 from gspo.config.lookup import load_function
 from gspo.config.origin import played
 from gspo.config.schema import Config
@@ -45,15 +46,16 @@ def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
 
 @contextmanager
 def samplers_of(
-    config: Config, policy: HFPolicy, weights: Weights, keep: Path | None = None
+    config: Config, policy: HFPolicy, weights: Weights, keep: Path | None = None, hosts: Sequence[EngineHost] = ()
 ) -> Iterator[tuple[Sampler, Sampler]]:  # fmt: skip
     """Who samples in training, and in evaluation: the policy itself, or a copy where that is in shards; a copy with rounded
-    weights, and the policy; vLLM. weights: the policy's of now. keep: the run folder, for the engine's output.
+    weights, and the policy; vLLM. weights: the policy's of now. keep: the run folder, for the engine's output. hosts: where
+    vLLM starts, if not on this machine.
     """
     if config.sampler.engine == "vllm":
         from gspo.backends.vllm.open import opened
 
-        with opened(config, policy, weights, keep) as engine, playing(config, policy.model, engine) as one:
+        with opened(config, policy, weights, keep, hosts) as engine, playing(config, policy.model, engine) as one:
             yield one, one
         return
     model = whole_model(config) if policy.model.sharded else policy.model

@@ -14,6 +14,7 @@ LOST = 75  # exit status of a rank that lost the others
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 PARENT = "GSPO_PARENT"  # the process that started the ranks
 BEGAN = "GSPO_BEGAN"  # when the run was started, in seconds
+ENGINES = "GSPO_ENGINES"  # where Ray lets the leader start vLLM servers
 OF_RANKS = re.compile(r"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_.*|GSPO_(PARENT|BEGAN|ENGINES))$")
 ONE = "is not done on several ranks yet"
 

@@ -59,8 +59,8 @@ class SamplerConfig:
     in_process: bool = opt(False)
     """Run vLLM in this process, without a server. It must be installed in this environment."""
     engines: int = opt(1, low=1, high=10_000)
-    """vLLM servers to start on this machine. If there are several, each gets GPUs of its own, which the learner does not
-    use."""
+    """vLLM servers to start, on this machine or where Ray places them (`scale.launcher`). If there are several, or Ray
+    places them, each gets GPUs of its own, which the learner does not use."""
     urls: list[str] = opt([])
     """Addresses of vLLM servers that already run, such as `["http://127.0.0.1:8000"]`. Empty: servers are started."""
     python: str | None = opt(None, path=True)

@@ -21,7 +21,7 @@ from gspo.config.rollout import SamplerConfig
 with exchange(SamplerConfig(exchange={place!r}), Path({run!r})) as folder:
     (folder / "next").mkdir()
     (folder / "next" / "model.safetensors").write_bytes(b"half of it")
-    for log in logs(folder.name, 2):
+    for log in [*logs(folder.name, 2), *logs(folder.name, 2, Path({place!r}))]:
         log.write_text("vLLM starts")
     print(folder, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import gspo
-from gspo.backends.vllm.open import devices, divided, own_devices, started
+from gspo.backends.vllm.open import devices, divided, elsewhere, own_devices, started
+from gspo.backends.vllm.process import LocalHost
 from gspo.backends.vllm.server import EngineError
 from gspo.config.rollout import SamplerConfig
 from tests.tiny_run import ROWS, likes_a, model, settings
@@ -66,6 +67,27 @@ def test_the_gpus_of_this_machine(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert devices() == ["0", "1", "2"]
+
+
+class Elsewhere(LocalHost):
+    """A place with an address of its own."""
+
+    def __init__(self, address, port):
+        self.address, self.port = address, port
+
+
+def test_engines_elsewhere_listen_where_others_reach_them(tmp_path):
+    """What they say lies beside the folder of the weights, which all machines see."""
+    given = SamplerConfig(engine="vllm", engines=2, python="/opt/vllm/bin/python")
+    hosts = [Elsewhere("10.0.0.1", 4001), Elsewhere("fd00::2", 4002)]
+    servers = elsewhere(given, tmp_path / "gspo-x" / "weights", "bfloat16", {}, hosts)
+    assert [server.url for server in servers] == ["http://10.0.0.1:4001", "http://[fd00::2]:4002"]
+    assert [server.log for server in servers] == [tmp_path / "gspo-x-vllm-0.log", tmp_path / "gspo-x-vllm-1.log"]
+    for server, host in zip(servers, hosts):
+        at = server.command.index("--host")
+        assert server.command[at : at + 4] == ["--host", host.address, "--port", str(host.port)]
+        assert server.command[0] == given.python
+        assert server.begin is host.begin and server.ours
 
 
 def test_an_engine_of_ours_sees_its_gpus_alone(tmp_path):

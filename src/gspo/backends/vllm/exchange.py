@@ -54,7 +54,7 @@ def sweep(given: SamplerConfig, run: Path | None) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if given.exchange is None or related(lock.read(), owner(run)):
                 shutil.rmtree(path.parent, ignore_errors=True)
-                for log in logs(path.parent.name, None):
+                for log in [*logs(path.parent.name, None), *logs(path.parent.name, None, place_of(given))]:
                     log.unlink(missing_ok=True)
 
 
@@ -67,9 +67,11 @@ def related(text: str, own: dict[str, str]) -> bool:
         return False
 
 
-def logs(name: str, engines: int | None) -> list[Path]:
-    """The files of the output of the engines of the folder `name`: those of so many, or (None) all that there are."""
-    folder, stem = Path(tempfile.gettempdir()), f"{name}-vllm"
+def logs(name: str, engines: int | None, folder: Path | None = None) -> list[Path]:
+    """The files of the output of the engines of the exchange folder `name`: those of so many, or (None) all that there are.
+    folder: where they are, if not among temporary files.
+    """
+    folder, stem = folder or Path(tempfile.gettempdir()), f"{name}-vllm"
     if engines is None:
         return sorted(folder.glob(f"{stem}*.log"))
     return [folder / (f"{stem}.log" if engines == 1 else f"{stem}-{i}.log") for i in range(engines)]

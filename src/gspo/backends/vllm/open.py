@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import shutil
 import warnings
@@ -17,10 +16,11 @@ import torch
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.exchange import exchange, logs
 from gspo.backends.vllm.in_process import Inside
-from gspo.backends.vllm.process import LocalHost, free_ports
+from gspo.backends.vllm.process import EngineHost, LocalHost, free_ports
 from gspo.backends.vllm.routes import FLAG, Routers
 from gspo.backends.vllm.sampler import WEIGHTS, VLLMSampler
 from gspo.backends.vllm.server import Engine, Server, http, serving
+from gspo.config.engines import devices_each
 from gspo.config.policy import LoraConfig
 from gspo.config.ranks import several_machines
 from gspo.config.rollout import SamplerConfig
@@ -53,9 +53,12 @@ def check_sampler(given: SamplerConfig) -> None:
 
 
 @contextmanager
-def opened(config: Config, policy: HFPolicy, weights: Weights, keep: Path | None) -> Iterator[VLLMSampler]:
+def opened(
+    config: Config, policy: HFPolicy, weights: Weights, keep: Path | None, hosts: Sequence[EngineHost] = ()
+) -> Iterator[VLLMSampler]:  # fmt: skip
     """The sampler of a run: servers started, or those at sampler.urls, with the policy's weights, proven. Ends with it.
-    keep: the folder that gets the servers' output in the end, if it is there by then.
+    keep: the folder that gets the servers' output in the end, if it is there by then. hosts: where they start, one on each;
+    none: on this machine.
 
     Raises ValueError for what the user can mend, with the remedy.
     """
@@ -66,7 +69,7 @@ def opened(config: Config, policy: HFPolicy, weights: Weights, keep: Path | None
             "all of them see: name one"
         )
     with exchange(config.sampler, keep) as scratch:
-        sampler = sampler_of(config, policy, weights, scratch)
+        sampler = sampler_of(config, policy, weights, scratch, hosts)
         try:
             sampler.fleet.start()
             sampler.load(weights)
@@ -86,8 +89,12 @@ def opened(config: Config, policy: HFPolicy, weights: Weights, keep: Path | None
                     shutil.move(log, keep / ("vllm.log" if len(files) == 1 else f"vllm_{number}.log"))
 
 
-def sampler_of(config: Config, policy: HFPolicy, weights: Weights, exchange: Path) -> VLLMSampler:
-    """The sampler and its engines, which are not started yet; those of ours find their first weights in `exchange`."""
+def sampler_of(
+    config: Config, policy: HFPolicy, weights: Weights, exchange: Path, hosts: Sequence[EngineHost] = ()
+) -> VLLMSampler:  # fmt: skip
+    """The sampler and its engines, which are not started yet; those of ours find their first weights in `exchange`. hosts:
+    as `opened` takes them.
+    """
     given, model = config.sampler, policy.model
     routers = Routers.of(policy)
     engines: list[Engine]
@@ -101,13 +108,16 @@ def sampler_of(config: Config, policy: HFPolicy, weights: Weights, exchange: Pat
         arguments = ({FLAG: True} if routers else {}) | adapter_arguments(config.lora, policy) | given.engine_args
         routers = routers if arguments.get(FLAG) else None
         adapters = model.adapted and bool(arguments.get("enable_lora"))
-        environments = own_devices(given, policy.device, arguments)
         first = exchange / (BASE if adapters else WEIGHTS)
         if adapters:
             model.save_whole(first, merged=False)
         else:
             weights.save(str(first), merged=True)
-        engines = started(given, first, str(model.compute_dtype).removeprefix("torch."), arguments, environments)
+        dtype = str(model.compute_dtype).removeprefix("torch.")
+        if hosts:
+            engines = [*elsewhere(given, first, dtype, arguments, hosts)]
+        else:
+            engines = started(given, first, dtype, arguments, own_devices(given, policy.device, arguments))
     for engine in engines:
         engine.adapters = adapters
     temperature, rows = config.rollout.temperature, given.batch_size
@@ -125,6 +135,16 @@ def started(
     return [serving(first, given.python, dtype, arguments, *one) for one in each]
 
 
+def elsewhere(
+    given: SamplerConfig, first: Path, dtype: str, arguments: Mapping[str, Any], hosts: Sequence[EngineHost]
+) -> list[Server]:  # fmt: skip
+    """Engines of ours, one on each of these machines. What they say is read here: it goes beside the folder of the weights,
+    which all of them see.
+    """
+    files = logs(first.parent.name, len(hosts), first.parent.parent)
+    return [serving(first, given.python, dtype, arguments, *one) for one in zip(files, hosts)]
+
+
 def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
     """The variables of the environment of each engine to start. One alone sees what this process sees; several get GPUs of
     their own, which the learner does not use. Raises ValueError where there are too few.
@@ -134,8 +154,7 @@ def own_devices(given: SamplerConfig, learner: torch.device, arguments: Mapping[
         return [{} for _ in range(given.engines)]
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # that learn on this machine, on its first GPUs
     taken = [] if learner.type != "cuda" else range(ranks) if ranks > 1 else [learner.index or 0]
-    sizes = (arguments.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
-    return [{"CUDA_VISIBLE_DEVICES": one} for one in divided(names, taken, given.engines, math.prod(sizes))]
+    return [{"CUDA_VISIBLE_DEVICES": one} for one in divided(names, taken, given.engines, devices_each(arguments))]
 
 
 def devices() -> list[str]:

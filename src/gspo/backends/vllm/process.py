@@ -46,22 +46,26 @@ class EngineHost(Protocol):
 
 
 class LocalEngine(subprocess.Popen[bytes]):
-    """A server's process on this machine. It ends when its standard input closes, as it does when this process is gone."""
+    """A server's process on this machine. It ends when its standard input closes, as it does when this process is gone.
+    variables: of its environment, beside those of the machine, or of this process where none are given.
+    """
 
-    def __init__(self, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], log: Path, variables: Mapping[str, str], machine: Mapping[str, str] | None = None
+    ) -> None:  # fmt: skip
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as output:
             super().__init__(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env=environment(os.environ, variables),
+                env=environment(os.environ if machine is None else machine, variables),
             )  # fmt: skip
 
-    def end(self) -> None:
-        """Returns when it has ended, with all that it started."""
+    def end(self, grace: float = GRACE) -> None:
+        """Returns when it has ended, with all that it started. grace: seconds in which it may do so by itself."""
         if self.poll() is None:
             self.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.wait(GRACE)
+                self.wait(grace)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # its workers
         self.wait()

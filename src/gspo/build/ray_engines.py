@@ -1,0 +1,79 @@
+"""Actors that start vLLM servers where Ray has placed them. `ray_hosts` is the leader's side."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo.backends.vllm.process import LocalEngine, free_ports
+from gspo.build.processes import ENDS
+from gspo.config.ranks import ENGINES
+
+OF_RAY = "RAY_"  # begins the names of the variables by which Ray runs processes of its own
+
+
+class EngineSeat:
+    """An actor: it starts a vLLM server on its machine, with the GPUs that Ray gives it, and takes it along when it dies."""
+
+    def __init__(self) -> None:
+        self.process: LocalEngine | None = None
+
+    def place(self) -> tuple[str, int]:
+        """The address of this machine in the cluster, and a port that is free there."""
+        import ray
+
+        address = ray.util.get_node_ip_address()
+        return address, free_ports(1, address)[0]
+
+    def read(self, file: str) -> str:
+        """A small file as this machine sees it. Raises OSError."""
+        return Path(file).read_text(encoding="utf-8")
+
+    def start(self, command: Sequence[str], log: str, variables: Mapping[str, str]) -> None:
+        """As EngineHost.begin. Raises OSError."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # the server inherits what this thread blocks
+        machine = {name: value for name, value in os.environ.items() if not name.startswith(OF_RAY)}
+        self.process = LocalEngine(command, Path(log), variables, machine)
+
+    def poll(self) -> int | None:
+        """The server's exit status, None while it runs."""
+        return None if self.process is None else self.process.poll()
+
+    def end(self, grace: float = 0.0) -> None:
+        """Returns when the server has ended. grace: see LocalEngine.end."""
+        if self.process is not None:
+            self.process.end(grace)
+
+
+def seated(group: Any, first: int, count: int, kind: str, size: int) -> tuple[list[Any], dict[str, str]]:
+    """Actors for so many servers, in a placement group's bundles from `first` on, each with `size` GPUs or CPUs (`kind`).
+    Returns them, and the variable by which the leader finds them. Raises RayError.
+    """
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    if not count:
+        return [], {}
+    space = uuid.uuid4().hex
+    gets = {"num_cpus": size * (kind == "CPU"), "num_gpus": size * (kind == "GPU")}
+    seat = ray.remote(max_concurrency=4, **gets)(EngineSeat)  # the leader looks at a server that starts
+    actors = [
+        seat.options(
+            name=name_of(number), namespace=space,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, first + number),
+        ).remote()
+        for number in range(count)
+    ]  # fmt: skip
+    places = ray.get([actor.place.remote() for actor in actors])
+    cluster = ray.get_runtime_context().gcs_address
+    return actors, {ENGINES: json.dumps({"cluster": cluster, "namespace": space, "places": places})}
+
+
+def name_of(number: int) -> str:
+    """What the cluster calls the actor of an engine."""
+    return f"engine {number}"

@@ -1,0 +1,38 @@
+"""Ray clusters of a test's own: nothing of Ray's in the home folder is used or written."""
+
+import os
+import subprocess
+import sys
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+
+RAY = str(Path(sys.executable).with_name("ray"))
+OWN = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex, "RAY_ADDRESS": "local"}
+
+
+@contextmanager
+def cluster_of(cpus, environment=OWN):
+    """The variables with which a run finds a cluster of so many CPUs, which is there before it and after it. environment:
+    that of its machine.
+    """
+    options = [
+        "--head",
+        "--port=0",
+        f"--num-cpus={cpus}",
+        "--num-gpus=0",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+    ]
+    started = subprocess.Popen(
+        [RAY, "start", *options, "--block"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        said = ""
+        while "address='" not in said:
+            said = started.stdout.readline()
+            assert said, "ray start has ended"
+        yield OWN | {"RAY_ADDRESS": said.split("address='")[1].split("'")[0]}
+    finally:
+        started.terminate()
+        started.communicate(timeout=60)

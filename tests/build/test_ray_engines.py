@@ -1,0 +1,147 @@
+"""Actors with servers, on a real cluster of one machine: `make test-ray` has an environment with Ray."""
+
+import json
+import os
+import signal
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from gspo.backends.vllm.server import EngineError, Server
+from gspo.build.ray_engines import name_of, seated
+from gspo.build.ray_hosts import HostOnRay
+from gspo.config.ranks import ENGINES
+from tests.build.ray_cluster import OWN, cluster_of
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: make test-ray"),
+]
+SERVES = """
+import http.server, json, os, sys
+
+class Tells(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        sent = json.dumps(dict(os.environ) | {"host": sys.argv[1], "pid": os.getpid(), "parent": os.getppid()}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(sent)))
+        self.end_headers()
+        self.wfile.write(sent)
+
+print("serving", flush=True)
+http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), Tells).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    """Three places on a cluster whose machine has an environment of its own, and what the leader is told of them."""
+    machine = OWN | {"OF_THE_MACHINE": "yes", "VLLM_LOGGING_LEVEL": "INFO", "RANK": "5", "MASTER_ADDR": "10.9.8.7"}
+    with cluster_of(4, machine) as variables, pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        import ray  # reads the token
+        from ray.util.placement_group import placement_group
+
+        ray.init(log_to_driver=False, logging_level="error")
+        try:
+            group = placement_group([{"CPU": 1}] + [{"CPU": 1}] * 3)
+            assert group.wait(60)
+            actors, found = seated(group, 1, 3, "CPU", 1)
+            told = json.loads(found[ENGINES])
+            yield [HostOnRay(actor, *place) for actor, place in zip(actors, told["places"])], told
+        finally:
+            ray.shutdown()
+
+
+def server_at(host, tmp_path):
+    at = f"http://{host.address}:{host.port}"
+    command = [sys.executable, "-c", SERVES, host.address, str(host.port)]
+    return Server(at, command, tmp_path / "vllm.log", {"GSPO_KEY": "secret"}, "secret", host.begin)
+
+
+def gone(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or " Z " in stat.read_text()
+
+
+def until(what, seconds=30):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_the_leader_finds_them_in_the_cluster(hosts):
+    import ray
+
+    places, told = hosts
+    assert len({(host.address, host.port) for host in places}) == 3
+    assert told["cluster"] == os.environ["RAY_ADDRESS"]
+    for number, host in enumerate(places):
+        assert ray.get_actor(name_of(number), told["namespace"]) == host.actor
+
+
+def test_a_server_starts_with_its_machines_environment_and_ends(hosts, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("OF_THE_LEADER", "yes")
+    server = server_at(hosts[0][0], tmp_path)
+    server.start()
+    found = server.call("/")
+    wanted = {"OF_THE_MACHINE": "yes", "VLLM_LOGGING_LEVEL": "DEBUG", "GSPO_KEY": "secret", "GSPO_OWNED": "1"}
+    assert wanted.items() <= found.items() and found["host"] == hosts[0][0].address
+    leaked = [n for n in found if n.startswith("RAY_") or n in ("RANK", "MASTER_ADDR", "OF_THE_LEADER")]
+    assert not leaked and "serving" in server.last_words()
+    server.stop()
+    assert gone(found["pid"]) and not server.answers()
+
+
+def test_one_that_ends_or_cannot_start_says_why(hosts, tmp_path):
+    server = server_at(hosts[0][0], tmp_path)
+    server.command = [sys.executable, "-c", "raise SystemExit('Error: no')"]
+    with pytest.raises(EngineError, match=r"vLLM ended with status 1: .*Error: no"):
+        server.start()
+    server.command = ["/no/such/python", "x"]
+    with pytest.raises(EngineError, match=rf"can be started at {server.begin.__self__.address}: .*/no/such/python"):
+        server.start()
+
+
+def test_one_whose_process_was_killed_is_started_again(hosts, tmp_path):
+    server = server_at(hosts[0][1], tmp_path)
+    server.start()
+    before = server.call("/")["pid"]
+    os.kill(before, signal.SIGKILL)
+    until(lambda: server.process.poll() == -signal.SIGKILL)
+    server.start()
+    assert server.call("/")["pid"] != before
+    server.stop()
+
+
+def test_one_whose_actor_died_is_lost_with_it(hosts, tmp_path):
+    """Its standard input closes: gspo_vllm.py ends by that. The stand-in does not read it, so its actor is asked first."""
+    host = hosts[0][2]
+    server = server_at(host, tmp_path)
+    server.command = [sys.executable, "-c", "import os, sys; print(os.getpid(), os.getppid(), flush=True); sys.stdin.read()"]
+    process = server.begin(server.command, server.log, server.variables)
+    until(lambda: server.log.exists() and server.log.read_text().endswith("\n"))
+    pid, actor = map(int, server.log.read_text().split())
+    assert process.poll() is None
+    os.kill(actor, signal.SIGKILL)
+    until(lambda: gone(pid))
+    with pytest.raises(EngineError, match=rf"the actor of the engine at {host.address} died, or its machine did"):
+        process.poll()
+    with pytest.raises(EngineError, match="the actor of the engine"):
+        server.start()
+    process.end()
+
+
+def test_a_folder_that_a_machine_does_not_see(hosts, tmp_path):
+    file = tmp_path / "seen"
+    file.write_text("now")
+    assert hosts[0][0].sees(file, "now") and not hosts[0][0].sees(file, "before")
+    file.unlink()
+    assert not hosts[0][0].sees(file, "now")

@@ -1,0 +1,67 @@
+"""The leader's side of engines on Ray: test_ray_engines.py has the servers, and vllm/engine/test_ray.py whole runs."""
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import pytest
+
+from gspo.build.ray_hosts import engine_hosts
+from gspo.config.files import from_dict
+from tests.build.ray_cluster import RAY, cluster_of
+from tests.build.test_launch import begin, finished, place
+
+__all__ = ["place"]
+
+pytestmark = pytest.mark.timeout(300)
+ALONE = ["unshare", "--mount", "sh", "-c"]
+can_mount = subprocess.run([*ALONE, "mount -t tmpfs none /mnt"], capture_output=True, check=False).returncode == 0
+VLLM = "--sampler.engine=vllm", f"--sampler.python={sys.executable}"
+
+
+@contextmanager
+def another_machine(variables, hidden):
+    """A second node of a cluster, with one CPU, which sees another folder where the rest sees `hidden`."""
+    start = f"{RAY} start --address={variables['RAY_ADDRESS']} --num-cpus=1 --num-gpus=0 --disable-usage-stats --block"
+    node = subprocess.Popen(
+        [*ALONE, f"mount -t tmpfs none {hidden} && exec {start}"], env=variables, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert any("Ray runtime started" in line for line in node.stdout)
+        yield
+    finally:
+        node.terminate()
+        node.communicate(timeout=60)
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: make test-ray")
+@pytest.mark.skipif(not can_mount, reason="no rights to hide a folder from a process here")
+def test_a_machine_that_does_not_see_the_exchange_stops_the_run_at_its_start(place):
+    """Before the model is loaded: there is none."""
+    (place / "exchange").mkdir()
+    (place / "model").rename(place / "no-model")
+    try:
+        with cluster_of(1) as cluster, another_machine(cluster, place / "exchange"):
+            given = f"--sampler.exchange={place / 'exchange'}"
+            run = begin(place, "blind", "--scale.launcher=ray", "--scale.ranks=1", *VLLM, given, env=cluster)
+            status, output = finished(run, 120)
+    finally:
+        (place / "no-model").rename(place / "model")
+    assert status == 2 and "restart" not in output, output
+    assert f"sampler.exchange = '{place / 'exchange'}': the vLLM engines get their weights through" in output, output
+    assert "these machines do not see there what the leader writes" in output and "name a folder that all" in output
+    assert not list((place / "exchange").iterdir()) and not (place / "blind").exists()
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"sampler": {"engine": "vllm"}},
+        {"scale": {"launcher": "ray"}},
+        {"scale": {"launcher": "ray"}, "sampler": {"engine": "vllm", "urls": ["http://127.0.0.1:1"]}},
+    ],
+)
+def test_runs_whose_engines_ray_does_not_place(sections):
+    with engine_hosts(from_dict(sections)) as hosts:
+        assert hosts == []
