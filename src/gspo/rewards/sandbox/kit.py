@@ -1,21 +1,26 @@
-"""What a sandbox finds inside: our own few modules, and a precompiled header for C++. It lies in a folder of its own."""
+"""What a sandbox finds inside: our own few modules, and a precompiled header for C++.
+
+It lies in a cache, under the name of what it was made from, so that many processes share it and a killed one leaves nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
-import threading
 from pathlib import Path
 
 import gspo
 from gspo.rewards.sandbox.runner import FLAGS
 
 MODULES = ("gspo/data/plain.py", "gspo/rewards/sandbox/confine.py", "gspo/rewards/sandbox/runner.py")
-LONGEST = 120.0
-"""Seconds that the compiler may take for the header."""
+COMPILER = "/usr/bin/g++"
+LONGEST = 300.0
+"""Seconds that the compiler may take for the header, on a busy machine."""
+SCRATCH = "gspo-scratch-"
 
 
 class Kit:
@@ -25,53 +30,88 @@ class Kit:
     """
 
     def __init__(self, python: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="gspo-sandbox-"))
-        self.folder.chmod(0o755)
-        self.modules, self.include = self.folder / "modules", self.folder / "include"
-        self._lock, self._made = threading.Lock(), False
         package = Path(gspo.__file__).parents[1]
-        for name in MODULES:
-            target = self.modules / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(package / name, target)
-            for parent in list(target.relative_to(self.modules).parents)[:-1]:
-                (self.modules / parent / "__init__.py").touch()
-        self.include.mkdir()
-        compiled = [python, "-I", "-S", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(self.modules)]
-        subprocess.run(compiled, check=False, capture_output=True, env={})
-        for path in self.folder.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)
+        texts = {name: (package / name).read_bytes() for name in MODULES}
+        name = hashlib.sha256(repr((python, os.stat(python).st_mtime_ns, sorted(texts.items()))).encode()).hexdigest()[:16]
+        self.folder = _cache() / name
+        if not self.folder.is_dir():
+            _make(self.folder, texts, python)
+        _sweep()
 
     def header(self) -> None:
         """Compiles <bits/stdc++.h> once. Programs that begin with it then compile in a fraction of the time. Raises
         RuntimeError without a compiler.
         """
-        with self._lock:
-            if self._made:
-                return
-            compiler = shutil.which("g++", path="/usr/bin")
-            if compiler is None:
-                raise RuntimeError("C++ programs need g++ in /usr/bin: install the package g++ (apt-get install g++)")
-            folder = self.include / "bits"
-            folder.mkdir(exist_ok=True)
-            source, target = self.folder / "all.h", folder / "stdc++.h.gch"
+        target = self.folder / "include" / "bits" / "stdc++.h.gch"
+        if target.is_file() and target.stat().st_mtime > _changed():
+            return
+        _changed()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            source, made = Path(folder, "all.h"), Path(folder, "made")
             source.write_text("#include <bits/stdc++.h>\n")
-            words = [compiler, *FLAGS, "-x", "c++-header", "-o", str(target), str(source)]
+            words = [COMPILER, *FLAGS, "-x", "c++-header", "-o", str(made), str(source)]
             done = subprocess.run(words, check=False, capture_output=True, timeout=LONGEST, env={"PATH": "/usr/bin:/bin"})
             if done.returncode:
                 raise RuntimeError(f"g++ cannot compile <bits/stdc++.h>: {done.stderr.decode(errors='replace'):.300}")
-            for path in (folder, target):
-                path.chmod(0o755)
-            self._made = True
+            made.chmod(0o644)
+            target.parent.chmod(0o755)
+            made.replace(target)
 
-    def scratch(self, user: int | None) -> str:
-        """A new folder for one sandbox, which `user` owns."""
-        path = tempfile.mkdtemp(prefix="scratch-", dir=self.folder)
-        if user is not None:
-            os.chown(path, user, user)
-        return path
 
-    def close(self) -> None:
-        """Removes it all."""
+def _changed() -> float:
+    """When the compiler was installed. Raises RuntimeError where there is none."""
+    try:
+        return os.stat(COMPILER).st_ctime
+    except OSError:
+        raise RuntimeError(f"C++ programs need {COMPILER}: install the package g++ (apt-get install g++)") from None
+
+
+def _cache() -> Path:
+    """A folder of ours that stays. From root one that other users can reach, for a sandbox is not root."""
+    own = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    for base in ("/var/cache",) if os.geteuid() == 0 else (own, f"/var/tmp/{os.getuid()}"):
+        folder = Path(base, "gspo-sandbox")
         with contextlib.suppress(OSError):
-            shutil.rmtree(self.folder, ignore_errors=True)
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):  # nobody else writes what runs here
+                return folder
+    raise RuntimeError(f"the sandbox needs a folder for its own files, and {folder} cannot be made or is not ours")
+
+
+def _make(folder: Path, texts: dict[str, bytes], python: str) -> None:
+    """Writes the kit under another name and renames it: it is there as a whole or not at all."""
+    new = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        for name, text in texts.items():
+            target = new / "modules" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(text)
+            for parent in list(target.relative_to(new / "modules").parents)[:-1]:
+                (new / "modules" / parent / "__init__.py").touch()
+        (new / "include").mkdir()
+        words = [python, "-I", "-S", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(new / "modules")]
+        subprocess.run(words, check=False, capture_output=True, env={})  # without, it starts a little slower
+        for path in (new, *new.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        with contextlib.suppress(OSError):  # another process was faster
+            new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def scratch(user: int | None) -> str:
+    """A new folder for one sandbox, which `user` owns."""
+    path = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-")
+    if user is not None:
+        os.chown(path, user, user)
+    return path
+
+
+def _sweep() -> None:
+    """Removes the folders of processes that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        with contextlib.suppress(OSError, ValueError):
+            owner = int(path.name.removeprefix(SCRATCH).partition("-")[0])
+            if not Path("/proc", str(owner)).exists():
+                shutil.rmtree(path, ignore_errors=True)

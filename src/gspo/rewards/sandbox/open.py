@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from gspo.data.plain import Junk, unpacked
 from gspo.rewards.sandbox import drivers
-from gspo.rewards.sandbox.kit import Kit
+from gspo.rewards.sandbox.kit import Kit, scratch
 from gspo.rewards.sandbox.runner import BACKSTOP, DETAIL
 from gspo.rewards.sandbox.types import STATUSES, Case, Choice, Limits, Outcome, Program
 
@@ -58,11 +58,11 @@ class Sandbox:
         if not cases:
             return
         owner = drivers.user()
-        scratch = "/tmp" if self.driver == "bwrap" else self.kit.scratch(owner)
         if program.language == "cpp":
             self.kit.header()
+        folder = "/tmp" if self.driver == "bwrap" else scratch(owner)
         try:
-            with _Process(self, _request(self, program, cases, limits, scratch, owner), limits, owner) as process:
+            with _Process(self, _request(self, program, cases, limits, folder, owner), limits, owner) as process:
                 wall = BACKSTOP * (limits.seconds + 1) + SLACK
                 first = wall + BACKSTOP * (limits.compile_seconds + 1) if program.language == "cpp" else wall
                 for i, _ in enumerate(cases):
@@ -72,11 +72,10 @@ class Sandbox:
                     )
         finally:
             if self.driver != "bwrap":
-                shutil.rmtree(scratch, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Removes what it keeps on the disk."""
-        self.kit.close()
+        """Nothing is left of a run as it is; the kit stays for the next sandbox."""
 
     def __enter__(self) -> Sandbox:
         return self
@@ -86,7 +85,7 @@ class Sandbox:
 
 
 def _request(
-    sandbox: Sandbox, program: Program, cases: Sequence[Case], limits: Limits, scratch: str, owner: int | None
+    sandbox: Sandbox, program: Program, cases: Sequence[Case], limits: Limits, folder: str, owner: int | None
 ) -> bytes:
     """What the runner reads. Expected outputs are not in it, for they are in none of these."""
     request = dataclasses.asdict(program) | {
@@ -95,7 +94,7 @@ def _request(
         "driver": sandbox.driver,
         "readable": drivers.readable(sandbox.python, str(sandbox.kit.folder)) if sandbox.driver == "landlock" else [],
         "include": f"{sandbox.inside}/include",
-        "scratch": scratch,
+        "scratch": folder,
         "tasks": None if sandbox.driver == "none" else drivers.tasks(limits.threads, owner, sandbox.driver),
     }
     try:

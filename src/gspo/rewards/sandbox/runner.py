@@ -30,6 +30,8 @@ COMPILED = 256 << 20
 COMPILER_MEMORY = 2 << 30
 FLAGS = ("-O2", "-std=gnu++20", "-w")
 """Of the compiler; a precompiled header is used with the same alone."""
+FILES = 10_000
+"""Files that there may be in the folder of the tests."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
 DIGITS = 50_000
 """Digits of a whole number that Python turns into text; by itself 4300."""
@@ -78,6 +80,7 @@ class Trial:
         self.native = request["language"] == "cpp"
         self.limits: dict[str, Any] = request["limits"]
         self.driver: str = request["driver"]
+        self.walled = self.driver == "bwrap"  # its folder is a file system of its own
         self.readable: list[str] = request["readable"]
         self.include: str = request["include"]
         self.scratch: str = request["scratch"]
@@ -101,8 +104,8 @@ class Trial:
             pid = os.fork()
             if not pid:
                 self.become(case, files)
-            status, seconds, late = watched(pid, self.limits["seconds"])
-            return self.judged(status, seconds, late, *files[1:])
+            status, seconds, why = watched(pid, self.limits["seconds"], folder=self.scratch if self.walled else "")
+            return self.judged(status, seconds, why, *files[1:])
         finally:
             for file in files:
                 os.close(file)
@@ -113,11 +116,10 @@ class Trial:
         self.folder = os.path.join(self.scratch, f"test{self.count}")
         os.mkdir(self.folder)
         os.chdir(self.folder)
-        for folder, _, names in os.walk(before, topdown=False):
-            for name in names:
-                with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RecursionError):
+            for folder, _, names in os.walk(before, topdown=False):
+                for name in names:
                     os.unlink(os.path.join(folder, name))
-            with contextlib.suppress(OSError):
                 os.rmdir(folder)
         for name, text in case["files"].items():
             with open(name, "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -148,16 +150,16 @@ class Trial:
         finally:
             os._exit(status)
 
-    def judged(self, status: int, seconds: float, late: bool, out: int, err: int, value: int) -> list[bytes]:
+    def judged(self, status: int, seconds: float, why: bytes, out: int, err: int, value: int) -> list[bytes]:
         """The outcome of a test that has ended."""
         most: int = self.limits["output"]
         size = os.fstat(out).st_size
         text, detail = os.pread(out, most, 0), tail(err)
         result = os.pread(value, most, 0)
         last = detail.rstrip().rpartition(b"\n")[2]
-        if late or seconds > self.limits["seconds"] or status == -signal.SIGXCPU:
+        if why == b"timeout" or seconds > self.limits["seconds"] or status == -signal.SIGXCPU:
             word = b"timeout"
-        elif size > most:
+        elif why or size > most:
             word = b"output"
         elif status == 0 and (result or not self.function):
             word = b"ok"
@@ -193,10 +195,10 @@ class Trial:
                 os._exit(1)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
-        status, _, late = watched(pid, self.limits["compile_seconds"], group=True)
+        status, _, why = watched(pid, self.limits["compile_seconds"], group=True)
         said = tail(err, first=True) or ended(status)
         os.close(err)
-        if late:
+        if why:
             return b"the compiler took too long"
         return said if status else b""
 
@@ -216,6 +218,7 @@ def played(source: str, function: str | None, case: dict[str, Any]) -> int:
     import types
 
     module = types.ModuleType("__main__")
+    module.__file__ = "solution.py"
     sys.modules["__main__"] = module
     sys.argv = ["solution.py", *case["words"]]
     sys.path[:] = [path for path in sys.path if path not in KIT] + [""]
@@ -234,7 +237,7 @@ def played(source: str, function: str | None, case: dict[str, Any]) -> int:
     except BaseException as error:
         status = 1
         trace = error.__traceback__
-        sys.excepthook(type(error), error, trace.tb_next if trace else None)
+        sys.excepthook(type(error), error.with_traceback(trace.tb_next if trace else None), None)
     return leave(status)
 
 
@@ -286,12 +289,13 @@ def sealed(data: bytes) -> int:
     return file
 
 
-def watched(pid: int, seconds: float, group: bool = False) -> tuple[int, float, bool]:
-    """Waits for a process: its exit status (negative: a signal), its CPU seconds, and whether it was ended for its time.
+def watched(pid: int, seconds: float, group: bool = False, folder: str = "") -> tuple[int, float, bytes]:
+    """Waits for a process: its exit status (negative: a signal), its CPU seconds, and why it was ended: timeout, output.
 
-    A process that waits for a processor is waited for; one that does nothing is not.
+    A process that waits for a processor is waited for; one that does nothing is not. One that makes more than FILES files
+    in the file system of `folder` is ended too: an empty file takes no byte of it, but memory of the kernel.
     """
-    begin, late = time.monotonic(), False
+    begin, why = time.monotonic(), b""
     ending = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(ending, select.POLLIN)
@@ -300,7 +304,10 @@ def watched(pid: int, seconds: float, group: bool = False) -> tuple[int, float, 
         ran, waited = work(pid)
         idle = wall - ran - waited if waited >= 0 else 0.0
         if ran > seconds + TICK or idle > max(PATIENCE, seconds) or wall > BACKSTOP * (seconds + 1):
-            late = True
+            why = b"timeout"
+        elif folder and made(folder) > FILES:
+            why = b"output"
+        if why:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             break
@@ -309,7 +316,13 @@ def watched(pid: int, seconds: float, group: bool = False) -> tuple[int, float, 
             os.killpg(pid, signal.SIGKILL)
     _, status, usage = os.wait4(pid, 0)
     os.close(ending)
-    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, late
+    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, why
+
+
+def made(folder: str) -> int:
+    """Files in the file system of a folder."""
+    system = os.statvfs(folder)
+    return system.f_files - system.f_ffree
 
 
 def work(pid: int) -> tuple[float, float]:
