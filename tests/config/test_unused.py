@@ -30,6 +30,7 @@ READ = {
     "build/scorers.py": "reward.functions",
     "rewards/scorer.py": "reward.weights reward.timeout reward.workers",
     "rewards/graders.py": "reward.answer_column",
+    "rewards/worker.py": "reward.memory",
     "build/samplers.py": "sampler.engine sampler.batch_size sampler.quantize rollout.max_completion_length "
     "rollout.temperature rollout.stop train.seed eval.temperature eval.top_p eval.top_k eval.max_completion_length",
     "training/trainer.py": "rollout.num_prompts train.steps train.save_every guard.action",
@@ -113,6 +114,7 @@ BLOCKED = {
     "reward.correct_at": {"eval": {"num_prompts": 0}},
     "reward.timeout": PLAYED,
     "reward.workers": JUDGE,
+    "reward.memory": JUDGE,
     "judge.scale": {"reward": {"functions": ["judge"]}, "judge": {"model": "m", "rubric": "r", "mode": "pairs"}},
     "log.token_rollouts": {"log": {"rollouts": False}},
     "task.system": {"task": {"source": "verifiers:v"}, "reward": {"functions": ["task"]}},

@@ -74,6 +74,11 @@ def odd_values(prompts, completions, **columns):
     return [values[completion] for completion in completions]
 
 
+def eats_memory(prompts, completions, **columns):
+    """As many MiB as each completion says."""
+    return [float(len(bytearray(int(completion) << 20)) > 0) for completion in completions]
+
+
 def one_short(prompts, completions, **columns):
     return [1.0] * min(len(completions), 2)
 

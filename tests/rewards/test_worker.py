@@ -12,7 +12,8 @@ from gspo.config.rollout import TaskConfig
 from gspo.data.plain import unpacked
 from gspo.data.processes import kill, spawn
 from gspo.rewards.graders import BATCH, SINGLY, RewardInput
-from gspo.rewards.worker import MEMORY
+from gspo.rewards.scorer import Rewards
+from tests.data.tools import rollout
 from tests.rewards.tools import START, children, ended, run
 
 
@@ -93,10 +94,18 @@ def test_it_says_why_it_cannot_begin():
 
 
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
-@pytest.mark.parametrize(("name", "limited"), [("exact", True), ("tests.rewards.graders:length", False)])
-def test_the_memory_of_our_own_scorers_is_limited(name, limited):
+@pytest.mark.parametrize("name", ["exact", "tests.rewards.graders:length"])
+def test_the_memory_of_every_worker_is_limited(name):
     with working(name) as (process, connection):
         assert heard(connection) == ["ready", ""]
         (worker,) = children(process.pid)
-        assert (resource.prlimit(worker, resource.RLIMIT_AS)[0] == MEMORY) is limited
-        assert resource.prlimit(process.pid, resource.RLIMIT_AS)[0] != MEMORY  # nor is its keeper
+        assert resource.prlimit(worker, resource.RLIMIT_DATA)[0] == 8 * 2**30
+        assert resource.prlimit(process.pid, resource.RLIMIT_DATA)[0] != 8 * 2**30  # nor is its keeper
+
+
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="Linux counts this memory")
+def test_a_reward_that_takes_too_much_fails_alone():
+    config = RewardConfig(functions=["tests.rewards.graders:eats_memory"], timeout=60.0, memory=0.5)
+    with Rewards(config, TaskConfig()) as rewards:
+        scored = rewards.score([rollout("1"), rollout("900"), rollout("2")])
+    assert [r.reward for r in scored] == [1.0, None, 1.0] and "MemoryError" in scored[1].error

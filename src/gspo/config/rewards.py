@@ -101,6 +101,8 @@ class RewardConfig:
     """Seconds that one call of a reward may take. A completion whose reward hangs is left out of its group."""
     workers: int = opt(1, low=1, high=256)
     """Processes that score completions."""
+    memory: float = opt(8.0, low=0.25, high=1e6)
+    """GiB of memory that each of these processes, and each program that it starts, may take."""
     env: list[str] = opt([])
     """Names of environment variables that a `module:function` needs, such as that of an API key. Others that may hold
     secrets are kept from its process."""

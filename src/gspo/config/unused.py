@@ -95,11 +95,11 @@ ALWAYS = (
         "it is for a module:function: name one in reward.functions, or leave it out",
     ),
     Unused(
-        ("reward.timeout", "reward.workers"), played,
+        ("reward.timeout", "reward.workers", "reward.memory"), played,
         "the environment gives the reward itself: leave it out",
     ),
     Unused(
-        ("reward.workers",), lambda c: not set(c.reward.functions) - {"model", "judge"},
+        ("reward.workers", "reward.memory"), lambda c: not set(c.reward.functions) - {"model", "judge"},
         "reward models and judges do not run in worker processes: leave it out",
     ),
     Unused(

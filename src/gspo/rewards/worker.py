@@ -19,9 +19,6 @@ from gspo.data.plain import packed
 from gspo.data.processes import GONE, opened
 from gspo.rewards import graders
 
-MEMORY = 4 * 2**30
-"""Bytes of address space for our own scorers: a power tower in a completion must not eat the machine."""
-
 
 def serve(connection: Frames, names: list[str], reward: RewardConfig, task: TaskConfig) -> None:
     """Says ["ready", why not: "" or a text]; then scores what is asked, a pickled (number of the call, name, rows, level),
@@ -31,8 +28,7 @@ def serve(connection: Frames, names: list[str], reward: RewardConfig, task: Task
     def say(*message: Any) -> None:
         connection.send(packed(list(message)))
 
-    if not any(":" in name for name in names):
-        _limit_memory()
+    _limit_memory(int(reward.memory * 2**30))
     try:
         functions = {name: graders.load(name, reward, task) for name in names}
     except BaseException as error:
@@ -51,11 +47,14 @@ def serve(connection: Frames, names: list[str], reward: RewardConfig, task: Task
                 say("results", number, message.level, [*map(list, message.results)], *message[2:])
 
 
-def _limit_memory() -> None:
+def _limit_memory(size: int) -> None:
+    """A power tower in a completion must not eat the machine. Bytes that are written count, not addresses that are only
+    reserved, of which a GPU's driver takes more than there is memory.
+    """
     import resource
 
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 if __name__ == "__main__":
