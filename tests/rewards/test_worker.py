@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from gspo.config.rewards import RewardConfig
+from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.plain import unpacked
 from gspo.data.processes import kill, spawn
@@ -56,7 +56,7 @@ def test_no_program_of_a_grader_outlives_the_trainer(tmp_path, end):
 
 @contextmanager
 def working(*names):
-    process, connection = spawn("gspo.rewards.worker", (list(names), RewardConfig(timeout=5.0), TaskConfig()))
+    process, connection = spawn("gspo.rewards.worker", (list(names), RewardConfig(timeout=5.0), TaskConfig(), CodeConfig()))
     try:
         yield process, connection
     finally:
@@ -74,7 +74,7 @@ def ask(connection, number, name, *completions):
 
 def test_it_says_that_it_is_ready_and_streams_each_result():
     with working("exact") as (_, connection):
-        assert heard(connection) == ["ready", ""]
+        assert heard(connection) == ["ready", "", ""]
         ask(connection, 5, "exact", "7", "8")
         assert [heard(connection) for _ in range(3)] == [
             ["results", 5, SINGLY, [], "", False, False],  # how it goes about it
@@ -97,7 +97,7 @@ def test_it_says_why_it_cannot_begin():
 @pytest.mark.parametrize("name", ["exact", "tests.rewards.graders:length"])
 def test_the_memory_of_every_worker_is_limited(name):
     with working(name) as (process, connection):
-        assert heard(connection) == ["ready", ""]
+        assert heard(connection) == ["ready", "", ""]
         (worker,) = children(process.pid)
         assert resource.prlimit(worker, resource.RLIMIT_DATA)[0] == 8 * 2**30
         assert resource.prlimit(process.pid, resource.RLIMIT_DATA)[0] != 8 * 2**30  # nor is its keeper

@@ -31,7 +31,7 @@ def scorer_of(config: Config, given: Given) -> Iterator[Any]:
             named_rewards["judge"] = stack.enter_context(closing(Judge(config.judge)))
         if "model" in config.reward.functions:
             named_rewards["model"] = stack.enter_context(closing(RewardModel(config.reward_model)))
-        yield stack.enter_context(Rewards(config.reward, config.task, given.functions, named_rewards))
+        yield stack.enter_context(Rewards(config.reward, config.task, given.functions, named_rewards, config.code))
 
 
 def _check_played(task: TaskConfig, given: Given) -> None:

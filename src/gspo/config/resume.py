@@ -13,6 +13,7 @@ from gspo.safe import without_secrets
 # May differ between a run and its resumption: where it is, what it shows, when it stops.
 FREE = {
     *("log", "guard", "serve", "scale", "model.device", "reward.timeout", "reward.workers", "reward.memory"),
+    *("code.sandbox",),
     *("reward_model.device", "reward_model.url", "reward_model.batch_size", "reward_model.timeout", "reward_model.retries"),
     *("judge.url", "judge.cache", "judge.max_concurrent", "judge.timeout", "judge.retries", "judge.key_variable"),
     *("reward_model.max_concurrent", "reward_model.key_variable"),

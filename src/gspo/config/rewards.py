@@ -82,7 +82,36 @@ class JudgeConfig:
     """Seed of the order in which completions are shown together."""
 
 
-NAMED = ("task", "exact", "math", "model", "judge")
+@dataclass(frozen=True)
+class CodeConfig:
+    """The reward `code`: the program in the last fenced block of a completion, run on tests in a sandbox."""
+
+    sandbox: str = opt("auto", choices=("auto", "bwrap", "landlock", "none"))
+    """What keeps programs from doing harm: bubblewrap (`bwrap`), or Landlock with seccomp where user namespaces are
+    forbidden (`landlock`). `auto` takes the first that works. `none` protects nothing."""
+    tests_column: str = opt("tests")
+    """Column with the tests: a list, or JSON of one, with `{"input": ..., "output": ...}` for standard input and output, or
+    `{"arguments": [...], "value": ...}` for a function."""
+    public_column: str = opt("")
+    """Column with the tests that the prompt shows. They come first, and a program that fails one of them is run on no
+    others. Empty: there are none."""
+    function_column: str = opt("function")
+    """Column with the name of the function that tests with arguments call. Rows without it are whole programs."""
+    language: str = opt("auto", choices=("auto", "python", "cpp"))
+    """Language of the programs. `auto`: C++ where the fence says so (```cpp), else Python."""
+    score: str = opt("all", choices=("all", "share"))
+    """1 for a program that passes all tests and 0 for others (`all`), or the share of tests that it passes (`share`)."""
+    seconds: float = opt(10.0, low=0.1, high=3600)
+    """CPU seconds for one test."""
+    total_seconds: float = opt(60.0, low=0.1, high=86_400)
+    """CPU seconds for all tests of a completion. Those that are left then count as failed."""
+    memory: float = opt(1.0, low=0.0625, high=1024)
+    """GiB for one test, beyond what Python itself takes."""
+    output: float = opt(16.0, low=0.001, high=1024)
+    """MiB that a test may write to its standard output."""
+
+
+NAMED = ("task", "exact", "math", "code", "model", "judge")
 """The rewards that `reward.functions` names, beside module:function."""
 
 
@@ -91,8 +120,8 @@ class RewardConfig:
     """What a completion is worth."""
 
     functions: list[str] = opt(["task"])
-    """Any of `task` (the source's own scorer), `exact`, `math`, `model` (see [reward_model]), `judge` (see [judge]), and
-    `module:function`."""
+    """Any of `task` (the source's own scorer), `exact`, `math`, `code` (see [code]), `model` (see [reward_model]), `judge`
+    (see [judge]), and `module:function`."""
     weights: list[float] = opt([], low=-1e6, high=1e6)
     """One weight per function. Empty: all 1."""
     answer_column: str = opt("answer")

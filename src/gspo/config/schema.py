@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from gspo.config.policy import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig
-from gspo.config.rewards import JudgeConfig, RewardConfig, RewardModelConfig
+from gspo.config.rewards import CodeConfig, JudgeConfig, RewardConfig, RewardModelConfig
 from gspo.config.rollout import RolloutConfig, SamplerConfig, TaskConfig
 from gspo.config.scale import ScaleConfig
 from gspo.config.training import EvalConfig, GuardConfig, LogConfig, ServeConfig, TrainConfig
@@ -23,6 +23,7 @@ class Config:
     lora: LoraConfig = field(default_factory=LoraConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    code: CodeConfig = field(default_factory=CodeConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)

@@ -103,6 +103,11 @@ ALWAYS = (
         "reward models and judges do not run in worker processes: leave it out",
     ),
     Unused(
+        ("reward.timeout",), lambda c: set(c.reward.functions) == {"code"},
+        "code has limits of its own: set code.seconds or code.total_seconds, or leave it out",
+    ),
+    Unused(every("code"), lambda c: "code" not in c.reward.functions, 'add "code" to reward.functions, or leave it out'),
+    Unused(
         every("reward_model"), lambda c: "model" not in c.reward.functions,
         'add "model" to reward.functions, or leave it out',
     ),

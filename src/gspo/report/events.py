@@ -52,6 +52,11 @@ def ended(folder: Path, kind: str, run: RunMetrics) -> str:
     return next((text for step, text in reversed(_events(folder, kind)) if step >= steps(run)), "")
 
 
+def sandbox(folder: Path) -> str:
+    """In what sandbox the run's programs ran last, as it said; "" where it ran none."""
+    return next((text for _, text in reversed(_events(folder, "info")) if text.startswith("programs run in ")), "")
+
+
 def _events(folder: Path, kind: str) -> list[tuple[int, str]]:
     """Step and text of each event of a kind."""
     events = [event for event in read_lines(folder / "events.jsonl") if event.get("kind") == kind]

@@ -16,7 +16,7 @@ from warnings import warn
 import tomli_w
 
 from gspo.report import numbers, samples
-from gspo.report.events import warnings
+from gspo.report.events import sandbox, warnings
 from gspo.report.plots import Drawn, draw
 from gspo.report.read import read_lines, read_run, run_names
 from gspo.report.summary import Told, get, headline, lead, origin, tell, tiles
@@ -91,11 +91,13 @@ def _report(folder: Path, told: Told, drawn: list[Drawn], text: str) -> tuple[st
     shown, diagnostics = ([d for d in drawn if (d.name in first) == begin] for begin in (True, False))
     warned = warnings(folder, told.run)
     below = f" {numbers.plural(len(warned), 'warning')} below." if warned else ""
+    ran = sandbox(folder)
+    programs = f" {ran[:1].upper()}{ran[1:]}." if ran else ""
     parts = [
         f'<p class="origin">{escape(origin(told))}</p>',
         f"<h1>{escape(title)}</h1>",
         f'<div class="failure">{escape(told.error)}</div>' if told.error else "",
-        f'<p class="lead">{escape(lead(told) + below)}</p>',
+        f'<p class="lead">{escape(lead(told) + programs + below)}</p>',
         _tiles(told),
         f'<div class="figures first">{"".join(map(figure, shown))}</div>' if shown else "",
         _warnings(warned),

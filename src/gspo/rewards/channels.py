@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from gspo.config.rewards import RewardConfig
+from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.plain import Junk, unpacked
 from gspo.data.processes import kill, spawn
@@ -109,8 +109,8 @@ class Worker:
     What it sends is checked: a grader can write into its process's socket. Junk costs the process, never the run.
     """
 
-    def __init__(self, names: list[str], reward: RewardConfig, task: TaskConfig) -> None:
-        self.request, self.variables = (names, reward, task), reward.env
+    def __init__(self, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
+        self.request, self.variables, self.notice = (names, reward, task, code), reward.env, ""
         self._spawn()
         self.ready = self.begun = self.closed = False
         self.lock = threading.Lock()
@@ -128,8 +128,8 @@ class Worker:
         problem = ""
         try:
             match self._read(START, START):
-                case ["ready", str(problem)]:
-                    self.ready = not problem
+                case ["ready", str(problem), str(notice)]:
+                    self.ready, self.notice = not problem, notice[:300]
                 case message:
                     raise Lost(_junk(message))
         except (Late, Lost) as error:

@@ -1,20 +1,42 @@
-"""Whether what a program said is right. Everything here is compared outside of the sandbox, as plain data."""
+"""The reward `code`: whether a program says what it should. All is compared outside of the sandbox, as plain data."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, NamedTuple
+
+from gspo.config.rewards import CodeConfig
+from gspo.config.values import type_of
+from gspo.rewards.sandbox.kit import LONGEST
+from gspo.rewards.sandbox.open import USUAL, open_sandbox
+from gspo.rewards.sandbox.runner import BACKSTOP
+from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
 
 FENCE = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 DIGITS = 10_000
 """Characters of the longest number that is compared as one."""
+CPP = {"cpp", "c++", "cc", "cxx"}
 
 
-def program_of(text: str) -> str | None:
+class Block(NamedTuple):
+    """A program and its language, by its fence."""
+
+    source: str
+    language: str
+
+
+def program_of(text: str) -> Block | None:
     """The code in the last complete fenced block of a text; None without one."""
     blocks = FENCE.findall(text)
-    return blocks[-1][1] if blocks else None
+    if not blocks:
+        return None
+    word, source = blocks[-1]
+    return Block(source, "cpp" if word.strip().lower() in CPP else "python")
 
 
 def same_stdout(output: str, expected: str) -> bool:
@@ -53,3 +75,104 @@ def same_value(value: Any, expected: Any) -> bool:
 
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True)
+class CodeTest:
+    """A test of a program and the right answer to it, which stays out of the sandbox: text for a program, plain data for a
+    function.
+    """
+
+    case: Case
+    expected: Any
+
+    def passed(self, outcome: Outcome) -> bool:
+        """Whether the program was right."""
+        if outcome.status != "ok":
+            return False
+        same = same_stdout if self.case.arguments is None else same_value
+        return same(outcome.stdout if self.case.arguments is None else outcome.value, self.expected)
+
+
+def tests_of(columns: Mapping[str, Any], column: str) -> list[CodeTest]:
+    """The tests in a column. Raises ValueError for what are no tests, or none."""
+    cell = columns.get(column)
+    try:
+        rows = json.loads(cell) if isinstance(cell, str) else cell
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"column {column!r} is no JSON: {error}") from None
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f"column {column!r} holds {type_of(rows)} in place of a list of tests, or an empty one")
+    return [_test(row, f"column {column!r}, test {i + 1}") for i, row in enumerate(rows)]
+
+
+def _test(row: Any, where: str) -> CodeTest:
+    match row:
+        case {"input": str(entry), "output": str(expected), **others} if not others:
+            return CodeTest(Case(stdin=entry), expected)
+        case {"arguments": [*arguments], "value": expected, **others} if not others:
+            return CodeTest(Case(arguments=arguments), expected)
+    raise ValueError(f'{where}: expected {{"input": text, "output": text}} or {{"arguments": [...], "value": ...}}')
+
+
+class CodeReward:
+    """The reward `code`. Opens its sandbox; raises RuntimeError where there is none."""
+
+    def __init__(self, config: CodeConfig) -> None:
+        self.config = config
+        self.sandbox = open_sandbox(config.sandbox)  # type: ignore[arg-type]
+        self.notice = f"programs run in the sandbox {self.sandbox.driver!r}"
+        if self.sandbox.driver == "none":
+            self.notice = 'programs run in no sandbox (code.sandbox = "none"): they may do what this user may do'
+        self.limits = Limits(
+            seconds=config.seconds, memory=int(config.memory * 2**30), output=int(config.output * 2**20)
+        )  # fmt: skip
+
+    def __call__(self, completion: str, columns: Mapping[str, Any]) -> float:
+        """The score of a completion, without its thinking. Raises ValueError for tests that are none, RuntimeError where the
+        sandbox itself fails.
+        """
+        stages = tests_by_stage(columns, self.config)
+        function = function_of(columns, stages, self.config)
+        found = program_of(completion)
+        if found is None:
+            return 0.0
+        language = found.language if self.config.language == "auto" else self.config.language
+        program = Program(found.source, language, function)  # type: ignore[arg-type]
+        tests, shown = [test for stage in stages for test in stage], len(stages[0]) if len(stages) > 1 else 0
+        right, left = 0, self.config.total_seconds
+        with contextlib.closing(self.sandbox.stream(program, [test.case for test in tests], self.limits)) as outcomes:
+            for i, (test, outcome) in enumerate(zip(tests, outcomes)):
+                passed = test.passed(outcome)
+                right += passed
+                left -= self.limits.seconds if outcome.status == "timeout" else outcome.seconds
+                if left < 0 or outcome.status == "compile" or (not passed and (self.config.score == "all" or i < shown)):
+                    break
+        return right / len(tests) if self.config.score == "share" else float(right == len(tests))
+
+
+def tests_by_stage(columns: Mapping[str, Any], config: CodeConfig) -> list[list[CodeTest]]:
+    """The tests of a row: those that the prompt shows, if there are such, and all others. Raises ValueError."""
+    names = [config.public_column] if config.public_column else []
+    return [tests_of(columns, name) for name in (*names, config.tests_column)]
+
+
+def function_of(columns: Mapping[str, Any], stages: Sequence[Sequence[CodeTest]], config: CodeConfig) -> str | None:
+    """The function that a row's tests call; None for whole programs. Raises ValueError where tests and function do not go
+    together.
+    """
+    called = {test.case.arguments is not None for stage in stages for test in stage}
+    name = columns.get(config.function_column) or None
+    if called == {True} and isinstance(name, str):
+        if config.language == "cpp":
+            raise ValueError('code.language = "cpp": functions are called in Python alone; tests need "input" and "output"')
+        return name
+    if called == {False}:
+        return None
+    what = "some tests have arguments and some have not" if len(called) > 1 else f"there is no name of a function ({name!r})"
+    raise ValueError(f"code.function_column = {config.function_column!r}: {what}")
+
+
+def longest(config: CodeConfig) -> float:
+    """Seconds of wall time after which something must have gone wrong with the scoring of one completion."""
+    return BACKSTOP * (config.total_seconds + config.seconds + USUAL.compile_seconds + 3) + LONGEST

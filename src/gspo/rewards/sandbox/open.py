@@ -12,11 +12,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from gspo.data.plain import Junk, unpacked
 from gspo.rewards.sandbox import drivers
-from gspo.rewards.sandbox.kit import Kit, scratch
+from gspo.rewards.sandbox.kit import COMPILER, Kit, scratch
 from gspo.rewards.sandbox.runner import BACKSTOP, DETAIL
 from gspo.rewards.sandbox.types import STATUSES, Case, Choice, Limits, Outcome, Program
 
@@ -53,7 +53,7 @@ class Sandbox:
         """
         return list(self.stream(program, cases, limits))
 
-    def stream(self, program: Program, cases: Sequence[Case], limits: Limits = USUAL) -> Iterator[Outcome]:
+    def stream(self, program: Program, cases: Sequence[Case], limits: Limits = USUAL) -> Generator[Outcome]:
         """The same one by one. What is not asked for is not run: closing the iterator ends the sandbox."""
         if not cases:
             return
@@ -200,6 +200,19 @@ class _Process:
         piece = os.read(self.reply, 1 << 20)
         self.left += piece
         return bool(piece)
+
+
+def told() -> str:
+    """What of it works on this machine, in a line for each: for `make test`, whose tests leave out the rest."""
+    lines = []
+    for driver in ("bwrap", "landlock"):
+        try:
+            with open_sandbox(driver) as sandbox:  # type: ignore[arg-type]
+                lines.append(f"sandbox {driver}: works, with {sandbox.python.program}")
+        except RuntimeError as error:
+            lines.append(f"sandbox {driver}: its tests are left out, {error}")
+    compiler = "works" if os.path.exists(COMPILER) else f"its tests are left out, there is no {COMPILER}"
+    return "\n".join([*lines, f"C++: {compiler}"])
 
 
 def open_sandbox(choice: Choice = "auto") -> Sandbox:
