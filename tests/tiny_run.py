@@ -26,5 +26,5 @@ def settings(folder, **changes):
         "log": {"dir": str(folder)},
     }
     for section, table in changes.items():
-        made[section] = made.get(section, {}) | table
+        made[section] = made.get(section, {}) | table if isinstance(table, dict) else table
     return made

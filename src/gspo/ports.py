@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from gspo.config.stages import StageConfig
 from gspo.types import Agreement, Completion, Group, Prompt, Reading, Rollout, Sampling, Update
 
 
@@ -18,14 +19,25 @@ class SamplerError(RuntimeError):
     """A sampler that cannot go on: its engine is dead, hangs, or holds other weights than the policy."""
 
 
+class RefreshFailed(RuntimeError):
+    """refresh.source gave no new queries that can be trained on."""
+
+
 class RewardsFailed(RuntimeError):
     """No completion of a batch got a reward: what scores them is broken, and a run would only look as if it trained."""
 
 
 class Weights(Protocol):
-    """A handle on a learner's weights. Whoever gets it uses it at once: the next update changes them."""
+    """A handle on a learner's weights. Whoever gets it uses it at once: the next update changes them. temperature: the one
+    at which they are read.
+    """
 
     version: int
+
+    @property
+    def temperature(self) -> float:
+        """The sampling temperature at which `read` takes log-probabilities."""
+        ...
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
         """Each weight of the language model by its name, whole."""
@@ -182,6 +194,10 @@ class Learner(SupervisedLearner, Protocol):
         """
         ...
 
+    def enter(self, temperature: float, max_completion_length: int) -> None:
+        """What is read and learned from here on was sampled so. max_completion_length: in tokens."""
+        ...
+
     def finish(self) -> bool:
         """Ends a step: a clip range that sets itself moves. Returns whether the noise floor now holds it up."""
         ...
@@ -216,12 +232,47 @@ class Scorer(Protocol):
 
 
 class PromptSource(Protocol):
-    """Hands out prompts, pass after pass (data/prompts.py)."""
+    """Hands out prompts, pass after pass (rollout/stages.py). position: how many it did. stages: what changes in a run.
+    place: where it stands; set it to take the same prompts again.
+    """
 
     position: int
+    stages: Sequence[StageConfig]
 
-    def take(self, k: int) -> list[Prompt]:
-        """The next k prompts."""
+    @property
+    def place(self) -> Any:
+        """Where it stands."""
+        ...
+
+    @place.setter
+    def place(self, value: Any) -> None: ...
+
+    def begin(self, done: int) -> None:
+        """A batch is begun after `done` steps. Raises RefreshFailed."""
+        ...
+
+    def take(self, k: int, step: int) -> list[Prompt]:
+        """The next k prompts, for the batch of a step."""
+        ...
+
+    def see(self, groups: Sequence[Group]) -> None:
+        """Is shown all groups that were sampled and scored."""
+        ...
+
+    def find(self, id: str) -> Prompt:
+        """A prompt that was taken, by its name."""
+        ...
+
+    def metrics(self, step: int) -> dict[str, Any]:
+        """What it tells in a step."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next prompts depend on, in plain types."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
         ...
 
 

@@ -19,11 +19,13 @@ from gspo.build.given import Given
 from gspo.build.learners import learning, supervised_learning
 from gspo.build.models import check_here, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
 from gspo.build.ray_hosts import engine_hosts
+from gspo.build.queries import Others, curriculum
 from gspo.build.samplers import samplers_of, samplings
 from gspo.build.scorers import scorer_of
 from gspo.config.checks import check_environment, check_sampler
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
+from gspo.data.overlap import Overlap
 from gspo.data.prompts import Notice, PromptStream, digest, load_demonstrations
 from gspo.data.tables import check_columns, read_tables
 from gspo.learner.algorithm import resolved
@@ -70,19 +72,22 @@ def training(
                 check_here(config, given, last)
                 tables = read_tables(config.task, config.eval, given.rows, given.eval_rows)
                 check_columns(tables, config.task, getattr(scorer, "needs", {}))
-                prompts, held_out = prompts_of(config, given, outline_of(config, given, last), tables)
+                outline = outline_of(config, given, last)
+                overlap = Overlap(config.task.benchmarks, config.task.prompt_column)
+                prompts, held_out = prompts_of(config, given, outline, tables, overlap)
                 scorer.check([*prompts, *held_out])
+                queries = curriculum(config, prompts, Others(config, outline, overlap, held_out, scorer.check))
                 scorer.wait()
             with loading("the model"):  # last: what is wrong elsewhere shows in seconds, weights may take minutes
                 crew.begin(ranks, "train", config, last)
                 model, reference = models_of(config, given, last, ranks)
 
         def source(sampler: Any, sampling: Sampling, report: Report) -> RolloutSource:
-            stream, rollout = PromptStream(prompts, config.task.seed), config.rollout
+            rollout = config.rollout
             if rollout.refill:
-                return DynamicSamplingSource(stream, sampler, scorer, rollout, config.algorithm, sampling, report)
+                return DynamicSamplingSource(queries, sampler, scorer, rollout, config.algorithm, sampling, report)
             kind = AsynchronousSource if rollout.max_staleness else SynchronousSource
-            return kind(stream, sampler, scorer, rollout, sampling, report)
+            return kind(queries, sampler, scorer, rollout, sampling, report)
 
         loaded = Loaded(model, reference, odd, heard, prompts, held_out, ranks, hosts)
         with assembled(config, loaded, folder, last, source, scorer) as run:

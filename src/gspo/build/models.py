@@ -19,8 +19,10 @@ from gspo.config.origin import GIVEN
 from gspo.config.policy import ModelConfig
 from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
+from gspo.config.stages import longest
 from gspo.config.training import EvalConfig
 from gspo.data.chat_template import Encoder
+from gspo.data.overlap import Overlap
 from gspo.data.prompts import load_prompts
 from gspo.data.sources import Table
 from gspo.learner.ranks import Ranks
@@ -109,24 +111,31 @@ def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[H
 
 
 def room(config: Config, limit: int | None) -> int | None:
-    """Longest prompt in tokens beside the longest completion in a context of `limit`. Raises ValueError where none fits."""
-    longest = {"rollout": config.rollout.max_completion_length, "eval": config.eval.max_completion_length or 0}
-    section = max(longest, key=lambda name: longest[name])
-    if limit is not None and limit <= longest[section]:
-        raise ValueError(
-            f"{section}.max_completion_length = {longest[section]} leaves no room for a prompt: the model's context is "
-            f"{limit} tokens"
-        )
-    return None if limit is None else limit - longest[section]
+    """Longest prompt in tokens beside the longest completion of any stage, in a context of `limit`, or that of vLLM where
+    sampler.engine_args has a smaller one. Raises ValueError where none fits.
+    """
+    key, size = longest(config.rollout, config.stage)
+    if (config.eval.max_completion_length or 0) > size:
+        key, size = "eval.max_completion_length", config.eval.max_completion_length or 0
+    whose = "the model's context"
+    own = config.sampler.engine_args.get("max_model_len")
+    if type(own) is int and config.sampler.engine == "vllm" and own < (limit or own + 1):
+        limit, whose = own, "vLLM's context (max_model_len in sampler.engine_args)"
+    if limit is not None and limit <= size:
+        raise ValueError(f"{key} = {size} leaves no room for a prompt: {whose} is {limit} tokens")
+    return None if limit is None else limit - size
 
 
 def prompts_of(
-    config: Config, given: Given, outline: Outline, tables: tuple[Table, Table] | None = None
+    config: Config, given: Given, outline: Outline, tables: tuple[Table, Table] | None = None, overlap: Overlap | None = None
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Training and held-out prompts that fit the model. tables: their rows, where they were read before."""
+    """Training and held-out prompts that fit the model. tables: their rows, where they were read before; overlap: what
+    benchmarks know.
+    """
     limit = room(config, outline.context_length)
     encoder = Encoder(outline.tokenizer, config.task, default_system(config))
-    prompts, held_out = load_prompts(config.task, config.eval, encoder, limit, given.rows, given.eval_rows, tables)
+    rows = given.rows, given.eval_rows
+    prompts, held_out = load_prompts(config.task, config.eval, encoder, limit, *rows, tables, overlap)
     asked = config.task.system + str(prompts[0].messages)
     tags_alone = "task" in config.reward.functions and default_system(config)
     if tags_alone and encoder.template is not None and not encoder.defaulted and "<answer>" not in asked:
@@ -149,7 +158,7 @@ def all_rows(config: Config) -> Config:
     """The configuration without what it says of how many prompts there are, which are held out, and how its own sources are
     read: rows that are given are evaluated all.
     """
-    task = dataclasses.replace(config.task, size=None, eval_source=None, eval_split=None)
+    task = dataclasses.replace(config.task, size=None, eval_source=None, eval_split=None, benchmarks=[])
     if task.source == GIVEN:
         task = dataclasses.replace(task, split=TaskConfig.split, config={})
     return dataclasses.replace(

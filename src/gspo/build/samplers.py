@@ -19,6 +19,7 @@ from gspo.backends.vllm.process import EngineHost
 from gspo.config.lookup import load_function
 from gspo.config.origin import played
 from gspo.config.schema import Config
+from gspo.config.stages import longest
 from gspo.data.chat_template import Encoder
 from gspo.ports import Sampler, Speaker, StreamingSampler, Weights
 from gspo.types import Sampling
@@ -35,7 +36,7 @@ def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
     )  # fmt: skip
     held_out = dataclasses.replace(
         train,
-        max_new_tokens=evaluation.max_completion_length or rollout.max_completion_length,
+        max_new_tokens=evaluation.max_completion_length or longest(rollout, config.stage)[1],
         temperature=evaluation.temperature,
         top_p=evaluation.top_p,
         top_k=evaluation.top_k,

@@ -8,9 +8,10 @@ from urllib.parse import urlsplit
 
 from gspo.config.field import COOLEST
 from gspo.config.near import nearest
-from gspo.config.origin import VERIFIERS, played
+from gspo.config.origin import FUNCTION, VERIFIERS, played
 from gspo.config.rewards import NAMED, JudgeConfig, RewardModelConfig
 from gspo.config.schema import Config
+from gspo.config.stages import check_refresh, check_stages
 from gspo.config.unused import check_unused
 from gspo.safe import HIDDEN, hidden_keys
 
@@ -31,7 +32,11 @@ def check(config: Config) -> None:
             raise ValueError(f"reward.weights = {reward.weights}: a weight is 0, or of a size between 1e-6 and 1e6")
     if any(not text for text in rollout.stop):
         raise ValueError(f"rollout.stop = {rollout.stop}: an empty string would end every completion at once")
-    for key, source in (("task.source", config.task.source), ("task.eval_source", config.task.eval_source)):
+    check_stages(config.stage, config.train.steps)
+    check_refresh(config.refresh, config.stage)
+    named = [("task.source", config.task.source), ("task.eval_source", config.task.eval_source)]
+    named += [(f"stage[{number}].source", stage.source) for number, stage in enumerate(config.stage)]
+    for key, source in named:
         library, colon, name = (source or "").partition(":")
         if colon and library not in LIBRARIES and (close := nearest(library, LIBRARIES)):
             raise ValueError(f"{key} = {source!r}: {library} is unknown{close.removesuffix('?')}:{name}?")
@@ -185,7 +190,24 @@ def check_training(config: Config) -> None:
     check_whole(config)
     check_refill(config)
     check_environment(config)
+    check_queries(config)
     check_unused(config, "train")
+
+
+def check_queries(config: Config) -> None:
+    """Where the queries of stages and of a refresh come from. Raises ValueError."""
+    task, refresh = config.task, config.refresh
+    sources = {f"stage[{number}].source": stage.source for number, stage in enumerate(config.stage)}
+    for key, source in {**sources, "refresh.source": refresh.source}.items():
+        if source is not None and VERIFIERS in (task.source[: len(VERIFIERS)], source[: len(VERIFIERS)]):
+            raise ValueError(f"{key} = {source!r}: tasks of verifiers cannot be replaced while a run goes on: leave it out")
+    if refresh.source is not None and not FUNCTION.fullmatch(refresh.source):
+        raise ValueError(f"refresh.source = {refresh.source!r}: expected module:function, such as rows:new of rows.py")
+    if refresh.every >= config.train.steps:
+        raise ValueError(
+            f"refresh.every = {refresh.every}: the run ends with train.steps = {config.train.steps}, before anything is "
+            "refreshed: lower it, or leave it out"
+        )
 
 
 def check_refill(config: Config) -> None:

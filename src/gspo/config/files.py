@@ -22,7 +22,8 @@ import tomli_w
 from gspo.config.checks import check
 from gspo.config.names import all_keys, nearest_key
 from gspo.config.near import nearest
-from gspo.config.schema import SECTIONS, Config
+from gspo.config.schema import SECTIONS, STAGE, Config
+from gspo.config.stages import StageConfig
 from gspo.config.values import alternatives, in_range, shown, typed
 from gspo.safe import without_secrets
 
@@ -106,8 +107,11 @@ class _Typed(str):
 
 def from_dict(raw: dict[str, Any]) -> Config:
     """A checked configuration from nested tables. Raises ValueError as `load` does."""
-    sections = {}
+    sections: dict[str, Any] = {}
     for name, table in raw.items():
+        if name == STAGE:
+            sections[name] = _stages(table)
+            continue
         if name not in SECTIONS:
             raise ValueError(_no_section(name, table))
         if not isinstance(table, dict):
@@ -116,6 +120,16 @@ def from_dict(raw: dict[str, Any]) -> Config:
     config = Config(**sections)
     check(config)
     return config
+
+
+def _stages(tables: Any) -> tuple[StageConfig, ...]:
+    """The [[stage]] tables."""
+    if not isinstance(tables, (list, tuple)) or not all(isinstance(table, dict) for table in tables):
+        raise ValueError(
+            f"{STAGE} = {shown(tables)}: expected [[{STAGE}]] tables, as in `[[{STAGE}]]`, `at = 100`, `temperature = 0.8`: "
+            "they are given in the file"
+        )
+    return tuple(_section(f"{STAGE}[{number}]", StageConfig, table) for number, table in enumerate(tables))
 
 
 def _no_section(name: Any, table: Any) -> str:
@@ -161,7 +175,7 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
     for key, value in in_new_words(name, table).items():
         key, full_key = str(key), f"{name}.{key}"
         if key not in fields:
-            near = nearest_key(full_key) or f"; keys of [{name}] are {', '.join(fields)}"
+            near = (cls is not StageConfig and nearest_key(full_key)) or f"; keys of [{name}] are {', '.join(fields)}"
             outer, dot, inner = key.partition(".")
             if dot and hints.get(outer) == dict[str, Any]:
                 near = f"; give the whole table: {name}.{outer} = {{{inner} = ...}}"
@@ -213,10 +227,16 @@ def _from_text(key: str, text: str, hint: Any) -> Any:
         return text
 
 
-def to_dict(config: Config) -> dict[str, dict[str, Any]]:
-    """Nested tables, without the fields that are None."""
+def to_dict(config: Config) -> dict[str, Any]:
+    """Nested tables, without the fields that are None; under "stage", where there are stages, a list of tables."""
     tables = dataclasses.asdict(config)
-    return {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
+    stages = [_set(table) for table in tables.pop(STAGE)]
+    return {name: _set(table) for name, table in tables.items()} | ({STAGE: stages} if stages else {})
+
+
+def _set(table: dict[str, Any]) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def to_toml(config: Config, comments: bool = False, secrets: bool = False) -> str:
@@ -224,22 +244,28 @@ def to_toml(config: Config, comments: bool = False, secrets: bool = False) -> st
     hidden (safe.py) unless `secrets` asks for them.
     """
     lines: list[str] = []
-    for name, cls in SECTIONS.items():
-        section = getattr(config, name)
-        if comments:
-            lines += [f"# {cls.__doc__}"]
-        lines.append(f"[{name}]")
-        for f in dataclasses.fields(cls):
-            value = getattr(section, f.name)
-            value = value if secrets else without_secrets(value, f.name)
-            if comments:
-                lines += [f"# {line}" for line in textwrap.wrap(" ".join(docs(cls)[f.name].split()), 108)]
-            if value is None:
-                lines += [f"# {f.name} is not set"] if comments else []
-            else:
-                lines.append(f"{f.name} = {_inline(value)}")
-        lines.append("")
+    for name in SECTIONS:
+        lines += _table(f"[{name}]", getattr(config, name), comments, secrets)
+    for stage in config.stage:
+        lines += _table(f"[[{STAGE}]]", stage, comments, secrets)
     return "\n".join(lines)
+
+
+def _table(head: str, section: Any, comments: bool, secrets: bool) -> list[str]:
+    """The lines of a section."""
+    cls = type(section)
+    lines = [f"# {cls.__doc__}"] if comments else []
+    lines.append(head)
+    for f in dataclasses.fields(cls):
+        value = getattr(section, f.name)
+        value = value if secrets else without_secrets(value, f.name)
+        if comments:
+            lines += [f"# {line}" for line in textwrap.wrap(" ".join(docs(cls)[f.name].split()), 108)]
+        if value is None:
+            lines += [f"# {f.name} is not set"] if comments else []
+        else:
+            lines.append(f"{f.name} = {_inline(value)}")
+    return [*lines, ""]
 
 
 def _inline(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gspo.config.files import to_dict
 from gspo.config.names import all_keys, nearest_key
-from gspo.config.schema import Config
+from gspo.config.schema import STAGE, Config
 from gspo.safe import without_secrets
 
 # May differ between a run and its resumption: where it is, what it shows, when it stops.
@@ -44,13 +44,23 @@ def check_allowed(keys: Collection[str]) -> None:
         )
 
 
-def same_run(old: Config, new: Config, allowed: Collection[str] = (), served: bool = False) -> list[str]:
+def same_run(old: Config, new: Config, allowed: Collection[str] = (), served: bool = False, begun: int = 0) -> list[str]:
     """What `new` changes, in words. Raises ValueError where it would continue another run than `old`, naming the first such
     option in the order of the sections: others may follow from it, as a clip range does from the algorithm's name. A secret
     may change: none is kept to compare with, and keys are replaced now and then. served: it is a run of `gspo serve`.
+    begun: the last step that was sampled for: stages up to it are past, later ones may change.
     """
     changes = []
+    past = [[stage for stage in config.stage if stage.at <= begun] for config in (old, new)]
     for key, was, is_now in changed(old, new):
+        if key == STAGE and past[0] == past[1]:
+            changes.append(f"[[{STAGE}]] = {is_now!r} (was {was!r})")
+            continue
+        if key == STAGE:
+            raise ValueError(
+                f"[[{STAGE}]] up to step {begun} cannot be changed in a resumed run, which has begun it: it was "
+                f"{was!r}. Set it back; stages after step {begun} may change"
+            )
         if served and key == NOT_SERVED:
             continue
         if not may_differ(key, allowed):
@@ -71,6 +81,8 @@ def changed(old: Config, new: Config) -> Iterator[tuple[str, Any, Any]]:
         was, is_now = before[section].get(name), after[section].get(name)
         if was != is_now:
             yield key, was, is_now
+    if old.stage != new.stage:
+        yield STAGE, before.get(STAGE, []), after.get(STAGE, [])
 
 
 def may_differ(key: str, allowed: Collection[str] = ()) -> bool:

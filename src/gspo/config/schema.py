@@ -12,6 +12,7 @@ from gspo.config.policy import AlgorithmConfig, LoraConfig, ModelConfig, Optimiz
 from gspo.config.rewards import CodeConfig, JudgeConfig, RewardConfig, RewardModelConfig
 from gspo.config.rollout import RolloutConfig, SamplerConfig, TaskConfig
 from gspo.config.scale import ScaleConfig
+from gspo.config.stages import RefreshConfig, StageConfig
 from gspo.config.training import EvalConfig, GuardConfig, LogConfig, ServeConfig, TrainConfig
 
 
@@ -28,6 +29,7 @@ class Config:
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    refresh: RefreshConfig = field(default_factory=RefreshConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -36,6 +38,9 @@ class Config:
     guard: GuardConfig = field(default_factory=GuardConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    stage: tuple[StageConfig, ...] = ()
 
 
-SECTIONS: dict[str, type] = {f.name: f.default_factory for f in dataclasses.fields(Config)}  # type: ignore[misc]
+STAGE = "stage"
+"""The one section of which there may be several tables, in order."""
+SECTIONS: dict[str, type] = {f.name: f.default_factory for f in dataclasses.fields(Config) if f.name != STAGE}  # type: ignore[misc]

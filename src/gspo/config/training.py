@@ -61,7 +61,7 @@ class EvalConfig:
     top_k: int = opt(0, low=0, high=10**7)
     """Sample from the k most likely tokens; 0: from all."""
     max_completion_length: int | None = opt(None, low=1, high=10**7)
-    """Longest completion, in tokens. Unset: as in [rollout]."""
+    """Longest completion, in tokens. Unset: as in [rollout], or in the stage that allows most."""
 
 
 @dataclass(frozen=True)

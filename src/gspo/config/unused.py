@@ -83,8 +83,18 @@ ALWAYS = (
     ),
     Unused(("task.max_turns", "task.step_timeout"), lambda c: not played(c), ENVIRONMENT),
     Unused(
-        (*every("eval", "num_prompts"), "task.eval_source", "task.eval_split", "reward.correct_at"),
+        (*every("eval", "num_prompts"), "task.eval_source", "task.eval_split"),
         lambda c: not c.eval.num_prompts, NOT_EVALUATED,
+    ),
+    Unused(("reward.correct_at",), lambda c: not c.eval.num_prompts and not c.refresh.drops, NOT_EVALUATED),
+    Unused(
+        every("refresh", "every"), lambda c: not c.refresh.every,
+        "refresh.every = 0, so nothing is refreshed: set refresh.every, or leave it out",
+    ),
+    Unused(
+        ("refresh.drop_above", "refresh.drop_below", "refresh.min_seen", "refresh.return_after", "refresh.keep"),
+        lambda c: c.refresh.source is not None,
+        "refresh.source replaces all queries, so none is dropped: leave it out",
     ),
     Unused(
         ("eval.top_p", "eval.top_k"), lambda c: not c.eval.temperature,
@@ -154,7 +164,7 @@ SFT = (
     Unused(
         (
             *every("reward"), *every("reward_model"), *every("judge"), *every("sampler"), *every("rollout"), *every("guard"),
-            *every("serve"),
+            *every("serve"), *every("refresh"),
             *every("algorithm", *FILLED),
             *every("eval", "num_prompts"), *every("log", "dir", "trackers", "project"),
             "task.environment", "task.max_turns", "task.step_timeout",
@@ -171,7 +181,7 @@ SERVE = (
     Unused(
         (
             *every("task", "system", "template", "template_args"), *every("eval", "every"), *every("reward"),
-            *every("reward_model"), *every("judge"), "rollout.num_prompts", "rollout.num_generations",
+            *every("reward_model"), *every("judge"), "rollout.num_prompts", "rollout.num_generations", *every("refresh"),
             "train.batch_size",
         ),
         lambda c: True,
@@ -194,5 +204,7 @@ def unused(config: Config, rules: Iterable[Unused]) -> Iterable[tuple[str, str]]
 
 def check_unused(config: Config, command: str) -> None:
     """Refuses what `command` (train, sft, serve or eval) would not read. Raises ValueError with key, value and remedy."""
+    if config.stage and command in ("sft", "serve"):
+        raise ValueError(f"stage[0].at = {config.stage[0].at} has no effect: `gspo {command}` has no stages: leave it out")
     for _, text in unused(config, COMMANDS[command]):
         raise ValueError(text)

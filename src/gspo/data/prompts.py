@@ -15,6 +15,7 @@ from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
 from gspo.config.values import type_of
 from gspo.data.chat_template import Encoder, check_messages
+from gspo.data.overlap import WORDS, Overlap
 from gspo.data.reasoning_gym import PREFIX
 from gspo.data.sources import Table
 from gspo.data.tables import cell, plain, prompt_column, read_tables
@@ -50,19 +51,21 @@ def load_prompts(
     rows: Any = None,
     eval_rows: Any = None,
     tables: tuple[Table, Table] | None = None,
+    overlap: Overlap | None = None,
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Prompts to train on, and held-out prompts that are never among them.
 
     Held-out prompts come from task.eval_source or task.eval_split; else a generated task makes its own, and
     other sources give up their last rows (a tenth, eval.num_prompts at most). `rows` and `eval_rows` (lists
-    of dicts or datasets.Dataset) take the place of the sources; `tables` of both, where they were read before.
+    of dicts or datasets.Dataset) take the place of the sources; `tables` of both, where they were read before. overlap: what
+    benchmarks know, where their files were read before.
     max_prompt_tokens: longer prompts are refused, or left out (task.too_long). Raises ValueError that names the row.
     """
 
     def build(which: str, number: int, row: Mapping[str, Any]) -> Prompt:
         return _prompt(which, number, row, task, encoder, max_prompt_tokens)
 
-    found = _load(task, tables or read_tables(task, eval, rows, eval_rows), build, lambda prompt: prompt)
+    found = _load(task, tables or read_tables(task, eval, rows, eval_rows), build, lambda prompt: prompt, overlap)
     if encoder.defaulted:
         text = f'prompts get the system message "{encoder.default_system}": a reward reads the answer there'
         warnings.warn(f'{text} (task.system sets another one, "" none)', Notice, stacklevel=2)
@@ -92,55 +95,99 @@ def load_demonstrations(
     return _load(task, read_tables(task, eval, rows, eval_rows), build, lambda row: row.prompt)
 
 
+def other_prompts(
+    name: str, task: TaskConfig, rows: Table, encoder: Encoder, limit: int | None, held_out: Sequence[Prompt],
+    overlap: Overlap,
+) -> list[Prompt]:  # fmt: skip
+    """Prompts of another source than task.source to train on, without those that are held out. name: what their ids begin
+    with. task: with this source. limit: longest prompt in tokens. Raises ValueError as `load_prompts` does.
+    """
+
+    def build(which: str, number: int, row: Mapping[str, Any]) -> Prompt:
+        return _prompt(which, number, row, task, encoder, limit)
+
+    taken = {identity(prompt, played(task)) for prompt in held_out}
+    return _training(task, rows, name, build, lambda prompt: prompt, taken, overlap)
+
+
 def _load(
     task: TaskConfig,
     tables: tuple[Table, Table],
     build: Callable[[str, int, Mapping[str, Any]], T],
     prompt_of: Callable[[T], Prompt],
+    overlap: Overlap | None = None,
 ) -> tuple[list[T], list[T]]:
     """Builds the held-out rows, then the training rows that differ from them."""
     train, held_out = tables
-    too_long = {"train": 0, "eval": 0}
+    second = list(_built(task, held_out, "eval", build))
+    taken = {identity(prompt_of(item), played(task)) for item in second}
+    overlap = overlap or Overlap(task.benchmarks, task.prompt_column)
+    return _training(task, train, "train", build, prompt_of, taken, overlap), second
 
-    def built(source: Table, which: str) -> Iterator[T]:
-        for number, row in source:
-            try:
-                yield build(which, number, row)
-            except ValueError as error:
-                if task.too_long == "refuse" or not isinstance(error, Overlong):
-                    raise ValueError(f"{source.label}, row {number}: {error}") from error
-                too_long[which] += 1
 
-    second = list(built(held_out, "eval"))
-    is_played = played(task)
-    taken = {_key(prompt_of(item), is_played) for item in second}
+def _built(
+    task: TaskConfig, source: Table, which: str, build: Callable[[str, int, Mapping[str, Any]], T]
+) -> Iterator[T]:  # fmt: skip
+    """The rows of a source as they are read; those too long are left out where the task says so."""
+    too_long = 0
+    for number, row in source:
+        try:
+            yield build(which, number, row)
+        except ValueError as error:
+            if task.too_long == "refuse" or not isinstance(error, Overlong):
+                raise ValueError(f"{source.label}, row {number}: {error}") from error
+            too_long += 1
+    if too_long:
+        warnings.warn(f"{source.label}: {too_long} rows left out: too long (task.too_long)", Notice, stacklevel=5)
+
+
+def _training(
+    task: TaskConfig,
+    source: Table,
+    which: str,
+    build: Callable[[str, int, Mapping[str, Any]], T],
+    prompt_of: Callable[[T], Prompt],
+    taken: set[Any],
+    overlap: Overlap,
+) -> list[T]:
+    """The rows of a source to train on: none that is `taken`, none that a benchmark knows."""
     first: list[T] = []
     left_out, alike = 0, True
-    for item in built(train, "train"):
-        key = _key(prompt_of(item), is_played)
+    known: list[str] = []
+    for item in _built(task, source, which, build):
+        prompt = prompt_of(item)
+        key = identity(prompt, played(task))
         if key in taken:
             left_out += 1
             continue
-        alike = alike and (not first or key == _key(prompt_of(first[0]), is_played))
+        if file := overlap.found(prompt.messages):
+            known.append(f"{prompt.id} in {file}")
+            continue
+        alike = alike and (not first or key == identity(prompt_of(first[0]), played(task)))
         first.append(item)
         if len(first) == task.size:
             break
-    for source, count in ((train, too_long["train"]), (held_out, too_long["eval"])):
-        if count:
-            warnings.warn(f"{source.label}: {count} rows left out: too long (task.too_long)", Notice, stacklevel=3)
     if left_out:
-        warnings.warn(f"{train.label}: {left_out} rows left out of training: their prompts are held out", stacklevel=3)
+        warnings.warn(f"{source.label}: {left_out} rows left out of training: their prompts are held out", stacklevel=4)
+    if known:
+        warnings.warn(
+            f"{source.label}: {len(known)} rows left out of training: they share {WORDS} words in a row with a prompt of "
+            f"task.benchmarks, the first one {known[0]}",
+            stacklevel=4,
+        )
     if not first:
-        raise ValueError(f"{train.label}: no row is left to train on: {_why_none(left_out)}")
+        raise ValueError(f"{source.label}: no row is left to train on: {_why_none(left_out, len(known))}")
     if alike and len(first) > 1:
-        text = f"{train.label}: all {len(first)} training prompts are the same"
-        warnings.warn(f"{text}; if that is not meant, name the column that differs as task.prompt_column", stacklevel=3)
+        text = f"{source.label}: all {len(first)} training prompts are the same"
+        warnings.warn(f"{text}; if that is not meant, name the column that differs as task.prompt_column", stacklevel=4)
     if task.size is not None and len(first) < task.size and not task.source.startswith(PREFIX):
-        warnings.warn(f"task.size = {task.size}: {train.label} has only {len(first)} training rows", stacklevel=3)
-    return first, second
+        warnings.warn(f"task.size = {task.size}: {source.label} has only {len(first)} training rows", stacklevel=4)
+    return first
 
 
-def _why_none(left_out: int) -> str:
+def _why_none(left_out: int, known: int) -> str:
+    if known:
+        return "benchmarks know its prompts (task.benchmarks); give rows with other prompts"
     if not left_out:
         return "all are too long; lower rollout.max_completion_length, or take a model with a longer context"
     return (
@@ -149,11 +196,11 @@ def _why_none(left_out: int) -> str:
     )
 
 
-def _key(prompt: Prompt, is_played: bool) -> tuple[tuple[int, ...], str]:
-    """What two prompts must share to be the same: what the model reads of them; for those that are played, what their
-    environments hide too.
+def identity(prompt: Prompt, with_columns: bool) -> tuple[tuple[int, ...], str]:
+    """What two prompts must share to be the same: what the model reads of them; with_columns: also what else their rows
+    hold, for environments and rewards.
     """
-    return prompt.tokens, json.dumps(prompt.columns, sort_keys=True, default=str) if is_played else ""
+    return prompt.tokens, json.dumps(prompt.columns, sort_keys=True, default=str) if with_columns else ""
 
 
 def _prompt(

@@ -117,6 +117,10 @@ class LeadingLearner:
         told = list(map(unrouted, mini_batches)), recompute, unrouted(some)
         self.all_do("prepare", mini_batches, recompute, some, told=told)
 
+    def enter(self, temperature: float, max_completion_length: int) -> None:
+        """As PolicyLearner.enter."""
+        self.all_do("enter", temperature, max_completion_length)
+
     def update(self, number: int) -> Update:
         """One optimizer step on the mini-batch of that number."""
         return self.all_do("update", number)
@@ -157,6 +161,11 @@ class LeadingWeights:
 
     def __init__(self, learner: LeadingLearner, version: int) -> None:
         self.learner, self.version = learner, version
+
+    @property
+    def temperature(self) -> float:
+        """The one at which they are read."""
+        return self.learner.learner.policy.temperature
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
         """Each weight by its name, whole. All are gathered, also where somebody stops listening."""

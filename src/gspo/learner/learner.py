@@ -177,6 +177,13 @@ class PolicyLearner(LocalLearner):
         """The clip range in force."""
         return self.objective.clip
 
+    def enter(self, temperature: float, max_completion_length: int) -> None:
+        """What is read and learned from here on was sampled so."""
+        for policy in (self.policy, self.reference):
+            if policy is not None:
+                policy.temperature = temperature
+        self.objective.max_completion_length = max_completion_length
+
     def prepare(
         self, mini_batches: Sequence[Sequence[Completion]], recompute: bool, fresh: Sequence[Completion] = ()
     ) -> None:

@@ -16,9 +16,10 @@ class Policy(Protocol):
     """A causal language model that scores sampled tokens and can be trained.
 
     shares_prompts: whether a prompt shared by neighbouring completions is computed once. sparse: whether it is a mixture of
-    experts whose routing can be seen.
+    experts whose routing can be seen. temperature: at which log-probabilities are taken.
     """
 
+    temperature: float
     shares_prompts: bool
     sparse: bool
 

@@ -21,6 +21,11 @@ class PolicyWeights:
         self.policy, self.version = policy, version
         self._micro_batches = micro_batches or MicroBatches(PROOF_TOKENS)
 
+    @property
+    def temperature(self) -> float:
+        """The one at which they are read."""
+        return self.policy.temperature
+
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
         """Each weight by its name."""
         return self.policy.weights()

@@ -10,8 +10,10 @@ from functools import partial
 from typing import Any
 
 from gspo.config.rollout import RolloutConfig
+from gspo.config.stages import rollout_at
 from gspo.ports import Job, PromptSource, Report, Scorer, StreamingSampler, seed_of
-from gspo.rollout.synchronous import plain, restored
+from gspo.rollout.stages import sampling_at
+from gspo.rollout.synchronous import restored_group, saved_group
 from gspo.types import Group, Prompt, Rollout, Sampling
 
 POLL = 0.01  # seconds between two looks at the engine
@@ -38,7 +40,8 @@ class AsynchronousSource:
 
     (k + 1) x num_prompts groups are under way, and a batch takes the oldest: the order is that of the prompts, whatever
     their completions' lengths, so no length is favoured. A long completion, or an episode of a slow environment, has k steps
-    more to end before the trainer waits for it, and no token is older than k versions. As in ports.RolloutSource.
+    more to end before the trainer waits for it, and no token is older than k versions. done: batches handed out. As in
+    ports.RolloutSource.
     """
 
     def __init__(
@@ -47,8 +50,8 @@ class AsynchronousSource:
     ):  # fmt: skip
         self.prompts, self.sampler, self.scorer = prompts, sampler, scorer
         self.sampling, self.report = sampling, report
-        self.num_prompts, self.num_generations = config.num_prompts, config.num_generations
-        self.delay = config.max_staleness
+        self.config, self.num_prompts, self.delay = config, config.num_prompts, config.max_staleness
+        self.done = 0
         self.flights: deque[Flight] = deque()
         self.metrics: dict[str, float] = {}
 
@@ -60,6 +63,7 @@ class AsynchronousSource:
 
     def __iter__(self) -> Iterator[Group]:
         while True:
+            self.prompts.begin(self.done)
             self._begin()
             begin = time.perf_counter()
             batch = self._wait()
@@ -71,7 +75,11 @@ class AsynchronousSource:
             self.metrics |= self.scorer.counts()
             for _ in batch:
                 self.flights.popleft()
-            yield from [Group(flight.prompt, [next(scored) for _ in flight.jobs]) for flight in batch]
+            groups = [Group(flight.prompt, [next(scored) for _ in flight.jobs]) for flight in batch]
+            self.prompts.see(groups)
+            self.done += 1
+            self.metrics |= self.prompts.metrics(self.done)
+            yield from groups
 
     def _scored(self, total: int, done: int) -> None:
         self.report("scoring", done, total)
@@ -79,15 +87,21 @@ class AsynchronousSource:
     def _begin(self) -> None:
         """Has as many groups under way as may be."""
         while len(self.flights) < (self.delay + 1) * self.num_prompts:
-            number = self.prompts.position
-            (prompt,) = self.prompts.take(1)
-            self.flights.append(Flight(number, prompt, [Rollout.begun(prompt)] * self.num_generations))
-        for flight in self.flights:
+            number, step = self.prompts.position, self._step(len(self.flights))
+            (prompt,) = self.prompts.take(1, step)
+            n = rollout_at(self.config, self.prompts.stages, step).num_generations
+            self.flights.append(Flight(number, prompt, [Rollout.begun(prompt)] * n))
+        for place, flight in enumerate(self.flights):
             if not flight.jobs:
+                sampling = sampling_at(self.sampling, rollout_at(self.config, self.prompts.stages, self._step(place)))
                 flight.jobs = [
-                    self.sampler.begin(so_far, seed_of(self.sampling.seed, flight.number, j), self.sampling)
+                    self.sampler.begin(so_far, seed_of(sampling.seed, flight.number, j), sampling)
                     for j, so_far in enumerate(flight.so_far)
                 ]
+
+    def _step(self, place: int) -> int:
+        """The step that trains on the flight of this place."""
+        return self.done + 1 + place // self.num_prompts
 
     def _wait(self) -> list[Flight]:
         """The groups of the next batch, done."""
@@ -111,14 +125,12 @@ class AsynchronousSource:
 
     def state_dict(self) -> dict[str, Any]:
         """All that is under way, half-finished completions included, in plain types."""
-        flights = [{"number": flight.number, "rollouts": [plain(one) for one in flight.known()]} for flight in self.flights]
-        return {"position": self.prompts.position, "flights": flights}
+        flights = [{"number": flight.number} | saved_group(flight.prompt, flight.known()) for flight in self.flights]
+        return {"done": self.done, "prompts": self.prompts.state_dict(), "flights": flights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`; completions go on where they were, episodes that had not ended begin again."""
+        self.prompts.load_state_dict(state["prompts"])
+        self.done = state["done"]
         for flight in state["flights"]:
-            self.prompts.position = flight["number"]
-            (prompt,) = self.prompts.take(1)
-            rollouts = [restored(prompt, rollout) for rollout in flight["rollouts"]]
-            self.flights.append(Flight(flight["number"], prompt, rollouts))
-        self.prompts.position = state["position"]
+            self.flights.append(Flight(flight["number"], *restored_group(self.prompts, flight)))

@@ -8,9 +8,11 @@ from typing import Any
 
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.rollout import RolloutConfig
+from gspo.config.stages import rollout_at
 from gspo.ports import PromptSource, Report, Sampler, SamplerError, Scorer
 from gspo.rollout.credit import teaches, trained_on
 from gspo.rollout.metrics import sampled_metrics
+from gspo.rollout.stages import sampling_at
 from gspo.rollout.synchronous import added, sample_groups
 from gspo.types import Group, Rollout, Sampling
 
@@ -20,7 +22,8 @@ class DynamicSamplingSource:
 
     A batch begins with num_prompts prompts. Further rounds follow, `refill` at most, while fewer groups than that teach:
     while fewer have an advantage that is not zero, as training sees it. As in ports.RolloutSource;
-    metrics: also what the step tells of all completions that were sampled for it, and `refill/...`.
+    metrics: also what the step tells of all completions that were sampled for it, and `refill/...`. done: batches handed
+    out.
     """
 
     stale = False
@@ -32,14 +35,19 @@ class DynamicSamplingSource:
         self.prompts, self.sampler, self.scorer = prompts, sampler, scorer
         self.config, self.algorithm = config, algorithm
         self.sampling, self.report = sampling, report
+        self.done = 0
         self.metrics: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[Group]:
         while True:
-            yield from self._batch()
+            self.prompts.begin(self.done)
+            batch = self._batch()
+            self.done += 1
+            self.metrics |= self.prompts.metrics(self.done)
+            yield from batch
 
     def _batch(self) -> list[Group]:
-        begin, size = self.prompts.position, self.config.num_prompts
+        place, size = self.prompts.place, self.config.num_prompts
         sampled: list[Group] = []
         teaching: list[bool] = []
         spent: dict[str, float] = {}
@@ -53,8 +61,9 @@ class DynamicSamplingSource:
                 spent = added(spent, metrics)
                 rounds += 1
         except SamplerError:
-            self.prompts.position = begin  # a resumed run asks for them again, from the first round on
+            self.prompts.place = place  # a resumed run asks for them again, from the first round on
             raise
+        self.prompts.see(sampled)
         self.metrics = spent | sampled_metrics(sampled)
         self.metrics |= {
             "refill/queries": len(sampled),
@@ -68,13 +77,15 @@ class DynamicSamplingSource:
         """The groups of the next prompts. before: groups that the batch has already."""
         # Rounds differ in size, so it is the prompts handed out before it that give each a seed of its own.
         assert isinstance(self.sampling.seed, int)
-        sampling = dataclasses.replace(self.sampling, seed=self.sampling.seed * 1_000_003 + self.prompts.position)
-        n = self.config.num_generations
+        rollout = rollout_at(self.config, self.prompts.stages, self.done + 1)
+        seed = self.sampling.seed * 1_000_003 + self.prompts.position
+        sampling, n = dataclasses.replace(sampling_at(self.sampling, rollout), seed=seed), rollout.num_generations
 
         def report(phase: str, done: int, total: int) -> None:
             self.report(phase, before * n + done, before * n + total)
 
-        return sample_groups(self.sampler, self.scorer, self.prompts.take(count), n, sampling, report)
+        prompts = self.prompts.take(count, self.done + 1)
+        return sample_groups(self.sampler, self.scorer, prompts, n, sampling, report)
 
     def drop(self) -> None:
         """Nothing waits here: what a batch has no use for is given up at once, since later it would be stale."""
@@ -85,11 +96,12 @@ class DynamicSamplingSource:
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands among the prompts."""
-        return {"position": self.prompts.position}
+        return {"done": self.done, "prompts": self.prompts.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.prompts.position = state["position"]
+        self.prompts.load_state_dict(state["prompts"])
+        self.done = state["done"]
 
 
 def prompts_to_ask(size: int, teaching: Sequence[bool]) -> int:

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gspo.config.rollout import RolloutConfig
+from gspo.config.stages import rollout_at
 from gspo.ports import PromptSource, Report, Sampler, SamplerError, Scorer
+from gspo.rollout.stages import sampling_at
 from gspo.types import Group, Prompt, Rollout, Sampling
 
 
@@ -39,7 +41,8 @@ class SynchronousSource:
     """Groups, batch after batch, each sampled with the weights of the moment that it is asked for.
 
     num_prompts groups of num_generations rollouts a batch. delay: batches that wait between sampling and use, so a batch
-    is used `delay` weight versions late (the first ones less). waiting: those that do. newest: the batch sampled last.
+    is used `delay` weight versions late (the first ones less). waiting: those that do. newest: the batch sampled last. done:
+    batches handed out, one a step.
     metrics: the seconds that sampling took for the last batch handed out, and what the scorer counted.
     """
 
@@ -55,34 +58,45 @@ class SynchronousSource:
         self.prompts = prompts
         self.sampler = sampler
         self.scorer = scorer
+        self.config = config
         self.num_prompts = config.num_prompts
-        self.num_generations = config.num_generations
         self.sampling = sampling
         self.report = report
         self.delay = config.delay
         self.waiting: deque[list[Group]] = deque()
         self.newest: list[Group] = []
+        self.done = 0
         self.metrics: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[Group]:
         while True:
             self.metrics = {}
+            self.prompts.begin(self.done)
             while len(self.waiting) <= self.delay:
-                self.newest = self._sample()
+                self.newest = self._sample(self.done + len(self.waiting) + 1)
                 self.waiting.append(self.newest)
+            self.done += 1
+            self.metrics |= self.prompts.metrics(self.done)
             yield from self.waiting.popleft()
 
-    def _sample(self) -> list[Group]:
+    def _sample(self, step: int) -> list[Group]:
+        """The batch that a step trains on."""
         # A seed of its own for each batch, also after a resume: the position counts batches.
         number = self.prompts.position // self.num_prompts
         assert isinstance(self.sampling.seed, int)
-        sampling = dataclasses.replace(self.sampling, seed=self.sampling.seed * 1_000_003 + number)
-        prompts = self.prompts.take(self.num_prompts)
+        rollout = rollout_at(self.config, self.prompts.stages, step)
+        seed = self.sampling.seed * 1_000_003 + number
+        sampling = dataclasses.replace(sampling_at(self.sampling, rollout), seed=seed)
+        place = self.prompts.place
+        prompts = self.prompts.take(self.num_prompts, step)
         try:
-            groups, metrics = sample_groups(self.sampler, self.scorer, prompts, self.num_generations, sampling, self.report)
+            groups, metrics = sample_groups(
+                self.sampler, self.scorer, prompts, rollout.num_generations, sampling, self.report
+            )
         except SamplerError:
-            self.prompts.position -= self.num_prompts  # a resumed run asks for them again
+            self.prompts.place = place  # a resumed run asks for them again
             raise
+        self.prompts.see(groups)
         self.metrics = added(self.metrics, metrics)
         return groups
 
@@ -100,19 +114,27 @@ class SynchronousSource:
         self.waiting.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The rollouts that wait, in plain types. Their prompts are the last ones that the stream handed out."""
-        waiting = [[plain(rollout) for group in batch for rollout in group.rollouts] for batch in self.waiting]
-        return {"position": self.prompts.position, "waiting": waiting}
+        """Where it stands among the prompts, and the rollouts that wait, in plain types."""
+        waiting = [[saved_group(group.prompt, group.rollouts) for group in batch] for batch in self.waiting]
+        return {"done": self.done, "prompts": self.prompts.state_dict(), "waiting": waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.prompts.position = state["position"] - len(state["waiting"]) * self.num_prompts
-        n = self.num_generations
+        self.prompts.load_state_dict(state["prompts"])
+        self.done = state["done"]
         for batch in state["waiting"]:
-            rollouts = iter(batch)
-            prompts = self.prompts.take(self.num_prompts)
-            groups = [Group(prompt, [restored(prompt, next(rollouts)) for _ in range(n)]) for prompt in prompts]
-            self.waiting.append(groups)
+            self.waiting.append([Group(*restored_group(self.prompts, group)) for group in batch])
+
+
+def saved_group(prompt: Prompt, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """The rollouts of a prompt, in plain types."""
+    return {"prompt": prompt.id, "rollouts": [plain(rollout) for rollout in rollouts]}
+
+
+def restored_group(prompts: PromptSource, saved: Mapping[str, Any]) -> tuple[Prompt, list[Rollout]]:
+    """The prompt and the rollouts of `saved_group`."""
+    prompt = prompts.find(saved["prompt"])
+    return prompt, [restored(prompt, rollout) for rollout in saved["rollouts"]]
 
 
 def plain(rollout: Rollout) -> dict[str, Any]:

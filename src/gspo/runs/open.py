@@ -45,7 +45,7 @@ def claimed(
         last = checkpoint.latest(folder.checkpoints)
         if last is not None:
             checkpoint.check(last)
-        same_run(begun_with(folder, last), config, allowed, served)
+        same_run(begun_with(folder, last), config, allowed, served, sampled_for(config, last))
         yield folder, last
 
 
@@ -58,6 +58,12 @@ def begun_with(folder: RunFolder, last: Path | None) -> Config:
     return load_of_run(path, "The settings of this run were changed: put them back as they were")
 
 
+def sampled_for(config: Config, last: Path | None) -> int:
+    """The last step for which a run to be resumed may have sampled, by its newest checkpoint; 0 without one."""
+    ahead = max(config.rollout.delay, config.rollout.max_staleness)
+    return 0 if last is None else int(last.name.removeprefix("step_")) + ahead
+
+
 @contextmanager
 def open_run(
     config: Config, folder: RunFolder | None, last: Path | None, title: str, served: bool = False
@@ -67,7 +73,10 @@ def open_run(
     served: it is a run of `gspo serve`; nobody knows how many steps it will have.
     """
     with ExitStack() as stack:
-        toml, changes = to_toml(config), same_run(begun_with(folder, last), config, ON_PURPOSE, served) if folder else []
+        begun = sampled_for(config, last)
+        toml, changes = to_toml(config), []
+        if folder is not None:
+            changes = same_run(begun_with(folder, last), config, ON_PURPOSE, served, begun)
         if folder is None:
             folder = stack.enter_context(RunFolder.create(config.log.dir, toml))
         disk.write_text(folder.config, toml)

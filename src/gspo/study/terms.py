@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from gspo.config.files import to_dict
+from gspo.config.schema import STAGE
 from gspo.study.spec import SET_BY_THE_STUDY, Cell
 
-PROMPTS = ("task.", "eval.num_prompts", "rollout.num_prompts", "rollout.refill")  # which prompts a step has, and their order
+# Which prompts a step has, and their order.
+PROMPTS = ("task.", "eval.num_prompts", "rollout.num_prompts", "rollout.refill", "refresh.", STAGE)
 MODEL = ("model.", "lora.")
 Value = Any
 
@@ -16,7 +18,8 @@ Value = Any
 def settings(cell: Cell) -> dict[str, Value]:
     """`section.key` -> value, but for what the study sets for each cell."""
     tables = to_dict(cell.config)
-    flat = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
+    stages = tables.pop(STAGE, [])
+    flat = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()} | {STAGE: stages}
     return {key: value for key, value in flat.items() if key not in SET_BY_THE_STUDY}
 
 

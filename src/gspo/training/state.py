@@ -8,6 +8,7 @@ from typing import Any
 
 from gspo.config.files import to_toml
 from gspo.config.schema import Config
+from gspo.config.stages import rollout_at
 from gspo.objective.algorithms import Algorithm
 from gspo.ports import Learner, RolloutSource, Sampler, Scorer
 from gspo.rollout.failures import Failures
@@ -79,12 +80,20 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.tokens = state["tokens"]
     run.source.load_state_dict(state["source"])
     run.learner.resume(checkpoint.folder_of(run.log.folder.checkpoints, run.step))
+    enter_stage(run)
     weights = run.learner.publish(state["version"])
     for sampler in dict.fromkeys((run.sampler, run.evaluator)):
         sampler.load(weights)
     run.guard.load_state_dict(state["guard"])
     run.good = state["good"]
     run.old_logprobs = state["old_logprobs"]
+
+
+def enter_stage(run: Run) -> None:
+    """Has the learner read what the next step trains on as it is sampled."""
+    if run.config.stage:
+        rollout = rollout_at(run.config.rollout, run.config.stage, run.step + 1)
+        run.learner.enter(rollout.temperature, rollout.max_completion_length)
 
 
 def rewind(run: Run) -> bool:

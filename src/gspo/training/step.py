@@ -8,11 +8,11 @@ from itertools import islice
 
 from gspo.learner.layout import split
 from gspo.ports import SamplerError
-from gspo.rollout.credit import Learnable, learnable
+from gspo.rollout.credit import learnable
 from gspo.training import likelihoods
 from gspo.training.evaluation import evaluates, held_out
 from gspo.training.metrics import nothing_learned, of_sampling, of_updates, rollout_lines, warn_of_sampling
-from gspo.training.state import Run
+from gspo.training.state import Run, enter_stage
 from gspo.types import Group, Metrics
 
 
@@ -42,13 +42,14 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     run.tokens += int(metrics["tokens"])
     metrics |= {"time/train": time.perf_counter() - sampled, "tokens_total": run.tokens}
 
+    lines = rollout_lines(run, groups, batch)  # before the next stage begins, which may read at another temperature
     lost: SamplerError | None = None
     try:
         sync(run, metrics)  # sync
     except SamplerError as error:  # the updates are done all the same
         lost = error
     try:
-        collapsed = log(run, groups, batch, metrics, time.perf_counter() - begin)  # log
+        collapsed = log(run, lines, metrics, time.perf_counter() - begin)  # log
     finally:
         if lost is not None:
             raise lost
@@ -70,6 +71,7 @@ def learn(run: Run, mini_batches: int) -> Metrics:
 def sync(run: Run, metrics: Metrics) -> None:
     """Gives the samplers the new weights, and evaluates if it is time to. Adds both to the step's metrics."""
     begin = time.perf_counter()
+    enter_stage(run)  # what proves the weights is sampled as the next step is
     weights = run.learner.publish(run.sampler.version + 1)
     for sampler in dict.fromkeys((run.sampler, run.evaluator)):
         sampler.load(weights)
@@ -78,10 +80,12 @@ def sync(run: Run, metrics: Metrics) -> None:
         metrics |= held_out(run)
 
 
-def log(run: Run, groups: Sequence[Group], batch: Learnable, metrics: Metrics, seconds: float) -> str:
-    """Writes the step down and shows it to the guard, whose metrics it adds. Returns why the run has collapsed, or ""."""
+def log(run: Run, lines: Sequence[Metrics], metrics: Metrics, seconds: float) -> str:
+    """Writes the step down and shows it to the guard, whose metrics it adds. lines: of its rollouts. Returns why the run has
+    collapsed, or "".
+    """
     warn_of_sampling(run, metrics)
-    run.log.rollouts(rollout_lines(run, groups, batch))
+    run.log.rollouts(lines)
     seconds -= metrics.get("time/eval", 0.0)
     metrics |= {"time/step": seconds, "tokens_per_second": metrics["tokens"] / seconds}
     verdict = run.guard.see(metrics)

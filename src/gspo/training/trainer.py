@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from gspo.ports import RewardsFailed, SamplerError
+from gspo.ports import RefreshFailed, RewardsFailed, SamplerError
 from gspo.runs import checkpoint
 from gspo.training.evaluation import evaluates, held_out
 from gspo.training.state import Run, rewind, save
@@ -42,11 +42,11 @@ def advance(run: Run, groups: Iterable[Group], count: int | None = None) -> tupl
 
 @contextmanager
 def saved_before_loss(run: Run) -> Iterator[None]:
-    """Saves what is done, where the sampler or the rewards cannot go on, and lets the error end the run."""
+    """Saves what is done, where the sampler, a refresh or the rewards cannot go on, and lets the error end the run."""
     before = run.step
     try:
         yield
-    except SamplerError:
+    except (SamplerError, RefreshFailed):
         if run.step:
             save(run)
         raise

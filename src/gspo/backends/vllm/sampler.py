@@ -87,7 +87,7 @@ class VLLMSampler:
         with self._control:  # an engine that comes back meanwhile waits for the new ones
             self.fleet.recall()
             self._put_in_place()
-            self.version = weights.version
+            self.version, self.temperature = weights.version, weights.temperature
             while not self.fleet.serving:
                 self._update(weights, self.fleet.waiting())
 

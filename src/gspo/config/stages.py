@@ -1,0 +1,128 @@
+"""Settings that change in the course of a run: stages of sampling, and the refresh of the queries."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gspo.config.field import COOLEST, opt
+from gspo.config.rollout import RolloutConfig
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """One of the `[[stage]]` tables. What a stage sets holds until a later one sets it again."""
+
+    at: int = opt(0, low=2, high=10**9)
+    """First step that is trained on what this stage asks for. Required. What a run begins with stands in [rollout] and
+    [task]. What is sampled ahead for earlier steps (`rollout.delay`, `rollout.max_staleness`) ends as it was begun."""
+    max_completion_length: int | None = opt(None, low=1, high=10**7)
+    """Longest completion, in tokens, in place of `rollout.max_completion_length`."""
+    temperature: float | None = opt(None, low=COOLEST, high=100)
+    """Sampling temperature, in place of `rollout.temperature`."""
+    num_generations: int | None = opt(None, low=2, high=10_000)
+    """Completions per prompt (G), in place of `rollout.num_generations`."""
+    source: str | None = opt(None, path=True)
+    """Source of the prompts, in place of `task.source`. It is read as [task] says, but for `task.config`."""
+
+
+@dataclass(frozen=True)
+class RefreshConfig:
+    """Which queries are trained on, by how the policy has answered them, or a new set of them now and then."""
+
+    every: int = opt(0, low=0, high=10**9)
+    """Steps between refreshes. 0: none."""
+    drop_above: float = opt(1.0, low=0, high=1)
+    """Drop a query if more than this share of its completions is correct (`reward.correct_at`). 1: none."""
+    drop_below: float = opt(0.0, low=0, high=1)
+    """Drop a query if less than this share of its completions is correct. 0: none."""
+    min_seen: int = opt(1, low=1, high=10**6)
+    """Groups of a query that must have been scored since it was judged last, before it is judged."""
+    return_after: int = opt(0, low=0, high=10**9)
+    """Steps after which a dropped query returns, at the next refresh. 0: never."""
+    keep: int | None = opt(None, low=1, high=10**8)
+    """Fewest queries that stay. Where more would be dropped, those nearest to the limits stay. Unset: as many as a step
+    has prompts (`rollout.num_prompts`)."""
+    source: str | None = opt(None)
+    """`module:function` that gives a new set of queries at each refresh, instead of dropping any: it is called with
+    `step`, the steps done, and returns rows as a `task.source` does."""
+
+    @property
+    def drops(self) -> bool:
+        """Whether a refresh may drop queries."""
+        return self.drop_above < 1 or self.drop_below > 0
+
+
+Stages = Sequence[StageConfig]
+SETS = ("max_completion_length", "temperature", "num_generations")
+"""What a stage sets of [rollout]."""
+
+
+def rollout_at(rollout: RolloutConfig, stages: Stages, step: int) -> RolloutConfig:
+    """[rollout] as it holds for the batch of a step."""
+    for stage in stages[: number_at(stages, step)]:
+        given = {name: value for name in SETS if (value := getattr(stage, name)) is not None}
+        rollout = dataclasses.replace(rollout, **given)
+    return rollout
+
+
+def number_at(stages: Stages, step: int) -> int:
+    """How many stages have begun with the batch of a step: 0 before the first."""
+    return sum(stage.at <= step for stage in stages)
+
+
+def source_at(stages: Stages, step: int) -> int:
+    """First step of the stage that gives the source of a step's prompts; 0 where task.source does."""
+    return max((stage.at for stage in stages if stage.at <= step and stage.source is not None), default=0)
+
+
+def longest(rollout: RolloutConfig, stages: Stages) -> tuple[str, int]:
+    """The longest completion of a run, in tokens, and the key that allows it."""
+    found = "rollout.max_completion_length", rollout.max_completion_length
+    for number, stage in enumerate(stages):
+        if (stage.max_completion_length or 0) > found[1]:
+            found = f"stage[{number}].max_completion_length", stage.max_completion_length or 0
+    return found
+
+
+def check_stages(stages: Stages, steps: int) -> None:
+    """Whether stages come in order, within the run's steps, and set something. Raises ValueError."""
+    before = 0
+    for number, stage in enumerate(stages):
+        key = f"stage[{number}]"
+        if not stage.at:
+            raise ValueError(f"{key}.at is required: set it to the first step of the stage")
+        if stage.at == before:
+            raise ValueError(f"{key}.at = {stage.at}: is also where stage[{number - 1}] begins: make one stage of them")
+        if stage.at < before:
+            raise ValueError(f"{key}.at = {stage.at}: stage[{number - 1}].at = {before} is later: put stages in order")
+        if stage.at > steps:
+            raise ValueError(f"{key}.at = {stage.at}: the run ends with train.steps = {steps}: leave it out, or raise steps")
+        names = [field.name for field in dataclasses.fields(stage) if field.name != "at"]
+        if all(getattr(stage, name) is None for name in names):
+            raise ValueError(f"{key}: sets nothing at step {stage.at}: set one of {', '.join(names)}, or leave it out")
+        if stage.source is not None and not stage.source.strip():
+            raise ValueError(f"{key}.source = {stage.source!r}: name a source of prompts, or leave it out")
+        before = stage.at
+
+
+def check_refresh(refresh: RefreshConfig, stages: Stages) -> None:
+    """What belongs together in a refresh. Raises ValueError."""
+    above, below = refresh.drop_above, refresh.drop_below
+    if below >= above:
+        raise ValueError(
+            f"refresh.drop_below = {below:g} and refresh.drop_above = {above:g}: no share lies between them, so every query "
+            "would be dropped: set drop_below to less than drop_above"
+        )
+    if refresh.every and not refresh.drops and refresh.source is None:
+        raise ValueError(
+            f"refresh.every = {refresh.every}: drops nothing with refresh.drop_above = 1 and refresh.drop_below = 0: set "
+            "one of them, or refresh.source"
+        )
+    for number, stage in enumerate(stages):
+        if refresh.source is not None and stage.source is not None:
+            raise ValueError(
+                f"refresh.source = {refresh.source!r} and stage[{number}].source = {stage.source!r}: each would replace the "
+                "other's queries: leave one of them out"
+            )

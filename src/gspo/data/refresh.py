@@ -1,0 +1,155 @@
+"""The queries of one source: the order in which they are taken, what was seen of them, which rest.
+
+The design, with rollout/stages.py:
+ 1. One clock: the steps done. What is asked for a batch follows from the step that trains on it, also where it is sampled
+    ahead. So a batch has one length, one temperature and one G, and what is under way ends under its own stage.
+ 2. `rollout_at` (config/stages.py) is a pure function of the settings and that step. Nothing of a stage is in a checkpoint.
+ 3. Each source is a pool. A pass goes through all of it in an order by seed and number, and passes over what rests: so the
+    next prompt follows from a cursor and the resting ones, and without a refresh the order is that of ever.
+ 4. A refresh is a pure function of the steps done and of counts by query: groups seen, completions scored, those correct.
+    It is done once, at the first batch that is begun after its step.
+ 5. A query is judged by what was seen since it was judged last, so old weights have no say. Equal rows are one query.
+ 6. Cursors, counts and resting queries are in the checkpoint, and the rows that a function made: it is not asked again.
+ 7. Each prompt has a name of its own over all sources, by which what waits or is under way finds it after a resume.
+ 8. Held-out prompts and those of benchmarks are left out where prompts are built, whatever source they come from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from gspo.config.stages import RefreshConfig
+from gspo.data.prompts import digest, identity, prompt_order
+from gspo.types import Prompt
+
+
+@dataclass
+class Seen:
+    """What was seen of a query since it was judged last: its groups, the completions that were scored, those correct."""
+
+    groups: int = 0
+    scored: int = 0
+    correct: int = 0
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the scored completions that are correct."""
+        return self.correct / self.scored
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a refresh did to a pool, in queries. spared: those that only `keep` has kept."""
+
+    dropped: int = 0
+    returned: int = 0
+    spared: int = 0
+
+
+@dataclass
+class Pool:
+    """The prompts of one source. seed: of their order. rows: what they were made of, where refresh.source gave them. cursor:
+    places in the passes that were looked at. resting: each dropped query, and the step when it was. known: queries that
+    were ever sampled. A query goes by the number of its first prompt.
+    """
+
+    name: str
+    prompts: Sequence[Prompt]
+    seed: int
+    rows: Sequence[dict[str, Any]] = ()
+    cursor: int = 0
+    seen: dict[int, Seen] = field(default_factory=dict)
+    resting: dict[int, int] = field(default_factory=dict)
+    known: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise ValueError("there are no prompts to take from")
+        self.number = {prompt.id: number for number, prompt in enumerate(self.prompts)}
+        self._pass: tuple[int, list[int]] = (-1, [])
+
+    @cached_property
+    def query(self) -> list[int]:
+        """The query of each prompt: equal rows are one."""
+        first: dict[Any, int] = {}
+        return [first.setdefault(identity(prompt, True), number) for number, prompt in enumerate(self.prompts)]
+
+    @cached_property
+    def queries(self) -> list[int]:
+        """All queries."""
+        return sorted(set(self.query))
+
+    @property
+    def active(self) -> list[int]:
+        """The queries that do not rest."""
+        return [query for query in self.queries if query not in self.resting]
+
+    def take(self, k: int) -> list[Prompt]:
+        """The next k prompts; a pass that ends is followed by the next."""
+        taken: list[Prompt] = []
+        while len(taken) < k:
+            epoch, place = divmod(self.cursor, len(self.prompts))
+            if self._pass[0] != epoch:
+                self._pass = epoch, prompt_order(len(self.prompts), self.seed, epoch)
+            number = self._pass[1][place]
+            self.cursor += 1
+            if not self.resting or self.query[number] not in self.resting:
+                taken.append(self.prompts[number])
+        return taken
+
+    def see(self, prompt: Prompt, scored: int, correct: int) -> None:
+        """Counts a group of a prompt of this pool: its completions that were scored, and those of them that are correct."""
+        query = self.query[self.number[prompt.id]]
+        self.known.add(query)
+        if scored:
+            seen = self.seen.setdefault(query, Seen())
+            seen.groups, seen.scored, seen.correct = seen.groups + 1, seen.scored + scored, seen.correct + correct
+
+    def refresh(self, done: int, rules: RefreshConfig, keep: int) -> Change:
+        """Lets queries return that have rested long enough, and drops those whose accuracy lies beyond the limits, the
+        farthest beyond first, as long as `keep` stay. done: steps done.
+        """
+        back = [query for query, since in self.resting.items() if rules.return_after and done - since >= rules.return_after]
+        for query in back:
+            del self.resting[query]
+        active = self.active
+        judged = [query for query in active if query in self.seen and self.seen[query].groups >= rules.min_seen]
+        accuracy = {query: self.seen.pop(query).accuracy for query in judged}
+        beyond = {query: max(x - rules.drop_above, rules.drop_below - x) for query, x in accuracy.items()}
+        wrong = sorted((query for query in judged if beyond[query] > 0), key=lambda query: (-beyond[query], query))
+        dropped = wrong[: max(0, len(active) - keep)]
+        self.resting |= dict.fromkeys(dropped, done)
+        return Change(len(dropped), len(back), len(wrong) - len(dropped))
+
+    def counts(self) -> dict[str, float]:
+        """How many queries are active, how many rest, and how many of the active ones were never sampled."""
+        active = self.active
+        unseen = sum(query not in self.known for query in active)
+        return {"queries/active": len(active), "queries/resting": len(self.resting), "queries/unseen": unseen}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next prompt and the next refresh depend on, in plain types."""
+        return {
+            "name": self.name,
+            "data": digest(self.prompts),
+            "rows": json.dumps(self.rows),
+            "cursor": self.cursor,
+            "seen": {query: [seen.groups, seen.scored, seen.correct] for query, seen in self.seen.items()},
+            "resting": dict(self.resting),
+            "known": sorted(self.known),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`. Raises ValueError where the prompts are others."""
+        if state["data"] != digest(self.prompts):
+            raise ValueError(
+                f"the prompts of {self.name} are not those that this run has been trained on (another file, order or number "
+                "of rows): put them back, or start another run from the checkpoint's model"
+            )
+        self.cursor = state["cursor"]
+        self.seen = {query: Seen(*counts) for query, counts in state["seen"].items()}
+        self.resting, self.known = dict(state["resting"]), set(state["known"])

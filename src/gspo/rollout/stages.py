@@ -1,0 +1,169 @@
+"""The prompts of a run over its stages and refreshes (the design stands in data/refresh.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from gspo.config.rollout import RolloutConfig
+from gspo.config.stages import RefreshConfig, StageConfig, number_at, rollout_at, source_at
+from gspo.data.prompts import identity
+from gspo.data.refresh import Pool
+from gspo.rollout.failures import first
+from gspo.types import Group, Metrics, Prompt, Sampling
+
+TASK = "train"
+"""The pool of task.source."""
+
+
+class Maker(Protocol):
+    """Gives a new set of queries (refresh.source). Raises RefreshFailed."""
+
+    def __call__(self, name: str, step: int) -> Pool:
+        """The pool of this name, made after `step` steps."""
+        ...
+
+
+def stage_name(at: int) -> str:
+    """The pool of a stage with a source of its own, by its first step; 0: of task.source."""
+    return f"stage{at}" if at else TASK
+
+
+def sampling_at(sampling: Sampling, rollout: RolloutConfig) -> Sampling:
+    """How completions are sampled under [rollout] of a step."""
+    return dataclasses.replace(
+        sampling, max_new_tokens=rollout.max_completion_length, temperature=rollout.temperature
+    )  # fmt: skip
+
+
+class Curriculum:
+    """Which prompts a run takes, step after step (ports.PromptSource).
+
+    pools: those of the task and of stages, by name; the sets that refresh.source gave come to them. position: prompts handed
+    out. begun: steps that were done when the last batch was begun. correct_at: reward of a correct completion. make: asks
+    refresh.source for a set; rebuild: makes it of its rows.
+    """
+
+    def __init__(
+        self, pools: Sequence[Pool], rollout: RolloutConfig | None = None, stages: Sequence[StageConfig] = (),
+        refresh: RefreshConfig | None = None, correct_at: float = 1.0, make: Maker | None = None,
+        rebuild: Callable[[str, list[dict[str, Any]]], Pool] | None = None,
+    ) -> None:  # fmt: skip
+        self.pools = {pool.name: pool for pool in pools}
+        self.rollout, self.stages, self.refreshing = rollout or RolloutConfig(), stages, refresh or RefreshConfig()
+        self.correct_at, self.make, self.rebuild = correct_at, make, rebuild
+        self.position, self.begun = 0, -1
+        self.made: list[tuple[str, int]] = []  # the sets of refresh.source, and the steps after which they came
+        self.last: dict[str, float] = {"queries/dropped": 0, "queries/returned": 0, "queries/new": 0}
+
+    def at(self, step: int) -> RolloutConfig:
+        """[rollout] for the batch of a step."""
+        return rollout_at(self.rollout, self.stages, step)
+
+    def pool_at(self, step: int) -> Pool:
+        """The prompts of a step's batch, if it were begun now."""
+        return self.pools[self.made[-1][0] if self.made else stage_name(source_at(self.stages, step))]
+
+    def begin(self, done: int) -> None:
+        """A batch is begun after `done` steps: what is due is refreshed. Raises RefreshFailed."""
+        if done <= self.begun:  # the batch was lost with its sampler
+            return
+        every, self.last = self.refreshing.every, dict.fromkeys(self.last, 0.0)
+        began = next((stage for stage in self.stages if stage.at == done + 1 and stage.source is not None), None)
+        if began is not None:
+            self.last["queries/new"] = self._new(self.pools[stage_name(began.at)])
+        if every and done and done % every == 0:
+            if self.make is not None:
+                self._replace(self.make(f"refresh{done}", done), done)
+            else:
+                self._drop(done)
+        self.begun = done
+
+    def _replace(self, pool: Pool, done: int) -> None:
+        self.last["queries/new"] = self._new(pool)
+        self.pools[pool.name] = pool
+        self.made.append((pool.name, done))
+        ahead = max(self.rollout.delay, self.rollout.max_staleness)
+        while len(self.made) > 1 and self.made[1][1] + ahead <= done:  # nothing of it waits any more
+            del self.pools[self.made.pop(0)[0]]
+
+    def _drop(self, done: int) -> None:
+        for pool in self.pools.values():
+            keep = min(self.refreshing.keep or self.rollout.num_prompts, len(pool.queries))
+            change = pool.refresh(done, self.refreshing, keep)
+            self.last["queries/dropped"] += change.dropped
+            self.last["queries/returned"] += change.returned
+            if change.spared:
+                warnings.warn(
+                    f"step {done + 1}: refresh.keep lets {keep} queries stay: {change.spared} that lie beyond "
+                    "refresh.drop_above or refresh.drop_below are trained on all the same, those nearest to them. The rest "
+                    "is too easy or too hard: widen the limits, or give more queries",
+                    stacklevel=2,
+                )
+
+    def _new(self, pool: Pool) -> int:
+        """Queries of a pool that no other pool has."""
+        others = [other for other in self.pools.values() if other is not pool and other.cursor]
+        known = {identity(prompt, True) for other in others for prompt in other.prompts}
+        return len({identity(prompt, True) for prompt in pool.prompts} - known)
+
+    def take(self, k: int, step: int) -> list[Prompt]:
+        """The next k prompts for the batch of a step."""
+        self.position += k
+        return self.pool_at(step).take(k)
+
+    def see(self, groups: Sequence[Group]) -> None:
+        """Is shown all groups that were sampled and scored, for the next refresh."""
+        for group in groups if self.stages or self.refreshing.every else ():
+            values = [value for value in map(first, group.rollouts) if value is not None]
+            pool = next((pool for pool in self.pools.values() if group.prompt.id in pool.number), None)
+            if pool is not None:
+                pool.see(group.prompt, len(values), sum(value >= self.correct_at - 1e-9 for value in values))
+
+    def find(self, id: str) -> Prompt:
+        """The prompt of this name."""
+        return next(pool.prompts[pool.number[id]] for pool in self.pools.values() if id in pool.number)
+
+    def metrics(self, step: int) -> Metrics:
+        """What holds in a step, where stages or a refresh are asked for."""
+        if not self.stages and not self.refreshing.every:
+            return {}
+        rollout = self.at(step)
+        stage = {
+            "stage": number_at(self.stages, step),
+            "stage/max_completion_length": rollout.max_completion_length,
+            "stage/temperature": rollout.temperature,
+            "stage/num_generations": rollout.num_generations,
+        }
+        return stage | self.pool_at(step).counts() | self.last
+
+    @property
+    def place(self) -> tuple[int, dict[str, int]]:
+        """Where it stands; set it to take the same prompts again."""
+        return self.position, {name: pool.cursor for name, pool in self.pools.items()}
+
+    @place.setter
+    def place(self, value: tuple[int, dict[str, int]]) -> None:
+        """Goes back."""
+        self.position = value[0]
+        for name, cursor in value[1].items():
+            self.pools[name].cursor = cursor
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next prompt and the next refresh depend on, in plain types."""
+        used = [pool.state_dict() for pool in self.pools.values() if pool.cursor or pool.rows]
+        made = [[name, step] for name, step in self.made]
+        return {"position": self.position, "begun": self.begun, "last": dict(self.last), "pools": used, "made": made}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`. Raises ValueError where prompts that were trained on are not there any more."""
+        self.position, self.begun, self.last = state["position"], state["begun"], dict(state["last"])
+        self.made = [(name, step) for name, step in state["made"]]
+        for saved in state["pools"]:
+            rows = json.loads(saved["rows"])
+            if rows and self.rebuild is not None:
+                self.pools[saved["name"]] = self.rebuild(saved["name"], rows)
+            self.pools[saved["name"]].load_state_dict(saved)
