@@ -15,11 +15,12 @@ from gspo.agents.verifiers_episodes import VerifiersEpisodes
 from gspo.backends.hf.sampler import HFSampler
 from gspo.config.rollout import RolloutConfig, TaskConfig
 from gspo.data.chat_template import Encoder
-from gspo.data.prompts import PromptStream
+from gspo.data.refresh import Pool
 from gspo.data.verifiers_tasks import tasks_of
 from gspo.ports import SamplerError
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.external import AlreadyScored
+from gspo.rollout.stages import TASK, Curriculum
 from gspo.types import Prompt, Sampling
 from tests.agents.talking import tokenizer
 from tests.agents.test_episodes import Scripted, call
@@ -115,7 +116,7 @@ def test_episodes_go_on_across_weight_updates():
     prompts = [Prompt(str(i), row["prompt"], (5,), {"task": row["task"]}, task.source) for i, row in enumerate(rows)]
     config = RolloutConfig(num_prompts=2, num_generations=3, max_staleness=2)
     with VerifiersEpisodes(sampler, sampler, Encoder(tokenizer("chatml"), task), 512, task) as episodes:
-        source = AsynchronousSource(PromptStream(prompts, 0), episodes, AlreadyScored(), config, SAMPLING)
+        source = AsynchronousSource(Curriculum([Pool(TASK, prompts, 0)]), episodes, AlreadyScored(), config, SAMPLING)
         rollouts = [rollout for step in steps(source, sampler, 6) for rollout in step]
     assert len(rollouts) == 36 and all(rollout.reward is not None for rollout in rollouts)
     assert sum(exact_by_version(rollouts, sampler)) > 10

@@ -146,11 +146,23 @@ def test_what_is_written_reads_back_the_same(tables, comments):
     evaluation = tables.get("eval", {})
     assume(not 0 < evaluation.get("temperature", 1) < 0.01)
     assume(evaluation.get("num_prompts", 1) or not evaluation.get("every"))
+    refresh = tables.get("refresh", {})
+    above, below = refresh.get("drop_above", 1), refresh.get("drop_below", 0)
+    assume(below < above and (not refresh.get("every") or above < 1 or below > 0 or refresh.get("source") is not None))
     config = from_dict(tables)
     text = to_toml(config, comments, secrets=True)
     assert from_dict(tomllib.loads(text)) == config
     assert from_dict(to_dict(config)) == config
     assert to_toml(from_dict(tomllib.loads(text)), comments, secrets=True) == text
+
+
+def test_stages_are_written_and_read_back_in_order():
+    tables = {"stage": [{"at": 5, "temperature": 0.5}, {"at": 9, "source": "more.jsonl", "num_generations": 4}]}
+    config = from_dict(tables)
+    assert [stage.at for stage in config.stage] == [5, 9] and to_dict(config)["stage"] == tables["stage"]
+    for comments in (False, True):
+        assert from_dict(tomllib.loads(to_toml(config, comments))) == config
+    assert "stage" not in to_dict(Config()) and "[[stage]]" not in to_toml(Config())
 
 
 def test_a_written_configuration_says_what_each_field_means():

@@ -82,6 +82,37 @@ def test_what_may_be_allowed(key):
         check_allowed([key])
 
 
+FIRST, SECOND = {"at": 5, "temperature": 0.5}, {"at": 9, "temperature": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "begun", "refused"),
+    [
+        ([FIRST], [FIRST, SECOND], 6, False),
+        ([FIRST, SECOND], [FIRST], 8, False),
+        ([FIRST, SECOND], [FIRST | {"temperature": 0.6}, SECOND], 4, False),
+        ([FIRST, SECOND], [FIRST | {"temperature": 0.6}, SECOND], 5, True),
+        ([FIRST, SECOND], [SECOND], 6, True),
+        ([SECOND], [FIRST, SECOND], 7, True),
+        ([FIRST, SECOND], [FIRST], 9, True),
+    ],
+)
+def test_past_stages_stay_and_future_ones_may_change(before, after, begun, refused):
+    old, new = from_dict({"stage": before}), from_dict({"stage": after})
+    if refused:
+        with pytest.raises(ValueError, match=rf"^\[\[stage\]\] up to step {begun} cannot be changed in a resumed run"):
+            same_run(old, new, begun=begun)
+    else:
+        (change,) = same_run(old, new, begun=begun)
+        assert change.startswith("[[stage]] = [") and "(was [" in change
+    assert same_run(old, old, begun=begun) == []
+
+
+def test_a_refresh_may_not_change():
+    with pytest.raises(ValueError, match=r"refresh\.drop_above = 0\.8 cannot be changed in a resumed run"):
+        same_run(from_dict({}), from_dict({"refresh": {"drop_above": 0.8}}))
+
+
 def test_what_is_no_key_cannot_be_allowed():
     with pytest.raises(ValueError, match=r"allow = 'train\.lr': unknown key, did you mean optimizer\.lr\?; allowed are"):
         check_allowed(["train.lr"])

@@ -9,10 +9,11 @@ import torch
 from gspo.config.checks import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.rollout import RolloutConfig
-from gspo.data.prompts import PromptStream
+from gspo.data.refresh import Pool
 from gspo.ports import SamplerError
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.metrics import staleness
+from gspo.rollout.stages import TASK, Curriculum
 from gspo.types import Prompt, Rollout, Sampling
 
 P, G = 4, 2
@@ -91,9 +92,13 @@ def prompts(count, lengths=length_of):
     return [Prompt(str(i), "", (2, 3), {"length": partial(lengths, i)}) for i in range(count)]
 
 
-def source_of(engine, stream, k):
+def stream(rows, **given):
+    return Curriculum([Pool(TASK, rows, 0)], **given)
+
+
+def source_of(engine, queries, k):
     config = RolloutConfig(num_prompts=P, num_generations=G, max_staleness=k)
-    return AsynchronousSource(stream, engine, One(), config, Sampling(256))
+    return AsynchronousSource(queries, engine, One(), config, Sampling(256))
 
 
 def steps(source, engine, count):
@@ -114,10 +119,10 @@ def quick(monkeypatch):
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_no_token_is_too_old_and_every_prompt_has_its_turn_once(k):
-    engine, stream = Engine(), PromptStream(prompts(40), seed=0)
-    found = steps(source_of(engine, stream, k), engine, 9)
+    engine, queries = Engine(), stream(prompts(40))
+    found = steps(source_of(engine, queries, k), engine, 9)
     ids = [group.prompt.id for step in found for group in step]
-    assert len(ids) == len(set(ids)) == 36 and stream.position <= 40 + k * P
+    assert len(ids) == len(set(ids)) == 36 and queries.position <= 40 + k * P
     assert all(r.stop == "eos" and r.reward == 1 for step in found for group in step for r in group.rollouts)
     ages = [staleness([r for group in step for r in group.rollouts], v) for v, step in enumerate(found)]
     assert ages[0] == 0 and 0 < max(ages) <= k
@@ -125,8 +130,8 @@ def test_no_token_is_too_old_and_every_prompt_has_its_turn_once(k):
 
 def test_long_completions_are_late_and_not_left_out():
     """The share of long completions among those trained on is that among those asked for."""
-    engine, stream = Engine(speed=40), PromptStream(prompts(400), seed=0)
-    found = steps(source_of(engine, stream, 2), engine, 98)
+    engine, queries = Engine(speed=40), stream(prompts(400))
+    found = steps(source_of(engine, queries, 2), engine, 98)
     lengths = [int(r.sampled.sum()) for step in found for group in step for r in group.rollouts]
     expected = [length_of(int(g.prompt.id), j) for step in found for g in step for j in range(G)]
     assert lengths == expected
@@ -137,8 +142,8 @@ def test_long_completions_are_late_and_not_left_out():
 
 
 def test_interrupted_completions_keep_each_tokens_version():
-    engine, stream = Engine(speed=1), PromptStream(prompts(40, lambda i, j: 30), seed=0)
-    found = steps(source_of(engine, stream, 2), engine, 4)
+    engine, queries = Engine(speed=1), stream(prompts(40, lambda i, j: 30))
+    found = steps(source_of(engine, queries, 2), engine, 4)
     several = [r for step in found for g in step for r in g.rollouts if len(r.version[r.sampled].unique()) > 1]
     assert several
     for r in several:
@@ -148,13 +153,13 @@ def test_interrupted_completions_keep_each_tokens_version():
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_resumed_run_loses_nothing(stop):
-    engine, stream = Engine(speed=1), PromptStream(prompts(40, lambda i, j: 9 + 7 * (i % 3)), seed=0)
-    source = source_of(engine, stream, 2)
+    engine, queries = Engine(speed=1), stream(prompts(40, lambda i, j: 9 + 7 * (i % 3)))
+    source = source_of(engine, queries, 2)
     first = steps(source, engine, stop)
-    state, position = source.state_dict(), stream.position
-    under_way = {one["number"]: one["rollouts"] for one in state["flights"]}
+    state, position = source.state_dict(), queries.position
+    under_way = {one["prompt"]: one["rollouts"] for one in state["flights"]}
     assert len(under_way) == 2 * P and any(int(r["sampled"].sum()) > 0 for each in under_way.values() for r in each)
-    again = PromptStream(prompts(40, lambda i, j: 9 + 7 * (i % 3)), seed=0)
+    again = stream(prompts(40, lambda i, j: 9 + 7 * (i % 3)))
     other = Engine(speed=1)
     other.version = engine.version
     resumed = source_of(other, again, 2)
@@ -164,9 +169,8 @@ def test_a_resumed_run_loses_nothing(stop):
     ids = [group.prompt.id for step in first + rest for group in step]
     assert len(ids) == len(set(ids)) == 8 * P
     begun = {group.prompt.id: group for step in rest for group in step}
-    for number, rollouts in under_way.items():
-        again.position = number
-        group = begun.get(again.take(1)[0].id)
+    for name, rollouts in under_way.items():
+        group = begun.get(name)
         for known, r in zip(rollouts, group.rollouts if group else ()):
             size = len(known["tokens"])
             assert torch.equal(r.tokens[:size], known["tokens"]) and torch.equal(r.version[:size], known["version"])
@@ -174,7 +178,7 @@ def test_a_resumed_run_loses_nothing(stop):
 
 def test_a_lost_engine_ends_the_wait():
     engine = Engine()
-    source = source_of(engine, PromptStream(prompts(40), seed=0), 1)
+    source = source_of(engine, stream(prompts(40)), 1)
     steps(source, engine, 2)
     engine.dead = True
     with pytest.raises(SamplerError, match="dead"):
@@ -184,7 +188,7 @@ def test_a_lost_engine_ends_the_wait():
 
 def test_what_is_dropped_is_cancelled():
     engine = Engine()
-    source = source_of(engine, PromptStream(prompts(40), seed=0), 1)
+    source = source_of(engine, stream(prompts(40)), 1)
     steps(source, engine, 1)
     jobs = [job for flight in source.flights for job in flight.jobs]
     source.drop()

@@ -16,10 +16,12 @@ from gspo.agents.episodes import Episodes
 from gspo.backends.hf.sampler import HFSampler
 from gspo.config.rollout import RolloutConfig, TaskConfig
 from gspo.data.chat_template import Encoder
+from gspo.data.refresh import Pool
 from gspo.ports import Job, SamplerError
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.external import AlreadyScored
 from gspo.rollout.metrics import in_parts, sampled_metrics, staleness
+from gspo.rollout.stages import TASK, Curriculum
 from gspo.types import Prompt, Sampling
 from tests.serving.served import tiny
 
@@ -78,14 +80,18 @@ class Pieces:
             future.set_result(replace(grown, stop=new.stop))
 
 
-class InOrder:
+class InOrder(Curriculum):
     """The rows 0, 1, 2 ..."""
 
-    position = 0
+    def __init__(self):
+        super().__init__([Pool(TASK, [Prompt("0", "say 0", (5,))], 0)])
 
-    def take(self, k):
+    def take(self, k, step):
         self.position += k
-        return [Prompt(str(i), f"say {i}", (5,), {"number": i}) for i in range(self.position - k, self.position)]
+        return [self.find(str(i)) for i in range(self.position - k, self.position)]
+
+    def find(self, id):
+        return Prompt(id, f"say {id}", (5,), {"number": int(id)})
 
 
 class Talk:

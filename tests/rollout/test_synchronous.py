@@ -5,15 +5,20 @@ import numpy as np
 import torch
 
 from gspo.config.rollout import RolloutConfig
+from gspo.data.refresh import Pool
+from gspo.rollout.stages import TASK, Curriculum
 from gspo.rollout.synchronous import SynchronousSource, plain, restored
 from gspo.types import Sampling
 from tests.rollout.test_credit import prompt, rollout
 
 
-class Stream:
-    position = 0
+class Stream(Curriculum):
+    """The prompts 0, 1, 2 ..."""
 
-    def take(self, k):
+    def __init__(self):
+        super().__init__([Pool(TASK, [prompt("0")], 0)])
+
+    def take(self, k, step):
         self.position += k
         return [prompt(str(self.position - k + i)) for i in range(k)]
 

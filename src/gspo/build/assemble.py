@@ -18,8 +18,8 @@ from gspo.build import crew
 from gspo.build.given import Given
 from gspo.build.learners import learning, supervised_learning
 from gspo.build.models import check_here, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
-from gspo.build.ray_hosts import engine_hosts
 from gspo.build.queries import Others, curriculum
+from gspo.build.ray_hosts import engine_hosts
 from gspo.build.samplers import samplers_of, samplings
 from gspo.build.scorers import scorer_of
 from gspo.config.checks import check_environment, check_sampler

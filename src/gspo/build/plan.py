@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from gspo.backends.hf.files import Outline, read_config
 from gspo.backends.hf.on_paper import Paper, on_paper
+from gspo.build.models import room
 from gspo.config.checks import check_required
 from gspo.config.schema import Config
+from gspo.config.stages import rollout_at
 from gspo.learner import costs, layout, shares
 from gspo.learner.algorithm import resolved
 from gspo.learner.costs import GIB, Machines, Sent, Spread, Work
@@ -91,6 +95,15 @@ def checked(config: Config) -> Config:
             f"algorithm.name = {config.algorithm.name!r}: `gspo plan` counts no critic: choose another algorithm"
         )
     return config
+
+
+def largest(config: Config) -> Config:
+    """The settings of the stage that samples most in a step, as those of the whole run."""
+    if not config.stage:
+        return config
+    room(config, Outline(None, read_config(config.model)).context_length)  # type: ignore[arg-type]  # no text is read
+    each = [rollout_at(config.rollout, config.stage, step) for step in (1, *(stage.at for stage in config.stage))]
+    return dataclasses.replace(config, rollout=max(each, key=lambda one: one.num_generations * one.max_completion_length))
 
 
 def standing_bytes(config: Config, itemsize: int) -> dict[str, int]:
@@ -234,6 +247,8 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths, machines: Ma
         f"  the fullest rank: {work.training} training micro-batches a step with {work.training_tokens} tokens, "
         f"{work.reading} that are only read"
     )
+    if config.stage:
+        yield f"  {len(config.stage)} [[stage]]: these are the figures of the one that samples most in a step"
     if config.algorithm.old_logprobs == "auto":
         yield '  algorithm.old_logprobs = "auto" comes out as "sampler"'
     yield f"  a rank sustains {machines.flops / 1e12:g} TFLOP/s (option flops)"
@@ -246,6 +261,7 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths, machines: Ma
 
 def told(config: Config, lengths: Lengths, machines: Machines, memory: float | None) -> tuple[str, bool]:
     """The text of `gspo plan`, and whether the state fits `memory` GiB a rank (None: it is not asked)."""
+    config = largest(config)
     made = plan(config, lengths, machines)
     text = "\n".join(line.rstrip() for line in describe(made, config, lengths, machines, memory))
     return text, memory is None or made.state <= memory * GIB

@@ -132,6 +132,18 @@ def _range_line(ax: Axes, run: RunMetrics, theme: Theme) -> None:
         ax.axhline(values[-1], color=theme.ink, lw=1.4, ls="--", label="clip range (epsilon)")
 
 
+def _stage_lines(ax: Axes, run: RunMetrics, theme: Theme) -> None:
+    """A thin line where a stage begins."""
+    for step in borders(run):
+        ax.axvline(step - 0.5, color=theme.ink, lw=0.6, alpha=0.6, zorder=0)
+
+
+def borders(run: RunMetrics) -> list[float]:
+    """The first steps of the stages of a run."""
+    steps, stages = run.series("stage")
+    return [float(step) for step, before, stage in zip(steps[1:], stages, stages[1:]) if stage > before]
+
+
 def _time_split(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     parts = [(k, n) for k, n in TIMES if len(run.series(k)[0])]
     x, heights = run.rows([k for k, _ in parts])
@@ -185,11 +197,13 @@ PLOTS = (
           ("mismatch/kl", "between sampler and trainer")), log=True,
          compare="KL from the sampler, within a step"),
     Plot("length", "Completion length", "tokens", "Mean over the completions of each step.",
-         (("completions/mean_length", ""),)),
+         (("completions/mean_length", "mean"), ("stage/max_completion_length", "the stage's limit"))),
     Plot("truncated", "Truncated completions", "% of completions", "Completions cut off at the length limit.",
          (("completions/clipped_ratio", ""),), 100),
     Plot("no_signal", "Groups without a signal", "% of groups", "Groups whose completions all got the same reward: they "
          "teach nothing.", (("frac_reward_zero_std", ""),), 100, top=102),
+    Plot("queries", "Queries", "queries", "Queries that are trained on, that a refresh has dropped, and that were never "
+         "sampled.", (("queries/active", "active"), ("queries/resting", "dropped"), ("queries/unseen", "unseen"))),
     Plot("grad_norm", "Gradient norm", "L2 norm", "Before gradient clipping.", (("grad_norm", ""),)),
     Plot("lr", "Learning rate", "learning rate", "At the end of each step.", (("lr", ""),)),
     Plot("throughput", "Throughput", "tokens per second", "Tokens of a step divided by its time.",
@@ -220,6 +234,7 @@ def draw(run_dirs: Sequence[str | Path], out: str | Path | None = None) -> list[
         save(_draw_one(plot, runs, LIGHT), *files)
         marked = len(runs) == 1 and len(runs[0].series("clip/epsilon")[0])
         caption = f"{plot.caption} {plot.of_clip}" if plot.of_clip and marked else plot.caption
+        caption += " Thin lines: a stage begins." if len(runs) == 1 and borders(runs[0]) else ""
         drawn.append(Drawn(plot.name, plot.title, caption, *files))
     return drawn
 
@@ -255,6 +270,8 @@ def _draw_one(plot: Plot, runs: list[RunMetrics], theme: Theme) -> Figure:
         } - {0}
         if len(runs) == 1 and plot.marks is not None:
             plot.marks(ax, runs[0], theme)
+        if len(runs) == 1:
+            _stage_lines(ax, runs[0], theme)
         title = plot.title if len(runs) == 1 else plot.compare or plot.title
         if plot.prefix and (len(runs) > 1 or len(plot.keys) == 1):
             title += f": {plot.keys[0][1]}"

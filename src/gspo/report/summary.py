@@ -142,7 +142,7 @@ def tiles(told: Told) -> list[Tile]:
     for key in dict.fromkeys(k for line in run.lines for k in line if k.startswith("completion/")):
         name = key.removeprefix("completion/").replace("_", " ").capitalize()
         found.append((f"{name} completions", ARROW.join(map(percent, ends(run, key))), where))
-    return found + _watched(run, config, where) + _of_updates(run) + _of_sampling(run)
+    return found + _watched(run, config, where) + _of_updates(run) + _of_sampling(run) + _of_queries(run)
 
 
 def _watched(run: RunMetrics, config: dict[str, Any], where: str) -> list[Tile]:
@@ -171,6 +171,25 @@ def _of_updates(run: RunMetrics) -> list[Tile]:
         agree = mean(run, "moe/sampler_agreement")
         note = f"{percent(agree)} agree with the sampler's" if agree is not None else "mean over the run"
         found.append(("Experts changed", percent(mean(run, "moe/volatility")), note))
+    return found
+
+
+def _of_queries(run: RunMetrics) -> list[Tile]:
+    """Of stages and refreshes, where there were any."""
+    found = []
+    stages, lengths, active, resting, unseen = (
+        run.series(key)[1]
+        for key in ("stage", "stage/max_completion_length", "queries/active", "queries/resting", "queries/unseen")
+    )
+    if len(stages) and stages[-1]:
+        text = f"up to {lengths[0]:.0f}{ARROW}{lengths[-1]:.0f} tokens" if len(lengths) else "begun"
+        found.append(("Stages", f"{stages[-1]:.0f}", text))
+    if len(active) and len(resting) and len(unseen):
+        back, new = (run.series(f"queries/{key}")[1].sum() for key in ("returned", "new"))
+        text = f"{resting[-1]:.0f} dropped, {unseen[-1]:.0f} unseen at the end; {back:.0f} returned, {new:.0f} new"
+        found.append(("Queries", f"{active[0]:.0f}{ARROW}{active[-1]:.0f}", text))
+    if found and (teaching := mean(run, "groups/teaching")) is not None:
+        found.append(("Groups that teach", percent(teaching), "mean over the run"))
     return found
 
 

@@ -41,6 +41,7 @@ def learnable(groups: Sequence[Group], row: Algorithm, algorithm: AlgorithmConfi
             "frac_reward_zero_std": (len(left) - len(teaching)) / max(1, len(left)),
             "reward_std": _mean_std(left),
             "groups/dropped": float(len(groups) - len(left)),
+            "groups/teaching": len(teaching) / max(1, len(groups)),
         },
     )
 

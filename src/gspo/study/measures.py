@@ -13,12 +13,14 @@ UNBOUNDED = (-math.inf, math.inf)
 BETTER = (
     ("eval/failed", -1), ("eval/accuracy", 1), ("eval/win_rate", 1), ("eval/reward*", 1), ("reward_*", 0), ("reward*", 1),
     ("rollouts/failed", -1), ("groups/dropped", -1), ("scoring/*/failed", -1), ("updates/skipped", -1),
+    ("groups/teaching", 1),
     ("mismatch/ess", 1), ("mismatch/weight_*", 0), ("mismatch/*", -1), ("value/explained", 1), ("value/loss", -1),
     ("moe/sampler_agreement", 1), ("tokens_per_second", 1), ("time/*", -1),
 )  # fmt: skip
 SHARES = (
     "*/accuracy*", "*/win_rate", "clip_ratio/*", "*/clipped_ratio", "*/repetition", "frac_*", "skipped/*", "mismatch/ess",
     "mismatch/beyond_2x", "moe/volatility", "moe/tokens_changed", "moe/sampler_agreement", "refill/signal",
+    "groups/teaching",
 )  # fmt: skip
 
 

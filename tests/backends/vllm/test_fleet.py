@@ -38,6 +38,7 @@ class Bigrams:
 
     version: int
     size: int = 24
+    temperature: float = 1.0
 
     @property
     def table(self):

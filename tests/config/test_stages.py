@@ -1,0 +1,111 @@
+"""Stages and refreshes as settings: what holds in which step, and what is refused."""
+
+import dataclasses
+
+import pytest
+
+from gspo.config.checks import check_training
+from gspo.config.files import docs, from_dict
+from gspo.config.rollout import RolloutConfig
+from gspo.config.stages import StageConfig, longest, number_at, rollout_at, source_at
+from gspo.study.terms import told
+
+BASE = {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}, "reward": {"functions": ["exact"]}}
+STAGES = [
+    StageConfig(at=5, temperature=0.5),
+    StageConfig(at=8, max_completion_length=512, source="hard.jsonl"),
+    StageConfig(at=9, temperature=0.7, num_generations=4),
+]
+
+
+def test_what_holds_in_a_step_by_hand():
+    rollout = RolloutConfig()
+    found = [dataclasses.astuple(rollout_at(rollout, STAGES, step))[1:4] for step in (1, 4, 5, 7, 8, 9, 100)]
+    first, second, third = (8, 256, 1.0), (8, 256, 0.5), (8, 512, 0.5)
+    assert found == [first, first, second, second, third, (4, 512, 0.7), (4, 512, 0.7)]
+    assert [number_at(STAGES, step) for step in (4, 5, 8, 9)] == [0, 1, 2, 3]
+    assert [source_at(STAGES, step) for step in (7, 8, 9)] == [0, 8, 8]
+    assert longest(rollout, STAGES) == ("stage[1].max_completion_length", 512)
+    assert longest(rollout, STAGES[:1]) == ("rollout.max_completion_length", 256)
+
+
+def test_every_field_of_a_stage_has_a_docstring():
+    assert set(docs(StageConfig)) == {field.name for field in dataclasses.fields(StageConfig)}
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([{"at": 0, "temperature": 0.5}], r"stage\[0\]\.at = 0: must be at least 2"),
+        ([{"at": 1, "temperature": 0.5}], r"stage\[0\]\.at = 1: must be at least 2"),
+        ([{"temperature": 0.5}], r"stage\[0\]\.at is required"),
+        ([{"at": 9, "temperature": 0.5}, {"at": 5, "temperature": 1}], r"stage\[1\]\.at = 5: stage\[0\]\.at = 9 is later"),
+        ([{"at": 9, "temperature": 0.5}, {"at": 9, "num_generations": 4}], r"stage\[1\]\.at = 9: is also where stage\[0\]"),
+        ([{"at": 101, "temperature": 0.5}], r"stage\[0\]\.at = 101: the run ends with train.steps = 100"),
+        ([{"at": 9}], r"stage\[0\]: sets nothing at step 9: set one of max_completion_length, temperature"),
+        (
+            [{"at": 9, "lenght": 5}],
+            r"stage\[0\]\.lenght = 5: unknown key; keys of \[stage\[0\]\] are at, max",
+        ),
+        ([{"at": 9, "num_generations": 1}], r"stage\[0\]\.num_generations = 1: must be at least 2"),
+        ([{"at": "9", "temperature": 0.5}], r"stage\[0\]\.at = '9': expected a whole number"),
+        ([{"at": 9, "source": " "}], r"stage\[0\]\.source = ' ': name a source"),
+        ([{"at": 9, "source": "reasoning_gim:gcd"}], r"stage\[0\]\.source = .*reasoning_gim is unknown, did you mean"),
+        ({"at": 9}, r"stage = \{'at': 9\}: expected \[\[stage\]\] tables"),
+        ([5], r"stage = \[5\]: expected \[\[stage\]\] tables"),
+    ],
+)
+def test_bad_stages(stages, message):
+    with pytest.raises(ValueError, match=message):
+        from_dict(BASE | {"stage": stages})
+
+
+@pytest.mark.parametrize(
+    ("refresh", "message"),
+    [
+        ({"every": 5}, "refresh.every = 5: drops nothing"),
+        (
+            {"every": 5, "drop_above": 0.3, "drop_below": 0.3},
+            "refresh.drop_below = 0.3 and refresh.drop_above = 0.3: no",
+        ),
+        ({"every": 5, "drop_above": 0.2, "drop_below": 0.6}, "refresh.drop_below = 0.6 and refresh.drop_above = 0.2"),
+        ({"every": 5, "drop_above": 0.9, "min_seen": 0}, "refresh.min_seen = 0: must be at least 1"),
+        ({"every": 5, "drop_above": 0.9, "keep": 0}, "refresh.keep = 0: must be at least 1"),
+        ({"every": 5, "drop_above": 1.5}, "refresh.drop_above = 1.5: must be at most 1"),
+        ({"every": 100, "drop_above": 0.9}, "refresh.every = 100: the run ends with train.steps = 100"),
+        ({"every": 5, "source": "new"}, "refresh.source = 'new': expected module:function"),
+        (
+            {"every": 5, "source": "rows:new", "drop_above": 0.9},
+            "refresh.drop_above = 0.9 has no effect: refresh.source",
+        ),
+        ({"drop_above": 0.9}, "refresh.drop_above = 0.9 has no effect: refresh.every = 0"),
+    ],
+)
+def test_bad_refreshes(refresh, message):
+    with pytest.raises(ValueError, match=message):
+        check_training(from_dict(BASE | {"refresh": refresh}))
+
+
+def test_one_of_them_replaces_the_queries():
+    tables = {"refresh": {"every": 5, "source": "rows:new"}, "stage": [{"at": 9, "source": "more.jsonl"}]}
+    with pytest.raises(ValueError, match=r"refresh.source = 'rows:new' and stage\[0\].source = 'more.jsonl'"):
+        from_dict(BASE | tables)
+
+
+@pytest.mark.parametrize("source", ["verifiers:quiz", "rows.jsonl"])
+def test_tasks_of_verifiers_stay(source):
+    other = "rows.jsonl" if source.startswith("verifiers") else "verifiers:quiz"
+    tables = BASE | {"task": {"source": source}, "stage": [{"at": 9, "source": other}], "reward": {"functions": ["task"]}}
+    with pytest.raises(ValueError, match=r"stage\[0\].source = .*: tasks of verifiers cannot be replaced"):
+        check_training(from_dict(tables))
+
+
+def test_a_study_says_that_variants_differ_in_stages():
+    class Cell:
+        setting = "runs"
+
+        def __init__(self, **tables):
+            self.config = from_dict(BASE | tables)
+
+    said = told([Cell(), Cell(stage=[{"at": 9, "temperature": 0.5}])])
+    assert "Variants differ in stage." in said and "the same prompts" not in said
