@@ -1,4 +1,4 @@
-"""Queries of mixed difficulty for refresh.toml: a third is right by any answer, a third can be learned, a third is never right.
+"""Queries of mixed difficulty for refresh.toml: a third is right by any answer, a third can be learned, a third never is.
 
 `python studies/queries.py FOLDER` makes the model: of 2 layers, random.
 """
