@@ -31,7 +31,8 @@ def config(path, **changes):
         "train": {"micro_batch_tokens": 1024},
         "scale": {"ranks": 8},
     }
-    return from_dict({name: tables.get(name, {}) | changes.get(name, {}) for name in {*tables, *changes}})
+    stages = {"stage": changes.pop("stage")} if "stage" in changes else {}
+    return from_dict({name: tables.get(name, {}) | changes.get(name, {}) for name in {*tables, *changes}} | stages)
 
 
 def figure(text, name):
@@ -173,3 +174,15 @@ def test_a_plan_is_the_same_twice(tmp_path):
     assert first == told(run, LENGTHS, Machines(), None)
     other = replace(run, scale=replace(run.scale, ranks=64))
     assert first != told(other, LENGTHS, Machines(), None)
+
+
+def test_the_stage_that_samples_most_is_counted_and_each_must_fit(tmp_path):
+    path = folder_of(tmp_path, "30B-A3B")
+    stages = [{"at": 5, "max_completion_length": 512}, {"at": 9, "num_generations": 2, "max_completion_length": 600}]
+    machines = Machines(4e14, 4e10, 4e11, 8)
+    text, _ = told(config(path, stage=stages), Lengths(100), machines, None)
+    assert "4 completions each, all of 512 (option completion-tokens)" in text
+    assert "2 [[stage]]: these are the figures of the one that samples most in a step" in text
+    assert "stage" not in told(config(path), Lengths(100), machines, None)[0]
+    with pytest.raises(ValueError, match=r"stage\[0\]\.max_completion_length = 10000000 leaves no room"):
+        told(config(path, stage=[{"at": 5, "max_completion_length": 10**7}]), Lengths(100), machines, None)

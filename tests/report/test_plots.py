@@ -198,3 +198,23 @@ def test_kinds_of_completions_are_drawn_by_their_prefix(tmp_path):
     lines = [{"step": s, "completion/worked": 0.4, "completion/cut_off": 0.1} for s in (1, 2)]
     ax = axes("completions", write(tmp_path / "run", lines))
     assert [line.get_label() for line in ax.lines] == ["worked", "cut off"]
+
+
+def test_stages_are_thin_lines_and_queries_have_a_figure(tmp_path):
+    lines = [
+        {
+            "step": s, "reward": 0.1 * s, "completions/mean_length": 5.0 + s, "stage": (s > 2) + (s > 4),
+            "stage/max_completion_length": 8 if s < 3 else 16, "queries/active": 40 - s, "queries/resting": s,
+            "queries/unseen": 40 - 8 * s,
+        }
+        for s in range(1, 6)
+    ]  # fmt: skip
+    folder = write(tmp_path / "staged", lines)
+    drawn = {d.name: d for d in draw([folder])}
+    assert "queries" in drawn and all("Thin lines: a stage begins." in d.caption for d in drawn.values())
+    ax = axes("reward", folder)
+    assert [line.get_xdata()[0] for line in ax.lines if len(set(line.get_xdata())) == 1] == [2.5, 4.5]
+    assert [line.get_label() for line in axes("length", folder).lines][:2] == ["mean", "the stage's limit"]
+    assert plots.borders(read_run(write(tmp_path / "plain", lines[:2]))) == []
+    both = axes("length", folder, write(tmp_path / "other", lines))
+    assert len(both.lines) == 2  # one a run, without borders

@@ -219,7 +219,7 @@ RUN = {
 @pytest.mark.parametrize("delay", [0, 2])
 def test_a_whole_run_resumes_bit_for_bit_about_a_stage_and_a_refresh(tmp_path, delay):
     more = tmp_path / "more.jsonl"
-    more.write_text("".join(f'{{"prompt": "{i}-1=", "answer": "a"}}\n' for i in range(10, 30)))
+    more.write_text("".join(f'{{"prompt": "{i}+1?", "answer": "a"}}\n' for i in range(10, 30)))
     run = RUN | {"rollout": {"delay": delay}, "stage": [*RUN["stage"], {"at": 5, "source": str(more)}]}
     whole = train(tmp_path / "run", **run).folder
     steps = numbers(whole)
