@@ -144,4 +144,4 @@ def test_a_function_that_fails_later_ends_the_run_with_its_work(tmp_path):
     CALLS.clear()
     with pytest.raises(RefreshFailed):
         train(tmp_path / "run", resume=True, **mended)
-    assert [event["step"] for event in lines(tmp_path / "run" / "events.jsonl") if event["kind"] == "error"] == [2]
+    assert [event["step"] for event in lines(tmp_path / "run" / "events.jsonl") if event["kind"] == "error"] == [3]

@@ -64,6 +64,19 @@ def test_reward_against_its_best():
     assert "40% of its best (0.5)" in fallen[6].collapsed
 
 
+@pytest.mark.parametrize("change", [{"queries/dropped": 3.0}, {"queries/returned": 1}, {"queries/new": 9}, {"stage": 1}])
+def test_harder_queries_and_other_stages_are_no_collapse(change):
+    guard = Guard(GuardConfig(window=4, patience=3, collapse=0.5))
+    steps(guard, 10, stage=0)
+    found = steps(guard, 1, 11, reward=0.2, entropy=0.1, **{"stage": 0} | change)
+    found += steps(guard, 12, 12, reward=0.2, entropy=0.1, stage=change.get("stage", 0))
+    assert all(v.metrics["guard/level"] == QUIET for v in found)
+    again = Guard(GuardConfig(window=4, patience=3, collapse=0.5))
+    again.load_state_dict(guard.state_dict())
+    (fallen,) = steps(again, 4, 24, reward=0.02, entropy=0.1, stage=change.get("stage", 0))[-1:]
+    assert fallen.metrics["guard/signals"] == ["reward fall"]
+
+
 def test_a_fall_that_the_mean_does_not_show_yet_is_no_good_state():
     guard = Guard(GuardConfig(window=10))
     assert all(verdict.good for verdict in steps(guard, 20))

@@ -89,12 +89,14 @@ class Guard:
         self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
         self._fall = RewardFall(config.window)
         self._alarms = 0
+        self._stage = 0.0
         self._told: dict[str, int] = {}
 
     def see(self, metrics: Mapping[str, Any]) -> Verdict:
         """Judges the metrics of one step. A metric that is missing or not a number is not judged."""
         if self.config.action == "off":
             return Verdict()
+        self._compare_anew(metrics)
         found = self._signals(metrics)
         reward = self._reward(metrics)
         if reward is not None:
@@ -110,6 +112,15 @@ class Guard:
             good=level < ALARM and reward is None and self._fall.holds(self._border),
             metrics={"guard/level": level, "guard/signals": [name for name, _, _ in found]},
         )
+
+    def _compare_anew(self, metrics: Mapping[str, Any]) -> None:
+        """Forgets what earlier steps were like where a stage or a refresh has changed what is sampled: harder queries have
+        lower rewards, and a higher temperature more entropy, though the policy is the same.
+        """
+        stage = metrics.get("stage", self._stage)
+        if stage != self._stage or any(metrics.get(f"queries/{name}") for name in ("dropped", "returned", "new")):
+            self._stage, self._fall = stage, RewardFall(self.config.window)
+            self._recent.clear()
 
     def _signals(self, metrics: Mapping[str, Any]) -> list[tuple[str, int, str]]:
         """Name, level and sentence of each signal that is not quiet."""
@@ -164,6 +175,7 @@ class Guard:
             "alarms": self._alarms,
             "told": dict(self._told),
             "rewinds": self.rewinds,
+            "stage": self._stage,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -173,4 +185,4 @@ class Guard:
         if "fall" in state:  # an earlier gspo kept another sum of the rewards
             self._fall.load_state_dict(state["fall"])
         self._alarms = state["alarms"]
-        self._told, self.rewinds = dict(state["told"]), state["rewinds"]
+        self._told, self.rewinds, self._stage = dict(state["told"]), state["rewinds"], state.get("stage", 0.0)
