@@ -86,6 +86,13 @@ def test_bad_refreshes(refresh, message):
         check_training(from_dict(BASE | {"refresh": refresh}))
 
 
+def test_a_delay_has_one_temperature():
+    tables = {"rollout": {"delay": 1}, "stage": [{"at": 9, "temperature": 0.5}]}
+    with pytest.raises(ValueError, match=r"rollout.delay = 1 and stage\[0\].temperature = 0.5: the noise floor"):
+        check_training(from_dict(BASE | tables))
+    check_training(from_dict(BASE | tables | {"stage": [{"at": 9, "num_generations": 4}]}))
+
+
 def test_one_of_them_replaces_the_queries():
     tables = {"refresh": {"every": 5, "source": "rows:new"}, "stage": [{"at": 9, "source": "more.jsonl"}]}
     with pytest.raises(ValueError, match=r"refresh.source = 'rows:new' and stage\[0\].source = 'more.jsonl'"):

@@ -220,7 +220,10 @@ RUN = {
 def test_a_whole_run_resumes_bit_for_bit_about_a_stage_and_a_refresh(tmp_path, delay):
     more = tmp_path / "more.jsonl"
     more.write_text("".join(f'{{"prompt": "{i}+1?", "answer": "a"}}\n' for i in range(10, 30)))
-    run = RUN | {"rollout": {"delay": delay}, "stage": [*RUN["stage"], {"at": 5, "source": str(more)}]}
+    first = dict(RUN["stage"][0])
+    if delay:
+        del first["temperature"]
+    run = RUN | {"rollout": {"delay": delay}, "stage": [first, {"at": 5, "source": str(more)}]}
     whole = train(tmp_path / "run", **run).folder
     steps = numbers(whole)
     assert [line["stage"] for line in steps] == [0, 0, 0, 1, 2, 2]
@@ -249,11 +252,9 @@ def test_a_past_stage_stays_and_a_future_one_may_change(tmp_path):
 
 def test_likelihoods_are_read_at_the_temperature_of_their_stage(tmp_path):
     """Else the first update of a batch would not be on policy."""
-    run = train(tmp_path / "run", **RUN | {"train": {"steps": 5}, "rollout": {"delay": 1}, "algorithm": {"beta": 0.1}})
-    for line in numbers(run.folder):
-        assert line["ratio/noise_floor"] < 1e-4 and line["mismatch/kl"] < (1e-6 if line["step"] < 2 else 1)
-    sync = train(tmp_path / "sync", **RUN | {"train": {"steps": 5}})
-    assert all(line["mismatch/kl"] < 1e-6 for line in numbers(sync.folder))
+    run = train(tmp_path / "run", **RUN | {"train": {"steps": 5}, "algorithm": {"beta": 0.1}})
+    assert [line["stage/temperature"] for line in numbers(run.folder)] == [1, 1, 1, 0.7, 0.7]
+    assert all(line["ratio/noise_floor"] < 1e-5 and line["mismatch/kl"] < 1e-6 for line in numbers(run.folder))
 
 
 def test_a_lost_sampler_at_a_refresh_costs_nothing(tmp_path, monkeypatch):

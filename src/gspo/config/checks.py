@@ -203,6 +203,13 @@ def check_queries(config: Config) -> None:
             raise ValueError(f"{key} = {source!r}: tasks of verifiers cannot be replaced while a run goes on: leave it out")
     if refresh.source is not None and not FUNCTION.fullmatch(refresh.source):
         raise ValueError(f"refresh.source = {refresh.source!r}: expected module:function, such as rows:new of rows.py")
+    for number, stage in enumerate(config.stage):
+        if config.rollout.delay and stage.temperature is not None:
+            raise ValueError(
+                f"rollout.delay = {config.rollout.delay} and stage[{number}].temperature = {stage.temperature:g}: the noise "
+                "floor of a delayed step shows on completions that were sampled last, which would have another temperature: "
+                "set delay to 0, or leave the temperature out"
+            )
     if refresh.every >= config.train.steps:
         raise ValueError(
             f"refresh.every = {refresh.every}: the run ends with train.steps = {config.train.steps}, before anything is "
