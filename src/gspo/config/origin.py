@@ -10,6 +10,7 @@ from gspo.config.rollout import TaskConfig
 GIVEN = "(given from Python)"
 VERIFIERS = "verifiers:"
 GENERATED = "reasoning_gym:"
+BENCHMARK = "benchmark:"
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 SAVED = ("dataset_dict.json", "state.json")
@@ -17,12 +18,12 @@ SAVED = ("dataset_dict.json", "state.json")
 
 
 def kind(source: str) -> str:
-    """`given` (rows from Python), `verifiers`, `generated` (reasoning-gym), `function`, `file`, `saved` (a folder that
-    `save_to_disk` wrote), or `hub` (what `datasets.load_dataset` reads: an id, or another folder).
+    """`given` (rows from Python), `verifiers`, `generated` (reasoning-gym), `benchmark`, `function`, `file`, `saved` (a
+    folder that `save_to_disk` wrote), or `hub` (what `datasets.load_dataset` reads: an id, or another folder).
     """
     if source == GIVEN:
         return "given"
-    for prefix, name in ((VERIFIERS, "verifiers"), (GENERATED, "generated")):
+    for prefix, name in ((VERIFIERS, "verifiers"), (GENERATED, "generated"), (BENCHMARK, "benchmark")):
         if source.startswith(prefix):
             return name
     if FUNCTION.fullmatch(source):

@@ -13,11 +13,11 @@ class TaskConfig:
     """The prompts: where they come from, and how they are read."""
 
     source: str = opt("", path=True)
-    """`reasoning_gym:NAME`, `verifiers:NAME`, a .jsonl, .json, .parquet or .csv file, `module:function`, a folder that
-    `save_to_disk` of datasets wrote, a Hub id. Required."""
+    """`reasoning_gym:NAME`, `verifiers:NAME`, `benchmark:NAME`, a .jsonl, .json, .parquet or .csv file,
+    `module:function`, a folder that `save_to_disk` of datasets wrote, a Hub id. Required."""
     config: dict[str, Any] = opt({})
-    """Options of the source: those of a reasoning-gym task, a function's arguments, a data set's `name`, verifiers'
-    `[env]`."""
+    """Options of the source: those of a reasoning-gym task or of a benchmark, a function's arguments, a data set's `name`,
+    verifiers' `[env]`."""
     split: str = opt("train")
     """Split to train on, of a Hugging Face data set or of one that was saved with several."""
     size: int | None = opt(None, low=1, high=10**8)

@@ -74,11 +74,11 @@ ALWAYS = (
         "the source has no splits to choose from: leave it out, and give held-out prompts of their own as task.eval_source",
     ),
     Unused(
-        ("task.config",), lambda c: not kinds(c) & {"hub", "function", "generated", "verifiers"},
+        ("task.config",), lambda c: not kinds(c) & {"hub", "function", "generated", "verifiers", "benchmark"},
         "the source takes no options: leave it out",
     ),
     Unused(
-        ("task.prompt_column",), lambda c: not kinds(c) - {"generated", "verifiers"},
+        ("task.prompt_column",), lambda c: not kinds(c) - {"generated", "verifiers", "benchmark"},
         "the source has its own name for the prompt: leave it out",
     ),
     Unused(("task.max_turns", "task.step_timeout"), lambda c: not played(c), ENVIRONMENT),

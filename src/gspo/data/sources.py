@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from gspo.config.near import nearest
 from gspo.config.rollout import TaskConfig
 from gspo.config.values import type_of
 from gspo.data import reasoning_gym
+from gspo.data.benchmarks import table as benchmarks
 from gspo.data.files import rows_of
 from gspo.data.plain import Junk, unpacked
 from gspo.data.processes import kill, spawn
@@ -67,6 +69,8 @@ def read(source: str, task: TaskConfig, split: str, key: str = "task.source") ->
     match origin.kind(source):
         case "verifiers":
             return table(tasks_of(source, task, None if split == task.split else split).rows, source)
+        case "benchmark":
+            return _benchmark(source, task, key)
         case "function":
             return _call(source, task, key)
         case "file":
@@ -80,6 +84,23 @@ def read(source: str, task: TaskConfig, split: str, key: str = "task.source") ->
     if path.is_file() or nearest(path.suffix, origin.SUFFIXES) or path.suffix in (".txt", ".tsv"):
         raise ValueError(f"{where}: files can be {', '.join(origin.SUFFIXES)}, not {path.suffix or 'this'}")
     return _hugging_face(source, task, split, where)
+
+
+def _benchmark(source: str, task: TaskConfig, key: str) -> Table:
+    name = source.removeprefix(origin.BENCHMARK)
+    try:
+        where, split, options = benchmarks.place(name, task.config)
+    except ValueError as error:
+        raise ValueError(f"{key} = {source!r}: {error}") from None
+    if where.startswith(origin.BENCHMARK):
+        raise ValueError(f"task.config.data = {where!r}: is a benchmark itself; name a file or a data set")
+    one = benchmarks.named(name)
+    if not where and one.packaged is not None:
+        return table(benchmarks.made(name, one.packaged(), task.config, source), f"benchmark {name}")
+    kept = split if origin.has_splits(where) else TaskConfig.split
+    raw = read(where, dataclasses.replace(task, config=options), kept, key)
+    rows = benchmarks.made(name, (row for _, row in raw), task.config, raw.label)
+    return table(rows, f"benchmark {name} ({raw.label})")
 
 
 def _call(source: str, task: TaskConfig, key: str) -> Table:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gspo.config.near import nearest
-from gspo.config.origin import VERIFIERS
+from gspo.config.origin import BENCHMARK, VERIFIERS
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
 from gspo.config.values import type_of
@@ -73,7 +73,9 @@ def _held_out(task: TaskConfig, eval: EvalConfig, eval_rows: Any) -> Table:
 def prompt_column(which: str, task: TaskConfig) -> str:
     """The column with the prompt, in the rows to train on ("train") or in those held out ("eval")."""
     source = (task.eval_source or task.source) if which == "eval" else task.source
-    return {PREFIX: "question", VERIFIERS: "prompt"}.get(source.partition(":")[0] + ":", task.prompt_column)
+    return {PREFIX: "question", VERIFIERS: "prompt", BENCHMARK: "prompt"}.get(
+        source.partition(":")[0] + ":", task.prompt_column
+    )
 
 
 def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:

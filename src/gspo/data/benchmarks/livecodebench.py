@@ -1,0 +1,187 @@
+"""LiveCodeBench: problems of contests with hidden tests, in the schema of code_generation_lite (arXiv 2403.07974)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import calendar
+import datetime
+import io
+import json
+import pickle
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+RELEASES = {"v1": 400, "v2": 511, "v3": 612, "v4": 713, "v5": 880, "v6": 1055}
+"""Problems of each release; each begins with those of the one before."""
+RELEASE, WINDOW = "v5", "2024-10..2025-02"
+"""What is taken where nothing is asked for: the months of which the sources of GSPO tell."""
+LARGEST = 256 << 20
+"""Bytes of the hidden tests of a problem, decompressed."""
+PLATFORMS = ("leetcode", "codeforces", "atcoder")
+DIFFICULTIES = ("easy", "medium", "hard")
+_NEEDED = ("question_content", "question_id", "contest_date", "public_test_cases", "private_test_cases")
+_MONTH = re.compile(r"(\d{4})-?(\d{2})(?:-?(\d{2}))?")
+
+
+def lcb_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A problem as prompt, id, tests (public ones first), function (None for programs that read standard input) and date.
+
+    Raises ValueError for another schema, hidden tests that are no plain data or too large, and a problem without tests.
+    """
+    missing = [name for name in _NEEDED if row.get(name) in (None, "")]
+    if missing:
+        raise ValueError(f"there is no {missing[0]}; the columns are {', '.join(map(str, row))}")
+    metadata = _json(row.get("metadata") or "{}", "metadata")
+    function = metadata.get("func_name") if isinstance(metadata, dict) else None
+    public = _tests(_json(row["public_test_cases"], "public_test_cases"), "public_test_cases")
+    hidden = _tests(private(row["private_test_cases"]), "private_test_cases")
+    tests = public + hidden
+    if not tests:
+        raise ValueError("there are no tests: a problem without any would be solved by everything")
+    kinds = {"value" in test for test in tests}
+    if kinds != {bool(function)}:
+        raise ValueError(f"the function is {function!r}, which does not go with the tests' types")
+    starter = str(row.get("starter_code") or "")
+    return {
+        "prompt": _prompt(str(row["question_content"]), starter),
+        "id": str(row["question_id"]),
+        "tests": tests,
+        "function": function,
+        "title": str(row.get("question_title") or ""),
+        "difficulty": str(row.get("difficulty") or ""),
+        "platform": str(row.get("platform") or ""),
+        "date": _date(row["contest_date"]),
+    }
+
+
+def private(cell: Any) -> Any:
+    """Hidden tests: JSON, or base64(zlib(pickle(JSON))). A pickle may hold text and nothing else: no class is loaded.
+
+    Raises ValueError.
+    """
+    if not isinstance(cell, str):
+        return cell
+    if cell.lstrip()[:1] in ("[", "{"):
+        return _json(cell, "private_test_cases")
+    try:
+        packed = base64.b64decode(cell.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise ValueError(f"private_test_cases is neither JSON nor base64: {error}") from None
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(packed, LARGEST)
+    except zlib.error as error:
+        raise ValueError(f"private_test_cases cannot be decompressed: {error}") from None
+    if unpacker.unconsumed_tail:
+        raise ValueError(f"private_test_cases has more than {LARGEST >> 20} MiB when it is decompressed: leave the row out")
+    try:
+        text = _Text(io.BytesIO(data)).load()
+    except Exception as error:  # what is no pickle may raise anything
+        raise ValueError(f"private_test_cases is no pickle of text: {error}") from None
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
+    if not isinstance(text, str):
+        raise ValueError(f"private_test_cases holds a pickle of {type(text).__name__}; expected text")
+    return _json(text, "private_test_cases")
+
+
+class _Text(pickle.Unpickler):
+    """Loads text and other plain data; refuses every class, so that loading runs no code."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise ValueError(f"it asks for {module}.{name}, and no class is loaded from data")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise ValueError("it refers to something outside of it")
+
+
+def _json(cell: Any, name: str) -> Any:
+    if not isinstance(cell, str):
+        return cell
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not valid JSON: {error}") from None
+
+
+def _tests(cases: Any, name: str) -> list[dict[str, Any]]:
+    if not isinstance(cases, list):
+        raise ValueError(f"{name} is {type(cases).__name__}; expected a list of tests")
+    made: list[dict[str, Any]] = []
+    for number, case in enumerate(cases):
+        match case:
+            case {"input": str(given), "output": str(wanted), "testtype": "stdin"}:
+                made.append({"input": given, "output": wanted})
+            case {"input": str(given), "output": str(wanted), "testtype": "functional"}:
+                lines = [_json(line, f"{name}, test {number}, input") for line in given.split("\n")]
+                made.append({"arguments": lines, "value": _json(wanted, f"{name}, test {number}, output")})
+            case _:
+                raise ValueError(f"{name}, test {number}: expected input, output and testtype (stdin or functional)")
+    return made
+
+
+def _date(cell: Any) -> str:
+    try:
+        return datetime.datetime.fromisoformat(str(cell)).date().isoformat()
+    except ValueError:
+        raise ValueError(f"contest_date is {cell!r:.40}; expected a date such as 2024-10-05T00:00:00") from None
+
+
+def _prompt(question: str, starter: str) -> str:
+    how = (
+        "Write a Python solution with this starter code:\n\n```python\n" + starter.rstrip() + "\n```\n\n"
+        if starter.strip()
+        else "Write a Python program that reads the input from standard input and writes the answer to standard output. "
+    )
+    return f"{question.strip()}\n\n{how}Put the whole code into one block that begins with ```python and ends with ```."
+
+
+def lcb_choose(rows: list[dict[str, Any]], release: str | None = None, window: str | None = None) -> list[dict[str, Any]]:
+    """The problems of a release and of a window of contest dates, both ends included. window: `2024-10..2025-02`, days or
+    `all`. Without a release, what is a whole one is cut down to RELEASE. Raises ValueError for an unknown release, one that
+    these rows do not hold, and a window without problems.
+    """
+    if release is not None and release.removeprefix("release_") not in RELEASES:
+        raise ValueError(f"release {release!r}: is none of {', '.join(RELEASES)}")
+    sizes = {count: name for name, count in RELEASES.items()}
+    asked = (release or RELEASE).removeprefix("release_")
+    if len(rows) in sizes and len(rows) >= RELEASES[asked]:
+        rows = rows[: RELEASES[asked]]
+    elif release is not None:
+        raise ValueError(
+            f"release {release!r}: it has {RELEASES[asked]} problems, and these are {len(rows)}: give the data of this "
+            "release or of a later one, whole and in its order; or ask for no release"
+        )
+    first, last = span(window or WINDOW)
+    chosen = [row for row in rows if first <= row["date"] <= last]
+    if not chosen:
+        dates = sorted(row["date"] for row in rows)
+        raise ValueError(
+            f"window {window or WINDOW}: has no problem; there are {len(rows)} from {dates[0]} to {dates[-1]}"
+            if dates
+            else "there are no problems"
+        )
+    return chosen
+
+
+def span(window: str) -> tuple[str, str]:
+    """First and last day of `FROM..TO`, in months or days, or `all`. Raises ValueError."""
+    if window == "all":
+        return "0000-00-00", "9999-99-99"
+    ends = re.split(r"\.\.|(?<=^\d{6})-(?=\d{6}$)", window)
+    found = [_MONTH.fullmatch(end) for end in ends]
+    if len(found) != 2 or found[0] is None or found[1] is None:
+        raise ValueError(f"window {window!r}: expected FROM..TO, such as 2024-10..2025-02 or 2024-10-01..2025-02-15, or all")
+    (year, month, day), (to_year, to_month, to_day) = found[0].groups(), found[1].groups()
+    try:
+        begin = datetime.date(int(year), int(month), int(day or 1))
+        days = calendar.monthrange(int(to_year), int(to_month))[1]
+        end = datetime.date(int(to_year), int(to_month), int(to_day or days))
+    except ValueError as error:
+        raise ValueError(f"window {window!r}: {error}") from None
+    if begin > end:
+        raise ValueError(f"window {window!r}: ends before it begins")
+    return begin.isoformat(), end.isoformat()

@@ -1,0 +1,124 @@
+"""The benchmarks by name, and how their rows are read."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gspo.config import origin
+from gspo.config.near import nearest
+from gspo.data.benchmarks import aime, codeforces, humaneval, livecodebench
+
+Rows = list[dict[str, Any]]
+READS = ("data", "split", "name")
+"""Options of every benchmark: where its rows are, in place of its data set; split and configuration of a data set."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What is known of a benchmark before it is read.
+
+    title: its name for people. source, split, config: its data set on the Hugging Face Hub. row: makes a row of ours out of
+    one of its rows and its number. choose: picks rows by options of its own, which are its arguments. packaged: gives its
+    rows where a package ships them. reward: what scores its replies. samples: replies to a problem, by custom. tokens:
+    length of the longest reply where a preset says no other.
+    """
+
+    title: str
+    source: str
+    split: str
+    row: Callable[[Mapping[str, Any], int], dict[str, Any]]
+    reward: str
+    samples: int
+    tokens: int | None = None
+    config: str | None = None
+    packaged: Callable[[], Rows] | None = None
+    choose: Callable[..., Rows] = lambda rows: rows
+
+
+BENCHMARKS = {
+    "aime24": Benchmark("AIME'24", "HuggingFaceH4/aime_2024", "train", aime.aime_row, "math", 32, 38_912),
+    "aime25": Benchmark("AIME'25", "yentinglin/aime_2025", "train", aime.aime_row, "math", 32, 38_912),
+    "livecodebench": Benchmark(
+        "LiveCodeBench", "lighteval/code_generation_lite", "test", livecodebench.lcb_row,
+        "gspo.rewards.programs:livecodebench", 8, config="release_v5", choose=livecodebench.lcb_choose,
+    ),
+    "codeforces": Benchmark(
+        "Codeforces", "open-r1/codeforces", "test", codeforces.codeforces_row, "gspo.rewards.programs:codeforces", 8
+    ),
+    "humaneval": Benchmark(
+        "HumanEval", "", "test", humaneval.humaneval_row, "gspo.rewards.programs:humaneval", 1, packaged=humaneval.packaged
+    ),
+}  # fmt: skip
+ANSWERS = Benchmark("problems with answers", "", "train", aime.answer_row, "math", 1)
+"""A file of problems and answers that is none of the known ones."""
+
+
+def named(name: str) -> Benchmark:
+    """The benchmark of that name, or what a file of that name holds. Raises ValueError for an unknown name."""
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    if origin.kind(name) == "file":
+        return ANSWERS
+    known = nearest(name, BENCHMARKS)
+    raise ValueError(
+        f"benchmark {name!r}: is none of {', '.join(BENCHMARKS)}, and no {', '.join(origin.SUFFIXES)} file{known}"
+    )
+
+
+def place(name: str, options: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """Where the rows of a benchmark are: a source ("" where a package ships them), its split and arguments of the data set.
+    Raises ValueError for an option that the benchmark does not have.
+    """
+    one = named(name)
+    own = [name for name in inspect.signature(one.choose).parameters if name != "rows"]
+    for option in options:
+        if option not in (*READS, *own):
+            close = nearest(option, [*READS, *own])
+            raise ValueError(
+                f"task.config.{option}: benchmark {name} has no such option; it has {', '.join((*READS, *own))}{close}"
+            )
+    source = options.get("data") or (name if one is ANSWERS else one.source)
+    config = options.get("name", one.config if source == one.source else None)
+    return str(source), str(options.get("split", one.split)), {"name": config} if config else {}
+
+
+def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any], where: str) -> Rows:
+    """The rows of a benchmark from those of its data set. where: the source, for errors. Raises ValueError for a row that
+    does not have the benchmark's schema, for ids that come twice, and where no row is left.
+    """
+    one = named(name)
+    rows, numbers = [], {}
+    for number, cells in enumerate(raw):
+        try:
+            row = one.row(cells, number)
+        except ValueError as error:
+            raise ValueError(f"{where}, row {number}: {error}") from None
+        if row["id"] in numbers:
+            raise ValueError(
+                f"{where}: rows {numbers[row['id']]} and {number} have the same id {row['id']!r}: leave one out"
+            )
+        numbers[row["id"]] = number
+        rows.append(row)
+    try:
+        chosen = one.choose(rows, **{key: value for key, value in options.items() if key not in READS})
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    if not chosen:
+        raise ValueError(f"{where}: there are no problems")
+    return chosen
+
+
+def digest(rows: Rows) -> str:
+    """A fingerprint of a benchmark's rows and their order (SHA-256)."""
+    return hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def short(name: str) -> str:
+    """A benchmark's name as part of a file's: that of a file without its folder and suffix."""
+    return name if name in BENCHMARKS else Path(name).stem

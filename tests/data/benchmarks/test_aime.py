@@ -1,0 +1,38 @@
+import pytest
+
+from gspo.data.benchmarks.aime import ASK, aime_row, answer_row
+
+SCHEMAS = [
+    {"ID": "2024-I-1", "Problem": "What is 1 + 1?", "Solution": "2 of course", "Answer": 2},
+    {"id": 60, "problem": "What is 1 + 1?", "solution": "", "answer": "002", "url": "https://", "year": "2024"},
+    {"problem": "What is 1 + 1?", "solution": "First $\\boxed{3}$, no: $\\boxed{2}$."},
+]
+
+
+@pytest.mark.parametrize("row, name", zip(SCHEMAS, ("2024-I-1", "60", "7")))
+def test_three_schemas_give_the_same_problem(row, name):
+    assert aime_row(row, 7) == {"prompt": f"What is 1 + 1?\n\n{ASK}", "answer": "2", "id": name}
+
+
+@pytest.mark.parametrize(
+    "row, why",
+    [
+        ({"text": "1 + 1"}, "there is no column problem, question or prompt; the columns are text"),
+        ({"problem": "1 + 1", "answer": "two"}, "the answer is 'two'; AIME's are whole numbers from 0 to 999"),
+        ({"problem": "1 + 1", "answer": 1000}, "the answer is '1000'"),
+        ({"problem": "1 + 1", "answer": -1}, "the answer is '-1'"),
+        ({"problem": "1 + 1"}, "there is no answer"),
+        ({"problem": "1 + 1", "answer": None, "solution": "two"}, "there is no answer"),
+        ({"problem": "1 + 1", "answer": " ", "solution": None}, "there is no answer"),
+        ({"problem": ["1 + 1"], "answer": 2}, "the problem is list; expected text"),
+        ({"problem": " ", "answer": 2}, "there is no column problem"),
+    ],
+)
+def test_what_is_no_problem_of_aime_is_refused(row, why):
+    with pytest.raises(ValueError, match=why):
+        aime_row(row, 0)
+
+
+def test_other_answers_are_read_as_they_are():
+    assert answer_row({"question": "?", "answer": "\\frac{1}{2}"}, 3)["answer"] == "\\frac{1}{2}"
+    assert answer_row({"problem": "?", "solution": "so \\boxed{\\frac{1}{2}}"}, 3)["answer"] == "\\frac{1}{2}"
