@@ -1,0 +1,109 @@
+"""Programs of benchmarks, really run in a sandbox."""
+
+import pytest
+
+from gspo.rewards import programs
+from gspo.rewards.programs import block, called, codeforces, humaneval, livecodebench
+
+CHECK = "def check(candidate):\n    assert candidate([1, 2], 3) == [4, 5]\n    assert candidate([], 1) == []\n"
+START = 'from typing import List\n\ndef add(xs: List[int], y: int) -> List[int]:\n    """Add y to each."""\n'
+CANONICAL = "    return [x + y for x in xs]\n"
+EQUAL = "class E:\n    def __eq__(self, other):\n        return True\n"
+
+
+def fenced(code, word="python"):
+    return f"Here it is:\n```{word}\n{code}\n```\nDone."
+
+
+def completed(*completions):
+    columns = {"start": START, "function": "add", "canonical": CANONICAL, "check": CHECK}
+    return humaneval(completions, **{name: [value] * len(completions) for name, value in columns.items()})
+
+
+def test_the_last_block_and_its_language():
+    assert block(fenced("1") + fenced("2")) == ("2\n", "python")
+    assert block(fenced("1", "cpp")) == ("1\n", "cpp")
+    assert block("1") == (None, "python") and block("```python\n1") == (None, "python")
+
+
+@pytest.mark.timeout(120)
+def test_humaneval_takes_bodies_and_whole_functions_and_nothing_that_is_merely_equal():
+    found = completed(
+        CANONICAL,
+        fenced(START + CANONICAL),
+        fenced("def add(xs: List[int], y):\n    return [x + y for x in xs]"),
+        "    return None\n",
+        fenced(f"{EQUAL}def add(xs, y):\n    return E()"),
+        fenced("def add(xs, y):\n    import builtins\n    builtins.AssertionError = None\n    return 1"),
+        fenced("def add(xs, y):\n    exit(0)"),
+        fenced("def add(xs, y:\n"),
+        "",
+    )
+    assert found == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.timeout(120)
+def test_the_checks_of_a_wrong_canonical_solution_are_an_error():
+    assert called(START, "add", CANONICAL, CHECK) == [[[1, 2], 3], [[], 1]]
+    with pytest.raises(RuntimeError, match="the canonical solution of add does not pass its checks"):
+        called(START, "add", "    return xs\n", CHECK)
+
+
+STDIN = [{"input": "1 2\n", "output": "3\n"}, {"input": "2 2\n", "output": "4\n"}]
+CALLS = [{"arguments": [[1, 2], 3], "value": [4, 5]}]
+
+
+@pytest.mark.timeout(120)
+def test_livecodebench_runs_programs_and_functions():
+    good = fenced("a, b = map(int, input().split())\nprint(a + b)")
+    method = "class Solution:\n    def add(self, xs: List[int], y: int) -> List[int]:\n        return {}"
+    cases = [
+        (good, STDIN, None, 1), (fenced("print(3)"), STDIN, None, 0), ("print(3)", STDIN, None, 0),
+        (fenced("from __future__ import annotations\nprint(sum(map(int, input().split())))"), STDIN, None, 1),
+        (fenced(method.format("[x + y for x in xs]")), CALLS, "add", 1),
+        (fenced(method.format("tuple(x + y for x in xs)")), CALLS, "add", 1),
+        (fenced(f"{EQUAL}def add(*a):\n    return E()"), CALLS, "add", 0),
+        (fenced("def add(xs, y):\n    return sorted(Counter(xs + [4]).elements())[-1:] + [5]"), CALLS, "add", 1),
+        (fenced("def other():\n    pass"), CALLS, "add", 0), (good + fenced("print(0)"), STDIN, None, 0),
+    ]  # fmt: skip
+    completions, tests, functions, right = zip(*cases)
+    assert livecodebench(completions, tests, functions) == list(right)
+    with pytest.raises(ValueError, match="there are no tests"):
+        livecodebench([good], [[]], [None])
+
+
+CHECKER = """
+import sys
+given, wanted, said = (open(name).read().split() for name in sys.argv[1:4])
+print(int(len(said) == 1 and int(said[0]) % 2 == int(wanted[0]) % 2))
+"""
+CPP = "#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b; }"
+
+
+def judged(completion, checker=None, tests=STDIN, seconds=2.0):
+    return codeforces([completion], [tests], [checker], [seconds], [256.0])
+
+
+@pytest.mark.timeout(240)
+def test_codeforces_compares_outputs_or_asks_the_checker():
+    add = "a, b = map(int, input().split())\nprint(a + b{})"
+    assert judged(fenced(add.format(""))) == [1]
+    assert judged(fenced(add.format(" + 2"))) == [0]
+    assert judged(fenced(add.format(" + 2")), CHECKER) == [1]
+    assert judged(fenced(add.format(" + 1")), CHECKER) == [0]
+    assert judged(fenced("while True: pass"), CHECKER, seconds=0.2) == [0]
+    assert judged("no code") == [0]
+    with pytest.raises(RuntimeError, match="the problem's checker failed"):
+        judged(fenced(add.format("")), "raise SystemExit(3)")
+
+
+@pytest.mark.timeout(240)
+def test_codeforces_compiles_cpp():
+    assert judged(fenced(CPP, "cpp")) == [1]
+    assert judged(fenced(CPP.replace("a + b", "a - b"), "c++")) == [0]
+    assert judged(fenced("int main( {", "cpp")) == [0]
+
+
+def test_columns_come_without_thinking():
+    assert all(getattr(function, "spoken", False) for function in (livecodebench, codeforces, humaneval))
+    assert programs.sandbox() is programs.sandbox()
