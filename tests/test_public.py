@@ -157,6 +157,7 @@ OF_THE_COMMAND_LINE = (
     "gspo.options",
     "gspo.demo",
     "gspo.study",
+    "gspo.benchmark",
     "gspo.build.export",
     "gspo.backends.vllm",
 )

@@ -116,7 +116,7 @@ def told(argv: list[str]) -> int:
 
 def way_on(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
     """How to go on with a command that was interrupted, in words after "interrupted"."""
-    if arguments.command == "compare":
+    if arguments.command == "compare" or (arguments.command == "eval" and arguments.benchmark is not None):
         return "; the same command goes on with what is left"
     if arguments.command == "demo":
         folder = demo_folder(arguments)
@@ -161,6 +161,10 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         from gspo.study.compare import compare
 
         return compare(arguments.study, arguments.dir, arguments.only, arguments.dry_run, fields)
+    if arguments.command == "eval" and on_a_benchmark(arguments):
+        from gspo.benchmark.run import evaluate as evaluate_on
+
+        return evaluate_on(options_of(arguments), fields)
     config = load(arguments.config, fields)
     if arguments.command in ("train", "sft", "serve"):
         from gspo.build.launch import begun_before, take_part
@@ -190,6 +194,35 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if report.is_file():
         print(visible(f"report  {report}"))
     return 0 if result.finished else 130
+
+
+def on_a_benchmark(arguments: argparse.Namespace) -> bool:
+    """Whether `gspo eval` is about a benchmark. Raises ValueError for words that have no effect."""
+    if arguments.benchmark is not None and arguments.out is not None:
+        raise ValueError("--out: has no effect beside --benchmark, which keeps its replies in --dir; leave it out")
+    for name in ("data", "release", "window", "preset", "url", "key_variable", "dir", "against", "contests", "as_published"):
+        if arguments.benchmark is None and getattr(arguments, name):
+            raise ValueError(f"--{name.replace('_', '-')}: is for a benchmark: name one with --benchmark, or leave it out")
+    return arguments.benchmark is not None
+
+
+def options_of(arguments: argparse.Namespace) -> Any:
+    """The words of `gspo eval --benchmark`."""
+    from gspo.benchmark.settings import Options
+
+    of_source = [(name, getattr(arguments, name)) for name in ("data", "release", "window")]
+    return Options(
+        model=arguments.config,
+        benchmark=arguments.benchmark,
+        dir=arguments.dir,
+        preset=arguments.preset,
+        of_source=tuple((name, value) for name, value in of_source if value is not None),
+        url=arguments.url or "",
+        key_variable=arguments.key_variable or "",
+        against=arguments.against,
+        contests=arguments.contests,
+        as_published=arguments.as_published,
+    )
 
 
 def predict(config: Any, arguments: argparse.Namespace) -> int:

@@ -63,8 +63,7 @@ def _running(command: Callable[..., argparse.ArgumentParser]) -> None:
             "--allow", action="append", default=[], metavar="SECTION.KEY",
             help="with --resume: a setting that may differ from the run's own, such as optimizer.lr; repeatable",
         )  # fmt: skip
-    subparser = command("eval", "evaluate a model on held-out prompts: accuracy with a 95 % interval", "1")
-    subparser.add_argument("--out", type=place, metavar="FILE", help="write each completion to this .jsonl file")
+    _evaluating(command("eval", "evaluate a model on held-out prompts, or on a benchmark: accuracy with a 95 % interval"))
     subparser = command("compare", "compare algorithms on equal terms: over settings and seeds, with intervals and verdicts")
     subparser.add_argument("study", metavar="STUDY.toml", help="study file")
     subparser.add_argument("--dir", type=place, help="folder of the study (default: runs/NAME)")
@@ -109,6 +108,39 @@ def _reading(command: Callable[..., argparse.ArgumentParser]) -> None:
     subparser.add_argument("--dir", type=place, help="run folder (default: runs/demo, runs/demo-agent)")
     subparser.add_argument("--seed", type=seed, default=0, help="seed of the whole demo (default: %(default)s)")
     subparser.add_argument("--resume", action="store_true", help="continue a demo that was stopped")
+
+
+def _evaluating(subparser: argparse.ArgumentParser) -> None:
+    """The words of `gspo eval`."""
+    subparser.add_argument(
+        "config", metavar="CONFIG.toml|MODEL",
+        help="configuration file; with --benchmark also a model's folder or id, or with --url its name there",
+    )  # fmt: skip
+    subparser.add_argument("--out", type=place, metavar="FILE", help="write each completion to this .jsonl file")
+    group = subparser.add_argument_group("on a benchmark")
+    for name, metavar, text in (
+        (
+            "benchmark",
+            "NAME|FILE",
+            "aime24, aime25, livecodebench, codeforces, humaneval, or a file of problems and answers",
+        ),
+        ("data", "SOURCE", "where its rows are: a file, or a data set's id (default: its own data set on the Hub)"),
+        ("release", "NAME", "livecodebench: release of the data, v1 to v6 (default: v5)"),
+        ("window", "FROM..TO", "livecodebench: months or days of the contests, such as 2024-10..2025-02"),
+        ("preset", "NAME", "how to sample, by a model card: qwen3, qwen3-instruct"),
+        ("url", "URL", "OpenAI-compatible endpoint that samples, such as http://127.0.0.1:8000/v1"),
+        ("key-variable", "NAME", "environment variable with the endpoint's API key (default: OPENAI_API_KEY, if it is set)"),
+    ):
+        group.add_argument(f"--{name}", metavar=metavar, help=text)
+    for name, metavar, text in (
+        ("dir", "DIR", "folder of the evaluation; one that was stopped goes on (default: runs/eval/BENCHMARK-MODEL)"),
+        ("against", "DIR", "compare with the finished evaluation in this folder, paired by problem"),
+        ("contests", "FILE", "codeforces: standings and ratings of the contests, for a CodeElo-style rating"),
+    ):
+        group.add_argument(f"--{name}", metavar=metavar, type=place, help=text)
+    group.add_argument(
+        "--as-published", action="store_true", help="codeforces: CodeElo's published script, which is off by one place"
+    )
 
 
 def place(path: str) -> Path:

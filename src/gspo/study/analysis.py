@@ -104,18 +104,19 @@ def paired(a: dict[int, float], b: dict[int, float]) -> list[float]:
 
 
 def verdict(
-    name: str, baseline: str, difference: Interval, collapsed: int, of: int, measure: str = "reward", sign: int = 1
-) -> str:
-    """What the numbers allow to say, in words. difference: `name` - `baseline`, paired by seed. measure: what was measured;
-    sign: 1 where more of it is better, -1 where less is, 0 where neither.
+    name: str, baseline: str, difference: Interval, collapsed: int, of: int, measure: str = "reward", sign: int = 1,
+    unit: str = "seed",
+) -> str:  # fmt: skip
+    """What the numbers allow to say, in words. difference: `name` - `baseline`, paired by `unit`. measure: what was
+    measured; sign: 1 where more of it is better, -1 where less is, 0 where neither.
     """
-    words = f"{name} collapsed in {collapsed} of {of} seeds. " if collapsed else ""
+    words = f"{name} collapsed in {collapsed} of {of} {unit}s. " if collapsed else ""
     words = f"{measure}: {words}"
     if difference.n < 2:
-        return words + f"{name} against {baseline}: {difference.n} paired seed{'s' * (difference.n != 1)}, no verdict."
+        return words + f"{name} against {baseline}: {difference.n} paired {unit}{'s' * (difference.n != 1)}, no verdict."
     span = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
     if not difference.resolved:
-        return words + f"{name} against {baseline}: no difference resolvable at {difference.n} seeds ({span})."
+        return words + f"{name} against {baseline}: no difference resolvable at {difference.n} {unit}s ({span})."
     more = difference.mean > 0
     relation = ("better" if more == (sign > 0) else "worse") if sign else ("higher" if more else "lower")
-    return words + f"{name} is {relation} than {baseline} by {span} at {difference.n} seeds."
+    return words + f"{name} is {relation} than {baseline} by {span} at {difference.n} {unit}s."

@@ -1,0 +1,69 @@
+"""Any OpenAI-compatible endpoint as the sampler of a benchmark: text in and text out."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from gspo.rewards.http_client import Line, Unreadable
+from gspo.types import Prompt, Sampling
+
+RETRIES = 5
+"""How often a request is repeated after 429, 5xx and lost connections, with growing waits."""
+
+
+class Said(NamedTuple):
+    """A reply as the endpoint gave it. tokens: as it counts them, thinking included; 0 where it does not."""
+
+    text: str
+    tokens: int
+    stop: str
+
+
+class Endpoint:
+    """Asks `model` at `url` for one reply at a time, many at once. system: a system message, "" for none. timeout: seconds
+    for a reply, retries included.
+    """
+
+    def __init__(self, url: str, model: str, key: str, system: str, timeout: float, concurrent: int) -> None:
+        """Raises ValueError without the package openai."""
+        self.model, self.system = model, system
+        self.line = Line("the endpoint", url, key, timeout, RETRIES, concurrent)
+
+    def begin(self, prompt: Prompt, seed: int, sampling: Sampling) -> Future[Said]:
+        """Asks for one reply. The future raises Failed or Unreadable."""
+        messages: list[Any] = [*prompt.messages] if isinstance(prompt.messages, list) else []
+        if isinstance(prompt.messages, str):
+            messages = [{"role": "user", "content": prompt.messages}]
+        if self.system:
+            messages = [{"role": "system", "content": self.system}, *messages]
+        request: dict[str, Any] = {
+            "model": self.model,
+            "messages": messages,
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "seed": seed,
+        }
+        if sampling.top_p < 1:
+            request["top_p"] = sampling.top_p
+        if sampling.top_k:
+            request["extra_body"] = {"top_k": sampling.top_k}  # not OpenAI's own; vLLM and SGLang know it
+        if sampling.stop:
+            request["stop"] = list(sampling.stop)
+        return self.line.run(self._ask(request))
+
+    async def _ask(self, request: dict[str, Any]) -> Said:
+        response = await self.line.request(lambda client: client.chat.completions.create(**request))
+        try:
+            choice = response.choices[0]
+            text, reason = choice.message.content or "", choice.finish_reason
+        except (AttributeError, IndexError, TypeError):
+            raise Unreadable("the response holds no message") from None
+        if not isinstance(text, str):
+            raise Unreadable(f"the response's message is {type(text).__name__}")
+        tokens = getattr(getattr(response, "usage", None), "completion_tokens", None)
+        return Said(text, tokens if type(tokens) is int else 0, "length" if reason == "length" else "eos")
+
+    def close(self) -> None:
+        """Gives up what is under way."""
+        self.line.close()

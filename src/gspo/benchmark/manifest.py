@@ -1,0 +1,107 @@
+"""What an evaluation was: data, prompt, sampling, limits, scoring. One that goes on must be the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from gspo import __version__
+from gspo.config.schema import Config
+from gspo.data.benchmarks.table import Rows, digest
+from gspo.runs import disk
+from gspo.safe import without_logins, without_secrets
+
+NAME = "manifest.json"
+FREE = ("gspo",)
+"""What may differ where an evaluation goes on."""
+
+
+def manifest(
+    name: str, title: str, config: Config, rows: Rows, samples: int, url: str, context: dict[str, Any]
+) -> dict[str, Any]:
+    """What identifies an evaluation, as plain data. url: the endpoint that samples, "" for a model of this process. context:
+    what the caller knows besides.
+    """
+    task, evaluation = config.task, config.eval
+    sampling = {key: getattr(evaluation, key) for key in ("temperature", "top_p", "top_k")}
+    made = {
+        "benchmark": name,
+        "title": title,
+        "model": config.model.path,
+        "endpoint": without_logins(url),
+        "weights": "" if url else weights(Path(config.model.path)),
+        "data": {"sha256": digest(rows), "problems": len(rows), "options": without_secrets(task.config)},
+        "prompt": {
+            "first": rows[0]["prompt"],
+            "system": task.system,
+            "template": task.template,
+            "arguments": task.template_args,
+        },
+        "samples": samples,
+        "sampling": sampling
+        | {
+            "max_completion_length": evaluation.max_completion_length or config.rollout.max_completion_length,
+            "stop": list(config.rollout.stop),
+            "seed": config.train.seed,
+            "engine": "endpoint" if url else config.sampler.engine,
+            "quantize": config.sampler.quantize,
+        },
+        "scoring": {"reward": config.reward.functions, "timeout": config.reward.timeout} | context,
+        "gspo": __version__,
+    }
+    return json.loads(json.dumps(made, default=str))
+
+
+def weights(folder: Path) -> str:
+    """What tells the files of a model's folder from those that were there before: names, sizes and times; "" for an id."""
+    files = sorted(path for path in folder.glob("*") if path.is_file()) if folder.is_dir() else []
+    facts = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
+
+
+def begin(folder: Path, this: dict[str, Any]) -> bool:
+    """Writes the manifest of an evaluation that begins, or sees that one that goes on is the same; returns whether it does.
+
+    Raises ValueError where the folder holds something else, with what differs.
+    """
+    path = folder / NAME
+    if not path.exists():
+        if folder.is_file():
+            raise ValueError(f"--dir {folder}: is a file; give a folder")
+        if folder.is_dir() and any(entry.name != f".{NAME}.part" for entry in folder.iterdir()):
+            raise ValueError(f"--dir {folder}: the folder holds something else than an evaluation; give another one")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--dir {folder}: cannot be made: {error}") from None
+        disk.write_text(path, json.dumps(this, indent=1, ensure_ascii=False) + "\n")
+        return False
+    old = load(folder)
+    differing = [key for key in this if key not in FREE and old.get(key) != this[key]]
+    if differing:
+        key = differing[0]
+        raise ValueError(
+            f"--dir {folder}: holds another evaluation: {key} was {_shown(old.get(key))} and is {_shown(this[key])} now. "
+            "Give another --dir, or the same settings to go on"
+        )
+    return True
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """The manifest of an evaluation. Raises ValueError where there is none."""
+    try:
+        found = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{folder}: is not the folder of an evaluation: there is no {NAME} in it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{folder / NAME}: cannot be read: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("samples"), int):
+        raise ValueError(f"{folder / NAME}: is not the manifest of an evaluation")
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else f"{text[:200]}…"

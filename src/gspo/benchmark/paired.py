@@ -1,0 +1,85 @@
+"""Two models on one benchmark, paired by problem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gspo.benchmark import manifest as manifests
+from gspo.benchmark.replies import Mark, read
+from gspo.benchmark.results import LIKE, THESE
+from gspo.rollout.statistics import Z95
+from gspo.study.analysis import Interval, interval, verdict
+
+
+class Paired(NamedTuple):
+    """The first model's avg@n minus the second's, with both intervals, in words too. differs: settings that are not the
+    same, so that the difference is not of the models alone.
+    """
+
+    these: Interval
+    like: Interval
+    words: str
+    differs: list[str]
+
+
+def correct_of(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The manifest of a finished evaluation, and the right replies to each problem. Raises ValueError where it is none."""
+    there = manifests.load(folder)
+    marks = read(folder / "marks.jsonl", Mark)
+    n, problems = there["samples"], dict.fromkeys(problem for problem, _ in marks)
+    expected = there.get("data", {}).get("problems")
+    if len(marks) != n * len(problems) or len(problems) != expected:
+        raise ValueError(f"{folder}: is not finished: {len(marks)} of {expected} x {n} replies are scored; finish it first")
+    return there, {problem: sum(marks[problem, i].right for i in range(n)) for problem in problems}
+
+
+def check(this: Mapping[str, Any], other: Path) -> None:
+    """Whether a finished evaluation of the same problems lies there. Raises ValueError."""
+    theirs, _ = correct_of(other)
+    if theirs["data"]["sha256"] != this["data"]["sha256"]:
+        raise ValueError(
+            f"--against {other}: its problems are others ({theirs['benchmark']}): only evaluations of the same data compare"
+        )
+
+
+def compared(first: Path, second: Path) -> Paired:
+    """The evaluation in `first` against that in `second`. Raises ValueError where one is not finished, or of other data."""
+    (mine, a), (theirs, b) = correct_of(first), correct_of(second)
+    check(mine, second)
+    differs = [key for key in ("prompt", "sampling", "scoring", "samples") if mine.get(key) != theirs.get(key)]
+    names = _names(mine, theirs, first, second)
+    return paired(a, mine["samples"], b, theirs["samples"], names, differs)
+
+
+def paired(
+    a: Mapping[str, int], n: int, b: Mapping[str, int], m: int, names: tuple[str, str], differs: Sequence[str] = ()
+) -> Paired:  # fmt: skip
+    """The difference of two models. a, b: right replies to each problem, of n and of m."""
+    differences = [a[problem] / n - b[problem] / m for problem in a]
+    mean, count = sum(differences) / len(differences), len(differences)
+    these = Interval(mean, math.nan, math.nan, count)
+    if n > 1 and m > 1:
+        within = sum(_variance(a[problem], n) + _variance(b[problem], m) for problem in a)
+        half = Z95 * math.sqrt(within) / count
+        these = Interval(mean, max(-1.0, mean - half), min(1.0, mean + half), count)
+    like = interval(differences, (-1.0, 1.0))
+    text = verdict(*names, like, 0, count, f"avg, {LIKE}", 1, "problem")
+    if like.n > 1 and not like.resolved and these.resolved:
+        more = "higher" if mean > 0 else "lower"
+        text += f" {THESE.capitalize()} alone it is {more}: [{these.low:+.3f}, {these.high:+.3f}]."
+    if differs:
+        text += f" They differ also in {', '.join(differs)}."
+    return Paired(these, like, text, list(differs))
+
+
+def _variance(c: int, n: int) -> float:
+    """Of a problem's share of right replies, as sampling makes it."""
+    return c * (n - c) / (n * n * (n - 1))
+
+
+def _names(mine: Mapping[str, Any], theirs: Mapping[str, Any], first: Path, second: Path) -> tuple[str, str]:
+    names = str(mine["model"]), str(theirs["model"])
+    return names if names[0] != names[1] else (str(first), str(second))

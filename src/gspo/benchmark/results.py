@@ -1,0 +1,158 @@
+"""From replies and their marks to figures: those of the benchmark, those of each problem, and the files that hold them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo.benchmark.replies import Key, Mark, Reply
+from gspo.benchmark.scores import Bounded, ladder, majority, over_like, over_these, passes
+from gspo.runs.log import finite, to_json
+from gspo.safe import replace_file
+from gspo.types import Prompt
+
+THESE, LIKE = "over these problems", "over problems like these"
+"""The names of the two intervals."""
+
+
+def problem_rows(
+    prompts: Sequence[Prompt], n: int, replies: Mapping[Key, Reply], marks: Mapping[Key, Mark]
+) -> list[dict[str, Any]]:  # fmt: skip
+    """What is to be told of each problem. correct: right replies of n. majority: the answer that most replies give, where
+    problems have answers. answered: replies with an answer. failed: replies that were not scored.
+    """
+    rows = []
+    for prompt in prompts:
+        said = [replies[prompt.id, number] for number in range(n)]
+        marked = [marks[prompt.id, number] for number in range(n)]
+        answer = prompt.columns.get("answer")
+        votes = Counter(mark.vote for mark in marked if mark.vote is not None)
+        row: dict[str, Any] = {
+            "id": prompt.id,
+            "correct": sum(mark.right for mark in marked),
+            "n": n,
+            "truncated": sum(reply.stop == "length" for reply in said),
+            "tokens": sum(reply.tokens for reply in said) / n,
+            "failed": sum(mark.error is not None for mark in marked),
+        }
+        if answer is not None:
+            row |= {"answer": str(answer), "majority": votes.most_common(1)[0][0] if votes else None}
+            row |= {"answered": sum(votes.values()), "right": [mark.right for mark in marked]}
+            row["votes"] = [mark.vote for mark in marked]
+        rows.append(row)
+    return rows
+
+
+def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of a benchmark: avg@n with both intervals, pass@k with that over problems like these, maj@k where problems
+    have answers, and shares of all replies.
+    """
+    n = rows[0]["n"]
+    correct = [row["correct"] for row in rows]
+    made: dict[str, Any] = {
+        "problems": len(rows),
+        "samples": n,
+        "avg": over_these(correct, n).value,
+        THESE: over_these(correct, n)[1:],
+        LIKE: over_like([c / n for c in correct])[1:],
+        "pass": {k: over_like([passes(n, c, k) for c in correct])._asdict() for k in ladder(n)},
+    }
+    if "votes" in rows[0]:
+        by_k = {k: [majority(row["votes"], row["right"], k) for row in rows] for k in ladder(n)}
+        made["maj"] = {k: over_like(values)._asdict() for k, values in by_k.items()}
+        made["answered"] = sum(row["answered"] for row in rows) / (n * len(rows))
+    made["truncated"] = sum(row["truncated"] for row in rows) / (n * len(rows))
+    made["tokens"] = sum(row["tokens"] for row in rows) / len(rows)
+    made["failed"] = sum(row["failed"] for row in rows)
+    return made
+
+
+def bounded(made: Mapping[str, Any], which: str) -> Bounded:
+    """avg@n with one of its intervals."""
+    return Bounded(made["avg"], *made[which])
+
+
+def spelled(value: Bounded) -> str:
+    """A share and its interval in percent."""
+    if math.isnan(value.low):
+        return f"{100 * value.value:.1f} %"
+    return f"{100 * value.value:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+
+
+def told(made: Mapping[str, Any]) -> list[str]:
+    """The figures as lines of text."""
+    n = made["samples"]
+    lines = [f"avg@{n}   {100 * made['avg']:.2f} %  ({made['problems']} problems, {n} replies each)"]
+    for which in (THESE, LIKE):
+        low, high = made[which]
+        span = "needs 2 replies to a problem" if math.isnan(low) else f"{100 * low:.2f} to {100 * high:.2f} %"
+        lines.append(f"  95 % interval {which}: {span}")
+    for name in ("pass", "maj"):
+        if name in made:
+            lines.append("  ".join(f"{name}@{k} {100 * value['value']:.2f} %" for k, value in made[name].items()))
+    lines.append(f"truncated {100 * made['truncated']:.1f} %  mean length {made['tokens']:.0f} tokens")
+    if "answered" in made:
+        lines[-1] += f"  with an answer {100 * made['answered']:.1f} %"
+    if made["failed"]:
+        lines.append(f"{made['failed']} replies could not be scored and count as wrong")
+    return lines
+
+
+def write(
+    folder: Path, manifest: Mapping[str, Any], made: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
+    prompts: Sequence[Prompt], replies: Mapping[Key, Reply], marks: Mapping[Key, Mark], extra: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Writes results.json, and samples.jsonl in the form of lm-evaluation-harness: a line a problem with its replies."""
+    name, n = manifest["benchmark"], made["samples"]
+    low, high = made[LIKE]
+    stderr = {f"avg@{n}_stderr,none": (high - low) / (2 * 1.96)}
+    kept = [{key: value for key, value in row.items() if key not in ("votes", "right")} for row in rows]
+    results = {
+        "results": {name: {"alias": name, f"avg@{n},none": made["avg"], **stderr}},
+        "figures": made,
+        **extra,
+        "problems": kept,
+        "manifest": manifest,
+    }
+    text = json.dumps(finite(_text_keys(results)), indent=1, ensure_ascii=False)
+    replace_file(folder / "results.json", f"{text}\n".encode("utf-8", "replace"))
+    lines = []
+    for number, prompt in enumerate(prompts):
+        said = [replies[prompt.id, i].text for i in range(n)]
+        marked = [marks[prompt.id, i] for i in range(n)]
+        doc = {"id": prompt.id, "prompt": prompt.messages} | {
+            key: value for key, value in prompt.columns.items() if key in ("answer", "title", "difficulty", "rating")
+        }
+        line = {
+            "doc_id": number,
+            "doc": doc,
+            "target": str(prompt.columns.get("answer", "")),
+            "arguments": {"gen_args_0": {"arg_0": prompt.messages, "arg_1": manifest["sampling"]}},
+            "resps": [said],
+            "filtered_resps": [mark.vote for mark in marked] if "answer" in prompt.columns else said,
+            "filter": "none",
+            "metrics": ["exact_match"],
+            "exact_match": sum(mark.right for mark in marked) / n,
+            "correct": [mark.right for mark in marked],
+            "doc_hash": _hash(doc),
+            "prompt_hash": _hash(prompt.messages),
+            "target_hash": _hash(str(prompt.columns.get("answer", ""))),
+        }
+        lines.append(to_json(line))
+    replace_file(folder / "samples.jsonl", b"".join(lines))
+
+
+def _hash(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _text_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _text_keys(item) for key, item in value.items()}
+    return [_text_keys(item) for item in value] if isinstance(value, (list, tuple)) else value

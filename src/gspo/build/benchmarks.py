@@ -1,0 +1,73 @@
+"""The prompts of a benchmark, and a model that answers them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from gspo.backends.hf.policy import HFPolicy
+from gspo.build.given import Given
+from gspo.build.models import check_here, evaluated_prompts, loaded_model, outline_of
+from gspo.build.samplers import EVAL_SEED, samplers_of, samplings, speaker_of
+from gspo.config.checks import check_sampler
+from gspo.config.schema import Config
+from gspo.learner.weights import PolicyWeights
+from gspo.ports import seed_of
+from gspo.types import Prompt, Rollout, Sampling
+
+Rows = Sequence[dict[str, Any]]
+Begin = Callable[[int, int], Future[Rollout]]
+"""Begins a completion: the index of its prompt and its own number."""
+
+
+def encoded(config: Config, rows: Rows) -> list[Prompt]:
+    """The prompts as the model reads them, under the ids of their rows. Raises ValueError for what does not fit the model's
+    context, before its weights are read.
+    """
+    check_sampler(config)
+    given = Given(rows=list(rows))
+    check_here(config, given, None)
+    task = dataclasses.replace(config.task, too_long="refuse")
+    rollout = dataclasses.replace(config.rollout, max_completion_length=1)  # nothing is trained: eval's alone counts
+    refuse = dataclasses.replace(config, task=task, rollout=rollout)
+    prompts = evaluated_prompts(refuse, given, outline_of(config, given, None))
+    return [dataclasses.replace(prompt, id=str(row["id"])) for prompt, row in zip(prompts, rows)]
+
+
+def worded(config: Config, rows: Rows) -> list[Prompt]:
+    """The prompts as an endpoint is sent them: without tokens."""
+    return [
+        Prompt(str(row["id"]), row["prompt"], (), {k: v for k, v in row.items() if k != "prompt"}, config.task.source)
+        for row in rows
+    ]
+
+
+def sampling_of(config: Config) -> Sampling:
+    """How an endpoint is asked to sample."""
+    evaluation, rollout = config.eval, config.rollout
+    longest = evaluation.max_completion_length or rollout.max_completion_length
+    chosen = evaluation.temperature, evaluation.top_p, evaluation.top_k
+    return Sampling(longest, *chosen, tuple(rollout.stop), seed=EVAL_SEED + config.train.seed)
+
+
+def seed_at(config: Config, prompt: int, number: int) -> int:
+    """The seed of one completion, whatever else is sampled. prompt: the index of its prompt."""
+    return seed_of(EVAL_SEED + config.train.seed, prompt, number)
+
+
+@contextmanager
+def answering(config: Config, prompts: Sequence[Prompt]) -> Iterator[tuple[Begin, int]]:
+    """The model, ready to answer: what begins a completion, and how many may be under way at once."""
+    model = loaded_model(config, Given())
+    policy = HFPolicy(model, config.rollout.temperature)
+    sampling = dataclasses.replace(samplings(config, model)[1], seed=0)
+    with samplers_of(config, policy, PolicyWeights(policy, 0)) as (_, sampler), speaker_of(config, sampler) as speaker:
+
+        def begin(prompt: int, number: int) -> Future[Rollout]:
+            return speaker.begin(Rollout.begun(prompts[prompt]), seed_at(config, prompt, number), sampling).future
+
+        many = max(1, config.sampler.engines, len(config.sampler.urls)) if config.sampler.engine == "vllm" else 1
+        yield begin, config.sampler.batch_size * many

@@ -1,0 +1,19 @@
+from gspo.benchmark import page
+from tests.benchmark.test_results import made
+
+MANIFEST = {"benchmark": "aime24", "title": "AIME'24", "model": "<b>m</b>", "samples": 4}
+
+
+def test_the_page_tells_figures_intervals_and_problems(tmp_path):
+    rows, found, _, _ = made()
+    path = page.write(tmp_path, MANIFEST, found, rows, ["It is <better>."])
+    text = path.read_text()
+    assert "37.5 %" in text and "over these problems" in text and "pass@k" in text and "maj@4" in text
+    assert "It is &lt;better&gt;." in text and "<b>m</b>" not in text
+    assert text.count("<figure>") == 2 and (tmp_path / "figures/problems-dark.png").exists()
+
+
+def test_one_reply_a_problem_draws_no_estimates(tmp_path):
+    rows, found, _, _ = made(n=1)
+    text = page.write(tmp_path, MANIFEST, found, rows).read_text()
+    assert text.count("<figure>") == 1 and "Several replies" not in text

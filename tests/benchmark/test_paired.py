@@ -1,0 +1,69 @@
+import json
+import math
+
+import pytest
+
+from gspo.benchmark.manifest import NAME
+from gspo.benchmark.paired import compared, correct_of, paired
+from gspo.benchmark.replies import Lines, Mark
+
+NAMES = ("new", "old")
+
+
+def test_differences_are_paired_by_problem():
+    old = {str(i): i for i in range(30)}  # problems of very different difficulty
+    new = {name: c + 2 for name, c in old.items()}
+    found = paired(new, 32, old, 32, NAMES)
+    assert found.like.mean == pytest.approx(2 / 32)
+    assert found.like.low == pytest.approx(found.like.high)  # every problem gained as much
+    assert (
+        "avg, over problems like these: new is better than old by +0.062" in found.words and "at 30 problems" in found.words
+    )
+
+
+def test_no_difference_is_told_where_problems_disagree():
+    old, new = {"a": 32, "b": 0, "c": 16}, {"a": 0, "b": 32, "c": 17}
+    found = paired(new, 32, old, 32, NAMES)
+    assert "no difference resolvable at 3 problems" in found.words and not found.like.resolved
+
+
+def test_what_holds_for_these_problems_alone_is_said_so():
+    old = {str(i): 8 for i in range(10)}
+    new = {str(i): 40 if i < 4 else 4 for i in range(10)}
+    found = paired(new, 64, old, 64, NAMES)
+    assert found.these.resolved and not found.like.resolved
+    assert "Over these problems alone it is higher" in found.words
+
+
+def test_one_reply_a_problem_leaves_the_narrow_interval_open():
+    found = paired({"a": 1, "b": 0}, 1, {"a": 0, "b": 0}, 1, NAMES)
+    assert math.isnan(found.these.low) and found.like.mean == 0.5
+
+
+def evaluation(folder, model, right, sha="1", problems=2, n=2, sampling=0):
+    folder.mkdir()
+    this = {"benchmark": "aime24", "model": model, "samples": n, "data": {"sha256": sha, "problems": problems}}
+    (folder / NAME).write_text(json.dumps(this | {"sampling": sampling}))
+    with Lines(folder / "marks.jsonl", Mark) as marks:
+        for i, good in enumerate(right):
+            marks.add(Mark("ab"[i // n], i % n, good))
+    return folder
+
+
+def test_two_folders_compare(tmp_path):
+    one = evaluation(tmp_path / "one", "m1", [True, True, False, True])
+    other = evaluation(tmp_path / "other", "m2", [True, False, False, True], sampling=1)
+    assert correct_of(one)[1] == {"a": 2, "b": 1}
+    found = compared(one, other)
+    assert found.like.mean == 0.25 and "m1" in found.words and "m2" in found.words
+    assert found.differs == ["sampling"] and "They differ also in sampling." in found.words
+
+
+def test_folders_that_do_not_compare_are_refused(tmp_path):
+    one = evaluation(tmp_path / "one", "m", [True] * 4)
+    with pytest.raises(ValueError, match="its problems are others"):
+        compared(one, evaluation(tmp_path / "two", "m", [True] * 4, sha="2"))
+    with pytest.raises(ValueError, match="is not finished: 3 of 2 x 2 replies"):
+        compared(one, evaluation(tmp_path / "three", "m", [True] * 3))
+    with pytest.raises(ValueError, match="is not the folder of an evaluation"):
+        compared(one, tmp_path / "nowhere")
