@@ -3,11 +3,14 @@
 import os
 import resource
 import signal
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from gspo.build.launch import outcome
+from gspo.build.launch import GRACE, launch, outcome
+from gspo.build.processes import here
 from gspo.config.ranks import LOST
 from tests.build.started import begin, completions, finished, ranks_of, steps, wait_for, weights
 
@@ -27,6 +30,18 @@ def test_two_ranks_make_the_run_of_one(place, unbroken):
     assert completions(place, unbroken) == completions(place, "single") and len(completions(place, "single")) == 192
     one, two = weights(place, "single"), weights(place, unbroken)
     assert one.keys() == two.keys() and max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-6
+
+
+def test_nobody_waits_for_a_leader_that_has_found_a_wrong_setting():
+    """It is gone before the others have met it."""
+    script = "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '0' else time.sleep(60)"
+
+    def start(command, ranks, variables):
+        return here([sys.executable, "-c", script], ranks, variables)
+
+    begin = time.monotonic()
+    assert launch([], 2, 3, print, start) == 3
+    assert time.monotonic() - begin < GRACE
 
 
 def test_a_rank_that_hangs_is_lost_after_the_time_limit(place, unbroken):

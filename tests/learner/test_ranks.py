@@ -1,6 +1,7 @@
 """What ranks say to one another, and how they notice that one is gone."""
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -72,6 +73,37 @@ def test_a_rank_that_is_gone_or_silent_is_noticed(hangs):
     text, seconds = together(loses, 2, hangs, waits=2.0)[0]
     assert text.startswith("rank 0: another rank is gone or did not answer in time")
     assert 1.5 < seconds < 5 if hangs else seconds < 1.5
+
+
+def loses_after_loading(ranks):
+    """The same in a group that the model has made, once it is loaded."""
+    group = dist.new_group(timeout=timedelta(minutes=5))
+    ranks.loaded()
+    if ranks.number == 1:
+        time.sleep(6)
+        return None
+    try:
+        with noticed():
+            dist.all_reduce(torch.ones(1), group=group)
+    except RankLost as error:
+        return str(error)
+    return None
+
+
+def test_groups_of_the_model_have_the_limit_once_it_is_loaded():
+    assert "did not answer in time" in together(loses_after_loading, 2, waits=2.0)[0]
+
+
+def loads_slowly(ranks):
+    if ranks.number == 1:
+        time.sleep(4)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    return float(x)
+
+
+def test_ranks_wait_longer_for_one_that_loads():
+    assert together(loads_slowly, 2, waits=1.0) == [2.0, 2.0]
 
 
 def test_other_errors_pass():

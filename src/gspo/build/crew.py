@@ -42,7 +42,7 @@ def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
     store, *_ = next(iter(dist.rendezvous("env://", timeout=LOADING)))
     store = dist.PrefixStore(f"life {os.environ.get(RESTARTS, 0)}", store)  # addresses of an earlier life are stale
     dist.init_process_group(
-        "nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=timedelta(seconds=scale.timeout),
+        "nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=LOADING,
         device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
     )  # fmt: skip
     yield ProcessRanks(scale.timeout)

@@ -125,6 +125,8 @@ def live(
         while None in ended and time.monotonic() < until:
             time.sleep(WATCH)
             ended = [process.poll() for process in started]
+            if ended[0] is not None and 0 < ended[0] != LOST:
+                break  # what the run ends with is known; others may not have met the leader yet, and would wait for it
             if until == float("inf") and (ended[0] is not None or any(ended)):  # followers may well end before the leader
                 until = time.monotonic() + GRACE
         return outcome(ended)

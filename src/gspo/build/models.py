@@ -25,7 +25,7 @@ from gspo.data.chat_template import Encoder
 from gspo.data.overlap import Overlap
 from gspo.data.prompts import load_prompts
 from gspo.data.sources import Table
-from gspo.learner.ranks import Ranks
+from gspo.learner.ranks import ProcessRanks
 from gspo.runs import checkpoint
 from gspo.types import Prompt
 
@@ -51,7 +51,7 @@ def outline_of(config: Config, given: Given, last: Path | None) -> Outline:
 
 
 def models_of(
-    config: Config, given: Given, last: Path | None, ranks: Ranks | None = None
+    config: Config, given: Given, last: Path | None, ranks: ProcessRanks | None = None
 ) -> tuple[HFModel, HFPolicy | None]:  # fmt: skip
     """The model to train, given or by name, with the weights of a checkpoint; and the frozen reference of the KL term,
     which is the model that training began with (None where beta is 0). ranks: who shares both of them with this process.
@@ -78,7 +78,7 @@ def models_of(
     return begin, reference
 
 
-def sharded_models(config: Config, last: Path | None, ranks: Ranks) -> tuple[HFModel, HFPolicy | None]:
+def sharded_models(config: Config, last: Path | None, ranks: ProcessRanks) -> tuple[HFModel, HFPolicy | None]:
     """`models_of` in shards."""
     try:
         from gspo.backends.hf.sharded import load_sharded
@@ -86,11 +86,13 @@ def sharded_models(config: Config, last: Path | None, ranks: Ranks) -> tuple[HFM
         raise ValueError(f"scale.ranks = {ranks.size}: needs transformers 5.23 or newer: update it ({error})") from error
 
     model = load_sharded(named(config, last), config.scale, ranks.size)
-    if not config.algorithm.beta:
-        return model, None
-    frozen = load_sharded(config.model, config.scale, ranks.size)
-    frozen.model.requires_grad_(False)
-    return model, HFPolicy(frozen, config.rollout.temperature, config.train.layout)
+    reference: HFPolicy | None = None
+    if config.algorithm.beta:
+        frozen = load_sharded(config.model, config.scale, ranks.size)
+        frozen.model.requires_grad_(False)
+        reference = HFPolicy(frozen, config.rollout.temperature, config.train.layout)
+    ranks.loaded()
+    return model, reference
 
 
 def loaded_model(config: Config, given: Given) -> HFModel:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -97,7 +98,7 @@ class ProcessRanks:
     """
 
     def __init__(self, timeout: float) -> None:
-        self.number, self.size = dist.get_rank(), dist.get_world_size()
+        self.number, self.size, self.timeout = dist.get_rank(), dist.get_world_size(), timeout
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         # The others wait for the leader as long as it lives; it does not wait long for one that does not listen.
         self._commands = dist.new_group(backend="gloo", timeout=WAIT if self.number else timedelta(seconds=timeout))
@@ -144,6 +145,14 @@ class ProcessRanks:
         flag = torch.tensor(float(mine))
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
         return bool(flag)
+
+    def loaded(self) -> None:
+        """Says that the model is loaded, for which ranks need very different times: from here on they wait for each other as
+        long as `timeout` says, in the groups too that the model has made.
+        """
+        for group in list(distributed_c10d._world.pg_map):
+            if group is not self._commands:
+                distributed_c10d._set_pg_timeout(timedelta(seconds=self.timeout), group)
 
     def told(self, command: Any = None) -> Any:
         """What the leader says, who alone gives it here. The others wait for it as long as the leader lives."""
