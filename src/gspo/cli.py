@@ -6,7 +6,9 @@ import argparse
 import dataclasses
 import os
 import select
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -41,6 +43,32 @@ def short_warnings() -> Iterator[None]:
 
         warnings.showwarning = note
         yield
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that it ends what it has started, and clears up. SIGHUP stays
+    ignored where it is (nohup).
+    """
+    heard: list[int] = []
+
+    def hear(number: int, frame: Any) -> None:
+        if heard and number == signal.SIGHUP:  # the kernel and the shell may each send one
+            return
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, hear)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,7 +117,7 @@ def told(argv: list[str]) -> int:
         arguments.words = argv
         begun = arguments, fields
         try:
-            with short_warnings():
+            with short_warnings(), interruptible():
                 status = run(arguments, fields)
         except SystemExit as error:  # code that a run calls must not pass for its end
             raise RuntimeError(f"a call of sys.exit({error.code!r}) that is none of gspo's ended the run") from error

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import os
 import signal
@@ -16,7 +17,18 @@ from gspo.study.spec import read
 from tests.study.studies import BASE, write
 
 
-def test_a_study_that_is_stopped_goes_on(place):
+def cells(place):
+    """The command lines of the cells that run in this folder."""
+    running = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "cwd").readlink() == place and b"seed3.toml" in (words := (folder / "cmdline").read_bytes()):
+                running.append(words)
+    return running
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_study_that_is_stopped_goes_on(place, number):
     study = write(place, BASE.replace("steps = 3", "steps = 400").replace("[3, 4]", "[3]"))
     command = [sys.executable, "-m", "gspo.cli", "compare", str(study), "--dir", "out", "--only", "runs/GRPO"]
     process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
@@ -24,8 +36,9 @@ def test_a_study_that_is_stopped_goes_on(place):
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert process.wait(60) == 130
+    assert not cells(place)
     done = metrics.read_text().count("\n")
     assert 3 < done < 400
     assert list((metrics.parent / "checkpoints").glob(f"step_{done:06d}"))  # it saved the step it was in

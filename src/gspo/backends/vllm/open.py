@@ -69,7 +69,7 @@ def opened(
             "all of them see: name one"
         )
     with exchange(config.sampler, keep) as scratch:
-        sampler = sampler_of(config, policy, weights, scratch, hosts)
+        sampler, failed = sampler_of(config, policy, weights, scratch, hosts), False
         try:
             sampler.fleet.start()
             sampler.load(weights)
@@ -79,14 +79,18 @@ def opened(
                     f'--{FLAG.replace("_", "-")}, or set router_replay = "R2"'
                 )
             yield sampler
+        except Exception:
+            failed = True
+            raise
         finally:
             sampler.close()
             sampler.fleet.stop()
-            # Without a run folder they stay where errors have named them.
             files = [member.engine.log for member in sampler.fleet.members]
             for number, log in enumerate(files):
                 if log and log.exists() and keep is not None and keep.is_dir():
                     shutil.move(log, keep / ("vllm.log" if len(files) == 1 else f"vllm_{number}.log"))
+                elif log and not failed:  # else it stays where errors have named it
+                    log.unlink(missing_ok=True)
 
 
 def sampler_of(
