@@ -19,7 +19,7 @@ from typing import Any
 
 from gspo.config.files import load, to_toml
 from gspo.config.names import nearest_key
-from gspo.config.ranks import LOST
+from gspo.config.ranks import LOST, SHORT
 from gspo.options import parser, take_fields
 from gspo.safe import visible, without_logins
 
@@ -27,6 +27,7 @@ OUT_OF_MEMORY = (
     "lower train.micro_batch_tokens or sampler.batch_size, or set train.gradient_checkpointing = true; then continue from "
     "the last checkpoint with `--resume`"
 )
+OF_RANKS = {"RankLost": LOST, "OutOfMemory": SHORT}  # errors by name, since they are in modules that import torch
 
 
 @contextmanager
@@ -136,10 +137,10 @@ def told(argv: list[str]) -> int:
         print(f"gspo: error: {visible(without_logins(str(error)))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except Exception as error:
-        if type(error).__name__ != "RankLost":  # another error is one of gspo's own
+        if type(error).__name__ not in OF_RANKS:  # another error is one of gspo's own
             raise
         print(f"gspo: {visible(str(error))}", file=sys.stderr)
-        return LOST
+        return OF_RANKS[type(error).__name__]
 
 
 def way_on(arguments: argparse.Namespace, fields: dict[str, str]) -> str:

@@ -30,6 +30,7 @@ from gspo.data.prompts import Notice, PromptStream, digest, load_demonstrations
 from gspo.data.tables import check_columns, read_tables
 from gspo.learner.algorithm import resolved
 from gspo.learner.crew import LeadingLearner
+from gspo.learner.learner import LocalLearner
 from gspo.learner.ranks import ProcessRanks
 from gspo.learner.weights import PolicyWeights
 from gspo.objective.algorithms import ALGORITHMS
@@ -161,7 +162,7 @@ def assembled(
             log.warn(text)
         tell(log, loaded.heard, model)
         note_what_is_not_done(log, policy, config)
-        local.micro_batches.tell = log.warn
+        listen(local, log)
         run = Run(
             config=config,
             row=row,
@@ -181,6 +182,10 @@ def assembled(
         )
         if state is not None:
             restore(run, state)
+        if isinstance(learner, LeadingLearner):
+            prompt = max((len(prompt.tokens) for prompt in loaded.prompts), default=1)
+            longest = prompt + config.rollout.max_completion_length
+            learner.fit(min(longest, model.context_length or longest), model.config.vocab_size)
         yield run
 
 
@@ -194,6 +199,17 @@ def note_what_is_not_done(log: RunLog, policy: HFPolicy, config: Config) -> None
         log.event("info", f"trains on padded rows: {policy.unshared}")
     if policy.device.type == "cpu" and (config.train.offload_optimizer or config.train.offload_reference):
         log.event("info", "train.offload_optimizer and train.offload_reference move nothing: the model is on a CPU")
+
+
+def listen(learner: LocalLearner, log: RunLog) -> None:
+    """Into the log: where memory does not suffice, now or in an earlier life."""
+    parts = learner.micro_batches
+    parts.tell = log.warn
+    if parts.smaller:
+        log.warn(
+            f"{parts.smaller}: micro-batches have at most {parts.max_tokens} tokens, until train.micro_batch_tokens or the "
+            "number of ranks changes"
+        )
 
 
 @contextmanager
@@ -220,7 +236,7 @@ def imitating(
         with open_run(config, folder, last, "supervised fine-tuning") as (log, screen, state):
             tell(log, heard, model)
             note_what_is_not_done(log, policy, config)
-            local.micro_batches.tell = log.warn
+            listen(local, log)
             run = sft.SupervisedRun(
                 config=config,
                 rows=PromptStream(completions, config.task.seed),
@@ -231,6 +247,8 @@ def imitating(
             )
             if state is not None:
                 sft.restore(run, state)
+            if isinstance(learner, LeadingLearner):
+                learner.fit(max(len(completion.tokens) for completion in completions), model.config.vocab_size)
             log.note(f"{len(rows)} rows to imitate, {counted(len(left), False)}")
             yield run, model
 

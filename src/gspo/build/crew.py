@@ -22,6 +22,7 @@ from gspo.config.ranks import LOST, PARENT, RESTARTS, placed
 from gspo.config.scale import ScaleConfig
 from gspo.config.schema import Config
 from gspo.learner import crew
+from gspo.learner.memory import OutOfMemory
 from gspo.learner.ranks import ProcessRanks, RankLost, noticed
 
 LOADING = timedelta(hours=2)  # ranks read weights at very different speeds
@@ -70,7 +71,7 @@ def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
         try:
             with noticed():
                 yield ranks
-        except RankLost:
+        except (RankLost, OutOfMemory):  # the others are in the middle of a pass
             raise
         except BaseException:
             goodbye = threading.Thread(target=farewell, args=(ranks,), daemon=True)

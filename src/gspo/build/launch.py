@@ -1,7 +1,7 @@
 """Starts the ranks of a run, on this machine or where Ray places them, and starts them again where one was killed.
 
-A rank that ends with an error of its own ends the run. One that was killed, or was lost to the others, ends this life of
-the run alone: the next one goes on from the last checkpoint.
+A rank that ends with an error of its own ends the run. One that was killed, was lost to the others, or had no memory for a
+micro-batch that may be smaller, ends this life of the run alone: the next one goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any
 from gspo.backends.vllm.exchange import sweep
 from gspo.build.processes import WATCH, PlaceLost, Rank, Start, here, say
 from gspo.config.names import RESUME
-from gspo.config.ranks import BEGAN, LOST, PARENT, RESTARTS, check_ranks, placed
+from gspo.config.ranks import BEGAN, LOST, PARENT, RESTARTS, SHORT, check_ranks, placed
 from gspo.config.schema import Config
 from gspo.data.keeper import end_with_parent
 
 GRACE = 15.0  # seconds in which the other ranks end by themselves, after one has
+AGAIN = LOST, SHORT  # exit statuses after which another life may go on
 INTERRUPTED = 130  # exit status of a run that was asked to end
 
 
@@ -99,8 +100,8 @@ def launch(
                 status, why = live(command, ranks, {RESTARTS: str(life), BEGAN: began}, start, signals)
             except PlaceLost as error:
                 status, why = LOST, str(error)
-            if status != LOST or signals.numbers:
-                return INTERRUPTED if status == LOST else status
+            if status not in AGAIN or signals.numbers:
+                return INTERRUPTED if status in AGAIN else status
             if life < restarts:
                 tell(f"{why}: the run goes on from its last checkpoint (restart {life + 1} of scale.restarts = {restarts})")
     tell(f"{why}, and scale.restarts = {restarts}: go on with {RESUME}")
@@ -110,7 +111,7 @@ def launch(
 def live(
     command: Sequence[str], ranks: int, more: Mapping[str, str], start: Start, signals: Signals
 ) -> tuple[int, str]:  # fmt: skip
-    """One life of a run. Returns its exit status, LOST where another life may go on, and then why it ended."""
+    """One life of a run. Returns its exit status, and why it ended where another life may go on."""
     import torch.distributed as dist  # takes seconds
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # where the ranks find one another
@@ -136,9 +137,11 @@ def outcome(ended: Sequence[int | None]) -> tuple[int, str]:
     """What the exit statuses of all ranks mean, None for one that did not end: that of the run, and why a life ended."""
     if ended[0] == 0:
         return 0, ""
-    errors = [status for status in ended if status and 0 < status != LOST]
+    errors = [status for status in ended if status and status > 0 and status not in AGAIN]
     if errors:
         return errors[0], ""
+    if SHORT in ended:
+        return SHORT, f"rank {ended.index(SHORT)} was out of memory, and micro-batches become smaller"
     for number, status in enumerate(ended):
         if status is not None and status < 0:
             return LOST, f"rank {number} was ended by {signal.Signals(-status).name}"

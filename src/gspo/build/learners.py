@@ -6,6 +6,7 @@ from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.build.models import check_routers
+from gspo.build.smaller import make_smaller
 from gspo.config.schema import Config
 from gspo.learner.imitation import Imitation
 from gspo.learner.learner import LocalLearner, PolicyLearner
@@ -22,8 +23,15 @@ def learning(
     policy = policy_of(config, model)
     learner = learner_of(config, policy, reference)
     check_routers(config, model)
-    learner.micro_batches.ranks = ranks or learner.micro_batches.ranks
+    share(learner, config, ranks)
     return policy, learner
+
+
+def share(learner: LocalLearner, config: Config, ranks: Ranks | None) -> None:
+    """Lets a learner learn together with others."""
+    if ranks is not None:
+        learner.micro_batches.ranks = ranks
+        make_smaller(learner.micro_batches, config, ranks)
 
 
 def supervised_learning(
@@ -33,7 +41,7 @@ def supervised_learning(
     policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
     optimizer = optimizer_of(config, policy, config.train.steps)
     learner = LocalLearner(policy, optimizer, Imitation(), config.train.micro_batch_tokens)
-    learner.micro_batches.ranks = ranks or learner.micro_batches.ranks
+    share(learner, config, ranks)
     return policy, learner
 
 

@@ -11,6 +11,7 @@ from gspo.config.schema import Config
 from gspo.config.values import shown
 
 LOST = 75  # exit status of a rank that lost the others
+SHORT = 76  # exit status of a rank that was out of memory, where smaller micro-batches may help
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 PARENT = "GSPO_PARENT"  # the process that started the ranks
 BEGAN = "GSPO_BEGAN"  # when the run was started, in seconds

@@ -105,6 +105,10 @@ class LeadingLearner:
         """The clip range in force; None without one."""
         return self.learner.clip if isinstance(self.learner, PolicyLearner) else None
 
+    def fit(self, longest: int, vocabulary: int) -> None:
+        """As LocalLearner.fit."""
+        self.all_do("fit", longest, vocabulary)
+
     def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
         """Takes over the batch that the next updates learn from."""
         self.all_do("take", mini_batches, told=[list(map(unrouted, mini_batches))])

@@ -16,6 +16,7 @@ from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.ports import Objective, Policy
 from gspo.learner.reading import collected, read, read_here, where_read
+from gspo.learner.room import GPU, Meter, make_room
 from gspo.learner.update import Updater, active
 from gspo.learner.weights import PolicyWeights
 from gspo.objective.completions import Completions
@@ -42,6 +43,7 @@ class LocalLearner:
         self.at: list[tuple[int, int]] = []  # the completions that updates read: of which mini-batch, and its place there
         self.readers: list[Readers] = []  # of each mini-batch: which rank reads which of them
         self.proven = False  # that passes in shards read what updates change
+        self.meter: Meter | None = GPU() if policy.device.type == "cuda" else None  # a CPU's memory is others' too
 
     @property
     def lr_scale(self) -> float:
@@ -52,6 +54,11 @@ class LocalLearner:
     def lr_scale(self, value: float) -> None:
         """Sets it."""
         self.optimizer.scale = value
+
+    def fit(self, longest: int, vocabulary: int) -> None:
+        """Makes micro-batches so small that all ranks have memory for them (room.py)."""
+        if self.meter is not None:
+            make_room(self.policy, self.optimizer, self.micro_batches, self.meter, longest, vocabulary)
 
     def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
         """Takes over the batch that the next updates learn from. From here on it is settled which rank reads what: what it

@@ -1,4 +1,4 @@
-"""How much one pass may read. Halved where memory does not suffice, and here alone: processes must halve together."""
+"""How much one pass may read. Halved where memory does not suffice, at once or, on several ranks, in their next life."""
 
 from __future__ import annotations
 
@@ -24,16 +24,29 @@ class Part(NamedTuple):
     last: bool
 
 
+class OutOfMemory(Exception):
+    """Memory did not suffice on one of several ranks, and the others are in the middle of a pass that needs it. tokens: what
+    micro-batches may have when all begin again. No RuntimeError: nobody in this process has a remedy.
+    """
+
+    def __init__(self, text: str, tokens: int) -> None:
+        super().__init__(text)
+        self.tokens = tokens
+
+
 class MicroBatches:
     """Deals completions into micro-batches of at most `max_tokens` tokens, padding included.
 
-    tell: hears of it where memory does not suffice. ranks: who reads them together with this process.
+    tell: hears of it where memory does not suffice. ranks: who reads them together with this process. smaller: why they are
+    smaller than the settings say; "" where they are not. keep: writes down for the next life why this one ends.
     """
 
     def __init__(
         self, max_tokens: int, tell: Callable[[str], None] = lambda text: None, ranks: Ranks | None = None
     ) -> None:  # fmt: skip
         self.max_tokens, self.tell, self.ranks = max_tokens, tell, ranks or OneRank()
+        self.smaller = ""
+        self.keep: Callable[[OutOfMemory], None] = lambda found: None
         self._reading: Sequence[Completion] = ()  # the micro-batch of now
 
     def readers(self, completions: Sequence[Completion], share: bool) -> Readers:
@@ -63,7 +76,7 @@ class MicroBatches:
         self, work: Callable[[], T], completions: Sequence[Completion], share: bool, clear: Callable[[], None] = lambda: None
     ) -> T:  # fmt: skip
         """What `work`, which deals these completions, returns. Where memory does not suffice, `max_tokens` is halved and all
-        is done again, after `clear`. Raises RuntimeError where one completion alone does not fit.
+        is done again, after `clear`. Raises RuntimeError where one completion alone does not fit, and OutOfMemory on ranks.
         """
         while True:
             try:
@@ -71,19 +84,10 @@ class MicroBatches:
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-                if self.ranks.size > 1:  # the others are in the middle of a pass that needs this rank
-                    raise RuntimeError(
-                        f"rank {self.ranks.number} is out of memory with {layout.size(self._reading, share)} tokens: lower "
-                        f"train.micro_batch_tokens = {self.max_tokens}, or set train.gradient_checkpointing = true"
-                    ) from error
+                if self.ranks.size > 1 or len(self._reading) == 1:
+                    raise self.short(self._reading, share) from error
                 parts = layout.micro_batches(completions, self.max_tokens, share)
                 most = max(layout.size([completions[i] for i in part], share) for part in parts)
-                if len(self._reading) == 1:  # which no smaller micro-batch would make smaller
-                    raise RuntimeError(
-                        f"out of memory with one completion of {layout.size(self._reading, share)} tokens: set "
-                        "train.gradient_checkpointing = true, on a GPU train.offload_optimizer = true, lower "
-                        "rollout.max_completion_length, or train adapters (lora.rank)"
-                    ) from error
             # The error is gone here, and with it the tensors that it held.
             clear()
             self.max_tokens = min(most, self.max_tokens) // 2
@@ -91,6 +95,23 @@ class MicroBatches:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+    def short(self, completions: Sequence[Completion], share: bool) -> Exception:
+        """What ends this life where memory does not suffice for this micro-batch: OutOfMemory, or RuntimeError for a
+        completion alone, which no smaller micro-batch would make smaller.
+        """
+        read, several = layout.size(completions, share), self.ranks.size > 1
+        if len(completions) > 1:
+            text = f"rank {self.ranks.number} was out of memory with a micro-batch of {read} tokens"
+            found = OutOfMemory(text, min(read, self.max_tokens) // 2)
+            self.keep(found)
+            return found
+        offload = "" if several else "on a GPU train.offload_optimizer = true, "
+        last = "start more ranks (scale.ranks)" if several else "train adapters (lora.rank)"
+        return RuntimeError(
+            f"out of memory with one completion of {read} tokens: set train.gradient_checkpointing = true, {offload}lower "
+            f"rollout.max_completion_length, or {last}"
+        )
 
 
 def out_of_memory(error: RuntimeError) -> bool:
