@@ -37,10 +37,10 @@ def test_a_run_whose_rank_has_too_little_memory_goes_on_with_smaller_micro_batch
     assert max(float((ours[key] - theirs[key]).abs().max()) for key in theirs) < 1e-6
     found = json.loads((place / name / FILE).read_text())
     assert found["tokens"] <= 30 and found["asked"] == Config().train.micro_batch_tokens and found["ranks"] == 2
-    assert warned(place, name) == [
+    assert warned(place, name)[-1] == (
         f"{found['why']}: micro-batches have at most {found['tokens']} tokens, until train.micro_batch_tokens or the number "
         "of ranks changes"
-    ]
+    )
     assert found["why"] in (place / name / "report.html").read_text()
     again = ("tokens", victim, FORWARD, 1, 30)
     status, output = finished(begin(place, name, "--resume", "--scale.ranks=2", "--train.steps=8", faults=[again]))
