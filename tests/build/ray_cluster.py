@@ -12,20 +12,17 @@ OWN = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex
 
 
 @contextmanager
-def cluster_of(cpus, environment=OWN):
+def cluster_of(cpus, environment=OWN, gpus=0):
     """The variables with which a run finds a cluster of so many CPUs, which is there before it and after it. environment:
-    that of its machine.
+    that of its machine. gpus: that it is told to have.
     """
-    options = [
-        "--head",
-        "--port=0",
-        f"--num-cpus={cpus}",
-        "--num-gpus=0",
-        "--include-dashboard=false",
-        "--disable-usage-stats",
-    ]
+    options = ["--head", "--port=0", f"--num-cpus={cpus}", f"--num-gpus={gpus}", "--include-dashboard=false"]
     started = subprocess.Popen(
-        [RAY, "start", *options, "--block"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [RAY, "start", *options, "--disable-usage-stats", "--block"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     try:
         said = ""

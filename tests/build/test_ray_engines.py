@@ -41,7 +41,7 @@ http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), Tells).serve_forever()
 def hosts(tmp_path_factory):
     """Three places on a cluster whose machine has an environment of its own, and what the leader is told of them."""
     machine = OWN | {"OF_THE_MACHINE": "yes", "VLLM_LOGGING_LEVEL": "INFO", "RANK": "5", "MASTER_ADDR": "10.9.8.7"}
-    with cluster_of(4, machine) as variables, pytest.MonkeyPatch.context() as patch:
+    with cluster_of(4, machine, gpus=5) as variables, pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
         import ray  # reads the token
@@ -100,6 +100,26 @@ def test_a_server_starts_with_its_machines_environment_and_ends(hosts, tmp_path,
     assert gone(found["pid"]) and not server.answers()
 
 
+def test_each_server_sees_gpus_of_its_own(hosts, tmp_path):
+    """As Ray gives them: it was told of five, and one is a rank's."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    group = placement_group([{"GPU": 1}] + [{"GPU": 2}] * 2)
+    assert group.wait(60)
+    actors, found = seated(group, 1, 2, "GPU", 2)
+    seen = []
+    for number, (actor, place) in enumerate(zip(actors, json.loads(found[ENGINES])["places"])):
+        (tmp_path / str(number)).mkdir()
+        server = server_at(HostOnRay(actor, *place), tmp_path / str(number))
+        server.start()
+        seen.append(server.call("/")["CUDA_VISIBLE_DEVICES"].split(","))
+        server.stop()
+        ray.kill(actor)
+    remove_placement_group(group)
+    assert [len(gpus) for gpus in seen] == [2, 2] and len({gpu for gpus in seen for gpu in gpus} & set("01234")) == 4
+
+
 def test_one_that_ends_or_cannot_start_says_why(hosts, tmp_path):
     server = server_at(hosts[0][0], tmp_path)
     server.command = [sys.executable, "-c", "raise SystemExit('Error: no')"]
@@ -132,7 +152,8 @@ def test_one_whose_actor_died_is_lost_with_it(hosts, tmp_path):
     assert process.poll() is None
     os.kill(actor, signal.SIGKILL)
     until(lambda: gone(pid))
-    with pytest.raises(EngineError, match=rf"the actor of the engine at {host.address} died, or its machine did"):
+    lost = rf"the actor of the engine at {host.address} died, or its machine did \(The actor is dead [\w ]+\)$"
+    with pytest.raises(EngineError, match=lost):
         process.poll()
     with pytest.raises(EngineError, match="the actor of the engine"):
         server.start()

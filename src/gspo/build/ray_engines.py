@@ -74,6 +74,11 @@ def seated(group: Any, first: int, count: int, kind: str, size: int) -> tuple[li
     return actors, {ENGINES: json.dumps({"cluster": cluster, "namespace": space, "places": places})}
 
 
+def gist(error: Exception) -> str:
+    """The sentence of an error of Ray's that tells something."""
+    return str(error).strip().rpartition("\n")[2].partition(". ")[0]
+
+
 def name_of(number: int) -> str:
     """What the cluster calls the actor of an engine."""
     return f"engine {number}"

@@ -15,7 +15,7 @@ from typing import Any
 from gspo.backends.vllm.exchange import place_of
 from gspo.backends.vllm.process import GRACE, EngineHost
 from gspo.backends.vllm.server import EngineError
-from gspo.build.ray_engines import name_of
+from gspo.build.ray_engines import gist, name_of
 from gspo.config.engines import servers_of
 from gspo.config.ranks import ENGINES
 from gspo.config.schema import Config
@@ -73,8 +73,7 @@ def asked(news: Any, address: str, seconds: float = ANSWER) -> Any:
     except ray.exceptions.RayTaskError as error:
         raise EngineError(f"no vLLM server can be started at {address}: {error.cause}") from error
     except ray.exceptions.RayError as error:
-        last = str(error).strip().rpartition("\n")[2]
-        raise EngineError(f"the actor of the engine at {address} died, or its machine did ({last})") from error
+        raise EngineError(f"the actor of the engine at {address} died, or its machine did ({gist(error)})") from error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from gspo.build.processes import ENDS, WATCH, PlaceLost, Rank, Start, of_rank, say
-from gspo.build.ray_engines import seated
+from gspo.build.ray_engines import gist, seated
 from gspo.config.engines import devices_each, servers_of
 from gspo.config.rollout import SamplerConfig
 
@@ -177,8 +177,7 @@ def on_ray(
             "with gspo"
         ) from error
     except ray.exceptions.RayError as error:
-        last = str(error).strip().rpartition("\n")[2]
-        raise PlaceLost(f"an actor died before its rank had begun ({last})") from error
+        raise PlaceLost(f"an actor died before its rank had begun ({gist(error)})") from error
     finally:
         if actors:
             ray.wait([actor.end.remote() for actor in actors], num_returns=len(actors), timeout=SOON)

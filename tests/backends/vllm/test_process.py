@@ -25,7 +25,7 @@ def test_what_a_started_server_finds_in_its_environment(tmp_path, monkeypatch):
     for name, value in (RANK | {"CUDA_VISIBLE_DEVICES": "0,1", "HF_HOME": "/hub", "NCCL_DEBUG": "INFO"}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    log = tmp_path / "logs" / "vllm.log"
+    log = tmp_path / "vllm.log"
     process = LocalEngine([sys.executable, "-c", TELLS], log, {"CUDA_VISIBLE_DEVICES": "7", "GSPO_KEY": "secret"})
     while not log.read_text().endswith("\n"):
         time.sleep(0.01)

@@ -53,7 +53,6 @@ class LocalEngine(subprocess.Popen[bytes]):
     def __init__(
         self, command: Sequence[str], log: Path, variables: Mapping[str, str], machine: Mapping[str, str] | None = None
     ) -> None:  # fmt: skip
-        log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as output:
             super().__init__(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,

@@ -119,7 +119,9 @@ class Server:
         process = None
         if self.command is not None:
             self._end()
-            self._begun = self._log().stat().st_size if self._log().exists() else 0
+            self._log().parent.mkdir(parents=True, exist_ok=True)
+            self._log().touch()  # here: another machine's new file may be seen late
+            self._begun = self._log().stat().st_size
             self.process = process = self.begin(self.command, self._log(), self.variables)
         deadline = time.monotonic() + (START if process else 10.0)
         while not self.answers():

@@ -1,0 +1,138 @@
+"""Ranks and real engines that Ray has placed: in an environment with Ray, and with vLLM's interpreter."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
+from tests.backends.vllm.engine.servers import PYTHON, UNTIED
+from tests.backends.vllm.engine.test_ranks import REWARD, SETTINGS, run
+from tests.build.ray_cluster import cluster_of
+from tests.build.test_launch import finished, steps
+from tests.tiny_run import PIECES, ROWS
+
+pytestmark = [
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here"),
+]
+ON_RAY = "--scale.launcher=ray", "--train.save_every=1"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with cluster_of(4) as variables:
+        yield variables
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The settings of a run, its model, rows and reward."""
+    folder = tmp_path_factory.mktemp("ray")
+    build_tiny(UNTIED, longest_match_tokenizer(PIECES), 0).save(folder / "model")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (folder / "letters.py").write_text(REWARD)
+    (folder / "run.toml").write_text(SETTINGS.format(folder=folder, python=PYTHON))
+    return folder
+
+
+def begin(folder, name, environment, *arguments):
+    (folder / f"exchange-{name}").mkdir(exist_ok=True)
+    words = [sys.executable, "-m", "gspo", "train", "run.toml", f"--log.dir={name}", *ON_RAY, *arguments]
+    words.append(f"--sampler.exchange={folder / f'exchange-{name}'}")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, **pipes)
+
+
+def until(what, process, seconds=400):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end and process.poll() is None, process.communicate(timeout=60)[0]
+        time.sleep(0.05)
+
+
+def processes(*words):
+    """Those whose command lines have these words: number, that of who started them, and environment."""
+    found = []
+    for at in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (at / "cmdline").read_text()
+            parent = int((at / "stat").read_text().rpartition(")")[2].split()[1])
+            variables = dict(e.partition("=")[::2] for e in (at / "environ").read_text().split("\0"))
+        except (OSError, ValueError):
+            continue
+        if all(word in command for word in words):
+            found.append((int(at.name), parent, variables))
+    return found
+
+
+def engines(name):
+    """The servers of a run."""
+    return [one for one in processes("gspo_vllm.py", f"exchange-{name}/") if "GSPO_OWNED" in one[2]]
+
+
+def rank(name, number):
+    """A rank's process."""
+    return next(one[0] for one in processes(f"--log.dir={name}") if one[2].get("RANK") == str(number))
+
+
+def serving(folder, name):
+    """How many engines sampled in each step."""
+    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+    return [int(json.loads(line)["engines/serving"]) for line in lines]
+
+
+def test_a_run_on_ray_is_the_run_of_one_process_whatever_dies(folder, cluster):
+    """An engine's actor dies, and the others go on; a rank dies, and the next life has all engines again. The weights are
+    those of one process up to what 14 steps of AdamW make of rounding; nothing is sampled otherwise.
+    """
+    one, whole, _ = run(folder, "one", "--train.steps=14")
+    two = "--scale.ranks=2", "--sampler.engines=2", "--train.steps=14"
+    process = begin(folder, "two", cluster, *two)
+    until(lambda: steps(folder, "two") >= 2, process)
+    (engine, actor, variables), (other, _, _) = engines("two")
+    assert not {"RANK", "MASTER_ADDR", "GSPO_ENGINES"} & set(variables) and variables["GSPO_KEY"]
+    os.kill(actor, signal.SIGKILL)
+    until(lambda: 1 in serving(folder, "two"), process)
+    assert [one[0] for one in engines("two")] == [other]  # the actor has taken it along
+    reached = steps(folder, "two")
+    os.kill(rank("two", 1), signal.SIGKILL)
+    until(lambda: steps(folder, "two") > reached, process)
+    assert engine not in {one[0] for one in engines("two")} and len(engines("two")) == 2
+    status, output = finished(process, 200)
+    assert status == 0, output
+    assert "is left out and started again" in output and "the actor of the engine at" in output, output
+    assert "rank 1 was ended by SIGKILL: the run goes on from its last checkpoint (restart 1" in output, output
+    assert serving(folder, "two")[-1] == 2
+    assert not engines("two") and not list((folder / "exchange-two").iterdir())
+    assert "vLLM" in (folder / "two" / "vllm_0.log").read_text()
+    rows = map(json.loads, (folder / "two" / "rollouts.jsonl").read_text().splitlines())
+    assert [row["completion"] for row in rows] == one and len(one) == 14 * 32
+    found = {key: x for file in (folder / "two" / "model").glob("*.safetensors") for key, x in load_file(file).items()}
+    assert whole.keys() == found.keys() and max(float((whole[name] - found[name]).abs().max()) for name in whole) < 1e-4
+
+
+def test_the_engines_of_a_run_end_with_it(folder, cluster):
+    """After Ctrl-C, which saves, and where the controller is killed."""
+    process = begin(folder, "ends", cluster, "--train.steps=1000")
+    until(lambda: steps(folder, "ends") >= 1, process)
+    assert len(engines("ends")) == 1
+    os.killpg(process.pid, signal.SIGINT)
+    status, output = finished(process, 100)
+    assert status == 130 and not engines("ends"), output
+    process = begin(folder, "ends", cluster, "--train.steps=1000", "--resume")
+    reached = steps(folder, "ends")
+    until(lambda: steps(folder, "ends") > reached, process)
+    assert len(engines("ends")) == 1
+    process.kill()
+    deadline = time.monotonic() + 30
+    while engines("ends") or processes("--log.dir=ends"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
