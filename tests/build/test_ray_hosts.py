@@ -10,9 +10,7 @@ import pytest
 from gspo.build.ray_hosts import engine_hosts
 from gspo.config.files import from_dict
 from tests.build.ray_cluster import RAY, cluster_of
-from tests.build.test_launch import begin, finished, place
-
-__all__ = ["place"]
+from tests.build.started import begin, finished
 
 pytestmark = pytest.mark.timeout(300)
 ALONE = ["unshare", "--mount", "sh", "-c"]

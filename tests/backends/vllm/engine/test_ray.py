@@ -16,7 +16,7 @@ from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from tests.backends.vllm.engine.servers import PYTHON, UNTIED
 from tests.backends.vllm.engine.test_ranks import REWARD, SETTINGS, run
 from tests.build.ray_cluster import cluster_of
-from tests.build.test_launch import finished, steps
+from tests.build.started import finished, steps
 from tests.tiny_run import PIECES, ROWS
 
 pytestmark = [
