@@ -52,6 +52,7 @@ FORKS = ("fork", "vfork", "setpgid")
 CLONE, CLONE3, PRCTL = (56, 220), (435, 435), (157, 167)
 TO_SELF = ((62, 129), (234, 131), (302, 261))  # kill, tgkill, prlimit64
 X32 = 0x40000000
+OWN = 0x7FFFFFFF  # stands for the number of the process that enters a filter
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -98,14 +99,22 @@ def filtered(pid: int, forks: bool = False) -> list[tuple[int, int, int, int]]:
     return [*code, (RETURN, 0, 0, ALLOW)]
 
 
-def seccomp(forks: bool = False) -> None:
-    """Puts the filter before this process and what it becomes by exec. Raises OSError."""
-    code = filtered(os.getpid(), forks)
-    instructions = (_Instruction * len(code))(*(_Instruction(*line) for line in code))
-    prctl(SET_NO_NEW_PRIVS, 1)
-    program = _Filter(len(code), instructions)
-    if _libc.prctl(SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(program), 0, 0):
-        raise OSError(ctypes.get_errno(), "seccomp is refused")
+class SyscallFilter:
+    """The filter, made once and then entered by each process that is forked. Raises OSError."""
+
+    def __init__(self, forks: bool = False) -> None:
+        code = filtered(OWN, forks)
+        self.instructions = (_Instruction * len(code))(*(_Instruction(*line) for line in code))
+        self.places = [i for i, line in enumerate(code) if line[3] == OWN]
+        self.program = _Filter(len(code), self.instructions)
+
+    def enter(self) -> None:
+        """Puts it before this process and what it becomes by exec."""
+        for i in self.places:
+            self.instructions[i].k = os.getpid()
+        prctl(SET_NO_NEW_PRIVS, 1)
+        if _libc.prctl(SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(self.program), 0, 0):
+            raise OSError(ctypes.get_errno(), "seccomp is refused")
 
 
 CREATE, ADD, RESTRICT = 444, 445, 446  # Landlock's calls, the same on all architectures

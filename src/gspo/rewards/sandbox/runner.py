@@ -86,11 +86,12 @@ class Trial:
         self.scratch: str = request["scratch"]
         self.tasks: int | None = request["tasks"]
         self.size = pages() * os.sysconf("SC_PAGESIZE")  # of address space, before any test
+        self.filter = None if self.driver == "none" else confine.SyscallFilter()
         self.landlock: confine.Landlock | None = None
         if self.driver == "landlock":
             self.landlock = confine.Landlock([*self.readable, self.scratch], DEVICES)
         if self.function:
-            import gspo.data.plain  # noqa: F401  # once, before the tests fork
+            import gspo.data.plain  # noqa: F401  # here and not once a test
         self.folder, self.count = os.path.join(self.scratch, "test"), 0
         os.mkdir(self.folder)
         os.chdir(self.folder)
@@ -140,8 +141,8 @@ class Trial:
             if self.landlock is not None:
                 self.landlock.rules = len(files)
                 self.landlock.enter()
-            if self.driver != "none":
-                confine.seccomp()
+            if self.filter is not None:
+                self.filter.enter()
             if self.native:
                 os.execve(os.path.join(self.scratch, "program"), ["program", *case["words"]], {})
             status = played(self.source, self.function, case)
@@ -188,7 +189,7 @@ class Trial:
                 if self.driver == "landlock":
                     confine.Landlock(self.readable, DEVICES, self.scratch).enter()
                 if self.driver != "none":
-                    confine.seccomp(forks=True)
+                    confine.SyscallFilter(forks=True).enter()
                 words = ["g++", *FLAGS, "-I", self.include, "-o", "../program", "main.cpp"]
                 os.execve("/usr/bin/g++", words, {"PATH": "/usr/bin:/bin", "TMPDIR": self.scratch, "LC_ALL": "C"})
             finally:
