@@ -1,13 +1,18 @@
 """A sandbox runs programs and gives back plain data, however the programs end."""
 
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import gspo
 from gspo.rewards.sandbox import drivers
-from gspo.rewards.sandbox.open import open_sandbox
-from gspo.rewards.sandbox.types import Case, Limits, Program
-from tests.rewards.sandbox.boxes import SUM
+from gspo.rewards.sandbox.open import Sandbox, open_sandbox
+from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
+from tests.rewards.sandbox.boxes import SUM, box_of
 
 
 def test_programs_functions_and_their_outcomes(box):
@@ -89,3 +94,36 @@ def test_where_nothing_works_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(drivers, "bwrap", lambda: None)
     with pytest.raises(RuntimeError, match="there is no program bwrap"):
         open_sandbox("bwrap")
+
+
+FORBIDDEN = "echo 0 > /proc/sys/user/max_user_namespaces && exec {python} -c '{code}'"
+CHOOSE = """
+from gspo.rewards.sandbox.open import open_sandbox
+from gspo.rewards.sandbox.types import Case, Program
+with open_sandbox("auto") as sandbox:
+    print(sandbox.driver, sandbox.run(Program("print(input())"), [Case("as ever")])[0].stdout)
+"""
+
+
+def test_where_user_namespaces_are_forbidden_landlock_takes_over():
+    box_of("landlock")
+    command = FORBIDDEN.format(python=sys.executable, code=CHOOSE)
+    source = str(Path(gspo.__file__).parents[1])
+    done = subprocess.run(
+        ["unshare", "-Ur", "sh", "-c", command], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": source}
+    )
+    if done.returncode and done.stderr.startswith(("unshare", "sh: ")):
+        pytest.skip(f"no namespace can be made to forbid them in: {done.stderr:.200}")
+    assert done.stdout == "landlock as ever\n\n", done.stderr
+
+
+def test_nothing_is_run_without_a_sandbox_unless_asked(monkeypatch):
+    with open_sandbox("none") as sandbox:
+        outcomes = sandbox.run(Program(SUM), [Case("1 2"), Case("x")])
+        assert sandbox.driver == "none" and [o.status for o in outcomes] == ["ok", "error"]
+        assert sandbox.run(Program("while True: pass"), [Case("")], Limits(seconds=0.2))[0].status == "timeout"
+    tried = []
+    monkeypatch.setattr(Sandbox, "run", lambda self, *arguments: tried.append(self.driver) or [Outcome("error")])
+    with pytest.raises(RuntimeError, match="no sandbox works here"):
+        open_sandbox("auto")
+    assert set(tried) <= {"bwrap", "landlock"} and tried

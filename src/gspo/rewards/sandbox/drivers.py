@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FIRST_USER, USERS = 210_000, 50_000
-"""Users that nobody has: from root each sandbox runs as another of these."""
+USERS = (range(210_000, 260_000), range(20_000, 60_000))
+"""Users that nobody has: from root each sandbox runs as another of the first of these that there are. In a container there
+may be few.
+"""
 SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share/zoneinfo")
 LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
@@ -38,10 +40,11 @@ def pythons() -> list[Interpreter]:
     """The interpreters to try: the one that runs gspo, then the system's."""
     own = os.path.realpath(sys.executable)
     found = [own, *(path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(path))]
-    return [_python(path) for path in dict.fromkeys(map(os.path.realpath, found))]
+    return [found_at(path) for path in dict.fromkeys(map(os.path.realpath, found))]
 
 
-def _python(program: str) -> Interpreter:
+def found_at(program: str) -> Interpreter:
+    """The interpreter with that program."""
     prefix = Path(program).parents[1]
     if prefix == Path("/usr"):
         return Interpreter(program, ())
@@ -51,8 +54,16 @@ def _python(program: str) -> Interpreter:
 
 
 def user() -> int | None:
-    """The user that a sandbox started by root runs as; None where this process is not root."""
-    return FIRST_USER + next(_numbers) % USERS if os.geteuid() == 0 else None
+    """The user that a sandbox started by root runs as; None where this process is not root, or is the one user of its
+    namespace, and so an ordinary one outside.
+    """
+    users = next(filter(_mapped, USERS), None) if os.geteuid() == 0 else None
+    return users[next(_numbers) % len(users)] if users else None
+
+
+def _mapped(users: range) -> bool:
+    lines = (line.split() for line in Path("/proc/self/uid_map").read_text().splitlines())
+    return any(int(first) <= users[0] and users[-1] < int(first) + int(count) for first, _, count in lines)
 
 
 def tasks(threads: int, owner: int | None, driver: str) -> int | None:

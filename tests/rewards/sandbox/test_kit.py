@@ -1,0 +1,61 @@
+"""The kit is made once, shared by all, and leaves nothing behind where a process is killed."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gspo.rewards.sandbox import kit
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(kit, "_cache", lambda: tmp_path)
+    return tmp_path
+
+
+def test_it_is_made_once_and_holds_our_modules_alone(cache):
+    first = kit.Kit(sys.executable)
+    stamp = first.folder.stat().st_ino
+    assert kit.Kit(sys.executable).folder.stat().st_ino == stamp
+    assert [path.name for path in cache.iterdir()] == [first.folder.name]
+    modules = sorted(str(p.relative_to(first.folder / "modules")) for p in first.folder.rglob("*.py") if p.stat().st_size)
+    assert modules == sorted(kit.MODULES)
+    assert all(path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644) for path in first.folder.rglob("*"))
+
+
+def test_two_processes_may_make_it_at_the_same_time(cache):
+    code = f"from pathlib import Path\nfrom gspo.rewards.sandbox import kit\nkit._cache = lambda: Path({str(cache)!r})\n"
+    code += "import sys; print(kit.Kit(sys.executable).folder)"
+    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    folders = {process.communicate()[0].strip() for process in processes}
+    assert len(folders) == 1 and [str(path) for path in cache.iterdir()] == [*folders]
+
+
+def test_other_modules_or_another_python_make_another(cache, tmp_path, monkeypatch):
+    first = kit.Kit(sys.executable).folder
+    other = tmp_path / "other-python"
+    other.symlink_to("/bin/true")
+    assert kit.Kit(str(other)).folder != first
+    monkeypatch.setattr(kit, "MODULES", kit.MODULES[:2])
+    assert kit.Kit(sys.executable).folder != first
+
+
+def test_folders_of_dead_processes_are_removed(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen(["/bin/true"])
+    dead.wait()
+    left = tmp_path / f"{kit.SCRATCH}{dead.pid}-x"
+    left.mkdir()
+    mine = Path(kit.scratch(os.getuid()))
+    kit.Kit(sys.executable)
+    assert mine.is_dir() and not left.exists()
+
+
+def test_without_a_compiler_the_package_is_named(cache, monkeypatch):
+    monkeypatch.setattr(kit, "COMPILER", "/no/g++")
+    with pytest.raises(RuntimeError, match=r"need /no/g\+\+: install the package g\+\+"):
+        kit.Kit(sys.executable).header()
