@@ -13,7 +13,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import gspo
 from gspo.rewards.sandbox.runner import FLAGS
 
 MODULES = ("gspo/data/plain.py", "gspo/rewards/sandbox/confine.py", "gspo/rewards/sandbox/runner.py")
@@ -30,7 +29,7 @@ class Kit:
     """
 
     def __init__(self, python: str) -> None:
-        package = Path(gspo.__file__).parents[1]
+        package = Path(__file__).parents[3]
         texts = {name: (package / name).read_bytes() for name in MODULES}
         name = hashlib.sha256(repr((python, os.stat(python).st_mtime_ns, sorted(texts.items()))).encode()).hexdigest()[:16]
         self.folder = _cache() / name

@@ -207,7 +207,7 @@ def told() -> str:
     lines = []
     for driver in ("bwrap", "landlock"):
         try:
-            with open_sandbox(driver) as sandbox:  # type: ignore[arg-type]
+            with open_sandbox(driver) as sandbox:
                 lines.append(f"sandbox {driver}: works, with {sandbox.python.program}")
         except RuntimeError as error:
             lines.append(f"sandbox {driver}: its tests are left out, {error}")
