@@ -14,8 +14,8 @@ from gspo.config.rewards import CodeConfig
 from gspo.config.values import type_of
 from gspo.rewards.sandbox.kit import LONGEST
 from gspo.rewards.sandbox.open import USUAL, open_sandbox
-from gspo.rewards.sandbox.runner import BACKSTOP
 from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
+from gspo.rewards.sandbox.watch import BACKSTOP
 
 FENCE = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 DIGITS = 10_000

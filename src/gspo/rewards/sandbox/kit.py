@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gspo.rewards.sandbox.runner import FLAGS
 
-MODULES = ("gspo/data/plain.py", "gspo/rewards/sandbox/confine.py", "gspo/rewards/sandbox/runner.py")
+MODULES = ("gspo/data/plain.py", *(f"gspo/rewards/sandbox/{name}.py" for name in ("confine", "runner", "watch")))
 COMPILER = "/usr/bin/g++"
 LONGEST = 300.0
 """Seconds that the compiler may take for the header, on a busy machine."""

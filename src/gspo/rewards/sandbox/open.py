@@ -17,8 +17,9 @@ from collections.abc import Generator, Sequence
 from gspo.data.plain import Junk, unpacked
 from gspo.rewards.sandbox import drivers
 from gspo.rewards.sandbox.kit import COMPILER, Kit, scratch
-from gspo.rewards.sandbox.runner import BACKSTOP, DETAIL
+from gspo.rewards.sandbox.runner import DETAIL
 from gspo.rewards.sandbox.types import STATUSES, Case, Choice, Limits, Outcome, Program
+from gspo.rewards.sandbox.watch import BACKSTOP
 
 START = 60.0
 """Seconds that a sandbox may take to start, on a busy machine."""

@@ -9,29 +9,20 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
-import select
 import signal
 import sys
-import time
 from typing import Any
 
 from gspo.rewards.sandbox import confine
+from gspo.rewards.sandbox.watch import watched
 
 DETAIL = 2000
 """Bytes of standard error that are told."""
-TICK = 0.1
-"""Seconds between two looks at a test that takes long."""
-PATIENCE = 2.0
-"""Seconds that any test may do nothing."""
-BACKSTOP = 10.0
-"""Wall time, in multiples of its CPU time, at which a test is ended in any case."""
 COMPILED = 256 << 20
 """Bytes of a file that the compiler writes."""
 COMPILER_MEMORY = 2 << 30
 FLAGS = ("-O2", "-std=gnu++20", "-w")
 """Of the compiler; a precompiled header is used with the same alone."""
-FILES = 10_000
-"""Files that there may be in the folder of the tests."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
 DIGITS = 50_000
 """Digits of a whole number that Python turns into text; by itself 4300."""
@@ -288,55 +279,6 @@ def sealed(data: bytes) -> int:
     fcntl.fcntl(file, 1033, 15)  # F_ADD_SEALS: seal, shrink, grow, write
     os.lseek(file, 0, os.SEEK_SET)
     return file
-
-
-def watched(pid: int, seconds: float, group: bool = False, folder: str = "") -> tuple[int, float, bytes]:
-    """Waits for a process: its exit status (negative: a signal), its CPU seconds, and why it was ended: timeout, output.
-
-    A process that waits for a processor is waited for; one that does nothing is not. One that makes more than FILES files
-    in the file system of `folder` is ended too: an empty file takes no byte of it, but memory of the kernel.
-    """
-    begin, why = time.monotonic(), b""
-    ending = os.pidfd_open(pid)
-    poll = select.poll()
-    poll.register(ending, select.POLLIN)
-    while not poll.poll(TICK * 1000):
-        wall = time.monotonic() - begin
-        ran, waited = work(pid)
-        idle = wall - ran - waited if waited >= 0 else 0.0
-        if ran > seconds + TICK or idle > max(PATIENCE, seconds) or wall > BACKSTOP * (seconds + 1):
-            why = b"timeout"
-        elif folder and made(folder) > FILES:
-            why = b"output"
-        if why:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            break
-    if group:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-    _, status, usage = os.wait4(pid, 0)
-    os.close(ending)
-    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, why
-
-
-def made(folder: str) -> int:
-    """Files in the file system of a folder."""
-    system = os.statvfs(folder)
-    return system.f_files - system.f_ffree
-
-
-def work(pid: int) -> tuple[float, float]:
-    """Seconds that a process ran, and that it waited for a processor (-1: not known)."""
-    ran = waited = 0.0
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/schedstat") as file:
-                numbers = file.read().split()
-            ran, waited = ran + int(numbers[0]) * 1e-9, waited + int(numbers[1]) * 1e-9
-    except (OSError, ValueError, IndexError):
-        return 0.0, -1.0
-    return ran, waited
 
 
 def pages() -> int:

@@ -1,0 +1,67 @@
+"""How long a test may take: by the CPU time that it used and by doing nothing, and not by the clock on the wall."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+
+TICK = 0.1
+"""Seconds between two looks at a test that takes long."""
+PATIENCE = 2.0
+"""Seconds that any test may do nothing."""
+BACKSTOP = 10.0
+"""Wall time, in multiples of its CPU time, at which a test is ended in any case."""
+FILES = 10_000
+"""Files that there may be in the folder of the tests."""
+
+
+def watched(pid: int, seconds: float, group: bool = False, folder: str = "") -> tuple[int, float, bytes]:
+    """Waits for a process: its exit status (negative: a signal), its CPU seconds, and why it was ended: timeout, output.
+
+    A process that waits for a processor is waited for; one that does nothing is not. One that makes more than FILES files
+    in the file system of `folder` is ended too: an empty file takes no byte of it, but memory of the kernel.
+    """
+    begin, why = time.monotonic(), b""
+    ending = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(ending, select.POLLIN)
+    while not poll.poll(TICK * 1000):
+        wall = time.monotonic() - begin
+        ran, waited = work(pid)
+        idle = wall - ran - waited if waited >= 0 else 0.0
+        if ran > seconds + TICK or idle > max(PATIENCE, seconds) or wall > BACKSTOP * (seconds + 1):
+            why = b"timeout"
+        elif folder and made(folder) > FILES:
+            why = b"output"
+        if why:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            break
+    if group:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    _, status, usage = os.wait4(pid, 0)
+    os.close(ending)
+    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, why
+
+
+def made(folder: str) -> int:
+    """Files in the file system of a folder."""
+    system = os.statvfs(folder)
+    return system.f_files - system.f_ffree
+
+
+def work(pid: int) -> tuple[float, float]:
+    """Seconds that a process ran, and that it waited for a processor (-1: not known)."""
+    ran = waited = 0.0
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/schedstat") as file:
+                numbers = file.read().split()
+            ran, waited = ran + int(numbers[0]) * 1e-9, waited + int(numbers[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0, -1.0
+    return ran, waited
