@@ -71,6 +71,10 @@ WRITE = {
     "settings": 'leak = made("/etc/gspo-attack")',
     "the root": 'leak = made("/gspo-attack")',
     "a file of the user": 'leak = made(HOST["secret"])',
+    "the rights of a file": 'os.chmod(HOST["secret"], 0); leak = 1',
+    "the times of a file": 'os.utime(HOST["secret"], (1, 1)); leak = 1',
+    "the length of a file": 'os.truncate(HOST["secret"], 0); leak = 1',
+    "the marks of a file": 'os.setxattr(HOST["secret"], "user.a", b"b"); leak = 1',
     "shared memory": 'leak = made("/dev/shm/gspo-attack")',
     "a device's folder": 'leak = made("/dev/gspo-attack")',
     "temporary files that stay": 'leak = made("/var/tmp/gspo-attack")',
@@ -124,8 +128,16 @@ PROCESSES = {
     "the parent's descriptors": "leak = call(438, os.pidfd_open(os.getppid()), 1, 0)",
     "leave the session": "leak = os.setsid() or 1",
     "leave the group": "os.setpgid(0, 0); leak = 1",
+    "a signal by a file": (
+        "import fcntl\na, b = socket.socketpair(); fcntl.fcntl(a, 8, os.getppid()); fcntl.fcntl(a, 10, 9)\n"
+        "fcntl.fcntl(a, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK); b.send(b'x'); leak = 1"
+    ),
+    "a signal by a socket": (
+        "import fcntl, struct\na, b = socket.socketpair(); fcntl.ioctl(a, 0x8901, struct.pack('i', os.getppid())); leak = 1"
+    ),
+    "the parent's processors": "os.sched_setaffinity(os.getppid(), {0}); leak = 1",
+    "the parent's turn": "leak = call(144, os.getppid(), 5, ctypes.create_string_buffer(8))",
     "outlive the parent": "leak = call(157, 1, 0, 0, 0, 0)",
-    "threads of another's": "leak = call(203, os.getppid(), 8, ctypes.create_string_buffer(8)) and 0",
 }
 KERNEL = {
     "become root": "os.setuid(0); leak = 1",

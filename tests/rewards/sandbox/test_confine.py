@@ -68,6 +68,23 @@ def test_a_filter_leaves_threads_and_takes_processes():
     assert "PermissionError" in filtered(lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CPU))
 
 
+@pytest.mark.skipif(os.uname().machine not in confine.MACHINES, reason="no filter is written for this machine")
+def test_a_filter_keeps_a_process_from_files_that_it_only_names(tmp_path):
+    file = tmp_path / "f"
+    file.write_text("text")
+    before = file.stat()
+    for work in (
+        lambda: os.chmod(file, 0),
+        lambda: os.chown(file, os.getuid(), os.getgid()),
+        lambda: os.utime(file, (1, 1)),
+        lambda: os.truncate(file, 0),
+        lambda: os.setxattr(file, "user.a", b"b"),
+    ):
+        assert "PermissionError" in filtered(work)
+    after = file.stat()
+    assert (after.st_mode, after.st_mtime_ns, after.st_ctime_ns) == (before.st_mode, before.st_mtime_ns, before.st_ctime_ns)
+
+
 def test_an_unknown_machine_gets_no_filter(monkeypatch):
     class Other:
         machine = "riscv64"

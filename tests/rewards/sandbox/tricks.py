@@ -151,6 +151,8 @@ SURVIVE = {
     "a link to itself": "os.symlink('loop', 'loop'); os.symlink('/', 'root')",
     "names of bytes": "open(b'\\xff\\n\\x01', 'w').close()",
     "no folder": "os.rmdir(os.getcwd())",
+    "a closed folder": "os.chmod('/tmp', 0); os.chmod('..', 0)",
+    "the next test's folder": "for i in range(9): open(f'/tmp/test{i}', 'w').close()",
     "a full folder": "open('f', 'wb').write(b'x' * 200000)\nos.write(1, b'x')",
     "a full disk": "for i in range(99): open(f'/tmp/f{i}', 'wb').write(b'x' * 1000000)",
     "the program gone": "os.unlink('/tmp/program')",

@@ -17,9 +17,9 @@ SET_PDEATHSIG, SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVS = 1, 4, 22, 38  # of 
 KILL, FAIL, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000  # what a filter answers: the process, an errno, the call
 EPERM, ENOSYS = 1, 38
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # classic BPF
-NUMBER, ARCHITECTURE, FIRST = 0, 4, 16  # offsets in seccomp_data; low half of the first argument
+NUMBER, ARCHITECTURE, FIRST, SECOND = 0, 4, 16, 24  # offsets in seccomp_data; low halves of the arguments
 THREAD = 0x00010000  # CLONE_THREAD
-NEWEST = 463  # later calls did not exist when this list was written
+NEWEST = 462  # later calls did not exist when this list was written
 
 # name: (x86-64, arm64); None: the architecture has no such call
 DENIED: dict[str, tuple[int | None, int | None]] = {
@@ -28,12 +28,19 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "process_vm_writev": (311, 271), "kcmp": (312, 272), "pidfd_open": (434, 434), "pidfd_getfd": (438, 438),
     "pidfd_send_signal": (424, 424), "process_madvise": (440, 440), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240), "tkill": (200, 130), "setsid": (112, 157), "setpgid": (109, 154),
-    "sched_setattr": (314, 274), "setpriority": (141, 140), "ioprio_set": (251, 30),
+    "sched_setattr": (314, 274), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
+    "sched_setaffinity": (203, 122), "setpriority": (141, 140), "ioprio_set": (251, 30),
     # memory that RLIMIT_AS does not count
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
     "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_setup": (206, 0), "userfaultfd": (323, 282),
     "fanotify_init": (300, 262), "vmsplice": (278, 75), "splice": (275, 76), "tee": (276, 77),
+    # what Landlock lets be done to files by their names; a compiler does some of it to its own
+    "chmod": (90, None), "fchmodat": (268, 53), "fchmodat2": (452, 452), "fchmod": (91, 52), "chown": (92, None),
+    "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "truncate": (76, 45),
+    "inotify_init": (253, None), "inotify_init1": (294, 26),
     # the network
     "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202),
     "accept4": (288, 242),
@@ -48,9 +55,11 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "setuid": (105, 146), "setresuid": (117, 147), "setgid": (106, 144), "setresgid": (119, 149),
 }  # fmt: skip
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
-FORKS = ("fork", "vfork", "setpgid")
+OF_COMPILERS = ("fork", "vfork", "chmod", "fchmodat", "fchmodat2", "fchmod", "truncate", "utimensat", "setpriority")
 CLONE, CLONE3, PRCTL = (56, 220), (435, 435), (157, 167)
 TO_SELF = ((62, 129), (234, 131), (302, 261))  # kill, tgkill, prlimit64
+TO_OTHERS = (((72, 25), (8, 10, 15)), ((16, 29), (0x8901, 0x8902, 0x5412, 0x541C)))
+"""Second arguments of fcntl and ioctl by which a file sends signals to another process, or text to its terminal."""
 X32 = 0x40000000
 OWN = 0x7FFFFFFF  # stands for the number of the process that enters a filter
 
@@ -92,9 +101,14 @@ def filtered(pid: int, forks: bool = False) -> list[tuple[int, int, int, int]]:
     for call in TO_SELF:
         code += [(EQUAL, 0, 5, call[column]), (LOAD, 0, 0, FIRST), (EQUAL, 1, 0, pid), (EQUAL, 0, 1, 0)]
         code += [(RETURN, 0, 0, ALLOW), failed]
+    for call, commands in TO_OTHERS:
+        code += [(EQUAL, 0, 2 * len(commands) + 2, call[column]), (LOAD, 0, 0, SECOND)]
+        for command in commands:
+            code += [(EQUAL, 0, 1, command), failed]
+        code += [(RETURN, 0, 0, ALLOW)]
     for name, numbers in DENIED.items():
         number = numbers[column]
-        if number is not None and not (forks and name in FORKS):
+        if number is not None and not (forks and name in OF_COMPILERS):
             code += [(EQUAL, 0, 1, number), failed]
     return [*code, (RETURN, 0, 0, ALLOW)]
 

@@ -89,7 +89,11 @@ class Trial:
 
     def test(self, case: dict[str, Any]) -> list[bytes]:
         """Runs one test. Returns what is to be said of it."""
-        self.lay_out(case)
+        try:
+            self.lay_out(case)
+        except OSError as error:
+            why = f"there is no room for the test: {error}".encode()
+            return [b"error 0 0 0 %d\n" % len(why), why]
         entry = sealed((case["stdin"] or "").encode("utf-8", "surrogateescape"))
         files = [entry, *(os.memfd_create(name) for name in ("out", "err", "value"))]
         try:
@@ -105,7 +109,8 @@ class Trial:
     def lay_out(self, case: dict[str, Any]) -> None:
         """A new folder for a test, with the files of its own. What the one before it left is removed if it can be."""
         before, self.count = self.folder, self.count + 1
-        self.folder = os.path.join(self.scratch, f"test{self.count}")
+        os.chmod(self.scratch, 0o700)  # whatever the one before it made of it
+        self.folder = os.path.join(self.scratch, f"test{self.count}-{os.urandom(8).hex()}")
         os.mkdir(self.folder)
         os.chdir(self.folder)
         with contextlib.suppress(OSError, RecursionError):
@@ -175,7 +180,6 @@ class Trial:
                 os.dup2(err, 2)
                 os.dup2(2, 1)
                 os.closerange(3, 1010)
-                os.setpgid(0, 0)
                 confined(self.limits["compile_seconds"], COMPILER_MEMORY, COMPILED, self.tasks)
                 if self.driver == "landlock":
                     confine.Landlock(self.readable, DEVICES, self.scratch).enter()
@@ -185,9 +189,7 @@ class Trial:
                 os.execve("/usr/bin/g++", words, {"PATH": "/usr/bin:/bin", "TMPDIR": self.scratch, "LC_ALL": "C"})
             finally:
                 os._exit(1)
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)
-        status, _, why = watched(pid, self.limits["compile_seconds"], group=True)
+        status, _, why = watched(pid, self.limits["compile_seconds"])
         said = tail(err, first=True) or ended(status)
         os.close(err)
         if why:
