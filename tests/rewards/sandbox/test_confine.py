@@ -130,7 +130,7 @@ def test_landlock_shows_what_is_named_and_no_more(tmp_path):
 
 def test_limits_are_hard_ones():
     def work():
-        confine.limit(1.5, 1 << 30, 1000, None)
+        confine.limit(confine.limits(1.5, 1 << 30, 1000, None))
         kinds = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE)
         return [resource.getrlimit(kind) for kind in kinds]
 

@@ -6,11 +6,9 @@ runs there, and loading them costs more than the thirty lines of filter below. L
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import resource
-import signal
 from collections.abc import Iterable
 
 SET_PDEATHSIG, SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVS = 1, 4, 22, 38  # of prctl
@@ -191,12 +189,15 @@ class Landlock:
         os.close(self.rules)
 
 
-def limit(seconds: float, memory: int, size: int, threads: int | None) -> None:
+Rlimits = list[tuple[int, tuple[int, int]]]
+
+
+def limits(seconds: float, memory: int, size: int, threads: int | None) -> Rlimits:
     """rlimits: CPU seconds (rounded up), bytes of address space, bytes of a file, threads of the user (None: as it is)."""
-    cpu = int(seconds) + 1
     values = {
-        resource.RLIMIT_CPU: cpu,
+        resource.RLIMIT_CPU: int(seconds) + 1,
         resource.RLIMIT_AS: memory,
+        resource.RLIMIT_DATA: memory,
         resource.RLIMIT_FSIZE: size,
         resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_CORE: 0,
@@ -206,13 +207,17 @@ def limit(seconds: float, memory: int, size: int, threads: int | None) -> None:
     }
     if threads is not None:
         values[resource.RLIMIT_NPROC] = threads
-    for kind, value in values.items():
-        most = resource.getrlimit(kind)[1]
-        value = value if most == resource.RLIM_INFINITY else min(value, most)
-        resource.setrlimit(kind, (value, value))
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_STACK, (STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write that is too much fails
+    most = {kind: resource.getrlimit(kind)[1] for kind in (*values, resource.RLIMIT_STACK)}
+    bounded = {kind: v if most[kind] == resource.RLIM_INFINITY else min(v, most[kind]) for kind, v in values.items()}
+    stack = most[resource.RLIMIT_STACK]
+    room = STACK if stack == resource.RLIM_INFINITY else min(STACK, stack)
+    return [*((kind, (value, value)) for kind, value in bounded.items()), (resource.RLIMIT_STACK, (room, stack))]
+
+
+def limit(values: Rlimits) -> None:
+    """Sets them. A write that is too much fails: Python ignores SIGXFSZ, and so does what it starts."""
+    for kind, value in values:
+        resource.setrlimit(kind, value)
 
 
 STACK = 120 << 20

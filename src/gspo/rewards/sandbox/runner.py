@@ -31,6 +31,8 @@ DIGITS = 50_000
 def main() -> None:
     """Serves the one request on standard input."""
     confine.prctl(confine.SET_DUMPABLE, 0)  # no test reads this process's memory or files
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # out of memory: the kernel takes a test, not the training
     out = os.dup(1)
     os.dup2(2, 1)
     request = marshal.loads(read_all(0))
@@ -76,7 +78,8 @@ class Trial:
         self.include: str = request["include"]
         self.scratch: str = request["scratch"]
         self.tasks: int | None = request["tasks"]
-        self.size = pages() * os.sysconf("SC_PAGESIZE")  # of address space, before any test
+        memory = self.limits["memory"] + (0 if self.native else pages() * os.sysconf("SC_PAGESIZE"))  # what is taken already
+        self.rlimits = confine.limits(self.limits["seconds"], memory, self.limits["output"] + 1, self.tasks)
         self.filter = None if self.driver == "none" else confine.SyscallFilter()
         self.landlock: confine.Landlock | None = None
         if self.driver == "landlock":
@@ -132,8 +135,7 @@ class Trial:
             for i in range(len(kept)):
                 os.dup2(1000 + i, i)
             os.closerange(len(kept), 1010)
-            room = 0 if self.native else self.size
-            confined(self.limits["seconds"], self.limits["memory"] + room, self.limits["output"] + 1, self.tasks)
+            confined(self.rlimits)
             if self.landlock is not None:
                 self.landlock.rules = len(files)
                 self.landlock.enter()
@@ -180,7 +182,7 @@ class Trial:
                 os.dup2(err, 2)
                 os.dup2(2, 1)
                 os.closerange(3, 1010)
-                confined(self.limits["compile_seconds"], COMPILER_MEMORY, COMPILED, self.tasks)
+                confined(confine.limits(self.limits["compile_seconds"], COMPILER_MEMORY, COMPILED, self.tasks))
                 if self.driver == "landlock":
                     confine.Landlock(self.readable, DEVICES, self.scratch).enter()
                 if self.driver != "none":
@@ -197,13 +199,11 @@ class Trial:
         return said if status else b""
 
 
-def confined(seconds: float, memory: int, size: int, tasks: int | None) -> None:
+def confined(rlimits: confine.Rlimits) -> None:
     """What holds for every process that this one forks."""
     confine.prctl(confine.SET_PDEATHSIG, signal.SIGKILL)
-    confine.limit(seconds, memory, size, tasks)
+    confine.limit(rlimits)
     confine.prctl(confine.SET_DUMPABLE, 1)  # else /dev/stdin could not be opened
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
 
 
 def played(source: str, function: str | None, case: dict[str, Any]) -> int:
