@@ -27,8 +27,12 @@ STAGES = [StageConfig(at=4, num_generations=3, max_completion_length=9), StageCo
 REFRESH = RefreshConfig(every=2, drop_above=0.8, drop_below=0.2, return_after=4, keep=3)
 
 
+def four(j):
+    return 4
+
+
 def pool(name, n=10, first=0):
-    return Pool(name, [Prompt(f"{name}-{i}", "", (first + i, 1), {"length": lambda j: 4}) for i in range(n)], 0)
+    return Pool(name, [Prompt(f"{name}-{i}", "", (first + i, 1), {"length": four}) for i in range(n)], 0)
 
 
 def curriculum(rollout, refresh=REFRESH, stages=STAGES, **given):
@@ -126,14 +130,13 @@ def test_each_batch_is_that_of_its_own_stage(kind, ahead):
 def test_what_is_under_way_ends_under_its_own_stage_also_after_a_resume():
     source = source_of("max_staleness", 2)
     play(source, 2)  # steps 3 and 4 are under way
-    begun = {asked[0]: asked[2] for asked in source.sampler.asked}
-    assert [begun[flight.prompt.id] for flight in source.flights] == [256] * P + [9] * P
+    assert [size for _, _, size, _ in source.sampler.asked] == [256] * 3 * P * G + [9] * P * 3
     again = source_of("max_staleness", 2)
     again.load_state_dict(source.state_dict())
     next(iter(again))
-    assert [(name, size) for name, _, size, _ in again.sampler.asked][: P * G : G] == [
-        (flight.prompt.id, 256) for flight in list(source.flights)[:P]
-    ]
+    asked = [(name, size) for name, _, size, _ in again.sampler.asked]
+    assert asked[: P * G : G] == [(flight.prompt.id, 256) for flight in list(source.flights)[:P]]
+    assert [size for _, size in asked[P * G :]] == [9] * 2 * P * 3
 
 
 def test_dropped_queries_are_not_asked_for_and_return():
