@@ -253,7 +253,7 @@ def to_toml(config: Config, comments: bool = False, secrets: bool = False) -> st
 
 def _table(head: str, section: Any, comments: bool, secrets: bool) -> list[str]:
     """The lines of a section."""
-    cls = type(section)
+    cls: Any = type(section)
     lines = [f"# {cls.__doc__}"] if comments else []
     lines.append(head)
     for f in dataclasses.fields(cls):
