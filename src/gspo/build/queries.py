@@ -86,9 +86,10 @@ def curriculum(config: Config, prompts: Sequence[Prompt], others: Others) -> Cur
         if stage.source is not None:
             pools.append(others.of_source(stage_name(stage.at), stage.source, f"stage[{number}].source"))
     refresh = config.refresh
-    for pool in pools if refresh.keep is not None else ():
-        if len(pool.queries) < refresh.keep:
-            raise ValueError(f"refresh.keep = {refresh.keep}: {pool.name} has only {len(pool.queries)} queries: lower it")
+    keep = refresh.keep or 0
+    for pool in pools if keep else ():
+        if len(pool.queries) < keep:
+            raise ValueError(f"refresh.keep = {keep}: {pool.name} has only {len(pool.queries)} queries: lower it")
     if refresh.every and refresh.source is not None:
         try:
             others.made("trial", refresh.every)  # what is wrong with it shows before anything is sampled
