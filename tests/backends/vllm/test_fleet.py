@@ -3,6 +3,7 @@ vLLM itself.
 """
 
 import asyncio
+import dataclasses
 import json
 import signal
 import subprocess
@@ -53,7 +54,7 @@ class Bigrams:
 
     def logp(self, tokens):
         """Of each token after the one before; 0 for the first."""
-        log_p = torch.from_numpy(self.table).double().log_softmax(-1)
+        log_p = torch.from_numpy(self.table / self.temperature).double().log_softmax(-1)
         return torch.cat([torch.zeros(1), log_p[tokens[:-1], tokens[1:]].float()])
 
 
@@ -157,6 +158,13 @@ def expected(fleet_of, sampling=LONG, n=6, version=1):
     if version > 1:
         sampler.load(fleet_of.weights(version))
     return tokens(sampler.generate(PROMPTS, n, sampling))
+
+
+def test_weights_are_proven_at_the_temperature_at_which_they_are_read(fleet_of):
+    """A stage may change it; at another one the engine would seem to hold other weights."""
+    sampler, _ = fleet_of(1)
+    sampler.load(dataclasses.replace(fleet_of.weights(2), temperature=0.5))
+    assert sampler.version == 2 and sampler.probes and not sampler.notes
 
 
 def test_three_engines_sample_what_one_does(fleet_of, engines):
