@@ -88,7 +88,7 @@ def test_held_out_prompts_and_those_of_benchmarks_never_come_in(tmp_path):
         ({"stage": [{"at": 5, "source": f"{__name__}:none_such"}]}, r"stage\[0\]\.source = .*has no function 'none_such'"),
         ({"stage": [{"at": 5, "max_completion_length": 64}]}, r"stage\[0\]\.max_completion_length = 64 leaves no room"),
         ({"refresh": {"every": 2, "source": f"{__name__}:gone"}}, "refresh.source = .*has no function 'gone'"),
-        ({"refresh": {"every": 2, "source": f"{__name__}:wrong"}}, "cannot be called with step = 2: .*'step'"),
+        ({"refresh": {"every": 2, "source": f"{__name__}:wrong"}}, "cannot be called with step = 2: .*'rows'"),
         ({"refresh": {"every": 2, "source": f"{__name__}:not_json"}}, "gave no rows after step 2: TypeError: .*set"),
         ({"refresh": {"every": 2, "source": f"{__name__}:none"}}, "gave no rows after step 2: .*there are no rows"),
         (
