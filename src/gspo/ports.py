@@ -245,7 +245,9 @@ class PromptSource(Protocol):
         ...
 
     @place.setter
-    def place(self, value: Any) -> None: ...
+    def place(self, value: Any) -> None:
+        """Goes back to where it stood."""
+        ...
 
     def begin(self, done: int) -> None:
         """A batch is begun after `done` steps. Raises RefreshFailed."""

@@ -26,8 +26,7 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     begin = time.perf_counter()
     run.log.step = run.step + 1  # what is said from here on belongs to it
     groups = list(islice(source, count))  # sample
-    run.step += 1
-    sampled = time.perf_counter()
+    run.step, sampled = run.step + 1, time.perf_counter()
 
     algorithm = run.config.algorithm
     batch = learnable(groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)  # credit
@@ -63,9 +62,8 @@ def learn(run: Run, mini_batches: int) -> Metrics:
     for number in range(total):
         run.screen.phase("updating", number, total)
         updates.append(run.learner.update(number % mini_batches))
-    metrics = of_updates(updates)
     likelihoods.warn_of_floor(run, updates[0])
-    return metrics | likelihoods.end_step(run)
+    return of_updates(updates) | likelihoods.end_step(run)
 
 
 def sync(run: Run, metrics: Metrics) -> None:
