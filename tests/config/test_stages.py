@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gspo.config.checks import check_training
-from gspo.config.files import docs, from_dict
+from gspo.config.files import docs, from_dict, load
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import StageConfig, longest, number_at, rollout_at, source_at
 from gspo.study.terms import told
@@ -58,6 +58,14 @@ def test_every_field_of_a_stage_has_a_docstring():
 def test_bad_stages(stages, message):
     with pytest.raises(ValueError, match=message):
         from_dict(BASE | {"stage": stages})
+
+
+def test_stages_are_not_set_on_a_command_line(tmp_path):
+    (tmp_path / "run.toml").write_text("[[stage]]\nat = 5\ntemperature = 0.5\n")
+    assert load(tmp_path / "run.toml").stage[0].at == 5
+    for path in (None, tmp_path / "run.toml"):
+        with pytest.raises(ValueError, match=r"stage = \{'at': '9'\}: expected \[\[stage\]\] tables.*given in the file"):
+            load(path, {"stage.at": "9"})
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,8 @@ def load(path: str | Path | None = None, overrides: dict[str, Any] | None = None
     if path is not None:
         raw = read_toml(path, "configuration file")
     for section, table in nested(overrides or {}).items():
+        if section == STAGE:
+            _stages(table)  # raises: on a command line nobody could say which
         if not isinstance(raw.setdefault(section, {}), dict):
             raise ValueError(f"{section}: expected a table [{section}]")
         raw[section] |= table
