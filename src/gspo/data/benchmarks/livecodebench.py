@@ -36,6 +36,8 @@ def lcb_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
         raise ValueError(f"there is no {missing[0]}; the columns are {', '.join(map(str, row))}")
     metadata = _json(row.get("metadata") or "{}", "metadata")
     function = metadata.get("func_name") if isinstance(metadata, dict) else None
+    if function is not None and not (isinstance(function, str) and function.isidentifier()):
+        raise ValueError(f"metadata: func_name = {function!r:.40}: expected the name of a function")
     public = _tests(_json(row["public_test_cases"], "public_test_cases"), "public_test_cases")
     hidden = _tests(private(row["private_test_cases"]), "private_test_cases")
     tests = public + hidden
