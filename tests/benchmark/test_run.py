@@ -14,7 +14,7 @@ from gspo.cli import main
 from tests.rewards.endpoint import listening, said
 
 SMALL = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 256}
-SETTINGS = ["--eval.num_generations", "2", "--eval.max_completion_length", "24", "--model.device", "cpu"]
+SETTINGS = ["--eval.num_generations", "2", "--eval.max_completion_length", "24"]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def place(tmp_path_factory):
 
 def words(place, out, *more, model=None):
     given = [model or str(place / "model"), "--benchmark", "aime24", "--data", str(place / "aime.jsonl"), "--dir", str(out)]
-    return ["eval", *given, *SETTINGS, *more]
+    return ["eval", *given, *SETTINGS, *([] if model else ["--model.device", "cpu"]), *more]
 
 
 def replies(out):
@@ -224,6 +224,23 @@ def test_a_codeforces_rating_from_eight_submissions(tmp_path, capsys):
     assert "CodeElo-style rating, local tests: " in text and "over 1 contest." in text
     (rated,) = json.loads((tmp_path / "out/results.json").read_text())["rating"]
     assert rated["place"] == 1 and rated["bound"] == "at least" and rated["of"] == 201
+
+
+def test_without_compiler_or_sandbox_nothing_is_sampled(tmp_path, capsys, monkeypatch):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(CODEFORCES | {"id": "1/A", "index": "A"}) + "\n")
+    given = ["--benchmark", "codeforces", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]
+    given += ["--url", "http://127.0.0.1:9/v1"]
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.which", lambda name: None)
+        assert main(["eval", "any", *given]) == 2
+    assert "needs the compiler g++" in capsys.readouterr().err
+
+    def nowhere():
+        raise RuntimeError("no sandbox works here")
+
+    monkeypatch.setattr("gspo.rewards.programs.sandbox", nowhere)
+    assert main(["eval", "any", *given]) == 1
+    assert "no sandbox works here" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_contests_that_do_not_fit_are_refused_before_anything_is_sampled(tmp_path, capsys):

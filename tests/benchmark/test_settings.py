@@ -5,6 +5,8 @@ import pytest
 from gspo.benchmark.settings import Options, configured, folder_of
 
 FILE = """
+[judge]
+model = "m"
 [model]
 path = "runs/first/model"
 dtype = "bfloat16"
@@ -39,6 +41,11 @@ def test_a_preset_is_that_of_the_model_card():
     assert configured(of("humaneval", preset="qwen3"), {}).eval.max_completion_length == 32_768
 
 
+def test_the_most_likely_token_needs_no_more_of_a_preset():
+    config = configured(of(preset="qwen3"), {"eval.temperature": "0"}).eval
+    assert (config.temperature, config.top_p, config.top_k, config.max_completion_length) == (0, 1.0, 0, 38_912)
+
+
 def test_what_is_typed_comes_before_preset_and_file(tmp_path):
     (tmp_path / "run.toml").write_text(FILE)
     model = str(tmp_path / "run.toml")
@@ -55,6 +62,10 @@ def test_what_is_typed_comes_before_preset_and_file(tmp_path):
         (of("aime42"), {}, "benchmark 'aime42': is none of aime24"),
         (of(preset="qwen4"), {}, "--preset 'qwen4': is none of qwen3"),
         (of(), {"reward.functions": "exact"}, "--reward.functions: has no effect"),
+        (of(), {"eval.temperature": "0", "eval.top_k": "3"}, "eval.top_k = 3 has no effect"),
+        (of(), {"judge.scale": "3"}, "judge.scale = 3 has no effect"),
+        (of(url="http://host/v1"), {"model.dtype": "bfloat16"}, "--model.dtype: has no effect on the endpoint"),
+        (of(url="http://host/v1"), {"sampler.engine": "vllm"}, "--sampler.engine: has no effect on the endpoint"),
         (of(model="nowhere.toml"), {}, "no such configuration file"),
     ],
 )

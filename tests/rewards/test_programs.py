@@ -3,7 +3,7 @@
 import pytest
 
 from gspo.rewards import programs
-from gspo.rewards.programs import block, called, codeforces, humaneval, livecodebench
+from gspo.rewards.programs import called, codeforces, humaneval, livecodebench
 
 CHECK = "def check(candidate):\n    assert candidate([1, 2], 3) == [4, 5]\n    assert candidate([], 1) == []\n"
 START = 'from typing import List\n\ndef add(xs: List[int], y: int) -> List[int]:\n    """Add y to each."""\n'
@@ -18,12 +18,6 @@ def fenced(code, word="python"):
 def completed(*completions):
     columns = {"start": START, "function": "add", "canonical": CANONICAL, "check": CHECK}
     return humaneval(completions, **{name: [value] * len(completions) for name, value in columns.items()})
-
-
-def test_the_last_block_and_its_language():
-    assert block(fenced("1") + fenced("2")) == ("2\n", "python")
-    assert block(fenced("1", "cpp")) == ("1\n", "cpp")
-    assert block("1") == (None, "python") and block("```python\n1") == (None, "python")
 
 
 @pytest.mark.timeout(120)
@@ -65,11 +59,12 @@ def test_livecodebench_runs_programs_and_functions():
         (fenced(f"{EQUAL}def add(*a):\n    return E()"), CALLS, "add", 0),
         (fenced("def add(xs, y):\n    return sorted(Counter(xs + [4]).elements())[-1:] + [5]"), CALLS, "add", 1),
         (fenced("def other():\n    pass"), CALLS, "add", 0),
-        (fenced("def other():\n    pass"), [{"arguments": [1, 2], "value": 3}], "add", 0), (good + fenced("print(0)"), STDIN, None, 0),
+        (fenced("def other():\n    pass"), [{"arguments": [1, 2], "value": 3}], "add", 0),
+        (good + fenced("print(0)"), STDIN, None, 0),
     ]  # fmt: skip
     completions, tests, functions, right = zip(*cases)
     assert livecodebench(completions, tests, functions) == list(right)
-    with pytest.raises(ValueError, match="there are no tests"):
+    with pytest.raises(ValueError, match="a list of tests, or an empty one"):
         livecodebench([good], [[]], [None])
 
 

@@ -104,16 +104,19 @@ def draw(made: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], out: Path) 
     if n > 1:
         files = out / "estimates.png", out / "estimates-dark.png"
         with canvas(LIGHT) as (sheet, ax):
+            ks = list(made["pass"])
             for number, name in enumerate(name for name in ("pass", "maj") if name in made):
-                points = [(k, Bounded(**value)) for k, value in made[name].items()]
+                points = [Bounded(**value) for value in made[name].values()]
                 colour = LIGHT.series[number]
-                ks = [k for k, _ in points]
-                ax.fill_between(ks, *zip(*(value[1:] for _, value in points)), color=colour, alpha=0.15, lw=0)
-                ax.plot(ks, [value.value for _, value in points], "o-", color=colour, lw=1.9, ms=4, label=f"{name}@k")
+                ax.fill_between(ks, *zip(*(point[1:] for point in points)), color=colour, alpha=0.15, lw=0)
+                ax.plot(ks, [point.value for point in points], "o-", color=colour, lw=1.9, ms=4, label=f"{name}@k")
             finish(sheet, ax, "Of k replies", "share of problems", top=1.02)
+            ax.set_xscale("log", base=2)
+            ax.set_xticks(ks, [str(k) for k in ks])
+            ax.minorticks_off()
             ax.set_xlabel("k")
             save(sheet, *files)
-        what = "at least one is right (pass@k)" + ("; most of them are right (maj@k)" if "maj" in made else "")
+        what = "at least one is right (pass@k)" + ("; the answer of most is right (maj@k)" if "maj" in made else "")
         found.append(Drawn("estimates", "Of k replies", f"Of k replies {what}. Band: 95 %, {LIKE}.", *files))
     files = out / "problems.png", out / "problems-dark.png"
     with canvas(LIGHT) as (sheet, ax):

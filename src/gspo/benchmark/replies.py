@@ -59,15 +59,12 @@ class Lines(Generic[Line]):
             raise RuntimeError(f"{path}: another process is writing to it; wait for it, or give another folder") from None
         except OSError:
             pass  # a file system without locks
-        self.lines: dict[Key, Line] = {}
-        self._file.seek(0)
-        content = self._file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            self._file.truncate(len(whole))
-        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
-            item = _read(line, kind, f"{path}, line {number}")
-            self.lines.setdefault((item.problem, item.sample), item)
+        try:
+            self.lines = read(path, kind)
+        except BaseException:
+            self._file.close()
+            raise
+        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
 
     def add(self, item: Line) -> None:
         """Appends a line, and gives it to the system at once. Raises RuntimeError where the disk does not take it."""

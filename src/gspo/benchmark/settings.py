@@ -10,6 +10,7 @@ from gspo.config.files import from_home, load, read_toml
 from gspo.config.near import nearest
 from gspo.config.origin import BENCHMARK
 from gspo.config.schema import Config
+from gspo.config.unused import check_unused
 from gspo.data.benchmarks.table import named, short
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -20,8 +21,14 @@ TOKENS = 32_768
 """Longest reply where the benchmark says no other."""
 PROGRAMS = 3600.0
 """Seconds that a call may take which runs the programs of many replies; each test has its own limit."""
-KEPT = ("system", "template", "template_args")
-"""Of a training configuration's [task]: how prompts are put, not where they come from."""
+KEPT = {
+    "model": None, "sampler": None, "eval": None, "task": ("system", "template", "template_args"), "rollout": ("stop",),
+    "reward": ("timeout", "workers"), "train": ("seed",),
+}  # fmt: skip
+"""What is taken of a training configuration, by section; None: all of it. Prompts and rewards are the benchmark's."""
+OF_A_MODEL_HERE = ("model", "sampler", "task.template")
+ASKED = ("model.path", "sampler.timeout", "sampler.batch_size")
+"""What an endpoint is asked for, of these."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     file = options.model if options.model.endswith(".toml") else None
     raw = read_toml(file, "configuration file") if file else {"model": {"path": options.model}}
     made: dict[str, Any] = {f"{section}.{key}": value for section in raw for key, value in _table(raw, section).items()}
-    made = {key: value for key, value in made.items() if not _of_training(key)}
+    made = {key: value for key, value in made.items() if _kept(key)}
     longest = benchmark.tokens or TOKENS
     custom: dict[str, Any] = {"eval.num_generations": benchmark.samples, "eval.max_completion_length": longest}
     if ":" in benchmark.reward:
@@ -72,7 +79,14 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     for key in fixed:
         if key in fields:
             raise ValueError(f"--{key}: has no effect, the benchmark {options.benchmark} says what it is; leave it out")
-    return load(None, custom | made | asked | fixed | fields)
+    if options.url and (idle := [key for key in fields if key.startswith(OF_A_MODEL_HERE) and key not in ASKED]):
+        raise ValueError(f"--{idle[0]}: has no effect on the endpoint {options.url}, which says it itself; leave it out")
+    config = load(None, custom | made | asked | fixed | fields)
+    if not config.eval.temperature:  # a preset's top_p and top_k have no effect then
+        asked = {key: value for key, value in asked.items() if key not in ("eval.top_p", "eval.top_k")}
+        config = load(None, custom | made | asked | fixed | fields)
+    check_unused(config, "eval")
+    return config
 
 
 def _table(raw: dict[str, Any], section: str) -> dict[str, Any]:
@@ -81,10 +95,10 @@ def _table(raw: dict[str, Any], section: str) -> dict[str, Any]:
     return raw[section]
 
 
-def _of_training(key: str) -> bool:
-    """Whether a setting of a file is about the prompts and rewards of a training run."""
+def _kept(key: str) -> bool:
     section, _, name = key.partition(".")
-    return (section == "task" and name not in KEPT) or (section == "reward" and name not in ("timeout", "workers"))
+    names = KEPT.get(section, ())
+    return names is None or name in names
 
 
 def folder_of(options: Options, config: Config) -> Path:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from gspo.rewards.code import same_stdout, same_value
+from gspo.rewards.code import program_of, same_stdout, tests_of
 from gspo.rewards.sandbox.open import Sandbox, open_sandbox
-from gspo.rewards.sandbox.types import Case, Language, Limits, Outcome, Program
+from gspo.rewards.sandbox.types import Case, Limits, Program
 
 LIVECODEBENCH = Limits(seconds=6.0, memory=4 << 30)
 HUMANEVAL = Limits(seconds=3.0)
@@ -26,19 +26,6 @@ MODULES = (
 _FUTURE = re.compile(r"^from __future__ import .*$\n?", re.MULTILINE)
 _PRELUDE = "".join(f"import {name}\nfrom {name} import *\n" for name in reversed(MODULES.split()))
 PRELUDE = f"{_PRELUDE}from builtins import *\nsys.setrecursionlimit(50000)\n"
-
-
-_FENCE = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
-
-
-def block(text: str) -> tuple[str | None, Language]:
-    """The code in the last complete fenced block of a text, None without one, and its language: C++ where the fence says so,
-    else Python.
-    """
-    blocks = _FENCE.findall(text)
-    if not blocks:
-        return None, "python"
-    return blocks[-1][1], "cpp" if blocks[-1][0].strip().lower() in ("cpp", "c++", "cc", "cxx") else "python"
 
 
 @cache
@@ -54,27 +41,17 @@ def livecodebench(
     return [float(_solves(*one)) for one in zip(completions, tests, function)]
 
 
-def _solves(completion: str, tests: Any, function: str | None) -> bool:
-    if not tests:
-        raise ValueError("there are no tests")
-    source, _ = block(completion)
-    if source is None:
+def _solves(completion: str, cell: Any, function: str | None) -> bool:
+    tests = tests_of({"tests": cell}, "tests")
+    found = program_of(completion)
+    if found is None or (function and function not in found.source):
         return False
-    future = "".join(_FUTURE.findall(source))
+    future = "".join(_FUTURE.findall(found.source))
     # The prelude has names of its own, such as operator's add: what is called must be the solution's.
-    chosen = f"\n{function} = Solution().{function}\n" if function and "class Solution" in source else ""
-    if function and function not in source:
-        return False
-    program = Program(f"{future}\n{PRELUDE}{_FUTURE.sub('', source)}{chosen}", "python", function)
-    cases = [Case(arguments=test["arguments"]) if function else Case(stdin=test["input"]) for test in tests]
-    with contextlib.closing(sandbox().stream(program, cases, LIVECODEBENCH)) as outcomes:
-        return all(_right(test, outcome) for test, outcome in zip(tests, outcomes))
-
-
-def _right(test: Any, outcome: Outcome) -> bool:
-    if outcome.status != "ok":
-        return False
-    return same_value(outcome.value, test["value"]) if "value" in test else same_stdout(outcome.stdout, test["output"])
+    chosen = f"\n{function} = Solution().{function}\n" if function and "class Solution" in found.source else ""
+    program = Program(f"{future}\n{PRELUDE}{_FUTURE.sub('', found.source)}{chosen}", "python", function)
+    with contextlib.closing(sandbox().stream(program, [test.case for test in tests], LIVECODEBENCH)) as outcomes:
+        return all(test.passed(outcome) for test, outcome in zip(tests, outcomes))
 
 
 def codeforces(
@@ -88,29 +65,26 @@ def codeforces(
     return [float(_accepted(*one)) for one in zip(completions, tests, checker, seconds, memory)]
 
 
-def _accepted(completion: str, tests: Any, checker: str | None, seconds: float, memory: float) -> bool:
-    if not tests:
-        raise ValueError("there are no tests")
-    source, language = block(completion)
-    if source is None:
+def _accepted(completion: str, cell: Any, checker: str | None, seconds: float, memory: float) -> bool:
+    tests = tests_of({"tests": cell}, "tests")
+    found = program_of(completion)
+    if found is None:
         return False
     limits = Limits(seconds=seconds, memory=max(16 << 20, int(memory * 1e6)))
     said = []
-    program = Program(source, language)
-    with contextlib.closing(sandbox().stream(program, [Case(stdin=test["input"]) for test in tests], limits)) as outcomes:
+    program = Program(found.source, found.language)  # type: ignore[arg-type]
+    with contextlib.closing(sandbox().stream(program, [test.case for test in tests], limits)) as outcomes:
         for test, outcome in zip(tests, outcomes):
-            if outcome.status != "ok" or (checker is None and not same_stdout(outcome.stdout, test["output"])):
+            if outcome.status != "ok" or (checker is None and not same_stdout(outcome.stdout, test.expected)):
                 return False
-            said.append(outcome.stdout)
-    return checker is None or _checked(checker, tests, said)
+            said.append((test.case.stdin or "", str(test.expected), outcome.stdout))
+    return checker is None or _checked(checker, said)
 
 
-def _checked(checker: str, tests: Any, said: Sequence[str]) -> bool:
+def _checked(checker: str, said: Sequence[tuple[str, str, str]]) -> bool:
+    """Whether the checker takes each output. said: input, expected output and output of each test."""
     names = ("input.txt", "expected.txt", "output.txt")
-    cases = [
-        Case("", words=names, files=dict(zip(names, (test["input"], test["output"], output))))
-        for test, output in zip(tests, said)
-    ]
+    cases = [Case("", words=names, files=dict(zip(names, texts))) for texts in said]
     with contextlib.closing(sandbox().stream(Program(checker), cases, CHECKER)) as outcomes:
         for outcome in outcomes:
             if outcome.status != "ok":
@@ -139,8 +113,8 @@ def humaneval(
 
 def _completes(completion: str, start: str, function: str, canonical: str, check: str) -> bool:
     calls = called(start, function, canonical, check)
-    fenced, _ = block(completion)
-    text = completion if fenced is None else fenced
+    found = program_of(completion)
+    text = completion if found is None else found.source
     whole = re.search(rf"^(?:async\s+)?def\s+{re.escape(function)}\b", text, re.MULTILINE)
     source = f"{start}\n{text}" if whole else f"{start}{text}"
     values = []
