@@ -9,7 +9,7 @@ from typing import Any
 
 from gspo import __version__
 from gspo.config.schema import Config
-from gspo.data.benchmarks.table import Rows, digest
+from gspo.data.benchmarks.table import Rows, asked, digest
 from gspo.runs import disk
 from gspo.safe import without_logins, without_secrets
 
@@ -32,7 +32,7 @@ def manifest(
         "model": config.model.path,
         "endpoint": without_logins(url),
         "weights": "" if url else weights(Path(config.model.path)),
-        "data": {"sha256": digest(rows), "problems": len(rows), "options": without_secrets(task.config)},
+        "data": {"sha256": digest(rows), "problems": len(rows), "options": without_secrets(asked(name, task.config))},
         "prompt": {
             "first": rows[0]["prompt"],
             "system": task.system,

@@ -4,7 +4,7 @@ import pytest
 
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
-from gspo.data.benchmarks.table import BENCHMARKS, digest, made, named, place, short
+from gspo.data.benchmarks.table import BENCHMARKS, asked, digest, made, named, place, short
 from gspo.data.sources import read
 from gspo.data.tables import read_tables
 
@@ -58,6 +58,15 @@ def test_a_row_of_another_schema_is_named():
 def test_the_data_set_is_known_and_can_be_another():
     assert place("aime24", {}) == ("HuggingFaceH4/aime_2024", "train", {})
     assert place("aime24", {"data": "my/aime", "split": "test", "name": "I"}) == ("my/aime", "test", {"name": "I"})
+
+
+def test_releases_of_livecodebench_are_configurations_of_its_data_set():
+    hub = "lighteval/code_generation_lite", "test"
+    assert place("livecodebench", {}) == (*hub, {"name": "release_v5"})
+    assert place("livecodebench", {"release": "v6"}) == (*hub, {"name": "release_v6"})
+    assert place("livecodebench", {"data": "x.jsonl"}) == ("x.jsonl", "test", {})
+    assert asked("livecodebench", {"window": "all"}) == {"release": "v5", "window": "all"}
+    assert asked("livecodebench", {"data": "x.jsonl"}) == {"data": "x.jsonl", "window": "2024-10..2025-02"}
 
 
 def test_names():

@@ -146,10 +146,10 @@ def lcb_choose(rows: list[dict[str, Any]], release: str | None = None, window: s
     `all`. Without a release, what is a whole one is cut down to RELEASE. Raises ValueError for an unknown release, one that
     these rows do not hold, and a window without problems.
     """
-    if release is not None and release.removeprefix("release_") not in RELEASES:
+    if release is not None and release not in RELEASES:
         raise ValueError(f"release {release!r}: is none of {', '.join(RELEASES)}")
     sizes = {count: name for name, count in RELEASES.items()}
-    asked = (release or RELEASE).removeprefix("release_")
+    asked = release or RELEASE
     if len(rows) in sizes and len(rows) >= RELEASES[asked]:
         rows = rows[: RELEASES[asked]]
     elif release is not None:

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ class Benchmark:
     """What is known of a benchmark before it is read.
 
     title: its name for people. source, split, config: its data set on the Hugging Face Hub. row: makes a row of ours out of
-    one of its rows and its number. choose: picks rows by options of its own, which are its arguments. packaged: gives its
-    rows where a package ships them. reward: what scores its replies. samples: replies to a problem, by custom. tokens:
-    length of the longest reply where a preset says no other.
+    one of its rows and its number. choose: picks rows by options of its own, which are its arguments. usual: what these are
+    where they are not given; `config` may name them in braces. packaged: gives its rows where a package ships them. reward:
+    what scores its replies. samples: replies to a problem, by custom. tokens: length of the longest reply where a preset
+    says no other.
     """
 
     title: str
@@ -37,6 +38,7 @@ class Benchmark:
     samples: int
     tokens: int | None = None
     config: str | None = None
+    usual: Mapping[str, str] = field(default_factory=dict)
     packaged: Callable[[], Rows] | None = None
     choose: Callable[..., Rows] = lambda rows: rows
 
@@ -46,7 +48,8 @@ BENCHMARKS = {
     "aime25": Benchmark("AIME'25", "yentinglin/aime_2025", "train", aime.aime_row, "math", 32, 38_912),
     "livecodebench": Benchmark(
         "LiveCodeBench", "lighteval/code_generation_lite", "test", livecodebench.lcb_row,
-        "gspo.rewards.programs:livecodebench", 8, config="release_v5", choose=livecodebench.lcb_choose,
+        "gspo.rewards.programs:livecodebench", 8, config="release_{release}",
+        choose=livecodebench.lcb_choose, usual={"release": livecodebench.RELEASE, "window": livecodebench.WINDOW},
     ),
     "codeforces": Benchmark(
         "Codeforces", "open-r1/codeforces", "test", codeforces.codeforces_row, "gspo.rewards.programs:codeforces", 8
@@ -84,8 +87,15 @@ def place(name: str, options: Mapping[str, Any]) -> tuple[str, str, dict[str, An
                 f"task.config.{option}: benchmark {name} has no such option; it has {', '.join((*READS, *own))}{close}"
             )
     source = options.get("data") or (name if one is ANSWERS else one.source)
-    config = options.get("name", one.config if source == one.source else None)
+    its_own = (one.config or "").format(**{**one.usual, **options}) if source == one.source else ""
+    config = options.get("name", its_own)
     return str(source), str(options.get("split", one.split)), {"name": config} if config else {}
+
+
+def asked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with which a benchmark was read, also those that were not given. Nobody knows which release a file is."""
+    usual = {key: value for key, value in named(name).usual.items() if key != "release" or not options.get("data")}
+    return {**usual, **options}
 
 
 def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any], where: str) -> Rows:
