@@ -68,6 +68,13 @@ def test_livecodebench_runs_programs_and_functions():
         livecodebench([good], [[]], [None])
 
 
+def test_a_program_gets_the_modules_that_it_names_and_no_others():
+    text = programs.prelude("print(gcd(*Counter([1]).values()))")
+    assert "from math import *" in text and "from collections import *" in text and "statistics" not in text
+    assert text.rindex("from builtins import *") > text.rindex("from math import *")  # pow is that of builtins
+    assert programs.prelude("print(1)") == programs.LAST
+
+
 CHECKER = """
 import sys
 given, wanted, said = (open(name).read().split() for name in sys.argv[1:4])

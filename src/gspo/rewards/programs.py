@@ -7,6 +7,7 @@ Codeforces run in a second sandbox, after the program has ended.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -24,8 +25,20 @@ MODULES = (
 )
 """What solutions of LiveCodeBench use without importing it: the sites that the problems come from give it to them."""
 _FUTURE = re.compile(r"^from __future__ import .*$\n?", re.MULTILINE)
-_PRELUDE = "".join(f"import {name}\nfrom {name} import *\n" for name in reversed(MODULES.split()))
-PRELUDE = f"{_PRELUDE}from builtins import *\nsys.setrecursionlimit(50000)\n"
+LAST = "from builtins import *\nimport sys\nsys.setrecursionlimit(50000)\n"
+
+
+def prelude(source: str) -> str:
+    """Imports of the MODULES of which a program has a name: all of them would cost each test more than the test itself."""
+    words = set(re.findall(r"\w+", source))
+    used = [name for name in reversed(MODULES.split()) if name in words or words & _public(name)]
+    return "".join(f"import {name}\nfrom {name} import *\n" for name in used) + LAST
+
+
+@cache
+def _public(name: str) -> frozenset[str]:
+    module = importlib.import_module(name)
+    return frozenset(getattr(module, "__all__", None) or [one for one in dir(module) if not one.startswith("_")])
 
 
 @cache
@@ -35,7 +48,7 @@ def sandbox() -> Sandbox:
 
 
 def livecodebench(
-    completions: Sequence[str], tests: Sequence[Any], function: Sequence[str | None], **columns: Any
+    completions: Sequence[str], tests: Sequence[Any], function: Sequence[str | None]
 ) -> list[float]:  # fmt: skip
     """1 for a completion whose last fenced block passes all tests, else 0."""
     return [float(_solves(*one)) for one in zip(completions, tests, function)]
@@ -49,14 +62,14 @@ def _solves(completion: str, cell: Any, function: str | None) -> bool:
     future = "".join(_FUTURE.findall(found.source))
     # The prelude has names of its own, such as operator's add: what is called must be the solution's.
     chosen = f"\n{function} = Solution().{function}\n" if function and "class Solution" in found.source else ""
-    program = Program(f"{future}\n{PRELUDE}{_FUTURE.sub('', found.source)}{chosen}", "python", function)
+    program = Program(f"{future}\n{prelude(found.source)}{_FUTURE.sub('', found.source)}{chosen}", "python", function)
     with contextlib.closing(sandbox().stream(program, [test.case for test in tests], LIVECODEBENCH)) as outcomes:
         return all(test.passed(outcome) for test, outcome in zip(tests, outcomes))
 
 
 def codeforces(
     completions: Sequence[str], tests: Sequence[Any], checker: Sequence[str | None], seconds: Sequence[float],
-    memory: Sequence[float], **columns: Any,
+    memory: Sequence[float],
 ) -> list[float]:  # fmt: skip
     """1 for a completion whose last fenced block, C++ or Python, passes all tests within the problem's limits, else 0.
     checker: a Python program that is given the names of input, expected output and output, and prints 1 for a right one.
@@ -103,7 +116,7 @@ def _is_one(text: str) -> bool:
 
 def humaneval(
     completions: Sequence[str], start: Sequence[str], function: Sequence[str], canonical: Sequence[str],
-    check: Sequence[str], **columns: Any,
+    check: Sequence[str],
 ) -> list[float]:  # fmt: skip
     """1 for a completion whose function passes the problem's checks, else 0. start: what is to be completed. canonical: how
     it is; it shows with which arguments the checks call.
