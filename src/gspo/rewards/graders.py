@@ -186,7 +186,9 @@ def checked(value: Any) -> Result:
     return (None, f"returned {problem}") if problem else (number, None)
 
 
-def load(name: str, reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> PerCompletion | RewardFunction:
+def load(
+    name: str, reward: RewardConfig, task: TaskConfig, code: CodeConfig | None = None
+) -> PerCompletion | RewardFunction:  # fmt: skip
     """The reward of that name. Raises ValueError when it cannot be had."""
     if name == "task":
         sources = [s for s in (task.source, task.eval_source) if s and s.startswith(reasoning_gym.PREFIX)]
@@ -202,7 +204,7 @@ def load(name: str, reward: RewardConfig, task: TaskConfig, code: CodeConfig) ->
             raise ValueError(f"reward math needs math-verify: pip install 'gspo[tasks]' ({error})") from None
         return PerCompletion(lambda row: _math(row, reward.answer_column))
     if name == "code":
-        graded = CodeReward(code)
+        graded = CodeReward(code or CodeConfig())
         return PerCompletion(lambda row: graded(spoken(row), row.columns), graded.notice)
     return RewardFunction(load_function(name, "reward.functions"))
 
