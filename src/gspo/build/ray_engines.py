@@ -76,7 +76,7 @@ def seated(group: Any, first: int, count: int, kind: str, size: int) -> tuple[li
 
 def gist(error: Exception) -> str:
     """The sentence of an error of Ray's that tells something."""
-    return str(error).strip().rpartition("\n")[2].partition(". ")[0]
+    return str(error).strip().rpartition("\n")[2].partition(". ")[0].strip()
 
 
 def name_of(number: int) -> str:
