@@ -79,7 +79,8 @@ def test_bytes_among_replicas():
 
 def test_bytes_of_a_step():
     assert Sent("x", 2, training=3.0, reading=2.0, step=1.0).total(Work(5, 7, 1, 1)) == 15 + 14 + 1
-    assert costs.published(WEIGHTS, Spread(4), 4).step == 3 * 104 * 4
+    assert costs.published(WEIGHTS, Spread(4), 4).step == 104 * 4 * 3 / 4
+    assert costs.published(WEIGHTS, Spread(8, 1, 2), 4).step == costs.published(WEIGHTS, Spread(4), 4).step / 2
 
 
 def test_operations_of_a_token():

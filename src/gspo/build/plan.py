@@ -69,7 +69,7 @@ def plan(config: Config, lengths: Lengths, machines: Machines) -> Prediction:
     checkpointing = config.train.gradient_checkpointing
     sent = costs.sent(paper.layers, paper.shape, spread, work, itemsize, checkpointing)
     if config.sampler.engine == "vllm" and spread.shards > 1:
-        sent.append(costs.published(paper.weights, spread, itemsize))
+        sent.append(costs.published(paper.weights, spread, itemsize if config.model.autocast == "none" else costs.BFLOAT16))
     length = lengths.prompt + (lengths.completion or config.rollout.max_completion_length)
     flops = costs.forward_flops((w for layer in paper.layers for w in layer.weights), paper.shape, length, paper.embedded)
     return Prediction(

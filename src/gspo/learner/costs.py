@@ -209,8 +209,11 @@ def sent(
 
 
 def published(weights: Iterable[Weight], spread: Spread, itemsize: int) -> Sent:
-    """What a rank sends so that weights are whole, one after the other, for the engine."""
-    return Sent("weights for the engine", spread.shards, step=(spread.shards - 1) * held(weights, spread) * itemsize)
+    """What a rank sends so that each layer is whole on the rank that writes it for the engine: the rows that it holds, but
+    not those of layers that it writes itself. Copies of the model share the work.
+    """
+    rows = held(weights, spread) * (spread.shards - 1) / spread.shards / spread.replicas
+    return Sent("weights for the engine", spread.shards, step=rows * itemsize)
 
 
 def forward_flops(weights: Iterable[Weight], shape: Shape, length: float, embedded: int) -> float:

@@ -183,9 +183,9 @@ class LeadingWeights:
                 pass
             self.learner.streams = False
 
-    def save(self, folder: str, *, merged: bool = False) -> None:
+    def save(self, folder: str, merged: bool = False) -> None:
         """Every rank writes some layers of the model, in Hugging Face format."""
-        self.learner.all_do("weights.save", folder)
+        self.learner.all_do("weights.save", folder, merged)
 
     def read(self, completions: Sequence[Completion]) -> list[Reading]:
         """What these weights say of a few completions."""

@@ -259,7 +259,7 @@ class PolicyLearner(LocalLearner):
         if ranks.number == 0:
             assert noise is not None, "a step has an update"
             at_floor = self.objective.settle(noise)
-        state = ranks.gathered(self.objective.state_dict() if ranks.number == 0 else None)[0]
+        state = ranks.gathered(self.objective.state_dict() if ranks.number == 0 else {})[0]
         if ranks.number > 0:  # it has not seen the statistics
             self.objective.load_state_dict(state)
         return at_floor

@@ -45,7 +45,7 @@ class Policy(Protocol):
         ...
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """The language model's weights by name, whole, which a sampler takes over."""
+        """The language model's weights by name, whole, which a sampler takes over; in shards, on the rank that leads."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class PolicyWeights:
         """Each weight by its name."""
         return self.policy.weights()
 
-    def save(self, folder: str, *, merged: bool = False) -> None:
+    def save(self, folder: str, merged: bool = False) -> None:
         """Writes the model and its tokenizer in Hugging Face format; adapters alone, or `merged` into a whole model."""
         self.policy.save(folder, merged=merged)
 

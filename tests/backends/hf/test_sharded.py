@@ -162,7 +162,8 @@ MIXTURES = [
     Case(more=(("aux_loss", 0.01),)),
     Case(more=(("beta", 0.1),)),
 ]
-PLAIN = [Case(), Case(layout="auto"), Case(checkpointing=True), Case(more=(("beta", 0.1),))]
+AUTO = Case(more=(("epsilon", "auto"),))  # the range is found by the rank that leads
+PLAIN = [Case(), Case(layout="auto"), Case(checkpointing=True), Case(more=(("beta", 0.1),)), AUTO]
 HARD = [
     Case(batches=(("lengths", (9,)),)),  # one completion, the other ranks have none
     Case(batches=(("lengths", (20, 1, 1, 1)),)),

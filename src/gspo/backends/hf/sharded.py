@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -28,9 +27,11 @@ from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.distributed import DistributedConfig
 
+from gspo.backends.hf.gathering import Gathering
 from gspo.backends.hf.head import Head
 from gspo.backends.hf.load import read_weights, ready
 from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.routers import routers
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
 from gspo.learner.ranks import whole
@@ -168,9 +169,11 @@ class ShardedModel(HFModel):
         return self.model.named_parameters()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Each weight by name, whole, gathered one at a time."""
-        for name, parameter in self.named_parameters():
-            yield name, whole(parameter.detach())
+        """Each weight by name, whole, one at a time, for the rank that leads. The others send their rows and get none."""
+        gathering = Gathering(self.named_parameters())
+        for name, p in gathering.weights.items():
+            wanted = [[name], *[[]] * (gathering.size - 1)]
+            yield from gathering.exchange(wanted, {name: p.dtype}, p.device).items()
 
     @torch.no_grad()
     def prove(self, trained: Iterable[nn.Parameter]) -> None:
@@ -206,20 +209,26 @@ class ShardedModel(HFModel):
             for mine, theirs in shards:
                 mine.to_local().copy_(theirs.to_local())
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
         """Write the model as `from_pretrained` reads it. The ranks write its layers in turns, so that none ever holds more
         than a layer; the first writes what is beside them. Raises OSError on all ranks, where writing failed on one.
+
+        dtype: of the matrices, except those of routers; None: their own.
         """
-        files, problems = write_layers(self, Path(folder))
+        files, problems = write_layers(self, Path(folder), dtype)
         if dist.get_rank() == 0:
             try:
-                self._write_rest(Path(folder), files)
+                self._write_rest(Path(folder), files, dtype or self.model.dtype)
             except Exception as error:  # tokenizers has no kind of its own for a full disk
                 problems.append(str(error))
         if failed := [text for one in gathered(problems) for text in one]:
             raise OSError(failed[0])
 
-    def _write_rest(self, folder: Path, files: dict[str, tuple[str, int]]) -> None:
+    def save_whole(self, folder: str | Path, merged: bool = True) -> None:
+        """Write the model for an engine: what it would round to the type of its matrix products travels in that type."""
+        self.save(folder, self.compute_dtype)
+
+    def _write_rest(self, folder: Path, files: dict[str, tuple[str, int]], dtype: torch.dtype) -> None:
         """What is beside the weights. files: of each weight, its file and bytes."""
         table = {
             "metadata": {"total_size": sum(size for _, size in files.values())},
@@ -228,33 +237,38 @@ class ShardedModel(HFModel):
         (folder / "model.safetensors.index.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
         config = copy.deepcopy(self.model.config)
         config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
-        config.dtype = str(self.model.dtype).removeprefix("torch.")
+        config.dtype = str(dtype).removeprefix("torch.")
         del config.distributed_config
         config.save_pretrained(folder)
         self.model.generation_config.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
 
-def write_layers(model: ShardedModel, folder: Path) -> tuple[dict[str, tuple[str, int]], list[str]]:
-    """Writes the weights of a model as safetensors, a file a layer. Returns of each weight its file and bytes, and what this
-    rank could not write.
+def write_layers(
+    model: ShardedModel, folder: Path, dtype: torch.dtype | None = None
+) -> tuple[dict[str, tuple[str, int]], list[str]]:  # fmt: skip
+    """Writes the weights of a model as safetensors, a file a layer, as many layers at a time as there are ranks: each gets
+    one whole. dtype: as in ShardedModel.save. Returns of each weight its file and bytes, and what this rank could not write.
     """
+    gathering = Gathering(model.named_parameters())
+    kept = {p for router in routers(model.model) for p in router.parameters()}
+    types = {name: dtype if dtype and p.ndim > 1 and p not in kept else p.dtype for name, p in gathering.weights.items()}
     layers: dict[str, list[str]] = {}
-    for name, _ in model.named_parameters():
+    for name in gathering.weights:
         layers.setdefault(_layer(name), []).append(name)
-    every = model.tensors()
+    every = list(layers.values())
     wrote: dict[str, tuple[str, int]] = {}
     problems: list[str] = []
-    for number, names in enumerate(layers.values()):
-        mine = number % dist.get_world_size() == dist.get_rank()
-        here = {name: tensor.cpu() for name, tensor in itertools.islice(every, len(names)) if mine}
-        if mine:
-            file = f"model-{number + 1:05d}-of-{len(layers):05d}.safetensors"
+    for begin in range(0, len(every), gathering.size):
+        wanted = every[begin : begin + gathering.size]
+        here = gathering.exchange([*wanted, *[[]] * (gathering.size - len(wanted))], types, torch.device("cpu"))
+        if here:
+            file = f"model-{begin + gathering.number + 1:05d}-of-{len(every):05d}.safetensors"
             saved = {name: x.contiguous() for name, x in revert_weight_conversion(model.model, here).items()}
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 save_file(saved, folder / file, metadata={"format": "pt"})
-            except (OSError, SafetensorError) as error:  # a full disk; the others wait for this rank's shards all the same
+            except (OSError, SafetensorError) as error:  # a full disk; the others wait for this rank's rows all the same
                 problems.append(str(error))
             wrote |= {name: (file, x.numel() * x.element_size()) for name, x in saved.items()}
     return {name: place for part in gathered(wrote) for name, place in part.items()}, problems
