@@ -131,7 +131,8 @@ def test_a_run_with_programs_learns_to_write_the_right_ones(tmp_path):
     assert sum(step["rollouts/failed"] for step in steps) == 0
     for one in read_lines(tmp_path / "run" / "rollouts.jsonl"):
         right, wrong = (COPY, REVERSE) if one["prompt"].startswith("copy") else (REVERSE, COPY)
-        assert one["reward"] == float(one["completion"].rfind(right) > one["completion"].rfind(wrong)), one
+        text = "\n" + one["completion"]  # a fence begins a line
+        assert one["reward"] == float(text.rfind("\n" + right) > text.rfind("\n" + wrong)), one
     assert sum(step["reward"] for step in steps[-3:]) > sum(step["reward"] for step in steps[:3]) + 0.3
     texts = [event["text"] for event in read_lines(tmp_path / "run" / "events.jsonl")]
     assert f"programs run in the sandbox '{sandbox}'" in texts

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def test_other_modules_or_another_python_make_another(cache, tmp_path, monkeypat
     assert kit.Kit(str(other)).folder != first
     monkeypatch.setattr(kit, "MODULES", kit.MODULES[:2])
     assert kit.Kit(sys.executable).folder != first
+
+
+def test_kits_that_nobody_uses_are_removed(cache, monkeypatch):
+    old, new = cache / "old", cache / "new"
+    for folder, age in ((old, 2 * kit.UNUSED), (new, 0)):
+        folder.mkdir()
+        os.utime(folder, (time.time() - age,) * 2)
+    mine = kit.Kit(sys.executable).folder
+    assert mine.is_dir() and new.is_dir() and not old.exists()
 
 
 def test_folders_of_dead_processes_are_removed(cache, tmp_path, monkeypatch):

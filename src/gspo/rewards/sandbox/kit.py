@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from gspo.rewards.sandbox.runner import FLAGS
@@ -20,6 +21,8 @@ COMPILER = "/usr/bin/g++"
 LONGEST = 300.0
 """Seconds that the compiler may take for the header, on a busy machine."""
 SCRATCH = "gspo-scratch-"
+UNUSED = 30 * 86_400.0
+"""Seconds after which a kit that nobody opened is removed: that of an earlier gspo or Python."""
 
 
 class Kit:
@@ -35,6 +38,9 @@ class Kit:
         self.folder = _cache() / name
         if not self.folder.is_dir():
             _make(self.folder, texts, python)
+            _forget(self.folder.parent)
+        with contextlib.suppress(OSError):
+            os.utime(self.folder)
         _sweep()
 
     def header(self) -> None:
@@ -97,6 +103,13 @@ def _make(folder: Path, texts: dict[str, bytes], python: str) -> None:
             new.rename(folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def _forget(cache: Path) -> None:
+    for folder in cache.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > UNUSED:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def scratch(user: int | None) -> str:
