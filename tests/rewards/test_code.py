@@ -99,6 +99,12 @@ def test_functions_are_called_with_arguments(reward):
         assert reward(text, tests=tests, function="add") == right
 
 
+def test_fields_that_only_a_table_gives_are_no_matter(reward):
+    tests = [{"input": "1 2", "output": "3", "arguments": None, "value": None}]
+    assert reward(RIGHT, tests=tests) == 1.0
+    assert reward("```\ndef f(): pass\n```", tests=[{"arguments": [], "value": None, "input": None}], function="f") == 1.0
+
+
 @pytest.mark.skipif(not shutil.which("g++", path="/usr/bin"), reason="there is no /usr/bin/g++: install the package g++")
 @pytest.mark.timeout(400)
 def test_the_fence_names_the_language(reward):

@@ -108,11 +108,16 @@ def tests_of(columns: Mapping[str, Any], column: str) -> list[CodeTest]:
 
 def _test(row: Any, where: str) -> CodeTest:
     match row:
-        case {"input": str(entry), "output": str(expected), **others} if not others:
+        case {"input": str(entry), "output": str(expected), **others} if _empty(others):
             return CodeTest(Case(stdin=entry), expected)
-        case {"arguments": [*arguments], "value": expected, **others} if not others:
+        case {"arguments": [*arguments], "value": expected, **others} if _empty(others):
             return CodeTest(Case(arguments=arguments), expected)
     raise ValueError(f'{where}: expected {{"input": text, "output": text}} or {{"arguments": [...], "value": ...}}')
+
+
+def _empty(others: Mapping[str, Any]) -> bool:
+    """Tables give every test all fields, and None to those that it has not."""
+    return all(value is None for value in others.values())
 
 
 class CodeReward:
