@@ -79,7 +79,8 @@ def _cache() -> Path:
         folder = Path(base, "gspo-sandbox")
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):  # nobody else writes what runs here
+            owners = {folder.stat().st_uid, folder.parent.stat().st_uid}  # nobody else writes what runs here
+            if owners <= {0, os.geteuid()} and os.access(folder, os.W_OK):
                 return folder
     raise RuntimeError(f"the sandbox needs a folder for its own files, and {folder} cannot be made or is not ours")
 
