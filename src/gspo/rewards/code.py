@@ -115,7 +115,7 @@ def _test(row: Any, where: str) -> CodeTest:
     raise ValueError(f'{where}: expected {{"input": text, "output": text}} or {{"arguments": [...], "value": ...}}')
 
 
-def _empty(others: Mapping[str, Any]) -> bool:
+def _empty(others: Mapping[Any, Any]) -> bool:
     """Tables give every test all fields, and None to those that it has not."""
     return all(value is None for value in others.values())
 

@@ -45,3 +45,10 @@ def test_work_counts_what_a_process_ran():
         process.kill()
         process.wait()
     assert watch.work(process.pid) == (0.0, -1.0)
+
+
+def test_errors_of_a_kind_are_passed_over():
+    with watch.Suppressed(OSError, ValueError):
+        raise FileNotFoundError
+    with pytest.raises(TypeError), watch.Suppressed(OSError):
+        raise TypeError

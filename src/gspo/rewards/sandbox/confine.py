@@ -9,7 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-from collections.abc import Iterable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # as in typing, which takes long to import
+    from collections.abc import Iterable
 
 SET_PDEATHSIG, SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVS = 1, 4, 22, 38  # of prctl
 KILL, FAIL, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000  # what a filter answers: the process, an errno, the call

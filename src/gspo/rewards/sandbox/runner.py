@@ -6,15 +6,17 @@ It imports next to nothing, for it starts anew for each reply. Its request comes
 
 from __future__ import annotations
 
-import contextlib
 import marshal
 import os
 import signal
 import sys
-from typing import Any
 
 from gspo.rewards.sandbox import confine
-from gspo.rewards.sandbox.watch import watched
+from gspo.rewards.sandbox.watch import Suppressed, watched
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # as in typing, which takes long to import
+    from typing import Any
 
 DETAIL = 2000
 """Bytes of standard error that are told."""
@@ -31,7 +33,7 @@ DIGITS = 50_000
 def main() -> None:
     """Serves the one request on standard input."""
     confine.prctl(confine.SET_DUMPABLE, 0)  # no test reads this process's memory or files
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+    with Suppressed(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # out of memory: the kernel takes a test, not the training
     out = os.dup(1)
     os.dup2(2, 1)
@@ -116,7 +118,7 @@ class Trial:
         self.folder = os.path.join(self.scratch, f"test{self.count}-{os.urandom(8).hex()}")
         os.mkdir(self.folder)
         os.chdir(self.folder)
-        with contextlib.suppress(OSError, RecursionError):
+        with Suppressed(OSError, RecursionError):
             for folder, _, names in os.walk(before, topdown=False):
                 for name in names:
                     os.unlink(os.path.join(folder, name))
@@ -267,7 +269,7 @@ def leave(status: int) -> int:
         if not status:
             sys.excepthook(type(error), error, None)
         status = status or 120
-    with contextlib.suppress(BaseException):
+    with Suppressed(BaseException):
         sys.stderr.flush()
     return status
 
@@ -298,6 +300,6 @@ def tail(file: int, first: bool = False) -> bytes:
 def ended(status: int) -> bytes:
     """How a process ended, in words."""
     if status < 0:
-        with contextlib.suppress(ValueError):
+        with Suppressed(ValueError):
             return b"ended by " + signal.Signals(-status).name.encode()
     return b"exit status %d" % status
