@@ -76,7 +76,7 @@ def test_what_a_callable_says_of_itself():
             {"functions": ["exakt"]},
             {},
             (),
-            "'exakt' is none of task, exact, math, model, judge, module:function, did you mean exact",
+            "'exakt' is none of task, exact, math, code, model, judge, module:function, did you mean exact",
         ),
         (
             {"functions": ["exact"], "weights": [1.0]},
