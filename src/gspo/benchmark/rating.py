@@ -104,7 +104,7 @@ def _published(place: float, humans: Sequence[float]) -> float:
     return float(low)
 
 
-def points_of(contest: Contest, tries: dict[str, Sequence[bool]]) -> tuple[float, float]:
+def points_of(contest: Contest, tries: Mapping[str, Sequence[bool]]) -> tuple[float, float]:
     """What a model's submissions bring: points and penalty. tries: by problem, whether each submission is right, in order.
 
     max(0, points - 50 x wrong ones before the right one); where problems have no points, 1 a problem, and 10 a wrong one.
@@ -128,7 +128,7 @@ def place_of(contest: Contest, points: float, penalty: float) -> int:
     return better + 1
 
 
-def rated(contest: Contest, tries: dict[str, Sequence[bool]], as_published: bool = False) -> Rated:
+def rated(contest: Contest, tries: Mapping[str, Sequence[bool]], as_published: bool = False) -> Rated:
     """The rating in one contest. Raises ValueError for a problem that it does not have."""
     unknown = sorted(set(tries) - set(contest.points))
     if unknown:

@@ -60,7 +60,7 @@ class Lines(Generic[Line]):
         except OSError:
             pass  # a file system without locks
         try:
-            self.lines = read(path, kind)
+            self.lines: dict[Key, Line] = read(path, kind)
         except BaseException:
             self._file.close()
             raise

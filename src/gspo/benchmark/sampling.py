@@ -65,7 +65,11 @@ def mark(
     for start in range(0, len(todo), MARKED):
         part = todo[start : start + MARKED]
         rollouts = [_rollout(by_id[reply.problem], reply) for reply in part]
-        scored = scorer.score(rollouts, lambda done, start=start: report("scoring", start + done, len(todo)))
+
+        def told(done: int, before: int = start) -> None:
+            report("scoring", before + done, len(todo))
+
+        scored = scorer.score(rollouts, told)
         if why := all_failed([Group(scored[0].prompt, scored)]):
             raise RewardsFailed(why)
         for reply, rollout in zip(part, scored):

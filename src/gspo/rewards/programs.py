@@ -180,4 +180,4 @@ def called(start: str, function: str, canonical: str, check: str) -> list[list[A
 
 
 for _function in (livecodebench, codeforces, humaneval):
-    _function.spoken = True  # type: ignore[attr-defined]
+    setattr(_function, "spoken", True)  # noqa: B010  # a type of function has no such attribute

@@ -103,7 +103,8 @@ def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any]
     does not have the benchmark's schema, for ids that come twice, and where no row is left.
     """
     one = named(name)
-    rows, numbers = [], {}
+    rows: list[dict[str, Any]] = []
+    numbers: dict[str, int] = {}
     for number, cells in enumerate(raw):
         try:
             row = one.row(cells, number)
