@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from gspo.learner.optimizer import shard_of
 
 
-class Rows(NamedTuple):
+class HeldRows(NamedTuple):
     """The rows `begin` to `end` of a weight, and the ranks that hold them."""
 
     begin: int
@@ -37,12 +37,12 @@ class Gathering:
         self.number, self.size = dist.get_rank(), dist.get_world_size()
         every: list[Any] = [None] * self.size
         dist.all_gather_object(every, {name: rows_of(p) for name, p in self.weights.items()})
-        self.rows: dict[str, list[Rows]] = {}
+        self.rows: dict[str, list[HeldRows]] = {}
         for name in self.weights:
             holders: dict[tuple[int, int], list[int]] = {}
             for rank, held in enumerate(every):
                 holders.setdefault(held[name], []).append(rank)
-            self.rows[name] = [Rows(*at, tuple(ranks)) for at, ranks in holders.items() if at[0] < at[1]]
+            self.rows[name] = [HeldRows(*at, tuple(ranks)) for at, ranks in holders.items() if at[0] < at[1]]
 
     def exchange(
         self, wanted: Sequence[Sequence[str]], types: Mapping[str, torch.dtype], device: torch.device
@@ -84,7 +84,7 @@ class Gathering:
     def _sends(self, name: str, to: int) -> bool:
         return any(rows.sender(to) == self.number for rows in self.rows[name])
 
-    def _bytes(self, name: str, rows: Rows, types: Mapping[str, torch.dtype]) -> int:
+    def _bytes(self, name: str, rows: HeldRows, types: Mapping[str, torch.dtype]) -> int:
         return (rows.end - rows.begin) * self.weights[name].shape[1:].numel() * types[name].itemsize
 
     def _local(self, name: str, types: Mapping[str, torch.dtype]) -> Tensor:
