@@ -69,8 +69,9 @@ def test_one_process_writes_at_a_time(tmp_path):
 
 WRITER = """
 import itertools, sys
+from pathlib import Path
 from gspo.benchmark.replies import Lines, Reply
-with Lines(sys.argv[1], Reply) as lines:
+with Lines(Path(sys.argv[1]), Reply) as lines:
     for i in itertools.count(len(lines.lines)):
         lines.add(Reply("a", i, "x" * 5000, 1, "eos"))
         print(i, flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.backends.vllm.server import free_ports
+from gspo.backends.vllm.process import free_ports
 from tests.build.started import ROOT, begin, completions, finished, kill, left, ranks_of, steps, wait_for, weights
 
 pytestmark = pytest.mark.timeout(600)

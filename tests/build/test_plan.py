@@ -183,6 +183,6 @@ def test_the_stage_that_samples_most_is_counted_and_each_must_fit(tmp_path):
     text, _ = told(config(path, stage=stages), Lengths(100), machines, None)
     assert "4 completions each, all of 512 (option completion-tokens)" in text
     assert "2 [[stage]]: these are the figures of the one that samples most in a step" in text
-    assert "stage" not in told(config(path), Lengths(100), machines, None)[0]
+    assert "[[stage]]" not in told(config(path), Lengths(100), machines, None)[0]
     with pytest.raises(ValueError, match=r"stage\[0\]\.max_completion_length = 10000000 leaves no room"):
         told(config(path, stage=[{"at": 5, "max_completion_length": 10**7}]), Lengths(100), machines, None)

@@ -120,7 +120,9 @@ class Talk:
 def playing(sampler, make=Talk, k=1, stream=None, timeout=20.0, context=512, **sizes):
     """A source of groups of episodes. sampler: with its model as `hf`."""
     encoder = Encoder(sampler.hf.tokenizer, TaskConfig())
-    config = RolloutConfig(**{"num_prompts": P, "num_generations": G, "max_staleness": k} | sizes)
+    config = RolloutConfig(
+        **{"num_prompts": P, "num_generations": G, "max_staleness": k, "max_completion_length": LONGEST} | sizes
+    )
     with Episodes(sampler, sampler, encoder, context, make, "prompt", 4, timeout) as episodes:
         yield AsynchronousSource(stream or InOrder(), episodes, AlreadyScored(), config, SAMPLING)
 

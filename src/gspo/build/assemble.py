@@ -18,12 +18,13 @@ from gspo.build import crew
 from gspo.build.given import Given
 from gspo.build.learners import learning, supervised_learning
 from gspo.build.models import check_here, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
-from gspo.build.queries import Others, curriculum
+from gspo.build.queries import OtherSources, curriculum
 from gspo.build.ray_hosts import engine_hosts
 from gspo.build.samplers import samplers_of, samplings
 from gspo.build.scorers import scorer_of
 from gspo.config.checks import check_environment, check_sampler
 from gspo.config.schema import Config
+from gspo.config.stages import longest
 from gspo.data.chat_template import Encoder
 from gspo.data.overlap import Overlap
 from gspo.data.prompts import Notice, PromptStream, digest, load_demonstrations
@@ -77,7 +78,7 @@ def training(
                 overlap = Overlap(config.task.benchmarks, config.task.prompt_column)
                 prompts, held_out = prompts_of(config, given, outline, tables, overlap)
                 scorer.check([*prompts, *held_out])
-                queries = curriculum(config, prompts, Others(config, outline, overlap, held_out, scorer.check))
+                queries = curriculum(config, prompts, OtherSources(config, outline, overlap, held_out, scorer.check))
                 scorer.wait()
             with loading("the model"):  # last: what is wrong elsewhere shows in seconds, weights may take minutes
                 crew.begin(ranks, "train", config, last)
@@ -184,8 +185,8 @@ def assembled(
             restore(run, state)
         if isinstance(learner, LeadingLearner):
             prompt = max((len(prompt.tokens) for prompt in loaded.prompts), default=1)
-            longest = prompt + config.rollout.max_completion_length
-            learner.fit(min(longest, model.context_length or longest), model.config.vocab_size)
+            tokens = prompt + longest(config.rollout, config.stage)[1]
+            learner.fit(min(tokens, model.context_length or tokens), model.config.vocab_size)
         yield run
 
 

@@ -26,7 +26,7 @@ from gspo.types import Prompt
 
 
 @dataclass
-class Others:
+class OtherSources:
     """Makes the pools of other sources than task.source. overlap: what benchmarks know. check: raises ValueError for prompts
     that the rewards cannot score.
     """
@@ -77,7 +77,7 @@ class Others:
         return Pool(name, prompts, task.seed)
 
 
-def curriculum(config: Config, prompts: Sequence[Prompt], others: Others) -> Curriculum:
+def curriculum(config: Config, prompts: Sequence[Prompt], others: OtherSources) -> Curriculum:
     """Which prompts a run takes. prompts: of task.source. Raises ValueError, before anything is sampled, for a source of a
     stage or a refresh that gives none.
     """

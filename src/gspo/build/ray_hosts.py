@@ -19,6 +19,7 @@ from gspo.build.ray_engines import gist, name_of
 from gspo.config.engines import servers_of
 from gspo.config.ranks import ENGINES
 from gspo.config.schema import Config
+from gspo.learner.ranks import RankLost
 
 ANSWER = 30.0  # seconds in which an actor answers, beside those that it waits itself
 SETTINGS = "VLLM_"  # begins the names of variables that the servers get from the leader's environment
@@ -80,7 +81,8 @@ def asked(news: Any, address: str, seconds: float = ANSWER) -> Any:
 def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
     """The places that Ray has given to a run's vLLM servers; none where it starts no server, or Ray did not start it.
 
-    Raises ValueError where one of the machines does not see the folder through which weights go.
+    Raises ValueError where one of the machines does not see the folder through which weights go, and RankLost, so that the
+    next life places them anew, where one has died since it was placed.
     """
     if config.scale.launcher != "ray" or not servers_of(config.sampler):
         yield []
@@ -92,9 +94,15 @@ def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
     ray.init(told["cluster"], namespace=told["namespace"], log_to_driver=False, logging_level="error")
     signal.signal(signal.SIGTERM, heard)  # Ray has put a handler of its own in place
     try:
-        actors = [ray.get_actor(name_of(number)) for number in range(len(told["places"]))]
+        try:
+            actors = [ray.get_actor(name_of(number)) for number in range(len(told["places"]))]
+        except ValueError as error:  # it has died since it was placed
+            raise RankLost(f"an engine's actor is gone: {error}") from error
         hosts = [HostOnRay(actor, *place) for actor, place in zip(actors, told["places"])]
-        check_exchange(config, hosts)
+        try:
+            check_exchange(config, hosts)
+        except EngineError as error:
+            raise RankLost(str(error)) from error
         yield hosts
     finally:
         ray.shutdown()

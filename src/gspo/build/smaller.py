@@ -24,7 +24,10 @@ def keep(config: Config, ranks: Ranks, error: OutOfMemory) -> None:
 
 def conditions(config: Config, ranks: Ranks) -> dict[str, int]:
     """What the file holds for: with other settings, or on other ranks, memory may suffice."""
-    return {"asked": config.train.micro_batch_tokens, "ranks": ranks.size}
+    scale = config.scale
+    return {
+        "asked": config.train.micro_batch_tokens, "ranks": ranks.size, "experts": scale.experts, "replicas": scale.replicas
+    }  # fmt: skip
 
 
 def make_smaller(micro_batches: MicroBatches, config: Config, ranks: Ranks) -> None:

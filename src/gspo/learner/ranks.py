@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -150,9 +150,10 @@ class ProcessRanks:
         """Says that the model is loaded, for which ranks need very different times: from here on they wait for each other as
         long as `timeout` says, in the groups too that the model has made.
         """
-        for group in list(distributed_c10d._world.pg_map):
-            if group is not self._commands:
-                distributed_c10d._set_pg_timeout(timedelta(seconds=self.timeout), group)
+        with suppress(AttributeError):  # torch's own names; without them the long limit of loading stays
+            for group in list(distributed_c10d._world.pg_map):
+                if group is not self._commands:
+                    distributed_c10d._set_pg_timeout(timedelta(seconds=self.timeout), group)
 
     def told(self, command: Any = None) -> Any:
         """What the leader says, who alone gives it here. The others wait for it as long as the leader lives."""

@@ -1,7 +1,6 @@
 """What a policy says of completions, without gradient, micro-batch by micro-batch.
 
-On several ranks each keeps what it has read, under the number of the completion. Routes go nowhere else; the one that leads
-may ask for the rest.
+On several ranks each keeps what it has read, under the number of the completion. The one that leads may ask for it.
 """
 
 from __future__ import annotations

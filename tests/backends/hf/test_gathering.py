@@ -116,3 +116,44 @@ def test_no_rank_holds_more_than_layers_and_bytes_halve_for_an_engine(tmp_path):
             kept = exact or weights[key].ndim == 1 or id(weights[key]) in gates
             assert torch.equal(p, weights[key] if kept else weights[key].bfloat16().float()), key
         assert {x.dtype for x in found.values()} == ({torch.float32} if exact else {torch.float32, torch.bfloat16})
+
+
+def saved_by_all(ranks, path, folder):
+    """Saves a model that ranks hold together, each into a folder of its own where `folder` has a place for its number."""
+    from gspo.backends.hf import sharded
+
+    sharded.SEEN = 0.3
+    model = sharded.load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(), ranks.size)
+    try:
+        model.save(folder.format(ranks.number))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def test_what_is_no_parameter_is_saved_too(tmp_path):
+    """Some routers have a bias that no gradient moves: a buffer, without which their model does not load."""
+    from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
+    from tests.tiny_run import PIECES
+
+    config = {
+        "model_type": "glm4_moe", "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "head_dim": 8,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    model = build_tiny(config, longest_match_tokenizer((*PIECES, "c")), 0)
+    biases = {name: b for name, b in model.model.named_buffers() if name.endswith("e_score_correction_bias")}
+    for number, bias in enumerate(biases.values()):
+        bias.copy_(torch.arange(4) + number)
+    model.save(tmp_path / "model")
+    assert together(saved_by_all, 2, str(tmp_path / "model"), str(tmp_path / "saved")) == ["", ""]
+    read = load_model(ModelConfig(path=str(tmp_path / "saved"), device="cpu"))
+    found = dict(read.model.named_buffers())
+    assert len(biases) == 2 and all(torch.equal(found[name], bias) for name, bias in biases.items())
+
+
+def test_a_save_onto_disks_that_ranks_do_not_share_is_an_error_on_all(tmp_path):
+    path = model_in(tmp_path)
+    for text in together(saved_by_all, 2, path, str(tmp_path / "disk{}" / "saved")):
+        assert "the leader does not see model-0000" in text and "name a folder that all machines share" in text

@@ -1,7 +1,6 @@
 import fcntl
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gspo.backends.vllm.exchange import LOCK, MEMORY, exchange, logs, owner, place_of, sweep
+from gspo.backends.vllm.exchange import machine as machine_here
 from gspo.config.rollout import SamplerConfig
 
 DIES = """
@@ -62,7 +62,7 @@ def test_what_a_killed_run_has_left_is_deleted_when_another_begins(tmp_path, giv
 def test_what_another_machine_may_still_use_stays(tmp_path, given, machine, run, goes):
     """Not every file system tells of locks that other machines hold."""
     left = killed(given.exchange, tmp_path / run)
-    whose = {"machine": machine or platform.node(), "run": str(tmp_path / run) if run else ""}
+    whose = {"machine": machine or machine_here(), "run": str(tmp_path / run) if run else ""}
     (left / LOCK).write_text(json.dumps(whose))
     sweep(given, tmp_path / "run" if run else None)
     assert left.exists() != goes
@@ -90,6 +90,6 @@ def test_in_memory_the_lock_decides_alone(tmp_path, monkeypatch):
 
 def test_whose_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert owner(Path("run")) == {"machine": platform.node(), "run": str(tmp_path / "run")} and owner(None)["run"] == ""
+    assert owner(Path("run")) == {"machine": machine_here(), "run": str(tmp_path / "run")} and owner(None)["run"] == ""
     assert place_of(SamplerConfig(exchange="/x")) == Path("/x")
     assert place_of(SamplerConfig()) == (MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir()))

@@ -50,11 +50,11 @@ class Gathering:
         """The weights that this rank wants, whole, on `device`. wanted: the names that each rank wants, by number. types: in
         which each weight is sent. All ranks say the same.
         """
-        mine, leaving, out_sizes = wanted[self.number], [], []
-        for to, names in enumerate(wanted):
-            away = [self._local(name, types) for name in names if to != self.number and self._sends(name, to)]
-            out_sizes.append(sum(map(len, away)))
-            leaving += away
+        mine = wanted[self.number]
+        leaving = [
+            [name for name in names if to != self.number and self._sends(name, to)] for to, names in enumerate(wanted)
+        ]
+        out_sizes = [sum(self._held(name, types) for name in names) for names in leaving]
         coming = [[(name, rows) for name in mine for rows in self.rows[name] if rows.sender(self.number) == rank]
                   for rank in range(self.size)]  # fmt: skip
         in_sizes = [
@@ -62,9 +62,12 @@ class Gathering:
             for rank, part in enumerate(coming)
         ]
         place = next(iter(self.weights.values())).device
-        given = torch.cat(leaving) if leaving else torch.empty(0, dtype=torch.uint8, device=place)
+        given, at = torch.empty(sum(out_sizes), dtype=torch.uint8, device=place), 0
+        for name in (name for names in leaving for name in names):  # one at a time: a layer may be large
+            data = self._local(name, types)
+            given[at : at + len(data)] = data
+            at += len(data)
         got = torch.empty(sum(in_sizes), dtype=torch.uint8, device=place)
-        del leaving
         dist.all_to_all_single(got, given, in_sizes, out_sizes)
         del given
         whole = {name: torch.empty(self.weights[name].shape, dtype=types[name], device=device) for name in mine}
@@ -87,11 +90,17 @@ class Gathering:
     def _bytes(self, name: str, rows: HeldRows, types: Mapping[str, torch.dtype]) -> int:
         return (rows.end - rows.begin) * self.weights[name].shape[1:].numel() * types[name].itemsize
 
+    def _held(self, name: str, types: Mapping[str, torch.dtype]) -> int:
+        """How many bytes this rank's rows have."""
+        return self._shard(name).numel() * types[name].itemsize
+
     def _local(self, name: str, types: Mapping[str, torch.dtype]) -> Tensor:
         """The bytes of this rank's rows."""
+        return self._shard(name).to(types[name]).contiguous().flatten().view(torch.uint8)
+
+    def _shard(self, name: str) -> Tensor:
         p: Any = self.weights[name].detach()
-        local = p.to_local() if isinstance(p, DTensor) else p
-        return local.to(types[name]).contiguous().flatten().view(torch.uint8)
+        return p.to_local() if isinstance(p, DTensor) else p
 
 
 def rows_of(p: Tensor) -> tuple[int, int]:

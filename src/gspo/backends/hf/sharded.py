@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from gspo.learner.ranks import whole
 
 T = TypeVar("T")
 ROOT = "run_sharded"  # the root's method that forward passes run in
+SEEN = 10.0  # seconds until one machine must see what another has written
 
 
 def load_sharded(cfg: ModelConfig, scale: ScaleConfig, size: int) -> ShardedModel:
@@ -210,13 +212,15 @@ class ShardedModel(HFModel):
                 mine.to_local().copy_(theirs.to_local())
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
-        """Write the model as `from_pretrained` reads it. The ranks write its layers in turns, so that none ever holds more
-        than a layer; the first writes what is beside them. Raises OSError on all ranks, where writing failed on one.
+        """Write the model as `from_pretrained` reads it. The ranks write its layers in turns, so that none has room
+        for more than three of them; the first writes what is beside them. Raises OSError on all ranks, where writing
+        failed on one or the first does not see what another wrote.
 
         dtype: of the matrices, except those of routers; None: their own.
         """
         files, problems = write_layers(self, Path(folder), dtype)
         if dist.get_rank() == 0:
+            problems += unseen(Path(folder), {file for file, _ in files.values()})
             try:
                 self._write_rest(Path(folder), files, dtype or self.model.dtype)
             except Exception as error:  # tokenizers has no kind of its own for a full disk
@@ -251,17 +255,24 @@ def write_layers(
     one whole. dtype: as in ShardedModel.save. Returns of each weight its file and bytes, and what this rank could not write.
     """
     gathering = Gathering(model.named_parameters())
+    persistent = set(model.model.state_dict())
+    buffers = {name: x.detach() for name, x in model.model.named_buffers() if name in persistent}  # whole on every rank
     kept = {p for router in routers(model.model) for p in router.parameters()}
     types = {name: dtype if dtype and p.ndim > 1 and p not in kept else p.dtype for name, p in gathering.weights.items()}
     layers: dict[str, list[str]] = {}
     for name in gathering.weights:
         layers.setdefault(_layer(name), []).append(name)
     every = list(layers.values())
+    beside: dict[int, dict[str, Tensor]] = {}  # the buffers of each layer, by its number; 0 where it has no weights
+    for name, x in buffers.items():
+        number = list(layers).index(_layer(name)) if _layer(name) in layers else 0
+        beside.setdefault(number, {})[name] = x.cpu()
     wrote: dict[str, tuple[str, int]] = {}
     problems: list[str] = []
     for begin in range(0, len(every), gathering.size):
         wanted = every[begin : begin + gathering.size]
         here = gathering.exchange([*wanted, *[[]] * (gathering.size - len(wanted))], types, torch.device("cpu"))
+        here |= beside.get(begin + gathering.number, {})
         if here:
             file = f"model-{begin + gathering.number + 1:05d}-of-{len(every):05d}.safetensors"
             saved = {name: x.contiguous() for name, x in revert_weight_conversion(model.model, here).items()}
@@ -272,6 +283,17 @@ def write_layers(
                 problems.append(str(error))
             wrote |= {name: (file, x.numel() * x.element_size()) for name, x in saved.items()}
     return {name: place for part in gathered(wrote) for name, place in part.items()}, problems
+
+
+def unseen(folder: Path, files: Iterable[str]) -> list[str]:
+    """What is wrong where this rank does not see what others wrote into a folder: it lies on disks of their own."""
+    until = time.monotonic() + SEEN
+    while missing := sorted(file for file in files if not (folder / file).exists()):
+        if time.monotonic() > until:
+            return [f"{folder}: the leader does not see {missing[0]} there, which another rank wrote: name a folder that "
+                    "all machines share"]  # fmt: skip
+        time.sleep(0.1)
+    return []
 
 
 def gathered(mine: T) -> list[T]:

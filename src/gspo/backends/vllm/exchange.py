@@ -40,7 +40,14 @@ def exchange(given: SamplerConfig, run: Path | None) -> Iterator[Path]:
 
 def owner(run: Path | None) -> dict[str, str]:
     """Whose a folder is: of which machine, and of which run."""
-    return {"machine": platform.node(), "run": str(run.absolute()) if run else ""}
+    return {"machine": machine(), "run": str(run.absolute()) if run else ""}
+
+
+def machine() -> str:
+    """Which machine this is, until it starts anew: containers and clones may share a name."""
+    with contextlib.suppress(OSError):
+        return f"{platform.node()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    return platform.node()
 
 
 def sweep(given: SamplerConfig, run: Path | None) -> None:
