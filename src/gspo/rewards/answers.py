@@ -72,7 +72,7 @@ def integer(answer: str) -> int | None:
 
 def _bare(answer: str) -> str:
     """Without dollars, thin spaces and the wrappers of text."""
-    text = answer.replace("{,}", ",").replace("$", "")
+    text = answer.replace("{,}", ",").replace("\\$", "").replace("$", "")
     while (plain := _WRAPPED.sub(r"\1", text)) != text:
         text = plain
     return _SPACE.sub("", text).removesuffix(".")
@@ -126,4 +126,5 @@ def _parsed(right: str) -> list[Any]:
 
 
 def _in_math(text: str) -> str:
+    text = text.replace("\\$", "")  # money, and no mathematics
     return text if "$" in text or "\\boxed" in text else f"${text}$"
