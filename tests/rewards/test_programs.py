@@ -75,6 +75,20 @@ def test_a_program_gets_the_modules_that_it_names_and_no_others():
     assert programs.prelude("print(1)") == programs.LAST
 
 
+MODULES_OF_ONE_NAME = {
+    "copy": "copy.deepcopy([a + b])[0]",
+    "bisect": "bisect.bisect_left(range(99), a + b)",
+    "random": "random.randint(a + b, a + b)",
+    "datetime": "datetime.datetime(2000, 1, a + b).day",
+}
+
+
+@pytest.mark.timeout(120)
+def test_a_module_that_has_something_of_its_own_name_is_the_module():
+    found = [fenced(f"a, b = map(int, input().split())\nprint({value})") for value in MODULES_OF_ONE_NAME.values()]
+    assert livecodebench(found, [STDIN] * 4, [None] * 4) == [1] * 4
+
+
 CHECKER = """
 import sys
 given, wanted, said = (open(name).read().split() for name in sys.argv[1:4])

@@ -32,7 +32,8 @@ def prelude(source: str) -> str:
     """Imports of the MODULES of which a program has a name: all of them would cost each test more than the test itself."""
     words = set(re.findall(r"\w+", source))
     used = [name for name in reversed(MODULES.split()) if name in words or words & _public(name)]
-    return "".join(f"import {name}\nfrom {name} import *\n" for name in used) + LAST
+    stars = "".join(f"from {name} import *\n" for name in used)
+    return stars + "".join(f"import {name}\n" for name in used) + LAST  # copy is the module, not what copy has of the name
 
 
 @cache
