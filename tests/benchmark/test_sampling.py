@@ -4,6 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
+from gspo.benchmark import sampling
 from gspo.benchmark.endpoint import Said
 from gspo.benchmark.replies import Lines, Mark, Reply, read
 from gspo.benchmark.sampling import in_tenths, keys, mark, sample, vote
@@ -94,6 +95,25 @@ def test_scoring_that_fails_altogether_marks_nothing(tmp_path):
         with pytest.raises(RewardsFailed, match="no compiler"):
             mark(marks, said, PROMPTS, scorer, 1.0, quiet)
         assert not marks.lines
+
+
+def fails_at_bad(prompts, completions, **columns):
+    if "bad" in completions:
+        raise OSError("no opinion of this one")
+    return [1.0] * len(completions)
+
+
+@pytest.mark.filterwarnings("ignore:reward .*a call for")
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_one_reply_that_cannot_be_scored_does_not_stop_an_evaluation_whose_rewards_work(tmp_path, monkeypatch, earlier):
+    monkeypatch.setattr(sampling, "MARKED", 2)
+    said = [Reply("a", i, text, 1, "eos") for i, text in enumerate(("good", "good", "bad"))]
+    config = RewardConfig(functions=["tests.benchmark.test_sampling:fails_at_bad"])
+    with Rewards(config, TaskConfig(source="benchmark:aime24")) as scorer, Lines(tmp_path / "marks.jsonl", Mark) as marks:
+        mark(marks, said[:earlier], PROMPTS, scorer, 1.0, quiet)  # an earlier run, or none
+        mark(marks, said, PROMPTS, scorer, 1.0, quiet)
+        assert [one.right for one in marks.lines.values()] == [True, True, False]
+        assert "no opinion of this one" in marks.lines["a", 2].error
 
 
 def test_programs_do_not_vote():

@@ -59,7 +59,9 @@ def mark(
     marks: Lines[Mark], replies: Sequence[Reply], prompts: Sequence[Prompt], scorer: Scorer, correct_at: float,
     report: Report,
 ) -> None:  # fmt: skip
-    """Scores the replies that have no mark yet. Raises RewardsFailed where none of those scored together got a reward."""
+    """Scores the replies that have no mark yet. Raises RewardsFailed where none of those scored together got a reward, and
+    none before them: then the fault is hardly the replies'.
+    """
     by_id = {prompt.id: prompt for prompt in prompts}
     todo = [reply for reply in replies if (reply.problem, reply.sample) not in marks.lines]
     for start in range(0, len(todo), MARKED):
@@ -70,7 +72,8 @@ def mark(
             report("scoring", before + done, len(todo))
 
         scored = scorer.score(rollouts, told)
-        if why := all_failed([Group(scored[0].prompt, scored)]):
+        worked = any(one.error is None for one in marks.lines.values())
+        if not worked and (why := all_failed([Group(scored[0].prompt, scored)])):
             raise RewardsFailed(why)
         for reply, rollout in zip(part, scored):
             value = first(rollout)
