@@ -110,6 +110,7 @@ def test_codeforces_compares_outputs_or_asks_the_checker():
     assert judged(fenced(add.format(" + 1")), CHECKER) == [0]
     assert judged(fenced("while True: pass"), CHECKER, seconds=0.2) == [0]
     assert judged("no code") == [0]
+    assert judged(fenced("print('what')"), CHECKER) == [0]  # at which the checker fails, and not at a right output
     with pytest.raises(RuntimeError, match="the problem's checker failed"):
         judged(fenced(add.format("")), "raise SystemExit(3)")
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import cache
 from typing import Any
 
 from gspo.rewards.code import program_of, same_stdout, tests_of
 from gspo.rewards.sandbox.open import Sandbox, open_sandbox
-from gspo.rewards.sandbox.types import Case, Limits, Program
+from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
 
 LIVECODEBENCH = Limits(seconds=6.0, memory=4 << 30)
 HUMANEVAL = Limits(seconds=3.0)
@@ -96,16 +96,24 @@ def _accepted(completion: str, cell: Any, checker: str | None, seconds: float, m
 
 
 def _checked(checker: str, said: Sequence[tuple[str, str, str]]) -> bool:
-    """Whether the checker takes each output. said: input, expected output and output of each test."""
-    names = ("input.txt", "expected.txt", "output.txt")
-    cases = [Case("", words=names, files=dict(zip(names, texts))) for texts in said]
-    with contextlib.closing(sandbox().stream(Program(checker), cases, CHECKER)) as outcomes:
-        for outcome in outcomes:
+    """Whether the checker takes each output. said: input, expected output and output of each test. An output at which it
+    fails is wrong; raises RuntimeError where it fails at the expected one too.
+    """
+    with contextlib.closing(_asked(checker, said)) as outcomes:
+        for (given, expected, _), outcome in zip(said, outcomes):
             if outcome.status != "ok":
-                raise RuntimeError(f"the problem's checker failed: {outcome.status} {outcome.detail:.200}")
+                (again,) = _asked(checker, [(given, expected, expected)])
+                if again.status != "ok":
+                    raise RuntimeError(f"the problem's checker failed: {again.status} {again.detail:.200}")
+                return False
             if not _is_one(outcome.stdout):
                 return False
     return True
+
+
+def _asked(checker: str, said: Sequence[tuple[str, str, str]]) -> Generator[Outcome]:
+    names = ("input.txt", "expected.txt", "output.txt")
+    return sandbox().stream(Program(checker), [Case("", words=names, files=dict(zip(names, one))) for one in said], CHECKER)
 
 
 def _is_one(text: str) -> bool:
