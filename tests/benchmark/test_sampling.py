@@ -71,6 +71,27 @@ def test_what_came_before_an_error_is_kept(tmp_path):
     assert ("a", 2) not in futures
 
 
+class Stopped(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_all_replies_that_are_there_are_kept_when_one_fails_or_somebody_stops_it(tmp_path, stopped):
+    def begin(key):
+        if key[1] == 63 and stopped:
+            raise Stopped
+        future = Future()
+        if key[1] == 31 and not stopped:
+            future.set_exception(RuntimeError("gone"))
+        elif key[1] != 63:
+            future.set_result(Said("here", 1, "eos"))
+        return future
+
+    with replies_of(tmp_path) as replies, pytest.raises(Stopped if stopped else RuntimeError):
+        sample(replies, [("a", i) for i in range(64)], begin, 64, quiet)
+    assert len(read(tmp_path / "replies.jsonl", Reply)) == 63 - (not stopped)
+
+
 def test_replies_are_marked_once_and_vote(tmp_path):
     texts = ["\\boxed{12} no wait \\boxed{033}", "\\boxed{34}", "I do not know"]
     said = [Reply("a", i, text, 1, "eos") for i, text in enumerate(texts)]

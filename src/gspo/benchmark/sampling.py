@@ -27,26 +27,37 @@ def sample(
     replies: Lines[Reply], todo: Sequence[Key], begin: Callable[[Key], Future[Any]], most: int, report: Report
 ) -> None:  # fmt: skip
     """Asks for the replies `todo`, `most` at once. begin: asks for one; the result has `text`, `tokens` and `stop`, or is a
-    rollout. Raises what the first future raises that fails; what was there before it is kept.
+    rollout. Raises what a future raises that fails, or Ctrl-C; each reply that is there by then is kept.
     """
     waiting = iter(todo)
     under_way: dict[Future[Any], Key] = {}
-    done = 0
-    report("sampling", done, len(todo))
+    report("sampling", 0, len(todo))
+
+    def keep() -> list[Future[Any]]:
+        """Records the replies that are there. The rest of what has ended."""
+        ended = [future for future in under_way if future.done()]
+        failed = [future for future in ended if future.cancelled() or future.exception()]
+        for future in ended:
+            if future not in failed:
+                said = future.result()
+                replies.add(Reply(*under_way[future], said.text, _length(said), said.stop))
+                del under_way[future]
+        return failed
+
+    begun = 0
     try:
         while True:
             for key in islice(waiting, most - len(under_way)):
                 under_way[begin(key)] = key
+                begun += 1
             if not under_way:
                 return
-            ready, _ = wait(under_way, TURN, FIRST_COMPLETED)
-            for future in ready:
-                problem, number = under_way.pop(future)
-                said = future.result()
-                replies.add(Reply(problem, number, said.text, _length(said), said.stop))
-                done += 1
-            report("sampling", done, len(todo))
+            wait(under_way, TURN, FIRST_COMPLETED)
+            for future in keep():
+                future.result()
+            report("sampling", begun - len(under_way), len(todo))
     finally:
+        keep()
         for future in under_way:
             future.cancel()
 
