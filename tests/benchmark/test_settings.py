@@ -66,12 +66,19 @@ def test_what_is_typed_comes_before_preset_and_file(tmp_path):
         (of(), {"judge.scale": "3"}, "judge.scale = 3 has no effect"),
         (of(url="http://host/v1"), {"model.dtype": "bfloat16"}, "--model.dtype: has no effect on the endpoint"),
         (of(url="http://host/v1"), {"sampler.engine": "vllm"}, "--sampler.engine: has no effect on the endpoint"),
+        (of(), {"sampler.timeout": "30"}, "sampler.timeout = 30.0 has no effect"),
         (of(model="nowhere.toml"), {}, "no such configuration file"),
     ],
 )
 def test_what_cannot_be_is_refused(options, fields, why):
     with pytest.raises(ValueError, match=why):
         configured(options, fields)
+
+
+def test_an_endpoint_has_a_time_limit_and_a_number_of_requests():
+    typed = {"sampler.timeout": "30", "sampler.batch_size": "7"}
+    sampler = configured(of(url="http://host/v1"), typed).sampler
+    assert (sampler.timeout, sampler.batch_size) == (30.0, 7)
 
 
 def test_the_folder_is_named_after_benchmark_and_model():

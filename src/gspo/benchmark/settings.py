@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gspo.config.files import from_home, load, read_toml
 from gspo.config.near import nearest
 from gspo.config.origin import BENCHMARK
+from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.config.unused import check_unused
 from gspo.data.benchmarks.table import named, short
@@ -85,7 +86,11 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     if not config.eval.temperature:  # a preset's top_p and top_k have no effect then
         asked = {key: value for key, value in asked.items() if key not in ("eval.top_p", "eval.top_k")}
         config = load(None, custom | made | asked | fixed | fields)
-    check_unused(config, "eval")
+    checked = config
+    if options.url:  # the endpoint is asked with this limit, whatever would sample here
+        usual = replace(config.sampler, timeout=SamplerConfig().timeout)
+        checked = replace(config, sampler=usual)
+    check_unused(checked, "eval")
     return config
 
 
