@@ -1,6 +1,7 @@
 import base64
 import json
 import pickle
+import tracemalloc
 import zlib
 
 import pytest
@@ -49,7 +50,7 @@ def test_a_function_with_starter_code():
         ({"private_test_cases": "%%%"}, "neither JSON nor base64"),
         ({"private_test_cases": base64.b64encode(b"what").decode()}, "cannot be decompressed"),
         ({"private_test_cases": base64.b64encode(zlib.compress(b"what")).decode()}, "no pickle of text"),
-        ({"private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(3))).decode()}, "a pickle of int"),
+        ({"private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(3))).decode()}, "no pickle of text: it has BININT1"),
         ({"metadata": '{"func_name": "add"}'}, "the function is 'add', which does not go with the tests"),
         ({"metadata": '{"func_name": "a; b"}'}, "func_name = 'a; b': expected the name of a function"),
         ({"contest_date": "soon"}, "contest_date is 'soon'"),
@@ -68,7 +69,7 @@ class Hostile:
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_pickle_loads_no_class_and_runs_nothing(protocol, capsys):
     cell = base64.b64encode(zlib.compress(pickle.dumps([Hostile()], protocol))).decode()
-    with pytest.raises(ValueError, match="no class is loaded from data"):
+    with pytest.raises(ValueError, match="no pickle of text: it has (MARK|EMPTY_LIST), and nothing but text is read"):
         private(cell)
     assert capsys.readouterr().out == ""
 
@@ -79,6 +80,28 @@ def test_a_small_cell_that_would_fill_the_memory_is_refused(monkeypatch):
     assert len(bomb) < 100_000
     with pytest.raises(ValueError, match="more than 1 MiB when it is decompressed"):
         private(bomb)
+
+
+def test_a_pickle_of_a_few_bytes_takes_no_memory():
+    sparse = b"X\x02\x00\x00\x00[]r" + (1 << 26).to_bytes(4, "little") + b"."  # the last place of a memo of 1 GiB
+    tracemalloc.start()
+    try:
+        assert private(base64.b64encode(zlib.compress(sparse)).decode()) == []
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("text", ["[]", '["' + "ä\\n" * 30_000 + '"]'])
+def test_text_of_every_protocol_is_read(protocol, text):
+    assert private(base64.b64encode(zlib.compress(pickle.dumps(text, protocol))).decode()) == json.loads(text)
+
+
+@pytest.mark.parametrize("times, why", [(2, "it has 2 in place of one"), (1000, "more than a text needs")])
+def test_a_pickle_of_more_than_a_text_is_refused(times, why):
+    with pytest.raises(ValueError, match=why):
+        private(base64.b64encode(zlib.compress(b"X\x02\x00\x00\x00[]" * times + b".")).decode())
 
 
 def test_a_pickle_of_bytes_is_text_too():
