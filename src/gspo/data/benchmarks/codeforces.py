@@ -18,7 +18,7 @@ def codeforces_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     for name in _NEEDED:
         if row.get(name) in (None, ""):
             raise ValueError(f"there is no {name}; the columns are {', '.join(map(str, row))}")
-    tests = row.get("official_tests") or []
+    tests = _list(row, "official_tests")
     if not tests:
         raise ValueError(f"problem {row['id']} has no tests (official_tests): leave it out")
     if row.get("official_tests_complete") is not True:
@@ -50,6 +50,13 @@ def codeforces_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     }
 
 
+def _list(row: Mapping[str, Any], name: str) -> list[Any]:
+    value = row.get(name)
+    if value is not None and not isinstance(value, list):
+        raise ValueError(f"problem {row['id']}: {name} = {value!r:.40}: expected a list")
+    return value or []
+
+
 def _positive(row: Mapping[str, Any], name: str, usual: float) -> float:
     value = row.get(name)
     if value is None:
@@ -64,7 +71,7 @@ def _prompt(row: Mapping[str, Any]) -> str:
     for name, key in (("Input", "input_format"), ("Output", "output_format")):
         if row.get(key):
             parts.append(f"## {name}\n\n{row[key]}")
-    for example in row.get("examples") or []:
+    for example in _list(row, "examples"):
         if isinstance(example, Mapping):
             shown = (f"{name}:\n\n```\n{example.get(name.lower(), '')}\n```" for name in ("Input", "Output"))
             parts.append("\n\n".join(("## Example", *shown)))
@@ -108,7 +115,7 @@ def _contest(row: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in (("problems", problems), ("standings", standings), ("rating_changes", changes)):
         if not isinstance(value, list) or not value:
             raise ValueError(f"{name}: {key} is empty or no list")
-    points = {str(_get(problem, "index")): float(_get(problem, "points", 0) or 0) for problem in problems or ()}
+    points = {str(_get(one, "index")): _number(_get(one, "points", 0) or 0, "points") for one in problems or ()}
     ratings: dict[str, float] = {}
     for change in changes or ():
         handle = str(_get(change, "handle"))
@@ -149,6 +156,6 @@ def _handle(line: Any) -> str:
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e15 < value < 1e15:  # nor is it NaN
         raise ValueError(f"{name} = {value!r:.40}: expected a number")
     return float(value)
