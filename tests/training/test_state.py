@@ -19,7 +19,7 @@ from gspo.build import learners
 from gspo.config.files import load
 from gspo.config.names import RESUME
 from gspo.learner.optimizer import Optimizer
-from gspo.runs import checkpoint
+from gspo.runs import checkpoint, disk
 from tests.campaign import CAMPAIGN
 from tests.tiny_run import ROWS, likes_a, model, settings
 from tests.training.whole import lines, numbers, train
@@ -67,6 +67,18 @@ def test_resume_refuses_another_run(tmp_path):
         train(tmp_path / "run", resume=True, optimizer={"lr": 0.1})
     with pytest.raises(ValueError, match=r"go on with that run by --resume \(from Python: resume=True\)"):
         train(tmp_path / "run")
+
+
+@pytest.mark.parametrize("source", [{"position": 2, "waiting": []}, {"position": 2, "flights": []}, {"position": 2}], ids=str)
+def test_a_checkpoint_of_before_stages_is_refused_in_words(tmp_path, source):
+    folder = train(tmp_path / "run", train={"steps": 2}).folder
+    (saved,) = checkpoint.steps(folder / "checkpoints")
+    state = torch.load(saved / checkpoint.STATE, weights_only=True)
+    torch.save(state | {"source": source}, saved / checkpoint.STATE)
+    (saved / disk.SUMS).unlink()
+    disk.write_sums(saved)
+    with pytest.raises(ValueError, match=r"step_000002 has no state of the prompts: it is of an earlier.*model\.path = .*model'"):
+        train(folder, resume=True)
 
 
 def test_the_learning_rate_changes_on_purpose_and_that_is_written_down(tmp_path):

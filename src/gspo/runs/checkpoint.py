@@ -122,10 +122,22 @@ def check(checkpoint: Path) -> None:
     if problem := disk.damage(checkpoint):
         raise RuntimeError(f"{problem}. {_instead(checkpoint)}")
     if not (checkpoint / LEARNER).exists():
-        raise ValueError(
-            f"{checkpoint} has no {LEARNER}: it is of an earlier gspo and cannot be resumed. Start another run from its "
-            f"model: model.path = {str(checkpoint / MODEL)!r}"
-        )
+        raise _earlier(checkpoint, LEARNER)
+
+
+def same_source(checkpoint: Path, source: dict[str, Any]) -> None:
+    """Raises ValueError where the state of a rollout source is of an earlier gspo, which kept no stages and no refreshes. That
+    of a served run is empty.
+    """
+    if source and "prompts" not in source:
+        raise _earlier(checkpoint, "state of the prompts")
+
+
+def _earlier(checkpoint: Path, lacks: str) -> ValueError:
+    return ValueError(
+        f"{checkpoint} has no {lacks}: it is of an earlier gspo and cannot be resumed. Start another run from its "
+        f"model: model.path = {str(checkpoint / MODEL)!r}"
+    )
 
 
 def _instead(checkpoint: Path) -> str:

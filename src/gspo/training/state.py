@@ -74,12 +74,16 @@ def save(run: Run, needed: bool = True) -> None:
 
 
 def restore(run: Run, state: dict[str, Any]) -> None:
-    """Continue from a checkpoint whose model the policy already holds."""
+    """Continue from a checkpoint whose model the policy already holds. Raises ValueError for one of an earlier gspo, or of other
+    prompts.
+    """
+    saved = checkpoint.folder_of(run.log.folder.checkpoints, state["step"])
+    checkpoint.same_source(saved, state["source"])
     checkpoint.same_data(state["data"], run.data)
     run.step = state["step"]
     run.tokens = state["tokens"]
     run.source.load_state_dict(state["source"])
-    run.learner.resume(checkpoint.folder_of(run.log.folder.checkpoints, run.step))
+    run.learner.resume(saved)
     enter_stage(run)
     weights = run.learner.publish(state["version"])
     for sampler in dict.fromkeys((run.sampler, run.evaluator)):
