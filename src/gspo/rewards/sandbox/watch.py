@@ -36,13 +36,13 @@ def watched(pid: int, seconds: float, folder: str = "") -> tuple[int, float, byt
     A process that waits for a processor is waited for; one that does nothing is not. One that makes more than FILES files
     in the file system of `folder` is ended too: an empty file takes no byte of it, but memory of the kernel.
     """
-    begin, why = time.monotonic(), b""
+    begin, why, work = time.monotonic(), b"", Work(pid)
     ending = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(ending, select.POLLIN)
     while not poll.poll(TICK * 1000):
         wall = time.monotonic() - begin
-        ran, waited = work(pid)
+        ran, waited = work.now()
         idle = wall - ran - waited if waited >= 0 else 0.0
         if ran > seconds + TICK or idle > max(PATIENCE, seconds) or wall > BACKSTOP * (seconds + 1):
             why = b"timeout"
@@ -63,17 +63,30 @@ def made(folder: str) -> int:
     return system.f_files - system.f_ffree
 
 
-def work(pid: int) -> tuple[float, float]:
-    """Seconds that a process and its children ran, and that they waited for a processor (-1: not known)."""
-    ran = waited = 0.0
-    try:
+class Work:
+    """What a process and its children have had of the processors. Threads and children that have ended count too: what they
+    ran and waited was no idleness.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.seen: dict[str, tuple[int, int]] = {}  # of each task, when it was looked at last
+
+    def now(self) -> tuple[float, float]:
+        """Seconds that they ran, and that they waited for a processor (-1: not known)."""
+        try:
+            self._look(self.pid)
+        except (OSError, ValueError, IndexError):
+            return 0.0, -1.0
+        return sum(ran for ran, _ in self.seen.values()) * 1e-9, sum(waited for _, waited in self.seen.values()) * 1e-9
+
+    def _look(self, pid: int) -> None:
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/schedstat") as file:
                 numbers = file.read().split()
-            ran, waited = ran + int(numbers[0]) * 1e-9, waited + int(numbers[1]) * 1e-9
+            self.seen[task] = int(numbers[0]), int(numbers[1])
             with open(f"/proc/{pid}/task/{task}/children") as file:  # of a compiler; a test has none
-                children = [work(int(child)) for child in file.read().split()]
-            ran, waited = ran + sum(one for one, _ in children), waited + sum(max(0.0, other) for _, other in children)
-    except (OSError, ValueError, IndexError):
-        return 0.0, -1.0
-    return ran, waited
+                children = file.read().split()
+            for child in children:
+                with Suppressed(OSError):  # it has ended
+                    self._look(int(child))
