@@ -74,6 +74,28 @@ def test_the_last_complete_block_is_the_program():
     assert program_of("a\n``` C++ \nint x;\n```") == ("int x;\n", "cpp")
 
 
+@pytest.mark.parametrize("word", "c cc cxx cpp cpp20 C++ c++17 C++20 g++ gnu++17 CPP".split())
+def test_a_fence_names_cpp_in_many_ways(word):
+    assert program_of(f"```{word}\nint x;\n```") == ("int x;\n", "cpp")
+    assert program_of(f"``` {word} main.cpp\nint x;\n```") == ("int x;\n", "cpp")
+
+
+@pytest.mark.parametrize("word", "python py Python3 csharp cython clojure".split())
+def test_a_fence_that_names_another_language_is_python(word):
+    assert program_of(f"```{word}\nx\n```") == ("x\n", "python")
+
+
+def test_lines_may_end_as_on_windows():
+    assert program_of("So:\r\n```python\r\na = 1\r\nb = 2\r\n```\r\n") == ("a = 1\nb = 2\n", "python")
+    assert program_of("```\na = '\x0c\u2028'\n```") == ("a = '\x0c\u2028'\n", "python")
+
+
+@pytest.mark.timeout(2)
+def test_a_reply_of_fences_is_read_quickly():
+    assert program_of("```python\n" * 100_000) is None
+    assert program_of("```python\n" * 100_000 + "```") is not None
+
+
 TESTS = [{"input": f"{a} {b}", "output": str(a + b)} for a, b in ((1, 2), (3, 4), (0, 0), (-1, -3))]
 RIGHT = "```python\nprint(sum(map(int, input().split())))\n```"
 PARTLY = "```python\nprint(abs(sum(map(int, input().split()))))\n```"

@@ -17,10 +17,10 @@ from gspo.rewards.sandbox.open import USUAL, open_sandbox
 from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
 from gspo.rewards.sandbox.watch import BACKSTOP
 
-FENCE = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 DIGITS = 10_000
 """Characters of the longest number that is compared as one."""
-CPP = {"cpp", "c++", "cc", "cxx"}
+# The first word of a fence. C is compiled as C++ is.
+CPP = re.compile(r"c|cc|cxx|(?:c\+\+|cpp|g\+\+|gnu\+\+)\w*")
 
 
 class Block(NamedTuple):
@@ -32,11 +32,21 @@ class Block(NamedTuple):
 
 def program_of(text: str) -> Block | None:
     """The code in the last complete fenced block of a text; None without one."""
-    blocks = FENCE.findall(text)
-    if not blocks:
+    lines = text.replace("\r\n", "\n").split("\n")
+    begun: int | None = None
+    last: tuple[int, int] | None = None
+    for i, line in enumerate(lines):
+        bare = line.strip(" \t")
+        if begun is not None and bare == "```":
+            begun, last = None, (begun, i)
+        elif begun is None and bare.startswith("```") and "`" not in bare[3:]:
+            begun = i
+    if last is None:
         return None
-    word, source = blocks[-1]
-    return Block(source, "cpp" if word.strip().lower() in CPP else "python")
+    start, end = last
+    word = lines[start].partition("```")[2].strip().partition(" ")[0].lower()
+    source = "".join(f"{line}\n" for line in lines[start + 1 : end])
+    return Block(source, "cpp" if CPP.fullmatch(word) else "python")
 
 
 def same_stdout(output: str, expected: str) -> bool:
