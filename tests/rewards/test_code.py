@@ -9,6 +9,7 @@ import pytest
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.prompts import Notice
+from gspo.rewards import programs
 from gspo.rewards.code import CodeReward, program_of, same_stdout, same_value
 from gspo.rewards.sandbox import drivers
 from gspo.rewards.sandbox.open import open_sandbox
@@ -183,6 +184,16 @@ def test_the_named_reward_scores_in_workers_and_says_how():
         texts = (RIGHT, PARTLY, f"<think>{RIGHT}</think>no", "<think>```", "```\nimport os; os.kill(os.getppid(), 9)\n```")
         scored = rewards.score([rollout(text, tests=TESTS) for text in texts])
     assert [(one.reward, one.error) for one in scored] == [(1.0, None)] + [(0.0, None)] * 4
+
+
+def test_none_is_advised_where_it_can_be_asked_for(monkeypatch):
+    monkeypatch.setattr(drivers, "bwrap", lambda: None)
+    monkeypatch.setattr(drivers, "pythons", list)
+    with pytest.raises(RuntimeError, match=r"no sandbox works here .* or ask for none with code.sandbox = \"none\""):
+        CodeReward(CodeConfig())
+    with pytest.raises(RuntimeError, match="no sandbox works here") as caught:
+        programs.sandbox.__wrapped__()
+    assert "none" not in str(caught.value)
 
 
 def test_a_sandbox_that_is_not_there_ends_the_run_before_it_begins(monkeypatch):

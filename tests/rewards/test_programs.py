@@ -2,8 +2,12 @@
 
 import pytest
 
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
+from gspo.data.prompts import Notice
 from gspo.rewards import programs
 from gspo.rewards.programs import called, codeforces, humaneval, livecodebench
+from gspo.rewards.scorer import Rewards
 
 CHECK = "def check(candidate):\n    assert candidate([1, 2], 3) == [4, 5]\n    assert candidate([], 1) == []\n"
 START = 'from typing import List\n\ndef add(xs: List[int], y: int) -> List[int]:\n    """Add y to each."""\n'
@@ -120,6 +124,14 @@ def test_codeforces_compiles_cpp():
     assert judged(fenced(CPP, "cpp")) == [1]
     assert judged(fenced(CPP.replace("a + b", "a - b"), "c++")) == [0]
     assert judged(fenced("int main( {", "cpp")) == [0]
+
+
+@pytest.mark.timeout(120)
+def test_a_run_says_in_which_sandbox_programs_of_benchmarks_run():
+    config = RewardConfig(functions=["gspo.rewards.programs:livecodebench"], workers=2)
+    with Rewards(config, TaskConfig()) as rewards:
+        with pytest.warns(Notice, match=f"^programs run in the sandbox '{programs.sandbox().driver}'$"):
+            rewards.wait()
 
 
 def test_columns_come_without_thinking():

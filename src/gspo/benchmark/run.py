@@ -23,6 +23,7 @@ from gspo.build.scorers import scorer_of
 from gspo.config.schema import Config
 from gspo.data.benchmarks.codeforces import contests_of
 from gspo.data.benchmarks.table import named
+from gspo.data.prompts import Notice
 from gspo.data.sources import read
 from gspo.rewards import programs
 from gspo.rewards.http_client import Failed, Unreadable, api_key_of
@@ -60,7 +61,7 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
         with Lines(folder / "replies.jsonl", Reply) as replies, Lines(folder / "marks.jsonl", Mark) as marks:
             with Progress(0, title="evaluation") as screen:
                 for warning in heard:
-                    screen.note(f"warning: {warning}")
+                    screen.note(str(warning) if isinstance(warning, Notice) else f"warning: {warning}")
                 report = in_tenths(screen.note, screen.phase) if screen.plain else screen.phase
                 todo = list(keys(prompts, samples, replies.lines))
                 if begun:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -135,7 +136,13 @@ class CodeReward:
 
     def __init__(self, config: CodeConfig) -> None:
         self.config = config
-        self.sandbox = open_sandbox(config.sandbox)  # type: ignore[arg-type]
+        try:
+            self.sandbox = open_sandbox(config.sandbox)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            if config.sandbox == "none" or not sys.platform.startswith("linux"):
+                raise
+            none = 'ask for none with code.sandbox = "none", which protects nothing'
+            raise RuntimeError(f"{error}; or {none}") from None
         self.notice = f"programs run in the sandbox {self.sandbox.driver!r}"
         if self.sandbox.driver == "none":
             self.notice = 'programs run in no sandbox (code.sandbox = "none"): they may do what this user may do'

@@ -81,11 +81,12 @@ class RewardFunction:
     """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async, or one in TRL's shape.
 
     Without `**columns` in its signature it gets the columns that it names. What it may say of itself, as attributes:
-    by_group, see there; spoken: it wants completions without their thinking. Raises ValueError as Arguments does.
+    by_group, see there; spoken: it wants completions without their thinking; notice: gives what a run shall say of it, and
+    raises RuntimeError where it cannot work here, if it is loaded by its name. Raises ValueError as Arguments does.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[..., Any], notice: str = "") -> None:
+        self.function, self.notice = function, notice
         self.by_group = bool(getattr(function, "by_group", False))
         self.text_of = spoken if getattr(function, "spoken", False) else lambda row: row.completion
         call = getattr(function, "__call__", None)  # noqa: B004
@@ -206,7 +207,9 @@ def load(
     if name == "code":
         graded = CodeReward(code or CodeConfig())
         return PerCompletion(lambda row: graded(spoken(row), row.columns), graded.notice)
-    return RewardFunction(load_function(name, "reward.functions"))
+    function = load_function(name, "reward.functions")
+    notice = getattr(function, "notice", None)
+    return RewardFunction(function, str(notice()) if callable(notice) else "")
 
 
 def spoken(row: RewardInput) -> str:

