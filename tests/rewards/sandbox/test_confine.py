@@ -26,7 +26,7 @@ def test_the_numbers_of_the_calls_are_the_kernels(column, path, pattern):
         else:
             assert numbers[column] is None or numbers[column] >= 424, name  # newer than this header, the same everywhere
     named = {"clone": confine.CLONE, "clone3": confine.CLONE3, "prctl": confine.PRCTL}
-    named |= dict(zip(("kill", "tgkill", "prlimit64"), confine.TO_SELF))
+    named |= dict(zip(("kill", "tgkill", "prlimit64"), (*confine.TO_SELF, confine.LIMITS)))
     assert {name: numbers[column] for name, numbers in named.items()} == {name: kernel[name] for name in named}
     assert max(kernel[name] for name in kernel if name != "syscalls") <= confine.NEWEST
 
@@ -61,6 +61,7 @@ def filtered(work, forks=False):
 def test_a_filter_leaves_threads_and_takes_processes():
     assert filtered(lambda: os.kill(os.getpid(), 0)) == "None"
     assert "PermissionError" in filtered(lambda: os.kill(os.getppid(), 0))
+    assert "PermissionError" in filtered(lambda: os.kill(0, 0))  # the group, to which the runner belongs
     assert "PermissionError" in filtered(os.fork)
     assert "PermissionError" in filtered(lambda: os.memfd_create("x"), forks=True)
     assert filtered(lambda: os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)[1], forks=True) == "0"

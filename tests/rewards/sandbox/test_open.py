@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gspo
-from gspo.rewards.sandbox import drivers
+from gspo.rewards.sandbox import drivers, open
 from gspo.rewards.sandbox.open import Sandbox, open_sandbox
 from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
 from tests.rewards.sandbox.boxes import SUM, box_of
@@ -69,6 +69,22 @@ def test_a_stream_that_is_closed_runs_no_further_test(box):
     assert next(stream).stdout == "1\n"
     stream.close()
     assert box.run(Program(SUM), []) == []
+
+
+STOPS = "import os, signal\nif input() == 'stop': os.kill(os.getppid(), signal.SIGSTOP)\nelse: print('well')"
+
+
+@pytest.mark.timeout(120)
+def test_a_runner_that_says_nothing_any_more_is_not_waited_for_again(monkeypatch):
+    waits, outcome = [], open._Process.outcome
+    monkeypatch.setattr(open._Process, "outcome", lambda *given: waits.append(1) or outcome(*given))
+    sandbox = open_sandbox("none")  # only there can a program stop it
+    waits.clear()
+    monkeypatch.setattr(open, "BACKSTOP", 0.0)
+    monkeypatch.setattr(open, "SLACK", 3.0)
+    outcomes = sandbox.run(Program(STOPS), [Case("x"), Case("stop"), Case("x"), Case("x")])
+    assert [outcome.status for outcome in outcomes] == ["ok", "error", "error", "error"] and len(waits) == 2
+    assert outcomes[-1].detail == "the sandbox ended before the test did"
 
 
 CPP = "#include <bits/stdc++.h>\nint main() { long a, b; std::cin >> a >> b; std::cout << a * b; }"

@@ -58,7 +58,8 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
 OF_COMPILERS = ("fork", "vfork", "chmod", "fchmodat", "fchmodat2", "fchmod", "truncate", "utimensat", "setpriority")
 CLONE, CLONE3, PRCTL = (56, 220), (435, 435), (157, 167)
-TO_SELF = ((62, 129), (234, 131), (302, 261))  # kill, tgkill, prlimit64
+TO_SELF = ((62, 129), (234, 131))  # kill, tgkill
+LIMITS = (302, 261)  # prlimit64: to it 0 is the process itself, to kill the whole group
 TO_OTHERS = (((72, 25), (8, 10, 15)), ((16, 29), (0x8901, 0x8902, 0x5412, 0x541C)))
 """Second arguments of fcntl and ioctl by which a file sends signals to another process, or text to its terminal."""
 X32 = 0x40000000
@@ -100,8 +101,9 @@ def filtered(pid: int, forks: bool = False) -> list[tuple[int, int, int, int]]:
     if not forks:
         code += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, FIRST), (ANY_BIT, 0, 1, THREAD), (RETURN, 0, 0, ALLOW), failed]
     for call in TO_SELF:
-        code += [(EQUAL, 0, 5, call[column]), (LOAD, 0, 0, FIRST), (EQUAL, 1, 0, pid), (EQUAL, 0, 1, 0)]
-        code += [(RETURN, 0, 0, ALLOW), failed]
+        code += [(EQUAL, 0, 4, call[column]), (LOAD, 0, 0, FIRST), (EQUAL, 0, 1, pid), (RETURN, 0, 0, ALLOW), failed]
+    code += [(EQUAL, 0, 5, LIMITS[column]), (LOAD, 0, 0, FIRST), (EQUAL, 1, 0, pid), (EQUAL, 0, 1, 0)]
+    code += [(RETURN, 0, 0, ALLOW), failed]
     for call, commands in TO_OTHERS:
         code += [(EQUAL, 0, 2 * len(commands) + 2, call[column]), (LOAD, 0, 0, SECOND)]
         for command in commands:

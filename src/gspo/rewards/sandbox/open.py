@@ -65,11 +65,14 @@ class Sandbox:
             with _Process(self, _request(self, program, cases, limits, folder, owner), limits, owner) as process:
                 wall = BACKSTOP * (limits.seconds + 1) + SLACK
                 first = wall + BACKSTOP * (limits.compile_seconds + 1) if program.language == "cpp" else wall
+                ended = False
                 for i, _ in enumerate(cases):
-                    outcome = process.outcome(wall if i else first, limits)
-                    yield (
-                        outcome if outcome is not None else Outcome("error", detail="the sandbox ended before the test did")
-                    )
+                    outcome = None if ended else process.outcome(wall if i else first, limits)
+                    if outcome is None:
+                        ended = True  # what it said now could be of another test
+                        process.kill()
+                        outcome = Outcome("error", detail="the sandbox ended before the test did")
+                    yield outcome
         finally:
             if self.driver != "bwrap":
                 shutil.rmtree(folder, ignore_errors=True)
@@ -135,12 +138,16 @@ class _Process:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(START)
         os.close(self.reply)
         self.errors.close()
+
+    def kill(self) -> None:
+        """Ends all of it at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def outcome(self, seconds: float, limits: Limits) -> Outcome | None:
         """The next one; None where the sandbox has ended, or says what the runner never says."""
