@@ -69,7 +69,9 @@ def test_resume_refuses_another_run(tmp_path):
         train(tmp_path / "run")
 
 
-@pytest.mark.parametrize("source", [{"position": 2, "waiting": []}, {"position": 2, "flights": []}, {"position": 2}], ids=str)
+@pytest.mark.parametrize(
+    "source", [{"position": 2, "waiting": []}, {"position": 2, "flights": []}, {"position": 2}], ids=str
+)
 def test_a_checkpoint_of_before_stages_is_refused_in_words(tmp_path, source):
     folder = train(tmp_path / "run", train={"steps": 2}).folder
     (saved,) = checkpoint.steps(folder / "checkpoints")
@@ -77,7 +79,9 @@ def test_a_checkpoint_of_before_stages_is_refused_in_words(tmp_path, source):
     torch.save(state | {"source": source}, saved / checkpoint.STATE)
     (saved / disk.SUMS).unlink()
     disk.write_sums(saved)
-    with pytest.raises(ValueError, match=r"step_000002 has no state of the prompts: it is of an earlier.*model\.path = .*model'"):
+    with pytest.raises(
+        ValueError, match=r"_000002 has no state of the prompts: it is of an earlier.*model\.path = .*model'"
+    ):
         train(folder, resume=True)
 
 

@@ -126,8 +126,8 @@ def check(checkpoint: Path) -> None:
 
 
 def same_source(checkpoint: Path, source: dict[str, Any]) -> None:
-    """Raises ValueError where the state of a rollout source is of an earlier gspo, which kept no stages and no refreshes. That
-    of a served run is empty.
+    """Raises ValueError where the state of a rollout source is of an earlier gspo, which knew no stages. A served run's is
+    empty.
     """
     if source and "prompts" not in source:
         raise _earlier(checkpoint, "state of the prompts")

@@ -74,8 +74,8 @@ def save(run: Run, needed: bool = True) -> None:
 
 
 def restore(run: Run, state: dict[str, Any]) -> None:
-    """Continue from a checkpoint whose model the policy already holds. Raises ValueError for one of an earlier gspo, or of other
-    prompts.
+    """Continue from a checkpoint whose model the policy already holds. Raises ValueError for one of an earlier gspo or of
+    other prompts.
     """
     saved = checkpoint.folder_of(run.log.folder.checkpoints, state["step"])
     checkpoint.same_source(saved, state["source"])
