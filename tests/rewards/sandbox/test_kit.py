@@ -54,15 +54,40 @@ def test_kits_that_nobody_uses_are_removed(cache, monkeypatch):
     assert mine.is_dir() and new.is_dir() and not old.exists()
 
 
-def test_folders_of_dead_processes_are_removed(cache, tmp_path, monkeypatch):
+IN_USE = """
+import os, sys
+from gspo.rewards.sandbox import kit
+os.getpid = lambda: int(sys.argv[1])
+with kit.scratch(os.getuid()) as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.timeout(60)
+def test_folders_of_killed_processes_are_removed(cache, tmp_path, monkeypatch):
+    """And not those of living ones, in another container too: their numbers say nothing here."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dead = subprocess.Popen(["/bin/true"])
-    dead.wait()
-    left = tmp_path / f"{kit.SCRATCH}{dead.pid}-x"
-    left.mkdir()
-    mine = Path(kit.scratch(os.getuid()))
-    kit.Kit(sys.executable)
-    assert mine.is_dir() and not left.exists()
+    nobody = subprocess.Popen(["/bin/true"])
+    nobody.wait()
+    words, place = [sys.executable, "-c", IN_USE, str(nobody.pid)], os.environ | {"TMPDIR": str(tmp_path)}
+    processes = [subprocess.Popen(words, stdin=-1, stdout=-1, text=True, env=place) for _ in range(3)]
+    try:
+        killed, ended, living = folders = [Path(process.stdout.readline().strip()) for process in processes]
+        assert all(folder.is_dir() for folder in folders)
+        processes[0].kill()
+        processes[0].communicate()
+        processes[1].communicate("")
+        kit.Kit(sys.executable)
+        assert killed.is_dir() and not ended.exists()  # it is too young to tell
+        for folder in (killed, living):
+            os.utime(folder, (time.time() - 2 * kit.YOUNG,) * 2)
+        kit.Kit(sys.executable)
+        assert living.is_dir() and not killed.exists()
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 def test_without_a_compiler_the_package_is_named(cache, monkeypatch):

@@ -6,12 +6,14 @@ It lies in a cache, under the name of what it was made from, so that many proces
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from gspo.rewards.sandbox.runner import FLAGS
@@ -21,6 +23,8 @@ COMPILER = "/usr/bin/g++"
 LONGEST = 300.0
 """Seconds that the compiler may take for the header, on a busy machine."""
 SCRATCH = "gspo-scratch-"
+YOUNG = 60.0
+"""Seconds for which a scratch folder stays in any case: it is made first and locked then."""
 UNUSED = 30 * 86_400.0
 """Seconds after which a kit that nobody opened is removed: that of an earlier gspo or Python."""
 
@@ -113,18 +117,33 @@ def _forget(cache: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def scratch(user: int | None) -> str:
-    """A new folder for one sandbox, which `user` owns."""
+@contextlib.contextmanager
+def scratch(user: int | None) -> Iterator[str]:
+    """A new folder for one sandbox, which `user` owns, and which goes with it. It is locked as long as it is in use."""
     path = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-")
-    if user is not None:
-        os.chown(path, user, user)
-    return path
+    file = os.open(path, os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: there it is never swept
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if user is not None:
+            os.chown(path, user, user)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(file)
 
 
 def _sweep() -> None:
-    """Removes the folders of processes that were killed."""
+    """Removes the folders of processes that were killed. A lock tells, and not a process's number: that of another container
+    with the same /tmp says nothing here.
+    """
     for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
-        with contextlib.suppress(OSError, ValueError):
-            owner = int(path.name.removeprefix(SCRATCH).partition("-")[0])
-            if not Path("/proc", str(owner)).exists():
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime < YOUNG:
+                continue
+            file = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(file)

@@ -7,7 +7,6 @@ import dataclasses
 import marshal
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -60,22 +59,20 @@ class Sandbox:
         owner = drivers.user()
         if program.language == "cpp":
             self.kit.header()
-        folder = "/tmp" if self.driver == "bwrap" else scratch(owner)
-        try:
-            with _Process(self, _request(self, program, cases, limits, folder, owner), limits, owner) as process:
-                wall = BACKSTOP * (limits.seconds + 1) + SLACK
-                first = wall + BACKSTOP * (limits.compile_seconds + 1) if program.language == "cpp" else wall
-                ended = False
-                for i, _ in enumerate(cases):
-                    outcome = None if ended else process.outcome(wall if i else first, limits)
-                    if outcome is None:
-                        ended = True  # what it said now could be of another test
-                        process.kill()
-                        outcome = Outcome("error", detail="the sandbox ended before the test did")
-                    yield outcome
-        finally:
-            if self.driver != "bwrap":
-                shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.ExitStack() as stack:
+            folder = "/tmp" if self.driver == "bwrap" else stack.enter_context(scratch(owner))
+            request = _request(self, program, cases, limits, folder, owner)
+            process = stack.enter_context(_Process(self, request, limits, owner))
+            wall = BACKSTOP * (limits.seconds + 1) + SLACK
+            first = wall + BACKSTOP * (limits.compile_seconds + 1) if program.language == "cpp" else wall
+            ended = False
+            for i, _ in enumerate(cases):
+                outcome = None if ended else process.outcome(wall if i else first, limits)
+                if outcome is None:
+                    ended = True  # what it said now could be of another test
+                    process.kill()
+                    outcome = Outcome("error", detail="the sandbox ended before the test did")
+                yield outcome
 
     def close(self) -> None:
         """Nothing is left of a run as it is; the kit stays for the next sandbox."""
