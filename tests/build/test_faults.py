@@ -15,10 +15,11 @@ pytestmark = pytest.mark.timeout(600)
 SAMPLE, UPDATE = "gspo.backends.hf.sampler:HFSampler.generate", "gspo.learner.update:Updater._pass"
 SHARD, MOMENTS = "gspo.backends.hf.sharded:save_file", "gspo.backends.hf.policy:HFPolicy.save_moments"
 SYNC, SUMS = "gspo.backends.hf.sharded:ShardedModel.tensors", "gspo.runs.disk:write_sums"
+SENT, IN_SYNC = "gspo.backends.hf.gathering:Gathering.exchange", "[['model.layers.0.self_attn.q_proj.weight'], []]"
 ENGINE = "gspo.backends.vllm.sampler:VLLMSampler.generate"
 WHAT = {
     SAMPLE: "sampling", ENGINE: "sampling", UPDATE: "the update", SHARD: "writing shards", MOMENTS: "writing moments",
-    SYNC: "handing over weights", SUMS: "writing checksums",
+    SYNC: "handing over weights", SENT: "handing over weights", SUMS: "writing checksums",
 }  # fmt: skip
 
 
@@ -75,7 +76,12 @@ def nothing_left(place, name):
         ),
         (
             "follower",
-            [("wait", 0, SAMPLE, 4), ("kill", 1, UPDATE, 4), ("kill", 1, SYNC, 4), ("kill", 1, SHARD, 2, "step_000004")],
+            [
+                ("wait", 0, SAMPLE, 4),
+                ("kill", 1, UPDATE, 4),
+                ("kill", 1, SENT, 4, IN_SYNC),
+                ("kill", 1, SHARD, 2, "step_000004"),
+            ],
         ),
         ("late", [("kill", 1, MOMENTS, 2), ("kill", 0, MOMENTS, 1, "step_000004"), ("kill", 0, SUMS, 1, "step_000004")]),
     ],
