@@ -28,14 +28,14 @@ def test_a_process_is_waited_for_as_long_as_it_works(monkeypatch):
 def test_a_process_that_waits_for_a_processor_is_not_idle(monkeypatch):
     monkeypatch.setattr(watch, "PATIENCE", 0.1)
     monkeypatch.setattr(watch, "TICK", 0.05)
-    monkeypatch.setattr(watch.Work, "now", lambda self: (0.01, time.monotonic() - begin))  # it only ever waits in the queue
+    monkeypatch.setattr(watch.TaskTimes, "now", lambda self: (0.01, time.monotonic() - begin))  # it only ever waits in the queue
     begin = time.monotonic()
     assert watch.watched(started("import time; time.sleep(1)").pid, 0.1)[::2] == (0, b"")
 
 
 def test_work_counts_what_a_process_ran():
     process = started("while True: pass")
-    work = watch.Work(process.pid)
+    work = watch.TaskTimes(process.pid)
     try:
         deadline = time.monotonic() + 30
         while work.now()[0] < 0.2 and time.monotonic() < deadline:
@@ -78,7 +78,7 @@ time.sleep(60)
 def test_what_an_ended_child_ran_still_counts():
     burn = "import time\nwhile time.process_time() < 0.5: pass"
     process = subprocess.Popen([sys.executable, "-S", "-c", SLEEPY_PARENT, burn], stdout=subprocess.PIPE)
-    work = watch.Work(process.pid)
+    work = watch.TaskTimes(process.pid)
     try:
         while work.now()[0] < 0.3 and process.poll() is None:
             time.sleep(0.02)

@@ -36,7 +36,7 @@ def watched(pid: int, seconds: float, folder: str = "") -> tuple[int, float, byt
     A process that waits for a processor is waited for; one that does nothing is not. One that makes more than FILES files
     in the file system of `folder` is ended too: an empty file takes no byte of it, but memory of the kernel.
     """
-    begin, why, work = time.monotonic(), b"", Work(pid)
+    begin, why, work = time.monotonic(), b"", TaskTimes(pid)
     ending = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(ending, select.POLLIN)
@@ -63,7 +63,7 @@ def made(folder: str) -> int:
     return system.f_files - system.f_ffree
 
 
-class Work:
+class TaskTimes:
     """What a process and its children have had of the processors. Threads and children that have ended count too: what they
     ran and waited was no idleness.
     """
