@@ -75,13 +75,13 @@ def test_the_last_complete_block_is_the_program():
     assert program_of("a\n``` C++ \nint x;\n```") == ("int x;\n", "cpp")
 
 
-@pytest.mark.parametrize("word", "c cc cxx cpp cpp20 C++ c++17 C++20 g++ gnu++17 CPP".split())
+@pytest.mark.parametrize("word", ["c", "cc", "cxx", "cpp", "cpp20", "C++", "c++17", "C++20", "g++", "gnu++17", "CPP"])
 def test_a_fence_names_cpp_in_many_ways(word):
     assert program_of(f"```{word}\nint x;\n```") == ("int x;\n", "cpp")
     assert program_of(f"``` {word} main.cpp\nint x;\n```") == ("int x;\n", "cpp")
 
 
-@pytest.mark.parametrize("word", "python py Python3 csharp cython clojure".split())
+@pytest.mark.parametrize("word", ["python", "py", "Python3", "csharp", "cython", "clojure"])
 def test_a_fence_that_names_another_language_is_python(word):
     assert program_of(f"```{word}\nx\n```") == ("x\n", "python")
 

@@ -72,7 +72,7 @@ class Hostile:
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_pickle_loads_no_class_and_runs_nothing(protocol, capsys):
     cell = base64.b64encode(zlib.compress(pickle.dumps([Hostile()], protocol))).decode()
-    with pytest.raises(ValueError, match="no pickle of text: it has (MARK|EMPTY_LIST), and nothing but text is read"):
+    with pytest.raises(ValueError, match=r"no pickle of text: it has (MARK|EMPTY_LIST), and nothing but text is read"):
         private(cell)
     assert capsys.readouterr().out == ""
 
