@@ -39,7 +39,7 @@ def program_of(text: str) -> Block | None:
     for i, line in enumerate(lines):
         bare = line.strip(" \t")
         if begun is not None and bare == "```":
-            begun, last = None, (begun, i)
+            last, begun = (begun, i), None
         elif begun is None and bare.startswith("```") and "`" not in bare[3:]:
             begun = i
     if last is None:

@@ -87,7 +87,7 @@ def _pickled_text(data: bytes) -> str:
     """The text of which these are the pickle. It is only read: unpickling follows whatever is written, and a few bytes may
     ask for a memory of gigabytes.
     """
-    texts: list[str | bytes] = []
+    texts: list[Any] = []  # str or bytes
     try:
         for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
             if number > 10:
@@ -100,7 +100,8 @@ def _pickled_text(data: bytes) -> str:
         raise ValueError(f"private_test_cases is no pickle of text: {error}") from None
     if len(texts) != 1:
         raise ValueError(f"private_test_cases is no pickle of text: it has {len(texts)} in place of one")
-    return texts[0].decode("utf-8", "replace") if isinstance(texts[0], bytes) else texts[0]
+    (text,) = texts
+    return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
 
 
 def _json(cell: Any, name: str) -> Any:
