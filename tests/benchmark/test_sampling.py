@@ -71,7 +71,7 @@ def test_what_came_before_an_error_is_kept(tmp_path):
     assert ("a", 2) not in futures
 
 
-class Stopped(BaseException):
+class BegunNoMore(BaseException):
     pass
 
 
@@ -79,7 +79,7 @@ class Stopped(BaseException):
 def test_all_replies_that_are_there_are_kept_when_one_fails_or_somebody_stops_it(tmp_path, stopped):
     def begin(key):
         if key[1] == 63 and stopped:
-            raise Stopped
+            raise BegunNoMore
         future = Future()
         if key[1] == 31 and not stopped:
             future.set_exception(RuntimeError("gone"))
@@ -87,7 +87,7 @@ def test_all_replies_that_are_there_are_kept_when_one_fails_or_somebody_stops_it
             future.set_result(Said("here", 1, "eos"))
         return future
 
-    with replies_of(tmp_path) as replies, pytest.raises(Stopped if stopped else RuntimeError):
+    with replies_of(tmp_path) as replies, pytest.raises(BegunNoMore if stopped else RuntimeError):
         sample(replies, [("a", i) for i in range(64)], begin, 64, quiet)
     assert len(read(tmp_path / "replies.jsonl", Reply)) == 63 - (not stopped)
 

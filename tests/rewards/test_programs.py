@@ -129,8 +129,8 @@ def test_codeforces_compiles_cpp():
 @pytest.mark.timeout(120)
 def test_a_run_says_in_which_sandbox_programs_of_benchmarks_run():
     config = RewardConfig(functions=["gspo.rewards.programs:livecodebench"], workers=2)
-    said = f"^programs run in the sandbox '{programs.sandbox().driver}'$"
-    with Rewards(config, TaskConfig()) as rewards, pytest.warns(Notice, match=said):
+    said = pytest.warns(Notice, match=f"^programs run in the sandbox '{programs.sandbox().driver}'$")
+    with Rewards(config, TaskConfig()) as rewards, said:
         rewards.wait()
 
 

@@ -39,7 +39,8 @@ def program_of(text: str) -> Block | None:
     for i, line in enumerate(lines):
         bare = line.strip(" \t")
         if begun is not None and bare == "```":
-            last, begun = (begun, i), None
+            last = begun, i
+            begun = None
         elif begun is None and bare.startswith("```") and "`" not in bare[3:]:
             begun = i
     if last is None:

@@ -87,7 +87,7 @@ def _pickled_text(data: bytes) -> str:
     """The text of which these are the pickle. It is only read: unpickling follows whatever is written, and a few bytes may
     ask for a memory of gigabytes.
     """
-    texts: list[Any] = []  # str or bytes
+    texts: list[Any] = []
     try:
         for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
             if number > 10:
