@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import Any
 
 from gspo.config.stages import RefreshConfig
-from gspo.data.prompts import digest, identity, prompt_order
+from gspo.data.prompts import PromptStream, digest, identity
 from gspo.types import Prompt
 
 
@@ -52,25 +52,31 @@ class Change:
 
 @dataclass
 class Pool:
-    """The prompts of one source. seed: of their order. rows: what they were made of, where refresh.source gave them. cursor:
-    places in the passes that were looked at. resting: each dropped query, and the step when it was. known: queries that
-    were ever sampled. A query goes by the number of its first prompt.
+    """The prompts of one source. seed: of their order. rows: what they were made of, where refresh.source gave them.
+    resting: each dropped query, and the step when it was. known: queries that were ever sampled. A query goes by the number
+    of its first prompt.
     """
 
     name: str
     prompts: Sequence[Prompt]
     seed: int
     rows: Sequence[dict[str, Any]] = ()
-    cursor: int = 0
     seen: dict[int, Seen] = field(default_factory=dict)
     resting: dict[int, int] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        if not self.prompts:
-            raise ValueError("there are no prompts to take from")
+        self.stream = PromptStream(range(len(self.prompts)), self.seed)
         self.number = {prompt.id: number for number, prompt in enumerate(self.prompts)}
-        self._pass: tuple[int, list[int]] = (-1, [])
+
+    @property
+    def cursor(self) -> int:
+        """Places in the passes that were looked at."""
+        return self.stream.position
+
+    @cursor.setter
+    def cursor(self, value: int) -> None:
+        self.stream.position = value
 
     @cached_property
     def query(self) -> list[int]:
@@ -92,11 +98,7 @@ class Pool:
         """The next k prompts; a pass that ends is followed by the next."""
         taken: list[Prompt] = []
         while len(taken) < k:
-            epoch, place = divmod(self.cursor, len(self.prompts))
-            if self._pass[0] != epoch:
-                self._pass = epoch, prompt_order(len(self.prompts), self.seed, epoch)
-            number = self._pass[1][place]
-            self.cursor += 1
+            (number,) = self.stream.take(1)
             if not self.resting or self.query[number] not in self.resting:
                 taken.append(self.prompts[number])
         return taken
