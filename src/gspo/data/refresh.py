@@ -76,6 +76,7 @@ class Pool:
 
     @cursor.setter
     def cursor(self, value: int) -> None:
+        """Go on from there."""
         self.stream.position = value
 
     @cached_property
