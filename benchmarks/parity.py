@@ -93,7 +93,7 @@ def of_trl(loss_type: str, level: str, low: float = 0.0, high: float = 0.0, **mo
             loss_type=loss_type, importance_sampling_level=level, max_completion_length=BUDGET, accelerator=accelerator,
             epsilon_low=low, epsilon_high=high, model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)},
             args=SimpleNamespace(
-                delta=None, use_bias_correction_kl=False, steps_per_generation=1,
+                delta=more.get("delta"), use_bias_correction_kl=False, steps_per_generation=1,
                 sapo_temperature_pos=more.get("tau_pos"), sapo_temperature_neg=more.get("tau_neg"),
             ),
         )  # fmt: skip
@@ -126,12 +126,12 @@ def of_verl(name: str, mode: str, low: float, high: float, old: str = "old", **m
     return loss
 
 
-def reinforce(mode: str) -> Callable[[Draw], Any]:
-    """verl's REINFORCE with the weights pi_theta/mu."""
-    correction = {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_threshold": NEVER}
+def reinforce(mode: str, weight: str | None, cap: float, old: str = "old") -> Callable[[Draw], Any]:
+    """verl's REINFORCE with pi_theta/pi_old as its weight, of each "token" or of the "sequence"; None: without."""
+    correction = {"loss_type": "reinforce", "rollout_is": weight, "rollout_is_threshold": cap}
     from verl.workers.config import PolicyLossConfig
 
-    return of_verl("bypass_mode", mode, 0.2, 0.2, "mu", policy_loss=PolicyLossConfig(rollout_correction=correction))
+    return of_verl("bypass_mode", mode, 0.2, 0.2, old, policy_loss=PolicyLossConfig(rollout_correction=correction))
 
 
 def cases() -> list[Case]:
@@ -168,7 +168,16 @@ def cases() -> list[Case]:
         theirs = of_verl(name, TOKEN_MEAN, delta, delta, "mu", clip_ratio_c=w_max)
         lines.append(Case(name, f"verl {name}", theirs, {}, has_value=False))
     unclipped = {"epsilon": 1.0, "epsilon_high": NEVER}
-    lines.append(Case("minirl", "verl reinforce, unclipped", reinforce(BUDGET_MEAN), unclipped, has_value=False))
+    of_token = reinforce(BUDGET_MEAN, "token", NEVER, "mu")
+    lines.append(Case("minirl", "verl reinforce, unclipped", of_token, unclipped, has_value=False))
+    dual = {"constants": {"clip_c": 1.5}}  # the default would rarely bind
+    lines.append(Case("grpo_dual", "TRL grpo, token, delta", of_trl("grpo", "token", *ends("grpo"), delta=1.5), dual))
+    vanilla = of_verl("vanilla", SEQ_MEAN, *ends("grpo"), clip_ratio_c=1.5)
+    lines.append(Case("grpo_dual", f"verl vanilla, {SEQ_MEAN}", vanilla, dual))
+    lines.append(Case("reinforce", "verl reinforce", reinforce(SEQ_MEAN, None, NEVER), {}))
+    cap = ALGORITHMS["reinforce_is"].constants["w_max"]
+    weighted = reinforce(SEQ_MEAN, "sequence", cap)
+    lines.append(Case("reinforce_is", "verl reinforce, sequence", weighted, {}, has_value=False))
     for correction in ("tis", "icepop", "seq_mis"):
         weighed = {"correction": correction, "old_logprobs": "recompute"}
         lines.append(Case("gspo", "TRL grpo, sequence", of_trl("grpo", "sequence", *ends("gspo")), weighed))

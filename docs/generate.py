@@ -26,7 +26,7 @@ def allowed(limits: typing.Mapping[str, typing.Any]) -> str:
 def limits(row: Algorithm) -> str:
     """An algorithm's clip range, or its constants."""
     clip = [] if row.epsilon is None else [f"{row.epsilon:g} / {row.epsilon_high:g}"]
-    return ", ".join(clip + [f"{name} = {value:g}" for name, value in {**row.constants, **row.critic}.items()])
+    return ", ".join(clip + [f"{name} = {value:g}" for name, value in {**row.constants, **row.critic}.items()]) or "none"
 
 
 def page() -> str:

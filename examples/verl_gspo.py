@@ -28,6 +28,7 @@ def register(name: str, algorithm: str, **settings) -> None:
             algorithm, log_prob, old_log_prob, advantages, response_mask, denominator=count, **settings
         )
         kl = float(((old_log_prob - log_prob).detach() * response_mask).sum() / response_mask.sum().clamp(min=1))
+        # grpo_dual's bound at A < 0, verl's pg_clipfrac_lower, is in pg_clipfrac too
         actor = {"actor/pg_clipfrac": metrics["clip_ratio/tokens"], "actor/pg_clipfrac_lower": 0.0, "actor/ppo_kl": kl}
         return loss, actor
 

@@ -132,7 +132,11 @@ X, M = torch.zeros(2, 3), torch.ones(2, 3)
         (("gspo", X[0], X[0], X[0], M[0]), {}, r"logp: a tensor \[B, T\]"),
         (("gspo", X, X[:, :2], X[:, 0], M), {}, r"logp_old: shape \[2, 2\]"),
         (("gspo", X, X, X[0], M), {}, r"advantages: shape \[3\]; \[2\] or \[2, 3\]"),
-        (("gspo", X, X, torch.arange(6.0).view(2, 3), M), {}, "gspo takes one .* or take gspo_token, gspo_turn, grpo"),
+        (
+            ("gspo", X, X, torch.arange(6.0).view(2, 3), M),
+            {},
+            "gspo takes one .* or take gspo_token, gspo_turn, grpo, grpo_dual, reinforce$",
+        ),
         (("gspo", X, X, X[:, 0], M), {"epsilon": "auto"}, "not for a drop-in loss"),
         *(
             (("gspo", X, X, X[:, 0], M), {key: value}, f"{key} = .* no effect in a drop-in loss")

@@ -14,7 +14,6 @@ from gspo.learner.algorithm import resolve
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS, Algorithm
 from gspo.objective.completions import Completions
-from gspo.objective.losses import sequence_ratio
 
 KNOWN = {field.name for field in dataclasses.fields(AlgorithmConfig)}
 EFFECTIVE = ("epsilon", "epsilon_high", "constants")
@@ -29,10 +28,10 @@ def loss(
 
     logp, logp_old, logp_mu [B, T]: log-probabilities of the completions' tokens under pi_theta, pi_old and the sampler
     (unset: pi_old). mask [B, T]: nonzero where the policy sampled the token. advantages [B], or [B, T] as some programs
-    spread them; gspo_token, gspo_turn and grpo also take [B, T] that differ within a completion. settings: epsilon,
-    epsilon_high and constants of [algorithm]. denominator: what the sum over this micro-batch is divided by;
-    unset, what the algorithm counts within it: right for micro-batches of equal size, so pass the whole update's count where
-    they differ.
+    spread them; gspo_token, gspo_turn, grpo, grpo_dual and reinforce also take [B, T] that differ within a completion.
+    settings: epsilon, epsilon_high and constants of [algorithm]. denominator: what the sum over this micro-batch is divided
+    by; unset, what the algorithm counts within it: right for micro-batches of equal size, so pass the whole update's count
+    where they differ.
 
     Padding leaves before any equation. Without a sampled token the loss is 0, and so is its gradient. Raises ValueError for
     shapes that do not fit, for settings that the algorithm has not, and for those without effect here: what needs state or
@@ -62,7 +61,7 @@ def loss(
     surrogate = objective.surrogate(logp[sampled], A.to(logp), y, likelihoods)
     counts = {"completions": int(there.sum()), "tokens": int(length.sum())}
     count = denominator or counts.get(row.counts) or counts["completions"] * (max_completion_length or 1)
-    ratio = sequence_ratio(logp[sampled], logp_old[sampled], y) if row.level == "sequence" else surrogate.ratio
+    ratio = objective.watched(surrogate, logp[sampled], logp_old[sampled], y)
     low, high = surrogate.clipped_low.float().mean(), surrogate.clipped_high.float().mean()
     clipped = y.spread(surrogate.clipped_low | surrogate.clipped_high).float().mean()
     numbers = (low, high, low + high, clipped, ratio.detach().mean())

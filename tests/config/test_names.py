@@ -49,6 +49,7 @@ def test_other_programs_names_lead_to_keys_that_exist():
         ("actor.pretrain", "model.path"),
         ("importance_sampling_level", "algorithm.name"),
         ("steps_per_generation", "algorithm.mini_batches"),
+        ("actor_rollout_ref.actor.clip_ratio_c", "algorithm.constants"),
     ],
 )
 def test_known_names_of_other_programs(word, ours):

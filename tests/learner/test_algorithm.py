@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from gspo.config.policy import AlgorithmConfig
@@ -46,6 +48,15 @@ def test_every_row_resolves_to_its_own_defaults(name):
         ({"name": "sapo", "constants": {"tau_pos": "1"}}, "must be a finite number"),
         ({"name": "sapo", "constants": {"tau_pos": True}}, "must be a finite number"),
         ({"name": "cispo", "constants": {"w_max": float("inf")}}, "must be a finite number"),
+        (
+            {"name": "grpo_dual", "constants": {"clip_c": 1.27}},
+            r"clip_c = 1.27: must be above 1.27 \(1 \+ algorithm",
+        ),
+        ({"name": "grpo_dual", "constants": {"clip_c": 0.9}}, r"clip_c = 0.9.*raise it \(grpo_dual's own is 3\)"),
+        ({"name": "grpo_dual", "epsilon": 0.2, "epsilon_high": 2.5}, "clip_c = 3.0: must be above 3.5"),
+        ({"name": "grpo_dual", "epsilon": "auto", "constants": {"clip_c": 1.6}}, "must be above 1.675.*auto"),
+        ({"name": "reinforce", "epsilon": 0.2, "epsilon_high": 0.2}, "reinforce has no clip range"),
+        ({"name": "reinforce", "constants": {"w_max": 5.0}}, "no constant 'w_max'; it has none"),
         ({"name": "ppo", "constants": {"lam": 1.1}}, "lam = 1.1: must be 0 to 1"),
         ({"name": "ppo", "critic": "none"}, "ppo learns from values and needs a critic"),
         ({"critic": "shared"}, "gspo has no use for one"),
@@ -70,12 +81,23 @@ def test_what_is_no_longer_the_algorithm_is_an_error(settings, message):
         ({"name": "dapo"}, "refills"),
         ({"beta": 0.1, "kl_estimator": "k1"}, "zero gradient"),
         ({"name": "grpo", "epsilon": "auto"}, "far tighter than usual"),
-        ({"name": "dppo_kl", "old_logprobs": "recompute"}, "changes no gradient"),
+        ({"name": "dppo_kl", "old_logprobs": "recompute"}, "divides by mu alone.*changes no gradient"),
+        ({"name": "reinforce", "old_logprobs": "recompute"}, "has no ratio.*changes no gradient"),
     ],
 )
 def test_odd_values_are_warned_of(settings, message):
     _, _, warnings = resolve(AlgorithmConfig(**settings))
-    assert any(message in warning for warning in warnings)
+    assert any(re.search(message, warning) for warning in warnings)
+
+
+def test_a_correction_gives_the_pass_for_pi_old_its_use():
+    assert resolve(AlgorithmConfig(name="reinforce", correction="tis", old_logprobs="recompute"))[2] == []
+
+
+def test_the_dual_clip_may_stand_close_to_the_range():
+    config = AlgorithmConfig(name="grpo_dual", constants={"clip_c": 1.28})
+    assert resolve(config)[1].constants == {"clip_c": 1.28} and ALGORITHMS["grpo_dual"].constants == {"clip_c": 3.0}
+    assert resolve(AlgorithmConfig(name="grpo_dual", epsilon="auto", clip_target=0.01))[2] == []
 
 
 def test_dapo_with_its_refill_is_not_warned_of():

@@ -49,6 +49,33 @@ def test_the_clip_by_completion_token_and_sign():
     assert 0 < sum(by_completion) < 6
 
 
+def test_the_dual_clip_counts_above_and_among_tokens_of_bad_completions():
+    settings = {"name": "grpo_dual", "epsilon": 0.1, "epsilon_high": 0.15, "constants": {"clip_c": 1.2}}
+    batch = completions(shift=0.4)
+    _, metrics, stats = update(batch, **settings)
+    _, plain, _ = update(batch, **settings | {"name": "grpo", "constants": {}})
+    binds = (stats["ratio"] > 1.2) & (stats["advantage"] < 0)
+    share = float(binds.float().mean())
+    assert share > 0 and metrics["clip_ratio/high_mean"] == pytest.approx(plain["clip_ratio/high_mean"] + share)
+    assert metrics["clip_ratio/tokens"] == pytest.approx(plain["clip_ratio/tokens"] + share)
+    of_bad = share / float((stats["advantage"] < 0).float().mean())
+    assert metrics["clip_ratio/negative"] == pytest.approx(plain["clip_ratio/negative"] + of_bad)
+    for same in ("low_mean", "positive"):
+        assert metrics[f"clip_ratio/{same}"] == plain[f"clip_ratio/{same}"]
+
+
+def test_ratios_are_watched_where_the_loss_has_none():
+    """They are the token ratios of GRPO, and s_i where the weight is the completion's."""
+    batch = completions()
+    _, metrics, _ = update(batch, name="reinforce")
+    _, tokens, _ = update(batch, name="grpo")
+    _, whole, _ = update(batch, name="reinforce_is")
+    _, sequences, _ = update(batch, name="gspo")
+    for key in ("ratio/mean", "ratio/std", "kl"):
+        assert metrics[key] == tokens[key] and whole[key] == sequences[key]
+    assert metrics["ratio/std"] > 0.1 and metrics["clip_ratio/tokens"] == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "share"),
     [
@@ -56,6 +83,10 @@ def test_the_clip_by_completion_token_and_sign():
         ({"name": "cispo"}, 0.2 * 0.75),  # capped whatever the sign
         ({"name": "dppo_tv"}, 0.2 * 0.5),  # only the last moved by more than 0.15
         ({"name": "sapo"}, 0.0),
+        ({"name": "grpo_dual"}, 0.2 * 0.25 + 0.2 * 0.5 + 0.2 * 0.25),  # above, also with A < 0
+        ({"name": "reinforce"}, 0.0),
+        ({"name": "reinforce_is"}, 0.0),  # 6 is below its cap
+        ({"name": "reinforce_is", "constants": {"w_max": 5.0}}, 0.2 * 0.75),
     ],
 )
 def test_what_numerics_alone_would_clip_by_hand(settings, share):
@@ -88,7 +119,9 @@ def test_the_kl_term_weighs_completions_as_the_objective_does(name):
     plain, _, _ = update(batch, name=name)
     held, _, stats = update(batch, name=name, beta=0.5)
     by_completion = stats["kl_ref"].split(LENGTHS)
-    whole = name in ("gspo", "gspo_token", "gspo_turn", "grpo", "gmpo", "sapo")
+    whole = name in (
+        "gspo", "gspo_token", "gspo_turn", "grpo", "grpo_dual", "gmpo", "sapo", "reinforce", "reinforce_is"
+    )  # fmt: skip
     want = torch.stack([part.mean() if whole else part.sum() for part in by_completion])
     torch.testing.assert_close((held - plain) / 0.5, want, rtol=1e-9, atol=1e-9)
 

@@ -39,6 +39,13 @@ def objective(name, logp, old, A, lengths, low, high, budget, mu=None, **constan
             divisor = {"grpo": n * S, "dr_grpo": S * budget, "dapo": tokens, "ppo": tokens}[name]
             for w_t in w:
                 total = total + torch.minimum(w_t * a, clip(w_t, low, high) * a) / divisor
+        elif name == "grpo_dual":
+            for w_t in w:
+                term = torch.minimum(w_t * a, clip(w_t, low, high) * a)
+                total = total + (max(term, constants["clip_c"] * a) if a < 0 else term) / n / S
+        elif name == "reinforce_is":
+            weight = min(math.prod(w_t.item() for w_t in w), constants["w_max"])
+            total = total + sum(weight * a * p_t for p_t in logp[start : start + n]) / n / S
         elif name == "luspo":
             total = total + n * torch.minimum(s * a, clip(s, low, high) * a) / S
         elif name == "gmpo":
@@ -49,7 +56,7 @@ def objective(name, logp, old, A, lengths, low, high, budget, mu=None, **constan
             here = slice(start, start + n)
             terms = zip(w, logp[here], (old if mu is None else mu)[here])
             total = total + sum(token(name, w_t, p_t, mu_t, a, n, low, high, constants) for w_t, p_t, mu_t in terms) / (
-                {"sapo": n * S, "minirl": S * budget}.get(name, tokens)
+                {"sapo": n * S, "reinforce": n * S, "minirl": S * budget}.get(name, tokens)
             )
         start += n
     return total
@@ -60,6 +67,8 @@ def token(name, w, logp, logp_mu, a, n, low, high, constants):
     if name == "sapo":
         tau = constants["tau_pos"] if a > 0 else constants["tau_neg"]
         return 4 / tau / (1 + torch.exp(-tau * (w - 1))) * a
+    if name == "reinforce":
+        return a * logp
     if name == "cispo":
         return min(w.item(), constants["w_max"]) * a * logp
     p, mu = math.exp(logp.item()), math.exp(logp_mu.item())

@@ -4,11 +4,24 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gspo.objective.baselines import cispo, dppo_kl, dppo_tv, gmpo, luspo, minirl, sapo
+from gspo.objective.baselines import (
+    cispo,
+    dppo_kl,
+    dppo_tv,
+    gmpo,
+    grpo_dual,
+    luspo,
+    minirl,
+    reinforce,
+    reinforce_is,
+    sapo,
+)
 from gspo.objective.completions import Completions
-from gspo.objective.losses import gspo
-from tests.objective.cases import case
+from gspo.objective.losses import grpo, gspo
+from tests.objective.cases import case, value_and_gradient
 
 
 def logs(*values):
@@ -17,6 +30,98 @@ def logs(*values):
 
 ONE = Completions.of(torch.tensor([2]))
 UP, DOWN = torch.tensor([1.0], dtype=torch.float64), torch.tensor([-1.0], dtype=torch.float64)
+
+
+def test_the_dual_clip_by_hand():
+    """The first ratio is 4, the second 1/2; clip range 0.2 and 0.27."""
+    old, logp = logs(0.2, 0.5), logs(0.8, 0.25).requires_grad_()
+    down = grpo_dual(logp, old, DOWN, ONE, 0.2, 0.27, clip_c=3.0)
+    assert down.loss.item() == pytest.approx((3 + 0.8) / 2)  # -4 is bounded by -3, -1/2 by the clip's -0.8
+    assert (down.clipped_low.tolist(), down.clipped_high.tolist()) == ([False, True], [True, False])
+    assert torch.autograd.grad(down.loss.sum(), logp)[0].tolist() == [0, 0]
+    wider = grpo_dual(logp, old, DOWN, ONE, 0.2, 0.27, clip_c=5.0)  # 4 is below it
+    assert wider.loss.item() == pytest.approx((4 + 0.8) / 2) and not wider.clipped_high.any()
+    assert torch.autograd.grad(wider.loss.sum(), logp)[0].tolist() == pytest.approx([2, 0])
+    up = grpo_dual(logp, old, UP, ONE, 0.2, 0.27, clip_c=3.0)  # it is GRPO's: 1.27 and 1/2
+    assert up.loss.item() == pytest.approx(-(1.27 + 0.5) / 2)
+    assert (up.clipped_low.any().item(), up.clipped_high.tolist()) == (False, [True, False])
+    assert torch.autograd.grad(up.loss.sum(), logp)[0].tolist() == pytest.approx([0, -0.25])
+
+
+@given(st.integers(0, 10_000), st.floats(0.1, 2.0))
+@settings(max_examples=50, deadline=None)
+def test_the_dual_clip_is_grpo_but_where_it_binds(seed, shift):
+    logp, old, A, y = case(seed, shift=shift)
+    ours, plain = grpo_dual(logp, old, A, y, 0.2, 0.27, 3.0), grpo(logp, old, A, y, 0.2, 0.27)
+    binds = ((logp - old).exp() > 3) & (y.spread(A) < 0)
+    (gradient,), (expected,) = (torch.autograd.grad(each.loss.sum(), logp) for each in (ours, plain))
+    assert torch.equal(gradient, torch.where(binds, 0, expected)) and bool(expected[binds].all())
+    assert torch.equal(ours.clipped_high, plain.clipped_high | binds) and torch.equal(ours.clipped_low, plain.clipped_low)
+    rest = y.sum(binds.double()) == 0
+    assert torch.equal(ours.loss[rest], plain.loss[rest]) and (ours.loss[~rest] < plain.loss[~rest]).all()
+
+
+def test_reinforce_by_hand():
+    logp = logs(0.8, 0.25).requires_grad_()
+    out = reinforce(logp, UP, ONE)
+    assert out.loss.item() == pytest.approx(-(math.log(0.8) + math.log(0.25)) / 2)
+    assert torch.autograd.grad(out.loss.sum(), logp)[0].tolist() == [-0.5, -0.5]  # wherever the policy is
+    assert out.ratio.tolist() == [1, 1] and not (out.clipped_low | out.clipped_high).any()
+
+
+def test_the_weight_of_the_whole_completion_by_hand():
+    old = logs(0.1, 0.5)
+    logp = logs(0.4, 0.75).requires_grad_()  # W = 4 * 1.5 = 6, s = sqrt(6)
+    out = reinforce_is(logp, old, DOWN, ONE, w_max=10.0)
+    assert out.loss.item() == pytest.approx(6 * (math.log(0.4) + math.log(0.75)) / 2)
+    assert torch.autograd.grad(out.loss.sum(), logp)[0].tolist() == pytest.approx([3, 3])
+    assert out.ratio.tolist() == pytest.approx([math.sqrt(6)]) and out.clipped_high.tolist() == [False]
+    capped = reinforce_is(logp, old, DOWN, ONE, w_max=5.0)
+    assert torch.autograd.grad(capped.loss.sum(), logp)[0].tolist() == pytest.approx([2.5, 2.5])
+    assert capped.clipped_high.tolist() == [True] and not capped.clipped_low.any()
+    assert not reinforce_is(logp, old, 0 * DOWN, ONE, w_max=5.0).clipped_high.any()  # without advantage nothing is capped
+
+
+@pytest.mark.parametrize("name", ["grpo_dual", "reinforce", "reinforce_is"])
+def test_on_policy_they_have_the_gradient_of_grpo(name):
+    _, old, A, y = case(6)
+    logp = old.clone().requires_grad_()
+    _, expected = value_and_gradient("grpo", logp, old, A, y, 0.2, 0.27)
+    _, gradient = value_and_gradient(name, logp, old, A, y, 0.2, 0.27)
+    torch.testing.assert_close(gradient, expected, rtol=1e-13, atol=1e-15)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=50, deadline=None)
+def test_at_length_one_the_weighted_one_is_grpo_without_its_clip(seed):
+    logp, old, A, y = case(seed, lengths=[1] * 6, shift=0.7)
+    _, expected = value_and_gradient("grpo", logp, old, A, y, 1.0, 1e9)
+    _, gradient = value_and_gradient("reinforce_is", logp, old, A, y, 1.0, 1e9)
+    capped = (logp - old).exp() > 10
+    torch.testing.assert_close(gradient[~capped], expected[~capped], rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(gradient[capped], -10 * A[capped] / 6, rtol=1e-13, atol=1e-15)
+
+
+def test_the_weighted_one_estimates_the_gradient_of_the_policy_as_it_is():
+    """Over every completion of two tokens of three, by pi_old's probabilities: GRPO's gradient on policy, exactly."""
+    g = torch.Generator().manual_seed(3)
+    old = torch.randn(4, 3, generator=g, dtype=torch.float64).log_softmax(-1)  # of the first token, and after each
+    table = (old + 0.5 * torch.randn(4, 3, generator=g, dtype=torch.float64)).requires_grad_()
+    reward = torch.randn(3, 3, generator=g, dtype=torch.float64)
+    y, found = Completions.of(torch.full((9,), 2)), []
+    pairs = torch.cartesian_prod(torch.arange(3), torch.arange(3))  # [9, 2]
+    rows = torch.stack([torch.zeros(9, dtype=torch.long), pairs[:, 0] + 1], 1).flatten()
+
+    def of(x):
+        return x.log_softmax(-1)[rows, pairs.flatten()]
+
+    for sampled, loss in (
+        (of(old), lambda: reinforce_is(of(table), of(old), reward.flatten(), y, w_max=1e9).loss),
+        (of(table), lambda: grpo(of(table), of(table).detach(), reward.flatten(), y, 0.2, 0.27).loss),
+    ):
+        expectation = (y.sum(sampled.detach()).exp() * loss()).sum()
+        found.append(torch.autograd.grad(expectation, table)[0])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-15)
 
 
 def test_gmpo_by_hand():

@@ -57,6 +57,8 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("clip_ratio", "cliprange", "eps_clip", "clip_eps", "clip_ratio_low", "epsilon_low", "clip_range"),
                     "algorithm.epsilon"),
     **dict.fromkeys(("clip_ratio_high", "eps_clip_high", "clip_eps_high"), "algorithm.epsilon_high"),
+    **dict.fromkeys(("clip_ratio_c", "eps_clip_c", "c_clip", "dual_clip"),
+                    'algorithm.constants, {clip_c = ...}, with algorithm.name = "grpo_dual"'),
     **dict.fromkeys(("importance_sampling_level", "loss_type", "loss_mode", "adv_estimator", "advantage_estimator",
                      "loss_agg_mode"), "algorithm.name"),
     **dict.fromkeys(("norm_adv_by_std_in_grpo", "normalize_advantage"), "algorithm.scale_rewards"),

@@ -52,8 +52,8 @@ class AlgorithmConfig:
     """The objective: a row of the table in objective/algorithms.py, and its settings."""
 
     name: str = opt("gspo")
-    """`gspo`, `gspo_token`, `gspo_turn`, `grpo`, `dr_grpo`, `dapo`, `luspo`, `gmpo`, `cispo`, `sapo`, `dppo_tv`, `dppo_kl`,
-    `minirl` or `ppo`."""
+    """`gspo`, `gspo_token`, `gspo_turn`, `grpo`, `grpo_dual`, `dr_grpo`, `dapo`, `luspo`, `gmpo`, `cispo`, `sapo`,
+    `dppo_tv`, `dppo_kl`, `minirl`, `reinforce`, `reinforce_is` or `ppo`."""
     epsilon: float | str | None = opt(None, low=1e-9, high=1, choices=("auto",))
     """Lower clip range: a ratio below 1 - epsilon is clipped. Unset: the algorithm's own. `auto`: both ends are adjusted so
     that the share of clipped tokens among those with an advantage stays near clip_target."""

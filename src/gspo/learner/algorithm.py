@@ -9,6 +9,7 @@ from gspo.config.checks import check_reference, nearest
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.schema import Config
 from gspo.objective.algorithms import ALGORITHMS, Algorithm
+from gspo.objective.clip_range import WIDEST
 
 UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 
@@ -56,6 +57,7 @@ def resolve(
         constants=_constants(row, config),
         critic=critic if row.critic else config.critic,
     )
+    _check_dual(row, filled)
     return row, filled, odd_values(row, filled, refill, samples)
 
 
@@ -126,6 +128,21 @@ def _constants(row: Algorithm, config: AlgorithmConfig) -> dict[str, float]:
     return {**own, **config.constants}
 
 
+def _check_dual(row: Algorithm, config: AlgorithmConfig) -> None:
+    """Whether the dual clip lies beyond the clip range. Raises ValueError."""
+    if "clip_c" not in row.constants:
+        return
+    assert row.epsilon is not None and row.epsilon_high is not None
+    value, end, whose = config.constants["clip_c"], config.epsilon_high, "1 + algorithm.epsilon_high"
+    if end is None:
+        end, whose = WIDEST * row.epsilon_high / row.epsilon, 'as far as epsilon = "auto" may go'
+    if value <= 1 + end:
+        raise ValueError(
+            f"algorithm.constants: clip_c = {value!r}: must be above {1 + end:g} ({whose}): within the clip range it takes "
+            f"gradients that the range keeps; raise it ({config.name}'s own is {row.constants['clip_c']:g})"
+        )
+
+
 def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int, samples: bool) -> list[str]:
     """Warnings about settings that are possible and probably not meant. refill, samples: as in `resolve`."""
     warnings = []
@@ -155,10 +172,11 @@ def odd_values(row: Algorithm, config: AlgorithmConfig, refill: int, samples: bo
             "mini_batches = 1 and epochs = 1: each batch gives one update, whose ratios are all 1, so nothing is ever "
             "clipped and sequence and token level are the same"
         )
-    if config.old_logprobs == "recompute" and "logp_old" not in row.likelihoods:
+    if config.old_logprobs == "recompute" and "logp_old" not in row.likelihoods and config.correction == "none":
+        why = "divides by mu alone" if row.likelihoods else "has no ratio"
         warnings.append(
-            f'old_logprobs = "recompute": {config.name} divides by mu alone, so the forward pass for pi_old changes no '
-            "gradient, only the metric kl"
+            f'old_logprobs = "recompute": {config.name} {why}, so the forward pass for pi_old changes no gradient, only '
+            "metrics such as kl"
         )
     if row.drops_equal and samples and not refill:
         warnings.append(

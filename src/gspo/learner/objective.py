@@ -15,7 +15,7 @@ from gspo.objective.algorithms import Algorithm
 from gspo.objective.clip_range import AutoClip
 from gspo.objective.completions import Completions
 from gspo.objective.load_balance import balance
-from gspo.objective.losses import Surrogate, sequence_ratio
+from gspo.objective.losses import Surrogate, level_ratio
 from gspo.objective.mismatch import std
 from gspo.objective.ppo import value_loss
 from gspo.types import Batch, Completion, Outputs, Stats
@@ -69,11 +69,12 @@ class PolicyObjective:
         if self.correction != "none":
             weight = corrections.weights(self.correction, self.row.level, batch.logp_old, batch.logp_mu, y)
             A = A * weight if A.shape == weight.shape else y.spread(A) * y.spread(weight)
-        loss, ratio, low, high = self.surrogate(logp, A, y, vars(batch))
+        surrogate = self.surrogate(logp, A, y, vars(batch))
+        loss, _, low, high = surrogate
         assert out.entropy is not None
         stats = {
             "loss": loss,
-            "ratio": sequence_ratio(logp, batch.logp_old, y) if self.row.level == "sequence" else ratio,
+            "ratio": self.watched(surrogate, logp, batch.logp_old, y),
             "low": y.spread(low).float(),
             "high": y.spread(high).float(),
             "advantage": y.spread(A),
@@ -107,6 +108,11 @@ class PolicyObjective:
         given = {name: likelihoods[name] for name in self.row.likelihoods}
         limits = {} if self.clip is None else dict(zip(("e_low", "e_high"), self.clip))
         return self.row.loss(logp=logp, A=A, y=y, **given, **limits, **self.constants)
+
+    def watched(self, surrogate: Surrogate, logp: Tensor, logp_old: Tensor, y: Completions) -> Tensor:
+        """The ratio that metrics show: s_i [S] at sequence level, w_it [N] where the loss has none, else the loss's own."""
+        own = self.row.level != "sequence" and self.row.likelihoods
+        return surrogate.ratio if own else level_ratio(self.row.level, logp, logp_old, y)
 
     def condensed(self, stats: Stats) -> Stats:
         """The same with sums of what routers did."""

@@ -22,10 +22,11 @@ class Algorithm:
     level: what the ratio and the clip count, "sequence", "turn" or "token". counts: the denominator of an update:
     "completions", "tokens", or "budget" (completions x max_completion_length, Dr.GRPO's constant). scale_rewards: the
     default first, then what else still deserves the name. epsilon, epsilon_high: the clip range, None for one without.
-    constants: arguments of the loss beside them. likelihoods: those that its ratios divide by, "logp_old" and "logp_mu".
-    critic: constants of a learned value function, whose advantages by token take the place of the group's; empty for none.
-    drops_equal: groups whose rewards are all equal leave the denominator. sums: a completion's term grows with its length,
-    and its KL term is the sum over its tokens; otherwise the mean. by_turn: A may differ from turn to turn.
+    constants: arguments of the loss beside them. likelihoods: those that its ratios divide by, "logp_old" and "logp_mu";
+    empty for a loss without a ratio. critic: constants of a learned value function, whose advantages by token take the place
+    of the group's; empty for none. drops_equal: groups whose rewards are all equal leave the denominator. sums: a
+    completion's term grows with its length, and its KL term is the sum over its tokens; otherwise the mean. by_turn: A may
+    differ from turn to turn.
     """
 
     loss: Loss
@@ -60,6 +61,10 @@ ALGORITHMS: dict[str, Algorithm] = {
     "grpo": Algorithm(
         losses.grpo, "token", "completions", ANY_SCALE, 0.2, 0.27, "arXiv 2402.03300; clip: 2507.18071", by_turn=True
     ),
+    "grpo_dual": Algorithm(
+        baselines.grpo_dual, "token", "completions", ANY_SCALE, 0.2, 0.27, "arXiv 1912.09729; clip: 2507.18071",
+        {"clip_c": 3.0}, by_turn=True,
+    ),
     "dr_grpo": Algorithm(losses.token_sum, "token", "budget", NO_STD, 0.2, 0.2, "arXiv 2503.20783", sums=True),
     "dapo": Algorithm(
         losses.token_sum, "token", "tokens", ANY_SCALE, 0.2, 0.28, "arXiv 2503.14476", drops_equal=True, sums=True
@@ -82,6 +87,14 @@ ALGORITHMS: dict[str, Algorithm] = {
     "minirl": Algorithm(
         baselines.minirl, "token", "budget", NO_STD, 0.2, 0.27, "arXiv 2512.01374", likelihoods=("logp_old", "logp_mu"),
         sums=True,
+    ),
+    "reinforce": Algorithm(
+        baselines.reinforce, "token", "completions", ANY_SCALE, None, None, "Williams 1992; A: arXiv 2402.03300",
+        likelihoods=(), by_turn=True,
+    ),
+    "reinforce_is": Algorithm(
+        baselines.reinforce_is, "sequence", "completions", ANY_SCALE, None, None, "Ionides 2008; A: arXiv 2402.03300",
+        {"w_max": 10.0},
     ),
     "ppo": Algorithm(
         losses.token_sum, "token", "tokens", ("batch", "none"), 0.2, 0.2, "arXiv 1707.06347; GAE: 1506.02438", critic=GAE,

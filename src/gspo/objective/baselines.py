@@ -12,12 +12,49 @@ import torch
 from torch import Tensor
 
 from gspo.objective.completions import Completions
-from gspo.objective.losses import Surrogate, bounded, gspo, sequence_ratio
+from gspo.objective.losses import Surrogate, bounded, clipped, gspo, sequence_ratio
 
 
 def nothing(ratio: Tensor) -> Tensor:
     """No ratio is clipped: bool, shaped as `ratio`."""
     return torch.zeros_like(ratio, dtype=torch.bool)
+
+
+def grpo_dual(
+    logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float, clip_c: float
+) -> Surrogate:
+    """GRPO with the dual clip: J = E[ 1/G sum_i 1/|y_i| sum_t m_it ], m_it = min( w_it A_i, clip(w_it) A_i ), and where
+    A_i < 0 at least clip_c A_i (arXiv 1912.09729). A is [S] or, by token, [N].
+
+    Where A_i < 0 the clip bounds no ratio from above. Beyond clip_c such a token has no gradient here, and clipped_high
+    tells of it.
+    """
+    w, A = bounded(logp - logp_old).exp(), y.spread(A)  # [N]
+    term, low, high = clipped(w, A, e_low, e_high)
+    term = torch.where(A < 0, term.maximum(clip_c * A), term)
+    return Surrogate(-y.mean(term), w, low, high | ((w > clip_c) & (A < 0)))
+
+
+def reinforce(logp: Tensor, A: Tensor, y: Completions) -> Surrogate:
+    """REINFORCE: J = E[ 1/G sum_i 1/|y_i| sum_t A_i log pi_theta(y_it) ] (Williams 1992, doi 10.1007/BF00992696), with
+    GRPO's mean and advantage. A is [S] or, by token, [N].
+
+    No ratio, no clip: nothing bounds its updates. The ratio is 1.
+    """
+    one = torch.ones_like(logp)  # [N]
+    return Surrogate(-y.mean(y.spread(A) * logp), one, nothing(one), nothing(one))
+
+
+def reinforce_is(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, w_max: float) -> Surrogate:
+    """REINFORCE with the weight of the whole completion: J = E[ 1/G sum_i sg[min(W_i, w_max)] A_i 1/|y_i| sum_t
+    log pi_theta(y_it) ], W_i = pi_theta(y_i|x) / pi_old(y_i|x) = prod_t w_it: importance sampling, truncated (Ionides 2008,
+    doi 10.1198/106186008X320456).
+
+    The ratio is s_i = W_i^(1/|y_i|); clipped_high tells where W_i is capped. No gradient is lost, only weighed less.
+    """
+    weight = bounded(y.sum(logp - logp_old)).exp().detach()  # [S]
+    loss = -weight.clamp(max=w_max) * A * y.mean(logp)
+    return Surrogate(loss, sequence_ratio(logp, logp_old, y), nothing(weight), (weight > w_max) & (A != 0))
 
 
 def luspo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
@@ -34,8 +71,8 @@ def gmpo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, delta: float
     """
     log_w, sign = logp - logp_old, y.spread(A)  # [N]
     low, high = (log_w < -delta) & (sign < 0), (log_w > delta) & (sign > 0)
-    clipped = torch.where(low | high, log_w.clamp(-delta, delta), log_w)
-    return Surrogate(-bounded(y.mean(clipped)).exp() * A, sequence_ratio(logp, logp_old, y), low, high)
+    cut = torch.where(low | high, log_w.clamp(-delta, delta), log_w)
+    return Surrogate(-bounded(y.mean(cut)).exp() * A, sequence_ratio(logp, logp_old, y), low, high)
 
 
 def cispo(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, w_max: float) -> Surrogate:

@@ -27,8 +27,8 @@ class Surrogate(NamedTuple):
     """An objective before its outer mean.
 
     loss [S]: one term a completion, to be minimised. ratio: s_i [S] at sequence level, w_it [N] at token level, s_ik at each
-    token [N] at turn level. clipped_low, clipped_high (bool, shaped as ratio): where the clip takes the gradient away, below
-    and above.
+    token [N] at turn level, 1 where there is none. clipped_low, clipped_high (bool, shaped as ratio): where the clip takes
+    the gradient away, below and above.
     """
 
     loss: Tensor

@@ -171,8 +171,8 @@ PLOTS = (
     Plot("reward_parts", "Parts of the reward", "mean", "Mean of each reward function before it is weighted, or of "
          "what the environment measures.",
          prefix="reward/"),
-    Plot("clip", "Clipped tokens", "% of tokens", "Tokens that give no gradient, because their ratio (or that of their "
-         "completion) is clipped.", CLIPS, 100),
+    Plot("clip", "Clipped tokens", "% of tokens", "Tokens whose ratio (or that of their completion) is clipped. They "
+         "give no gradient or, where the algorithm caps weights, less.", CLIPS, 100),
     Plot("experts", "Experts that changed", "%", "How much of the routing changed during a step: the policy's experts are "
          "compared with pi_old's for the same tokens.",
          (("moe/volatility", "of the choices"), ("moe/tokens_changed", "of the tokens, in at least one layer"),
