@@ -10,9 +10,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.completions import Completions
+from tests.objective.cases import BUDGET, value_and_gradient
 from tests.objective.reference import objective
-
-BUDGET = 60
 
 
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Completions]:
@@ -20,11 +19,11 @@ def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Completi
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 51, (16,), generator=g)
     n = int(lengths.sum())
-    old = -3 * torch.rand(n, generator=g, dtype=torch.float64)
+    old = -0.01 - 3 * torch.rand(n, generator=g, dtype=torch.float64)
     drift = 0.02 * torch.randn(16, generator=g, dtype=torch.float64)
     y = Completions.of(lengths)
     logp = old + 0.2 * torch.randn(n, generator=g, dtype=torch.float64) + drift[y.completion]
-    return logp, old, torch.randn(16, generator=g, dtype=torch.float64), y
+    return logp.clamp(max=-0.01), old, torch.randn(16, generator=g, dtype=torch.float64), y
 
 
 def gradient(
@@ -33,9 +32,7 @@ def gradient(
     """Of this project's loss, outer mean included, with respect to the log-probabilities."""
     row = ALGORITHMS[name]
     x = logp.to(dtype).requires_grad_()
-    loss = row.loss(x, old.to(dtype), A.to(dtype), y, row.epsilon, row.epsilon_high).loss.sum()
-    counts = {"completions": len(A), "tokens": len(old), "budget": len(A) * BUDGET}[row.counts]
-    return torch.autograd.grad(loss / counts, x)[0].double()
+    return value_and_gradient(name, x, old.to(dtype), A.to(dtype), y, row.epsilon, row.epsilon_high)[1].double()
 
 
 def main(batches: int = 50) -> None:
@@ -47,7 +44,8 @@ def main(batches: int = 50) -> None:
         for seed in range(batches):
             logp, old, A, y = batch(seed)
             x = logp.clone().requires_grad_()
-            value = -objective(name, x, old, A.tolist(), y.length.tolist(), row.epsilon, row.epsilon_high, BUDGET)
+            lengths, clip = y.length.tolist(), (row.epsilon, row.epsilon_high)
+            value = -objective(name, x, old, A.tolist(), lengths, *clip, BUDGET, **row.constants)
             (expected,) = torch.autograd.grad(value, x)
             clipped += float((expected == 0).double().mean()) / batches
             for dtype in worst:
