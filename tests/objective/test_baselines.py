@@ -82,6 +82,14 @@ def test_the_weight_of_the_whole_completion_by_hand():
     assert not reinforce_is(logp, old, 0 * DOWN, ONE, w_max=5.0).clipped_high.any()  # without advantage nothing is capped
 
 
+def test_a_weight_beyond_every_float_is_bounded_as_ratios_are():
+    old, A = torch.full((4,), -60.0), torch.tensor([1.0, 0.0])
+    logp, y = torch.full((4,), -1.0, requires_grad=True), Completions.of(torch.tensor([2, 2]))  # log W = 118
+    out = reinforce_is(logp, old, A, y, w_max=1e38)
+    (gradient,) = torch.autograd.grad(out.loss.sum(), logp)
+    torch.testing.assert_close(gradient, torch.tensor([-0.5, -0.5, 0, 0]) * math.exp(20))
+
+
 @pytest.mark.parametrize("name", ["grpo_dual", "reinforce", "reinforce_is"])
 def test_on_policy_they_have_the_gradient_of_grpo(name):
     _, old, A, y = case(6)
