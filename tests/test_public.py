@@ -156,6 +156,7 @@ OF_THE_COMMAND_LINE = (
     "gspo.cli",
     "gspo.options",
     "gspo.demo",
+    "gspo.probe",
     "gspo.study",
     "gspo.benchmark",
     "gspo.build.export",

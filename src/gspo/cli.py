@@ -17,7 +17,7 @@ from io import UnsupportedOperation
 from pathlib import Path
 from typing import Any
 
-from gspo.config.files import load, to_toml
+from gspo.config.files import from_dict, load, to_dict, to_toml
 from gspo.config.names import nearest_key
 from gspo.config.ranks import LOST, SHORT
 from gspo.options import parser, take_fields
@@ -147,6 +147,8 @@ def way_on(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
     """How to go on with a command that was interrupted, in words after "interrupted"."""
     if arguments.command == "compare" or (arguments.command == "eval" and arguments.benchmark is not None):
         return "; the same command goes on with what is left"
+    if arguments.command == "probe":
+        return f"; what was measured until then is in {arguments.dir}" if (arguments.dir / "probe.json").exists() else ""
     if arguments.command == "demo":
         folder = demo_folder(arguments)
         begun = folder.with_name(f"{folder.name}-cold-start").exists()
@@ -194,7 +196,9 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         from gspo.benchmark.run import evaluate as evaluate_on
 
         return evaluate_on(options_of(arguments), fields)
-    config = load(arguments.config, fields)
+    config = configured(arguments, fields)
+    if arguments.command == "probe":
+        return measure(config, arguments)
     if arguments.command in ("train", "sft", "serve"):
         from gspo.build.launch import begun_before, take_part
 
@@ -252,6 +256,27 @@ def options_of(arguments: argparse.Namespace) -> Any:
         contests=arguments.contests,
         as_published=arguments.as_published,
     )
+
+
+def configured(arguments: argparse.Namespace, fields: dict[str, str]) -> Any:
+    """The configuration of a command, with what a probe recommends where it is asked for."""
+    folder = getattr(arguments, "from_probe", None)
+    if folder is None:
+        return load(arguments.config, fields)
+    from gspo.probe.source import recommended
+
+    return from_dict(recommended(folder, to_dict(load(arguments.config, fields)), fields))
+
+
+def measure(config: Any, arguments: argparse.Namespace) -> int:
+    """`gspo probe`: prints what it recommends."""
+    from gspo.probe.run import ProbeOptions, probe
+
+    page, words = probe(
+        config, ProbeOptions(arguments.dir, arguments.groups, arguments.fresh, arguments.ages, arguments.warm)
+    )
+    print(visible("\n".join([*words, f"page    {page}"])))
+    return 0
 
 
 def predict(config: Any, arguments: argparse.Namespace) -> int:

@@ -58,12 +58,20 @@ def _running(command: Callable[..., argparse.ArgumentParser]) -> None:
         ("serve", "serve a model to agents at an OpenAI-compatible endpoint, and train it on what they return"),
     ):
         subparser = command(name, text, "1")
+        if name == "train":
+            subparser.add_argument(
+                "--from-probe", type=place, metavar="DIR",
+                help="take the algorithm that a `gspo probe` in this folder recommends; --algorithm fields come before it",
+            )  # fmt: skip
         subparser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
         subparser.add_argument(
             "--allow", action="append", default=[], metavar="SECTION.KEY",
             help="with --resume: a setting that may differ from the run's own, such as optimizer.lr; repeatable",
         )  # fmt: skip
     _evaluating(command("eval", "evaluate a model on held-out prompts, or on a benchmark: accuracy with a 95 % interval"))
+    _probing(
+        command("probe", "measure what each algorithm would do on this model and task, in minutes, and recommend one", "1")
+    )
     subparser = command("compare", "compare algorithms on equal terms: over settings and seeds, with intervals and verdicts")
     subparser.add_argument("study", metavar="STUDY.toml", help="study file")
     subparser.add_argument("--dir", type=place, help="folder of the study (default: runs/NAME)")
@@ -108,6 +116,32 @@ def _reading(command: Callable[..., argparse.ArgumentParser]) -> None:
     subparser.add_argument("--dir", type=place, help="run folder (default: runs/demo, runs/demo-agent)")
     subparser.add_argument("--seed", type=seed, default=0, help="seed of the whole demo (default: %(default)s)")
     subparser.add_argument("--resume", action="store_true", help="continue a demo that was stopped")
+
+
+def _probing(subparser: argparse.ArgumentParser) -> None:
+    """The words of `gspo probe`."""
+    subparser.add_argument(
+        "--dir", type=place, default=Path("runs/probe"), help="folder of the probe (default: %(default)s)"
+    )
+    for name, text, count in (
+        ("groups", "groups whose gradients are measured (default: %(default)d)", 32),
+        ("fresh", "fresh groups at each age, for the gradient that is right (default: %(default)d)", 64),
+        ("warm", "steps of training before the probe begins (default: %(default)d)", 2),
+    ):
+        subparser.add_argument(f"--{name}", type=natural, metavar="N", help=text, default=count)
+    subparser.add_argument(
+        "--ages", type=ages, default=(), metavar="0,1,3",
+        help="updates since sampling at which is measured (default: 0, powers of 2, and the last that the run trains at)",
+    )  # fmt: skip
+
+
+def ages(text: str) -> tuple[int, ...]:
+    """Ages on the command line. Raises ArgumentTypeError, which argparse shows."""
+    words = text.split(",")
+    numbers = tuple(int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 7)
+    if len(numbers) != len(words) or numbers[0] != 0 or list(numbers) != sorted(set(numbers)):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: must be numbers of updates that begin with 0 and grow, as 0,1,3")
+    return numbers
 
 
 def _evaluating(subparser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,1 @@
+"""`gspo probe`: what each objective would do on the user's own model, task and sampler, measured in minutes."""

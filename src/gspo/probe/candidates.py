@@ -1,0 +1,126 @@
+"""What is compared: rows of the table of algorithms with a clip range, likelihoods and Routing Replay."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gspo.config.policy import AlgorithmConfig
+from gspo.config.schema import Config
+from gspo.learner.algorithm import resolve
+from gspo.learner.objective import PolicyObjective
+from gspo.objective.algorithms import ALGORITHMS, Algorithm
+from gspo.objective.clip_range import AutoClip
+
+YOURS = "yours"
+YARDSTICKS = ("reinforce", "reinforce_is")  # nothing bounds their updates: shown, never recommended
+BASE: tuple[tuple[str, dict[str, object]], ...] = (
+    ("gspo", {}),
+    ("gspo", {"epsilon": 3e-3, "epsilon_high": 4e-3}),
+    ("gspo", {"epsilon": 3e-2, "epsilon_high": 4e-2}),
+    ("gspo", {"epsilon": "auto"}),
+    ("grpo", {}),
+    ("grpo_dual", {}),
+    ("sapo", {}),
+    ("cispo", {}),
+    ("dppo_tv", {}),
+    ("reinforce", {}),
+    ("reinforce_is", {}),
+)
+BY_TURN: tuple[tuple[str, dict[str, object]], ...] = tuple(
+    (name, own) for name in ("gspo_token", "gspo_turn") for _, own in BASE[:4]
+) + (("grpo", {}),)
+REPLAYED = ("gspo auto", "grpo 0.2")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of them. name: what the page calls it. algorithm: resolved. likelihoods: "sampler" or "recompute", where pi_old's
+    come from. replay: "none", "R2" or "R3". offered: whether it may be recommended.
+    """
+
+    name: str
+    algorithm: AlgorithmConfig
+    likelihoods: str = "sampler"
+    replay: str = "none"
+    offered: bool = True
+
+    @property
+    def row(self) -> Algorithm:
+        """Its row of the table."""
+        return ALGORITHMS[self.algorithm.name]
+
+    @property
+    def scale(self) -> str:
+        """What its advantages are divided by."""
+        return self.algorithm.scale_rewards or "group"
+
+    @property
+    def family(self) -> str:
+        """All with the same gradient on policy have the same."""
+        return f"{'sum' if self.row.sums else 'mean'} {self.scale}"
+
+    @property
+    def view(self) -> str:
+        """Which advantages and likelihoods it reads."""
+        return f"{self.scale} {self.likelihoods}"
+
+    def objective(self, max_completion_length: int) -> PolicyObjective:
+        """Its equation."""
+        return PolicyObjective(self.row, self.algorithm, max_completion_length)
+
+    def settings(self) -> dict[str, object]:
+        """The fields of [algorithm] that make a run this one."""
+        own = self.algorithm
+        fields: dict[str, object] = {"name": own.name}
+        if own.epsilon is not None:
+            fields["epsilon"] = own.epsilon
+            if own.epsilon != "auto":
+                fields["epsilon_high"] = own.epsilon_high
+        if dict(own.constants) != dict(self.row.constants):
+            fields["constants"] = dict(own.constants)
+        return fields | {"old_logprobs": self.likelihoods, "router_replay": self.replay}
+
+
+def named(algorithm: AlgorithmConfig) -> str:
+    """What the page calls an algorithm with its clip range."""
+    if algorithm.epsilon == "auto":
+        return f"{algorithm.name} auto"
+    return algorithm.name if algorithm.epsilon is None else f"{algorithm.name} {algorithm.epsilon:g}"
+
+
+def candidates(
+    config: Config, likelihoods: Sequence[str], replays: Sequence[str], decided: str = "sampler"
+) -> list[Candidate]:  # fmt: skip
+    """All that are compared, the user's own settings first. likelihoods, replays: those that can be told apart here.
+    decided: what algorithm.old_logprobs is in the run, "auto" settled.
+    """
+    own = resolve(config.algorithm)[1]
+    own_likelihoods = decided if decided in likelihoods else likelihoods[0]
+    own_replay = own.router_replay if own.router_replay in replays else "none"
+    yours = Candidate(YOURS, own, own_likelihoods, own_replay, own.name not in YARDSTICKS)
+    found = []
+    plain = dataclasses.replace(config.algorithm, epsilon=None, epsilon_high=None, constants={}, correction="none")
+    for name, changes in BY_TURN if own.credit == "turn" else BASE:
+        scale = own.scale_rewards if own.scale_rewards in ALGORITHMS[name].scale_rewards else None
+        algorithm = resolve(dataclasses.replace(plain, name=name, scale_rewards=scale, **changes))[1]  # type: ignore[arg-type]
+        title = named(algorithm)
+        for which in likelihoods if "logp_old" in ALGORITHMS[name].likelihoods else likelihoods[:1]:
+            shown = title if len(likelihoods) == 1 or which == "sampler" else f"{title}, recomputed"
+            found.append(Candidate(shown, algorithm, which, "none", name not in YARDSTICKS))
+        for replay in replays if title in REPLAYED else ():
+            if replay != "none":
+                found.append(Candidate(f"{title} + {replay}", algorithm, likelihoods[-1], replay))
+    return [yours, *(candidate for candidate in found if candidate.settings() != yours.settings())]
+
+
+def adjusted(objective: PolicyObjective, ratio: torch.Tensor, A: torch.Tensor, noise: torch.Tensor) -> None:
+    """Sets a range that sets itself to what it would be after a step of such ratios. ratio, A [N]: of the tokens. noise:
+    ratios that numerics alone moved.
+    """
+    if isinstance(objective.auto, AutoClip):
+        objective.auto.see(ratio, A)
+        objective.auto.settle(noise)

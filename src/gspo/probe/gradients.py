@@ -1,0 +1,99 @@
+"""The gradient of each group by many objectives at once.
+
+Every objective's gradient is sum_t c_t grad log pi(y_t): they differ in the coefficients alone, which its equation gives. So
+a group is read once, and then walked back once for each objective. Of a gradient a sketch is kept, which keeps products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gspo.learner import layout
+from gspo.learner.objective import PolicyObjective
+from gspo.learner.ports import Policy
+from gspo.objective.completions import Completions
+from gspo.types import Batch, Completion
+
+SIZE = 1 << 16  # numbers that are kept of a gradient
+
+Coefficients = Callable[[Tensor, Batch], Tensor]
+"""What each log pi(y_t) of a batch counts in an objective's gradient: log pi [N] and the batch -> [N]."""
+
+
+class Sketch:
+    """Keeps `size` numbers of a gradient, so that products of two of them stay, on average, what they were: each number gets
+    a random sign, and those that are `size` apart are added up (count sketch). The error of a product is about
+    |a| |b| / sqrt(size). Fewer parameters are kept as they are.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], size: int = SIZE) -> None:
+        self.parameters = list(parameters)
+        self.exact = sum(p.numel() for p in self.parameters) <= size
+        self.size = size
+
+    def of(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """[size] float32, on the CPU; of gradients in the order of the parameters, None for 0."""
+        if self.exact:
+            whole = [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, gradients)]
+            return torch.cat([g.detach().float().flatten().cpu() for g in whole])
+        kept: Tensor | None = None
+        for number, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            part = self._part(gradient.detach().float().flatten(), number)
+            kept = part if kept is None else kept + part
+        return torch.zeros(self.size) if kept is None else kept.cpu()
+
+    def _part(self, x: Tensor, number: int) -> Tensor:
+        signs = torch.Generator(x.device).manual_seed(number)
+        flipped = torch.randint(0, 2, x.shape, generator=signs, device=x.device, dtype=torch.int8)
+        x = x * (1 - 2 * flipped)
+        whole = len(x) // self.size * self.size
+        kept = x[:whole].view(-1, self.size).sum(0)
+        kept[: len(x) - whole] += x[whole:]
+        return kept
+
+
+def coefficients(objective: PolicyObjective, on_policy: bool = False) -> Coefficients:
+    """Those of an objective's own equation. on_policy: with pi_old and mu equal to pi, so that every ratio is 1."""
+
+    def of(logp: Tensor, batch: Batch) -> Tensor:
+        leaf = logp.detach().requires_grad_()
+        y = Completions(batch.completion, batch.length, batch.turn)
+        same = dict.fromkeys(("logp_old", "logp_mu"), logp.detach())
+        with torch.enable_grad():
+            loss = objective.surrogate(leaf, batch.advantage.to(leaf), y, vars(batch) | (same if on_policy else {})).loss
+            (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+        return -gradient
+
+    return of
+
+
+def of_group(
+    policy: Policy, views: Mapping[str, Sequence[Completion]], wanted: Mapping[str, tuple[str, Coefficients]],
+    sketch: Sketch, max_tokens: int, replay: bool = False,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The sketch of a group's gradient by each objective that is wanted: name -> (view, its coefficients).
+
+    views: the same completions with other advantages or likelihoods. replay: the routers take the experts of their routes.
+    """
+    first = next(iter(views.values()))
+    total: dict[str, Tensor] = {}
+    for part in layout.micro_batches(first, max_tokens, policy.shares_prompts):
+        batches = {
+            name: layout.build([each[i] for i in part], policy.shares_prompts).to(policy.device)
+            for name, each in views.items()
+        }
+        with torch.enable_grad():
+            logp = policy.forward(next(iter(batches.values())), replay=replay).logp
+        weights = {name: of(logp, batches[view]) for name, (view, of) in wanted.items()}
+        for number, (name, weight) in enumerate(weights.items()):
+            gradients = torch.autograd.grad(
+                logp, sketch.parameters, weight, retain_graph=number < len(weights) - 1, allow_unused=True
+            )
+            kept = sketch.of(gradients)
+            total[name] = total[name] + kept if name in total else kept
+    return total

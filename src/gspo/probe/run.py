@@ -1,0 +1,134 @@
+"""`gspo probe`: the command, from the configuration to the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gspo.build.assemble import training
+from gspo.build.given import Given
+from gspo.config.checks import check_training
+from gspo.config.files import to_dict
+from gspo.config.schema import Config
+from gspo.learner.algorithm import resolved
+from gspo.probe import page
+from gspo.probe.advice import Advice, advise
+from gspo.probe.measure import Measured, ProbePlan, measure
+from gspo.probe.source import DEPENDS, FILE
+from gspo.probe.walk import probed
+from gspo.runs.log import finite
+from gspo.safe import own_folder, replace_file, without_secrets
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """The words of `gspo probe`. None: what suits the run. warm: steps before it begins."""
+
+    dir: Path
+    groups: int = 32
+    fresh: int = 64
+    ages: tuple[int, ...] = ()
+    warm: int = 2
+
+
+def plan_of(config: Config, options: ProbeOptions) -> ProbePlan:
+    """What is measured."""
+    algorithm = config.algorithm
+    behind = max(config.rollout.delay, config.rollout.max_staleness)
+    updates = (1 + behind) * (algorithm.mini_batches or 1) * algorithm.epochs
+    return ProbePlan(options.groups, options.fresh, options.ages or ages_of(updates), updates, options.warm)
+
+
+def ages_of(updates: int) -> tuple[int, ...]:
+    """0, powers of 2, the last age that the run trains at, and twice that."""
+    powers = [2**i for i in range(updates.bit_length()) if 2**i < updates]
+    return tuple(sorted({0, *powers, updates - 1, max(2, 2 * (updates - 1))}))
+
+
+def probe(config: Config, options: ProbeOptions, given: Given | None = None) -> tuple[Path, list[str]]:
+    """Measures, and writes probe.json, measured.npz and probe.html into the folder. Returns the page's path, and what it
+    says first. After Ctrl-C the page says what was measured until then, and KeyboardInterrupt goes on.
+    """
+    check_training(config)
+    table = without_secrets(to_dict(config))
+    depends = {key: look(table, key) for key in DEPENDS}
+    config, _ = resolved(config)
+    plan = plan_of(config, options)
+    if options.dir.exists() and (options.dir.is_file() or any(options.dir.iterdir())):
+        raise ValueError(f"--dir {options.dir}: exists already; give another")
+    train = probed(config)
+    train = replace_dir(train, options.dir / "run")
+    found: Measured | None = None
+    words: list[str] = []
+    try:
+        with training(train, given=given) as (run, _):
+            for now in measure(run, plan):
+                found = now
+    finally:
+        if found is not None:
+            advice = write(config, plan, found, depends, options.dir)
+            words = [page.headline(advice), *advice.reasons, *found.notes]
+    return options.dir / page.NAME, words
+
+
+def replace_dir(config: Config, folder: Path) -> Config:
+    """The same, in another run folder."""
+    return replace(config, log=replace(config.log, dir=str(folder)))
+
+
+def write(config: Config, plan: ProbePlan, found: Measured, depends: Mapping[str, Any], folder: Path) -> Advice:
+    """The files of a probe. depends: settings that its advice depends on."""
+    groups = config.rollout.num_prompts / (config.algorithm.mini_batches or 1)
+    advice = advise(found, plan.updates, groups)
+    told: dict[str, Any] = {
+        "recommended": None if advice.candidate is None else advice.candidate.settings(),
+        "name": None if advice.candidate is None else advice.candidate.name,
+        "reasons": advice.reasons,
+        "notes": found.notes,
+        "depends": dict(depends),
+        "plan": asdict(plan),
+        "groups_in_an_update": groups,
+        "groups_that_teach": found.groups,
+        "mean_length": found.mean_length,
+        "reward": found.reward,
+        "floor": found.floor,
+        "lines": [line_of(line) for line in advice.lines],
+        "ages": [
+            {
+                "age": age.age,
+                "ratios": age.ratios,
+                "lengths": age.lengths,
+                "law": age.law,
+                "volatility": age.volatility,
+                "clipped": age.clipped,
+                "clip": age.clip,
+            }
+            for age in found.ages
+        ],
+    }
+    replace_file(own_folder(folder) / FILE, f"{json.dumps(finite(told), indent=1)}\n".encode())
+    arrays = {
+        f"{age.age}/{name}/{part}": getattr(products, part).astype(np.float32)
+        for age in found.ages
+        for name, products in age.products.items()
+        for part in ("own", "cross", "truth")
+    }
+    np.savez_compressed(folder / "measured.npz", **arrays)
+    page.write(config, plan, found, advice, folder)
+    return advice
+
+
+def line_of(line: Any) -> dict[str, Any]:
+    """A line of the advice in plain types."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in line._asdict().items()}
+
+
+def look(table: Mapping[str, Any], key: str) -> Any:
+    """The value of section.key."""
+    section, name = key.split(".")
+    return table.get(section, {}).get(name)

@@ -1,0 +1,63 @@
+"""The run that a probe walks along: its settings, and its updates one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from gspo.config.schema import Config
+from gspo.learner.layout import split
+from gspo.ports import Sampler
+from gspo.rollout.credit import learnable
+from gspo.training import likelihoods
+from gspo.training.state import Run
+
+
+def probed(config: Config) -> Config:
+    """The settings that a probe trains with: the run's own, but for what only matters to a long run. Raises ValueError for a
+    run that cannot be probed.
+    """
+    if (config.scale.ranks or 1) > 1:
+        raise ValueError(f"scale.ranks = {config.scale.ranks}: gspo probe runs in one process: set it to 1")
+    if config.algorithm.name == "ppo":
+        raise ValueError(
+            'algorithm.name = "ppo": gspo probe compares objectives on the advantages of groups, and ppo has a critic\'s: '
+            "set --algorithm.name to another one"
+        )
+    return dataclasses.replace(
+        config,
+        stage=(),
+        optimizer=dataclasses.replace(config.optimizer, warmup=0, schedule="constant"),
+        rollout=dataclasses.replace(config.rollout, delay=0, max_staleness=0, refill=0),
+        eval=dataclasses.replace(config.eval, every=0),
+        log=dataclasses.replace(config.log, trackers=[]),
+    )
+
+
+def updates(run: Run) -> Iterator[None]:
+    """The run's own updates, one after the other, as in training/step.py without its log."""
+    groups = iter(run.source)
+    while True:
+        run.step += 1
+        batch_groups = list(islice(groups, run.config.rollout.num_prompts))
+        run.failures.check(batch_groups, run.step)
+        algorithm = run.config.algorithm
+        batch = learnable(batch_groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)
+        parts = split(batch.groups, algorithm.mini_batches or 1)
+        if not parts:
+            yield None
+            continue
+        run.learner.prepare(parts, *likelihoods.of(run, batch))
+        for number in range(algorithm.epochs * len(parts)):
+            run.learner.update(number % len(parts))
+            yield None
+        run.learner.finish()
+        publish(run, (run.sampler,))
+
+
+def publish(run: Run, samplers: Sequence[Sampler]) -> None:
+    """Gives these samplers the weights of now."""
+    weights = run.learner.publish(run.sampler.version + 1)
+    for sampler in dict.fromkeys(samplers):
+        sampler.load(weights)

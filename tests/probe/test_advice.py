@@ -1,0 +1,102 @@
+"""What is recommended, by the rule that stands in probe/advice.py: one case a rule."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from gspo.config.policy import AlgorithmConfig
+from gspo.learner.algorithm import resolve
+from gspo.probe.advice import advise
+from gspo.probe.candidates import YOURS, Candidate
+from gspo.probe.measure import Age, Measured
+from gspo.probe.merit import Products
+
+D, M, R = 12, 24, 48
+RATIOS = {"sampler": dict.fromkeys(("sd_token", "sd_reply", "drift", "kl", "ess", "beyond_2x", "top", "tail"), 0.1)}
+
+
+def candidate(name, offered=True, likelihoods="sampler", replay="none", algorithm="gspo"):
+    return Candidate(name, resolve(AlgorithmConfig(name=algorithm))[1], likelihoods, replay, offered)
+
+
+def found(right, candidates, ages=(0, 1), clipped=None, groups=M, spread=0.1, noise=None):
+    """Candidates whose gradients are `right` times their factor, plus noise that all share."""
+    rng = np.random.default_rng(0)
+    truth = np.zeros(D)
+    truth[0] = right
+    r = truth + spread * rng.normal(size=(R, D))
+    common = spread * rng.normal(size=(M, D))
+    made = []
+    for age in ages:
+        of = {}
+        for c, lean in candidates:
+            turned = np.zeros(D)
+            turned[0], turned[1] = lean * right, np.sqrt(1 - lean**2) * right
+            g = turned + common + (noise or {}).get(c.name, 0.0) * rng.normal(size=(M, D))
+            of[c.name] = Products(g @ g.T, g @ r.T, r @ r.T)
+        shares = {c.name: (clipped or {}).get(c.name, (0.0, 0.0)) for c, _ in candidates}
+        made.append(Age(age, RATIOS, [], None, None, shares, dict.fromkeys(shares), of if groups >= 8 else {}))
+    return Measured([c for c, _ in candidates], made, groups, M, 9.0, 0.5, {"ratio/noise_floor": 0.0}, [])
+
+
+YOU, OTHER = candidate(YOURS), candidate("other")
+
+
+def test_a_better_one_is_recommended_with_its_numbers():
+    advice = advise(found(1.0, [(YOU, 0.2), (OTHER, 0.98)]), 2, 4)
+    assert advice.candidate is OTHER and advice.told
+    line = next(each for each in advice.lines if each.name == "other")
+    assert line.against.resolved and line.against.low > 0.5
+    assert f"{line.update.value:.3f}" in advice.reasons[0] and "against" in advice.reasons[0]
+
+
+def test_what_is_as_good_is_kept():
+    advice = advise(found(1.0, [(YOU, 0.97), (OTHER, 0.98)], noise={"other": 0.3, YOURS: 0.3}), 2, 4)
+    assert advice.candidate is YOU and "Keep your settings" in advice.reasons[0]
+    assert "other" in " ".join(advice.reasons)
+
+
+def test_the_cheapest_of_those_that_are_as_good():
+    dear, cheap = candidate("dear", replay="R2"), candidate("cheap")
+    advice = advise(found(1.0, [(YOU, 0.2), (dear, 0.99), (cheap, 0.985)]), 2, 4)
+    assert advice.candidate is cheap
+    assert "cannot tell it from dear" in advice.reasons[-1]
+
+
+def test_ones_own_algorithm_before_another_that_is_as_good():
+    foreign, wider = candidate("foreign", algorithm="cispo"), candidate("wider")
+    assert advise(found(1.0, [(YOU, 0.2), (foreign, 0.99), (wider, 0.985)]), 2, 4).candidate is wider
+    assert advise(found(1.0, [(YOU, 0.2), (foreign, 0.99), (wider, 0.5)]), 2, 4).candidate is foreign
+
+
+def test_a_yardstick_is_never_recommended():
+    advice = advise(found(1.0, [(YOU, 0.2), (candidate("free", offered=False), 1.0), (OTHER, 0.6)]), 2, 4)
+    assert advice.candidate is OTHER
+
+
+def test_a_clip_that_rounding_decides_is_never_as_good():
+    advice = advise(found(1.0, [(YOU, 0.9), (OTHER, 0.8)], clipped={YOURS: (0.4, 0.0)}), 2, 4)
+    assert advice.candidate is OTHER
+    assert "numerics alone clip 20.0%" in " ".join(advice.reasons)
+
+
+@pytest.mark.parametrize("groups", [0, 7])
+def test_too_few_groups_that_teach_recommend_nothing_and_the_rest_is_there(groups):
+    advice = advise(found(1.0, [(YOU, 0.2), (OTHER, 0.9)], groups=groups, clipped={YOURS: (0.2, 0.1)}), 2, 4)
+    assert not advice.told and f"{groups} of {M} groups teach" in advice.reasons[0]
+    assert [line.low for line in advice.lines] == [0.2, 0.0] and np.isnan(advice.lines[0].update.value)
+
+
+def test_a_right_gradient_of_noise_recommends_nothing():
+    advice = advise(found(0.0, [(YOU, 0.2), (OTHER, 0.9)], spread=1.0), 2, 4)
+    assert not advice.told and "cannot be told from noise" in advice.reasons[0]
+
+
+def test_only_the_ages_that_the_run_trains_at_count():
+    """At age 8 everything is turned round: a run of two updates a batch does not see it."""
+    near = found(1.0, [(YOU, 0.5), (OTHER, 0.98)])
+    far = found(1.0, [(YOU, 0.98), (OTHER, 0.1)], ages=(8,))
+    both = dataclasses.replace(near, ages=near.ages + far.ages)
+    assert advise(both, 2, 4).candidate is OTHER
+    assert advise(both, 17, 4).candidate is YOU
