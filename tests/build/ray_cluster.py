@@ -33,3 +33,26 @@ def cluster_of(cpus, environment=OWN, gpus=0):
     finally:
         started.terminate()
         started.communicate(timeout=60)
+
+
+ALONE = ["unshare", "--mount", "sh", "-c"]
+
+
+def can_mount():
+    """Whether a folder can be hidden from a process here."""
+    return subprocess.run([*ALONE, "mount -t tmpfs none /mnt"], capture_output=True, check=False).returncode == 0
+
+
+@contextmanager
+def another_machine(variables, cpus, hidden):
+    """A second node of a cluster, with so many CPUs, which sees another folder where the rest sees `hidden`. Its process."""
+    start = f"{RAY} start --address={variables['RAY_ADDRESS']} --num-cpus={cpus} --num-gpus=0 --disable-usage-stats --block"
+    node = subprocess.Popen(
+        [*ALONE, f"mount -t tmpfs none {hidden} && exec {start}"], env=variables, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert any("Ray runtime started" in line for line in node.stdout)
+        yield node
+    finally:
+        node.terminate()
+        node.communicate(timeout=60)

@@ -1,46 +1,27 @@
 """The leader's side of engines on Ray: test_ray_engines.py has the servers, and vllm/engine/test_ray.py whole runs."""
 
-import subprocess
 import sys
-from contextlib import contextmanager
 from importlib.util import find_spec
 
 import pytest
 
 from gspo.build.ray_hosts import engine_hosts
 from gspo.config.files import from_dict
-from tests.build.ray_cluster import RAY, cluster_of
+from tests.build.ray_cluster import another_machine, can_mount, cluster_of
 from tests.build.started import begin, finished
 
 pytestmark = pytest.mark.timeout(300)
-ALONE = ["unshare", "--mount", "sh", "-c"]
-can_mount = subprocess.run([*ALONE, "mount -t tmpfs none /mnt"], capture_output=True, check=False).returncode == 0
 VLLM = "--sampler.engine=vllm", f"--sampler.python={sys.executable}"
 
 
-@contextmanager
-def another_machine(variables, hidden):
-    """A second node of a cluster, with one CPU, which sees another folder where the rest sees `hidden`."""
-    start = f"{RAY} start --address={variables['RAY_ADDRESS']} --num-cpus=1 --num-gpus=0 --disable-usage-stats --block"
-    node = subprocess.Popen(
-        [*ALONE, f"mount -t tmpfs none {hidden} && exec {start}"], env=variables, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert any("Ray runtime started" in line for line in node.stdout)
-        yield
-    finally:
-        node.terminate()
-        node.communicate(timeout=60)
-
-
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: make test-ray")
-@pytest.mark.skipif(not can_mount, reason="no rights to hide a folder from a process here")
+@pytest.mark.skipif(not can_mount(), reason="no rights to hide a folder from a process here")
 def test_a_machine_that_does_not_see_the_exchange_stops_the_run_at_its_start(place):
     """Before the model is loaded: there is none."""
     (place / "exchange").mkdir()
     (place / "model").rename(place / "no-model")
     try:
-        with cluster_of(1) as cluster, another_machine(cluster, place / "exchange"):
+        with cluster_of(1) as cluster, another_machine(cluster, 1, place / "exchange"):
             given = f"--sampler.exchange={place / 'exchange'}"
             run = begin(place, "blind", "--scale.launcher=ray", "--scale.ranks=1", *VLLM, given, env=cluster)
             status, output = finished(run, 120)

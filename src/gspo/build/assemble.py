@@ -20,6 +20,7 @@ from gspo.build.learners import learning, supervised_learning
 from gspo.build.models import check_here, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
 from gspo.build.queries import OtherSources, curriculum
 from gspo.build.ray_hosts import engine_hosts
+from gspo.build.ray_rewards import reward_places
 from gspo.build.samplers import samplers_of, samplings
 from gspo.build.scorers import scorer_of
 from gspo.config.checks import check_environment, check_sampler
@@ -66,7 +67,8 @@ def training(
         crew.joined(config.scale) as ranks,
         claimed(config, resume, allowed) as (folder, last),
         engine_hosts(config) as hosts,
-        scorer_of(config, given) as scorer,
+        reward_places(config) as place,
+        scorer_of(config, given, place) as scorer,
     ):
         heard: list[Warning] = []
         with own_warnings(heard.append):

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,23 @@ def seated(group: Any, first: int, count: int, kind: str, size: int) -> tuple[li
     places = ray.get([actor.place.remote() for actor in actors])
     cluster = ray.get_runtime_context().gcs_address
     return actors, {ENGINES: json.dumps({"cluster": cluster, "namespace": space, "places": places})}
+
+
+@contextmanager
+def joined_cluster(address: str) -> Iterator[str]:
+    """The leader in the cluster at this address, in which it may be already. Yields what Ray calls its machine."""
+    import ray
+
+    if ray.is_initialized():
+        yield ray.get_runtime_context().get_node_id()
+        return
+    heard = signal.getsignal(signal.SIGTERM)
+    ray.init(address, log_to_driver=False, logging_level="error")
+    signal.signal(signal.SIGTERM, heard)  # Ray has put a handler of its own in place
+    try:
+        yield ray.get_runtime_context().get_node_id()
+    finally:
+        ray.shutdown()
 
 
 def gist(error: Exception) -> str:

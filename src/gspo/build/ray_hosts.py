@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from gspo.backends.vllm.exchange import place_of
 from gspo.backends.vllm.process import GRACE, EngineHost
 from gspo.backends.vllm.server import EngineError
-from gspo.build.ray_engines import gist, name_of
+from gspo.build.ray_engines import gist, joined_cluster, name_of
 from gspo.config.engines import servers_of
 from gspo.config.ranks import ENGINES
 from gspo.config.schema import Config
@@ -90,12 +89,9 @@ def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
     import ray
 
     told = json.loads(os.environ[ENGINES])
-    heard = signal.getsignal(signal.SIGTERM)
-    ray.init(told["cluster"], namespace=told["namespace"], log_to_driver=False, logging_level="error")
-    signal.signal(signal.SIGTERM, heard)  # Ray has put a handler of its own in place
-    try:
+    with joined_cluster(told["cluster"]):
         try:
-            actors = [ray.get_actor(name_of(number)) for number in range(len(told["places"]))]
+            actors = [ray.get_actor(name_of(number), told["namespace"]) for number in range(len(told["places"]))]
         except ValueError as error:  # it has died since it was placed
             raise RankLost(f"an engine's actor is gone: {error}") from error
         hosts = [HostOnRay(actor, *place) for actor, place in zip(actors, told["places"])]
@@ -104,8 +100,6 @@ def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
         except EngineError as error:
             raise RankLost(str(error)) from error
         yield hosts
-    finally:
-        ray.shutdown()
 
 
 def check_exchange(config: Config, hosts: Sequence[HostOnRay]) -> None:

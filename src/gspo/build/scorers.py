@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -13,14 +13,15 @@ from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
 from gspo.data.verifiers_tasks import library
 from gspo.rewards.judge import Judge
+from gspo.rewards.places import Here, Place
 from gspo.rewards.reward_model import RewardModel
 from gspo.rewards.scorer import Rewards
 from gspo.rollout.external import AlreadyScored
 
 
 @contextmanager
-def scorer_of(config: Config, given: Given) -> Iterator[Any]:
-    """Whoever scores: the rewards, or nobody, where an environment does."""
+def scorer_of(config: Config, given: Given, place: Callable[[], Place] = Here) -> Iterator[Any]:
+    """Whoever scores: the rewards, or nobody, where an environment does. place: gives each reward worker one."""
     if played(config.task):
         _check_played(config.task, given)
         yield AlreadyScored()
@@ -31,7 +32,7 @@ def scorer_of(config: Config, given: Given) -> Iterator[Any]:
             named_rewards["judge"] = stack.enter_context(closing(Judge(config.judge)))
         if "model" in config.reward.functions:
             named_rewards["model"] = stack.enter_context(closing(RewardModel(config.reward_model)))
-        yield stack.enter_context(Rewards(config.reward, config.task, given.functions, named_rewards, config.code))
+        yield stack.enter_context(Rewards(config.reward, config.task, given.functions, named_rewards, config.code, place))
 
 
 def _check_played(task: TaskConfig, given: Given) -> None:

@@ -16,7 +16,8 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 PARENT = "GSPO_PARENT"  # the process that started the ranks
 BEGAN = "GSPO_BEGAN"  # when the run was started, in seconds
 ENGINES = "GSPO_ENGINES"  # where Ray lets the leader start vLLM servers
-OF_RANKS = re.compile(r"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_.*|GSPO_(PARENT|BEGAN|ENGINES))$")
+MACHINES = "GSPO_MACHINES"  # those of a Ray cluster, where the leader may start reward workers
+OF_RANKS = re.compile(r"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_.*|GSPO_(PARENT|BEGAN|ENGINES|MACHINES))$")
 ONE = "is not done on several ranks yet"
 
 

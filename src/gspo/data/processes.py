@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +33,29 @@ def spawn(module: str, request: Any, variables: Iterable[str] = ()) -> tuple[sub
     variables: names of environment variables that it gets beside PASSED. Never through multiprocessing: that runs the
     user's script again in the new process.
     """
+    return begin(module, pickle.dumps(request), environment(variables))
+
+
+def begin(
+    module: str, request: bytes, variables: Mapping[str, str], folder: str | None = None
+) -> tuple[subprocess.Popen[bytes], Frames]:  # fmt: skip
+    """The same with a pickled request, for whoever starts it on another machine. variables: its environment. folder: that it
+    runs in, None for the present one. Raises OSError.
+    """
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", module, str(theirs.fileno())],
         stdin=subprocess.DEVNULL,
         stdout=2,  # what graders print must not mix with our output
-        env=environment(variables),
+        env=variables,
+        cwd=folder,
         pass_fds=[theirs.fileno()],
         start_new_session=True,  # out of reach of Ctrl-C
     )
     theirs.close()
     connection = Frames(ours)
     with contextlib.suppress(OSError):  # dead already: whoever receives hears of it
-        connection.send(pickle.dumps(request))
+        connection.send(request)
     return process, connection
 
 

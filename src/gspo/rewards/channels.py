@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.plain import Junk, unpacked
-from gspo.data.processes import kill, spawn
 from gspo.rewards.graders import BATCH, SINGLY, Late, NextResults, Result, RewardFunction, RewardInput, checked
+from gspo.rewards.places import Here, MachineLost, Place
 from gspo.rewards.way import SKIPPED, Way
 
 START = 300.0
@@ -27,6 +27,7 @@ MAX_LOST = 8
 """Calls of one function that may hang or crash in one scoring; the completions after that are not scored."""
 LONGEST, PER_ROW = 1 << 16, 1 << 13
 """Bytes that a message of a worker may have, and as many more for each row that it is asked about."""
+ALIKE = "all machines of a cluster need the folder in which the command is typed, and what the rewards import"
 
 
 class Lost(Exception):
@@ -41,7 +42,7 @@ class Channel(Protocol):
         ...
 
     def receive(self, timeout: float) -> NextResults:
-        """The next results, within `timeout` seconds. Raises Late or Lost."""
+        """The next results, within `timeout` seconds. Raises Late, Lost or MachineLost."""
         ...
 
     def restart(self) -> None:
@@ -81,6 +82,9 @@ def score_rows(
                 results += message.results
                 note_results(len(message.results))
             return results
+        except MachineLost:  # no completion is to blame
+            channel.restart()
+            continue
         except (Late, Lost) as error:
             channel.restart()
             if level < SINGLY:
@@ -107,10 +111,14 @@ class Worker:
     """A process for the named rewards. It starts at once and is waited for at its first call.
 
     What it sends is checked: a grader can write into its process's socket. Junk costs the process, never the run.
+    place: where it runs, which nobody else uses.
     """
 
-    def __init__(self, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
+    def __init__(
+        self, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig, place: Place | None = None
+    ) -> None:  # fmt: skip
         self.request, self.variables, self.notice = (names, reward, task, code), reward.env, ""
+        self.place = place or Here()
         self._spawn()
         self.ready = self.begun = self.closed = False
         self.lock = threading.Lock()
@@ -119,29 +127,44 @@ class Worker:
         self.silent = 0  # messages without a result since the last one with some
 
     def _spawn(self) -> None:
-        self.process, self.connection = spawn("gspo.rewards.worker", self.request, self.variables)
+        self.process, self.connection = self.place.spawn(self.request, self.variables)
 
     def wait(self) -> None:
         """Until it has imported what it needs. Raises ValueError when it cannot; Lost, where one could before."""
-        if self.ready:
-            return
-        problem = ""
-        try:
-            match self._read(START, START):
-                case ["ready", str(problem), str(notice)]:
-                    self.ready, self.notice = not problem, notice[:300]
-                case message:
-                    raise Lost(_junk(message))
-        except (Late, Lost) as error:
-            if self.begun:
-                raise
-            raise RuntimeError(f"a reward worker did not start: {error}") from None
-        if not self.ready:
-            raise Lost(f"it could not start again: {problem}") if self.begun else ValueError(problem)
-        self.begun = True
+        while not self.ready:
+            try:
+                problem = self._started()
+            except MachineLost:
+                self.restart()
+                continue
+            except (Late, Lost) as error:
+                if self.begun:
+                    raise
+                raise RuntimeError(f"a reward worker did not start{self._where()}: {error}") from None
+            if problem and not self.begun:
+                raise ValueError(problem + (f"{self._where()}; {ALIKE}" if self.place.name else ""))
+            if problem and not self.place.leave(problem):
+                raise Lost(f"it could not start again: {problem}")
+            if problem:
+                self.restart()
+
+    def _started(self) -> str:
+        """Why it cannot work, "" where it can. Raises as `_read` does."""
+        match self._read(START, START):
+            case ["ready", "", str(notice)]:
+                self.ready = self.begun = True
+                self.notice = notice[:300]
+                return ""
+            case ["ready", str(problem), str()]:
+                return problem
+            case message:
+                raise Lost(_junk(message))
+
+    def _where(self) -> str:
+        return f" (on the machine {self.place.name})" if self.place.name else ""
 
     def send(self, name: str, rows: list[RewardInput], level: int) -> None:
-        """Ask for scores. Raises Lost, or ValueError for a column that cannot be sent to another process."""
+        """Ask for scores. Raises Lost, MachineLost, or ValueError for a column that cannot be sent to another process."""
         self.wait()
         self.call, self.open, self.silent = self.call + 1, len(rows), 0
         try:
@@ -156,10 +179,10 @@ class Worker:
             pass
 
     def receive(self, timeout: float) -> NextResults:
-        """The next results. Raises Late or Lost, or ValueError when the rows hold what the worker cannot import."""
+        """The next results. Raises Late, Lost or MachineLost, and ValueError for rows with what the worker cannot import."""
         match self._read(timeout, self.limit):
             case ["unreadable", self.call, str(why)]:
-                raise ValueError(f"the reward workers cannot read the rows ({why:.300}): use plain values")
+                raise ValueError(f"the reward workers cannot read the rows ({why:.300}){self._where()}: use plain values")
             case ["results", self.call, int(level), [*results], str(failed), bool(late), bool(grouped)] if (
                 BATCH <= level <= SINGLY and len(results) <= self.open and all(map(_is_result, results))
             ):
@@ -192,7 +215,7 @@ class Worker:
         with self.lock:
             if self.closed:
                 raise RuntimeError("the reward worker is closed")
-            kill(self.process)
+            self.place.end()
             self._spawn()
             self.ready = False
 
@@ -200,7 +223,7 @@ class Worker:
         """Kill the process, for good."""
         with self.lock:
             self.closed = True
-            kill(self.process)
+            self.place.close()
 
 
 def _is_result(result: Any) -> bool:

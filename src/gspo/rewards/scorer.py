@@ -10,6 +10,7 @@ import queue
 import threading
 import warnings
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -24,8 +25,11 @@ from gspo.rewards import code as programs
 from gspo.rewards.arguments import TrainerState
 from gspo.rewards.channels import Channel, Thread, Worker, score_rows
 from gspo.rewards.graders import Result, RewardFunction, RewardInput, uncomparable
+from gspo.rewards.places import Here, Place
 from gspo.rewards.way import Way
 from gspo.types import Prompt, Rollout
+
+HERE = "this machine"
 
 
 class Rewards:
@@ -49,8 +53,9 @@ class Rewards:
         functions: Sequence[Callable[..., Any]] = (),
         named_callables: Mapping[str, Callable[..., Any]] | None = None,
         code: CodeConfig | None = None,
+        place: Callable[[], Place] = Here,
     ) -> None:
-        """Raises ValueError when a reward does not suit the task.
+        """place: gives each worker one. Raises ValueError when a reward does not suit the task.
 
         Beside callables, the default `task` is dropped where the source has no scorer of its own.
         """
@@ -93,12 +98,13 @@ class Rewards:
             self.needs[self.code.tests_column] = "code.tests_column"
         self.timeout = reward.timeout
         self.ways = {name: Way() for name in self.names}
-        self._settings = list(self.specs.values()), reward, task
+        self.moved = 0  # workers, to another machine, since this was last asked
+        self._settings, self.place = (list(self.specs.values()), reward, task), place
         self._start()
 
     def _start(self) -> None:
         specs, reward, task = self._settings
-        self.workers = [Worker(specs, reward, task, self.code) for _ in range(reward.workers if specs else 0)]
+        self.workers = [Worker(specs, reward, task, self.code, self.place()) for _ in range(reward.workers if specs else 0)]
         self.threads = {name: Thread(function, self.limits[name]) for name, function in self.functions.items()}
 
     def at(self, step: int, steps: int) -> None:
@@ -139,18 +145,42 @@ class Rewards:
         """
         for worker in self.workers:
             worker.wait()
-        for notice in dict.fromkeys(worker.notice for worker in self.workers if worker.notice):
-            unsafe = self.coded and self.code.sandbox == "none"
+        where = Counter(worker.place.name or HERE for worker in self.workers)
+        if set(where) - {HERE}:
+            placed = ", ".join(f"{count} on {name}" for name, count in where.items())
+            warnings.warn(Notice(f"reward workers: {placed}"), stacklevel=1)
+        unsafe = self.coded and self.code.sandbox == "none"
+        for notice in self._notices():
             warnings.warn(notice if unsafe else Notice(notice), stacklevel=1)
+        self._tell_moves()
         for function in self.callables.values():
             getattr(function, "wait", lambda: None)()
 
+    def _notices(self) -> list[str]:
+        """What the workers have to say, and on which machines, where there are others."""
+        notices: dict[str, dict[str, None]] = {}
+        for worker in self.workers:
+            if worker.notice:
+                notices.setdefault(worker.notice, {})[worker.place.name or HERE] = None
+        alone = all(names.keys() == {HERE} for names in notices.values())
+        return [notice if alone else f"{notice} (on {', '.join(names)})" for notice, names in notices.items()]
+
+    def _tell_moves(self) -> None:
+        """Of workers whose machine was lost."""
+        for worker in self.workers:
+            for text in worker.place.news():
+                self.moved += 1
+                warnings.warn(text, stacklevel=1)
+
     def counts(self) -> dict[str, float]:
-        """What the callables counted since this was last asked, as `scoring/NAME/...`."""
+        """What the callables counted since this was last asked, as `scoring/NAME/...`; on a
+        cluster also how many workers moved.
+        """
         counted: dict[str, dict[str, float]] = {
             name: getattr(function, "counts", dict)() for name, function in self.callables.items()
         }
-        return {f"scoring/{name}/{key}": value for name, counts in counted.items() for key, value in counts.items()}
+        moved, self.moved = {} if self.place is Here else {"scoring/moved": float(self.moved)}, 0
+        return moved | {f"scoring/{name}/{key}": value for name, counts in counted.items() for key, value in counts.items()}
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The rollouts with `reward`, `reward_parts` (by name; None: no opinion, or failed) and `error`.
@@ -187,6 +217,7 @@ class Rewards:
             self.close()
             self._start()
             raise
+        self._tell_moves()
         for name, way in self.ways.items():
             for text in way.news(results[name]):
                 # From this very file, whoever called: the run's log takes the warnings of gspo's own files.
