@@ -38,7 +38,8 @@ test-trackers: .venv-trackers/done
 	.venv-trackers/bin/python -m pytest tests/runs/test_trackers.py
 
 test-ray: .venv-ray/done
-	.venv-ray/bin/python -m pytest tests/build/test_ray_launch.py tests/build/test_ray_engines.py tests/build/test_ray_hosts.py
+	.venv-ray/bin/python -m pytest tests/build/test_ray_launch.py tests/build/test_ray_engines.py \
+		tests/build/test_ray_hosts.py tests/build/test_ray_rewards.py
 
 test-ray-vllm: .venv-ray/done .venv-vllm/done
 	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python .venv-ray/bin/python -m pytest \

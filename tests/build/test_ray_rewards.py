@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gspo.build.ray_engines import joined_cluster
-from gspo.build.ray_rewards import Machine, Machines, PlaceOnRay, machines_of_cluster, reward_places
+from gspo.build.ray_rewards import Machine, MachinePool, PlaceOnRay, machines_of_cluster, reward_places
 from gspo.config.files import from_dict
 from gspo.config.ranks import MACHINES
 from gspo.config.rewards import RewardConfig
@@ -157,7 +157,9 @@ def test_an_actor_that_dies_costs_no_completion(cluster, monkeypatch, tmp_path):
         wait_for(lambda: (tmp_path / "started").exists() and len((tmp_path / "started").read_text().splitlines()) == 2)
         lines = [[*map(int, line.split())] for line in (tmp_path / "started").read_text().splitlines()]
         (keeper, worker, child) = next(line for line in lines if line[0] in below(node.pid))
-        os.kill(processes()[keeper], signal.SIGKILL)
+        actor = processes()[keeper]
+        assert marked(actor) == marked(keeper) < marked(worker)
+        os.kill(actor, signal.SIGKILL)
         ended.append(all_end([keeper, worker, child]))
         (tmp_path / "go").touch()
 
@@ -186,6 +188,11 @@ def test_what_another_machine_lacks_is_named(cluster, monkeypatch):
         scores(["deep:likes_a"], ["a"], place)
 
 
+def marked(pid):
+    """The higher, the sooner the kernel takes a process when memory is short."""
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
 def rewards_of(place, name):
     lines = map(json.loads, (place / name / "rollouts.jsonl").read_text().splitlines())
     return [(row["step"], row["completion"], row["reward"], row["error"]) for row in lines]
@@ -203,6 +210,7 @@ def test_a_run_goes_on_where_the_leader_or_a_machine_dies(cluster, place):
     wait_for(lambda: steps(place, "rewards-there") >= 1 or run.poll() is not None)
     before = below(node.pid)
     assert len(before) == 2  # a worker and its keeper
+    assert marked(leader("rewards-there")) < max(map(marked, before))
     os.kill(leader("rewards-there"), signal.SIGKILL)
     assert all_end(before)
     wait_for(lambda: (below(node.pid) and steps(place, "rewards-there") >= 3) or run.poll() is not None)
@@ -261,13 +269,13 @@ def leader(name):
 
 def test_workers_are_spread_by_cpus():
     machines = [Machine("a", "1.1.1.1", 4.0), Machine("b", "1.1.1.2", 8.0), Machine("c", "1.1.1.3", 0.0)]
-    many = Machines(machines, "a")
+    many = MachinePool(machines, "a")
     assert [many.take().node for _ in range(6)] == ["b", "a", "b", "b", "a", "b"]
     lost = machines[1]
     many.give_back(lost, lost=True)
     assert [many.take().node for _ in range(2)] == ["a", "a"]
-    assert Machines(machines, "c").take().node == "b"  # the leader's has none
-    assert PlaceOnRay(Machines([machines[2]], "c")).name == ""  # where nothing else is left it is taken all the same
+    assert MachinePool(machines, "c").take().node == "b"  # the leader's has none
+    assert PlaceOnRay(MachinePool([machines[2]], "c")).name == ""  # where nothing else is left it is taken all the same
 
 
 @pytest.mark.parametrize(

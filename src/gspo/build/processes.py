@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import Protocol
 
 from gspo.config.ranks import PARENT
@@ -19,6 +20,15 @@ ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # ask a run to end
 def say(text: str) -> None:
     """A line beside those of the run."""
     print(f"gspo: {text}", file=sys.stderr, flush=True)
+
+
+def stay() -> None:
+    """When memory is short the kernel takes neither this process nor what it starts before others. In an actor: Ray marks
+    its processes to go first, and a reward worker, which shall, could no longer mark itself.
+    """
+    with suppress(OSError):
+        usual = Path(f"/proc/{os.getppid()}/oom_score_adj").read_text()
+        Path("/proc/self/oom_score_adj").write_text(usual)
 
 
 class Rank(Protocol):

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from typing import Any
 
-from gspo.build.processes import ENDS, WATCH, PlaceLost, Rank, Start, of_rank, say
+from gspo.build.processes import ENDS, WATCH, PlaceLost, Rank, Start, of_rank, say, stay
 from gspo.build.ray_engines import gist, seated
 from gspo.build.ray_rewards import machines_of_cluster
 from gspo.config.engines import devices_each, servers_of
@@ -30,6 +30,7 @@ class Seat:
     """An actor: it starts a rank's process on its machine, and tells what becomes of it."""
 
     def __init__(self) -> None:
+        stay()
         self.process: subprocess.Popen[bytes] | None = None
         # Files, not pipes: a rank must not wait for whoever reads what it says.
         self.files = TemporaryFile(), TemporaryFile()  # noqa: SIM115

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, NamedTuple
 
-from gspo.build.processes import ENDS
+from gspo.build.processes import ENDS, stay
 from gspo.build.ray_engines import gist, joined_cluster
 from gspo.config.lookup import describe
 from gspo.config.origin import played
@@ -40,6 +40,7 @@ class RewardSeat:
     """An actor: it starts a reward worker on its machine, and takes it along when it dies."""
 
     def __init__(self) -> None:
+        stay()
         self.process: subprocess.Popen[bytes] | None = None
         self.connection: Frames | None = None
 
@@ -105,7 +106,7 @@ class Machine(NamedTuple):
     cpus: float
 
 
-class Machines:
+class MachinePool:
     """Those of a cluster, and how many reward workers each has. Several threads may use it."""
 
     def __init__(self, machines: Sequence[Machine], own: str) -> None:
@@ -137,7 +138,7 @@ class PlaceOnRay:
     is lost, the next process starts on another machine, at last on the leader's, which cannot be lost.
     """
 
-    def __init__(self, machines: Machines) -> None:
+    def __init__(self, machines: MachinePool) -> None:
         self.machines, self.machine = machines, machines.take()
         self.here = Here()
         self.actor: Any = None
@@ -221,14 +222,14 @@ class WorkerOnRay:
         self.waiting: deque[tuple[str, bytes]] = deque()
 
     def send(self, data: bytes) -> None:
-        """See Connection."""
+        """See Messages."""
         self._begin()
         self.waiting.clear()
         if not self._asked(self.actor.send.remote(data), STALLED):
             raise TimeoutError
 
     def receive(self, seconds: float, most: int) -> bytes:
-        """See Connection. Raises ValueError where no worker can be started at all."""
+        """See Messages. Raises ValueError where no worker can be started at all."""
         self._begin()
         if not self.waiting:
             self.waiting.extend(self._asked(self.actor.receive.remote(seconds, most), seconds))
@@ -301,5 +302,5 @@ def reward_places(config: Config) -> Iterator[Callable[[], Place]]:
         return
     told = json.loads(os.environ[MACHINES])
     with joined_cluster(told["cluster"]) as own:
-        machines = Machines([Machine(*one) for one in told["machines"]], own)
+        machines = MachinePool([Machine(*one) for one in told["machines"]], own)
         yield lambda: PlaceOnRay(machines)

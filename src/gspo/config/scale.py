@@ -23,7 +23,8 @@ class ScaleConfig:
     machines."""
     launcher: str = opt("auto", choices=LAUNCHERS)
     """What starts the ranks. `auto`: `torchrun` if it started this process, else gspo on this machine. `ray`: a Ray
-    cluster, with one GPU for each, or one CPU where it has no GPU; it also places the vLLM servers of `sampler.engines`."""
+    cluster, with one GPU for each, or one CPU where it has no GPU; it also places the vLLM servers of `sampler.engines` and
+    spreads `reward.workers`."""
     restarts: int = opt(3, low=0, high=10_000)
     """How often a run goes on by itself from its last checkpoint after a rank was killed, or was out of memory."""
     timeout: float = opt(600.0, low=1.0, high=86_400)

@@ -24,7 +24,7 @@ class WorkerProcess(Protocol):
         ...
 
 
-class Connection(Protocol):
+class Messages(Protocol):
     """Messages to and from it, as Frames has them. On another machine each may also raise MachineLost."""
 
     def send(self, data: bytes) -> None:
@@ -44,7 +44,7 @@ class Place(Protocol):
         """That machine's address, "" for this one."""
         ...
 
-    def spawn(self, request: Any, variables: Sequence[str]) -> tuple[WorkerProcess, Connection]:
+    def spawn(self, request: Any, variables: Sequence[str]) -> tuple[WorkerProcess, Messages]:
         """Starts one with a request, and returns at once. variables: as `processes.spawn` takes them."""
         ...
 
