@@ -209,8 +209,12 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if arguments.command == "plan":
         return predict(config, arguments)
     if arguments.command == "config":
+        from gspo.config.checks import check_queries
+        from gspo.data.tables import check_sources
         from gspo.learner.algorithm import resolve
 
+        check_queries(config)
+        check_sources(config.task, config.stage, config.refresh)
         config = dataclasses.replace(config, algorithm=resolve(config.algorithm)[1])
         print(to_toml(config, comments=True, secrets=True), end="")
         return 0

@@ -2,17 +2,20 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
 from gspo.backends.hf.files import outline
 from gspo.build.models import room
 from gspo.build.queries import OtherSources, curriculum
+from gspo.cli import main
 from gspo.config.files import from_dict
 from gspo.config.stages import RefreshConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.overlap import Overlap
 from gspo.data.prompts import load_prompts
+from gspo.data.tables import read_stages
 from gspo.ports import RefreshFailed
 from tests.tiny_run import ROWS, model
 from tests.training.whole import lines, numbers, train
@@ -58,7 +61,8 @@ def others(**tables):
     made = outline(tiny.model, tiny.tokenizer)
     known = Overlap(config.task.benchmarks)
     prompts, held_out = load_prompts(config.task, config.eval, Encoder(made.tokenizer, config.task), rows=ROWS)
-    return config, prompts, OtherSources(config, made, known, held_out, lambda prompts: None)
+    stages = read_stages(config.task, config.stage, {})
+    return config, prompts, OtherSources(config, made, known, held_out, lambda prompts: None, stages)
 
 
 SHORT = {"max_completion_length": 8}
@@ -83,12 +87,7 @@ def test_held_out_prompts_and_those_of_benchmarks_never_come_in(tmp_path):
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({"stage": [{"at": 5, "source": "gone.jsonl"}]}, r"stage\[0\]\.source = 'gone.jsonl': there is no such file"),
-        ({"stage": [{"at": 5, "source": "gone:rows"}]}, r"stage\[0\]\.source = 'gone:rows': there is no module 'gone'"),
-        ({"stage": [{"at": 5, "source": f"{__name__}:none_such"}]}, r"stage\[0\]\.source = .*has no function 'none_such'"),
         ({"stage": [{"at": 5, "max_completion_length": 64}]}, r"stage\[0\]\.max_completion_length = 64 leaves no room"),
-        ({"refresh": {"every": 2, "source": f"{__name__}:gone"}}, "refresh.source = .*has no function 'gone'"),
-        ({"refresh": {"every": 2, "source": f"{__name__}:wrong"}}, "cannot be called with step = 2: .*'rows'"),
         ({"refresh": {"every": 2, "source": f"{__name__}:not_json"}}, "gave no rows after step 2: TypeError: .*set"),
         ({"refresh": {"every": 2, "source": f"{__name__}:none"}}, "gave no rows after step 2: .*there are no rows"),
         (
@@ -103,6 +102,56 @@ def test_what_is_wrong_shows_before_anything_is_sampled(tables, message):
     with pytest.raises(ValueError, match=message):
         room(config, made.outline.context_length)
         curriculum(config, prompts, made)
+
+
+FILE = """
+model = {path = "some/model"}
+task = {source = "rows.jsonl", benchmarks = []}
+reward = {functions = ["exact"]}
+train = {steps = 9}
+"""
+STAGE = "\n[[stage]]\nat = 2\nsource = "
+REFRESH = "\n[refresh]\nevery = 2\nsource = "
+
+
+@pytest.mark.parametrize("command", ["config", "train"])
+@pytest.mark.parametrize(
+    ("table", "source", "message"),
+    [
+        (STAGE, "row.jsonl", r"stage\[0\].source = 'row.jsonl': there is no such file in .*, did you mean rows.jsonl?"),
+        (STAGE, "half.jsonl", "half.jsonl, line 2: not valid JSON"),
+        (STAGE, "hard.txt", r"stage\[0\].source = 'hard.txt': files can be .jsonl, .json, .parquet, .csv, not .txt"),
+        (STAGE, "gone:rows", r"stage\[0\].source = 'gone:rows': there is no module 'gone'"),
+        (STAGE, f"{__name__}:none_such", r"stage\[0\].source = .* has no function 'none_such'"),
+        (STAGE, "benchmark:gone", r"stage\[0\].source = 'benchmark:gone': benchmark 'gone': is none of aime24"),
+        (STAGE, "benchmark:row.jsonl", r"stage\[0\].source = 'row.jsonl': there is no such file"),
+        (STAGE, "reasoning_gym:gone", r"stage\[0\].source = 'reasoning_gym:gone': reasoning-gym has no such task"),
+        (REFRESH, "rows.jsonl", "refresh.source = 'rows.jsonl': expected module:function"),
+        (REFRESH, "gone:rows", "refresh.source = 'gone:rows': there is no module 'gone'"),
+        (REFRESH, f"{__name__}:none_such", "refresh.source = .* has no function 'none_such'"),
+        (REFRESH, f"{__name__}:wrong", "refresh.source = .* cannot be called with step = 2: .*'rows'"),
+    ],
+)
+def test_a_source_that_is_not_there_is_told_before_a_model_is_asked_for(
+    command, table, source, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "half.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"pro')
+    (tmp_path / "run.toml").write_text(f'{FILE}{table}"{source}"\n')
+    assert main([command, "run.toml"]) == 2
+    heard = capsys.readouterr()
+    assert re.search(f"^gspo: error: {message}", heard.err, re.MULTILINE), heard.err
+    assert not heard.out
+
+
+def test_a_source_that_only_a_hub_knows_is_not_asked_for_by_config(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for source in ("some/dataset", "benchmark:aime24", "reasoning_gym:chain_sum", f"{__name__}:fails", "rows.jsonl"):
+        (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+        (tmp_path / "run.toml").write_text(f'{FILE}{STAGE}"{source}"\n')
+        assert main(["config", "run.toml"]) == 0, capsys.readouterr().err
+        assert f'source = "{source}"' in capsys.readouterr().out
 
 
 def test_a_stage_must_fit_vllms_context_too():

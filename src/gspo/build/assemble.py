@@ -29,7 +29,7 @@ from gspo.config.stages import longest
 from gspo.data.chat_template import Encoder
 from gspo.data.overlap import Overlap
 from gspo.data.prompts import Notice, PromptStream, digest, load_demonstrations
-from gspo.data.tables import check_columns, read_tables
+from gspo.data.tables import check_columns, read_stages, read_tables, refresh_function
 from gspo.learner.algorithm import resolved
 from gspo.learner.crew import LeadingLearner
 from gspo.learner.learner import LocalLearner
@@ -75,12 +75,17 @@ def training(
             with loading("the prompts"):  # what is wrong here shows before anything is downloaded
                 check_here(config, given, last)
                 tables = read_tables(config.task, config.eval, given.rows, given.eval_rows)
-                check_columns(tables, config.task, getattr(scorer, "needs", {}))
-                outline = outline_of(config, given, last)
+                needs = getattr(scorer, "needs", {})
+                check_columns(tables, config.task, needs)
+                stages = read_stages(config.task, config.stage, needs)
+                if config.refresh.every and config.refresh.source is not None:
+                    refresh_function(config.refresh.source, config.refresh.every)
                 overlap = Overlap(config.task.benchmarks, config.task.prompt_column)
+                outline = outline_of(config, given, last)
                 prompts, held_out = prompts_of(config, given, outline, tables, overlap)
                 scorer.check([*prompts, *held_out])
-                queries = curriculum(config, prompts, OtherSources(config, outline, overlap, held_out, scorer.check))
+                others = OtherSources(config, outline, overlap, held_out, scorer.check, stages)
+                queries = curriculum(config, prompts, others)
                 scorer.wait()
             with loading("the model"):  # last: what is wrong elsewhere shows in seconds, weights may take minutes
                 crew.begin(ranks, "train", config, last)

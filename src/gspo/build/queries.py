@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gspo.backends.hf.files import Outline
 from gspo.build.models import room
 from gspo.config.answers import default_system
-from gspo.config.lookup import describe, load_function, unknown_arguments
+from gspo.config.lookup import describe
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
 from gspo.data.overlap import Overlap
 from gspo.data.prompts import other_prompts
-from gspo.data.reasoning_gym import PREFIX
 from gspo.data.refresh import Pool
-from gspo.data.sources import Table, generate, read, table
-from gspo.data.tables import GENERATED
+from gspo.data.sources import Table, table
+from gspo.data.tables import of_stage, refresh_function
 from gspo.ports import RefreshFailed
 from gspo.rollout.stages import TASK, Curriculum, stage_name
 from gspo.types import Prompt
@@ -28,7 +27,7 @@ from gspo.types import Prompt
 @dataclass
 class OtherSources:
     """Makes the pools of other sources than task.source. overlap: what benchmarks know. check: raises ValueError for prompts
-    that the rewards cannot score.
+    that the rewards cannot score. tables: the rows of stages, by their numbers.
     """
 
     config: Config
@@ -36,15 +35,12 @@ class OtherSources:
     overlap: Overlap
     held_out: Sequence[Prompt]
     check: Callable[[Iterable[Prompt]], None]
+    tables: Mapping[int, Table] = field(default_factory=dict)
 
-    def of_source(self, name: str, source: str, key: str) -> Pool:
-        """The pool of a stage's source. Raises ValueError that names the key."""
-        task = dataclasses.replace(self.config.task, source=source, eval_source=None, eval_split=None, config={})
-        if source.startswith(PREFIX):
-            rows = generate(source, task, task.size or GENERATED, 0)[0]
-        else:
-            rows = read(source, task, task.split, key)
-        return self._pool(name, rows, source)
+    def of_stage(self, number: int) -> Pool:
+        """The pool of a stage with a source of its own. Raises ValueError."""
+        stage = self.config.stage[number]
+        return self._pool(stage_name(stage.at), self.tables[number], stage.source or "")
 
     def of_rows(self, name: str, rows: list[dict[str, Any]]) -> Pool:
         """The pool of rows that refresh.source gave."""
@@ -55,9 +51,7 @@ class OtherSources:
         """The pool that refresh.source gives after `step` steps. Raises RefreshFailed."""
         source = self.config.refresh.source or ""
         where = f"refresh.source = {source!r}"
-        function = load_function(source, "refresh.source")
-        if problem := unknown_arguments(function, {"step": step}):
-            raise RefreshFailed(f"{where}: cannot be called with step = {step}: {problem}")
+        function = refresh_function(source, step)
         try:
             rows = json.loads(json.dumps(list(table(function(step=step), source).rows), allow_nan=False))
         except (Exception, SystemExit) as error:
@@ -69,7 +63,7 @@ class OtherSources:
 
     def _pool(self, name: str, rows: Table, source: str) -> Pool:
         config = self.config
-        task = dataclasses.replace(config.task, source=source, config={})
+        task = of_stage(config.task, source)
         encoder = Encoder(self.outline.tokenizer, task, default_system(config))
         limit = room(config, self.outline.context_length)
         prompts = other_prompts(name, task, rows, encoder, limit, self.held_out, self.overlap)
@@ -84,7 +78,7 @@ def curriculum(config: Config, prompts: Sequence[Prompt], others: OtherSources) 
     pools = [Pool(TASK, prompts, config.task.seed)]
     for number, stage in enumerate(config.stage):
         if stage.source is not None:
-            pools.append(others.of_source(stage_name(stage.at), stage.source, f"stage[{number}].source"))
+            pools.append(others.of_stage(number))
     refresh = config.refresh
     keep = refresh.keep or 0
     for pool in pools if keep else ():

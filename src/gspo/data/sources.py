@@ -80,20 +80,35 @@ def read(source: str, task: TaskConfig, split: str, key: str = "task.source") ->
             return table(rows_of(Path(source), where), source)
         case "saved":
             return _saved(Path(source), split, where)
+    _check_id(source, where)
+    return _hugging_face(source, task, split, where)
+
+
+def check_there(source: str, task: TaskConfig, split: str, key: str) -> None:
+    """Whether a source that is not generated is there, as far as this machine shows: a file is read, of a function only its
+    module, and no hub is asked. Raises ValueError as `read` does.
+    """
+    kind = origin.kind(source)
+    if kind == "benchmark":
+        kind = origin.kind(_place(source, task, key)[0] or "packaged.jsonl")
+    if kind == "function":
+        load_function(source, key)
+    elif kind == "hub":
+        _check_id(source, f"{key} = {source!r}")
+    elif kind != "verifiers":
+        read(source, task, split, key)
+
+
+def _check_id(source: str, where: str) -> None:
+    """Raises ValueError for what is no id of a data set, but a file of another kind."""
     path = Path(source)
     if path.is_file() or nearest(path.suffix, origin.SUFFIXES) or path.suffix in (".txt", ".tsv"):
         raise ValueError(f"{where}: files can be {', '.join(origin.SUFFIXES)}, not {path.suffix or 'this'}")
-    return _hugging_face(source, task, split, where)
 
 
 def _benchmark(source: str, task: TaskConfig, key: str) -> Table:
     name = source.removeprefix(origin.BENCHMARK)
-    try:
-        where, split, options = benchmarks.place(name, task.config)
-    except ValueError as error:
-        raise ValueError(f"{key} = {source!r}: {error}") from None
-    if where.startswith(origin.BENCHMARK):
-        raise ValueError(f"task.config.data = {where!r}: is a benchmark itself; name a file or a data set")
+    where, split, options = _place(source, task, key)
     one = benchmarks.named(name)
     if not where and one.packaged is not None:
         return table(benchmarks.made(name, one.packaged(), task.config, source), f"benchmark {name}")
@@ -101,6 +116,16 @@ def _benchmark(source: str, task: TaskConfig, key: str) -> Table:
     raw = read(where, dataclasses.replace(task, config=options), kept, key)
     rows = benchmarks.made(name, (row for _, row in raw), task.config, raw.label)
     return table(rows, f"benchmark {name} ({raw.label})")
+
+
+def _place(source: str, task: TaskConfig, key: str) -> tuple[str, str, dict[str, Any]]:
+    try:
+        place = benchmarks.place(source.removeprefix(origin.BENCHMARK), task.config)
+    except ValueError as error:
+        raise ValueError(f"{key} = {source!r}: {error}") from None
+    if place[0].startswith(origin.BENCHMARK):
+        raise ValueError(f"task.config.data = {place[0]!r}: is a benchmark itself; name a file or a data set")
+    return place
 
 
 def _call(source: str, task: TaskConfig, key: str) -> Table:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from gspo.config.lookup import load_function, unknown_arguments
 from gspo.config.near import nearest
 from gspo.config.origin import BENCHMARK, VERIFIERS
 from gspo.config.rollout import TaskConfig
+from gspo.config.stages import RefreshConfig, Stages
 from gspo.config.training import EvalConfig
 from gspo.config.values import type_of
 from gspo.data.reasoning_gym import PREFIX
-from gspo.data.sources import Table, generate, read, table
+from gspo.data.sources import Table, check_there, generate, read, table
 
 GENERATED = 2000
 """Training items of a generated task when task.size is unset."""
@@ -47,15 +50,65 @@ def check_columns(tables: tuple[Table, Table], task: TaskConfig, needs: Mapping[
     needs: columns that rewards ask for, each with the configuration key that names it. Raises ValueError.
     """
     for source, which in zip(tables, ("train", "eval")):
-        for number, row in source.part(0, 1):
-            try:
-                prompt = prompt_column(which, task)
-                cell(row, prompt, "task.prompt_column")
-                others = {name: value for name, value in row.items() if name != prompt or prompt == "question"}
-                for column, key in needs.items():
-                    cell(others, column, key, " with the right answer")
-            except ValueError as error:
-                raise ValueError(f"{source.label}, row {number}: {error}") from None
+        _check_first_row(source, prompt_column(which, task), needs)
+
+
+def _check_first_row(source: Table, prompt: str, needs: Mapping[str, str]) -> None:
+    for number, row in source.part(0, 1):
+        try:
+            cell(row, prompt, "task.prompt_column")
+            others = {name: value for name, value in row.items() if name != prompt or prompt == "question"}
+            for column, key in needs.items():
+                cell(others, column, key, " with the right answer")
+        except ValueError as error:
+            raise ValueError(f"{source.label}, row {number}: {error}") from None
+
+
+def read_stages(task: TaskConfig, stages: Stages, needs: Mapping[str, str]) -> dict[int, Table]:
+    """The rows of each stage with a source of its own, by the stage's number, before any is encoded. needs: as in
+    `check_columns`. Raises ValueError where there are none to be had, or columns are missing.
+    """
+    tables = {}
+    for number, stage in enumerate(stages):
+        if stage.source is not None:
+            tables[number] = _read_stage(stage.source, task, f"stage[{number}].source")
+            _check_first_row(tables[number], prompt_column("train", of_stage(task, stage.source)), needs)
+    return tables
+
+
+def _read_stage(source: str, task: TaskConfig, key: str, size: int | None = None) -> Table:
+    own = of_stage(task, source)
+    if not source.startswith(PREFIX):
+        return read(source, own, task.split, key)
+    try:
+        return generate(source, own, size or task.size or GENERATED, 0)[0]
+    except ValueError as error:  # which names task.source
+        raise ValueError(f"{key} = {source!r}: {str(error).removeprefix(f'task.source = {source!r}: ')}") from None
+
+
+def of_stage(task: TaskConfig, source: str) -> TaskConfig:
+    """The task of a stage with a source of its own."""
+    return dataclasses.replace(task, source=source, eval_source=None, eval_split=None, config={})
+
+
+def refresh_function(source: str, step: int) -> Callable[..., Any]:
+    """The function refresh.source, to be called with `step`. Raises ValueError where there is none, or it cannot be."""
+    function = load_function(source, "refresh.source")
+    if problem := unknown_arguments(function, {"step": step}):
+        raise ValueError(f"refresh.source = {source!r}: cannot be called with step = {step}: {problem}")
+    return function
+
+
+def check_sources(task: TaskConfig, stages: Stages, refresh: RefreshConfig) -> None:
+    """Whether the sources of stages and of a refresh are there, as far as this machine shows. Raises ValueError."""
+    for number, stage in enumerate(stages):
+        key = f"stage[{number}].source"
+        if (stage.source or "").startswith(PREFIX):
+            _read_stage(str(stage.source), task, key, size=1)
+        elif stage.source is not None:
+            check_there(stage.source, of_stage(task, stage.source), task.split, key)
+    if refresh.every and refresh.source is not None:
+        refresh_function(refresh.source, refresh.every)
 
 
 def _held_out(task: TaskConfig, eval: EvalConfig, eval_rows: Any) -> Table:
