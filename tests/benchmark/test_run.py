@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.cli import main
+from gspo.rewards.sandbox import drivers
 from tests.rewards.endpoint import listening, said
 
 SMALL = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 256}
@@ -187,15 +189,20 @@ HUMANEVAL = {
 
 
 @pytest.mark.timeout(300)
-def test_replies_that_are_programs_are_run(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "asked, drivers", [([], ("bwrap", "landlock")), (["--code.sandbox", "landlock"], ("landlock",)),
+                       (["--code.sandbox", "none"], ("none",))]
+)  # fmt: skip
+def test_replies_that_are_programs_are_run_in_the_sandbox_that_is_asked_for(asked, drivers, tmp_path, capsys):
     rows = [HUMANEVAL, {**HUMANEVAL, "task_id": "HumanEval/1"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = ["--benchmark", "humaneval", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]
     with listening(lambda body: said("```python\ndef one():\n    return 1\n```")) as server:
-        assert main(["eval", "any", *given, "--url", server.url]) == 0
-    assert "avg@1   100.00 %" in capsys.readouterr().out
+        assert main(["eval", "any", *given, *asked, "--url", server.url]) == 0
+    text = capsys.readouterr().out
+    assert "avg@1   100.00 %" in text and ("programs run in no sandbox" in text) == ("none" in asked)
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert manifest["scoring"]["sandbox"] in ("bwrap", "landlock") and manifest["scoring"]["limits"]["seconds"] == 3.0
+    assert manifest["scoring"]["sandbox"] in drivers and manifest["scoring"]["limits"]["seconds"] == 3.0
 
 
 CODEFORCES = {
@@ -231,16 +238,16 @@ def test_without_compiler_or_sandbox_nothing_is_sampled(tmp_path, capsys, monkey
     given = ["--benchmark", "codeforces", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]
     given += ["--url", "http://127.0.0.1:9/v1"]
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.which", lambda name: None)
+        which = shutil.which
+        patch.setattr("shutil.which", lambda name, *more, **path: None if name == "g++" else which(name, *more, **path))
         assert main(["eval", "any", *given]) == 2
     assert "needs the compiler g++" in capsys.readouterr().err
 
-    def nowhere():
-        raise RuntimeError("no sandbox works here")
-
-    monkeypatch.setattr("gspo.rewards.programs.sandbox", nowhere)
+    monkeypatch.setattr(drivers, "bwrap", lambda: None)
+    monkeypatch.setattr(drivers, "pythons", list)
     assert main(["eval", "any", *given]) == 1
-    assert "no sandbox works here" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    errors = capsys.readouterr().err
+    assert "no sandbox works here" in errors and 'code.sandbox = "none"' in errors and not (tmp_path / "out").exists()
 
 
 def test_contests_that_do_not_fit_are_refused_before_anything_is_sampled(tmp_path, capsys):

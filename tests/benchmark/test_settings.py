@@ -56,6 +56,18 @@ def test_what_is_typed_comes_before_preset_and_file(tmp_path):
     assert (config.eval.temperature, config.eval.num_generations, config.eval.top_k) == (0.6, 2, 3)
 
 
+def test_the_sandbox_of_a_file_is_taken_where_programs_run(tmp_path):
+    (tmp_path / "run.toml").write_text('[model]\npath = "m"\n[reward]\nfunctions = ["code"]\n[code]\nsandbox = "landlock"\n')
+    model = str(tmp_path / "run.toml")
+    assert configured(of("humaneval", model=model), {}).code.sandbox == "landlock"
+    assert configured(of("humaneval", model=model), {"code.sandbox": "bwrap"}).code.sandbox == "bwrap"
+    assert configured(of("aime24", model=model), {}).code.sandbox == "auto"
+    with pytest.raises(ValueError, match=r"code.sandbox = 'bwrap' has no effect: no reward runs programs"):
+        configured(of("aime24"), {"code.sandbox": "bwrap"})
+    with pytest.raises(ValueError, match=r"code.seconds = 3.0 has no effect"):
+        configured(of("humaneval"), {"code.seconds": "3"})
+
+
 @pytest.mark.parametrize(
     "options, fields, why",
     [

@@ -2,12 +2,14 @@
 
 import pytest
 
-from gspo.config.rewards import RewardConfig
+from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.prompts import Notice
 from gspo.rewards import programs
 from gspo.rewards.programs import called, codeforces, humaneval, livecodebench
 from gspo.rewards.scorer import Rewards
+from tests.data.tools import rollout
+from tests.rewards.sandbox.boxes import box_of
 
 CHECK = "def check(candidate):\n    assert candidate([1, 2], 3) == [4, 5]\n    assert candidate([], 1) == []\n"
 START = 'from typing import List\n\ndef add(xs: List[int], y: int) -> List[int]:\n    """Add y to each."""\n'
@@ -42,9 +44,9 @@ def test_humaneval_takes_bodies_and_whole_functions_and_nothing_that_is_merely_e
 
 @pytest.mark.timeout(120)
 def test_the_checks_of_a_wrong_canonical_solution_are_an_error():
-    assert called(START, "add", CANONICAL, CHECK) == [[[1, 2], 3], [[], 1]]
+    assert called(box_of("auto"), START, "add", CANONICAL, CHECK) == [[[1, 2], 3], [[], 1]]
     with pytest.raises(RuntimeError, match="the canonical solution of add does not pass its checks"):
-        called(START, "add", "    return xs\n", CHECK)
+        called(box_of("auto"), START, "add", "    return xs\n", CHECK)
 
 
 STDIN = [{"input": "1 2\n", "output": "3\n"}, {"input": "2 2\n", "output": "4\n"}]
@@ -126,14 +128,25 @@ def test_codeforces_compiles_cpp():
     assert judged(fenced("int main( {", "cpp")) == [0]
 
 
+ROW = {"tests": STDIN, "function": None}
+
+
 @pytest.mark.timeout(120)
-def test_a_run_says_in_which_sandbox_programs_of_benchmarks_run():
+@pytest.mark.parametrize("sandbox", ["bwrap", "landlock", "none"])
+def test_programs_of_benchmarks_run_in_the_sandbox_that_is_asked_for(sandbox):
+    box_of(sandbox)  # skips where it is not to be had
     config = RewardConfig(functions=["gspo.rewards.programs:livecodebench"], workers=2)
-    said = pytest.warns(Notice, match=f"^programs run in the sandbox '{programs.sandbox().driver}'$")
-    with Rewards(config, TaskConfig()) as rewards, said:
-        rewards.wait()
+    kind, text = Notice, f"^programs run in the sandbox '{sandbox}'$"
+    if sandbox == "none":
+        kind, text = UserWarning, "^programs run in no sandbox"
+    with Rewards(config, TaskConfig(), code=CodeConfig(sandbox=sandbox)) as rewards:
+        with pytest.warns(kind, match=text) as said:
+            rewards.wait()
+        scored = rewards.score([rollout(fenced("a, b = map(int, input().split())\nprint(a + b)"), **ROW)])
+    assert len(said) == 1 and (type(said[0].message) is Notice) == (sandbox != "none")
+    assert [one.reward for one in scored] == [1.0]
 
 
 def test_columns_come_without_thinking():
     assert all(getattr(function, "spoken", False) for function in (livecodebench, codeforces, humaneval))
-    assert programs.sandbox() is programs.sandbox()
+    assert programs.Programs(CodeConfig()).humaneval.spoken

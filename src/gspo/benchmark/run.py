@@ -20,6 +20,7 @@ from gspo.benchmark.settings import Options, configured, folder_of
 from gspo.build import benchmarks
 from gspo.build.given import Given
 from gspo.build.scorers import scorer_of
+from gspo.config.rewards import runs_programs
 from gspo.config.schema import Config
 from gspo.data.benchmarks.codeforces import contests_of
 from gspo.data.benchmarks.table import named
@@ -88,9 +89,9 @@ def _runs_programs(config: Config) -> dict[str, Any]:
     """What the scoring of programs depends on; {} where none are run. Raises RuntimeError where no sandbox works
     here, ValueError where there is no compiler.
     """
-    if not config.reward.functions[0].startswith(f"{programs.__name__}:"):
+    if not runs_programs(config.reward.functions):
         return {}
-    driver = programs.sandbox().driver
+    driver = programs.Programs(config.code).sandbox.driver
     if config.task.source.endswith("codeforces") and shutil.which("g++") is None:
         raise ValueError("benchmark codeforces needs the compiler g++ for replies in C++: install it (apt-get install g++)")
     limits = {"livecodebench": programs.LIVECODEBENCH, "humaneval": programs.HUMANEVAL}

@@ -9,6 +9,7 @@ from typing import Any
 from gspo.config.files import from_home, load, read_toml
 from gspo.config.near import nearest
 from gspo.config.origin import BENCHMARK
+from gspo.config.rewards import runs_programs
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.config.unused import check_unused
@@ -24,9 +25,10 @@ PROGRAMS = 3600.0
 """Seconds that a call may take which runs the programs of many replies; each test has its own limit."""
 KEPT = {
     "model": None, "sampler": None, "eval": None, "task": ("system", "template", "template_args"), "rollout": ("stop",),
-    "reward": ("timeout", "workers"), "train": ("seed",),
+    "reward": ("timeout", "workers"), "train": ("seed",), "code": ("sandbox",),
 }  # fmt: skip
-"""What is taken of a training configuration, by section; None: all of it. Prompts and rewards are the benchmark's."""
+"""What is taken of a training configuration, by section; None: all of it. Prompts and rewards are the benchmark's; [code] is
+for those that run programs."""
 OF_A_MODEL_HERE = ("model", "sampler", "task.template")
 ASKED = ("model.path", "sampler.timeout", "sampler.batch_size")
 """What an endpoint is asked for, of these."""
@@ -61,10 +63,11 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     file = options.model if options.model.endswith(".toml") else None
     raw = read_toml(file, "configuration file") if file else {"model": {"path": options.model}}
     made: dict[str, Any] = {f"{section}.{key}": value for section in raw for key, value in _table(raw, section).items()}
-    made = {key: value for key, value in made.items() if _kept(key)}
+    programs = runs_programs([benchmark.reward])
+    made = {key: value for key, value in made.items() if _kept(key) and (programs or not key.startswith("code."))}
     longest = benchmark.tokens or TOKENS
     custom: dict[str, Any] = {"eval.num_generations": benchmark.samples, "eval.max_completion_length": longest}
-    if ":" in benchmark.reward:
+    if programs:
         custom["reward.timeout"] = PROGRAMS
     asked: dict[str, Any] = {}
     if options.preset is not None:

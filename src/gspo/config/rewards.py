@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,8 +88,8 @@ class CodeConfig:
     """The reward `code`: the program in the last fenced block of a completion, run on tests in a sandbox."""
 
     sandbox: str = opt("auto", choices=("auto", "bwrap", "landlock", "none"))
-    """What keeps programs from doing harm: bubblewrap (`bwrap`), or Landlock with seccomp where user namespaces are
-    forbidden (`landlock`). `auto` takes the first that works. `none` protects nothing."""
+    """What keeps programs from doing harm, also those of benchmarks: bubblewrap (`bwrap`), or Landlock with seccomp where
+    user namespaces are forbidden (`landlock`). `auto` takes the first that works. `none` protects nothing."""
     tests_column: str = opt("tests")
     """Column with the tests: a list, or JSON of one, with `{"input": ..., "output": ...}` for standard input and output, or
     `{"arguments": [...], "value": ...}` for a function."""
@@ -113,6 +114,13 @@ class CodeConfig:
 
 NAMED = ("task", "exact", "math", "code", "model", "judge")
 """The rewards that `reward.functions` names, beside module:function."""
+PROGRAMS = "gspo.rewards.programs:"
+"""The module of the benchmarks' own rewards, which run programs too."""
+
+
+def runs_programs(functions: Iterable[str]) -> bool:
+    """Whether one of these rewards runs programs in a sandbox of ours."""
+    return any(name == "code" or name.startswith(PROGRAMS) for name in functions)
 
 
 @dataclass(frozen=True)

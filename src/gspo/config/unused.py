@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gspo.config import origin
+from gspo.config.rewards import runs_programs
 from gspo.config.schema import SECTIONS, Config
 from gspo.config.values import shown
 
@@ -116,7 +117,14 @@ ALWAYS = (
         ("reward.timeout",), lambda c: set(c.reward.functions) == {"code"},
         "code has limits of its own: set code.seconds or code.total_seconds, or leave it out",
     ),
-    Unused(every("code"), lambda c: "code" not in c.reward.functions, 'add "code" to reward.functions, or leave it out'),
+    Unused(
+        every("code", "sandbox"), lambda c: "code" not in c.reward.functions,
+        'add "code" to reward.functions, or leave it out',
+    ),
+    Unused(
+        ("code.sandbox",), lambda c: not runs_programs(c.reward.functions),
+        'no reward runs programs: add "code" to reward.functions, or leave it out',
+    ),
     Unused(
         every("reward_model"), lambda c: "model" not in c.reward.functions,
         'add "model" to reward.functions, or leave it out',

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gspo.config.rewards import CodeConfig
 from gspo.config.values import type_of
 from gspo.rewards.sandbox.kit import LONGEST
-from gspo.rewards.sandbox.open import USUAL, open_sandbox
+from gspo.rewards.sandbox.open import USUAL, Sandbox, open_sandbox
 from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
 from gspo.rewards.sandbox.watch import BACKSTOP
 
@@ -132,21 +132,26 @@ def _empty(others: Mapping[Any, Any]) -> bool:
     return all(value is None for value in others.values())
 
 
+def opened(config: CodeConfig) -> tuple[Sandbox, str]:
+    """The sandbox that `code.sandbox` asks for, and what a run shall say of it. Raises RuntimeError where there is none."""
+    try:
+        sandbox = open_sandbox(config.sandbox)  # type: ignore[arg-type]
+    except RuntimeError as error:
+        if config.sandbox == "none" or not sys.platform.startswith("linux"):
+            raise
+        none = 'ask for none with code.sandbox = "none", which protects nothing'
+        raise RuntimeError(f"{error}; or {none}") from None
+    if sandbox.driver == "none":
+        return sandbox, 'programs run in no sandbox (code.sandbox = "none"): they may do what this user may do'
+    return sandbox, f"programs run in the sandbox {sandbox.driver!r}"
+
+
 class CodeReward:
     """The reward `code`. Opens its sandbox; raises RuntimeError where there is none."""
 
     def __init__(self, config: CodeConfig) -> None:
         self.config = config
-        try:
-            self.sandbox = open_sandbox(config.sandbox)  # type: ignore[arg-type]
-        except RuntimeError as error:
-            if config.sandbox == "none" or not sys.platform.startswith("linux"):
-                raise
-            none = 'ask for none with code.sandbox = "none", which protects nothing'
-            raise RuntimeError(f"{error}; or {none}") from None
-        self.notice = f"programs run in the sandbox {self.sandbox.driver!r}"
-        if self.sandbox.driver == "none":
-            self.notice = 'programs run in no sandbox (code.sandbox = "none"): they may do what this user may do'
+        self.sandbox, self.notice = opened(config)
         self.limits = Limits(
             seconds=config.seconds, memory=int(config.memory * 2**30), output=int(config.output * 2**20)
         )  # fmt: skip

@@ -21,6 +21,7 @@ from gspo.rewards import answers
 from gspo.rewards.answers import tagged
 from gspo.rewards.arguments import Arguments, RewardInput
 from gspo.rewards.code import CodeReward
+from gspo.rewards.programs import Programs
 
 BATCH, TOGETHER, SINGLY = 0, 1, 2
 """How a function is called: once for all; once a completion, all at a time (async); once a completion, one by one."""
@@ -81,8 +82,8 @@ class RewardFunction:
     """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async, or one in TRL's shape.
 
     Without `**columns` in its signature it gets the columns that it names. What it may say of itself, as attributes:
-    by_group, see there; spoken: it wants completions without their thinking; notice: gives what a run shall say of it, and
-    raises RuntimeError where it cannot work here, if it is loaded by its name. Raises ValueError as Arguments does.
+    by_group, see there; spoken: it wants completions without their thinking. notice: what a run shall say of it. Raises
+    ValueError as Arguments does.
     """
 
     def __init__(self, function: Callable[..., Any], notice: str = "") -> None:
@@ -208,8 +209,10 @@ def load(
         graded = CodeReward(code or CodeConfig())
         return PerCompletion(lambda row: graded(spoken(row), row.columns), graded.notice)
     function = load_function(name, "reward.functions")
-    notice = getattr(function, "notice", None)
-    return RewardFunction(function, str(notice()) if callable(notice) else "")
+    if not isinstance(getattr(function, "__self__", None), Programs):
+        return RewardFunction(function)
+    programs = Programs(code or CodeConfig())  # a benchmark's reward, in the sandbox that is asked for
+    return RewardFunction(getattr(programs, function.__name__), programs.notice)
 
 
 def spoken(row: RewardInput) -> str:

@@ -10,11 +10,12 @@ import contextlib
 import importlib
 import re
 from collections.abc import Generator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
-from gspo.rewards.code import program_of, same_stdout, tests_of
-from gspo.rewards.sandbox.open import Sandbox, open_sandbox
+from gspo.config.rewards import CodeConfig
+from gspo.rewards.code import opened, program_of, same_stdout, tests_of
+from gspo.rewards.sandbox.open import Sandbox
 from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
 
 LIVECODEBENCH = Limits(seconds=6.0, memory=4 << 30)
@@ -42,20 +43,50 @@ def _public(name: str) -> frozenset[str]:
     return frozenset(getattr(module, "__all__", None) or [one for one in dir(module) if not one.startswith("_")])
 
 
-@cache
-def sandbox() -> Sandbox:
-    """The one that works here. Raises RuntimeError, with the remedy, where none does."""
-    return open_sandbox("auto")
+class Programs:
+    """The rewards of benchmarks, whose programs run in the sandbox that [code] asks for.
+
+    sandbox, notice: that sandbox, and what a run shall say of it; they raise RuntimeError, with the remedy, where there is
+    none.
+    """
+
+    def __init__(self, config: CodeConfig) -> None:
+        self.config = config
+
+    sandbox = property(lambda self: self._opened[0])
+    notice = property(lambda self: self._opened[1])
+
+    @cached_property
+    def _opened(self) -> tuple[Sandbox, str]:
+        return opened(self.config)
+
+    def livecodebench(
+        self, completions: Sequence[str], tests: Sequence[Any], function: Sequence[str | None]
+    ) -> list[float]:  # fmt: skip
+        """1 for a completion whose last fenced block passes all tests, else 0."""
+        return [float(_solves(self.sandbox, *one)) for one in zip(completions, tests, function)]
+
+    def codeforces(
+        self, completions: Sequence[str], tests: Sequence[Any], checker: Sequence[str | None], seconds: Sequence[float],
+        memory: Sequence[float],
+    ) -> list[float]:  # fmt: skip
+        """1 for a completion whose last fenced block, C++ or Python, passes all tests within the problem's limits, else 0.
+        checker: a Python program that is given the names of input, expected output and output, and prints 1 for a right
+        one. seconds, memory: a test's, in CPU seconds and MB.
+        """
+        return [float(_accepted(self.sandbox, *one)) for one in zip(completions, tests, checker, seconds, memory)]
+
+    def humaneval(
+        self, completions: Sequence[str], start: Sequence[str], function: Sequence[str], canonical: Sequence[str],
+        check: Sequence[str],
+    ) -> list[float]:  # fmt: skip
+        """1 for a completion whose function passes the problem's checks, else 0. start: what is to be completed. canonical:
+        how it is; it shows with which arguments the checks call.
+        """
+        return [float(_completes(self.sandbox, *one)) for one in zip(completions, start, function, canonical, check)]
 
 
-def livecodebench(
-    completions: Sequence[str], tests: Sequence[Any], function: Sequence[str | None]
-) -> list[float]:  # fmt: skip
-    """1 for a completion whose last fenced block passes all tests, else 0."""
-    return [float(_solves(*one)) for one in zip(completions, tests, function)]
-
-
-def _solves(completion: str, cell: Any, function: str | None) -> bool:
+def _solves(sandbox: Sandbox, completion: str, cell: Any, function: str | None) -> bool:
     tests = tests_of({"tests": cell}, "tests")
     found = program_of(completion)
     if found is None or (function and function not in found.source):
@@ -64,22 +95,13 @@ def _solves(completion: str, cell: Any, function: str | None) -> bool:
     # The prelude has names of its own, such as operator's add: what is called must be the solution's.
     chosen = f"\n{function} = Solution().{function}\n" if function and "class Solution" in found.source else ""
     program = Program(f"{future}\n{prelude(found.source)}{_FUTURE.sub('', found.source)}{chosen}", "python", function)
-    with contextlib.closing(sandbox().stream(program, [test.case for test in tests], LIVECODEBENCH)) as outcomes:
+    with contextlib.closing(sandbox.stream(program, [test.case for test in tests], LIVECODEBENCH)) as outcomes:
         return all(test.passed(outcome) for test, outcome in zip(tests, outcomes))
 
 
-def codeforces(
-    completions: Sequence[str], tests: Sequence[Any], checker: Sequence[str | None], seconds: Sequence[float],
-    memory: Sequence[float],
-) -> list[float]:  # fmt: skip
-    """1 for a completion whose last fenced block, C++ or Python, passes all tests within the problem's limits, else 0.
-    checker: a Python program that is given the names of input, expected output and output, and prints 1 for a right one.
-    seconds, memory: a test's, in CPU seconds and MB.
-    """
-    return [float(_accepted(*one)) for one in zip(completions, tests, checker, seconds, memory)]
-
-
-def _accepted(completion: str, cell: Any, checker: str | None, seconds: float, memory: float) -> bool:
+def _accepted(
+    sandbox: Sandbox, completion: str, cell: Any, checker: str | None, seconds: float, memory: float
+) -> bool:  # fmt: skip
     tests = tests_of({"tests": cell}, "tests")
     found = program_of(completion)
     if found is None:
@@ -87,22 +109,22 @@ def _accepted(completion: str, cell: Any, checker: str | None, seconds: float, m
     limits = Limits(seconds=seconds, memory=max(16 << 20, int(memory * 1e6)))
     said = []
     program = Program(found.source, found.language)  # type: ignore[arg-type]
-    with contextlib.closing(sandbox().stream(program, [test.case for test in tests], limits)) as outcomes:
+    with contextlib.closing(sandbox.stream(program, [test.case for test in tests], limits)) as outcomes:
         for test, outcome in zip(tests, outcomes):
             if outcome.status != "ok" or (checker is None and not same_stdout(outcome.stdout, test.expected)):
                 return False
             said.append((test.case.stdin or "", str(test.expected), outcome.stdout))
-    return checker is None or _checked(checker, said)
+    return checker is None or _checked(sandbox, checker, said)
 
 
-def _checked(checker: str, said: Sequence[tuple[str, str, str]]) -> bool:
+def _checked(sandbox: Sandbox, checker: str, said: Sequence[tuple[str, str, str]]) -> bool:
     """Whether the checker takes each output. said: input, expected output and output of each test. An output at which it
     fails is wrong; raises RuntimeError where it fails at the expected one too.
     """
-    with contextlib.closing(_asked(checker, said)) as outcomes:
+    with contextlib.closing(_asked(sandbox, checker, said)) as outcomes:
         for (given, expected, _), outcome in zip(said, outcomes):
             if outcome.status != "ok":
-                (again,) = _asked(checker, [(given, expected, expected)])
+                (again,) = _asked(sandbox, checker, [(given, expected, expected)])
                 if again.status != "ok":
                     raise RuntimeError(f"the problem's checker failed: {again.status} {again.detail:.200}")
                 return False
@@ -111,9 +133,9 @@ def _checked(checker: str, said: Sequence[tuple[str, str, str]]) -> bool:
     return True
 
 
-def _asked(checker: str, said: Sequence[tuple[str, str, str]]) -> Generator[Outcome]:
+def _asked(sandbox: Sandbox, checker: str, said: Sequence[tuple[str, str, str]]) -> Generator[Outcome]:
     names = ("input.txt", "expected.txt", "output.txt")
-    return sandbox().stream(Program(checker), [Case("", words=names, files=dict(zip(names, one))) for one in said], CHECKER)
+    return sandbox.stream(Program(checker), [Case("", words=names, files=dict(zip(names, one))) for one in said], CHECKER)
 
 
 def _is_one(text: str) -> bool:
@@ -123,31 +145,21 @@ def _is_one(text: str) -> bool:
         return False
 
 
-def humaneval(
-    completions: Sequence[str], start: Sequence[str], function: Sequence[str], canonical: Sequence[str],
-    check: Sequence[str],
-) -> list[float]:  # fmt: skip
-    """1 for a completion whose function passes the problem's checks, else 0. start: what is to be completed. canonical: how
-    it is; it shows with which arguments the checks call.
-    """
-    return [float(_completes(*one)) for one in zip(completions, start, function, canonical, check)]
-
-
-def _completes(completion: str, start: str, function: str, canonical: str, check: str) -> bool:
-    calls = called(start, function, canonical, check)
+def _completes(sandbox: Sandbox, completion: str, start: str, function: str, canonical: str, check: str) -> bool:
+    calls = called(sandbox, start, function, canonical, check)
     found = program_of(completion)
     text = completion if found is None else found.source
     whole = re.search(rf"^(?:async\s+)?def\s+{re.escape(function)}\b", text, re.MULTILINE)
     source = f"{start}\n{text}" if whole else f"{start}{text}"
     values = []
     cases = [Case(arguments=arguments) for arguments in calls]
-    with contextlib.closing(sandbox().stream(Program(source, "python", function), cases, HUMANEVAL)) as outcomes:
+    with contextlib.closing(sandbox.stream(Program(source, "python", function), cases, HUMANEVAL)) as outcomes:
         for outcome in outcomes:
             if outcome.status != "ok":
                 return False
             values.append(outcome.value)
     program = Program(start + canonical + "\n" + check + REPLAYED, "python", "verdict__")
-    (verdict,) = sandbox().run(program, [Case(arguments=[values])], CHECKER)
+    (verdict,) = sandbox.run(program, [Case(arguments=[values])], CHECKER)
     return verdict.status == "ok" and verdict.value is True
 
 
@@ -177,22 +189,18 @@ def verdict__(values):
 
 
 @cache
-def called(start: str, function: str, canonical: str, check: str) -> list[list[Any]]:
+def called(sandbox: Sandbox, start: str, function: str, canonical: str, check: str) -> list[list[Any]]:
     """The arguments with which a problem's checks call its function. Raises RuntimeError where the canonical solution itself
     does not pass.
     """
     program = Program(start + canonical + "\n" + check + RECORDED.format(function=function), "python", "calls__")
-    (outcome,) = sandbox().run(program, [Case(arguments=[])], CHECKER)
+    (outcome,) = sandbox.run(program, [Case(arguments=[])], CHECKER)
     if outcome.status != "ok" or not isinstance(outcome.value, list) or not outcome.value:
         raise RuntimeError(f"the canonical solution of {function} does not pass its checks: {outcome.detail:.200}")
     return outcome.value
 
 
-def notice() -> str:
-    """What a run shall say of these rewards. Raises RuntimeError, with the remedy, where no sandbox works."""
-    return f"programs run in the sandbox {sandbox().driver!r}"
-
-
-for _function in (livecodebench, codeforces, humaneval):
+_usual = Programs(CodeConfig())
+livecodebench, codeforces, humaneval = _usual.livecodebench, _usual.codeforces, _usual.humaneval
+for _function in (Programs.livecodebench, Programs.codeforces, Programs.humaneval):
     setattr(_function, "spoken", True)  # noqa: B010  # a type of function has no such attribute
-    setattr(_function, "notice", notice)  # noqa: B010

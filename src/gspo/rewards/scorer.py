@@ -149,9 +149,8 @@ class Rewards:
         if set(where) - {HERE}:
             placed = ", ".join(f"{count} on {name}" for name, count in where.items())
             warnings.warn(Notice(f"reward workers: {placed}"), stacklevel=1)
-        unsafe = self.coded and self.code.sandbox == "none"
         for notice in self._notices():
-            warnings.warn(notice if unsafe else Notice(notice), stacklevel=1)
+            warnings.warn(notice if self.code.sandbox == "none" else Notice(notice), stacklevel=1)
         self._tell_moves()
         for function in self.callables.values():
             getattr(function, "wait", lambda: None)()
