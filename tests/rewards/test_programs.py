@@ -1,5 +1,7 @@
 """Programs of benchmarks, really run in a sandbox."""
 
+import warnings
+
 import pytest
 
 from gspo.config.rewards import CodeConfig, RewardConfig
@@ -150,3 +152,29 @@ def test_programs_of_benchmarks_run_in_the_sandbox_that_is_asked_for(sandbox):
 def test_columns_come_without_thinking():
     assert all(getattr(function, "spoken", False) for function in (livecodebench, codeforces, humaneval))
     assert programs.Programs(CodeConfig()).humaneval.spoken
+
+
+@pytest.mark.timeout(120)
+def test_programs_have_their_own_time_and_each_completion_a_call_of_its_own():
+    """reward.timeout is for functions that may hang; a checker that fails costs its completion alone."""
+    config = RewardConfig(functions=["gspo.rewards.programs:codeforces"], timeout=0.5)
+    row = {"tests": STDIN, "seconds": 3.0, "memory": 256.0}
+    slow = fenced("import time\na, b = map(int, input().split())\nwhile time.process_time() < 0.8: pass\nprint(a + b)")
+    broken = fenced("a, b = map(int, input().split())\nprint(a + b)")
+    with Rewards(config, TaskConfig()) as rewards, warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        failing = rollout(broken, **row, checker="raise SystemExit(3)")
+        scored = rewards.score([rollout(slow, **row, checker=None), failing, rollout("none", **row, checker=None)])
+    assert [one.reward for one in scored] == [1.0, None, 0.0] and "checker failed" in scored[1].error
+    assert not heard
+
+
+def test_a_reward_of_another_benchmark_is_refused_before_anything_is_sampled():
+    needs = r"no column 'checker', which the reward gspo\.rewards\.programs:codeforces needs"
+    with Rewards(RewardConfig(functions=["gspo.rewards.programs:codeforces"]), TaskConfig()) as rewards:
+        with pytest.raises(ValueError, match=needs):
+            rewards.check([rollout("", **ROW).prompt])
+    with pytest.raises(ValueError, match=r'benchmark:humaneval has no .* for "task"; use "gspo.rewards.programs:humaneval"'):
+        Rewards(RewardConfig(), TaskConfig(source="benchmark:humaneval"))
+    with pytest.raises(ValueError, match=r'benchmark:a.jsonl has no scorer of its own for "task"; use "math"'):
+        Rewards(RewardConfig(), TaskConfig(source="benchmark:a.jsonl"))

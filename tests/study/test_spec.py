@@ -92,6 +92,19 @@ def test_a_name_may_be_words(tmp_path, name):
     assert place.parents[2] == (tmp_path / "out" / "cells").resolve() and cell.variant == name
 
 
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"stage": [{"at": 2, "source": "gone.jsonl"}]}, r"stage\[0\].source = 'gone.jsonl': there is no such file"),
+        ({"refresh": {"every": 1, "source": "gone:rows"}}, "refresh.source = 'gone:rows': there is no module 'gone'"),
+    ],
+)
+def test_a_source_that_is_not_there_is_told_before_a_cell_runs(tmp_path, table, message):
+    late = tomli_w.dumps({"variants": {"late": table}})
+    with pytest.raises(ValueError, match=rf"study\.toml: runs / late: {message}"):
+        read(write(tmp_path, f"{BASE}\n{late}"), tmp_path / "out")
+
+
 def test_a_base_may_be_a_file_beside_it(tmp_path):
     base = Config(
         model=ModelConfig(path="m"), task=TaskConfig(source="rows.jsonl"), reward=RewardConfig(functions=["exact"])

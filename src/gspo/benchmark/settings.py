@@ -21,14 +21,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 TOKENS = 32_768
 """Longest reply where the benchmark says no other."""
-PROGRAMS = 3600.0
-"""Seconds that a call may take which runs the programs of many replies; each test has its own limit."""
 KEPT = {
     "model": None, "sampler": None, "eval": None, "task": ("system", "template", "template_args"), "rollout": ("stop",),
     "reward": ("timeout", "workers"), "train": ("seed",), "code": ("sandbox",),
 }  # fmt: skip
 """What is taken of a training configuration, by section; None: all of it. Prompts and rewards are the benchmark's; [code] is
-for those that run programs."""
+for those that run programs, and these have limits of their own."""
 OF_A_MODEL_HERE = ("model", "sampler", "task.template")
 ASKED = ("model.path", "sampler.timeout", "sampler.batch_size")
 """What an endpoint is asked for, of these."""
@@ -63,12 +61,10 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     file = options.model if options.model.endswith(".toml") else None
     raw = read_toml(file, "configuration file") if file else {"model": {"path": options.model}}
     made: dict[str, Any] = {f"{section}.{key}": value for section in raw for key, value in _table(raw, section).items()}
-    programs = runs_programs([benchmark.reward])
-    made = {key: value for key, value in made.items() if _kept(key) and (programs or not key.startswith("code."))}
+    idle = "reward.timeout" if runs_programs([benchmark.reward]) else "code.sandbox"
+    made = {key: value for key, value in made.items() if _kept(key) and key != idle}
     longest = benchmark.tokens or TOKENS
     custom: dict[str, Any] = {"eval.num_generations": benchmark.samples, "eval.max_completion_length": longest}
-    if programs:
-        custom["reward.timeout"] = PROGRAMS
     asked: dict[str, Any] = {}
     if options.preset is not None:
         asked = {f"eval.{key}": value for key, value in PRESETS[options.preset].items()}

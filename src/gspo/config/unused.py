@@ -102,7 +102,8 @@ ALWAYS = (
         "eval.temperature = 0 takes the most likely token: raise the temperature, or leave it out",
     ),
     Unused(
-        ("reward.env",), lambda c: played(c) or not any(":" in name for name in c.reward.functions),
+        ("reward.env",),
+        lambda c: played(c) or not any(":" in name and not runs_programs([name]) for name in c.reward.functions),
         "it is for a module:function: name one in reward.functions, or leave it out",
     ),
     Unused(
@@ -114,8 +115,8 @@ ALWAYS = (
         "reward models and judges do not run in worker processes: leave it out",
     ),
     Unused(
-        ("reward.timeout",), lambda c: set(c.reward.functions) == {"code"},
-        "code has limits of its own: set code.seconds or code.total_seconds, or leave it out",
+        ("reward.timeout",), lambda c: all(runs_programs([name]) for name in c.reward.functions),
+        "programs have limits of their own (of the reward code: code.seconds and code.total_seconds): leave it out",
     ),
     Unused(
         every("code", "sandbox"), lambda c: "code" not in c.reward.functions,

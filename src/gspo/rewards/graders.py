@@ -82,12 +82,11 @@ class RewardFunction:
     """A user's `f(prompts, completions, **columns) -> list[float | None]`, plain or async, or one in TRL's shape.
 
     Without `**columns` in its signature it gets the columns that it names. What it may say of itself, as attributes:
-    by_group, see there; spoken: it wants completions without their thinking. notice: what a run shall say of it. Raises
-    ValueError as Arguments does.
+    by_group, see there; spoken: it wants completions without their thinking. Raises ValueError as Arguments does.
     """
 
-    def __init__(self, function: Callable[..., Any], notice: str = "") -> None:
-        self.function, self.notice = function, notice
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
         self.by_group = bool(getattr(function, "by_group", False))
         self.text_of = spoken if getattr(function, "spoken", False) else lambda row: row.completion
         call = getattr(function, "__call__", None)  # noqa: B004
@@ -212,7 +211,9 @@ def load(
     if not isinstance(getattr(function, "__self__", None), Programs):
         return RewardFunction(function)
     programs = Programs(code or CodeConfig())  # a benchmark's reward, in the sandbox that is asked for
-    return RewardFunction(getattr(programs, function.__name__), programs.notice)
+    score = getattr(programs, function.__name__)
+    arguments = Arguments(score)
+    return PerCompletion(lambda row: score(**arguments.of([row], spoken))[0], programs.notice)
 
 
 def spoken(row: RewardInput) -> str:

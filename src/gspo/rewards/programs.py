@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import re
 from collections.abc import Generator, Sequence
 from functools import cache, cached_property
 from typing import Any
 
-from gspo.config.rewards import CodeConfig
+from gspo.config.rewards import PROGRAMS, CodeConfig
 from gspo.rewards.code import opened, program_of, same_stdout, tests_of
 from gspo.rewards.sandbox.open import Sandbox
 from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
@@ -26,6 +27,8 @@ MODULES = (
 )
 """What solutions of LiveCodeBench use without importing it: the sites that the problems come from give it to them."""
 _FUTURE = re.compile(r"^from __future__ import .*$\n?", re.MULTILINE)
+PATIENCE = 3600.0
+"""Seconds after which something must have gone wrong with the scoring of one completion: its tests have their own limits."""
 LAST = "from builtins import *\nimport sys\nsys.setrecursionlimit(50000)\n"
 
 
@@ -204,3 +207,9 @@ _usual = Programs(CodeConfig())
 livecodebench, codeforces, humaneval = _usual.livecodebench, _usual.codeforces, _usual.humaneval
 for _function in (Programs.livecodebench, Programs.codeforces, Programs.humaneval):
     setattr(_function, "spoken", True)  # noqa: B010  # a type of function has no such attribute
+
+
+def columns_of(name: str) -> list[str]:
+    """The columns that the reward of this name needs, where it is one of these; [] for another."""
+    known = {f"{PROGRAMS}{function.__name__}": function for function in (livecodebench, codeforces, humaneval)}
+    return list(inspect.signature(known[name]).parameters)[1:] if name in known else []

@@ -16,8 +16,10 @@ from functools import partial
 from typing import Any
 
 from gspo.config.checks import check_names, nearest
+from gspo.config.origin import BENCHMARK
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
+from gspo.data.benchmarks.table import named
 from gspo.data.bounds import NO_OPINION, unfit
 from gspo.data.prompts import Notice
 from gspo.data.reasoning_gym import PREFIX
@@ -26,6 +28,7 @@ from gspo.rewards.arguments import TrainerState
 from gspo.rewards.channels import Channel, Thread, Worker, score_rows
 from gspo.rewards.graders import Result, RewardFunction, RewardInput, uncomparable
 from gspo.rewards.places import Here, Place
+from gspo.rewards.programs import PATIENCE, columns_of
 from gspo.rewards.way import Way
 from gspo.types import Prompt, Rollout
 
@@ -96,6 +99,8 @@ class Rewards:
         if self.coded:
             self.limits["code"] = programs.longest(self.code)
             self.needs[self.code.tests_column] = "code.tests_column"
+        self.of_benchmarks = {spec: needed for spec in specs if (needed := columns_of(spec))}
+        self.limits |= {name: PATIENCE for name, spec in self.specs.items() if spec in self.of_benchmarks}
         self.timeout = reward.timeout
         self.ways = {name: Way() for name in self.names}
         self.moved = 0  # workers, to another machine, since this was last asked
@@ -122,6 +127,12 @@ class Rewards:
                     raise ValueError(
                         f"prompt {prompt.id}: there is no column {needed!r} with the right answer"
                         f"{nearest(needed, prompt.columns)}; set {key} to one of: {', '.join(prompt.columns) or '(none)'}"
+                    )
+            for spec, columns in self.of_benchmarks.items():
+                if lacking := [column for column in columns if column not in prompt.columns]:
+                    raise ValueError(
+                        f"prompt {prompt.id}: there is no column {lacking[0]!r}, which the reward {spec} needs: it scores "
+                        "its own benchmark; take another in reward.functions"
                     )
             if self.coded:
                 self._check_tests(prompt)
@@ -261,11 +272,11 @@ class Rewards:
 
 def _check(specs: list[str], task: TaskConfig, scored: bool) -> None:
     if "task" in specs and not scored:
-        name = task.eval_source if task.source.startswith(PREFIX) else task.source or "this data set"
-        raise ValueError(
-            f'reward.functions: {name} has no scorer of its own for "task"; use "exact" or "math" with '
-            "reward.answer_column, or a function of yours as module:function"
-        )
+        name = (task.eval_source if task.source.startswith(PREFIX) else task.source) or "this data set"
+        use = '"exact" or "math" with reward.answer_column, or a function of yours as module:function'
+        if name.startswith(BENCHMARK):
+            use = f'"{named(name.removeprefix(BENCHMARK)).reward}"'
+        raise ValueError(f'reward.functions: {name} has no scorer of its own for "task"; use {use}')
     check_names(specs)
     for spec, package in (("task", "reasoning_gym"), ("math", "math_verify")):
         if spec in specs and importlib.util.find_spec(package) is None:

@@ -13,6 +13,7 @@ from gspo.config.checks import check_training
 from gspo.config.files import as_config, load, nested, read_toml, to_dict
 from gspo.config.near import nearest
 from gspo.config.schema import Config
+from gspo.data.tables import check_sources
 from gspo.learner.algorithm import resolved
 from gspo.safe import visible
 
@@ -118,6 +119,7 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{path}: two cells would have the folder {name}: give settings and variants other names")
+    _check_sources(path, cells)
     return Study(
         title=str(raw.get("title", path.stem)),
         plan=str(raw.get("plan", "")),
@@ -129,6 +131,15 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
         threads=_count(path, raw, "threads", 1),
         cells=cells,
     )
+
+
+def _check_sources(path: Path, cells: Iterable[Cell]) -> None:
+    """Of each variant in each setting once: a seed changes no source."""
+    for cell in {(cell.setting, cell.variant): cell for cell in cells}.values():
+        try:
+            check_sources(cell.config.task, cell.config.stage, cell.config.refresh)
+        except ValueError as error:
+            raise ValueError(f"{path}: {cell.setting} / {cell.variant}: {error}") from None
 
 
 def _count(path: Path, raw: dict[str, Any], key: str, default: int) -> int:
