@@ -79,8 +79,8 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     for key in fixed:
         if key in fields:
             raise ValueError(f"--{key}: has no effect, the benchmark {options.benchmark} says what it is; leave it out")
-    if options.url and (idle := [key for key in fields if key.startswith(OF_A_MODEL_HERE) and key not in ASKED]):
-        raise ValueError(f"--{idle[0]}: has no effect on the endpoint {options.url}, which says it itself; leave it out")
+    if options.url and (others := [key for key in fields if key.startswith(OF_A_MODEL_HERE) and key not in ASKED]):
+        raise ValueError(f"--{others[0]}: has no effect on the endpoint {options.url}, which says it itself; leave it out")
     config = load(None, custom | made | asked | fixed | fields)
     if not config.eval.temperature:  # a preset's top_p and top_k have no effect then
         asked = {key: value for key, value in asked.items() if key not in ("eval.top_p", "eval.top_k")}
