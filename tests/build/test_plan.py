@@ -114,7 +114,6 @@ def test_settings_change_what_they_should(tmp_path):
     folder = folder_of(tmp_path, "30B-A3B")
     plain = plan(config(folder), LENGTHS, Machines())
     assert plain.standing == {"weights": 4, "gradients": 4, "AdamW's moments": 8}
-    assert plain.passing["bfloat16 copies of dense layers"] / 1e9 == pytest.approx(2 * 0.919, abs=0.005)
     bare = plan(config(folder, train={"gradient_checkpointing": True, "offload_optimizer": True}), LENGTHS, Machines())
     assert bare.standing == {"weights": 4, "gradients": 4} and list(bare.passing) == [
         "gathered layers",
@@ -123,9 +122,18 @@ def test_settings_change_what_they_should(tmp_path):
     assert bare.passing["activations (estimate)"] < plain.passing["activations (estimate)"] / 10
     half = plan(config(folder, model={"path": folder, "dtype": "bfloat16"}, algorithm={"beta": 0.1}), LENGTHS, Machines())
     assert half.standing == {"weights": 2, "gradients": 2, "AdamW's moments": 4, "reference model": 2}
+    wide = plan(config(folder, model={"path": folder, "autocast": "none"}), LENGTHS, Machines())
+    gathers = [[row.training for row in each.sent if "all-gather" in row.what] for each in (plain, wide)]
+    assert 0.5 < sum(gathers[0]) / sum(gathers[1]) < 0.52  # all but embeddings, head, norms and routers
+    assert sum(gathers[1]) / 2 == pytest.approx(sum(row.training for row in wide.sent if "reduce" in row.what), rel=0.02)
+    assert plain.passing["gathered layers"] < wide.passing["gathered layers"] and plain.sending < wide.sending
+    said = "gathered in it, gradients are added up in float32"
+    texts = [told(config(folder, **more), LENGTHS, Machines(), None)[0] for more in ({}, {"scale": {"ranks": 1}})]
+    assert [said in text for text in texts] == [True, False]
     served = plan(config(folder, sampler={"engine": "vllm"}), LENGTHS, Machines())
     assert served.sent[-1].what == "weights for the engine" and served.sending > plain.sending
     one = plan(config(folder, scale={"ranks": 1}), LENGTHS, Machines())
+    assert one.passing["bfloat16 copies of dense layers"] / 1e9 == pytest.approx(2 * 0.919, abs=0.005)
     assert one.sent == [] and one.sending == 0 and one.state / GIB == pytest.approx(30.532 * 16e9 / GIB, rel=1e-3)
     assert one.compute == pytest.approx(8 * plain.compute)
     assert plan(config(folder), LENGTHS, Machines(flops=8e14)).compute == pytest.approx(plain.compute / 2)

@@ -1,5 +1,7 @@
 """Formulas of what ranks cost, against numbers worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from gspo.config.scale import ScaleConfig
@@ -12,6 +14,7 @@ EMBEDDING, MATRIX, EXPERTS = Weight(10, 4), Weight(4, 4), Weight(4, 36, experts=
 LAYER = Layer((MATRIX, EXPERTS))
 LAYERS = [Layer((EMBEDDING,)), LAYER, LAYER, Layer((EMBEDDING,), kept=True)]
 WEIGHTS = [weight for layer in LAYERS for weight in layer.weights]
+NARROW = [replace(one, weights=(replace(MATRIX, narrow=True), EXPERTS)) if one == LAYER else one for one in LAYERS]
 SHAPE = Shape(hidden=4, layers=2, queries=4, keys=2, width=6, mixtures=2, taken=2, expert_width=3)
 WORK = Work(training=1, reading=1, training_tokens=5, reading_tokens=5)
 
@@ -33,9 +36,24 @@ def test_a_rank_holds_the_first_rows_of_each_weight():
 
 
 def test_what_is_whole_at_the_same_time():
-    assert costs.gathered(LAYERS, Spread(4)) == 40 + 3 * 160
-    assert costs.gathered(LAYERS, Spread(4, 2)) == 40 + 3 * (16 + 72)
-    assert costs.cast(LAYERS, embedded=40) == 32
+    # the head; two layers in float32, the lower one with its gradient, the upper one's being added up, and embeddings ahead
+    assert costs.gathered(LAYERS, Spread(4), 4) == 4 * (40 + 2 * 160 + 160 + 40)
+    assert costs.gathered(LAYERS[1:], Spread(4), 4) == costs.gathered(LAYERS[1:3], Spread(4), 4) + 160 == 4 * (40 + 3 * 160)
+    assert costs.gathered(LAYERS, Spread(4, 2), 4) == 4 * (40 + 3 * (16 + 72) + 40)
+    assert costs.cast(WEIGHTS, embedded=40) == 32
+    # the matrix and its gradient in bfloat16, and the other's gradient in float32; of the experts all in float32
+    assert costs.gathered(NARROW, Spread(4), 4) == 4 * 40 + (2 * 2 + 4) * 16 + 4 * 3 * 144 + 4 * 40
+
+
+def test_weights_that_are_gathered_in_bfloat16_send_half_and_their_gradients_as_much():
+    wide, narrow = ({row.what: row for row in costs.sent(of, SHAPE, Spread(4), WORK, 4, False)} for of in (LAYERS, NARROW))
+    for row in ("all-gather of dense weights, forward", "all-gather of dense weights, backward"):
+        assert wide[row].training - narrow[row].training == 3 * (2 * 4) * 2  # two matrices, two bytes less a number
+    assert wide["all-gather of dense weights, forward"].reading - 3 * (2 * 4) * 2 == (
+        narrow["all-gather of dense weights, forward"].reading
+    )
+    for row in wide.keys() - {"all-gather of dense weights, forward", "all-gather of dense weights, backward"}:
+        assert narrow[row] == wide[row]
 
 
 def test_bytes_of_a_micro_batch_without_experts_apart():

@@ -119,9 +119,10 @@ def passing_bytes(config: Config, paper: Paper, spread: Spread, work: Work, item
     checkpointing = config.train.gradient_checkpointing
     rows: dict[str, float] = {}
     if spread.shards > 1:
-        rows["gathered layers"] = costs.gathered(paper.layers, spread) * itemsize
-    if itemsize == costs.FLOAT32 and config.model.autocast != "none" and not checkpointing:
-        rows["bfloat16 copies of dense layers"] = costs.BFLOAT16 * costs.cast(paper.layers, paper.embedded)
+        rows["gathered layers"] = costs.gathered(paper.layers, spread, itemsize)
+    if spread.ranks == 1 and itemsize == costs.FLOAT32 and config.model.autocast != "none" and not checkpointing:
+        every = (weight for layer in paper.layers for weight in layer.weights)
+        rows["bfloat16 copies of dense layers"] = costs.BFLOAT16 * costs.cast(every, paper.embedded)
     tokens = -(-work.training_tokens // work.training)
     rows["activations (estimate)"] = costs.activations(paper.shape, tokens, itemsize, checkpointing)
     return rows
@@ -249,6 +250,8 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths, machines: Ma
     )
     if config.stage:
         yield f"  {len(config.stage)} [[stage]]: these are the figures of the one that samples most in a step"
+    if any(weight.narrow for layer in plan.paper.layers for weight in layer.weights):
+        yield "  on GPUs: weights whose products are in bfloat16 are gathered in it, gradients are added up in float32"
     if config.algorithm.old_logprobs == "auto":
         yield '  algorithm.old_logprobs = "auto" comes out as "sampler"'
     yield f"  a rank sustains {machines.flops / 1e12:g} TFLOP/s (option flops)"

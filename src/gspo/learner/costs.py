@@ -38,11 +38,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight of so many `rows` of `row` numbers each. experts: it holds those of a mixture, an expert a row."""
+    """A weight of so many `rows` of `row` numbers each. experts: it holds those of a mixture, an expert a row. narrow: ranks
+    gather it in bfloat16.
+    """
 
     rows: int
     row: int
     experts: bool = False
+    narrow: bool = False
 
     @property
     def size(self) -> int:
@@ -52,6 +55,10 @@ class Weight:
     def whole(self, spread: Spread) -> int:
         """Numbers of it that a rank computes with: all, or its own experts."""
         return self.size // spread.experts if self.experts else self.size
+
+    def sent(self, itemsize: int) -> int:
+        """Bytes of each number of it where it is gathered. itemsize: where it stays."""
+        return BFLOAT16 if self.narrow else itemsize
 
     def held(self, spread: Spread) -> int:
         """Numbers of it on the first rank, which is also what every rank gives when it is gathered, padding included."""
@@ -66,9 +73,9 @@ class Layer:
     weights: tuple[Weight, ...]
     kept: bool = False
 
-    def whole(self, spread: Spread) -> int:
-        """Numbers of it that lie on a rank once it is gathered."""
-        return sum(weight.whole(spread) for weight in self.weights)
+    def whole(self, spread: Spread, itemsize: int) -> int:
+        """Bytes of it that lie on a rank once it is gathered. itemsize: of a number in its shards."""
+        return sum(weight.whole(spread) * weight.sent(itemsize) for weight in self.weights)
 
 
 @dataclass(frozen=True)
@@ -151,25 +158,31 @@ def unevenness(weights: Sequence[Weight], spread: Spread) -> float:
     return held(weights, spread) * spread.shards / sum(weight.size for weight in weights)
 
 
-def gathered(layers: Sequence[Layer], spread: Spread) -> int:
-    """Numbers that are whole on a rank at the worst: what is kept, and of the largest other layer the weights, their
-    gradient, and the weights of the next one, which are fetched ahead.
+def gathered(layers: Sequence[Layer], spread: Spread, itemsize: int) -> int:
+    """Bytes that are whole on a rank at the worst, in a backward pass: what is kept, and of one other layer the weights and
+    their gradient, with the weights of the one below, which are fetched ahead, and the gradient of the one above, which is
+    being added up. itemsize: of a number in its shards, and of a gradient that is added up.
     """
-    kept = sum(layer.whole(spread) for layer in layers if layer.kept)
-    return kept + 3 * max((layer.whole(spread) for layer in layers if not layer.kept), default=0)
+    kept = sum(layer.whole(spread, itemsize) for layer in layers if layer.kept)
+    parts = [layer for layer in layers if not layer.kept]
+    weights = [0, *(layer.whole(spread, itemsize) for layer in parts), 0]
+    adding = [0, *(sum(w.whole(spread) for w in layer.weights) * itemsize for layer in parts), 0]
+    return kept + max((weights[i - 1] + 2 * weights[i] + adding[i + 1] for i in range(1, len(parts) + 1)), default=0)
 
 
-def cast(layers: Sequence[Layer], embedded: int) -> int:
-    """Numbers of dense layers that autocast copies, and keeps for the backward pass where none is made again: a rank then
-    has the whole model's. Neither the head, which is computed in float32, nor the embeddings.
+def cast(weights: Iterable[Weight], embedded: int) -> int:
+    """Numbers of dense layers that autocast copies in one process, and keeps for the backward pass where no forward pass is
+    made again. Neither the head, which is computed in float32, nor the embeddings.
     """
-    dense = [weight.size for layer in layers if not layer.kept for weight in layer.weights if not weight.experts]
-    return sum(size for size in dense if size != embedded)
+    return sum(weight.size for weight in weights if not weight.experts and weight.size != embedded)
 
 
-def ring(layers: Iterable[Layer], spread: Spread, experts: bool) -> int:
-    """Numbers that a rank sends to gather these layers once, or to add up their gradients; of dense weights or experts."""
-    parts = sum(weight.held(spread) for layer in layers for weight in layer.weights if weight.experts == experts)
+def ring(layers: Iterable[Layer], spread: Spread, experts: bool, itemsize: int, added: bool = False) -> int:
+    """Bytes that a rank sends to gather these layers once; of dense weights or experts. added: to add up their gradients,
+    which have `itemsize` bytes a number, as the shards.
+    """
+    of = (weight for layer in layers for weight in layer.weights if weight.experts == experts)
+    parts = sum(weight.held(spread) * (itemsize if added else weight.sent(itemsize)) for weight in of)
     return (spread.owners(experts) - 1) * parts
 
 
@@ -190,11 +203,11 @@ def sent(
     table = []
     for experts, of in ((False, "dense weights"), (True, "experts")):
         reach = spread.shards if spread.owners(experts) > 1 else 1
-        forward, backward = (itemsize * ring(some, spread, experts) for some in (layers, again))
+        forward, backward = (ring(some, spread, experts, itemsize) for some in (layers, again))
         table += [
             Sent(f"all-gather of {of}, forward", reach, forward, forward),
             Sent(f"all-gather of {of}, backward", reach, backward),
-            Sent(f"reduce-scatter of gradients of {of}", reach, forward),
+            Sent(f"reduce-scatter of gradients of {of}", reach, ring(layers, spread, experts, itemsize, added=True)),
         ]
     mine = held((weight for layer in layers for weight in layer.weights), spread)
     copies = 2 * (spread.replicas - 1) / spread.replicas * mine * itemsize

@@ -22,13 +22,18 @@ from gspo.types import Completion
 
 RANKS, ROWS, LENGTH = 2, 4, 64
 CASES = {
-    "fsdp": ("moe", 1, 1, False),
-    "fsdp, checkpointing": ("moe", 1, 1, True),
-    "experts": ("moe", 2, 1, False),
-    "experts, checkpointing": ("moe", 2, 1, True),
-    "tied": ("tied", 1, 1, False),
-    "replicas": ("moe", 1, 2, False),
-    "uneven": ("uneven", 1, 1, False),
+    "fsdp": ("moe", 1, 1, False, "none"),
+    "fsdp, checkpointing": ("moe", 1, 1, True, "none"),
+    "experts": ("moe", 2, 1, False, "none"),
+    "experts, checkpointing": ("moe", 2, 1, True, "none"),
+    "tied": ("tied", 1, 1, False, "none"),
+    "replicas": ("moe", 1, 2, False, "none"),
+    "uneven": ("uneven", 1, 1, False, "none"),
+    "bfloat16": ("moe", 1, 1, False, "bfloat16"),
+    "bfloat16, tied, checkpointing": ("tied", 1, 1, True, "bfloat16"),
+    "bfloat16, experts": ("moe", 2, 1, False, "bfloat16"),
+    "bfloat16, replicas": ("moe", 1, 2, False, "bfloat16"),
+    "bfloat16, uneven": ("uneven", 1, 1, False, "bfloat16"),
 }
 
 
@@ -89,10 +94,10 @@ def batch():
     )
 
 
-def count(folder, model, experts, replicas, checkpointing):
+def count(folder, model, experts, replicas, checkpointing, autocast):
     """Bytes of a forward pass, of its backward pass, and of the weights for an engine."""
     scale = ScaleConfig(ranks=RANKS, experts=experts, replicas=replicas)
-    loaded = load_sharded(ModelConfig(path=str(folder / model), device="cpu"), scale, RANKS)
+    loaded = load_sharded(ModelConfig(path=str(folder / model), device="cpu", autocast=autocast), scale, RANKS)
     policy, read = HFPolicy(loaded, layout="padded", gradient_checkpointing=checkpointing), batch()
     policy.forward(read).logp.sum().backward()
     with Counting() as forward:
@@ -100,22 +105,23 @@ def count(folder, model, experts, replicas, checkpointing):
     with Counting() as backward:
         logp.sum().backward()
     with Counting() as published:
-        loaded.save(folder / f"{model} {experts} {replicas} {checkpointing}")
+        loaded.save(folder / f"{model} {experts} {replicas} {checkpointing} {autocast}")
     held = sum(p.to_local().numel() for _, p in loaded.named_parameters())
     return {"forward": forward.bytes, "backward": backward.bytes, "published": published.bytes, "held": held}
 
 
-def casts(folder, checkpointing):
-    """Bytes of weights in bfloat16 that live at the end of the body, in a pass with gradient and in one without."""
-    cfg = ModelConfig(path=str(folder / "moe"), device="cpu", autocast="bfloat16")
-    loaded = load_sharded(cfg, ScaleConfig(ranks=RANKS), RANKS)
+def casts(loaded, checkpointing):
+    """Bytes of weights in bfloat16 that autocast has made and that live at the end of the body, in a pass with gradient and
+    in one without.
+    """
     policy, alive = HFPolicy(loaded, layout="padded", gradient_checkpointing=checkpointing), []
     mode = Casts({p.shape for name, p in loaded.named_parameters() if p.ndim == 2 and ".layers." in name})
-    loaded.body.norm.register_forward_hook(lambda *_: alive.append(mode.alive()))
+    hook = loaded.body.norm.register_forward_hook(lambda *_: alive.append(mode.alive()))
     for grad in (True, False):
         mode.made.clear()
         with torch.set_grad_enabled(grad), mode:
             policy.forward(batch())
+    hook.remove()
     return alive
 
 
@@ -124,7 +130,8 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     torch.manual_seed(rank)
     found = {name: count(folder, *case) for name, case in CASES.items()}
-    found["casts"] = {str(checkpointing): casts(folder, checkpointing) for checkpointing in (False, True)}
+    loaded = load_sharded(ModelConfig(path=str(folder / "moe"), device="cpu", autocast="bfloat16"), ScaleConfig(), RANKS)
+    found["casts"] = [casts(loaded, checkpointing) for checkpointing in (False, True)]
     out.write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -78,10 +78,8 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     outline(model, tokenizer)
     check_weights(model)
     _make_deterministic(model)
-    _choose_experts(model, cfg.experts)
-    on_gpu = cfg.autocast == "auto" and model.device.type == "cuda"
-    use_bfloat16 = cfg.autocast == "bfloat16" or on_gpu
-    autocast = torch.bfloat16 if use_bfloat16 and model.dtype == torch.float32 else None  # half weights need none
+    autocast = autocast_type(cfg.autocast, model.device.type, model.dtype)
+    _choose_experts(model, cfg.experts, autocast if kind.sharded and autocast else model.dtype)
     wrapped = kind(model, tokenizer, autocast)
     if not wrapped.stop_ids:
         raise ValueError(
@@ -100,6 +98,12 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     return wrapped
 
 
+def autocast_type(asked: str, device: str, weights: torch.dtype) -> torch.dtype | None:
+    """Type of the matrix products by model.autocast on such a device; None: that of the weights, which half ones keep."""
+    narrow = asked == "bfloat16" or (asked == "auto" and device == "cuda")
+    return torch.bfloat16 if narrow and weights == torch.float32 else None
+
+
 def _make_deterministic(model: PreTrainedModel) -> None:
     """Training mode must score as evaluation mode does, and no loss but ours may be added."""
     configs = [model.config, model.config.get_text_config()]
@@ -115,13 +119,13 @@ def _make_deterministic(model: PreTrainedModel) -> None:
                 setattr(holder, name, off)
 
 
-def _choose_experts(model: PreTrainedModel, kernel: str) -> None:
-    """Sets the expert kernels of a mixture of experts."""
+def _choose_experts(model: PreTrainedModel, kernel: str, dtype: torch.dtype) -> None:
+    """Sets the expert kernels of a mixture of experts. dtype: of its weights in a pass."""
     if not model._can_set_experts_implementation():
         return
     if kernel == "auto":
         grouped = experts.NAME if experts.runs_on(model.device) else "grouped_mm"
-        kernel = grouped if _grouped_mm_runs(model.device, model.dtype) else "eager"
+        kernel = grouped if _grouped_mm_runs(model.device, dtype) else "eager"
     model.set_experts_implementation(kernel)
 
 

@@ -21,12 +21,12 @@ from transformers.distributed import DistributedConfig
 from transformers.initialization import no_tie_weights
 
 from gspo.backends.hf.files import load_error, mixture, read_config
+from gspo.backends.hf.load import autocast_type
 from gspo.backends.hf.model import DTYPES
+from gspo.backends.hf.narrow import NARROW, STACKED, narrow_gathers
 from gspo.backends.hf.sharded import check_tied, shards
 from gspo.config.policy import ModelConfig
 from gspo.learner.costs import Layer, Shape, Spread, Weight
-
-STACKED = 3  # dimensions of a weight that holds all experts, an expert a row
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def fake_ranks(size: int, number: int = 0) -> Iterator[None]:
 
 
 def on_paper(cfg: ModelConfig, spread: Spread, number: int = 0) -> Paper:
-    """The model that `cfg` names, of which only config.json is read, as rank `number` would hold it. Raises ValueError where
-    it cannot be laid out so.
+    """The model that `cfg` names, of which only config.json is read, as rank `number` would hold it, and gather it on GPUs.
+    Raises ValueError where it cannot be laid out so.
     """
     config = read_config(cfg)
     taken, there = (found[1] if found else 0 for found in mixture(config))
@@ -72,7 +72,8 @@ def on_paper(cfg: ModelConfig, spread: Spread, number: int = 0) -> Paper:
         raise ValueError(load_error(cfg, error)) from error
     with fake_ranks(spread.ranks, number):
         if spread.ranks > 1:
-            model = laid_out(model, cfg, spread)
+            with narrow_gathers(autocast_type(cfg.autocast, "cuda", DTYPES[cfg.dtype])):
+                model = laid_out(model, cfg, spread)
         layers = layers_of(model, there)
         embeddings: Any = model.get_input_embeddings()
         embedded, shape = embeddings.weight.numel(), shape_of(model, taken, there)
@@ -125,25 +126,31 @@ def experts_of(model: nn.Module, there: int) -> set[nn.Parameter]:
     return found
 
 
-def weight_of(parameter: nn.Parameter, experts: bool) -> Weight:
+def weight_of(parameter: nn.Parameter, experts: bool, narrow: bool = False) -> Weight:
     """Its rows, and the numbers in one."""
-    return Weight(len(parameter), math.prod(parameter.shape[1:]), experts)
+    return Weight(len(parameter), math.prod(parameter.shape[1:]), experts, narrow)
 
 
 def layers_of(model: Any, there: int) -> tuple[Layer, ...]:
-    """The weights by the outermost module, below the root, that gathers them. Those of the root are kept, as are those of
-    modules that FSDP does not reshard after the forward pass.
+    """The weights by the outermost module, below the root, that gathers them, and whether they are kept. Those of the root
+    are, as are those of modules that FSDP does not reshard after the forward pass.
     """
     experts = experts_of(model, there)
     units = shards(model)[1:]
     nested = {inner for unit in units for inner in unit.modules() if inner is not unit}
-    outer = [unit for unit in units if unit not in nested]
     layers, seen = [], set[nn.Parameter]()
-    for unit in outer:
-        own = list(unit.parameters())
-        seen |= set(own)
-        kept = unit._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info is None
-        layers.append(Layer(tuple(weight_of(p, p in experts) for p in own), kept))
+    for unit in units:
+        if unit in nested:
+            continue
+        groups = {id(group): group for inner in shards(unit) if (group := inner._get_fsdp_state()._fsdp_param_group)}
+        for kept in (False, True):
+            weights = []
+            for group in groups.values():
+                if (group.post_forward_mesh_info is None) == kept:
+                    own = [p for p in (one.sharded_param for one in group.fsdp_params) if p not in seen]
+                    seen |= set(own)
+                    weights += [weight_of(p, p in experts, group.mp_policy == NARROW) for p in own]
+            layers += [Layer(tuple(weights), kept)] if weights else []
     rest = tuple(weight_of(p, p in experts) for p in model.parameters() if p not in seen)
     return (*layers, Layer(rest, kept=True)) if rest else tuple(layers)
 

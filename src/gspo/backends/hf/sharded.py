@@ -30,8 +30,9 @@ from transformers.distributed import DistributedConfig
 
 from gspo.backends.hf.gathering import Gathering
 from gspo.backends.hf.head import Head
-from gspo.backends.hf.load import read_weights, ready
-from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.load import autocast_type, read_weights, ready
+from gspo.backends.hf.model import DTYPES, HFModel
+from gspo.backends.hf.narrow import narrow_gathers
 from gspo.backends.hf.routers import routers
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
@@ -45,7 +46,9 @@ SEEN = 10.0  # seconds until one machine must see what another has written
 def load_sharded(cfg: ModelConfig, scale: ScaleConfig, size: int) -> ShardedModel:
     """This rank's shards of the model that `cfg` names, of `size` ranks. Every rank calls it at the same time."""
     layout = DistributedConfig(fsdp_size=size // scale.replicas, dp_replicate_size=scale.replicas, ep_size=scale.experts)
-    model, tokenizer = read_weights(cfg, distributed_config=layout)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with narrow_gathers(autocast_type(cfg.autocast, device, DTYPES[cfg.dtype])):
+        model, tokenizer = read_weights(cfg, distributed_config=layout)
     made = ready(ShardedModel, prepared(model, cfg), tokenizer, cfg)
     made.origin = cfg, layout
     return made
@@ -184,17 +187,17 @@ class ShardedModel(HFModel):
         """
         known, sharded = set(trained), dict(self.named_parameters())
         wrong = {name for name, p in sharded.items() if p.requires_grad and p not in known}
-        sums = {name: _sums(p) for name, p in self.model.named_parameters(remove_duplicate=False)}
         objects = dict(self.model.named_parameters(remove_duplicate=False))
         for module in shards(self.model):
             module.unshard()
             for name, p in self.model.named_parameters(remove_duplicate=False):
-                if p is not objects[name] and not torch.allclose(_sums(p), sums[name], rtol=1e-12, atol=1e-12):
+                held = objects[name]
+                if p is not held and not torch.allclose(_sums(p), _sums(held.to(p.dtype)), rtol=1e-12, atol=1e-12):
                     wrong.add(name)
             module.reshard()
-        held = gathered({name: _held(p) for name, p in sharded.items()})
+        every = gathered({name: _held(p) for name, p in sharded.items()})
         for name in sharded:
-            wrong |= {name} if len({one[name] for one in held}) > len({one[name][0] for one in held}) else set()
+            wrong |= {name} if len({one[name] for one in every}) > len({one[name][0] for one in every}) else set()
         if wrong:
             raise RuntimeError(
                 f"{', '.join(sorted(wrong)[:3])}: what the ranks read is not what the optimizer changes, or copies of it "
