@@ -76,3 +76,56 @@ def test_one_completion_that_does_not_fit_is_an_error_with_a_remedy():
     assert done.returncode == 1
     assert "out of memory with one completion of 1500 tokens" in done.stderr
     assert "train.gradient_checkpointing" in done.stderr
+
+
+MOMENTS = """
+import resource, sys
+import torch
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.tiny import build_tiny
+from gspo.config.policy import AlgorithmConfig, OptimizerConfig
+from gspo.learner.algorithm import resolve
+from gspo.learner.memory import MicroBatches
+from gspo.learner.objective import PolicyObjective
+from gspo.learner.optimizer import Optimizer
+from gspo.learner.room import drawn, make_room
+from gspo.learner.update import Updater
+from tests.backends.hf.families import FAMILIES, TOKENIZER
+from tests.learner.test_room import Kept
+
+torch.set_num_threads(1)
+shape = FAMILIES["qwen3"] | {"hidden_size": 256, "intermediate_size": 8192, "num_hidden_layers": 4}
+policy, parts = HFPolicy(build_tiny(shape, TOKENIZER)), MicroBatches(100, print)
+optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=1e-3), 10, 0)
+objective = PolicyObjective(*resolve(AlgorithmConfig(name="grpo"))[:2], 100)
+size = sum(p.nbytes for p in policy.parameters())
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + int(float(sys.argv[2]) * size), used + int(float(sys.argv[2]) * size)))
+if sys.argv[1] == "trial":
+    make_room(policy, optimizer, parts, Kept(1e9), 10, 20)
+else:
+    Updater(policy, optimizer, parts).update(objective, drawn(2, 10, 20))
+print("it fits")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "when, room, said",
+    [
+        (
+            "trial",
+            1.5,
+            "out of memory on rank 0 where AdamW's moments were made, where smaller micro-batches change nothing",
+        ),
+        ("update", 2.2, "out of memory on rank 0 in AdamW's step, where smaller micro-batches change nothing"),
+        ("update", 6.0, ""),
+    ],
+)
+def test_moments_that_do_not_fit_end_the_run_with_a_remedy(when, room, said):
+    """A gradient has the size of the weights, moments twice that. Nothing is tried again with smaller micro-batches."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", MOMENTS, when, str(room)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
+    assert done.stdout == ("" if said else "it fits\n"), done.stderr
+    assert said in done.stderr and ("scale.ranks" in done.stderr) == bool(said)

@@ -118,3 +118,24 @@ def test_what_an_earlier_gspo_let_decay_is_refused_unless_it_still_does(offload)
         new.data.copy_(old.data)
     assert all(map(torch.equal, trained(after, copy.deepcopy(state)), trained(before)))
     made([(2, 2), (2,)]).load_state_dict(made([(2, 2), (2,)]).state_dict())
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_moments_that_are_made_ahead_change_no_number(decay):
+    torch.manual_seed(0)
+    start, found = [torch.randn(5, 3), torch.randn(4)], []
+    for ahead in (False, True):
+        parameters = [torch.nn.Parameter(x.clone()) for x in start]
+        optimizer = Optimizer(parameters, OptimizerConfig(lr=1e-2, weight_decay=decay), 10, 0)
+        if ahead:
+            optimizer.make_moments()
+            assert all(set(optimizer.adamw.state[p]) == {"step", "exp_avg", "exp_avg_sq"} for p in parameters)
+        for scale in (1.0, -0.3):
+            for p in parameters:
+                p.grad = scale * torch.ones_like(p)
+            optimizer.step(0.0)
+        kept = dict(optimizer.adamw.state)
+        optimizer.make_moments()  # those that are there stay
+        assert all(optimizer.adamw.state[p] is kept[p] for p in parameters)
+        found.append([*parameters, *(x for p in parameters for _, x in sorted(optimizer.adamw.state[p].items()))])
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*found))

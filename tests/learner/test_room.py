@@ -11,6 +11,7 @@ from gspo.learner.room import SPARE, Found, drawn, fitting, make_room, update_pe
 from tests.backends.hf.test_sharded import Case, completions, learner_of, model_in
 from tests.together import together
 
+MOMENTS = "exp_avg", "exp_avg_sq"
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -24,14 +25,14 @@ class Others(OneRank):
         return [mine, *self.others]
 
 
-def found(base, each, most, room, later=0.0, ranks=None):
+def found(base, each, most, room, ranks=None):
     asked = []
 
     def measure(count):
         asked.append(count)
         return base + each * count
 
-    answer = fitting(measure, most, later, lambda: room / (1 - SPARE), ranks or OneRank())
+    answer = fitting(measure, most, lambda: room / (1 - SPARE), ranks or OneRank())
     assert max(asked) <= max(2, most // 4)  # a trial must not fail itself
     return answer
 
@@ -40,7 +41,6 @@ def test_the_largest_count_that_fits():
     assert found(100, 10, 64, 740).fits == 64 and found(100, 10, 64, 739).fits == 63
     assert found(100, 10, 64, 740).need == 740
     assert found(100, 10, 64, 500).fits == 40
-    assert found(100, 10, 64, 740, later=100).fits == 54  # moments come later
     assert found(100, 10, 64, 50).fits == 1 and found(100, 10, 2, 110).fits == 1
     assert found(100, 0, 64, 99).fits == 1 and found(100, 0, 64, 100).fits == 64
     assert found(100, 10, 2, 120).fits == 2
@@ -84,12 +84,13 @@ def trial(ranks, path, share):
     one, other, said = learner(), learner(), []
     size = one.policy.model.config.vocab_size
     whole = update_peak(one.policy, one.optimizer, Kept(0), drawn(16, 20, size))
-    moments = sum(2 * p.to_local().nbytes for p in one.optimizer.parameters)
     one.micro_batches.max_tokens, one.micro_batches.tell = 330, said.append
-    one.meter = Kept(moments + whole * (share if ranks.number else 2))
+    one.meter = Kept(whole * (share if ranks.number else 2))
     state = torch.get_rng_state()
     one.fit(20, size)
     assert torch.equal(torch.get_rng_state(), state) and all(p.grad is None for p in one.optimizer.parameters)
+    made = {name: sum(state[name].to_local().nbytes for state in one.optimizer.adamw.state.values()) for name in MOMENTS}
+    assert set(made.values()) == {sum(p.to_local().nbytes for p in one.optimizer.parameters)}  # they stood beside the passes
     found, one.micro_batches.max_tokens = one.micro_batches.max_tokens, other.micro_batches.max_tokens
     for each in (one, other):
         each.prepare([completions(0)], recompute=True)
@@ -127,5 +128,8 @@ def test_a_trial_that_does_not_fit_ends_this_life(tmp_path):
     with pytest.raises(OutOfMemory, match="rank 0 was out of memory with a micro-batch of 80 tokens") as caught:
         trial()
     assert caught.value.tokens == 40
-    parts.max_tokens = 39
-    trial()  # there is nothing to choose
+    parts.max_tokens = 39  # a completion alone is tried too
+    with pytest.raises(RuntimeError, match="out of memory with one completion of 20 tokens"):
+        trial()
+    make_room(learner.policy, learner.optimizer, parts, Kept(1), 20, 19)
+    assert parts.max_tokens == 39

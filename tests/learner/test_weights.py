@@ -1,9 +1,14 @@
 """A handle on weights: what a sampler may ask it."""
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from gspo.backends.hf.policy import HFPolicy
+from gspo.config.policy import OptimizerConfig
+from gspo.learner.imitation import Imitation
+from gspo.learner.learner import LocalLearner
+from gspo.learner.optimizer import Optimizer
 from gspo.learner.weights import PolicyWeights
 from tests import tiny_run
 
@@ -18,3 +23,24 @@ def test_tensors_are_the_policys_own_and_a_folder_holds_them(tmp_path):
     for folder in ("plain", "merged"):
         saved = AutoModelForCausalLM.from_pretrained(tmp_path / folder).state_dict()
         assert all(torch.equal(saved[name], value) for name, value in model.model.state_dict().items())
+
+
+class Full(HFPolicy):
+    """Its second weight finds no room, nor do its files."""
+
+    def weights(self):
+        yield next(iter(super().weights()))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    def save(self, folder, *, merged=False):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+
+def test_memory_that_does_not_suffice_for_weights_is_an_error_with_a_remedy(tmp_path):
+    policy, got = Full(tiny_run.model()), []
+    weights = PolicyWeights(policy, 0)
+    learner = LocalLearner(policy, Optimizer(policy.parameters(), OptimizerConfig(), 1, 0), Imitation(), 100)
+    for work in (lambda: got.extend(weights.tensors()), lambda: weights.save(str(tmp_path)), lambda: learner.save(tmp_path)):
+        with pytest.raises(RuntimeError, match=r"out of memory on rank 0 while it .* change nothing: .*scale\.ranks"):
+            work()
+    assert len(got) == 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gspo.learner.agreement import disagreement, first_look, other_experts, paired
-from gspo.learner.memory import MicroBatches, Readers
+from gspo.learner.memory import MicroBatches, Readers, outside_of_passes
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.ports import Objective, Policy
@@ -117,9 +117,10 @@ class LocalLearner:
     def save(self, folder: Path) -> None:
         """Writes `folder`/model in Hugging Face format, and beside it what else the next update depends on."""
         ranks = self.micro_batches.ranks
-        self.policy.save(str(folder / MODEL))
-        if ranks.size > 1 and self.optimizer.adamw.state:
-            self.policy.save_moments(self.optimizer.adamw, str(folder / MOMENTS))
+        with outside_of_passes("while it wrote a checkpoint", ranks):
+            self.policy.save(str(folder / MODEL))
+            if ranks.size > 1 and self.optimizer.adamw.state:
+                self.policy.save_moments(self.optimizer.adamw, str(folder / MOMENTS))
         state = {
             "optimizer": self.optimizer.state_dict(moments=ranks.size == 1),
             "lr_scale": self.lr_scale,

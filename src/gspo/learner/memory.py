@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 import torch
 
+from gspo.config.names import RESUME
 from gspo.learner import layout, shares
 from gspo.learner.ranks import OneRank, Ranks
 from gspo.types import Completion
 
 T = TypeVar("T")
+MORE = "more ranks (scale.ranks), or divide the experts of a mixture among them (scale.experts)"
 Readers = list[list[int]]  # the numbers of the completions that each rank reads, ascending
 
 
@@ -107,11 +110,29 @@ class MicroBatches:
             self.keep(found)
             return found
         offload = "" if several else "on a GPU train.offload_optimizer = true, "
-        last = "start more ranks (scale.ranks)" if several else "train adapters (lora.rank)"
+        last = f"start {MORE}" if several else "train adapters (lora.rank)"
         return RuntimeError(
             f"out of memory with one completion of {read} tokens: set train.gradient_checkpointing = true, {offload}lower "
             f"rollout.max_completion_length, or {last}"
         )
+
+
+@contextmanager
+def outside_of_passes(what: str, ranks: Ranks) -> Iterator[None]:
+    """Around what needs as much memory however small micro-batches are. Raises RuntimeError with the remedies where it does
+    not suffice: none of them is another micro-batch, so nothing is tried again.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        one = "on a GPU set train.offload_optimizer = true, or start several ranks (scale.ranks)"
+        several = "start more ranks (scale.ranks), or divide fewer copies of the model among them (scale.replicas)"
+        raise RuntimeError(
+            f"out of memory on rank {ranks.number} {what}, where smaller micro-batches change nothing: "
+            f"{several if ranks.size > 1 else one}, and go on with {RESUME}, or train a smaller model"
+        ) from error
 
 
 def out_of_memory(error: RuntimeError) -> bool:

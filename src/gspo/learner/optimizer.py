@@ -92,6 +92,15 @@ class Optimizer:
             state[number[p]] = {name: shard_of(x, p) if x.shape == p.shape else x for name, x in moments.items()}
         return self.adamw.state_dict() | {"state": state}
 
+    def make_moments(self) -> None:
+        """Makes AdamW's moments, which its first step would make: zeros, so that they take their memory now."""
+        if self.moments is not self.adamw or self.adamw.state:
+            return
+        for p in self.parameters:
+            count = torch.zeros((), dtype=torch.float32, device=p.device)
+            zeros = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in ("exp_avg", "exp_avg_sq")}
+            self.adamw.state[p] = {"step": count, **zeros}
+
     def _clipped(self) -> float:
         """The norm of the gradient, which is then clipped to the largest that is allowed."""
         meshes = [[p.grad for p in same if p.grad is not None] for same in by_mesh(self.parameters)]

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from gspo.learner import layout
-from gspo.learner.memory import MicroBatches, out_of_memory
+from gspo.learner.memory import MicroBatches, out_of_memory, outside_of_passes
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.ports import Policy
 from gspo.learner.ranks import Ranks
@@ -61,15 +61,15 @@ class Found(NamedTuple):
     need: float
 
 
-def fitting(measure: Callable[[int], float], most: int, later: float, room: Callable[[], float], ranks: Ranks) -> Found:
+def fitting(measure: Callable[[int], float], most: int, room: Callable[[], float], ranks: Ranks) -> Found:
     """How many completions of a length fit on every rank, of at most `most`, which is 2 or more.
 
-    measure: the peak of an update of so many, which all ranks make together. later: bytes that come after the first update.
+    measure: the peak of an update of so many, which all ranks make together.
     """
     few = max(1, most // 8)
     low, high = measure(few), measure(2 * few)
     each = max(0.0, (high - low) / few)
-    free = (1 - SPARE) * room() - later
+    free = (1 - SPARE) * room()
     need = high + each * (most - 2 * few)
     count = most if need <= free else max(1, int(2 * few + (free - high) // each)) if each else 1
     every = ranks.gathered(Found(min(count, most), ranks.number, free, need))
@@ -107,13 +107,12 @@ def update_peak(policy: Policy, optimizer: Optimizer, meter: Meter, completions:
 def make_room(
     policy: Policy, optimizer: Optimizer, micro_batches: MicroBatches, meter: Meter, longest: int, vocabulary: int
 ) -> None:  # fmt: skip
-    """Makes micro-batches so small that every rank has memory for them. All ranks do it together. longest: tokens of the
-    longest completion with its prompt. vocabulary: of the model. Raises OutOfMemory where a trial does not fit.
+    """Makes micro-batches so small that every rank has memory for them. All ranks do it together; AdamW's moments are made
+    first. longest: tokens of the longest completion with its prompt. vocabulary: of the model. Raises OutOfMemory where a
+    trial does not fit that a smaller one may replace, RuntimeError where none does, or the moments do not.
     """
-    most = micro_batches.max_tokens // longest
-    if most < 2:
-        return  # a completion alone, however long: nothing smaller could be read
-    moments = 0 if optimizer.adamw.state else sum(2 * local(p).nbytes for p in optimizer.parameters if p.requires_grad)
+    with outside_of_passes("where AdamW's moments were made", micro_batches.ranks):
+        optimizer.make_moments()
 
     def measure(count: int) -> float:
         completions = drawn(count, longest, vocabulary)
@@ -124,7 +123,11 @@ def make_room(
                 raise
             raise micro_batches.short(completions, False) from error
 
-    found = fitting(measure, most, moments, meter.room, micro_batches.ranks)
+    most = micro_batches.max_tokens // longest
+    if most < 2:
+        measure(1)  # a completion alone: it fits, or nothing smaller does
+        return
+    found = fitting(measure, most, meter.room, micro_batches.ranks)
     if found.fits < most:
         micro_batches.max_tokens = found.fits * longest
         room, need = found.room / 2**30, found.need / 2**30
@@ -132,8 +135,3 @@ def make_room(
             f"rank {found.rank} has room for {room:.3g} GiB, and an update by train.micro_batch_tokens needs {need:.3g}, as "
             f"trial passes show: micro-batches have at most {micro_batches.max_tokens} tokens"
         )
-
-
-def local(x: torch.Tensor) -> torch.Tensor:
-    """What lies here of a tensor, which may be a shard (a DTensor)."""
-    return x.to_local() if hasattr(x, "to_local") else x

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gspo.learner import layout
-from gspo.learner.memory import MicroBatches, Readers
+from gspo.learner.memory import MicroBatches, Readers, outside_of_passes
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.ports import Objective, Policy
 from gspo.types import Completion, Metrics, Outputs, Stats
@@ -50,7 +50,8 @@ class Updater:
         every = ranks.gathered(mine._replace(stats={}))
         parts = [part for part in ranks.to_leader(objective.condensed(mine.stats) if mine.stats else {}) if part]
         total = sum(share.loss for share in every)
-        metrics = {"loss": total} | self.optimizer.step(total)
+        with outside_of_passes("in AdamW's step", ranks):
+            metrics = {"loss": total} | self.optimizer.step(total)
         stats = {name: torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ())}
         tokens, read = (sum(len(completion.logp_old) for completion in some) for some in (completions, tried))
         passed = sum(share.passed for share in every)

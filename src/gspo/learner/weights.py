@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from gspo.learner.memory import MicroBatches
+from gspo.learner.memory import MicroBatches, outside_of_passes
 from gspo.learner.ports import Policy
 from gspo.learner.reading import read, where_read
 from gspo.types import Completion, Reading
 
 PROOF_TOKENS = 16384  # most that a micro-batch of a proof reads
+GIVEN = "while it handed weights to the sampler"
 
 
 class PolicyWeights:
@@ -26,13 +27,20 @@ class PolicyWeights:
         """The one at which they are read."""
         return self.policy.temperature
 
-    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Each weight by its name."""
-        return self.policy.weights()
+        every = iter(self.policy.weights())
+        while True:
+            with outside_of_passes(GIVEN, self._micro_batches.ranks):
+                pair = next(every, None)
+            if pair is None:
+                return
+            yield pair
 
     def save(self, folder: str, merged: bool = False) -> None:
         """Writes the model and its tokenizer in Hugging Face format; adapters alone, or `merged` into a whole model."""
-        self.policy.save(folder, merged=merged)
+        with outside_of_passes(GIVEN, self._micro_batches.ranks):
+            self.policy.save(folder, merged=merged)
 
     def read(self, completions: Sequence[Completion]) -> list[Reading]:
         """What these weights say of a few completions, with the experts that sampled them where they are known."""
