@@ -48,9 +48,9 @@ def keep(fd: int) -> None:
         _end(status)
 
 
-def end_with_parent(parent: int) -> None:
-    """From here on this process is killed as soon as its parent ends."""
-    _prctl(DEATH_SIGNAL, signal.SIGKILL)
+def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """From here on this process gets a signal as soon as its parent ends, by default one that kills it."""
+    _prctl(DEATH_SIGNAL, number)
     if os.getppid() != parent:  # it died before that
         os._exit(1)
 
