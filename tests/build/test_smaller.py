@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from gspo.build.smaller import FILE, keep, make_smaller
+from gspo.build.smaller import UNTIL, conditions, keep, make_smaller
 from gspo.config.files import as_config
 from gspo.config.schema import Config
 from gspo.learner.memory import MicroBatches, OutOfMemory
 from gspo.learner.ranks import OneRank
+from gspo.runs.folder import SMALLER, RunFolder
 from tests.build.started import begin, completions, finished, weights
 
 pytestmark = pytest.mark.timeout(300)
@@ -35,11 +36,11 @@ def test_a_run_whose_rank_has_too_little_memory_goes_on_with_smaller_micro_batch
     assert completions(place, name) == completions(place, unbroken)
     ours, theirs = weights(place, name), weights(place, unbroken)
     assert max(float((ours[key] - theirs[key]).abs().max()) for key in theirs) < 3e-6  # AdamW divides rounding by rounding
-    found = json.loads((place / name / FILE).read_text())
+    found = json.loads((place / name / SMALLER).read_text())
     assert found["tokens"] <= 30 and found["asked"] == Config().train.micro_batch_tokens and found["ranks"] == 2
     assert warned(place, name)[-1] == (
-        f"{found['why']}: micro-batches have at most {found['tokens']} tokens, until train.micro_batch_tokens or the number "
-        "of ranks changes"
+        f"{found['why']}: micro-batches have at most {found['tokens']} tokens, until train.micro_batch_tokens, the number "
+        "of ranks, scale.experts or scale.replicas changes"
     )
     assert f"rank {victim} was out of memory with a micro-batch" in (place / name / "report.html").read_text()
     again = ("tokens", victim, FORWARD, 1, 30)
@@ -70,5 +71,31 @@ def test_what_is_kept_holds_for_the_same_settings_on_as_many_ranks(tmp_path):
     assert size(config, OneRank()) == (asked, "")
     assert size(as_config(config, {"train": {"micro_batch_tokens": 500}}), two) == (500, "")
     for text in ("", "[]", "{}", '{"asked": 8192}', '{"tokens": "many"}', "\xff"):
-        (tmp_path / FILE).write_text(text)
+        (tmp_path / SMALLER).write_text(text)
         assert size(config, two) == (asked, "")
+
+
+def test_the_warning_names_all_that_ends_it(tmp_path):
+    """Each of them does, and there are no others."""
+    config = as_config(Config(), {"log": {"dir": str(tmp_path)}})
+    keep(config, TwoRanks(), OutOfMemory("rank 1 was out of memory", 100))
+    others = {
+        "train.micro_batch_tokens": {"train": {"micro_batch_tokens": 5000}},
+        "scale.experts": {"scale": {"experts": 2}},
+        "scale.replicas": {"scale": {"replicas": 2}},
+    }
+    for key, change in others.items():
+        parts = MicroBatches(5000)
+        make_smaller(parts, as_config(config, change), TwoRanks())
+        assert key in UNTIL and parts.smaller == "", key
+    assert len(conditions(config, TwoRanks())) == len(others) + 1 == len(UNTIL.replace(" or ", ", ").split(", "))
+
+
+def test_what_is_kept_before_the_folder_exists_is_there_when_the_run_begins(tmp_path):
+    config = as_config(Config(), {"log": {"dir": str(tmp_path / "runs" / "new")}})
+    keep(config, TwoRanks(), OutOfMemory("rank 1 was out of memory", 100))
+    parts = MicroBatches(5000)
+    make_smaller(parts, config, TwoRanks())
+    assert parts.max_tokens == 100
+    with RunFolder.create(config.log.dir, "") as folder:  # it is taken for a new one
+        assert (folder.path / SMALLER).exists()

@@ -23,6 +23,7 @@ from gspo.build.ray_hosts import engine_hosts
 from gspo.build.ray_rewards import reward_places
 from gspo.build.samplers import samplers_of, samplings
 from gspo.build.scorers import scorer_of
+from gspo.build.smaller import UNTIL
 from gspo.config.checks import check_environment, check_sampler
 from gspo.config.schema import Config
 from gspo.config.stages import longest
@@ -214,10 +215,7 @@ def listen(learner: LocalLearner, log: RunLog) -> None:
     parts = learner.micro_batches
     parts.tell = log.warn
     if parts.smaller:
-        log.warn(
-            f"{parts.smaller}: micro-batches have at most {parts.max_tokens} tokens, until train.micro_batch_tokens or the "
-            "number of ranks changes"
-        )
+        log.warn(f"{parts.smaller}: micro-batches have at most {parts.max_tokens} tokens, until {UNTIL} changes")
 
 
 @contextmanager

@@ -10,16 +10,19 @@ from pathlib import Path
 from gspo.config.schema import Config
 from gspo.learner.memory import MicroBatches, OutOfMemory
 from gspo.learner.ranks import Ranks
+from gspo.runs.folder import SMALLER
 from gspo.safe import replace_file
 
-FILE = "micro_batches.json"
+UNTIL = "train.micro_batch_tokens, the number of ranks, scale.experts or scale.replicas"  # `conditions`, in words
 
 
 def keep(config: Config, ranks: Ranks, error: OutOfMemory) -> None:
     """Writes down what ends this life."""
     found = conditions(config, ranks) | {"tokens": error.tokens, "why": str(error)}
+    folder = Path(config.log.dir)
     with suppress(OSError):  # another rank is writing it, or nobody can: then the next life fails as this one
-        replace_file(Path(config.log.dir) / FILE, json.dumps(found).encode())
+        folder.mkdir(parents=True, exist_ok=True)  # weights are read before a run begins, where an engine is proven
+        replace_file(folder / SMALLER, json.dumps(found).encode())
 
 
 def conditions(config: Config, ranks: Ranks) -> dict[str, int]:
@@ -36,7 +39,7 @@ def make_smaller(micro_batches: MicroBatches, config: Config, ranks: Ranks) -> N
     """
     micro_batches.keep = partial(keep, config, ranks)
     try:
-        found = json.loads((Path(config.log.dir) / FILE).read_bytes())
+        found = json.loads((Path(config.log.dir) / SMALLER).read_bytes())
         if all(found[key] == value for key, value in conditions(config, ranks).items()):
             micro_batches.max_tokens = min(micro_batches.max_tokens, max(1, int(found["tokens"])))
             micro_batches.smaller = str(found["why"])

@@ -170,3 +170,8 @@ def _kinds(tensors: Mapping[K, Tensor]) -> dict[K, tuple[torch.dtype, torch.Size
 def whole(x: Tensor) -> Tensor:
     """All of a tensor, of which each rank may hold a shard (a DTensor)."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def local(x: Tensor) -> Tensor:
+    """What lies here of a tensor, of which each rank may hold a shard (a DTensor)."""
+    return x.to_local() if hasattr(x, "to_local") else x

@@ -11,12 +11,15 @@ from typing import BinaryIO
 from gspo.config.names import RESUME
 from gspo.runs import disk
 
+SMALLER = "micro_batches.json"  # what ranks that were out of memory leave, maybe before the run has begun (build/smaller.py)
 _SKELETON = {
     ".lock",
     ".config.toml.part",
     "checkpoints",
     "figures",
-}  # what a kill in the middle of create leaves
+    SMALLER,
+    f".{SMALLER}.part",
+}  # what a kill in the middle of create leaves, or an end before it
 
 
 class RunFolder:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from gspo.learner.optimizer import shard_of
+from gspo.learner.ranks import local
 
 
 class HeldRows(NamedTuple):
@@ -92,15 +93,11 @@ class Gathering:
 
     def _held(self, name: str, types: Mapping[str, torch.dtype]) -> int:
         """How many bytes this rank's rows have."""
-        return self._shard(name).numel() * types[name].itemsize
+        return local(self.weights[name].detach()).numel() * types[name].itemsize
 
     def _local(self, name: str, types: Mapping[str, torch.dtype]) -> Tensor:
         """The bytes of this rank's rows."""
-        return self._shard(name).to(types[name]).contiguous().flatten().view(torch.uint8)
-
-    def _shard(self, name: str) -> Tensor:
-        p: Any = self.weights[name].detach()
-        return p.to_local() if isinstance(p, DTensor) else p
+        return local(self.weights[name].detach()).to(types[name]).contiguous().flatten().view(torch.uint8)
 
 
 def rows_of(p: Tensor) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from gspo.backends.hf.narrow import NARROW, STACKED, narrow_gathers
 from gspo.backends.hf.sharded import check_tied, shards
 from gspo.config.policy import ModelConfig
 from gspo.learner.costs import Layer, Shape, Spread, Weight
+from gspo.learner.ranks import local
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,12 @@ def on_paper(cfg: ModelConfig, spread: Spread, number: int = 0) -> Paper:
         experts = experts_of(model, there)
         weights = tuple(weight_of(p, p in experts) for p in model.parameters())
         return Paper(
-            type(model).__name__.removeprefix("FSDP"), sum(map(here, model.parameters())), layers, weights, shape, embedded
+            type(model).__name__.removeprefix("FSDP"),
+            sum(local(p).numel() for p in model.parameters()),
+            layers,
+            weights,
+            shape,
+            embedded,
         )
 
 
@@ -108,12 +114,6 @@ def laid_out(model: Any, cfg: ModelConfig, spread: Spread) -> Any:
         return model.maybe_distribute_model(model, layout, mesh)
     except ValueError as error:
         raise ValueError(f"model.path = {cfg.path!r} cannot be laid out among {spread.ranks} ranks: {error}") from error
-
-
-def here(parameter: nn.Parameter) -> int:
-    """Numbers of a weight on this rank."""
-    local: Any = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    return local.numel()
 
 
 def experts_of(model: nn.Module, there: int) -> set[nn.Parameter]:
