@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gspo.build import ray_rewards
 from gspo.build.ray_engines import joined_cluster
 from gspo.build.ray_rewards import Machine, MachinePool, PlaceOnRay, machines_of_cluster, reward_places
 from gspo.config.files import from_dict
@@ -148,8 +149,9 @@ def test_calls_that_hang_or_crash_cost_what_they_cost_on_one_machine(cluster, mo
 
 
 @with_ray
-def test_an_actor_that_dies_costs_no_completion(cluster, monkeypatch, tmp_path):
-    """What it had started ends with it, and the same call is made elsewhere."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
+def test_an_actor_that_is_lost_costs_no_completion(cluster, monkeypatch, tmp_path, number):
+    """The same call is made elsewhere, and what the actor had started ends with it."""
     _, node, _, folder = cluster
     monkeypatch.chdir(folder)
 
@@ -157,22 +159,31 @@ def test_an_actor_that_dies_costs_no_completion(cluster, monkeypatch, tmp_path):
         wait_for(lambda: (tmp_path / "started").exists() and len((tmp_path / "started").read_text().splitlines()) == 2)
         lines = [[*map(int, line.split())] for line in (tmp_path / "started").read_text().splitlines()]
         (keeper, worker, child) = next(line for line in lines if line[0] in below(node.pid))
-        actor = processes()[keeper]
+        parents = processes()
+        beside = parents[keeper]  # waits for the keeper
+        actor = parents[beside]
         assert marked(actor) == marked(keeper) < marked(worker)
-        os.kill(actor, signal.SIGKILL)
-        ended.append(all_end([keeper, worker, child]))
+        os.kill(actor, number)
+        if number == signal.SIGKILL:
+            assert all_end([beside, keeper, worker, child])
+        started.extend([actor, beside, keeper, worker, child])
         (tmp_path / "go").touch()
 
-    ended = []
+    monkeypatch.setattr(ray_rewards, "ANSWER", 1.0)
+    started = []
     thread = threading.Thread(target=kills)
     with spread(2) as place:
         thread.start()
-        found, told, counts = scores(["letters_of_two:waits"], "abcd", place, workers=2, folder=str(tmp_path))
+        found, told, counts = scores(["letters_of_two:waits"], "abcd", place, workers=2, timeout=5.0, folder=str(tmp_path))
     thread.join()
-    assert ended == [True] and counts == {"scoring/moved": 1}
+    assert len(started) == 5 and counts == {"scoring/moved": 1}
+    if number == signal.SIGSTOP:  # when the machine answers again
+        os.kill(started[0], signal.SIGCONT)
+    assert all_end(started)
     assert found == [({"waits": 2.0}, None)] * 4  # one call for both completions of a prompt, and none for one alone
     moves = [text for text in told if "was lost" in text]
-    assert len(moves) == 1 and "another takes its place beside the leader" in moves[0] and "its actor died" in moves[0]
+    assert len(moves) == 1 and "another takes its place beside the leader" in moves[0]
+    assert ("no answer" if number == signal.SIGSTOP else "its actor died") in moves[0]
 
 
 @with_ray
@@ -209,7 +220,7 @@ def test_a_run_goes_on_where_the_leader_or_a_machine_dies(cluster, place):
     run = begin(place, "rewards-there", "--scale.launcher=ray", "--scale.ranks=1", *more, env=variables)
     wait_for(lambda: steps(place, "rewards-there") >= 1 or run.poll() is not None)
     before = below(node.pid)
-    assert len(before) == 2  # a worker and its keeper
+    assert len(before) == 3  # a worker, its keeper, and who waits for that
     assert marked(leader("rewards-there")) < max(map(marked, before))
     os.kill(leader("rewards-there"), signal.SIGKILL)
     assert all_end(before)

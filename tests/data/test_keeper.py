@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.data.processes import GONE, kill
+from gspo.data.processes import ASIDE, GONE, kill
 from tests.data.wishes import alive, all_end, heard, linux, started
 from tests.rewards.tools import children
 
@@ -25,13 +25,16 @@ def test_its_children_end_with_it(started):
 
 @linux
 @pytest.mark.parametrize("wish", ["leave and return", "leave and hang", "leave and crash"])
-@pytest.mark.parametrize("end", ["kill", "hang up", "nothing"])
+@pytest.mark.parametrize("end", ["kill", "hang up", "nothing", "kill from aside", "kill aside"])
 def test_nothing_that_it_started_outlives_it(started, wish, end):
-    process, connection = started(wish)
+    process, connection = started(wish, *[ASIDE] * ("aside" in end))
     numbers = heard(connection)
     assert len(numbers) == 3
-    if end == "kill":
+    if end in ("kill", "kill from aside"):
         kill(process)
+    elif end == "kill aside":  # as Ray does it, before the actor ends
+        process.kill()
+        connection.close()
     elif end == "hang up":  # as when this process is killed
         connection.close()
     elif wish == "leave and hang":
@@ -41,9 +44,10 @@ def test_nothing_that_it_started_outlives_it(started, wish, end):
     process.wait(20)
 
 
+@pytest.mark.parametrize("how", [(), (ASIDE,)])
 @pytest.mark.parametrize(("wish", "status"), [("talk", 0), ("status", 7), ("signal", -signal.SIGSEGV)])
-def test_it_ends_as_its_work_did(started, wish, status):
-    assert started(wish)[0].wait(20) == status
+def test_it_ends_as_its_work_did(started, wish, status, how):
+    assert started(wish, *how)[0].wait(20) == status
 
 
 @linux

@@ -24,7 +24,7 @@ from gspo.config.schema import Config
 from gspo.data.frames import STALLED, Frames
 from gspo.data.keeper import LONGEST
 from gspo.data.plain import Junk
-from gspo.data.processes import begin, environment, kill
+from gspo.data.processes import ASIDE, begin, environment, kill
 from gspo.rewards.places import MODULE, Here, MachineLost, Place
 
 ANSWER = 30.0
@@ -49,7 +49,7 @@ class RewardSeat:
         self.end()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # the worker inherits what this thread blocks
         try:
-            self.process, self.connection = begin(MODULE, request, variables, folder)
+            self.process, self.connection = begin(MODULE, request, variables, folder, ASIDE)
         except OSError as error:
             return describe(error)
         return ""
@@ -167,9 +167,10 @@ class PlaceOnRay:
         try:
             return ray.get(news, timeout=seconds + ANSWER)
         except ray.exceptions.RayError as error:  # of our own actor it is no error of the worker's
-            why = "no answer" if isinstance(error, ray.exceptions.GetTimeoutError) else gist(error)
+            late = isinstance(error, ray.exceptions.GetTimeoutError)
+            why = "no answer" if late else f"its actor died, or the machine did: {gist(error)}"
             if actor is self.actor:  # else it was left before
-                self.leave(f"its actor died, or the machine did: {why}")
+                self.leave(why)
             raise MachineLost(why) from None
 
     def end(self) -> None:

@@ -48,6 +48,17 @@ def keep(fd: int) -> None:
         _end(status)
 
 
+def step_aside() -> None:
+    """Goes on in a child of this process, which waits for it, passes SIGTERM on, and ends as it does. So the keeper is no
+    child of an actor: Ray kills those before the actor ends, and what the worker had started would be left.
+    """
+    child = os.fork()
+    if not child:
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
+    _end_as(os.waitpid(child, 0)[1])
+
+
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """From here on this process gets a signal as soon as its parent ends, by default one that kills it."""
     _prctl(DEATH_SIGNAL, number)
@@ -93,7 +104,12 @@ def _end(status: int | None) -> None:
         _reaped()
     if status is None:
         os.killpg(0, signal.SIGKILL)  # this process too; without /proc, all that is of its group
-    elif os.WIFSIGNALED(status):
+    else:
+        _end_as(status)
+
+
+def _end_as(status: int) -> None:
+    if os.WIFSIGNALED(status):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         number = os.WTERMSIG(status)
         with contextlib.suppress(OSError):  # SIGKILL

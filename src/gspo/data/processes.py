@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from gspo.data.frames import Frames
-from gspo.data.keeper import LONGEST, keep
+from gspo.data.keeper import LONGEST, keep, step_aside
 
+ASIDE = "aside"
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)  # the other side has ended
 PASSED = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TERM|TMPDIR|TEMP|TMP|VIRTUAL_ENV|CONDA_PREFIX|PYTHON\w+"
@@ -37,14 +38,14 @@ def spawn(module: str, request: Any, variables: Iterable[str] = ()) -> tuple[sub
 
 
 def begin(
-    module: str, request: bytes, variables: Mapping[str, str], folder: str | None = None
+    module: str, request: bytes, variables: Mapping[str, str], folder: str | None = None, *how: str
 ) -> tuple[subprocess.Popen[bytes], Frames]:  # fmt: skip
     """The same with a pickled request, for whoever starts it on another machine. variables: its environment. folder: that it
-    runs in, None for the present one. Raises OSError.
+    runs in, None for the present one. how: further arguments of `opened`. Raises OSError.
     """
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+        [sys.executable, "-P", "-m", module, str(theirs.fileno()), *how],
         stdin=subprocess.DEVNULL,
         stdout=2,  # what graders print must not mix with our output
         env=variables,
@@ -93,13 +94,16 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def opened(fd: str) -> Frames:
+def opened(fd: str, how: str = "") -> Frames:
     """In the process: the connection to whoever started it. The request is the first thing that it receives.
 
-    It returns in a process of its own, which a keeper ends with all that it started.
+    It returns in a process of its own, which a keeper ends with all that it started. how: ASIDE where an actor of Ray's
+    started it.
     """
     os.set_inheritable(int(fd), False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    if how == ASIDE:
+        step_aside()
     keep(int(fd))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")  # out of memory: the kernel takes this process, not the training

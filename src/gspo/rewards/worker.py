@@ -1,4 +1,4 @@
-"""A process that scores completions: `python -m gspo.rewards.worker FD`. Graders may hang, crash or print. Imports no torch.
+"""A process that scores completions: `python -m gspo.rewards.worker FD [aside]`. Graders may hang, crash or print. No torch.
 
 It talks over a socket of its own, so that graders may use stdin and stdout, and ends when the socket closes.
 """
@@ -59,5 +59,5 @@ def _limit_memory(size: int) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(*GONE), contextlib.closing(opened(sys.argv[1])) as parent:
+    with contextlib.suppress(*GONE), contextlib.closing(opened(*sys.argv[1:])) as parent:
         serve(parent, *pickle.loads(parent.receive()))
