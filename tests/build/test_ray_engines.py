@@ -15,6 +15,7 @@ from gspo.build.ray_engines import name_of, seated
 from gspo.build.ray_hosts import HostOnRay
 from gspo.config.ranks import ENGINES
 from tests.build.ray_cluster import OWN, cluster_of
+from tests.build.started import processes
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -41,7 +42,7 @@ http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), Tells).serve_forever()
 def hosts(tmp_path_factory):
     """Three places on a cluster whose machine has an environment of its own, and what the leader is told of them."""
     machine = OWN | {"OF_THE_MACHINE": "yes", "VLLM_LOGGING_LEVEL": "INFO", "RANK": "5", "MASTER_ADDR": "10.9.8.7"}
-    with cluster_of(4, machine, gpus=5) as variables, pytest.MonkeyPatch.context() as patch:
+    with cluster_of(5, machine, gpus=5) as variables, pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
         import ray  # reads the token
@@ -145,12 +146,13 @@ def test_one_whose_actor_died_is_lost_with_it(hosts, tmp_path):
     """Its standard input closes: gspo_vllm.py ends by that. The stand-in does not read it, so its actor is asked first."""
     host = hosts[0][2]
     server = server_at(host, tmp_path)
-    server.command = [sys.executable, "-c", "import os, sys; print(os.getpid(), os.getppid(), flush=True); sys.stdin.read()"]
+    server.command = [sys.executable, "-c", "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"]
     process = server.begin(server.command, server.log, server.variables)
     until(lambda: server.log.exists() and server.log.read_text().endswith("\n"))
-    pid, actor = map(int, server.log.read_text().split())
+    pid = int(server.log.read_text())
     assert process.poll() is None
-    os.kill(actor, signal.SIGKILL)
+    parents = processes()
+    os.kill(parents[parents[pid]], signal.SIGKILL)
     until(lambda: gone(pid))
     lost = rf"the actor of the engine at {host.address} died, or its machine did \(The actor is dead [\w ]+\)$"
     with pytest.raises(EngineError, match=lost):
@@ -158,6 +160,34 @@ def test_one_whose_actor_died_is_lost_with_it(hosts, tmp_path):
     with pytest.raises(EngineError, match="the actor of the engine"):
         server.start()
     process.end()
+
+
+GROUP = """
+import os, signal, subprocess, sys
+
+child = subprocess.Popen(["sleep", "1000"])
+print(os.getpid(), child.pid, flush=True)
+sys.stdin.read()
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+def test_one_whose_actor_is_ended_by_ray_leaves_nothing(hosts, tmp_path):
+    """As where the controller is gone. Ray kills the actor's children, and theirs, which hold the GPU, must end too: at the
+    end of its standard input gspo_vllm.py does what this stand-in does.
+    """
+    import ray
+    from ray.util.placement_group import placement_group
+
+    group = placement_group([{"CPU": 1}])
+    assert group.wait(60)
+    (actor,), _ = seated(group, 0, 1, "CPU", 1)
+    ray.get(actor.start.remote([sys.executable, "-c", GROUP], str(tmp_path / "log"), {}))
+    until(lambda: (tmp_path / "log").read_text().endswith("\n"))
+    pids = [*map(int, (tmp_path / "log").read_text().split())]
+    assert not any(map(gone, pids))
+    ray.kill(actor)
+    until(lambda: all(map(gone, pids)))
 
 
 def test_a_folder_that_a_machine_does_not_see(hosts, tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from typing import Any
 from gspo.backends.vllm.process import LocalEngine, free_ports
 from gspo.build.processes import ENDS
 from gspo.config.ranks import ENGINES
+from gspo.data import keeper
 
 OF_RAY = "RAY_"  # begins the names of the variables by which Ray runs processes of its own
 
@@ -39,7 +42,10 @@ class EngineSeat:
         """As EngineHost.begin. Raises OSError."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # the server inherits what this thread blocks
         machine = {name: value for name, value in os.environ.items() if not name.startswith(OF_RAY)}
-        self.process = LocalEngine(command, Path(log), variables, machine)
+        if shutil.which(command[0]) is None:
+            raise FileNotFoundError(f"there is no program {command[0]}")
+        aside = [sys.executable, keeper.__file__]  # Ray kills children of this process before its standard input closes
+        self.process = LocalEngine([*aside, *command], Path(log), variables, machine)
 
     def poll(self) -> int | None:
         """The server's exit status, None while it runs."""

@@ -1,4 +1,5 @@
-"""A process that stays with a worker, and ends it with all that it started. Imports no torch.
+"""A process that stays with a worker, and ends it with all that it started. Imports nothing of gspo: as a script it runs a
+command aside (`step_aside`).
 
 A worker alone cannot do so: a grader may hold the interpreter's lock, crash, or start programs that leave its session.
 """
@@ -11,6 +12,7 @@ import os
 import resource
 import select
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -49,8 +51,8 @@ def keep(fd: int) -> None:
 
 
 def step_aside() -> None:
-    """Goes on in a child of this process, which waits for it, passes SIGTERM on, and ends as it does. So the keeper is no
-    child of an actor: Ray kills those before the actor ends, and what the worker had started would be left.
+    """Goes on in a child of this process, which waits for it, passes SIGTERM on, and ends as it does. So what goes on is no
+    child of an actor: Ray kills those before the actor ends, and what they had started would be left.
     """
     child = os.fork()
     if not child:
@@ -130,3 +132,8 @@ def _descendants(ancestor: int) -> list[int]:
     for number in found:
         found += children.get(number, ()) if number else ()
     return [number for number in found[1:] if number]
+
+
+if __name__ == "__main__":
+    step_aside()
+    os.execvp(sys.argv[1], sys.argv[1:])

@@ -16,7 +16,8 @@ from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from tests.backends.vllm.engine.servers import PYTHON, UNTIED
 from tests.backends.vllm.engine.test_ranks import REWARD, SETTINGS, run
 from tests.build.ray_cluster import cluster_of
-from tests.build.started import finished, steps
+from tests.build.started import finished, left, steps
+from tests.build.started import processes as all_parents
 from tests.tiny_run import PIECES, ROWS
 
 pytestmark = [
@@ -74,8 +75,10 @@ def processes(*words):
 
 
 def engines(name):
-    """The servers of a run."""
-    return [one for one in processes("gspo_vllm.py", f"exchange-{name}/") if "GSPO_OWNED" in one[2]]
+    """The servers of a run: number, actor, environment. Between a server and its actor stands who waits for it."""
+    parents, beside = all_parents(), {one[0] for one in processes("keeper.py", "gspo_vllm.py")}
+    found = processes("gspo_vllm.py", f"exchange-{name}/")
+    return [(pid, parents.get(at), own) for pid, at, own in found if pid not in beside and "GSPO_OWNED" in own]
 
 
 def rank(name, number):
@@ -130,9 +133,10 @@ def test_the_engines_of_a_run_end_with_it(folder, cluster):
     process = begin(folder, "ends", cluster, "--train.steps=1000", "--resume")
     reached = steps(folder, "ends")
     until(lambda: steps(folder, "ends") > reached, process)
-    assert len(engines("ends")) == 1
+    ((_, _, variables),) = engines("ends")
+    assert len(left("GSPO_KEY", variables["GSPO_KEY"])) > 2  # the server, who waits for it, and what the server has started
     process.kill()
     deadline = time.monotonic() + 30
-    while engines("ends") or processes("--log.dir=ends"):
+    while left("GSPO_KEY", variables["GSPO_KEY"]) or processes("--log.dir=ends"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
