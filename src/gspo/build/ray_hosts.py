@@ -16,7 +16,7 @@ from gspo.backends.vllm.process import GRACE, EngineHost
 from gspo.backends.vllm.server import EngineError
 from gspo.build.ray_engines import gist, joined_cluster, name_of
 from gspo.config.engines import servers_of
-from gspo.config.ranks import ENGINES
+from gspo.config.ranks import ENGINES, several_machines
 from gspo.config.schema import Config
 from gspo.learner.ranks import RankLost
 
@@ -80,9 +80,15 @@ def asked(news: Any, address: str, seconds: float = ANSWER) -> Any:
 def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
     """The places that Ray has given to a run's vLLM servers; none where it starts no server, or Ray did not start it.
 
-    Raises ValueError where one of the machines does not see the folder through which weights go, and RankLost, so that the
-    next life places them anew, where one has died since it was placed.
+    Raises ValueError where ranks on several machines have no folder through which weights go, whoever started them, or one
+    of the machines does not see it, and RankLost, so that the next life places them anew, where one has died since it was
+    placed.
     """
+    if config.sampler.engine == "vllm" and config.sampler.exchange is None and several_machines():
+        raise ValueError(
+            "sampler.exchange is not set: ranks on several machines write the weights for vLLM together, into a folder that "
+            "all of them see: name one"
+        )
     if config.scale.launcher != "ray" or not servers_of(config.sampler):
         yield []
         return

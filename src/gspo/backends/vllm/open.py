@@ -22,7 +22,6 @@ from gspo.backends.vllm.sampler import WEIGHTS, VLLMSampler
 from gspo.backends.vllm.server import Engine, Server, http, serving
 from gspo.config.engines import devices_each
 from gspo.config.policy import LoraConfig
-from gspo.config.ranks import several_machines
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.ports import Weights
@@ -63,11 +62,6 @@ def opened(
     Raises ValueError for what the user can mend, with the remedy.
     """
     check_sampler(config.sampler)
-    if config.sampler.exchange is None and policy.model.sharded and several_machines():
-        raise ValueError(
-            "sampler.exchange is not set: ranks on several machines write the weights for vLLM together, into a folder that "
-            "all of them see: name one"
-        )
     with exchange(config.sampler, keep) as scratch:
         sampler, failed = sampler_of(config, policy, weights, scratch, hosts), False
         try:
