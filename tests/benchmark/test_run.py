@@ -152,6 +152,7 @@ def test_two_evaluations_are_compared(place, first, tmp_path, capsys):
         (["--release", "v5"], "has no such option"),
         (["--key-variable", "KEY"], "has no effect without --url"),
         (["--out", "x.jsonl"], "--out: has no effect beside --benchmark"),
+        (["--data", "aime.txt"], "--data = 'aime.txt': files can be"),
         (["--preset", "qwen"], "is none of qwen3"),
     ],
 )

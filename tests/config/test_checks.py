@@ -6,6 +6,7 @@ from gspo.config import checks
 from gspo.config.checks import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.schema import Config
+from gspo.config.unused import check_unused
 
 NAMED = {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}}
 VLLM = {"engine": "vllm"}
@@ -122,6 +123,22 @@ def test_what_does_not_go_together(check, tables, message):
 def test_what_is_refused_as_it_is_read(tables, message):
     with pytest.raises(ValueError, match=message):
         from_dict(tables)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ({"seconds": 90}, "code.seconds = 90 and code.total_seconds = 60: one test would have more time than all together"),
+        ({"tests_column": "x", "public_column": "x"}, "code.public_column = 'x': is code.tests_column too"),
+        (
+            {"language": "cpp", "function_column": "f"},
+            "code.function_column = 'f' has no effect: functions are called in Py",
+        ),
+    ],
+)
+def test_settings_of_code_that_contradict(code, message):
+    with pytest.raises(ValueError, match=message):
+        check_unused(from_dict({"reward": {"functions": ["code"]}, "code": code}), "train")
 
 
 def test_who_plays():

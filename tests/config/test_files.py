@@ -229,6 +229,7 @@ def test_a_file_that_cannot_be_read(tmp_path):
     ("tables", "message"),
     [
         ({"optimizer.lr": 1e-5}, r"a name with a dot in it is one key, in no section: give lr in a table \[optimizer\]"),
+        ({"stages": [{"at": 5}]}, r"\[\[stages\]\]: unknown; .* is \[\[stage\]\], did you mean stage\?"),
         ({"learning_rate": 1e-5}, "learning_rate = 1e-05: stands in no section; .* learning_rate is optimizer.lr here"),
         ({3: {}}, r"\[3\]: unknown section"),
         ({"task": {3: 1}}, "task.3 = 1: unknown key; keys of .task. are source"),

@@ -48,6 +48,7 @@ def test_every_field_of_a_stage_has_a_docstring():
             r"stage\[0\]\.lenght = 5: unknown key; keys of \[stage\[0\]\] are at, max",
         ),
         ([{"at": 9, "num_generations": 1}], r"stage\[0\]\.num_generations = 1: must be at least 2"),
+        ([{"at": 9, "max_length": 9}], r"stage\[0\]\.max_length = 9: unknown key, did you mean max_completion_length\?"),
         ([{"at": "9", "temperature": 0.5}], r"stage\[0\]\.at = '9': expected a whole number"),
         ([{"at": 9, "source": " "}], r"stage\[0\]\.source = ' ': name a source"),
         ([{"at": 9, "source": "reasoning_gim:gcd"}], r"stage\[0\]\.source = .*reasoning_gim is unknown, did you mean"),
@@ -85,6 +86,10 @@ def test_stages_are_not_set_on_a_command_line(tmp_path):
         (
             {"every": 5, "source": "rows:new", "drop_above": 0.9},
             "refresh.drop_above = 0.9 has no effect: refresh.source",
+        ),
+        (
+            {"every": 5, "drop_above": 0.9, "return_after": 99},
+            "refresh.return_after = 99: the run ends with train.steps = 100",
         ),
         ({"drop_above": 0.9}, "refresh.drop_above = 0.9 has no effect: refresh.every = 0"),
     ],

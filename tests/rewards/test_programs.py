@@ -171,9 +171,10 @@ def test_programs_have_their_own_time_and_each_completion_a_call_of_its_own():
 
 def test_a_reward_of_another_benchmark_is_refused_before_anything_is_sampled():
     needs = r"no column 'checker', which the reward gspo\.rewards\.programs:codeforces needs"
-    codeforces = RewardConfig(functions=["gspo.rewards.programs:codeforces"])
-    with Rewards(codeforces, TaskConfig()) as rewards, pytest.raises(ValueError, match=needs):
-        rewards.check([rollout("", **ROW).prompt])
+    with Rewards(RewardConfig(functions=["gspo.rewards.programs:codeforces"]), TaskConfig()) as rewards:
+        prompts = [rollout("", **ROW).prompt]
+        with pytest.raises(ValueError, match=needs):
+            rewards.check(prompts)
     with pytest.raises(ValueError, match=r'benchmark:humaneval has no .* for "task"; use "gspo.rewards.programs:humaneval"'):
         Rewards(RewardConfig(), TaskConfig(source="benchmark:humaneval"))
     with pytest.raises(ValueError, match=r'benchmark:a.jsonl has no scorer of its own for "task"; use "math"'):

@@ -45,7 +45,7 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
     config = configured(options, fields)
     folder = folder_of(options, config)
     key = _key(options)
-    rows = [dict(row) for _, row in read(config.task.source, config.task, config.task.split)]
+    rows = [dict(row) for _, row in read(config.task.source, config.task, config.task.split, _words_of(options))]
     samples = config.eval.num_generations
     title = named(options.benchmark).title
     what = manifest(options.benchmark, title, config, rows, samples, options.url, _runs_programs(config))
@@ -83,6 +83,11 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
         print(visible(line))
     print(visible(f"report  {path}"))
     return 0
+
+
+def _words_of(options: Options) -> str:
+    """What has named the rows."""
+    return "--data" if any(name == "data" for name, _ in options.of_source) else "--benchmark"
 
 
 def _runs_programs(config: Config) -> dict[str, Any]:

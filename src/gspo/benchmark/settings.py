@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gspo.config.checks import check_url
 from gspo.config.files import from_home, load, read_toml
 from gspo.config.near import nearest
 from gspo.config.origin import BENCHMARK
@@ -13,7 +14,7 @@ from gspo.config.rewards import runs_programs
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.config.unused import check_unused
-from gspo.data.benchmarks.table import named, short
+from gspo.data.benchmarks.table import named, own_options, short
 
 PRESETS: dict[str, dict[str, Any]] = {
     "qwen3": {"temperature": 0.6, "top_p": 0.95, "top_k": 20},  # thinking mode, as its model card says
@@ -23,10 +24,11 @@ TOKENS = 32_768
 """Longest reply where the benchmark says no other."""
 KEPT = {
     "model": None, "sampler": None, "eval": None, "task": ("system", "template", "template_args"), "rollout": ("stop",),
-    "reward": ("timeout", "workers"), "train": ("seed",), "code": ("sandbox",),
+    "reward": ("timeout", "workers", "memory"), "train": ("seed",), "code": ("sandbox",),
 }  # fmt: skip
 """What is taken of a training configuration, by section; None: all of it. Prompts and rewards are the benchmark's; [code] is
 for those that run programs, and these have limits of their own."""
+OF_A_RUN = ("eval.num_prompts", "eval.every")
 OF_A_MODEL_HERE = ("model", "sampler", "task.template")
 ASKED = ("model.path", "sampler.timeout", "sampler.batch_size")
 """What an endpoint is asked for, of these."""
@@ -69,6 +71,11 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     if options.preset is not None:
         asked = {f"eval.{key}": value for key, value in PRESETS[options.preset].items()}
         asked["eval.max_completion_length"] = longest
+    for name, value in options.of_source:
+        if name not in own_options(options.benchmark):
+            raise ValueError(f"--{name} {value}: benchmark {options.benchmark} has no such option: leave it out")
+    if options.url:
+        check_url("--url", options.url)
     fixed: dict[str, Any] = {
         "task.source": BENCHMARK + options.benchmark,
         "task.config": dict(options.of_source),
@@ -85,6 +92,9 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     if not config.eval.temperature:  # a preset's top_p and top_k have no effect then
         asked = {key: value for key, value in asked.items() if key not in ("eval.top_p", "eval.top_k")}
         config = load(None, custom | made | asked | fixed | fields)
+    for key in fields:
+        if key in OF_A_RUN or not _kept(key):
+            raise ValueError(f"--{key}: has no effect on an evaluation with --benchmark: leave it out")
     checked = config
     if options.url:  # the endpoint is asked with this limit, whatever would sample here
         usual = replace(config.sampler, timeout=SamplerConfig().timeout)

@@ -124,7 +124,7 @@ def room(config: Config, limit: int | None) -> int | None:
     if type(own) is int and config.sampler.engine == "vllm" and own < (limit or own + 1):
         limit, whose = own, "vLLM's context (max_model_len in sampler.engine_args)"
     if limit is not None and limit <= size:
-        raise ValueError(f"{key} = {size} leaves no room for a prompt: {whose} is {limit} tokens")
+        raise ValueError(f"{key} = {size} leaves no room for a prompt: {whose} is {limit} tokens; lower it")
     return None if limit is None else limit - size
 
 

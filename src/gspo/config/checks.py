@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from gspo.config.field import COOLEST
 from gspo.config.near import nearest
 from gspo.config.origin import FUNCTION, VERIFIERS, played
-from gspo.config.rewards import NAMED, JudgeConfig, RewardModelConfig
+from gspo.config.rewards import NAMED, CodeConfig, JudgeConfig, RewardModelConfig
 from gspo.config.schema import Config
 from gspo.config.stages import check_refresh, check_stages
 from gspo.config.unused import check_unused
@@ -51,6 +51,7 @@ def check(config: Config) -> None:
     if config.task.system in ("none", "null"):
         raise ValueError(f'task.system = {config.task.system!r}: would be the message itself; for none set it to ""')
     check_evaluation(config)
+    check_code(config.code)
     for key, url in (
         *((f"sampler.urls[{i}]", url) for i, url in enumerate(config.sampler.urls)),
         ("judge.url", config.judge.url),
@@ -70,6 +71,17 @@ def check_evaluation(config: Config) -> None:
             f"eval.every = {every} and eval.num_prompts = 0: nothing is held out to evaluate on; raise eval.num_prompts, or "
             "set eval.every = 0"
         )
+
+
+def check_code(code: CodeConfig) -> None:
+    """What belongs together in [code]. Raises ValueError."""
+    if code.seconds > code.total_seconds:
+        raise ValueError(
+            f"code.seconds = {code.seconds:g} and code.total_seconds = {code.total_seconds:g}: one test would have more "
+            "time than all together: raise total_seconds, or lower seconds"
+        )
+    if code.public_column == code.tests_column:
+        raise ValueError(f"code.public_column = {code.public_column!r}: is code.tests_column too: leave it out")
 
 
 def check_url(key: str, url: str) -> None:
@@ -214,6 +226,11 @@ def check_queries(config: Config) -> None:
         raise ValueError(
             f"refresh.every = {refresh.every}: the run ends with train.steps = {config.train.steps}, before anything is "
             "refreshed: lower it, or leave it out"
+        )
+    if refresh.every and refresh.return_after and refresh.every + refresh.return_after >= config.train.steps:
+        raise ValueError(
+            f"refresh.return_after = {refresh.return_after}: the run ends with train.steps = {config.train.steps}, before a "
+            "query that the first refresh drops could return: lower it, or leave it out"
         )
 
 

@@ -142,6 +142,9 @@ def _no_section(name: Any, table: Any) -> str:
         return (
             f"{name} = {shown(table)}: a name with a dot in it is one key, in no section: give {key} in a table [{section}]"
         )
+    if isinstance(table, list) and table and all(isinstance(one, dict) for one in table):
+        close = nearest(name, [STAGE, *SECTIONS])
+        return f"[[{name[:80]}]]: unknown; the one section of which there may be several tables is [[{STAGE}]]{close}"
     if not isinstance(table, dict):
         return f"{name[:80]} = {shown(table)}: stands in no section; each key has one{nearest_key(name)}"
     known = nearest(name, SECTIONS) or next((hint for key in _leaves(table) if (hint := nearest_key(key))), "")
@@ -177,7 +180,8 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
     for key, value in in_new_words(name, table).items():
         key, full_key = str(key), f"{name}.{key}"
         if key not in fields:
-            near = (cls is not StageConfig and nearest_key(full_key)) or f"; keys of [{name}] are {', '.join(fields)}"
+            close = nearest(key, fields) if cls is StageConfig else nearest_key(full_key)
+            near = close or f"; keys of [{name}] are {', '.join(fields)}"
             outer, dot, inner = key.partition(".")
             if dot and hints.get(outer) == dict[str, Any]:
                 near = f"; give the whole table: {name}.{outer} = {{{inner} = ...}}"

@@ -123,6 +123,10 @@ ALWAYS = (
         'add "code" to reward.functions, or leave it out',
     ),
     Unused(
+        ("code.function_column",), lambda c: c.code.language == "cpp",
+        'functions are called in Python alone, and code.language = "cpp": leave it out',
+    ),
+    Unused(
         ("code.sandbox",), lambda c: not runs_programs(c.reward.functions),
         'no reward runs programs: add "code" to reward.functions, or leave it out',
     ),

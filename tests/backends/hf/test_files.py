@@ -50,6 +50,13 @@ def test_bad_folder(saved, tmp_path, without, fields, message):
         load_model(ModelConfig(path=str(folder), **{"device": "cpu", **fields}))
 
 
+def test_the_model_of_a_run_folder_is_named(tmp_path):
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "model" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=rf"has no config.json, .*: give {tmp_path / 'run' / 'model'}$"):
+        load_model(ModelConfig(path=str(tmp_path / "run")))
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [

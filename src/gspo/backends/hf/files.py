@@ -172,7 +172,9 @@ def check_folder(cfg: ModelConfig) -> None:
     if cfg.revision is not None:
         raise ValueError(f"model.revision = {cfg.revision!r}: has no effect on the folder {cfg.path}; remove it")
     if not (folder / "config.json").is_file() and not is_adapter(cfg.path):
-        raise ValueError(f"{setting}: the folder has no config.json, so it holds no transformers model")
+        inner = folder / "model"
+        remedy = f": give {inner}" if (inner / "config.json").is_file() else ""
+        raise ValueError(f"{setting}: the folder has no config.json, so it holds no transformers model{remedy}")
 
 
 def _no_id(path: str) -> bool:

@@ -74,18 +74,20 @@ def named(name: str) -> Benchmark:
     )
 
 
+def own_options(name: str) -> list[str]:
+    """The options that a benchmark has."""
+    return [*READS, *(option for option in inspect.signature(named(name).choose).parameters if option != "rows")]
+
+
 def place(name: str, options: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
     """Where the rows of a benchmark are: a source ("" where a package ships them), its split and arguments of the data set.
     Raises ValueError for an option that the benchmark does not have.
     """
-    one = named(name)
-    own = [name for name in inspect.signature(one.choose).parameters if name != "rows"]
+    one, known = named(name), own_options(name)
     for option in options:
-        if option not in (*READS, *own):
-            close = nearest(option, [*READS, *own])
-            raise ValueError(
-                f"task.config.{option}: benchmark {name} has no such option; it has {', '.join((*READS, *own))}{close}"
-            )
+        if option not in known:
+            close = nearest(option, known)
+            raise ValueError(f"task.config.{option}: benchmark {name} has no such option; it has {', '.join(known)}{close}")
     source = options.get("data") or (name if one is ANSWERS else one.source)
     its_own = (one.config or "").format(**{**one.usual, **options}) if source == one.source else ""
     config = options.get("name", its_own)
