@@ -20,9 +20,9 @@ def candidate(name, offered=True, likelihoods="sampler", replay="none", algorith
     return Candidate(name, resolve(AlgorithmConfig(name=algorithm))[1], likelihoods, replay, offered)
 
 
-def found(right, candidates, ages=(0, 1), clipped=None, groups=M, spread=0.1, noise=None):
+def found(right, candidates, ages=(0, 1), clipped=None, groups=M, spread=0.1, noise=None, seed=0):
     """Candidates whose gradients are `right` times their factor, plus noise that all share."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     truth = np.zeros(D)
     truth[0] = right
     r = truth + spread * rng.normal(size=(R, D))
@@ -36,8 +36,8 @@ def found(right, candidates, ages=(0, 1), clipped=None, groups=M, spread=0.1, no
             g = turned + common + (noise or {}).get(c.name, 0.0) * rng.normal(size=(M, D))
             of[c.name] = Products(g @ g.T, g @ r.T, r @ r.T)
         shares = {c.name: (clipped or {}).get(c.name, (0.0, 0.0)) for c, _ in candidates}
-        made.append(Age(age, RATIOS, [], None, None, shares, dict.fromkeys(shares), of if groups >= 8 else {}))
-    return Measured([c for c, _ in candidates], made, groups, M, 9.0, 0.5, {"ratio/noise_floor": 0.0}, [])
+        made.append(Age(age, RATIOS, [], None, None, shares, of if groups >= 8 else {}))
+    return Measured([c for c, _ in candidates], made, groups, M, 9.0, 0.5, {"ratio/noise_floor": 0.0}, {}, [])
 
 
 YOU, OTHER = candidate(YOURS), candidate("other")
@@ -53,7 +53,7 @@ def test_a_better_one_is_recommended_with_its_numbers():
 
 def test_what_is_as_good_is_kept():
     advice = advise(found(1.0, [(YOU, 0.97), (OTHER, 0.98)], noise={"other": 0.3, YOURS: 0.3}), 2, 4)
-    assert advice.candidate is YOU and "Keep your settings" in advice.reasons[0]
+    assert advice.candidate is YOU and "No candidate is better than your settings beyond noise" in advice.reasons[0]
     assert "other" in " ".join(advice.reasons)
 
 
@@ -78,7 +78,8 @@ def test_a_yardstick_is_never_recommended():
 def test_a_clip_that_rounding_decides_is_never_as_good():
     advice = advise(found(1.0, [(YOU, 0.9), (OTHER, 0.8)], clipped={YOURS: (0.4, 0.0)}), 2, 4)
     assert advice.candidate is OTHER
-    assert "numerics alone clip 20.0%" in " ".join(advice.reasons)
+    assert "Rounding decides" in advice.reasons[0] and "numerics alone clip 20.0%" in advice.reasons[0]
+    assert "is recommended in place of your settings" in advice.reasons[1] and "goes further" not in advice.reasons[1]
 
 
 @pytest.mark.parametrize("groups", [0, 7])
@@ -96,7 +97,42 @@ def test_a_right_gradient_of_noise_recommends_nothing():
 def test_only_the_ages_that_the_run_trains_at_count():
     """At age 8 everything is turned round: a run of two updates a batch does not see it."""
     near = found(1.0, [(YOU, 0.5), (OTHER, 0.98)])
-    far = found(1.0, [(YOU, 0.98), (OTHER, 0.1)], ages=(8,))
+    far = found(1.0, [(YOU, 0.98), (OTHER, 0.1)], ages=(8, 16))
     both = dataclasses.replace(near, ages=near.ages + far.ages)
     assert advise(both, 2, 4).candidate is OTHER
     assert advise(both, 17, 4).candidate is YOU
+
+
+def test_a_probe_that_was_cut_short_recommends_nothing():
+    advice = advise(found(1.0, [(YOU, 0.2), (OTHER, 0.98)]), 3, 4)
+    assert not advice.told and "ended at age 1, and the run trains at ages 0 to 2" in advice.reasons[0]
+
+
+def test_one_that_is_only_as_good_as_the_best_by_its_noise_is_not_recommended():
+    """A cheap one with a wide interval must be better than the run's own settings itself."""
+    wild = candidate("wild")
+    measured = found(1.0, [(YOU, 0.75), (candidate("dear", replay="R2"), 0.98), (wild, 0.75)], noise={"wild": 0.6})
+    advice = advise(measured, 2, 4)
+    assert advice.candidate.name == "dear"
+
+
+def test_of_many_that_are_equal_none_is_better():
+    many = [(candidate(f"c{i}"), 0.8) for i in range(12)]
+    better = 0
+    for seed in range(20):
+        measured = found(1.0, [(YOU, 0.8), *many], noise={YOURS: 0.5} | {f"c{i}": 0.5 for i in range(12)}, seed=seed)
+        better += advise(measured, 2, 4).candidate is not YOU
+    assert better <= 3
+
+
+def test_a_yardstick_of_ones_own_is_told_so():
+    advice = advise(found(1.0, [(candidate(YOURS, offered=False), 0.99), (OTHER, 0.6)]), 2, 4)
+    assert advice.candidate is OTHER and "Nothing bounds the updates of your settings" in advice.reasons[0]
+    assert "is recommended in place of" in advice.reasons[1]
+
+
+def test_a_range_that_sets_itself_is_never_too_narrow_for_rounding():
+    auto = candidate("auto")
+    auto = dataclasses.replace(auto, algorithm=dataclasses.replace(auto.algorithm, epsilon="auto"))
+    advice = advise(found(1.0, [(YOU, 0.2), (auto, 0.98), (OTHER, 0.5)], clipped={"auto": (0.04, 0.0)}), 2, 4)
+    assert advice.candidate is auto

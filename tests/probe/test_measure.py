@@ -38,7 +38,7 @@ def test_where_nothing_has_moved_a_family_is_one(exact):
         same = by_family.setdefault(candidate.family, first.products[candidate.name])
         np.testing.assert_allclose(first.products[candidate.name].own, same.own, rtol=1e-3, atol=1e-6)
         np.testing.assert_allclose(first.products[candidate.name].cross, same.cross, rtol=1e-3, atol=1e-6)
-        assert sum(first.clipped[candidate.name]) <= 0.03
+        assert sum(first.clipped[candidate.name]) <= 0.06
     assert set(by_family) == {"mean group", "sum group"}
 
 
@@ -47,8 +47,8 @@ def test_after_updates_they_part_and_the_noise_is_that_of_the_sampler(exact):
     assert exact.floor["ratio/noise_floor"] < 1e-5 < last.ratios["sampler"]["sd_reply"]
     assert first.ratios["sampler"]["sd_token"] < 1e-5 < last.ratios["sampler"]["sd_token"]
     assert sum(last.clipped[YOURS]) > 0.5  # the paper's range, at a learning rate for tiny models
-    narrow, wide = (np.diag(last.products[name].own) for name in (YOURS, "gspo 0.03"))
-    assert narrow.sum() != wide.sum()
+    narrow, wide = (np.diag(last.products[name].own) for name in (YOURS, "reinforce"))
+    assert narrow.sum() < 0.8 * wide.sum()  # what is clipped has no gradient
 
 
 def test_an_exact_sampler_leaves_one_kind_of_likelihoods(exact):
@@ -60,8 +60,17 @@ def test_an_exact_sampler_leaves_one_kind_of_likelihoods(exact):
 def test_experts_change_and_replay_takes_their_part_of_the_spread(exact):
     first, last = exact.ages
     assert first.volatility == 0 < last.volatility < 1
-    assert last.ratios["R2"]["sd_token"] != last.ratios["sampler"]["sd_token"]
+    assert 0 < last.ratios["R2"]["sd_token"] < 1.5 * last.ratios["sampler"]["sd_token"]
     assert first.ratios["R2"]["sd_token"] < 1e-5
+
+
+def test_a_range_that_sets_itself_is_that_of_a_step(exact):
+    """It was set on other groups, over all ages of a step: so over the ages it clips about its target of 15 %."""
+    low, high = exact.clip["gspo auto"]
+    assert high / low == pytest.approx(4 / 3) and exact.clip[YOURS] == (3e-4, 4e-4)
+    assert 1e-4 < low < 0.5
+    last = exact.ages[-1].clipped["gspo auto"]
+    assert 0.02 < sum(last) < 0.9
 
 
 def test_a_coarse_sampler_has_both_kinds_of_likelihoods(tmp_path):
@@ -75,6 +84,10 @@ def test_a_coarse_sampler_has_both_kinds_of_likelihoods(tmp_path):
     assert first.ratios["recompute"]["sd_token"] == 0.0
     narrow = next(c for c in found.candidates if c.algorithm.epsilon == 3e-4 and c.likelihoods == "sampler")
     assert sum(first.clipped[narrow.name]) > 0.1  # by numerics alone
+    for kind in ("R2", "R3"):  # pi_old is read with the experts that updates replay
+        assert first.ratios[kind]["sd_token"] < 1e-5
+    at_first = [first.products[name].own for name in ("grpo 0.2 + R3", "gspo auto + R3")]
+    np.testing.assert_allclose(at_first[0], at_first[1], rtol=0.3, atol=1e-3 * np.abs(at_first[0]).max())
     assert found.candidates[0].likelihoods == "recompute"  # "auto" saw it
 
 
@@ -92,6 +105,24 @@ def test_a_dense_model_says_that_it_has_no_experts(tmp_path):
     found = probe(tmp_path, tiny=dense, plan=ProbePlan(FEWEST, 8, (0,), 1, 1))
     assert "the model has no experts" in found.notes[-1]
     assert found.ages[0].volatility is None and {c.replay for c in found.candidates} == {"none"}
+
+
+def test_checkpointed_layers_replay_in_each_backward_pass(tmp_path):
+    plan = ProbePlan(FEWEST, 8, (0,), 1, 1)
+    plain, checkpointed = (
+        probe(tmp_path / str(on), plan=plan, train={"gradient_checkpointing": on, "seed": 1}) for on in (False, True)
+    )
+    for name, products in plain.ages[0].products.items():
+        np.testing.assert_allclose(products.own, checkpointed.ages[0].products[name].own, rtol=1e-3, atol=1e-4)
+
+
+def test_refilled_batches_are_measured_by_groups_that_teach(tmp_path):
+    def rare(prompts, completions, **columns):
+        return [float("ab" in c) for c in completions]
+
+    found = probe(tmp_path, reward=rare, plan=ProbePlan(16, 8, (0,), 1, 1, teaching=True), rollout={"refill": 3})
+    assert found.groups == found.of < 16 or found.of == 16
+    assert any("refills its batches" in note for note in found.notes)
 
 
 def test_rewards_that_all_fail_end_it_with_their_own_error(tmp_path):

@@ -43,4 +43,4 @@ def test_what_could_not_be_measured_has_no_number(tmp_path):
 def test_keeping_ones_settings_is_said_so(tmp_path, own):
     measured = found(1.0, [(YOU, own), (candidate("x"), 0.975)], noise={"x": 0.3, "yours": 0.3})
     _, text = page(tmp_path, measured)
-    assert ("Keep your settings" in text) == (own == 0.97)
+    assert ("Keep your settings" in text) == (own == 0.97) and ("--from-probe" in text) == (own == 0.2)

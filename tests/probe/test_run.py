@@ -68,9 +68,10 @@ def test_a_probe_and_a_run_that_takes_its_advice(here, capsys):
     assert main(["train", "run.toml", "--from-probe", "probed"]) == 0
     ran = load(here / "run/config.toml").algorithm
     assert {name: getattr(ran, name) for name in told["recommended"]} == told["recommended"]
+    assert load("run.toml").algorithm.name == "gspo" and ran.old_logprobs in ("auto", "sampler", "recompute")
     capsys.readouterr()
     assert main(["train", "run.toml", "--from-probe", "probed", "--optimizer.lr", "1e-5", "--log.dir", "other"]) == 2
-    assert "optimizer.lr was 0.003 there and is 1e-05 here" in capsys.readouterr().err
+    assert "optimizer.lr was 0.003 there and is 1e-05 here, and the advice depends on it" in capsys.readouterr().err
     assert main([*PROBE, "--dir", "probed"]) == 2
     assert "--dir probed: exists already; give another" in capsys.readouterr().err
 
@@ -89,6 +90,21 @@ def test_ctrl_c_keeps_the_ages_that_were_measured(here, capsys, monkeypatch):
     assert "interrupted; what was measured until then is in probed" in capsys.readouterr().err
     assert [age["age"] for age in json.loads((here / "probed/probe.json").read_text())["ages"]] == [0]
     assert (here / "probed/probe.html").exists()
+    told = json.loads((here / "probed/probe.json").read_text())
+    assert told["recommended"] is None and "ended at age 0, and the run trains at ages 0 to 3" in told["reasons"][0]
+
+
+def test_what_was_measured_is_there_where_the_next_age_fails(here, capsys, monkeypatch):
+    measured = probe_run.measure
+
+    def broken(run, plan):
+        walk = measured(run, plan)
+        yield next(walk)
+        raise RuntimeError("the engine is dead")
+
+    monkeypatch.setattr(probe_run, "measure", broken)
+    assert main([*PROBE, "--dir", "probed"]) == 1
+    assert "the engine is dead" in capsys.readouterr().err and (here / "probed/measured.npz").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,24 @@ import json
 
 import pytest
 
-from gspo.probe.source import DEPENDS, FILE, recommended
+from gspo.probe.source import FILE, depends_on, recommended
 
 SETTINGS = {
-    "model": {"path": "m"}, "task": {"source": "t"}, "optimizer": {"lr": 1e-6},
+    "model": {"path": "m", "device": "cpu"}, "task": {"source": "t", "config": {"low": 1}, "seed": 0},
+    "optimizer": {"lr": 1e-6, "warmup": 3}, "log": {"dir": "a"}, "reward": {"functions": ["x"], "workers": 1},
     "algorithm": {"name": "gspo", "epsilon": 3e-4, "epsilon_high": 4e-4, "epochs": 2, "constants": {}},
 }  # fmt: skip
 ADVICE = {"name": "sapo", "old_logprobs": "sampler", "router_replay": "none"}
 
 
 def write(folder, settings=SETTINGS, **changes):
-    depends = {key: settings.get(key.split(".")[0], {}).get(key.split(".")[1]) for key in DEPENDS}
-    (folder / FILE).write_text(json.dumps({"recommended": ADVICE, "reasons": ["why"], "depends": depends} | changes))
+    told = {"recommended": ADVICE, "reasons": ["why"], "depends": depends_on(settings)} | changes
+    (folder / FILE).write_text(json.dumps(told))
     return folder
+
+
+def changed(section, **values):
+    return SETTINGS | {section: SETTINGS[section] | values}
 
 
 def test_the_algorithm_is_taken_whole_and_the_rest_stays(tmp_path):
@@ -27,15 +32,55 @@ def test_the_algorithm_is_taken_whole_and_the_rest_stays(tmp_path):
     }
 
 
+def test_where_own_settings_are_kept_nothing_changes(tmp_path):
+    assert recommended(write(tmp_path, recommended={}), SETTINGS, ()) == SETTINGS
+
+
 def test_what_is_typed_stays(tmp_path):
-    made = recommended(write(tmp_path), SETTINGS, ["algorithm.epsilon", "algorithm.epsilon_high", "algorithm.name"])
-    assert made["algorithm"]["name"] == "gspo" and made["algorithm"]["epsilon"] == 3e-4
+    typed = changed("algorithm", old_logprobs="recompute")
+    made = recommended(write(tmp_path), typed, ["algorithm.old_logprobs"])
+    assert made["algorithm"]["old_logprobs"] == "recompute" and made["algorithm"]["name"] == "sapo"
+    with pytest.raises(ValueError, match=r"--algorithm\.name: --from-probe .* leave one of the two out"):
+        recommended(write(tmp_path), SETTINGS, ["algorithm.name"])
 
 
-def test_another_run_is_refused_with_what_differs(tmp_path):
-    other = SETTINGS | {"optimizer": {"lr": 1e-5}}
-    with pytest.raises(ValueError, match=r"optimizer.lr was 1e-06 there and is 1e-05 here.*probe again"):
+@pytest.mark.parametrize(
+    "other",
+    [
+        changed("optimizer", lr=1e-5),
+        changed("task", config={"low": 2}),
+        changed("reward", functions=["y"]),
+        changed("algorithm", epochs=3),
+        changed("model", revision="v2"),
+    ],
+)
+def test_another_run_is_refused_with_what_differs(tmp_path, other):
+    with pytest.raises(ValueError, match=r"was .* there and is .* here, and the advice depends on it: probe again"):
         recommended(write(tmp_path), other, ())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        changed("log", dir="b"),
+        changed("optimizer", warmup=9),
+        changed("reward", workers=8),
+        changed("task", seed=4),
+        changed("algorithm", epsilon=0.1, epsilon_high=0.2),
+    ],
+)
+def test_what_the_advice_does_not_depend_on_may_differ(tmp_path, other):
+    recommended(write(tmp_path), other, ())
+
+
+def test_logins_are_neither_written_nor_told_nor_in_the_way(tmp_path):
+    secret = changed("model", path="https://user:hunter2@host/m")
+    write(tmp_path, secret)
+    assert "hunter2" not in (tmp_path / FILE).read_text()
+    recommended(tmp_path, secret, ())
+    with pytest.raises(ValueError) as told:
+        recommended(tmp_path, SETTINGS | {"model": {"path": "https://user:hunter2@other/m", "device": "cpu"}}, ())
+    assert "hunter2" not in str(told.value) and "other/m" in str(told.value)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +95,8 @@ def test_another_run_is_refused_with_what_differs(tmp_path):
 def test_what_is_no_probe_is_refused(tmp_path, text, words):
     if text is not None:
         (tmp_path / FILE).write_text(text)
+    else:
+        (tmp_path / FILE).unlink(missing_ok=True)
     with pytest.raises(ValueError, match=words):
         recommended(tmp_path, SETTINGS, ())
 

@@ -36,15 +36,34 @@ def test_its_updates_are_those_of_the_run(tmp_path):
     assert all(torch.equal(trained[name], walked[name]) for name in trained)
 
 
-@pytest.mark.parametrize(("section", "key", "value"), [("scale", "ranks", 2), ("algorithm", "name", "ppo")])
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("scale", "ranks", 2), ("algorithm", "name", "ppo"), ("rollout", "delay", 2), ("rollout", "max_staleness", 1)],
+)
 def test_what_cannot_be_probed_is_refused(section, key, value):
     config = as_config({section: {key: value}}, {})
     with pytest.raises(ValueError, match=rf"{section}\.{key} = .*: gspo probe .*set "):
         probed(config)
 
 
+def test_batches_without_a_group_to_train_on_are_no_updates(tmp_path):
+    tiny = model()
+    sections = settings(tmp_path / "walk", algorithm={"name": "dapo"})
+    config, _ = resolved(
+        as_config(sections | {"model": {"path": "given", "device": "cpu"}, "task": {"source": "given"}}, {})
+    )
+
+    def equal(prompts, completions, **columns):
+        return [1.0] * len(completions)
+
+    given = Given(tiny.model, tiny.tokenizer, ROWS, None, [equal])
+    none = pytest.raises(RuntimeError, match="11 batches in a row had no group to train on")
+    with training(probed(config), given=given) as (run, _), none:
+        next(updates(run))
+
+
 def test_what_matters_to_a_long_run_alone_is_set_aside():
-    config = as_config({"optimizer": {"warmup": 9, "schedule": "cosine"}, "rollout": {"max_staleness": 2}}, {})
+    config = as_config({"optimizer": {"warmup": 9, "schedule": "cosine"}, "rollout": {"refill": 2}}, {})
     made = probed(config)
-    assert (made.optimizer.warmup, made.optimizer.schedule, made.rollout.max_staleness) == (0, "constant", 0)
+    assert (made.optimizer.warmup, made.optimizer.schedule, made.rollout.refill) == (0, "constant", 0)
     assert made.algorithm == Config().algorithm and made.optimizer.lr == config.optimizer.lr

@@ -1,13 +1,16 @@
-"""What follows from a probe, by a rule that was written before any probe was run.
+"""What follows from a probe, by a rule that stands here.
 
-1. Fewer than 8 groups that teach, or a right gradient that cannot be told from noise at age 0: nothing is recommended.
+1. Nothing is recommended where fewer than 8 groups teach, where the ages that the run trains at were not all passed, or
+   where a right gradient of theirs cannot be told from noise.
 2. Every candidate has a number: `update` of merit.py, the mean over the ages that the run trains at. The best is the one
-   with the highest, among those whose updates something bounds.
-3. As good as the best are those whose difference to it has an interval that includes 0, or is below 1 % of it. Where the
-   run's own settings are as good, they are kept.
-4. Else one that is as good as the best is recommended: one that needs no pass for likelihoods or experts before one that
-   does, the run's own algorithm with another clip before another algorithm, and then the highest number.
-5. A clip that numerics alone make take the gradient from more than 1 % of the tokens is never as good as another.
+   with the highest, among those whose updates something bounds and whose clip numerics alone do not decide: it may take the
+   gradient from 1 % of the tokens. (A range that sets itself stays there by its own rule.)
+3. The run's own settings are kept, unless a candidate is better than they are beyond noise: by a bound for all candidates at
+   once, since the best of many looks better than it is.
+4. Of those that are better, and as good as the best (a difference whose interval includes 0, or below 1 % of it), one is
+   recommended: one that needs no pass for likelihoods or experts before one that does, the run's own algorithm with another
+   clip before another algorithm, and then the highest number.
+5. Own settings that numerics decide, or that nothing bounds, are told so; what is then recommended need not be better.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import numpy as np
 from gspo.objective.clip_range import NUMERICS
 from gspo.probe.candidates import YOURS, Candidate
 from gspo.probe.measure import Age, Measured
-from gspo.probe.merit import Array, Merit, Resamples, Span, merit, over_ages, signal, span, weights_of
+from gspo.probe.merit import Array, Resamples, Span, merit, over_ages, signal, span, weights_of
 
 MARGIN = 0.01  # of the best: a difference below is none
 
@@ -67,48 +70,45 @@ def advise(found: Measured, updates: int, groups: float) -> Advice:
         return Advice(
             None, [f"No gradients were measured: {found.groups} of {found.of} groups teach."], _bare(found, updates)
         )
-    merits = _merits(ages, groups)
+    resamples = {age.age: _resamples(age, groups) for age in ages}
+    merits = {age.age: {n: merit(p, resamples[age.age], groups) for n, p in age.products.items()} for age in ages}
     used = [age.age for age in ages]
-    values = {name: over_ages({age: merits[age][name].update for age in used}, updates) for name in _names(found)}
-    last = max([age for age in used if age < updates], default=0)
+    names = [candidate.name for candidate in found.candidates]
+    values = {name: over_ages({age: merits[age][name].update for age in used}, updates) for name in names}
+    last = max(age for age in used if age < updates)
     lines = []
-    for candidate in found.candidates:
-        name = candidate.name
+    for name in names:
         low, high, numerics = _clips(found, name, updates)
+        largest = max(merits[age][name].largest for age in used)
+        update, against = span(values[name]), span(values[name] - values[YOURS])
+        of_last = merits[last][name]
         lines.append(
-            Standing(
-                name, span(values[name]), span(values[name] - values[YOURS]), span(merits[last][name].direction),
-                span(merits[last][name].noise), max(merits[age][name].largest for age in used), low, high, numerics,
-            )
-        )  # fmt: skip
-    advice = Advice(None, [], lines, {name: {age: span(merits[age][name].update) for age in used} for name in values})
-    if not _tells(ages[0]):
-        advice.reasons.append(
-            "The right gradient cannot be told from noise with so few groups: no direction can be compared. More --fresh or "
-            "--groups would help."
+            Standing(name, update, against, span(of_last.direction), span(of_last.noise), largest, low, high, numerics)
         )
-        return advice
-    _choose(advice, found, values, lines)
+    advice = Advice(None, [], lines, {name: {age: span(merits[age][name].update) for age in used} for name in names})
+    if max(used) < updates - 1:
+        advice.reasons.append(
+            f"The probe ended at age {max(used)}, and the run trains at ages 0 to {updates - 1}: it cannot tell. Probe "
+            "again, with ages as far as that."
+        )
+    elif not all(_tells(age, resamples[age.age]) for age in ages if age.age < updates):
+        advice.reasons.append(
+            "The right gradient cannot be told from noise with so few groups: no direction can be compared. More fresh or "
+            "measured groups would help."
+        )
+    else:
+        _choose(advice, found, values, lines)
     return advice
 
 
-def _names(found: Measured) -> list[str]:
-    return [candidate.name for candidate in found.candidates]
+def _resamples(age: Age, groups: float) -> Resamples:
+    m, r = next(iter(age.products.values())).cross.shape
+    return Resamples.of(m, r, age.age, groups)
 
 
-def _merits(ages: Sequence[Age], groups: float) -> dict[int, dict[str, Merit]]:
-    merits: dict[int, dict[str, Merit]] = {}
-    for age in ages:
-        m, r = next(iter(age.products.values())).cross.shape
-        resamples = Resamples.of(m, r, age.age)
-        merits[age.age] = {name: merit(products, resamples, groups) for name, products in age.products.items()}
-    return merits
-
-
-def _tells(first: Age) -> bool:
-    """Whether the right gradient can be told from noise."""
-    truth = first.products[YOURS].truth
-    return signal(truth, Resamples.of(len(truth), len(truth), first.age).fresh)[1]
+def _tells(age: Age, resamples: Resamples) -> bool:
+    """Whether all right gradients of an age can be told from noise."""
+    return all(signal(products.truth, resamples.fresh)[1] for products in age.products.values())
 
 
 def _clips(found: Measured, name: str, updates: int) -> tuple[float, float, float]:
@@ -122,49 +122,68 @@ def _clips(found: Measured, name: str, updates: int) -> tuple[float, float, floa
 def _bare(found: Measured, updates: int) -> list[Standing]:
     """Lines of what needs no gradient."""
     none = Span(math.nan, math.nan, math.nan)
-    rows = [(name, *_clips(found, name, updates)) for name in _names(found)]
+    rows = [(candidate.name, *_clips(found, candidate.name, updates)) for candidate in found.candidates]
     return [Standing(name, none, none, none, none, math.nan, low, high, numerics) for name, low, high, numerics in rows]
+
+
+def better(values: Mapping[str, Array]) -> set[str]:
+    """Those that are better than the run's own settings at 95 %, all of them at once: the largest of their errors, in
+    standard errors, is bounded by its distribution over the resamples.
+    """
+    own, others = values[YOURS], [name for name in values if name != YOURS]
+    differences = {name: values[name] - own for name in others}
+    errors = {name: float(np.nanstd(each[1:])) for name, each in differences.items()}
+    known = [name for name in others if math.isfinite(differences[name][0]) and errors[name] > 0]
+    if not known:
+        return set()
+    worst = np.max([(differences[name][1:] - differences[name][0]) / errors[name] for name in known], axis=0)
+    bound = float(np.nanquantile(worst, 0.95))
+    return {name for name in known if differences[name][0] > bound * errors[name]}
 
 
 def _choose(advice: Advice, found: Measured, values: Mapping[str, Array], lines: Sequence[Standing]) -> None:
     """Rules 2 to 5."""
     line = {each.name: each for each in lines}
-    known = {candidate.name: candidate for candidate in found.candidates}
-    offered = [c for c in found.candidates if c.offered and math.isfinite(line[c.name].update.value)]
-    sound = [c for c in offered if line[c.name].numerics <= NUMERICS] or offered
-    if not sound:
-        advice.reasons.append("No candidate has a number: too few groups teach.")
+    yours = next(candidate for candidate in found.candidates if candidate.name == YOURS)
+    known = [c for c in found.candidates if c.offered and math.isfinite(line[c.name].update.value)]
+    sound = [c for c in known if line[c.name].numerics <= NUMERICS or c.algorithm.epsilon == "auto"]
+    if not sound or not math.isfinite(line[YOURS].update.value):
+        advice.reasons.append("Too few groups teach for a number of your settings, or of any other.")
         return
-    best = max(sound, key=lambda c: line[c.name].update.value)
-    top = line[best.name].update.value
-    behind = {c.name: span(values[best.name] - values[c.name]) for c in sound}
-    tied = [c for c in sound if c is best or behind[c.name].low <= 0 or behind[c.name].value < MARGIN * abs(top)]
-    if known[YOURS] in tied:
-        advice.candidate = known[YOURS]
-        other = "" if best.name == YOURS else f"; the highest number has {best.name} ({_told(line[best.name].update)})"
+    kept = yours in sound
+    ahead = better({c.name: values[c.name] for c in found.candidates if c in sound or c is yours})
+    allowed = [c for c in sound if c.name in ahead] if kept else sound
+    if not allowed:
+        advice.candidate = yours
+        top = max(sound, key=lambda c: line[c.name].update.value)
+        other = "" if top is yours else f" The highest number has {top.name}: {_told(line[top.name].update)}."
         advice.reasons.append(
-            f"Keep your settings: no candidate is better by more than noise. Theirs is {_told(line[YOURS].update)}{other}."
+            f"No candidate is better than your settings beyond noise. Theirs is {_told(line[YOURS].update)}.{other}"
         )
-    else:
-        own = known[YOURS].algorithm.name
-        chosen = min(tied, key=lambda c: (_passes(c), c.algorithm.name != own, -line[c.name].update.value))
-        advice.candidate = chosen
+        return
+    best = max(allowed, key=lambda c: line[c.name].update.value)
+    near = MARGIN * abs(line[best.name].update.value)
+    behind = {c.name: span(values[best.name] - values[c.name]) for c in allowed}
+    tied = [c for c in allowed if c is best or behind[c.name].low <= 0 or behind[c.name].value < near]
+    own = yours.algorithm.name
+    chosen = min(tied, key=lambda c: (_passes(c), c.algorithm.name != own, -line[c.name].update.value))
+    advice.candidate = chosen
+    if not yours.offered:
+        advice.reasons.append("Nothing bounds the updates of your settings: they are a yardstick, and are not recommended.")
+    elif not kept:
         advice.reasons.append(
-            f"{chosen.name} goes further the right way with each update than your settings: "
-            f"{_told(line[chosen.name].update)} against {_told(line[YOURS].update)}, a difference of "
-            f"{_told(line[chosen.name].against, '+.3f')}."
+            f"Rounding decides what your settings learn: numerics alone clip {line[YOURS].numerics:.1%} of the tokens "
+            f"before any update ({NUMERICS:.0%} is tolerated)."
         )
-        why = line[YOURS].numerics
-        if why > NUMERICS:
-            advice.reasons.append(
-                f"With your settings numerics alone clip {why:.1%} of the tokens before any update ({NUMERICS:.0%} is "
-                "tolerated): rounding would decide what is learned."
-            )
-    others = [c.name for c in tied if c is not advice.candidate]
-    if others:
+    verb = "goes further the right way with each update than" if chosen.name in ahead else "is recommended in place of"
+    advice.reasons.append(
+        f"{chosen.name} {verb} your settings: {_told(line[chosen.name].update)} against {_told(line[YOURS].update)}, a "
+        f"difference of {_told(line[chosen.name].against, '+.3f')}."
+    )
+    if others := [c.name for c in tied if c is not chosen]:
         advice.reasons.append(
             f"With {found.groups} groups the probe cannot tell it from {', '.join(others)}: their differences to the best "
-            "are within noise."
+            "are within noise, and the highest of many numbers is higher than it would be another time."
         )
 
 

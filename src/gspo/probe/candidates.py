@@ -6,14 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.schema import Config
 from gspo.learner.algorithm import resolve
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS, Algorithm
-from gspo.objective.clip_range import AutoClip
 
 YOURS = "yours"
 YARDSTICKS = ("reinforce", "reinforce_is")  # nothing bounds their updates: shown, never recommended
@@ -82,7 +79,9 @@ class Candidate:
                 fields["epsilon_high"] = own.epsilon_high
         if dict(own.constants) != dict(self.row.constants):
             fields["constants"] = dict(own.constants)
-        return fields | {"old_logprobs": self.likelihoods, "router_replay": self.replay}
+        if len(self.row.scale_rewards) > 1:
+            fields["scale_rewards"] = self.scale
+        return fields | {"old_logprobs": self.likelihoods, "router_replay": self.replay, "correction": "none"}
 
 
 def named(algorithm: AlgorithmConfig) -> str:
@@ -115,12 +114,3 @@ def candidates(
             if replay != "none":
                 found.append(Candidate(f"{title} + {replay}", algorithm, likelihoods[-1], replay))
     return [yours, *(candidate for candidate in found if candidate.settings() != yours.settings())]
-
-
-def adjusted(objective: PolicyObjective, ratio: torch.Tensor, A: torch.Tensor, noise: torch.Tensor) -> None:
-    """Sets a range that sets itself to what it would be after a step of such ratios. ratio, A [N]: of the tokens. noise:
-    ratios that numerics alone moved.
-    """
-    if isinstance(objective.auto, AutoClip):
-        objective.auto.see(ratio, A)
-        objective.auto.settle(noise)

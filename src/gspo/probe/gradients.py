@@ -18,6 +18,7 @@ from gspo.objective.completions import Completions
 from gspo.types import Batch, Completion
 
 SIZE = 1 << 16  # numbers that are kept of a gradient
+BLOCK = 1 << 22  # numbers that are added up at once
 
 Coefficients = Callable[[Tensor, Batch], Tensor]
 """What each log pi(y_t) of a batch counts in an objective's gradient: log pi [N] and the batch -> [N]."""
@@ -25,14 +26,15 @@ Coefficients = Callable[[Tensor, Batch], Tensor]
 
 class Sketch:
     """Keeps `size` numbers of a gradient, so that products of two of them stay, on average, what they were: each number gets
-    a random sign, and those that are `size` apart are added up (count sketch). The error of a product is about
-    |a| |b| / sqrt(size). Fewer parameters are kept as they are.
+    a random sign and is added to a random one of them (count sketch). The error of a product is about |a| |b| / sqrt(size).
+    Fewer parameters are kept as they are.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], size: int = SIZE) -> None:
         self.parameters = list(parameters)
-        self.exact = sum(p.numel() for p in self.parameters) <= size
-        self.size = size
+        count = sum(p.numel() for p in self.parameters)
+        self.exact = count <= size
+        self.size, self.width = size, count if self.exact else size
 
     def of(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """[size] float32, on the CPU; of gradients in the order of the parameters, None for 0."""
@@ -41,20 +43,17 @@ class Sketch:
             return torch.cat([g.detach().float().flatten().cpu() for g in whole])
         kept: Tensor | None = None
         for number, gradient in enumerate(gradients):
-            if gradient is None:
-                continue
-            part = self._part(gradient.detach().float().flatten(), number)
-            kept = part if kept is None else kept + part
+            if gradient is not None:
+                kept = torch.zeros(self.size, device=gradient.device) if kept is None else kept
+                self._add(kept, gradient.detach().flatten(), number)
         return torch.zeros(self.size) if kept is None else kept.cpu()
 
-    def _part(self, x: Tensor, number: int) -> Tensor:
-        signs = torch.Generator(x.device).manual_seed(number)
-        flipped = torch.randint(0, 2, x.shape, generator=signs, device=x.device, dtype=torch.int8)
-        x = x * (1 - 2 * flipped)
-        whole = len(x) // self.size * self.size
-        kept = x[:whole].view(-1, self.size).sum(0)
-        kept[: len(x) - whole] += x[whole:]
-        return kept
+    def _add(self, kept: Tensor, x: Tensor, number: int) -> None:
+        drawn = torch.Generator(x.device).manual_seed(number)
+        for part in x.split(BLOCK):
+            place = torch.randint(0, 2 * self.size, part.shape, generator=drawn, device=x.device)  # and a sign
+            sign = 1.0 - 2.0 * (place >= self.size)
+            kept.index_add_(0, place % self.size, part.float() * sign)
 
 
 def coefficients(objective: PolicyObjective, on_policy: bool = False) -> Coefficients:

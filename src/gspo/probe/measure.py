@@ -2,13 +2,13 @@
 
 The updates are the run's own: its algorithm, its optimizer, its batches. What is measured are other groups, which no update
 sees: sampled once, at age 0, by the run's sampler. The gradient that is right at an age is taken from fresh groups of the
-policy as it then is.
+policy as it then is. A clip range that sets itself is set from the step before, on groups of that step, as in a run.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,21 +18,19 @@ from torch import Tensor
 
 from gspo.learner.agreement import paired
 from gspo.learner.learner import PolicyLearner
-from gspo.learner.reading import read
-from gspo.objective.completions import Completions
-from gspo.objective.losses import level_ratio
+from gspo.learner.objective import PolicyObjective
 from gspo.objective.mismatch import mismatch
-from gspo.objective.routing import changed
 from gspo.ports import Sampler
-from gspo.probe.candidates import YOURS, Candidate, adjusted, candidates
+from gspo.probe.candidates import Candidate, candidates
 from gspo.probe.gradients import Sketch, coefficients, of_group
 from gspo.probe.merit import Products
 from gspo.probe.ratios import by_length, clipped_shares, describe, exponent
+from gspo.probe.stale import PLAIN, Reader, Stale
 from gspo.probe.walk import publish, updates
-from gspo.rollout.credit import teaches, trained_on
+from gspo.rollout.credit import teaches
 from gspo.rollout.synchronous import SynchronousSource, sample_groups
 from gspo.training.state import Run
-from gspo.types import Completion, Group, Reading
+from gspo.types import Group
 
 SEED = 1 << 41  # far from those of training and of evaluation
 SAME = 1e-5  # sampler and trainer whose ratio has a smaller spread say the same
@@ -43,7 +41,7 @@ FEWEST = 8  # groups that teach, for intervals of gradients
 class ProbePlan:
     """What is measured. groups: whose gradients are taken. fresh: groups at each age that the right gradient is taken from.
     ages: updates since sampling, ascending, from 0. updates: ages that the run trains at, 0 to updates - 1. warm: steps of
-    the run before it begins.
+    the run before it begins, the last of which sets ranges that set themselves. teaching: the run refills its batches.
     """
 
     groups: int
@@ -51,14 +49,14 @@ class ProbePlan:
     ages: tuple[int, ...]
     updates: int
     warm: int
+    teaching: bool = False
 
 
 @dataclass
 class Age:
     """What was found at an age. ratios: of each way to read pi_old or to route. lengths: (T, sd, mean) of log s over T
     tokens. law: the exponent of its spread and its interval. volatility: share of the experts that changed, None where there
-    are none. clipped: of each candidate, the shares of tokens where A < 0 and where A > 0. clip: the ranges in force.
-    products: of each candidate.
+    are none. clipped: of each candidate, the shares of tokens where A < 0 and where A > 0. products: of each candidate.
     """
 
     age: int
@@ -67,14 +65,13 @@ class Age:
     law: tuple[float, float, float] | None
     volatility: float | None
     clipped: dict[str, tuple[float, float]]
-    clip: dict[str, tuple[float, float] | None]
     products: dict[str, Products] = field(default_factory=dict)
 
 
 @dataclass
 class Measured:
-    """What a probe found. groups: that teach, of those measured. floor: what numerics alone do at age 0. notes: what could
-    not be measured, and why.
+    """What a probe found. groups: that teach, of those measured. floor: what numerics alone do at age 0. clip: the range of
+    each candidate. notes: what could not be measured, and why.
     """
 
     candidates: list[Candidate]
@@ -84,215 +81,167 @@ class Measured:
     mean_length: float
     reward: float
     floor: dict[str, float]
+    clip: dict[str, tuple[float, float] | None]
     notes: list[str]
 
 
 def measure(run: Run, plan: ProbePlan) -> Iterator[Measured]:
     """What was found after each age: the same object, which grows."""
-    bench = Bench(run, plan)
-    walk = updates(run)
+    bench, walk = Bench(run, plan), updates(run)
     per_step = (run.config.algorithm.mini_batches or 1) * run.config.algorithm.epochs
-    for _ in range(plan.warm * per_step):
+    for _ in range((plan.warm - 1) * per_step):
         next(walk)
-    bench.begin()
-    age = 0
+    bench.rehearse(walk, per_step)
+    found, age = bench.begin(), 0
     for wanted in plan.ages:
         for _ in range(wanted - age):
             next(walk)
         age = wanted
-        bench.found.ages.append(bench.at(age))
-        yield bench.found
+        found.ages.append(bench.at(age))
+        yield found
 
 
 class Bench:
     """The groups that are measured, and how."""
-
-    found: Measured
 
     def __init__(self, run: Run, plan: ProbePlan) -> None:
         assert isinstance(run.learner, PolicyLearner), "a probe runs in one process"
         assert isinstance(run.source, SynchronousSource), "probed() sets no other"
         self.run, self.plan, self.learner, self.prompts = run, plan, run.learner, run.source.prompts
         self.policy, self.micro_batches = run.learner.policy, run.learner.micro_batches
-        self.length = run.config.rollout.max_completion_length
+        masked = run.config.rollout.mask_truncated_completions
+        self.reader = Reader(self.policy, self.micro_batches, masked)
         self.sketch = Sketch(self.policy.parameters())
         self.drawn = 0
+        self.candidates: list[Candidate] = []
+        self.objectives: dict[str, PolicyObjective] = {}
 
     def sample(self, sampler: Sampler, count: int) -> list[Group]:
-        """So many groups, scored, of the weights that the sampler has."""
+        """So many groups, scored, of the weights that the sampler has. With refill those that teach."""
         self.drawn += 1
         prompts = self.prompts.take(count, 1)
         sampling = dataclasses.replace(self.run.sampling, seed=SEED + 1000 * self.run.config.train.seed + self.drawn)
         n = self.run.config.rollout.num_generations
-        return sample_groups(sampler, self.run.scorer, prompts, n, sampling, self.run.screen.phase)[0]
+        groups, _ = sample_groups(sampler, self.run.scorer, prompts, n, sampling, self.run.screen.phase)
+        self.run.failures.check(groups, self.run.step)
+        if not self.plan.teaching:
+            return groups
+        rows = self.reader.credited(groups, self.run.config.algorithm)
+        return [group for group, row in zip(groups, rows) if teaches(row)] or groups[:1]
 
-    def credited(self, groups: Sequence[Group], candidate: Candidate) -> list[list[Completion]]:
-        """The completions of each group with this candidate's advantages."""
-        return trained_on(groups, candidate.algorithm, self.run.config.rollout.mask_truncated_completions)[1]
-
-    def readings(self, completions: Sequence[Completion], replay: bool = False) -> list[Reading]:
-        """What the policy says of them now."""
-        return read(self.policy, completions, self.micro_batches, routing=self.policy.sparse, replay=replay)
-
-    def begin(self) -> None:
-        """Samples the groups that are measured, and finds out what can be told apart here."""
+    def stale(self) -> Stale:
+        """Groups of the weights of now, that will grow old."""
         publish(self.run, (self.run.sampler, self.run.evaluator))
-        self.groups = self.sample(self.run.sampler, self.plan.groups)
-        own = Candidate(YOURS, self.run.config.algorithm)
-        self.run.failures.check(self.groups, self.run.step)
-        self.rows = [row for row in self.credited(self.groups, own) if row]
-        self.completions = [completion for row in self.rows for completion in row]
-        if not self.completions:
-            raise ValueError("no group has two scored completions: there is nothing to measure")
-        self.owner = [number for number, row in enumerate(self.rows) for _ in row]
-        at_first = self.readings(self.completions)
-        logp, mu, y = paired(self.completions, at_first)
-        self.y, self.noise = y, (logp, mu)
-        floor = mismatch(logp, mu, y)
-        self.old = {"sampler": mu, "recompute": logp}
-        self.routes: dict[str, list[Any]] = {}
-        if self.policy.sparse and not getattr(self.policy, "unseen", ""):
-            self.routes["R2"] = [reading.routes for reading in at_first]
-        differ = float(describe(logp - mu, y)["sd_token"] or 0.0) > SAME
-        if differ and self.routes and all(completion.routes is not None for completion in self.completions):
-            self.routes["R3"] = [completion.routes for completion in self.completions]
-        which = ["sampler", "recompute"] if differ else ["sampler"]
+        return Stale(self.reader, self.sample(self.run.sampler, self.plan.groups), self.run.config.algorithm)
+
+    def rehearse(self, walk: Iterator[None], per_step: int) -> None:
+        """One step of the run: finds out what can be told apart here, and sets the ranges that set themselves."""
+        batch = self.stale()
+        differ = float(describe(batch.old["recompute", PLAIN] - batch.mu, batch.y)["sd_token"] or 0.0) > SAME
         setting = self.run.config.algorithm.old_logprobs
         decided = self.run.old_logprobs if setting == "auto" else setting
-        every = candidates(self.run.config, which, ["none", *self.routes], decided)
-        teaching = sum(teaches(row) for row in self.rows)
-        rewards = [rollout.reward for group in self.groups for rollout in group.rollouts if rollout.reward is not None]
-        self.found = Measured(
-            every, [], teaching, len(self.groups), float(y.length.double().mean()), float(np.mean(rewards)), floor, []
-        )
-        if teaching < FEWEST:
-            self.found.notes.append(
-                f"{teaching} of {len(self.groups)} measured groups have rewards that differ: too few for gradients "
-                f"({FEWEST} are needed), so nothing is said of directions. More --groups, or prompts that the model gets "
-                "right now and then, would help"
-            )
+        replays = [PLAIN, *(kind for kind in batch.routes if differ or kind != "R3")]
+        which = ["sampler", "recompute"] if differ else ["sampler"]
+        self.candidates = candidates(self.run.config, which, replays, decided)
+        length = self.run.config.rollout.max_completion_length
+        self.objectives = {each.name: each.objective(length) for each in self.candidates}
+        auto = [(each, clip) for each in self.candidates if (clip := self.objectives[each.name].auto) is not None]
+        for age in range(per_step):
+            self.run.screen.phase("rehearsing", age, per_step)
+            now = {kind: batch.logp(kind) for kind in {each.replay for each, _ in auto}}
+            for each, clip in auto:
+                clip.see(batch.spread(each, batch.ratios(each, now[each.replay])), batch.signs())
+            next(walk)
+        for each, clip in auto:
+            clip.settle(batch.ratios(each, batch.again[each.replay]))
+
+    def begin(self) -> Measured:
+        """Samples the groups that are measured."""
+        self.batch = batch = self.stale()
+        floor = mismatch(batch.old["recompute", PLAIN], batch.mu, batch.y)
+        teaching = sum(teaches(row) for row in batch.rows)
+        rewards = [rollout.reward for group in batch.groups for rollout in group.rollouts if rollout.reward is not None]
+        clip = {name: objective.clip for name, objective in self.objectives.items()}
+        length, reward = float(batch.y.length.double().mean()), float(np.mean(rewards))
+        self.enough = teaching >= FEWEST
+        notes = [] if self.enough else [
+            f"{teaching} of {len(batch.groups)} measured groups have rewards that differ: too few for gradients "
+            f"({FEWEST} are needed), so nothing is said of directions. More groups, or prompts that the model gets right "
+            "now and then, would help"
+        ]  # fmt: skip
         if not self.policy.sparse:
-            self.found.notes.append("the model has no experts: routing and Routing Replay have nothing to measure")
+            notes.append("the model has no experts: routing and Routing Replay have nothing to measure")
+        if self.plan.teaching:
+            notes.append("the run refills its batches: groups whose rewards are all equal were left out")
+        return Measured(self.candidates, [], teaching, len(batch.groups), length, reward, floor, clip, notes)
 
     def at(self, age: int) -> Age:
         """All that is measured at an age."""
         self.run.screen.phase("reading", age, self.plan.ages[-1])
-        now = self.readings(self.completions)
-        logp, _, _ = paired(self.completions, now)
-        likely = {name: old for name, old in self.old.items() if name == "sampler" or "recompute" in self._views()}
-        ratios = {name: describe(logp - old, self.y) for name, old in likely.items()}
-        read_as = {"none": logp}
-        for kind, routes in self.routes.items():
-            replayed = [dataclasses.replace(c, routes=each) for c, each in zip(self.completions, routes)]
-            read_as[kind] = paired(replayed, self.readings(replayed, replay=True))[0]
-            ratios[kind] = describe(read_as[kind] - self.old["recompute"], self.y)
-        objectives = {candidate.name: candidate.objective(self.length) for candidate in self.found.candidates}
+        batch = self.batch
+        now = self.reader.read(batch.completions)
+        logp = {PLAIN: paired(batch.completions, now)[0]} | {kind: batch.logp(kind) for kind in batch.routes}
+        ratios = {"sampler": describe(logp[PLAIN] - batch.mu, batch.y)}
+        if any(candidate.likelihoods == "recompute" for candidate in self.candidates):
+            ratios["recompute"] = describe(logp[PLAIN] - batch.old["recompute", PLAIN], batch.y)
+        for kind in {candidate.replay for candidate in self.candidates} - {PLAIN}:
+            ratios[kind] = describe(logp[kind] - batch.old["recompute", kind], batch.y)
         clipped = {}
-        for candidate in self.found.candidates:
-            objective, log_pi, old = objectives[candidate.name], read_as[candidate.replay], self.old[candidate.likelihoods]
-            noise = level_ratio(candidate.row.level, self.noise[0], self.old[candidate.likelihoods], self.y)
-            adjusted(objective, self.y.spread(level_ratio(candidate.row.level, log_pi, old, self.y)), self._signs(), noise)
-            views = {"logp_old": old, "logp_mu": self.noise[1]}
-            clipped[candidate.name] = clipped_shares(objective, log_pi, self.y, views)
-        moved = self.routes.get("R2")
-        found = Age(
-            age,
-            ratios,
-            by_length(logp - self.old["sampler"], self.y),
-            exponent(logp - self.old["sampler"], self.y, self.owner),
-            None if moved is None else self._volatility(moved, now),
-            clipped,
-            {name: objective.clip for name, objective in objectives.items()},
-        )
-        if self.found.groups >= FEWEST:
-            found.products = self._products(objectives)
+        for each in self.candidates:
+            likelihoods = {"logp_old": batch.old[each.likelihoods, each.replay], "logp_mu": batch.mu}
+            clipped[each.name] = clipped_shares(self.objectives[each.name], logp[each.replay], batch.y, likelihoods)
+        moved = logp[PLAIN] - batch.mu
+        law = exponent(moved, batch.y, batch.owner)
+        found = Age(age, ratios, by_length(moved, batch.y), law, batch.volatility(now), clipped)
+        if self.enough:
+            found.products = self.products()
         return found
 
-    def _views(self) -> set[str]:
-        return {candidate.likelihoods for candidate in self.found.candidates}
-
-    def _signs(self) -> Tensor:
-        """The advantage of each token, for its sign."""
-        A = [torch.as_tensor(c.advantage, dtype=torch.float32).expand(len(c.logp_mu)) for c in self.completions]
-        return torch.cat(A)
-
-    def _volatility(self, before: Sequence[Tensor], now: Sequence[Reading]) -> float:
-        shares = []
-        for completion, old, reading in zip(self.completions, before, now):
-            assert reading.routes is not None
-            at = completion.sampled.nonzero()[:, 0] - 1  # the tokens that the sampled ones were predicted from
-            shares.append(changed(old[at], reading.routes[at]).mean(1))
-        return float(torch.cat(shares).mean())
-
-    def _products(self, objectives: Any) -> dict[str, Products]:
+    def products(self) -> dict[str, Products]:
         """Of each candidate's gradients, and of the right ones of its family."""
         publish(self.run, (self.run.sampler, self.run.evaluator))
         fresh = self.sample(self.run.evaluator, self.plan.fresh)
         families: dict[str, Candidate] = {}
-        for candidate in self.found.candidates:
+        for candidate in self.candidates:
             families.setdefault(candidate.family, candidate)
-        right = self._right(fresh, families, objectives)
-        mine = self._mine(objectives)
+        rows = {name: self.reader.credited(fresh, each.algorithm) for name, each in families.items()}
+        right = self.gradients(
+            "gradients on policy", rows,
+            {name: (name, coefficients(self.objectives[each.name], on_policy=True)) for name, each in families.items()},
+        )  # fmt: skip
+        mine: dict[str, Any] = {}
+        for replay in dict.fromkeys(candidate.replay for candidate in self.candidates):
+            here = [candidate for candidate in self.candidates if candidate.replay == replay]
+            views = {each.view: self.batch.view(each) for each in here}
+            wanted = {each.name: (each.view, coefficients(self.objectives[each.name])) for each in here}
+            mine |= self.gradients("gradients", views, wanted, replay != PLAIN)
         truth = {name: r @ r.T for name, r in right.items()}
         return {
-            candidate.name: Products(g @ g.T, g @ right[candidate.family].T, truth[candidate.family])
-            for candidate in self.found.candidates
-            for g in (mine[candidate.name],)
+            each.name: Products(g @ g.T, g @ right[each.family].T, truth[each.family])
+            for each in self.candidates
+            for g in (mine[each.name],)
         }
 
-    def _right(self, fresh: Sequence[Group], families: dict[str, Candidate], objectives: Any) -> dict[str, Any]:
-        """The gradients on policy of the fresh groups, by family: [R, D]."""
-        rows = {name: self.credited(fresh, candidate) for name, candidate in families.items()}
-        wanted = {name: (name, coefficients(objectives[c.name], on_policy=True)) for name, c in families.items()}
-        found: dict[str, list[Tensor]] = {name: [] for name in families}
-        for number in range(len(fresh)):
-            self.run.screen.phase("gradients on policy", number, len(fresh))
-            views = {name: each[number] for name, each in rows.items()}
-            self._add(found, views, wanted, False)
+    def gradients(
+        self, phase: str, views: Mapping[str, Sequence[Any]], wanted: Mapping[str, Any], replay: bool = False
+    ) -> dict[str, Any]:  # fmt: skip
+        """The gradient of each group by each that is wanted, [groups, D]; 0 where a group teaches nothing. views: the
+        completions of each group, by what reads them. Where memory does not suffice, micro-batches are halved.
+        """
+        found: dict[str, list[Tensor]] = {name: [] for name in wanted}
+        count = len(next(iter(views.values())))
+        for number in range(count):
+            self.run.screen.phase(phase, number, count)
+            here = {name: rows[number] for name, rows in views.items()}
+            if not any(teaches(row) for row in here.values()):
+                for kept in found.values():
+                    kept.append(torch.zeros(self.sketch.width))
+                continue
+
+            def work(here: Any = here) -> dict[str, Tensor]:
+                return of_group(self.policy, here, wanted, self.sketch, self.micro_batches.max_tokens, replay)
+
+            first = next(iter(here.values()))
+            for name, gradient in self.micro_batches.attempt(work, first, self.policy.shares_prompts).items():
+                found[name].append(gradient)
         return {name: torch.stack(each).double().numpy() for name, each in found.items()}
-
-    def _mine(self, objectives: Any) -> dict[str, Any]:
-        """Each candidate's gradients of the measured groups: [M, D]."""
-        found: dict[str, list[Tensor]] = {candidate.name: [] for candidate in self.found.candidates}
-        of_view = {c.view: self.credited(self.groups, c) for c in self.found.candidates}
-        kept = [number for number, row in enumerate(next(iter(of_view.values()))) if row]
-        before = Completions.of(self.y.length)
-        starts = np.cumsum([0, *before.length.tolist()]).tolist()
-        for place, number in enumerate(kept):
-            self.run.screen.phase("gradients", place, len(kept))
-            at = [i for i, owner in enumerate(self.owner) if owner == place]
-            for replay in ("none", *self.routes):
-                here = [c for c in self.found.candidates if c.replay == replay]
-                views = {c.view: self._view(of_view[c.view][number], at, starts, c, replay) for c in here}
-                wanted = {c.name: (c.view, coefficients(objectives[c.name])) for c in here}
-                if here:
-                    self._add(found, views, wanted, replay != "none")
-        return {name: torch.stack(each).double().numpy() for name, each in found.items()}
-
-    def _view(
-        self, row: Sequence[Completion], at: Sequence[int], starts: Sequence[int], candidate: Candidate, replay: str
-    ) -> list[Completion]:
-        """A group's completions with a candidate's likelihoods and routes."""
-        old = self.old[candidate.likelihoods]
-        return [
-            dataclasses.replace(
-                completion,
-                logp_old=old[starts[i] : starts[i + 1]],
-                routes=None if replay == "none" else self.routes[replay][i],
-            )
-            for i, completion in zip(at, row)
-        ]
-
-    def _add(self, found: dict[str, list[Tensor]], views: Any, wanted: Any, replay: bool) -> None:
-        """A group's gradients; zeros where it teaches nothing."""
-        if not any(teaches(each) for each in views.values()):
-            for name in wanted:
-                found[name].append(torch.zeros(self._width()))
-            return
-        for name, gradient in of_group(
-            self.policy, views, wanted, self.sketch, self.micro_batches.max_tokens, replay
-        ).items():  # fmt: skip
-            found[name].append(gradient)
-
-    def _width(self) -> int:
-        return sum(p.numel() for p in self.sketch.parameters) if self.sketch.exact else self.sketch.size

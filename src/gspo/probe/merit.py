@@ -4,11 +4,12 @@ g_i is the gradient that an objective takes from group i of a batch that is some
 on policy: of the same terms with ratio 1, on group j of fresh completions, j = 1..R. All that is needed are their products.
 An update takes the mean of B groups:
 
-    direction   cos(E g, E r)                                     1 where nothing but noise was lost
-    noise       B |E g|^2 / tr Cov g                              the signal to noise of an update
-    update      E g . E r / (|E r| sqrt(|E g|^2 + tr Cov g / B))  both together: how far an update goes the right way
+    direction   cos(E g, E r)           1 where nothing but noise was lost
+    noise       B |E g|^2 / tr Cov g    the signal to noise of an update
+    update      E cos(mean of B g, E r) both together: how far an update goes the right way
 
-Squares of means are taken over pairs of different groups, so that noise does not count as signal.
+Squares of means are taken over pairs of different groups, so that noise does not count as signal. `update` is a mean over
+drawn mini-batches: each counts alike, however large its gradient is, for the optimizer scales and clips it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-RESAMPLES = 400
+RESAMPLES = 200
+DRAWN = 96  # mini-batches of each resample
 SIGNAL = 2.0  # standard errors of |E r|^2 that must lie between it and 0
 
 
@@ -50,15 +52,27 @@ class Products:
 
 @dataclass(frozen=True)
 class Resamples:
-    """How often each group stands in a resample; in the first row each stands once. measured [n, M], fresh [n, R]."""
+    """How often each group stands in a resample; in the first row each stands once. measured [n, M], fresh [n, R]. batches
+    [n, DRAWN, B]: mini-batches of different groups of each; None where a mini-batch has more than half of all.
+    """
 
     measured: Array
     fresh: Array
+    batches: NDArray[np.int64] | None
 
     @staticmethod
-    def of(measured: int, fresh: int, seed: int, count: int = RESAMPLES) -> Resamples:
-        """`count` resamples. The measured groups are resampled alike for every seed, so that ages can be paired."""
-        return Resamples(_counts(measured, 0, count), _counts(fresh, 1 + seed, count))
+    def of(measured: int, fresh: int, seed: int, groups: float, count: int = RESAMPLES) -> Resamples:
+        """`count` resamples, for updates of so many groups. The measured groups are drawn alike for every seed, so that ages
+        can be paired.
+        """
+        u, size = _counts(measured, 0, count), max(1, round(groups))
+        batches = None
+        if 2 * size <= measured:
+            keys = np.random.default_rng([2, measured]).gumbel(size=(len(u), DRAWN, measured))
+            with np.errstate(divide="ignore"):
+                keys += np.log(u)[:, None]  # the largest keys are a draw without replacement, by counts
+            batches = np.argpartition(-keys, size - 1, axis=2)[:, :, :size]
+        return Resamples(u, _counts(fresh, 1 + seed, count), batches)
 
 
 def _counts(groups: int, seed: int, count: int) -> Array:
@@ -106,9 +120,26 @@ def merit(products: Products, resamples: Resamples, groups: float) -> Merit:
     with np.errstate(invalid="ignore", divide="ignore"):
         direction = np.clip(dot / (truth * np.sqrt(np.where(mine > 0, mine, np.nan))), -1, 1)
         noise = groups * np.maximum(mine, 0.0) / spread
-        update = np.clip(dot / (truth * np.sqrt(np.maximum(mine, 0.0) + spread / groups)), -1, 1)
+        if resamples.batches is None:  # so many groups that their mean is nearly normal
+            update = dot / (truth * np.sqrt(np.maximum(mine, 0.0) + spread / groups))
+        else:
+            update = _drawn(products, resamples) / truth
+        update = np.clip(update, -1, 1)
     total = float(squares.sum())
     return Merit(direction, noise, update, float(squares.max()) / total if total else math.nan)
+
+
+def _drawn(products: Products, resamples: Resamples) -> Array:
+    """The mean over a resample's mini-batches of (mean g / |mean g|) . mean r, [n]; 0 of one without a gradient."""
+    assert resamples.batches is not None
+    towards = resamples.fresh @ products.cross.T / resamples.fresh.sum(1, keepdims=True)  # [n, M]
+    found = np.empty(len(towards))
+    for number, batches in enumerate(resamples.batches):
+        size = batches.shape[1]
+        norm = np.sqrt(np.maximum(products.own[batches[:, :, None], batches[:, None, :]].sum((1, 2)), 0.0)) / size
+        dot = towards[number][batches].mean(1)
+        found[number] = np.divide(dot, norm, out=np.zeros_like(dot), where=norm > 0).mean()
+    return found
 
 
 def span(values: Array) -> Span:

@@ -11,7 +11,7 @@ import tomli_w
 from gspo.config.files import to_toml
 from gspo.config.schema import Config
 from gspo.probe.advice import Advice, Standing
-from gspo.probe.candidates import YOURS
+from gspo.probe.candidates import YOURS, Candidate
 from gspo.probe.figures import draw
 from gspo.probe.measure import Measured, ProbePlan
 from gspo.probe.merit import Span
@@ -21,11 +21,11 @@ from gspo.safe import own_folder
 NAME = "probe.html"
 NOTE = (
     "Update: how far one update goes the right way, from -1 to 1, averaged over the ages that the run trains at: the cosine "
-    "that the gradient of a mini-batch has, on average, with the gradient on policy. Direction: the same without the noise "
-    "of a mini-batch, at the last of these ages; 1 where the old completions still say what fresh ones would. Signal to "
-    "noise: of a mini-batch. Largest group: its share of all squared gradient norms. Clipped: tokens that lose their "
-    "gradient, where A < 0 and where A > 0. Numerics: tokens that the difference of sampler and trainer alone would clip. "
-    "Intervals: 95 %, by resampling groups."
+    "that the gradient of a mini-batch, before the optimizer, has on average with the gradient on policy. Direction: the "
+    "same without the noise of a mini-batch, at the last of these ages; 1 where the old completions still say what fresh "
+    "ones would. Signal to noise: of a mini-batch. Largest group: its share of all squared gradient norms. Clipped: tokens that "
+    "lose their gradient, where A < 0 and where A > 0. Numerics: tokens that the difference of sampler and trainer alone "
+    "would clip. Intervals: 95 %, by resampling groups."
 )
 
 
@@ -73,10 +73,15 @@ def _lead(plan: ProbePlan, found: Measured) -> str:
     )
 
 
+def settings(candidate: Candidate) -> dict[str, object]:
+    """The fields of [algorithm] that a run takes from the probe; none where its own are kept."""
+    return {} if candidate.name == YOURS else candidate.settings()
+
+
 def _settings(advice: Advice, folder: Path) -> str:
-    if advice.candidate is None:
+    if advice.candidate is None or advice.candidate.name == YOURS:
         return ""
-    text = tomli_w.dumps({"algorithm": advice.candidate.settings()})
+    text = tomli_w.dumps({"algorithm": settings(advice.candidate)})
     return f"<pre>{escape(text)}</pre><p>gspo train CONFIG.toml --from-probe {escape(folder)} takes these settings.</p>"
 
 

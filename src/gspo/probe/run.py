@@ -19,10 +19,10 @@ from gspo.learner.algorithm import resolved
 from gspo.probe import page
 from gspo.probe.advice import Advice, advise
 from gspo.probe.measure import Measured, ProbePlan, measure
-from gspo.probe.source import DEPENDS, FILE
+from gspo.probe.source import FILE, depends_on
 from gspo.probe.walk import probed
 from gspo.runs.log import finite
-from gspo.safe import own_folder, replace_file, without_secrets
+from gspo.safe import own_folder, replace_file
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,9 @@ class ProbeOptions:
 
 def plan_of(config: Config, options: ProbeOptions) -> ProbePlan:
     """What is measured."""
-    algorithm = config.algorithm
-    behind = max(config.rollout.delay, config.rollout.max_staleness)
-    updates = (1 + behind) * (algorithm.mini_batches or 1) * algorithm.epochs
-    return ProbePlan(options.groups, options.fresh, options.ages or ages_of(updates), updates, options.warm)
+    updates = (config.algorithm.mini_batches or 1) * config.algorithm.epochs
+    ages, teaching = options.ages or ages_of(updates), config.rollout.refill > 0
+    return ProbePlan(options.groups, options.fresh, ages, updates, options.warm, teaching)
 
 
 def ages_of(updates: int) -> tuple[int, ...]:
@@ -55,8 +54,7 @@ def probe(config: Config, options: ProbeOptions, given: Given | None = None) -> 
     says first. After Ctrl-C the page says what was measured until then, and KeyboardInterrupt goes on.
     """
     check_training(config)
-    table = without_secrets(to_dict(config))
-    depends = {key: look(table, key) for key in DEPENDS}
+    depends = depends_on(to_dict(config))
     config, _ = resolved(config)
     plan = plan_of(config, options)
     if options.dir.exists() and (options.dir.is_file() or any(options.dir.iterdir())):
@@ -69,9 +67,11 @@ def probe(config: Config, options: ProbeOptions, given: Given | None = None) -> 
         with training(train, given=given) as (run, _):
             for now in measure(run, plan):
                 found = now
+                write(config, plan, found, depends, options.dir)  # nothing is lost where the next age fails
     finally:
         if found is not None:
             advice = write(config, plan, found, depends, options.dir)
+            page.write(config, plan, found, advice, options.dir)
             words = [page.headline(advice), *advice.reasons, *found.notes]
     return options.dir / page.NAME, words
 
@@ -82,11 +82,11 @@ def replace_dir(config: Config, folder: Path) -> Config:
 
 
 def write(config: Config, plan: ProbePlan, found: Measured, depends: Mapping[str, Any], folder: Path) -> Advice:
-    """The files of a probe. depends: settings that its advice depends on."""
+    """probe.json and measured.npz. depends: settings that its advice depends on."""
     groups = config.rollout.num_prompts / (config.algorithm.mini_batches or 1)
     advice = advise(found, plan.updates, groups)
     told: dict[str, Any] = {
-        "recommended": None if advice.candidate is None else advice.candidate.settings(),
+        "recommended": None if advice.candidate is None else page.settings(advice.candidate),
         "name": None if advice.candidate is None else advice.candidate.name,
         "reasons": advice.reasons,
         "notes": found.notes,
@@ -106,10 +106,10 @@ def write(config: Config, plan: ProbePlan, found: Measured, depends: Mapping[str
                 "law": age.law,
                 "volatility": age.volatility,
                 "clipped": age.clipped,
-                "clip": age.clip,
             }
             for age in found.ages
         ],
+        "clip": found.clip,
     }
     replace_file(own_folder(folder) / FILE, f"{json.dumps(finite(told), indent=1)}\n".encode())
     arrays = {
@@ -119,16 +119,9 @@ def write(config: Config, plan: ProbePlan, found: Measured, depends: Mapping[str
         for part in ("own", "cross", "truth")
     }
     np.savez_compressed(folder / "measured.npz", **arrays)
-    page.write(config, plan, found, advice, folder)
     return advice
 
 
 def line_of(line: Any) -> dict[str, Any]:
     """A line of the advice in plain types."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in line._asdict().items()}
-
-
-def look(table: Mapping[str, Any], key: str) -> Any:
-    """The value of section.key."""
-    section, name = key.split(".")
-    return table.get(section, {}).get(name)

@@ -7,41 +7,55 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from gspo.safe import without_secrets
+
 FILE = "probe.json"
-DEPENDS = (
-    "model.path", "model.dtype", "model.autocast", "lora.rank", "task.source", "rollout.num_prompts",
-    "rollout.num_generations", "rollout.max_completion_length", "rollout.temperature", "rollout.delay",
-    "rollout.max_staleness", "sampler.engine", "sampler.quantize", "optimizer.lr", "algorithm.mini_batches",
-    "algorithm.epochs", "algorithm.credit",
-)  # fmt: skip
-"""Settings that the advice depends on."""
-OWN = ("name", "epsilon", "epsilon_high", "constants", "old_logprobs", "router_replay")
+OWN = ("name", "epsilon", "epsilon_high", "constants", "scale_rewards", "old_logprobs", "router_replay", "correction")
 """Fields of [algorithm] that a probe recommends."""
+FREE = (
+    "log", "train", "eval", "guard", "serve", "scale", "code.sandbox", "refresh", "stage", "model.device", "task.seed",
+    "task.eval_source", "task.eval_split", "reward.workers", "reward.timeout", "reward.memory", "optimizer.warmup",
+    "optimizer.schedule", "optimizer.min_lr", "sampler.engines", "sampler.urls", "sampler.python", "sampler.exchange",
+    "sampler.timeout", "sampler.batch_size", "sampler.in_process",
+)  # fmt: skip
+"""Sections and fields that its advice does not depend on."""
 
 
-def recommended(folder: Path, settings: Mapping[str, Mapping[str, Any]], given: Collection[str]) -> dict[str, Any]:
+def depends_on(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the advice depends on, by section.key, without secrets."""
+    return {
+        f"{section}.{name}": value
+        for section, table in without_secrets(settings).items()
+        if section not in FREE
+        for name, value in table.items()
+        if f"{section}.{name}" not in FREE and (section, name) not in {("algorithm", own) for own in OWN}
+    }
+
+
+def recommended(folder: Path, settings: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
     """The settings of a run, in nested tables, with the algorithm that a probe recommends. given: fields that the user has
     given by hand, section.key, which stay. Raises ValueError where it recommends none, or was of another run.
     """
     told = _read(folder)
     if told.get("recommended") is None:
         why = " ".join(map(str, told.get("reasons", [])))
-        raise ValueError(
-            f"--from-probe {folder}: it recommends nothing. {why} Leave --from-probe out, or probe with more groups"
-        )
-    _check(folder, told["depends"], settings)
-    kept = {key: value for key, value in settings["algorithm"].items() if key not in OWN or f"algorithm.{key}" in given}
+        raise ValueError(f"--from-probe {folder}: it recommends nothing. {why} Leave --from-probe out, or probe again")
+    if "algorithm.name" in given:
+        raise ValueError(f"--algorithm.name: --from-probe {folder} says what the algorithm is; leave one of the two out")
+    _check(folder, told["depends"], depends_on(settings))
+    own = settings["algorithm"]
+    if not told["recommended"]:  # the run's own settings are kept
+        return dict(settings)
+    kept = {key: value for key, value in own.items() if key not in OWN or f"algorithm.{key}" in given}
     return {**settings, "algorithm": {**told["recommended"], **kept}}
 
 
-def _check(folder: Path, probed: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> None:
-    for key in DEPENDS:
-        section, name = key.split(".")
-        here, there = settings.get(section, {}).get(name), probed.get(key)
-        if here != there:
+def _check(folder: Path, probed: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    for key in sorted({*probed, *here}):
+        if here.get(key) != probed.get(key):
             raise ValueError(
-                f"--from-probe {folder}: {key} was {there!r} there and is {here!r} here, which the advice depends on: probe "
-                "again with these settings, or set the algorithm yourself and leave --from-probe out"
+                f"--from-probe {folder}: {key} was {probed.get(key)!r} there and is {here.get(key)!r} here, and the advice "
+                "depends on it: probe again with these settings, or set the algorithm yourself and leave --from-probe out"
             )
 
 

@@ -13,6 +13,8 @@ from gspo.rollout.credit import learnable
 from gspo.training import likelihoods
 from gspo.training.state import Run
 
+EMPTY = 10  # batches in a row that may have no group to train on
+
 
 def probed(config: Config) -> Config:
     """The settings that a probe trains with: the run's own, but for what only matters to a long run. Raises ValueError for a
@@ -20,24 +22,32 @@ def probed(config: Config) -> Config:
     """
     if (config.scale.ranks or 1) > 1:
         raise ValueError(f"scale.ranks = {config.scale.ranks}: gspo probe runs in one process: set it to 1")
+    for key in ("delay", "max_staleness"):
+        if value := getattr(config.rollout, key):
+            raise ValueError(
+                f"rollout.{key} = {value}: gspo probe measures runs that train on the batch they have just sampled: set it "
+                "to 0, and name ages beyond those of one batch to see what older completions would do"
+            )
     if config.algorithm.name == "ppo":
         raise ValueError(
             'algorithm.name = "ppo": gspo probe compares objectives on the advantages of groups, and ppo has a critic\'s: '
-            "set --algorithm.name to another one"
+            "set another"
         )
     return dataclasses.replace(
         config,
         stage=(),
         optimizer=dataclasses.replace(config.optimizer, warmup=0, schedule="constant"),
-        rollout=dataclasses.replace(config.rollout, delay=0, max_staleness=0, refill=0),
+        rollout=dataclasses.replace(config.rollout, refill=0),
         eval=dataclasses.replace(config.eval, every=0),
         log=dataclasses.replace(config.log, trackers=[]),
     )
 
 
 def updates(run: Run) -> Iterator[None]:
-    """The run's own updates, one after the other, as in training/step.py without its log."""
-    groups = iter(run.source)
+    """The run's own updates, one after the other, as in training/step.py without its log. Raises RuntimeError where batch
+    after batch has nothing to train on.
+    """
+    groups, empty = iter(run.source), 0
     while True:
         run.step += 1
         batch_groups = list(islice(groups, run.config.rollout.num_prompts))
@@ -45,8 +55,12 @@ def updates(run: Run) -> Iterator[None]:
         algorithm = run.config.algorithm
         batch = learnable(batch_groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)
         parts = split(batch.groups, algorithm.mini_batches or 1)
+        empty = 0 if parts else empty + 1
+        if empty > EMPTY:
+            raise RuntimeError(
+                f"{empty} batches in a row had no group to train on: too few rewards were left, or all of a group were equal"
+            )
         if not parts:
-            yield None
             continue
         run.learner.prepare(parts, *likelihoods.of(run, batch))
         for number in range(algorithm.epochs * len(parts)):

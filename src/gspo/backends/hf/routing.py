@@ -262,5 +262,20 @@ def replay(model: nn.Module, routes: Tensor) -> AbstractContextManager[Replay]:
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """`context_fn` of torch.utils.checkpoint: what is replayed in the forward pass is replayed in recomputation."""
-    return nullcontext(), _active[-1].on() if _active else nullcontext()
+    """`context_fn` of torch.utils.checkpoint: what is replayed in the forward pass is replayed in each recomputation."""
+    return nullcontext(), _Again(_active[-1]) if _active else nullcontext()
+
+
+class _Again:
+    """A replay as a context that may be entered again: once for each backward pass through the same graph."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay = replay
+        self.entered: list[AbstractContextManager[Replay]] = []
+
+    def __enter__(self) -> None:
+        self.entered.append(self.replay.on())
+        self.entered[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.entered.pop().__exit__(*error)
