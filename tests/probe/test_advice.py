@@ -54,7 +54,7 @@ def test_a_better_one_is_recommended_with_its_numbers():
 def test_what_is_as_good_is_kept():
     advice = advise(found(1.0, [(YOU, 0.97), (OTHER, 0.98)], noise={"other": 0.3, YOURS: 0.3}), 2, 4)
     assert advice.candidate is YOU and "No candidate is better than your settings beyond noise" in advice.reasons[0]
-    assert "other" in " ".join(advice.reasons)
+    assert not any(each in advice.reasons[0] for each in ("goes further", "cannot tell"))
 
 
 def test_the_cheapest_of_those_that_are_as_good():

@@ -86,8 +86,7 @@ def test_a_coarse_sampler_has_both_kinds_of_likelihoods(tmp_path):
     assert sum(first.clipped[narrow.name]) > 0.1  # by numerics alone
     for kind in ("R2", "R3"):  # pi_old is read with the experts that updates replay
         assert first.ratios[kind]["sd_token"] < 1e-5
-    at_first = [first.products[name].own for name in ("grpo 0.2 + R3", "gspo auto + R3")]
-    np.testing.assert_allclose(at_first[0], at_first[1], rtol=0.3, atol=1e-3 * np.abs(at_first[0]).max())
+    assert sum(first.clipped["gspo auto + R3"]) < 0.1
     assert found.candidates[0].likelihoods == "recompute"  # "auto" saw it
 
 

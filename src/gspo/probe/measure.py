@@ -29,6 +29,7 @@ from gspo.probe.stale import PLAIN, Reader, Stale
 from gspo.probe.walk import publish, updates
 from gspo.rollout.credit import teaches
 from gspo.rollout.synchronous import SynchronousSource, sample_groups
+from gspo.training import likelihoods
 from gspo.training.state import Run
 from gspo.types import Group
 
@@ -138,8 +139,7 @@ class Bench:
         """One step of the run: finds out what can be told apart here, and sets the ranges that set themselves."""
         batch = self.stale()
         differ = float(describe(batch.old["recompute", PLAIN] - batch.mu, batch.y)["sd_token"] or 0.0) > SAME
-        setting = self.run.config.algorithm.old_logprobs
-        decided = self.run.old_logprobs if setting == "auto" else setting
+        decided = likelihoods.old_logprobs(self.run, batch.completions)
         replays = [PLAIN, *(kind for kind in batch.routes if differ or kind != "R3")]
         which = ["sampler", "recompute"] if differ else ["sampler"]
         self.candidates = candidates(self.run.config, which, replays, decided)
@@ -188,8 +188,8 @@ class Bench:
             ratios[kind] = describe(logp[kind] - batch.old["recompute", kind], batch.y)
         clipped = {}
         for each in self.candidates:
-            likelihoods = {"logp_old": batch.old[each.likelihoods, each.replay], "logp_mu": batch.mu}
-            clipped[each.name] = clipped_shares(self.objectives[each.name], logp[each.replay], batch.y, likelihoods)
+            given = {"logp_old": batch.old[each.likelihoods, each.replay], "logp_mu": batch.mu}
+            clipped[each.name] = clipped_shares(self.objectives[each.name], logp[each.replay], batch.y, given)
         moved = logp[PLAIN] - batch.mu
         law = exponent(moved, batch.y, batch.owner)
         found = Age(age, ratios, by_length(moved, batch.y), law, batch.volatility(now), clipped)

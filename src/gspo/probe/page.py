@@ -20,12 +20,12 @@ from gspo.safe import own_folder
 
 NAME = "probe.html"
 NOTE = (
-    "Update: how far one update goes the right way, from -1 to 1, averaged over the ages that the run trains at: the cosine "
-    "that the gradient of a mini-batch, before the optimizer, has on average with the gradient on policy. Direction: the "
-    "same without the noise of a mini-batch, at the last of these ages; 1 where the old completions still say what fresh "
-    "ones would. Signal to noise: of a mini-batch. Largest group: its share of all squared gradient norms. Clipped: tokens that "
-    "lose their gradient, where A < 0 and where A > 0. Numerics: tokens that the difference of sampler and trainer alone "
-    "would clip. Intervals: 95 %, by resampling groups."
+    "Update: how far one update goes the right way, from -1 to 1, averaged over the ages that the run trains at: the "
+    "cosine that the gradient of a mini-batch, before the optimizer, has on average with the gradient on policy. "
+    "Direction: the same without the noise of a mini-batch, at the last of these ages; 1 where the old completions "
+    "still say what fresh ones would. Signal to noise: of a mini-batch. Largest group: its share of all squared "
+    "gradient norms. Clipped: tokens that lose their gradient, where A < 0 and where A > 0. Numerics: tokens that the "
+    "difference of sampler and trainer alone would clip. Intervals: 95 %, by resampling groups."
 )
 
 
