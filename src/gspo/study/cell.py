@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
-from gspo.cli import main
 from gspo.data.keeper import end_with_parent
 
 if __name__ == "__main__":
-    end_with_parent(int(sys.argv[1]), signal.SIGTERM)  # as a study that is stopped does
-    sys.exit(main(sys.argv[2:]))
+    end_with_parent(int(sys.argv[1]), signal.SIGTERM)  # as a study that is stopped does; it outlasts the next line
+    os.execv(sys.executable, [sys.executable, "-m", "gspo", *sys.argv[2:]])
