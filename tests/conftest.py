@@ -20,7 +20,7 @@ collect_ignore = [] if "GSPO_VLLM_PYTHON" in os.environ else ["backends/vllm/eng
 # Files with tests that take long. They come first: at the end nobody waits for one of them.
 LONG = (
     "study/test_compare", "training/test_state", "training/test_trainer", "training/test_step",
-    "training/test_guard", "training/test_likelihoods", "serving/test_fuzz",
+    "training/test_guard", "training/test_likelihoods", "serving/test_fuzz", "serving/test_lost", "hf/test_narrow",
     "serving/test_model", "learner/test_memory", "learner/test_objective", "learner/test_ppo", "agents/test_token_tree",
     "test_cli", "demo/test_stages", "hf/test_routers", "hf/test_sharded", "build/test_launch", "build/test_crew",
     "build/test_faults", "build/test_smaller", "build/test_four_ranks", "build/test_staged_ranks", "build/test_ends",

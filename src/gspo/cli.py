@@ -304,8 +304,10 @@ def serve(config: Any, resume: bool, allow: Sequence[str] = ()) -> int:
         # For the shell that the agent runs in; the key is of this run alone.
         print(f"export OPENAI_BASE_URL={model.base_url}\nexport OPENAI_API_KEY={model.api_key}", flush=True)
         print(f"model {model.name!r}; Ctrl-C ends and saves", file=sys.stderr, flush=True)
-        while not stop.asked:
+        while not stop.asked and model.lost is None:
             time.sleep(0.1)
+        if model.lost is not None:  # this life of the ranks is over
+            raise model.lost
     print(f"model   {model.folder / 'model'}")
     return 0
 

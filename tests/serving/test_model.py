@@ -170,18 +170,21 @@ def test_what_cannot_be_trained_on_is_named_and_the_rest_trained(tmp_path):
     assert "step 1 leaves out" in events and "no finite number" in events
 
 
+def body(groups):
+    """Of a request to train on them."""
+
+    def message(item):
+        return item if isinstance(item, dict) else {"id": item.id, "message": plain(item)}
+
+    return {"groups": [{"trajectories": [{"messages_and_choices": [message(item) for item in t.messages_and_choices],
+            "reward": t.reward, "turn_rewards": [0.5]} for t in group]} for group in groups]}  # fmt: skip
+
+
 def test_training_over_http(tmp_path):
     hf = tiny()
 
     async def gathered(model):
         return await collected(model, 1)
-
-    def body(groups):
-        def message(item):
-            return item if isinstance(item, dict) else {"id": item.id, "message": plain(item)}
-
-        return {"groups": [{"trajectories": [{"messages_and_choices": [message(item) for item in t.messages_and_choices],
-                "reward": t.reward, "turn_rewards": [0.5]} for t in group]} for group in groups]}  # fmt: skip
 
     with serving(tmp_path / "run", hf=hf) as model:
         response = post(model, "/train", body(asyncio.run(gathered(model))) | {"learning_rate": 1e-3})

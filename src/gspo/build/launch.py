@@ -7,6 +7,7 @@ micro-batch that may be smaller, ends this life of the run alone: the next one g
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import Any
 from gspo.backends.vllm.exchange import sweep
 from gspo.build.processes import WATCH, PlaceLost, Rank, Start, here, say
 from gspo.config.names import RESUME
-from gspo.config.ranks import BEGAN, LOST, PARENT, RESTARTS, SHORT, check_ranks, placed
+from gspo.config.ranks import BEGAN, KEY, LOST, PARENT, RESTARTS, SHORT, check_ranks, placed
 from gspo.config.schema import Config
 from gspo.data.keeper import end_with_parent
 
@@ -93,11 +94,11 @@ def launch(
     tell: hears why a life ended. Ctrl-C, SIGTERM and SIGHUP go to the first rank, which finishes its step and saves.
     """
     command = [sys.executable, "-m", "gspo", *arguments]
-    began = str(time.time())
+    same = {BEGAN: str(time.time()), KEY: secrets.token_urlsafe(24)}
     with asked() as signals:
         for life in range(restarts + 1):
             try:
-                status, why = live(command, ranks, {RESTARTS: str(life), BEGAN: began}, start, signals)
+                status, why = live(command, ranks, {RESTARTS: str(life), **same}, start, signals)
             except PlaceLost as error:
                 status, why = LOST, str(error)
             if status not in AGAIN or signals.numbers:

@@ -15,9 +15,11 @@ SHORT = 76  # exit status of a rank that was out of memory, where smaller micro-
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 PARENT = "GSPO_PARENT"  # the process that started the ranks
 BEGAN = "GSPO_BEGAN"  # when the run was started, in seconds
+KEY = "GSPO_SERVE_KEY"  # of the endpoint of `gspo serve`, in all lives of a run
 ENGINES = "GSPO_ENGINES"  # where Ray lets the leader start vLLM servers
 MACHINES = "GSPO_MACHINES"  # those of a Ray cluster, where the leader may start reward workers
-OF_RANKS = re.compile(r"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_.*|GSPO_(PARENT|BEGAN|ENGINES|MACHINES))$")
+OWN = "PARENT|BEGAN|SERVE_KEY|ENGINES|MACHINES"
+OF_RANKS = re.compile(rf"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_.*|GSPO_({OWN}))$")
 ONE = "is not done on several ranks yet"
 
 

@@ -19,11 +19,14 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from gspo.agents.calls import Call, usage
 from gspo.agents.chat import Chat, TurnOptions
 from gspo.config.training import ServeConfig
+from gspo.learner.memory import OutOfMemory
+from gspo.learner.ranks import RankLost
 from gspo.ports import SamplerError
 from gspo.serving.limits import RequestLimits, failed
 from gspo.serving.schema import ChatRequest, CompletionRequest, Failure, SamplingRequest, TrainRequest
 
 T = TypeVar("T")
+AGAIN = 30  # seconds after which a client may ask the next life of a run on several ranks
 Train = Callable[[TrainRequest], Awaitable[dict[str, Any]]]
 
 
@@ -87,7 +90,7 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
 REFUSED: dict[int, str] = {
     400: "it cannot be read, or not be granted", 401: "no or another API key", 404: "there is no such model",
     408: "the body never ended", 413: "the body is too large", 429: "too many requests at once",
-    499: "the client went away", 503: "the sampler is lost", 504: "no response in time",
+    499: "the client went away", 503: "the sampler or a rank is lost", 504: "no response in time",
 }  # fmt: skip
 
 
@@ -141,6 +144,13 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(SamplerError)
     async def lost(request: Request, error: SamplerError) -> JSONResponse:
         return failed(503, str(error))
+
+    @app.exception_handler(RankLost)
+    @app.exception_handler(OutOfMemory)
+    async def begins_again(request: Request, error: RankLost | OutOfMemory) -> JSONResponse:
+        response = failed(503, f"{error}: the run goes on from its last checkpoint")
+        response.headers["retry-after"] = str(AGAIN)
+        return response
 
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> JSONResponse:

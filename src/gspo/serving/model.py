@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import socket
 import threading
@@ -25,7 +26,10 @@ from gspo.agents.trajectories import (
     trajectories_of,
 )
 from gspo.build.samplers import speaker_of
+from gspo.config.ranks import KEY
 from gspo.data.chat_template import Encoder
+from gspo.learner.memory import OutOfMemory
+from gspo.learner.ranks import RankLost
 from gspo.rollout.external import ExternalSource
 from gspo.runs.log import finite
 from gspo.serving.connections import EndpointServer, address_of, running
@@ -39,7 +43,7 @@ from gspo.types import Metrics
 class ServedModel:
     """A policy that agents ask at `base_url` with `api_key`, under `name`, and that trains on their trajectories.
 
-    folder: of the run. Made by gspo.serve.
+    folder: of the run. lost: why the ranks of the run can do nothing together any more, or None. Made by gspo.serve.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class ServedModel:
         self.folder = run.log.folder.path
         self._trained: set[str] = set()
         self._turn = threading.Lock()
+        self.lost: RankLost | OutOfMemory | None = None
 
     @property
     def step(self) -> int:
@@ -104,11 +109,23 @@ class ServedModel:
 
     def save(self) -> None:
         """A checkpoint, from which `resume=True` goes on."""
-        with self._turn:
+        with self._together():
             save(self.run)
 
-    def _train(self, groups: list[Any], config: TrainCall) -> Metrics:
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Around what all ranks do, one thing at a time."""
         with self._turn:
+            if self.lost is not None:
+                raise self.lost
+            try:
+                yield
+            except (RankLost, OutOfMemory) as error:
+                self.lost = error
+                raise
+
+    def _train(self, groups: list[Any], config: TrainCall) -> Metrics:
+        with self._together():
             run = self.run
             level, asked_level = run.row.level, config.importance_sampling_level
             if asked_level is not None and asked_level != level:
@@ -162,7 +179,7 @@ def served(
     run: Run, source: ExternalSource, encoder: Encoder, context: int | None, listening: socket.socket
 ) -> Iterator[ServedModel]:  # fmt: skip
     """The model of a run behind its endpoint, until the end of the context. listening: the endpoint's socket."""
-    config, key = run.config, secrets.token_urlsafe(24)
+    config, key = run.config, os.environ.pop(KEY, None) or secrets.token_urlsafe(24)
     with ExitStack() as stack:
         speaker = stack.enter_context(speaker_of(config, run.sampler))
         chat = Chat(speaker, encoder, run.sampling, context, Calls())

@@ -58,7 +58,11 @@ class Serving:
             run, source, hf = stack.enter_context(assemble.serving(self.config, self.resume, self.given, self.allow))
             begun = run.step
 
+            models: list[ServedModel] = []
+
             def finish() -> None:
+                if any(model.lost is not None for model in models):
+                    return  # the next life goes on from the last checkpoint
                 over.append(run.log.folder.path)
                 if run.step > begun:
                     save(run)
@@ -66,9 +70,9 @@ class Serving:
 
             stack.callback(finish)
             encoder = Encoder(hf.tokenizer, self.config.task)
-            model = stack.enter_context(served(run, source, encoder, hf.context_length, listening))
+            models.append(stack.enter_context(served(run, source, encoder, hf.context_length, listening)))
             self._stack = stack.pop_all()
-        return model
+        return models[0]
 
     def __exit__(self, *exception: Any) -> None:
         self._stack.__exit__(*exception)

@@ -1,0 +1,96 @@
+"""`gspo serve` on several ranks, of which one is lost while they train."""
+
+import asyncio
+import os
+import signal
+from types import SimpleNamespace
+
+import openai
+import pytest
+
+from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
+from gspo.backends.vllm.process import free_ports
+from gspo.learner.memory import OutOfMemory
+from gspo.serving.endpoint import AGAIN
+from tests.agents.talking import tokenizer
+from tests.build.started import begin, finished
+from tests.serving.served import post, serving
+from tests.serving.test_model import body, collected
+
+SETTINGS = """
+[model]
+path = "model"
+[rollout]
+max_completion_length = 12
+[algorithm]
+mini_batches = 1
+[train]
+save_every = 1
+"""
+KILLED = "kill", 1, "gspo.learner.update:Updater._pass", 2  # in the second update
+
+
+@pytest.fixture
+def place(tmp_path):
+    shape = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 512}
+    build_tiny(tiny_qwen3_moe(**shape, tie_word_embeddings=False), tokenizer("chatml")).save(tmp_path / "model")
+    (tmp_path / "run.toml").write_text(SETTINGS)
+    return tmp_path
+
+
+def at(process):
+    """Where the endpoint is that has just begun, by what is printed for a shell; and all output until then."""
+    found, output = {}, ""
+    while len(found) < 2:
+        line = process.stdout.readline()
+        assert line, output
+        output += line
+        if line.startswith("export "):
+            name, _, value = line.removeprefix("export ").strip().partition("=")
+            found[name] = value
+    return found["OPENAI_BASE_URL"], found["OPENAI_API_KEY"], output
+
+
+def trained(url, key, step):
+    """The response to a request to train on what is sampled now."""
+    client = lambda: openai.AsyncOpenAI(base_url=url, api_key=key)  # noqa: E731
+    groups = asyncio.run(collected(SimpleNamespace(step=step, openai_client=client), 1))
+    return post(SimpleNamespace(base_url=url, api_key=key), "/train", body(groups))
+
+
+@pytest.mark.timeout(300)
+def test_a_client_is_told_to_come_again_and_finds_the_next_life_where_the_first_was(place):
+    port = f"--serve.port={free_ports(1)[0]}"
+    process = begin(place, "served", "--scale.ranks=2", port, command="serve", faults=[KILLED])
+    try:
+        url, key, _ = at(process)
+        first = trained(url, key, 0)
+        assert first.status_code == 200 and first.json()["step"] == 1, first.text
+        lost = trained(url, key, 1)
+        assert lost.status_code == 503 and lost.headers["retry-after"] == str(AGAIN), lost.text
+        assert "another rank is gone" in lost.json()["error"]["message"]
+        *again, output = at(process)
+        assert again == [url, key] and "the run goes on from its last checkpoint" in output
+        second = trained(url, key, 1)
+        assert second.status_code == 200 and second.json()["step"] == 2, second.text
+        os.kill(process.pid, signal.SIGINT)
+        status, output = finished(process)
+        assert status == 0 and (place / "served" / "model" / "config.json").exists(), output
+    finally:
+        process.kill()
+
+
+def test_a_rank_without_memory_ends_this_life_and_writes_nothing_more(tmp_path):
+    with serving(tmp_path / "run") as model:
+
+        def short(number):
+            raise OutOfMemory("rank 0 was out of memory with a micro-batch of 80 tokens", 40)
+
+        model.run.learner.update = short
+        requests = [body(asyncio.run(collected(model))) for _ in range(2)]
+        for request in requests:
+            response = post(model, "/train", request)
+            assert response.status_code == 503 and response.headers["retry-after"] == str(AGAIN)
+            assert "rank 0 was out of memory" in response.json()["error"]["message"]
+        assert isinstance(model.lost, OutOfMemory)  # what `gspo serve` ends with
+    assert not (tmp_path / "run" / "model").exists()
