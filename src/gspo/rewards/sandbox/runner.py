@@ -25,6 +25,8 @@ COMPILED = 256 << 20
 COMPILER_MEMORY = 2 << 30
 FLAGS = ("-O2", "-std=gnu++20", "-w")
 """Of the compiler; a precompiled header is used with the same alone."""
+KEPT = 1010
+"""First descriptor that a process of a test does not close before it becomes another program."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
 DIGITS = 50_000
 """Digits of a whole number that Python turns into text; by itself 4300."""
@@ -88,6 +90,7 @@ class Trial:
             self.landlock = confine.Landlock([*self.readable, self.scratch], DEVICES)
         if self.function:
             import gspo.data.plain  # noqa: F401  # here and not once a test
+        self.program = -1
         self.folder, self.count = os.path.join(self.scratch, "test"), 0
         os.mkdir(self.folder)
         os.chdir(self.folder)
@@ -136,7 +139,7 @@ class Trial:
                 os.dup2(file, 1000 + i)
             for i in range(len(kept)):
                 os.dup2(1000 + i, i)
-            os.closerange(len(kept), 1010)
+            os.closerange(len(kept), KEPT)
             confined(self.rlimits)
             if self.landlock is not None:
                 self.landlock.rules = len(files)
@@ -144,7 +147,7 @@ class Trial:
             if self.filter is not None:
                 self.filter.enter()
             if self.native:
-                os.execve(os.path.join(self.scratch, "program"), ["program", *case["words"]], {})
+                os.execve(self.program, ["program", *case["words"]], {})
             status = played(self.source, self.function, case)
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}".encode(errors="replace"))
@@ -183,7 +186,8 @@ class Trial:
             try:
                 os.dup2(err, 2)
                 os.dup2(2, 1)
-                os.closerange(3, 1010)
+                os.dup2(sealed(b""), 0)  # else #include </dev/stdin> reads the request, and what all tests are given
+                os.closerange(3, KEPT)
                 confined(confine.limits(self.limits["compile_seconds"], COMPILER_MEMORY, COMPILED, self.tasks))
                 if self.driver == "landlock":
                     confine.Landlock(self.readable, DEVICES, self.scratch).enter()
@@ -198,7 +202,19 @@ class Trial:
         os.close(err)
         if why:
             return b"the compiler took too long"
+        if not status:
+            self.keep(os.path.join(self.scratch, "program"))
         return said if status else b""
+
+    def keep(self, path: str) -> None:
+        """Opens the compiled program, and takes its name away: no test finds it, to leave the next one another."""
+        import fcntl
+
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.program = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, KEPT)
+        os.close(file)
+        if self.walled:  # under Landlock no test may write there
+            os.unlink(path)
 
 
 def confined(rlimits: confine.Rlimits) -> None:
