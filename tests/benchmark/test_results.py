@@ -32,12 +32,17 @@ def test_figures_of_a_benchmark():
     assert (found["truncated"], found["tokens"], found["failed"], found["answered"]) == (0.25, 25, 1, 7 / 8)
     assert [(row["id"], row["correct"], row["majority"]) for row in rows] == [("a", 2, "33"), ("b", 1, "8")]
     text = "\n".join(told(found))
-    assert "avg@4   37.50 %" in text and f"interval {LIKE}" in text and "1 replies could not be scored" in text
+    assert (
+        "avg@4   37.50 %" in text
+        and f"interval {LIKE}" in text
+        and "1 reply could not be scored and counts as wrong" in text
+    )
 
 
 def test_one_reply_a_problem():
     _, found, _, _ = made(n=1)
     assert math.isnan(found[THESE][0]) and "needs 2 replies to a problem" in told(found)[1]
+    assert told(found)[0].endswith("(2 problems, 1 reply each)")
 
 
 def test_the_files_are_readable_by_others(tmp_path):

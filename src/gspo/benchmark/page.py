@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.benchmark.results import LIKE, THESE, bounded, spelled
+from gspo.benchmark.results import LIKE, NEEDS_TWO, THESE, bounded, sizes, spelled, unscored
 from gspo.benchmark.scores import Bounded
 from gspo.report.canvas import LIGHT, canvas, finish, save
 from gspo.report.page import escape, figure, table, write_page
@@ -25,11 +26,11 @@ def write(
     n = made["samples"]
     title = f"{manifest['title']}: {spelled(bounded(made, LIKE))}"
     drawn = draw(made, rows, own_folder(folder / "figures"))
-    spans = [(f"avg@{n}, {which}", spelled(bounded(made, which))) for which in (THESE, LIKE)]
+    spans = [(f"avg@{n}, {which}", _spelled(bounded(made, which))) for which in (THESE, LIKE)]
     parts = [
         f'<p class="origin">{escape(manifest["benchmark"])} · {escape(manifest["model"])}</p>',
         f"<h1>{escape(title)}</h1>",
-        f'<p class="lead">{escape(_lead(made))}</p>',
+        f'<p class="lead">{escape(_lead(made, manifest))}</p>',
         *(f'<p class="lead">{escape(text)}</p>' for text in words),
         _tiles(made),
         table(("95 % interval", "share of right replies"), spans),
@@ -49,12 +50,19 @@ def _text(manifest: Mapping[str, Any]) -> str:
     return json.dumps(manifest, indent=1, ensure_ascii=False)
 
 
-def _lead(made: Mapping[str, Any]) -> str:
-    text = f"{made['problems']} problems, {made['samples']} replies each; mean length {made['tokens']:,.0f} tokens."
+def _spelled(value: Bounded) -> str:
+    """A share with its interval, or why it has none."""
+    return spelled(value) + (f"; an interval {NEEDS_TWO}" if math.isnan(value.low) else "")
+
+
+def _lead(made: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
+    text = f"{sizes(made)}; mean length {made['tokens']:,.0f} tokens."
     if made["truncated"]:
         text += f" {100 * made['truncated']:.1f} % of the replies were cut off at the length limit."
     if made["failed"]:
-        text += f" {made['failed']} replies could not be scored; they count as wrong."
+        text += f" {unscored(made)}."
+    if driver := manifest.get("scoring", {}).get("sandbox"):
+        text += " Programs ran in no sandbox." if driver == "none" else f" Programs ran in the sandbox '{driver}'."
     return text
 
 

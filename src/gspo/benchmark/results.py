@@ -17,6 +17,7 @@ from gspo.safe import replace_file
 from gspo.types import Prompt
 
 THESE, LIKE = "over these problems", "over problems like these"
+NEEDS_TWO = "needs 2 replies to a problem"
 """The names of the two intervals."""
 
 
@@ -84,13 +85,29 @@ def spelled(value: Bounded) -> str:
     return f"{100 * value.value:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}]"
 
 
+def sizes(made: Mapping[str, Any]) -> str:
+    """How many problems and replies there are."""
+    return f"{counted(made['problems'], 'problem', 'problems')}, {counted(made['samples'])} each"
+
+
+def counted(count: int, what: str = "reply", more: str = "replies") -> str:
+    """A number of things in words."""
+    return f"{count:,} {what if count == 1 else more}"
+
+
+def unscored(made: Mapping[str, Any]) -> str:
+    """What is to be said of replies that could not be scored; "" where there are none."""
+    counts = "counts" if made["failed"] == 1 else "count"
+    return f"{counted(made['failed'])} could not be scored and {counts} as wrong" if made["failed"] else ""
+
+
 def told(made: Mapping[str, Any]) -> list[str]:
     """The figures as lines of text."""
     n = made["samples"]
-    lines = [f"avg@{n}   {100 * made['avg']:.2f} %  ({made['problems']} problems, {n} replies each)"]
+    lines = [f"avg@{n}   {100 * made['avg']:.2f} %  ({sizes(made)})"]
     for which in (THESE, LIKE):
         low, high = made[which]
-        span = "needs 2 replies to a problem" if math.isnan(low) else f"{100 * low:.2f} to {100 * high:.2f} %"
+        span = NEEDS_TWO if math.isnan(low) else f"{100 * low:.2f} to {100 * high:.2f} %"
         lines.append(f"  95 % interval {which}: {span}")
     for name in ("pass", "maj"):
         if name in made:
@@ -98,9 +115,7 @@ def told(made: Mapping[str, Any]) -> list[str]:
     lines.append(f"truncated {100 * made['truncated']:.1f} %  mean length {made['tokens']:.0f} tokens")
     if "answered" in made:
         lines[-1] += f"  with an answer {100 * made['answered']:.1f} %"
-    if made["failed"]:
-        lines.append(f"{made['failed']} replies could not be scored and count as wrong")
-    return lines
+    return [*lines, unscored(made)] if made["failed"] else lines
 
 
 def write(

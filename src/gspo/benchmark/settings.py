@@ -63,8 +63,8 @@ def configured(options: Options, fields: dict[str, str]) -> Config:
     file = options.model if options.model.endswith(".toml") else None
     raw = read_toml(file, "configuration file") if file else {"model": {"path": options.model}}
     made: dict[str, Any] = {f"{section}.{key}": value for section in raw for key, value in _table(raw, section).items()}
-    idle = "reward.timeout" if runs_programs([benchmark.reward]) else "code.sandbox"
-    made = {key: value for key, value in made.items() if _kept(key) and key != idle}
+    unread = "reward.timeout" if runs_programs([benchmark.reward]) else "code.sandbox"
+    made = {key: value for key, value in made.items() if _kept(key) and key != unread}
     longest = benchmark.tokens or TOKENS
     custom: dict[str, Any] = {"eval.num_generations": benchmark.samples, "eval.max_completion_length": longest}
     asked: dict[str, Any] = {}
