@@ -52,6 +52,10 @@ class HostOnRay:
         asked(self.actor.start.remote(list(command), str(log), given), self.address)
         return EngineOnRay(self.actor, self.address)
 
+    def another_port(self) -> int:
+        """See EngineHost."""
+        return int(asked(self.actor.place.remote(), self.address)[1])
+
     def sees(self, file: Path, text: str) -> bool:
         """Whether a file says this there. Raises EngineError."""
         import ray

@@ -1,6 +1,7 @@
 import asyncio
 import sys
 import threading
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -112,6 +113,62 @@ def test_a_server_with_a_key_answers_nobody_else(tmp_path):
         assert asyncio.run(asked(ours)) == {"path": GENERATE}
     finally:
         ours.stop()
+
+
+LISTENS = """
+import http.server, sys
+
+class Tells(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Tells).serve_forever()
+"""
+
+
+@contextmanager
+def another_program(port=0):
+    """It listens, and is no engine."""
+    with ThreadingHTTPServer(("127.0.0.1", port), BaseHTTPRequestHandler) as listening:
+        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
+        yield listening.server_port
+        listening.shutdown()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("late", [False, True], ids=["before it begins", "while it begins"])
+def test_a_port_that_another_program_took_meanwhile_is_left_to_it(tmp_path, late):
+    with ExitStack() as stack:
+        port = free_ports(1)[0] if late else stack.enter_context(another_program())
+        host, begun = LocalHost(port), []
+
+        def begin(command, log, variables):
+            if late and not begun:
+                stack.enter_context(another_program(port))
+            begun.append(command)
+            return LocalHost.begin(command, log, variables)
+
+        command = [sys.executable, "-c", LISTENS, str(port)]
+        server = Server(
+            f"http://127.0.0.1:{port}", command, tmp_path / "vllm.log", {}, "", begin, another_port=host.another_port
+        )
+        stack.callback(server.stop)
+        with pytest.warns(UserWarning, match=rf"another program listens at http://127.0.0.1:{port}: it gets port \d+$"):
+            server.start()
+        now = server.command[-1]
+        assert server.answers() and server.url == f"http://127.0.0.1:{now}" and now != str(port)
+        assert len(begun) == 1 + late
+
+
+@pytest.mark.timeout(60)
+def test_a_server_that_finds_no_port_says_so(tmp_path):
+    with another_program() as port:
+        command = [sys.executable, "-c", LISTENS, str(port)]
+        at = f"http://127.0.0.1:{port}"
+        server = Server(at, command, tmp_path / "vllm.log", {}, "", another_port=lambda: port)
+        with pytest.warns(UserWarning), pytest.raises(EngineError, match=r"ended with status 1: .*Address already in use"):
+            server.start()
 
 
 async def asked(server):

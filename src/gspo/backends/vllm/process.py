@@ -44,6 +44,10 @@ class EngineHost(Protocol):
         """
         ...
 
+    def another_port(self) -> int:
+        """A port that nothing listens at there. Raises EngineError."""
+        ...
+
 
 class LocalEngine(subprocess.Popen[bytes]):
     """A server's process on this machine. It ends when its standard input closes, as it does when this process is gone.
@@ -79,6 +83,10 @@ class LocalHost:
 
     def __init__(self, port: int) -> None:
         self.address, self.port = HERE, port
+
+    def another_port(self) -> int:
+        """See EngineHost."""
+        return free_ports(1)[0]
 
 
 def environment(of: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from gspo.backends.vllm.process import EngineHost, EngineProcess, LocalEngine
 from gspo.ports import SamplerError
@@ -18,6 +21,8 @@ from gspo.safe import without_logins
 SIDE = Path(__file__).with_name("plugin") / "gspo_vllm.py"
 START = 900.0  # seconds that a server may take to answer: it loads weights, and may compile
 CONTROL = 300.0  # seconds that a weight update or a reset may take
+PORTS = 3  # that a server of ours tries
+TAKEN = b"ddress already in use"
 GENERATE = "/inference/v1/generate"
 ADAPTER = "policy"  # the name under which an adapter is served
 KEY = "GSPO_KEY"  # the variable with the key that a server of ours asks for
@@ -88,15 +93,17 @@ Begin = Callable[[Sequence[str], Path, Mapping[str, str]], EngineProcess]
 class Server:
     """url: where it answers. command: what starts it again (None: it is not ours). log: the file of its output. variables:
     of its environment, beside those of its machine. key: that it asks for. begin: starts the process, as EngineHost.begin.
-    adapters: whether it takes LoRA adapters in place of whole weights.
+    another_port: as EngineHost.another_port, where another program has taken its own. adapters: whether it takes LoRA
+    adapters in place of whole weights.
     """
 
     def __init__(
         self, url: str, command: Sequence[str] | None = None, log: Path | None = None,
         variables: Mapping[str, str] | None = None, key: str = "", begin: Begin = LocalEngine,
+        another_port: Callable[[], int] | None = None,
     ) -> None:  # fmt: skip
         self.url, self.command, self.log, self.variables = url.rstrip("/"), command, log, dict(variables or {})
-        self.begin = begin
+        self.begin, self.another_port = begin, another_port
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.process: EngineProcess | None = None
         self.adapters = False
@@ -116,13 +123,36 @@ class Server:
 
     def start(self) -> None:
         """Starts it where it is ours, and waits until it answers. Raises EngineError with the end of its log."""
-        process = None
-        if self.command is not None:
-            self._end()
-            self._log().parent.mkdir(parents=True, exist_ok=True)
-            self._log().touch()  # here: another machine's new file may be seen late
+        if self.command is None:
+            self._wait(None)
+            return
+        self._end()
+        self._log().parent.mkdir(parents=True, exist_ok=True)
+        self._log().touch()  # here: another machine's new file may be seen late
+        for left in reversed(range(PORTS)):
+            if self.another_port is not None and listened_at(self.url):
+                self._move(self.another_port())
             self._begun = self._log().stat().st_size
             self.process = process = self.begin(self.command, self._log(), self.variables)
+            try:
+                self._wait(process)
+                return
+            except EngineError:  # seconds pass before it listens
+                if not left or self.another_port is None or TAKEN not in self._said():
+                    raise
+                self._move(self.another_port())
+
+    def _move(self, port: int) -> None:
+        """To another port of its machine."""
+        assert self.command is not None
+        machine, _, before = self.url.rpartition(":")
+        warnings.warn(f"vLLM: another program listens at {self.url}: it gets port {port}", stacklevel=1)
+        at = self.command.index(before)
+        self.command = [*self.command[:at], str(port), *self.command[at + 1 :]]
+        self.url, self._client = f"{machine}:{port}", None
+
+    def _wait(self, process: EngineProcess | None) -> None:
+        """Until it answers. process: that of a server of ours. Raises EngineError."""
         deadline = time.monotonic() + (START if process else 10.0)
         while not self.answers():
             status = process.poll() if process is not None else None
@@ -220,13 +250,17 @@ class Server:
 
     def _engine_died(self) -> bool:
         """Whether the engine of a server of ours died while it started: the server may then wait for it forever."""
-        return self.command is not None and b"EngineDeadError" in self._log().read_bytes()[self._begun :]
+        return self.command is not None and b"EngineDeadError" in self._said()
+
+    def _said(self) -> bytes:
+        """Its output in its present life."""
+        return self._log().read_bytes()[self._begun :]
 
     def last_words(self) -> str:
         """The first and the last lines of its log that tell of an error, else its last lines."""
         if self.log is None or not self.log.exists():
             return "it runs elsewhere: look at its log"
-        lines = self.log.read_bytes()[self._begun :].decode("utf-8", errors="replace").strip().splitlines()
+        lines = self._said().decode("utf-8", errors="replace").strip().splitlines()
         # First the cause, last what came of it.
         errors = [line for line in lines if re.search(r"rror[:,] ", line) and " WARNING " not in line]
         quoted = [*errors[:1], *errors[1:][-2:]] or lines[-3:]
@@ -260,4 +294,15 @@ def serving(
         command += [json.dumps(each) if isinstance(each, dict) else str(each) for each in values]
     at = f"[{host.address}]" if ":" in host.address else host.address
     key = secrets.token_urlsafe(32)  # the server also swaps weights, and others may reach its port
-    return Server(f"http://{at}:{host.port}", command, log, {**(variables or {}), KEY: key}, key, host.begin)
+    own = {**(variables or {}), KEY: key}
+    return Server(f"http://{at}:{host.port}", command, log, own, key, host.begin, host.another_port)
+
+
+def listened_at(url: str) -> bool:
+    """Whether anything listens there."""
+    parts = urlsplit(url)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 0), 1.0):
+            return True
+    except OSError:
+        return False
