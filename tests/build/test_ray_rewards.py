@@ -188,8 +188,13 @@ def test_an_actor_that_is_lost_costs_no_completion(cluster, monkeypatch, tmp_pat
 
 @with_ray
 def test_what_another_machine_lacks_is_named(cluster, monkeypatch):
-    *_, hidden, folder = cluster
+    _, node, hidden, _ = cluster
     monkeypatch.chdir(hidden)
+    (hidden / "differs.py").write_text(MODULE)
+    Path(f"/proc/{node.pid}/root{hidden}/differs.py").write_text(f"{MODULE}\n# of yesterday")
+    differs = r"the files of differs:likes_a on the machine [\d.]+ are not those on this machine: give all machines"
+    with spread() as place, pytest.raises(ValueError, match=differs):
+        scores(["differs:likes_a"], ["a"], place)
     lacks = r"there is no module 'only_here' in .* \(on the machine [\d.]+\); all machines of a cluster need the folder"
     with spread() as place, pytest.raises(ValueError, match=lacks):
         scores(["only_here:likes_a"], ["a"], place)

@@ -74,7 +74,7 @@ def ask(connection, number, name, *completions):
 
 def test_it_says_that_it_is_ready_and_streams_each_result():
     with working("exact") as (_, connection):
-        assert heard(connection) == ["ready", "", ""]
+        assert heard(connection)[:3] == ["ready", "", ""]
         ask(connection, 5, "exact", "7", "8")
         assert [heard(connection) for _ in range(3)] == [
             ["results", 5, SINGLY, [], "", False, False],  # how it goes about it
@@ -97,7 +97,7 @@ def test_it_says_why_it_cannot_begin():
 @pytest.mark.parametrize("name", ["exact", "tests.rewards.graders:length"])
 def test_the_memory_of_every_worker_is_limited(name):
     with working(name) as (process, connection):
-        assert heard(connection) == ["ready", "", ""]
+        assert heard(connection)[:3] == ["ready", "", ""]
         (worker,) = children(process.pid)
         assert resource.prlimit(worker, resource.RLIMIT_DATA)[0] == 8 * 2**30
         assert resource.prlimit(process.pid, resource.RLIMIT_DATA)[0] != 8 * 2**30  # nor is its keeper

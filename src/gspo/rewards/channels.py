@@ -118,6 +118,7 @@ class Worker:
         self, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig, place: Place | None = None
     ) -> None:  # fmt: skip
         self.request, self.variables, self.notice = (names, reward, task, code), reward.env, ""
+        self.mark = ""  # of the files of the rewards where it runs
         self.place = place or Here()
         self._spawn()
         self.ready = self.begun = self.closed = False
@@ -151,11 +152,11 @@ class Worker:
     def _started(self) -> str:
         """Why it cannot work, "" where it can. Raises as `_read` does."""
         match self._read(START, START):
-            case ["ready", "", str(notice)]:
+            case ["ready", "", str(notice), str(mark)]:
                 self.ready = self.begun = True
-                self.notice = notice[:300]
+                self.notice, self.mark = notice[:300], mark
                 return ""
-            case ["ready", str(problem), str()]:
+            case ["ready", str(problem), str(), str()] if problem:
                 return problem
             case message:
                 raise Lost(_junk(message))

@@ -156,6 +156,12 @@ class Rewards:
         """
         for worker in self.workers:
             worker.wait()
+        for worker in self.workers:
+            if worker.place.name and worker.mark != self.workers[0].mark:
+                raise ValueError(
+                    f"reward.functions: the files of {', '.join(self.specs.values())} on the machine {worker.place.name} "
+                    f"are not those on {self.workers[0].place.name or HERE}: give all machines of the cluster the same"
+                )
         where = Counter(worker.place.name or HERE for worker in self.workers)
         if set(where) - {HERE}:
             placed = ", ".join(f"{count} on {name}" for name, count in where.items())

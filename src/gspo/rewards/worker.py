@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import os
 import pickle
 import sys
+from pathlib import Path
 from typing import Any
 
 from gspo.config.lookup import describe
@@ -21,9 +24,9 @@ from gspo.rewards import graders
 
 
 def serve(connection: Frames, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
-    """Says ["ready", why not, what a run shall say of it]: "" or a text; then scores what is asked, a pickled (number of the
-    call, name, rows, level), and sends ["results", number, *NextResults] until all rows are done, or ["unreadable", number,
-    why].
+    """Says ["ready", why not, what a run shall say of it, the mark of its modules], each "" or a text; then scores what is
+    asked, a pickled (number of the call, name, rows, level), and sends ["results", number, *NextResults] until all rows are
+    done, or ["unreadable", number, why].
     """
 
     def say(*message: Any) -> None:
@@ -33,9 +36,9 @@ def serve(connection: Frames, names: list[str], reward: RewardConfig, task: Task
     try:
         functions = {name: graders.load(name, reward, task, code) for name in names}
     except BaseException as error:
-        say("ready", str(error) if isinstance(error, (ValueError, RuntimeError)) else describe(error), "")
+        say("ready", str(error) if isinstance(error, (ValueError, RuntimeError)) else describe(error), "", "")
         return
-    say("ready", "", "; ".join(filter(None, (getattr(f, "notice", "") for f in functions.values()))))
+    say("ready", "", "; ".join(filter(None, (getattr(f, "notice", "") for f in functions.values()))), _mark(names))
     with asyncio.Runner() as runner:
         while True:
             number, data = pickle.loads(connection.receive())
@@ -46,6 +49,16 @@ def serve(connection: Frames, names: list[str], reward: RewardConfig, task: Task
                 continue
             for message in functions[name].stream(rows, level, runner, reward.timeout):
                 say("results", number, message.level, [*map(list, message.results)], *message[2:])
+
+
+def _mark(names: list[str]) -> str:
+    """A checksum of the files of the modules that are named: another machine may have others of the same names."""
+    found = hashlib.sha256()
+    for name in names:
+        module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
+        with contextlib.suppress(OSError):
+            found.update(Path(getattr(module, "__file__", None) or os.devnull).read_bytes())
+    return found.hexdigest()
 
 
 def _limit_memory(size: int) -> None:
