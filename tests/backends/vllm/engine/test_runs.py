@@ -6,6 +6,7 @@ import pytest
 
 import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
+from gspo.cli import main
 from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
 
@@ -53,3 +54,18 @@ def test_bad_input_is_refused_before_training(tmp_path, sampler, message):
             config=settings(tmp_path / "run", sampler={"engine": "vllm"} | sampler),
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
+
+
+def test_a_benchmark_is_answered(tmp_path):
+    build_tiny(MOE, longest_match_tokenizer([*map(chr, range(32, 127)), "\n"])).save(tmp_path / "model")
+    rows = [{"problem": f"{i}+1=", "answer": i + 1} for i in range(4)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["--benchmark", str(tmp_path / "sums.jsonl"), "--dir", str(tmp_path / "out"), "--eval.num_generations=3"]
+    given += ["--eval.max_completion_length=20", "--task.system=", "--model.device=cpu", "--sampler.engine=vllm"]
+    given += [f"--sampler.python={PYTHON}", "--sampler.engine_args={enforce_eager = true, max_model_len = 128}"]
+    assert main(["eval", str(tmp_path / "model"), *given]) == 0
+    replies = [json.loads(line) for line in (tmp_path / "out/replies.jsonl").read_text().splitlines()]
+    assert len({(reply["problem"], reply["sample"]) for reply in replies}) == 12
+    assert len({reply["text"] for reply in replies}) > 6 and all(0 < reply["tokens"] <= 20 for reply in replies)
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert results["manifest"]["sampling"]["engine"] == "vllm" and results["figures"]["problems"] == 4
