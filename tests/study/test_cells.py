@@ -66,6 +66,17 @@ def test_what_fails_in_the_study_itself_lets_the_running_cells_save(place):
     assert list((metrics.parent / "checkpoints").glob(f"step_{done:06d}"))  # it saved the step it was in
 
 
+@pytest.mark.timeout(200)
+def test_a_file_of_the_users_folder_is_not_pythons(place, monkeypatch):
+    paths = os.environ["PYTHONPATH"].split(os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path != str(place)))
+    for name in ("tempfile", "typing"):  # typing: gspo itself imports it, before its modules
+        (place / f"{name}.py").write_text("raise SystemExit('error: this is not what was asked for')")
+    cell = read(write(place, BASE.replace("steps = 3", "steps = 1").replace("last = 2", "last = 1")), place / "out").cells[0]
+    (outcome,) = run_cells([cell], 1, 1)
+    assert (outcome.status, outcome.reason) == ("done", "")
+
+
 def test_what_is_finished_is_kept_and_what_fails_says_why(place):
     broken = '[variants.broken]\ntask = {source = "letters:lost", config = {api_key = "sk-1234"}}\n'
     done, _, lost = read(write(place, BASE.replace("[3, 4]", "[3]") + broken), place / "out").cells

@@ -60,7 +60,8 @@ class Running:
         file = folder.with_name(f"{folder.name}.toml")
         replace_file(file, to_toml(cell.config, secrets=True).encode(), mode=0o600)  # the run needs its secrets
         self.log = folder.with_name(f"{folder.name}.txt")
-        command = [sys.executable, "-m", "gspo.study.cell", str(os.getpid()), "train", str(file)]
+        # -P: a random.py in the current folder is not Python's. Rewards are found there all the same.
+        command = [sys.executable, "-P", "-m", "gspo.study.cell", str(os.getpid()), "train", str(file)]
         command += ["--resume"] if (folder / "config.toml").exists() else []
         cores = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         self.log.unlink(missing_ok=True)  # it may be a link
