@@ -13,7 +13,7 @@ from gspo.probe.measure import Age, Measured
 from gspo.probe.merit import Products
 
 D, M, R = 12, 24, 48
-RATIOS = {"sampler": dict.fromkeys(("sd_token", "sd_reply", "drift", "kl", "ess", "beyond_2x", "top", "tail"), 0.1)}
+RATIOS = {"sampler": dict.fromkeys(("sd_token", "sd_completion", "drift", "kl", "ess", "beyond_2x", "top", "tail"), 0.1)}
 
 
 def candidate(name, offered=True, likelihoods="sampler", replay="none", algorithm="gspo"):

@@ -44,7 +44,7 @@ def test_where_nothing_has_moved_a_family_is_one(exact):
 
 def test_after_updates_they_part_and_the_noise_is_that_of_the_sampler(exact):
     first, last = exact.ages
-    assert exact.floor["ratio/noise_floor"] < 1e-5 < last.ratios["sampler"]["sd_reply"]
+    assert exact.floor["ratio/noise_floor"] < 1e-5 < last.ratios["sampler"]["sd_completion"]
     assert first.ratios["sampler"]["sd_token"] < 1e-5 < last.ratios["sampler"]["sd_token"]
     assert sum(last.clipped[YOURS]) > 0.5  # the paper's range, at a learning rate for tiny models
     narrow, wide = (np.diag(last.products[name].own) for name in (YOURS, "reinforce"))

@@ -26,7 +26,7 @@ def test_figures_against_plain_loops():
     parts = [part.numpy() for part in l.split([3, 5, 2])]
     means, w = [part.mean() for part in parts], np.exp(l.numpy())
     assert told["sd_token"] == pytest.approx(np.std(l.numpy(), ddof=1))
-    assert told["sd_reply"] == pytest.approx(np.std(means, ddof=1))
+    assert told["sd_completion"] == pytest.approx(np.std(means, ddof=1))
     assert told["drift"] == pytest.approx(np.mean(means))
     assert told["kl"] == pytest.approx(np.mean(w - 1 - l.numpy()))
     assert told["ess"] == pytest.approx(w.sum() ** 2 / (w**2).sum() / 10)
@@ -38,7 +38,7 @@ def test_figures_against_plain_loops():
 def test_ratios_that_did_not_move_have_no_tail():
     l, y = ragged([400], [0.0] * 400)
     told = describe(l.double(), y)
-    assert told["tail"] is None and told["top"] is None and told["ess"] == pytest.approx(1.0) and told["sd_reply"] == 0
+    assert told["tail"] is None and told["top"] is None and told["ess"] == pytest.approx(1.0) and told["sd_completion"] == 0
 
 
 @pytest.mark.parametrize("index", [1.0, 1.6, 3.0])

@@ -100,7 +100,7 @@ def _lengths(found: Measured, out: Path) -> Drawn | None:
         ax.minorticks_off()
         ax.set_xlabel("tokens")
         save(sheet, *files)
-    caption = f"Of the reply's log ratio over its first tokens, {last.age} updates after sampling. The drift stays."
+    caption = f"Of the completion's log ratio over its first tokens, {last.age} updates after sampling."
     if last.law is not None:
         b, low, high = last.law
         caption += f" The spread goes as length to the power {b:.2f} [{low:.2f}, {high:.2f}]; -0.50 is 1/sqrt(length)."

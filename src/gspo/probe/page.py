@@ -88,8 +88,12 @@ def _settings(advice: Advice, folder: Path) -> str:
 def _tiles(found: Measured) -> str:
     first, last = found.ages[0], found.ages[-1]
     cells = [
-        ("Noise floor", f"{found.floor['ratio/noise_floor']:.1e}", "spread of the reply's ratio before any update"),
-        (f"Spread at age {last.age}", _number(last.ratios["sampler"]["sd_reply"], ".1e"), "of the reply's log ratio"),
+        ("Noise floor", f"{found.floor['ratio/noise_floor']:.1e}", "spread of the completion's ratio before any update"),
+        (
+            f"Spread at age {last.age}",
+            _number(last.ratios["sampler"]["sd_completion"], ".1e"),
+            "of the completion's log ratio",
+        ),
         (f"Tail index at age {last.age}", _number(last.ratios["sampler"]["tail"], ".1f"), "of the token's log ratio"),
         (f"Effective sample at age {last.age}", _number(last.ratios["sampler"]["ess"], ".0%"), "of the token weights"),
     ]
@@ -137,7 +141,7 @@ def _ages(found: Measured) -> str:
         "age",
         "read as",
         "spread, token",
-        "spread, reply",
+        "spread, completion",
         "drift",
         "KL, nats a token",
         "tail index",
@@ -147,7 +151,7 @@ def _ages(found: Measured) -> str:
     rows = []
     for age in found.ages:
         for name, told in age.ratios.items():
-            row = [_number(told[key], ".1e") for key in ("sd_token", "sd_reply", "drift", "kl")]
+            row = [_number(told[key], ".1e") for key in ("sd_token", "sd_completion", "drift", "kl")]
             row += [_number(told["tail"], ".1f"), _number(told["beyond_2x"], ".2%"), _number(told["ess"], ".1%")]
             rows.append((str(age.age), name, *row))
     return table(head, rows)

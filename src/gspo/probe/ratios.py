@@ -21,7 +21,7 @@ FEWEST = 20  # tokens of a tail, and completions of a length
 
 
 def describe(l: Tensor, y: Completions) -> dict[str, float | None]:
-    """sd_token: standard deviation of l. sd_reply, drift: standard deviation and mean of log s_i. kl: nats a token,
+    """sd_token: standard deviation of l. sd_completion, drift: standard deviation and mean of log s_i. kl: nats a token,
     KL(pi_old || pi_theta) by k3. ess: effective sample size of the weights e^l, as a share of N. beyond_2x: share of tokens
     whose ratio is above 2 or below 1/2. top: share of the sum of l^2 that 1 % of the tokens have. tail: as in `tail_index`.
     """
@@ -30,7 +30,7 @@ def describe(l: Tensor, y: Completions) -> dict[str, float | None]:
     total = float(square.sum())
     return {
         "sd_token": std(l),
-        "sd_reply": std(y.mean(l)),
+        "sd_completion": std(y.mean(l)),
         "drift": float(y.mean(l).mean()),
         "kl": float((w - 1 - l).mean()),
         "ess": float(w.sum() ** 2 / (w * w).sum() / len(l)),
