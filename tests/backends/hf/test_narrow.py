@@ -171,3 +171,11 @@ def test_which_modules_of_a_layer_stay_wide():
     # A module that has weights of its own around linear layers: all of its layer stays wide.
     layer.mlp.shared = torch.nn.Parameter(torch.ones(3, device="meta"))
     assert wide_parts(layer) is None
+
+
+def test_stacked_weights_with_others_beside_them_stay_wide():
+    """Autocast rounds none of these: gates of a recurrence with its decay, and biases of experts."""
+    layer = of_kind("recurrent_gemma", lru_width=32, head_dim=16).model.layers[0]
+    assert layer.temporal_block.rg_lru.recurrent_param.ndim == 1 and wide_parts(layer) is None
+    layer = of_kind("gpt_oss", num_local_experts=4, num_key_value_heads=2, intermediate_size=16, head_dim=16).model.layers[0]
+    assert layer.mlp.experts.down_proj_bias.ndim == 2 and wide_parts(layer.mlp.experts) is None

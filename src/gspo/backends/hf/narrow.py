@@ -50,7 +50,7 @@ def _shard(real: Callable[..., Any], unit: Any, **options: Any) -> Any:
 
 def wide_parts(unit: nn.Module) -> list[nn.Module] | None:
     """The modules of a layer whose weights are gathered as they are. None where all are: autocast rounds none of them, or
-    one stands in a module that has weights of another kind.
+    one may stand in a module that has weights of another kind.
     """
     wide, narrow, waiting = list[nn.Module](), False, [unit]
     while waiting:
@@ -62,17 +62,20 @@ def wide_parts(unit: nn.Module) -> list[nn.Module] | None:
             wide.append(module)
         elif not own:
             waiting += module.children()
-        elif len(own) < len(every):
+        elif len(own) < len(every) or (alike := rounded(module)) is None:
             return None
-        elif rounded(module):
+        elif alike:
             narrow = True
         else:
             wide.append(module)
     return wide if narrow else None
 
 
-def rounded(module: nn.Module) -> bool:
-    """Whether weights of this module are read by matrix products alone: a linear layer's, or those of stacked experts."""
-    if isinstance(module, nn.modules.conv._ConvNd):
-        return False
-    return isinstance(module, nn.Linear) or any(p.ndim == STACKED for p in module.parameters(recurse=False))
+def rounded(module: nn.Module) -> bool | None:
+    """Whether weights of this module are read by matrix products alone: a linear layer's, or those of stacked experts. None
+    where only some may be: stacked ones with others beside them, as biases of experts, which no autocast rounds.
+    """
+    if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+        return isinstance(module, nn.Linear)
+    stacked = {p.ndim == STACKED for p in module.parameters(recurse=False)}
+    return stacked.pop() if len(stacked) == 1 else None
