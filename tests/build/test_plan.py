@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from gspo.backends.hf.files import read_config
 from gspo.backends.hf.on_paper import on_paper
 from gspo.backends.hf.policy import HFPolicy
 from gspo.build.plan import Lengths, checked, plan, told, work_of
@@ -137,6 +139,19 @@ def test_settings_change_what_they_should(tmp_path):
     assert one.sent == [] and one.sending == 0 and one.state / GIB == pytest.approx(30.532 * 16e9 / GIB, rel=1e-3)
     assert one.compute == pytest.approx(8 * plain.compute)
     assert plan(config(folder), LENGTHS, Machines(flops=8e14)).compute == pytest.approx(plain.compute / 2)
+
+
+def test_layers_that_stay_wide_have_copies_on_ranks_too(tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4, "vocab_size": 300}  # 3 of linear attention
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_text", **sizes}))
+    made = plan(config(tmp_path, scale={"ranks": 2}), LENGTHS, Machines())
+    with torch.device("meta"):
+        layers = AutoModelForCausalLM.from_config(read_config(config(tmp_path).model)).model.layers
+    wide = sum(p.numel() for layer in layers[:3] for p in layer.parameters())
+    assert made.passing["bfloat16 copies of dense layers"] == 2 * wide
+    saved = plan(config(tmp_path, scale={"ranks": 2}, train={"gradient_checkpointing": True}), LENGTHS, Machines())
+    half = plan(config(tmp_path, scale={"ranks": 2}, model={"path": str(tmp_path), "dtype": "bfloat16"}), LENGTHS, Machines())
+    assert not any("copies" in name for each in (saved, half) for name in each.passing)
 
 
 DENSE = {"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 160}

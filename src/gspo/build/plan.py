@@ -120,9 +120,11 @@ def passing_bytes(config: Config, paper: Paper, spread: Spread, work: Work, item
     rows: dict[str, float] = {}
     if spread.shards > 1:
         rows["gathered layers"] = costs.gathered(paper.layers, spread, itemsize)
-    if spread.ranks == 1 and itemsize == costs.FLOAT32 and config.model.autocast != "none" and not checkpointing:
-        every = (weight for layer in paper.layers for weight in layer.weights)
-        rows["bfloat16 copies of dense layers"] = costs.BFLOAT16 * costs.cast(every, paper.embedded)
+    if itemsize == costs.FLOAT32 and config.model.autocast != "none" and not checkpointing:
+        layers = [layer for layer in paper.layers if spread.ranks == 1 or not layer.kept]  # norms, the head
+        every = (weight for layer in layers for weight in layer.weights if not weight.narrow)
+        if copies := costs.cast(every, paper.embedded):
+            rows["bfloat16 copies of dense layers"] = costs.BFLOAT16 * copies
     tokens = -(-work.training_tokens // work.training)
     rows["activations (estimate)"] = costs.activations(paper.shape, tokens, itemsize, checkpointing)
     return rows

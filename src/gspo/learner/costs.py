@@ -171,8 +171,8 @@ def gathered(layers: Sequence[Layer], spread: Spread, itemsize: int) -> int:
 
 
 def cast(weights: Iterable[Weight], embedded: int) -> int:
-    """Numbers of dense layers that autocast copies in one process, and keeps for the backward pass where no forward pass is
-    made again. Neither the head, which is computed in float32, nor the embeddings.
+    """Numbers of dense layers that autocast copies, and keeps for the backward pass where no forward pass is made again.
+    weights: that a pass reads in float32. Neither the head, which is computed in float32, nor the embeddings.
     """
     return sum(weight.size for weight in weights if not weight.experts and weight.size != embedded)
 
