@@ -8,6 +8,7 @@ import pytest
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.processes import GONE
+from gspo.rewards import channels
 from gspo.rewards.places import Here, MachineLost
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
@@ -17,10 +18,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:reward workers. ")
 
 
 class Cluster(Here):
-    """A place on machines that are lost as soon as a worker ends there, but for the last of them."""
+    """A place on machines, of which so many are lost as soon as a worker ends there, but never the last. As in a cluster a
+    worker that ends is told by an error of its connection on those that stay.
+    """
 
-    def __init__(self, machines=2):
+    def __init__(self, machines=2, lost=1):
         super().__init__()
+        self.lost = lost
         self.names, self.moves = [f"10.0.0.{i + 1}" for i in range(machines)], []
 
     @property
@@ -38,9 +42,10 @@ class Cluster(Here):
         try:
             return self.connection.receive(seconds, most)
         except GONE:
-            if self.leave("it burns"):
-                raise MachineLost from None
-            raise
+            if self.lost and self.leave("it burns"):
+                self.lost -= 1
+                raise MachineLost("it burns") from None
+            raise EOFError from None
 
     def leave(self, why):
         if len(self.names) == 1:
@@ -54,9 +59,9 @@ class Cluster(Here):
         return told
 
 
-def scored(*completions, **config):
-    config = RewardConfig(functions=["tests.rewards.graders:dies"], **config)
-    with Rewards(config, TaskConfig(), place=Cluster) as rewards:
+def scored(*completions, **cluster):
+    config = RewardConfig(functions=["tests.rewards.graders:dies"])
+    with Rewards(config, TaskConfig(), place=lambda: Cluster(**cluster)) as rewards:
         rewards.wait()
         rollouts = rewards.score([rollout(text, i) for i, text in enumerate(completions)])
         return [r.reward for r in rollouts], [r.error for r in rollouts], rewards.counts(), rewards.counts()
@@ -81,40 +86,66 @@ def test_a_machine_that_is_lost_before_the_worker_is_ready():
         assert [r.reward for r in rewards.score([rollout("abc", 0), rollout("a", 1)])] == [3, 1]
 
 
-def test_a_machine_on_which_a_worker_cannot_start_again_is_left(tmp_path, monkeypatch):
-    """It may lack what the machine before had."""
-    (tmp_path / "comes_and_goes.py").write_text("""
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        ("os._exit(4)", "it did not start there: its process died (exit status 4)"),
+        ("time.sleep(1000)", "it did not start there: took longer than 5 s"),
+        ("raise ImportError('not here')", "not here; all machines of a cluster need"),
+    ],
+    ids=["dies", "hangs", "lacks a module"],
+)
+@pytest.mark.parametrize("first", [1, 2], ids=["at the first start", "after a move"])
+def test_a_machine_on_which_a_worker_does_not_start_is_left(tmp_path, monkeypatch, ends, why, first):
+    """first: the start that fails. The calls before it are lost with their machine, and no completion is to blame."""
+    (tmp_path / "starts_badly.py").write_text(f"""
 import os
+import time
 from pathlib import Path
 
 starts = Path(__file__).with_suffix(".starts")
 with open(starts, "a") as file:
     file.write(".")
-if starts.stat().st_size == 2:
-    raise ImportError("not here")
+if starts.stat().st_size == {first}:
+    {ends}
 
 def score(prompts, completions, **columns):
-    if starts.stat().st_size == 1:
+    if starts.stat().st_size < {first}:
         os._exit(3)
     return [1.0] * len(completions)
 """)
     monkeypatch.syspath_prepend(tmp_path)
-    config = RewardConfig(functions=["comes_and_goes:score"])
-    with Rewards(config, TaskConfig(), place=lambda: Cluster(3)) as rewards:
+    monkeypatch.setattr(channels, "START", 5.0 if "sleep" in ends else 60.0)
+    config = RewardConfig(functions=["starts_badly:score"])
+    with Rewards(config, TaskConfig(), place=lambda: Cluster(3, lost=first - 1)) as rewards:
         with pytest.warns(UserWarning) as said:
-            (found,) = rewards.score([rollout("a")])
-        assert found.reward == 1 and rewards.workers[0].place.name == "10.0.0.3"
+            found = rewards.score([rollout("a", 0), rollout("b", 1)])
+        assert [(one.reward, one.error) for one in found] == [(1, None)] * 2
     texts = [str(warning.message) for warning in said]
-    assert texts[0] == "lost: it burns" and "not here" in texts[1] and len(texts) == 2
+    assert len(texts) == first and texts[:-1] == ["lost: it burns"] * (first - 1)
+    assert texts[-1].startswith("lost: ") and why in texts[-1]
 
 
-def test_what_cannot_be_loaded_on_another_machine_says_where():
-    config = RewardConfig(functions=["tests.rewards.graders:lenght"])
+@pytest.mark.filterwarnings("ignore:reward dies")
+@pytest.mark.filterwarnings("ignore:lost. it burns")
+def test_a_completion_that_takes_machines_along_is_to_blame():
+    """Two for each way of calling that it fails, not one after another for ever."""
+    rewards, errors, counts, _ = scored("a", "exit", "b", machines=20, lost=20)
+    assert rewards == [1, None, 1] and counts["scoring/moved"] <= 5
+    assert errors[0] is errors[2] is None and errors[1] == "dies: two machines were lost with its calls: it burns"
+
+
+def test_a_wrong_name_costs_no_machine():
+    """It is tried beside the leader first."""
+    config = RewardConfig(functions=["tests.rewards.graders:lenght"], workers=2)
+    other = Cluster()
+    places = iter([other, Here()])
     with (
-        Rewards(config, TaskConfig(), place=Cluster) as rewards,
-        pytest.raises(ValueError, match=r"did you mean length\? \(on the machine 10.0.0.1\); all machines of"),
+        Rewards(config, TaskConfig(), place=lambda: next(places)) as rewards,
+        pytest.raises(ValueError, match=r"did you mean length\?$"),
     ):
         rewards.wait()
+    assert other.moves == []
 
 
 def test_what_is_closed_has_ended():

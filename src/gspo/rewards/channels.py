@@ -61,6 +61,7 @@ def score_rows(
     """
     results: list[Result] = []
     level, late, lost = way.level, False, 0
+    moved_at = -1  # how many rows had a result when a machine was lost last
 
     def failed(why: str, by_time: bool) -> None:
         nonlocal late
@@ -82,20 +83,21 @@ def score_rows(
                 results += message.results
                 note_results(len(message.results))
             return results
-        except MachineLost:  # no completion is to blame
+        except (Late, Lost, MachineLost) as error:
             channel.restart()
-            continue
-        except (Late, Lost) as error:
-            channel.restart()
+            if isinstance(error, MachineLost) and moved_at != len(results):  # no completion is to blame
+                moved_at = len(results)
+                continue
             if level < SINGLY:
                 level += 1
                 failed(str(error), isinstance(error, Late))
                 continue
             lost += 1
+            why = f"two machines were lost with its calls: {error}" if isinstance(error, MachineLost) else str(error)
             blamed = _group(rows[len(results) :]) if way.grouped else 1
-            blamed_results: list[Result] = [(None, str(error))] * blamed
+            blamed_results: list[Result] = [(None, why)] * blamed
             if lost == MAX_LOST:
-                skipped = None, f"{SKIPPED}{lost} calls before it hung or crashed: {error}"
+                skipped = None, f"{SKIPPED}{lost} calls before it hung or crashed: {why}"
                 blamed_results += [skipped] * (len(rows) - len(results) - blamed)
         results += blamed_results
         note_results(len(blamed_results))
@@ -131,7 +133,9 @@ class Worker:
         self.process, self.connection = self.place.spawn(self.request, self.variables)
 
     def wait(self) -> None:
-        """Until it has imported what it needs. Raises ValueError when it cannot; Lost, where one could before."""
+        """Until it has imported what it needs, on this machine or on another that the place knows. Raises ValueError when it
+        can on none; Lost, where one could before.
+        """
         while not self.ready:
             try:
                 problem = self._started()
@@ -139,15 +143,18 @@ class Worker:
                 self.restart()
                 continue
             except (Late, Lost) as error:
+                if self.place.leave(f"it did not start there: {error}"):  # no completion is to blame
+                    self.restart()
+                    continue
                 if self.begun:
                     raise
-                raise RuntimeError(f"a reward worker did not start{self._where()}: {error}") from None
-            if problem and not self.begun:
-                raise ValueError(problem + (f"{self._where()}; {ALIKE}" if self.place.name else ""))
-            if problem and not self.place.leave(problem):
-                raise Lost(f"it could not start again: {problem}")
-            if problem:
+                raise RuntimeError(f"a reward worker did not start: {error}") from None
+            if problem and self.place.leave(f"{problem}; {ALIKE}"):
                 self.restart()
+            elif problem and self.begun:
+                raise Lost(f"it could not start again: {problem}")
+            elif problem:
+                raise ValueError(problem)
 
     def _started(self) -> str:
         """Why it cannot work, "" where it can. Raises as `_read` does."""

@@ -154,7 +154,7 @@ class Rewards:
         """Until the workers are ready. Says what they have to say. Raises ValueError for a reward function that cannot be
         loaded.
         """
-        for worker in self.workers:
+        for worker in sorted(self.workers, key=lambda worker: worker.place.name != ""):  # a wrong name costs no machine
             worker.wait()
         for worker in self.workers:
             if worker.place.name and worker.mark != self.workers[0].mark:
