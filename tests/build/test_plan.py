@@ -150,7 +150,8 @@ def test_layers_that_stay_wide_have_copies_on_ranks_too(tmp_path):
     wide = sum(p.numel() for layer in layers[:3] for p in layer.parameters())
     assert made.passing["bfloat16 copies of dense layers"] == 2 * wide
     saved = plan(config(tmp_path, scale={"ranks": 2}, train={"gradient_checkpointing": True}), LENGTHS, Machines())
-    half = plan(config(tmp_path, scale={"ranks": 2}, model={"path": str(tmp_path), "dtype": "bfloat16"}), LENGTHS, Machines())
+    whole = {"path": str(tmp_path), "dtype": "bfloat16"}
+    half = plan(config(tmp_path, scale={"ranks": 2}, model=whole), LENGTHS, Machines())
     assert not any("copies" in name for each in (saved, half) for name in each.passing)
 
 
