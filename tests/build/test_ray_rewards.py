@@ -1,11 +1,15 @@
 """Reward workers on a real cluster of two nodes, of which the second cannot see a folder: `make test-ray` has Ray."""
 
+import importlib
 import json
 import os
+import pickle
+import re
 import signal
+import socket
 import threading
-import time
 import warnings
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,16 +17,31 @@ import pytest
 
 from gspo.build import ray_rewards
 from gspo.build.ray_engines import joined_cluster
-from gspo.build.ray_rewards import Machine, MachinePool, PlaceOnRay, machines_of_cluster, reward_places
+from gspo.build.ray_rewards import (
+    ENDED,
+    LATE,
+    MANY,
+    MESSAGE,
+    Machine,
+    MachinePool,
+    PlaceOnRay,
+    RewardSeat,
+    WorkerOnRay,
+    machines_of_run,
+    reward_places,
+    sent,
+)
 from gspo.config.files import from_dict
 from gspo.config.ranks import MACHINES
-from gspo.config.rewards import RewardConfig
+from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.rewards.places import Here
+from gspo.data.frames import HEADER, Frames
+from gspo.data.plain import unpacked
+from gspo.rewards.places import Here, MachineLost
 from gspo.rewards.sandbox.open import open_sandbox
 from gspo.rewards.scorer import Rewards
 from tests.build.ray_cluster import another_machine, can_mount, cluster_of
-from tests.build.started import begin, finished, processes, steps, wait_for
+from tests.build.started import begin, finished, processes, steps, variables_of, wait_for
 from tests.data.tools import rollout
 from tests.data.wishes import all_end
 
@@ -57,6 +76,12 @@ def waits(prompts, completions, folder, **columns):
         time.sleep(0.01)
     return [float(len(completions))] * len(completions)
 """
+SEAT = """
+from gspo.build.ray_rewards import RewardSeat
+
+class Seat(RewardSeat):
+    pass
+"""
 PROGRAM = "```python\nprint(int(input()) + 1)\n```"
 
 
@@ -67,15 +92,27 @@ def cluster(tmp_path_factory):
         pytest.skip("no rights to hide a folder from a process here")
     folder, hidden = tmp_path_factory.mktemp("rewards"), tmp_path_factory.mktemp("hidden")
     (folder / "letters_of_two.py").write_text(MODULE)
-    (hidden / "only_here.py").write_text(MODULE)
+    (hidden / "only_here.py").write_text(f"{MODULE}\n{SEAT}")
     (hidden / "below").mkdir()
     (hidden / "below" / "deep.py").write_text(MODULE)
     with cluster_of(2) as variables, another_machine(variables, 2, hidden) as node, pytest.MonkeyPatch.context() as patch:
         for name in (name for name in variables if name.startswith("RAY_")):
             patch.setenv(name, variables[name])
         with joined_cluster(variables["RAY_ADDRESS"]):
-            patch.setenv(MACHINES, machines_of_cluster()[MACHINES])
+            patch.setenv(MACHINES, run_on(2)[MACHINES])
+            assert run_on(1) == {}  # a run that is on one machine of several
             yield variables, node, hidden, folder
+
+
+def run_on(machines):
+    """The leader's variable for a run with ranks on so many of them."""
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    group = placement_group([{"CPU": 1}] * machines, strategy="STRICT_SPREAD")
+    assert group.wait(60)
+    found = machines_of_run(group)
+    remove_placement_group(group)
+    return found
 
 
 def scores(functions, completions, place=Here, workers=4, timeout=20.0, **columns):
@@ -187,7 +224,7 @@ def test_an_actor_that_is_lost_costs_no_completion(cluster, monkeypatch, tmp_pat
 
 
 @with_ray
-def test_what_another_machine_lacks_is_named(cluster, monkeypatch):
+def test_a_machine_on_which_a_module_is_another_file_is_named(cluster, monkeypatch):
     _, node, hidden, _ = cluster
     monkeypatch.chdir(hidden)
     (hidden / "differs.py").write_text(MODULE)
@@ -195,13 +232,39 @@ def test_what_another_machine_lacks_is_named(cluster, monkeypatch):
     differs = r"the files of differs:likes_a on the machine [\d.]+ are not those on this machine: give all machines"
     with spread() as place, pytest.raises(ValueError, match=differs):
         scores(["differs:likes_a"], ["a"], place)
-    lacks = r"there is no module 'only_here' in .* \(on the machine [\d.]+\); all machines of a cluster need the folder"
-    with spread() as place, pytest.raises(ValueError, match=lacks):
-        scores(["only_here:likes_a"], ["a"], place)
+
+
+@with_ray
+def test_a_machine_that_lacks_something_is_named_and_left(cluster, monkeypatch):
+    """Its folder, a module of a reward, or gspo itself: the actor's class cannot be imported then."""
+    *_, hidden, folder = cluster
+    here = [({"likes_a": 1.0}, None)]
+    monkeypatch.chdir(hidden)
+    with spread() as place:
+        assert found_and_left(*scores(["only_here:likes_a"], ["a"], place)) == here
     monkeypatch.chdir(hidden / "below")
-    lacks = r"cannot start on the machine [\d.]+: FileNotFoundError: .*below"
-    with spread() as place, pytest.raises(ValueError, match=lacks):
-        scores(["deep:likes_a"], ["a"], place)
+    with spread() as place:
+        assert found_and_left(*scores(["deep:likes_a"], ["a"], place), "FileNotFoundError: .*below") == here
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(hidden)
+    monkeypatch.setattr(ray_rewards, "RewardSeat", importlib.import_module("only_here").Seat)
+    ray_rewards.remote_seat.cache_clear()
+    try:
+        with spread() as place:
+            lacks = "its actor failed: ModuleNotFoundError: No module named 'only_here'"
+            assert found_and_left(*scores(["letters_of_two:likes_a"], ["a"], place), lacks) == here
+    finally:
+        ray_rewards.remote_seat.cache_clear()
+
+
+def found_and_left(found, told, counts, why="there is no module 'only_here'"):
+    """The scores, where two workers left the second machine: the first for this reason."""
+    moves = [text for text in told if "was lost" in text]
+    assert len(moves) == counts["scoring/moved"] == 2, told
+    assert re.search(rf"a reward worker on [\d.]+ was lost \(.*{why}", moves[0])
+    assert "another takes its place beside the leader" in moves[0] and "(another worker left it)" in moves[1]
+    assert not any("reward workers: " in text for text in told)  # all are beside the leader
+    return found
 
 
 def marked(pid):
@@ -215,32 +278,30 @@ def rewards_of(place, name):
 
 
 @with_ray
-def test_a_run_goes_on_where_the_leader_or_a_machine_dies(cluster, place):
-    """The last: the second node is gone then. Its CPUs are all taken, so that no rank is there; workers need none."""
-    variables, node, *_ = cluster
-    more = "--reward.workers=3", "--train.steps=6", "--train.save_every=1"
+def test_a_run_goes_on_where_the_leader_dies(cluster, place):
+    """One CPU of each node is taken, so that each has one of the two ranks."""
+    more = "--reward.workers=3", "--scale.ranks=2", "--train.steps=6", "--train.save_every=1"
     status, output = finished(begin(place, "rewards-here", *more))
     assert status == 0, output
-    busy = busied(2)
-    run = begin(place, "rewards-there", "--scale.launcher=ray", "--scale.ranks=1", *more, env=variables)
+    busy = [busied(machine[0]) for machine in json.loads(os.environ[MACHINES])["machines"]]
+    run = begin(place, "rewards-there", "--scale.launcher=ray", *more, env=cluster[0])
     wait_for(lambda: steps(place, "rewards-there") >= 1 or run.poll() is not None)
-    before = below(node.pid)
+    before = aside(place)
     assert len(before) == 3  # a worker, its keeper, and who waits for that
-    assert marked(leader("rewards-there")) < max(map(marked, before))
-    os.kill(leader("rewards-there"), signal.SIGKILL)
+    assert marked(rank("rewards-there", 0)) < max(map(marked, before))
+    assert [MACHINES in variables_of(rank("rewards-there", number)) for number in (0, 1)] == [True, False]
+    os.kill(rank("rewards-there", 0), signal.SIGKILL)
     assert all_end(before)
-    wait_for(lambda: (below(node.pid) and steps(place, "rewards-there") >= 3) or run.poll() is not None)
-    for pid in descendants(node.pid):
-        os.kill(pid, signal.SIGKILL)
-    killed = time.monotonic()
+    wait_for(lambda: (aside(place) and steps(place, "rewards-there") >= 3) or run.poll() is not None)
+    after = aside(place)
     status, output = finished(run)
-    print(f"the machine killed: the run ended {time.monotonic() - killed:.1f} s later")
     assert status == 0 and output.count("restart 1") == 1 and "restart 2" not in output, output
-    assert output.count("was lost (its actor died, or the machine did") == 1, output
+    assert output.count("reward workers: 2 on this machine, 1 on ") == 2, output
+    assert len(after) == 3 and all_end(after)
     assert rewards_of(place, "rewards-there") == rewards_of(place, "rewards-here")
     del busy
     metrics = map(json.loads, (place / "rewards-there" / "metrics.jsonl").read_text().splitlines())
-    assert sum(line["scoring/moved"] for line in metrics) == 1
+    assert [line["scoring/moved"] for line in metrics] == [0] * 6
 
 
 class Busy:
@@ -250,37 +311,118 @@ class Busy:
         return True
 
 
-def busied(cpus):
-    """The actor that takes so many of the second node, as long as it is kept."""
+def busied(node):
+    """The actor that takes a CPU of a node, as long as it is kept."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    own = ray.get_runtime_context().get_node_id()
-    other = next(one[0] for one in json.loads(os.environ[MACHINES])["machines"] if one[0] != own)
-    there = NodeAffinitySchedulingStrategy(other, soft=False)
-    busy = ray.remote(num_cpus=cpus)(Busy).options(scheduling_strategy=there).remote()
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    busy = ray.remote(num_cpus=1)(Busy).options(scheduling_strategy=there).remote()
     assert ray.get(busy.ready.remote())
     return busy
 
 
-def descendants(pid):
-    """A process and all that it has started."""
-    parents, found = processes(), [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
+def aside(folder):
+    """The reward workers that actors have started in a folder, and their keepers."""
+    found = []
+    for pid in processes():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if "gspo.rewards.worker" in words and "aside" in words and Path(f"/proc/{pid}/cwd").samefile(folder):
+                found.append(pid)
+        except OSError:
+            continue
     return found
 
 
-def leader(name):
-    """The rank of a run."""
+def rank(name, number):
+    """The process of a run's rank."""
     for pid in processes():
         try:
             words = Path(f"/proc/{pid}/cmdline").read_text()
-            if f"--log.dir={name}\0" in words and "\0RANK=0\0" in Path(f"/proc/{pid}/environ").read_text():
+            if f"--log.dir={name}\0" in words and variables_of(pid).get("RANK") == str(number):
                 return pid
         except OSError:
             continue
     raise AssertionError("there is none")
+
+
+def seated():
+    """A seat, and the end of its connection at which the worker would be."""
+    seat = RewardSeat()
+    ours, theirs = socket.socketpair()
+    seat.connection = Frames(ours)
+    return seat, theirs
+
+
+@pytest.mark.timeout(60)
+def test_a_flood_of_empty_messages_ends():
+    """The worker writes faster than they can be read, and never stops."""
+    seat, worker = seated()
+
+    def flood():
+        with suppress(OSError):
+            while True:
+                worker.sendall(bytes(1 << 16))
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    found = seat.receive(30.0, 100)
+    seat.connection.socket.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    assert set(found) == {(MESSAGE, b"")} and len(found) <= MANY // 8
+
+
+def test_a_later_message_that_stalls_does_not_take_the_limit_of_a_call(monkeypatch):
+    monkeypatch.setattr(ray_rewards, "REST", 0.1)
+    seat, worker = seated()
+    worker.sendall(HEADER.pack(3) + b"[1]" + HEADER.pack(3) + b"[2")
+    rest = threading.Timer(2.0, worker.sendall, [b"]"])
+    rest.start()
+    assert seat.receive(60.0, 100) == [(MESSAGE, b"[1]"), (LATE, b"")]
+    rest.join()
+
+
+def test_a_worker_in_a_seat_ends_while_it_is_heard(tmp_path):
+    request = pickle.dumps((["tests.rewards.graders:length"], RewardConfig(), TaskConfig(), CodeConfig()))
+    seat = RewardSeat()
+    seat.end()  # nothing yet
+    assert seat.begin(request, sent([]), str(tmp_path / "none")).startswith("FileNotFoundError: ")
+    assert seat.begin(request, sent([]), os.getcwd()) == ""
+    ((kind, data),) = seat.receive(100.0, 1000)
+    assert kind == MESSAGE and unpacked(data)[:2] == ["ready", ""]
+    assert seat.wait(0) is None
+    heard = []
+    thread = threading.Thread(target=lambda: heard.extend(seat.receive(100.0, 1000)))
+    thread.start()
+    seat.end()
+    thread.join()
+    assert heard == [(ENDED, b"")] and seat.wait(100.0) is not None
+
+
+def test_what_names_a_machines_own_folders_is_not_sent(tmp_path, monkeypatch):
+    for name in ("TMPDIR", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "GRADER_KEY", "HOME"):
+        monkeypatch.setenv(name, "the leader's")
+    given = sent(["GRADER_KEY", "XDG_CACHE_HOME"])
+    assert not {"TMPDIR", "LD_LIBRARY_PATH", "PATH"} & given.keys() and given["CUDA_VISIBLE_DEVICES"] == ""
+    monkeypatch.setenv("TMPDIR", "its own")
+    monkeypatch.setenv("XDG_CACHE_HOME", "its own")
+    seat = RewardSeat()
+    assert seat.begin(b"", given, str(tmp_path)) == ""
+    found = variables_of(seat.process.pid)
+    seat.end()
+    assert found["TMPDIR"] == "its own" and found["PATH"] == os.environ["PATH"]
+    assert {found[name] for name in ("XDG_CACHE_HOME", "GRADER_KEY", "HOME")} == {"the leader's"}
+
+
+def test_nobody_waits_for_a_machine_that_another_worker_left():
+    machines = MachinePool([Machine("a", "1.1.1.1", 1.0), Machine("b", "1.1.1.2", 8.0)], "a")
+    first, second = PlaceOnRay(machines), PlaceOnRay(machines)
+    assert first.name == second.name == "1.1.1.2"
+    assert first.leave("it burns") and first.name == ""
+    with pytest.raises(MachineLost):
+        WorkerOnRay(second, second.actor, object()).receive(100.0, 1000)  # no actor is asked
+    assert second.name == "" and "(another worker left it)" in second.news()[0]
 
 
 def test_workers_are_spread_by_cpus():

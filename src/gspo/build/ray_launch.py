@@ -17,7 +17,7 @@ from typing import Any
 
 from gspo.build.processes import ENDS, WATCH, PlaceLost, Rank, Start, of_rank, say, stay
 from gspo.build.ray_engines import gist, seated
-from gspo.build.ray_rewards import machines_of_cluster
+from gspo.build.ray_rewards import machines_of_run
 from gspo.config.engines import devices_each, servers_of
 from gspo.config.rollout import SamplerConfig
 
@@ -165,11 +165,11 @@ def on_ray(
         servers, found = seated(group, ranks, engines, kind, each)
         actors += servers
         places = ray.get([actor.place.remote() for actor in actors[:ranks]])
-        found |= machines_of_cluster()
         variables = dict(variables) | found | {"MASTER_ADDR": ray.util.get_node_ip_address()}  # the store is in this process
         starting, named = [], []
+        leaders = machines_of_run(group)
         for number, (index, beside, local, gpus) in enumerate(in_rows(places)):
-            own = variables | ({GPUS: gpus} if gpus else {})
+            own = variables | ({GPUS: gpus} if gpus else {}) | (leaders if number == 0 else {})
             starting.append(actors[index].start.remote(command, os.getcwd(), own, (number, beside, local)))
             named.append((actors[index], f"rank {number} on {places[index][0]}"))
         ray.get(starting)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
+import re
 import select
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +24,7 @@ from gspo.config.lookup import describe
 from gspo.config.origin import played
 from gspo.config.ranks import MACHINES
 from gspo.config.schema import Config
-from gspo.data.frames import STALLED, Frames
+from gspo.data.frames import HEADER, STALLED, Frames
 from gspo.data.keeper import LONGEST
 from gspo.data.plain import Junk
 from gspo.data.processes import ASIDE, begin, environment, kill
@@ -30,9 +33,14 @@ from gspo.rewards.places import MODULE, Here, MachineLost, Place
 ANSWER = 30.0
 """Seconds in which an actor answers, beside those that it waits itself."""
 BEGIN = 300.0
-"""Seconds that an actor may take to begin."""
+"""Seconds from the request in which an actor must have begun."""
 MANY = 1 << 18
 """Bytes of messages after which an actor hands over those that have come."""
+REST = 5.0
+"""Seconds for which an actor goes on to read after the first message, and that each of these may take."""
+ALIKE = "all machines need the same folders, and the same Python with gspo"
+LOCAL = re.compile(r"PATH|TMPDIR|TEMP|TMP|(?:DY)?LD_LIBRARY_PATH|XDG_\w+")
+"""Variables of data.processes.PASSED that a worker has from its own machine, as they name what is there."""
 MESSAGE, LATE, JUNK, ENDED = "message", "late", "junk", "ended"
 
 
@@ -45,8 +53,11 @@ class RewardSeat:
         self.connection: Frames | None = None
 
     def begin(self, request: bytes, variables: Mapping[str, str], folder: str) -> str:
-        """Starts one, as processes.begin, and ends the one before. Returns why it cannot be started, "" where it could."""
+        """Starts one, as processes.begin, and ends the one before. Returns why it cannot be started, "" where it could.
+        variables: its environment, beside what this machine has of LOCAL.
+        """
         self.end()
+        variables = {name: value for name, value in os.environ.items() if LOCAL.fullmatch(name)} | dict(variables)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # the worker inherits what this thread blocks
         try:
             self.process, self.connection = begin(MODULE, request, variables, folder, ASIDE)
@@ -71,18 +82,20 @@ class RewardSeat:
         """
         assert self.connection is not None
         connection, found, size = self.connection, list[tuple[str, bytes]](), 0
+        until = math.inf
         news = select.poll()
         news.register(connection, select.POLLIN)
-        while not found or (size < MANY and news.poll(0)):
+        while not found or (size < MANY and time.monotonic() < until and news.poll(0)):
             try:
-                found.append((MESSAGE, connection.receive(seconds, most)))
+                found.append((MESSAGE, connection.receive(REST if found else seconds, most)))
             except TimeoutError:
                 return [*found, (LATE, b"")]
             except Junk as error:
                 return [*found, (JUNK, str(error).encode())]
             except (EOFError, OSError):
                 return [*found, (ENDED, b"")]
-            size += len(found[-1][1])
+            until = min(until, time.monotonic() + REST)
+            size += HEADER.size + len(found[-1][1])
         return found
 
     def wait(self, seconds: float) -> int | None:
@@ -142,7 +155,6 @@ class PlaceOnRay:
         self.machines, self.machine = machines, machines.take()
         self.here = Here()
         self.actor: Any = None
-        self.begun = False
         self.moves: list[str] = []
 
     @property
@@ -150,14 +162,19 @@ class PlaceOnRay:
         """See Place."""
         return "" if self.machine == self.machines.own else self.machine.address
 
+    @property
+    def given_up(self) -> bool:
+        """Whether the machine was lost meanwhile."""
+        return self.machine in self.machines.left
+
     def spawn(self, request: Any, variables: Sequence[str]) -> tuple[Any, Any]:
         """See Place."""
         if not self.name:
             return self.here.spawn(request, variables)
         if self.actor is None:
             self.actor = seat_on(self.machine)
-        given = environment(variables) | {"CUDA_VISIBLE_DEVICES": ""}  # those there are others'
-        worker = WorkerOnRay(self, self.actor, self.actor.begin.remote(pickle.dumps(request), given, os.getcwd()))
+        begun = self.actor.begin.remote(pickle.dumps(request), sent(variables), os.getcwd())
+        worker = WorkerOnRay(self, self.actor, begun)
         return worker, worker
 
     def asked(self, actor: Any, news: Any, seconds: float) -> Any:
@@ -166,12 +183,19 @@ class PlaceOnRay:
 
         try:
             return ray.get(news, timeout=seconds + ANSWER)
+        except ray.exceptions.GetTimeoutError:
+            why = "no answer"
         except ray.exceptions.RayError as error:  # of our own actor it is no error of the worker's
-            late = isinstance(error, ray.exceptions.GetTimeoutError)
-            why = "no answer" if late else f"its actor died, or the machine did: {gist(error)}"
-            if actor is self.actor:  # else it was left before
-                self.leave(why)
-            raise MachineLost(why) from None
+            why = f"its actor died, or the machine did: {gist(error)}"
+            if isinstance(error, ray.exceptions.RayTaskError) or getattr(error, "actor_init_failed", False):
+                why = f"its actor failed: {gist(error)}: {ALIKE}"
+        raise self.lost(actor, why)
+
+    def lost(self, actor: Any, why: str) -> MachineLost:
+        """Leaves the machine of this actor, and returns the error that says so."""
+        if actor is self.actor:  # else it was left before
+            self.leave(why)
+        return MachineLost(why)
 
     def end(self) -> None:
         """See Place."""
@@ -201,18 +225,19 @@ class PlaceOnRay:
         return told
 
     def close(self) -> None:
-        """See Place."""
-        self.end()
+        """See Place. With its actor, not through it: that may hang."""
+        self.here.end()
         self._drop()
         self.machines.give_back(self.machine)
 
     def _drop(self) -> None:
+        actor, self.actor = self.actor, None
+        if actor is None:
+            return
         import ray
 
-        actor, self.actor = self.actor, None
-        if actor is not None:
-            with suppress(ray.exceptions.RayError):
-                ray.kill(actor)
+        with suppress(ray.exceptions.RayError):
+            ray.kill(actor)
 
 
 class WorkerOnRay:
@@ -220,6 +245,7 @@ class WorkerOnRay:
 
     def __init__(self, place: PlaceOnRay, actor: Any, begun: Any) -> None:
         self.place, self.actor, self.begun = place, actor, begun
+        self.deadline = time.monotonic() + BEGIN
         self.waiting: deque[tuple[str, bytes]] = deque()
 
     def send(self, data: bytes) -> None:
@@ -230,7 +256,7 @@ class WorkerOnRay:
             raise TimeoutError
 
     def receive(self, seconds: float, most: int) -> bytes:
-        """See Messages. Raises ValueError where no worker can be started at all."""
+        """See Messages."""
         self._begin()
         if not self.waiting:
             self.waiting.extend(self._asked(self.actor.receive.remote(seconds, most), seconds))
@@ -251,19 +277,20 @@ class WorkerOnRay:
     def _begin(self) -> None:
         if self.begun is None:
             return
-        problem, self.begun = self._asked(self.begun, BEGIN), None
-        if problem and self.place.begun:
-            self.place.leave(problem)
-            raise MachineLost(problem)
+        if self.place.given_up:
+            raise self.place.lost(self.actor, "another worker left it")
+        problem, self.begun = self._asked(self.begun, max(0.0, self.deadline - time.monotonic())), None
         if problem:
-            raise ValueError(
-                f"a reward worker cannot start on the machine {self.place.name}: {problem}: all machines need the same "
-                "folders, and the same Python with gspo"
-            )
-        self.place.begun = True
+            raise self.place.lost(self.actor, f"it cannot start there: {problem}: {ALIKE}")
 
     def _asked(self, news: Any, seconds: float) -> Any:
         return self.place.asked(self.actor, news, seconds)
+
+
+def sent(variables: Sequence[str]) -> dict[str, str]:
+    """What a worker elsewhere has of the leader's environment. variables: names of the user's."""
+    given = environment(variables) | {"CUDA_VISIBLE_DEVICES": ""}  # those there are others'
+    return {name: value for name, value in given.items() if name in variables or not LOCAL.fullmatch(name)}
 
 
 def seat_on(machine: Machine) -> Any:
@@ -281,22 +308,26 @@ def remote_seat() -> Any:
     return ray.remote(num_cpus=0, max_concurrency=4)(RewardSeat)  # it is asked to end its worker while it hears it
 
 
-def machines_of_cluster() -> dict[str, str]:
-    """The variable by which the leader finds the machines for its reward workers; none where there is one machine."""
+def machines_of_run(group: Any) -> dict[str, str]:
+    """The variable by which the leader finds the machines for its reward workers: those on which a placement group has a
+    run's ranks and engines. None where that is one.
+    """
     import ray
+    from ray.util.placement_group import placement_group_table
 
-    alive = [
+    own = set(placement_group_table(group)["bundles_to_node_id"].values())
+    machines = [
         Machine(node["NodeID"], node["NodeManagerAddress"], node["Resources"].get("CPU", 0.0))
         for node in ray.nodes()
-        if node["Alive"]
+        if node["NodeID"] in own and node["Alive"]
     ]
     cluster = ray.get_runtime_context().gcs_address
-    return {MACHINES: json.dumps({"cluster": cluster, "machines": alive})} if len(alive) > 1 else {}
+    return {MACHINES: json.dumps({"cluster": cluster, "machines": machines})} if len(machines) > 1 else {}
 
 
 @contextmanager
 def reward_places(config: Config) -> Iterator[Callable[[], Place]]:
-    """Gives each reward worker of a run its place: this machine, or one of the cluster in which Ray has started the run."""
+    """Gives each reward worker of a run its place: this machine, or one on which Ray has placed a rank or an engine."""
     spread = config.scale.launcher == "ray" and config.reward.workers > 1 and not played(config.task)
     if not spread or MACHINES not in os.environ:
         yield Here
