@@ -235,6 +235,27 @@ def test_a_machine_on_which_a_module_is_another_file_is_named(cluster, monkeypat
 
 
 @with_ray
+def test_actors_that_hang_do_not_hold_up_the_end(cluster, monkeypatch):
+    """Each would be waited for as long as it may take to answer: longer than this test may take."""
+    monkeypatch.setattr(ray_rewards, "ANSWER", 300.0)
+    monkeypatch.chdir(cluster[3])
+    with (
+        spread() as place,
+        Rewards(RewardConfig(functions=["letters_of_two:likes_a"], workers=4), TaskConfig(), place=place) as rewards,
+    ):
+        rewards.wait()
+        started, parents = below(cluster[1].pid), processes()
+        actors = {parents[pid] for pid in started} - {*started}
+        assert len(started) == 6 and len(actors) == 2
+        for actor in actors:
+            os.kill(actor, signal.SIGSTOP)
+    for actor in actors:  # one that Ray has killed meanwhile is gone
+        with suppress(ProcessLookupError):
+            os.kill(actor, signal.SIGCONT)
+    assert all_end([*started, *actors])
+
+
+@with_ray
 def test_a_machine_that_lacks_something_is_named_and_left(cluster, monkeypatch):
     """Its folder, a module of a reward, or gspo itself: the actor's class cannot be imported then."""
     *_, hidden, folder = cluster
