@@ -99,7 +99,7 @@ def trial(ranks, path, share):
     return found, said, same
 
 
-@pytest.mark.parametrize("share, tokens", [(0.5, range(140, 181, 20)), (1.01, [330]), (0.01, [20])])
+@pytest.mark.parametrize("share, tokens", [(0.5, range(140, 181, 20)), (1.01, [330]), (0.02, range(3, 20))])
 def test_ranks_agree_on_micro_batches_that_all_have_room_for(tmp_path, share, tokens):
     for found, said, same in together(trial, 2, model_in(tmp_path / "model"), share):
         assert found in tokens and same  # the trial has changed nothing
@@ -113,23 +113,43 @@ def test_a_trial_that_does_not_fit_ends_this_life(tmp_path):
     from gspo.backends.hf.load import load_model
 
     learner = learner_of(load_model(ModelConfig(path=model_in(tmp_path / "model"), device="cpu")), Case())
-    parts = MicroBatches(160)
+    parts, said = MicroBatches(160), []
+    parts.tell = said.append
 
     class Full(Kept):
+        def __init__(self, room, good):
+            super().__init__(room)
+            self.good = good  # passes before memory does not suffice
+
         def peak(self, work):
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            self.good -= 1
+            if self.good < 0:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().peak(work)
 
-    def trial():
-        make_room(learner.policy, learner.optimizer, parts, Full(1), 20, 19)
+    def trial(meter):
+        make_room(learner.policy, learner.optimizer, parts, meter, 20, 19)
 
-    with pytest.raises(RuntimeError, match="out of memory with one completion of 20 tokens"):
-        trial()
+    with pytest.raises(RuntimeError, match="out of memory with one completion of 3 tokens"):
+        trial(Full(1e9, 0))
     parts.max_tokens = 640
     with pytest.raises(OutOfMemory, match="rank 0 was out of memory with a micro-batch of 80 tokens") as caught:
-        trial()
+        trial(Full(1e9, 2))
     assert caught.value.tokens == 40
-    parts.max_tokens = 39  # a completion alone is tried too
-    with pytest.raises(RuntimeError, match="out of memory with one completion of 20 tokens"):
-        trial()
-    make_room(learner.policy, learner.optimizer, parts, Kept(1), 20, 19)
-    assert parts.max_tokens == 39
+    parts.max_tokens = 39
+    trial(Full(1e9, 2))  # one and two parts of a completion alone say that it fits: that is all
+    assert parts.max_tokens == 39 and not said
+
+
+@pytest.mark.parametrize("most", [39, 640])
+def test_a_completion_that_would_not_fit_ends_nothing_before_it_is_there(tmp_path, most):
+    from gspo.backends.hf.load import load_model
+
+    learner = learner_of(load_model(ModelConfig(path=model_in(tmp_path / "model"), device="cpu")), Case())
+    parts, said = MicroBatches(most), []
+    parts.tell = said.append
+    half = update_peak(learner.policy, learner.optimizer, Kept(0), drawn(1, 12, 19))
+    make_room(learner.policy, learner.optimizer, parts, Kept(half), 20, 19)
+    assert parts.max_tokens == 12
+    (text,) = said
+    assert "one completion of 20 tokens needs" in text and text.endswith("Micro-batches have at most 12 tokens")

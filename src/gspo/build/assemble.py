@@ -26,7 +26,7 @@ from gspo.build.scorers import scorer_of
 from gspo.build.smaller import UNTIL
 from gspo.config.checks import check_environment, check_sampler
 from gspo.config.schema import Config
-from gspo.config.stages import longest
+from gspo.config.stages import rollout_at
 from gspo.data.chat_template import Encoder
 from gspo.data.overlap import Overlap
 from gspo.data.prompts import Notice, PromptStream, digest, load_demonstrations
@@ -193,7 +193,7 @@ def assembled(
             restore(run, state)
         if isinstance(learner, LeadingLearner):
             prompt = max((len(prompt.tokens) for prompt in loaded.prompts), default=1)
-            tokens = prompt + longest(config.rollout, config.stage)[1]
+            tokens = prompt + rollout_at(config.rollout, config.stage, log.step + 1).max_completion_length
             learner.fit(min(tokens, model.context_length or tokens), model.config.vocab_size)
         yield run
 

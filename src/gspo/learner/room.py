@@ -19,6 +19,7 @@ from gspo.learner.ports import Policy
 from gspo.learner.ranks import Ranks
 from gspo.types import Completion
 
+PARTS = 8  # trials of a completion alone read one and two such parts of it, those of a micro-batch one and two of its own
 SPARE = 0.05  # share of the room that is left free: memory is given in blocks, which do not fill it
 
 
@@ -66,7 +67,7 @@ def fitting(measure: Callable[[int], float], most: int, room: Callable[[], float
 
     measure: the peak of an update of so many, which all ranks make together.
     """
-    few = max(1, most // 8)
+    few = max(1, most // PARTS)
     low, high = measure(few), measure(2 * few)
     each = max(0.0, (high - low) / few)
     free = (1 - SPARE) * room()
@@ -108,14 +109,15 @@ def make_room(
     policy: Policy, optimizer: Optimizer, micro_batches: MicroBatches, meter: Meter, longest: int, vocabulary: int
 ) -> None:  # fmt: skip
     """Makes micro-batches so small that every rank has memory for them. All ranks do it together; AdamW's moments are made
-    first. longest: tokens of the longest completion with its prompt. vocabulary: of the model. Raises OutOfMemory where a
-    trial does not fit that a smaller one may replace, RuntimeError where none does, or the moments do not.
+    first. longest: tokens of the longest completion with its prompt; where not even one would fit a warning says so, for
+    perhaps none gets so long. vocabulary: of the model. Raises OutOfMemory where a trial does not fit that a smaller one may
+    replace, RuntimeError where none does, or the moments do not.
     """
     with outside_of_passes("where AdamW's moments were made", micro_batches.ranks):
         optimizer.make_moments()
 
-    def measure(count: int) -> float:
-        completions = drawn(count, longest, vocabulary)
+    def measure(count: int, length: int) -> float:
+        completions = drawn(count, length, vocabulary)
         try:
             return update_peak(policy, optimizer, meter, completions)
         except RuntimeError as error:
@@ -123,15 +125,27 @@ def make_room(
                 raise
             raise micro_batches.short(completions, False) from error
 
+    part = max(2, -(-longest // PARTS))
+    alone = fitting(lambda count: measure(1, count * part), PARTS, meter.room, micro_batches.ranks)
+    if alone.fits < PARTS:
+        micro_batches.max_tokens = min(micro_batches.max_tokens, alone.fits * part)
+        micro_batches.tell(
+            f"{said(alone, f'one completion of {longest} tokens')}, as trial passes of shorter ones show: the run ends "
+            f"where one gets so long. Micro-batches have at most {micro_batches.max_tokens} tokens"
+        )
+        return
     most = micro_batches.max_tokens // longest
     if most < 2:
-        measure(1)  # a completion alone: it fits, or nothing smaller does
         return
-    found = fitting(measure, most, meter.room, micro_batches.ranks)
+    found = fitting(lambda count: measure(count, longest), most, meter.room, micro_batches.ranks)
     if found.fits < most:
         micro_batches.max_tokens = found.fits * longest
-        room, need = found.room / 2**30, found.need / 2**30
         micro_batches.tell(
-            f"rank {found.rank} has room for {room:.3g} GiB, and an update by train.micro_batch_tokens needs {need:.3g}, as "
-            f"trial passes show: micro-batches have at most {micro_batches.max_tokens} tokens"
+            f"{said(found, 'an update by train.micro_batch_tokens')}, as trial passes show: micro-batches have at most "
+            f"{micro_batches.max_tokens} tokens"
         )
+
+
+def said(found: Found, what: str) -> str:
+    """In words that `what` does not fit."""
+    return f"rank {found.rank} has room for {found.room / 2**30:.3g} GiB, and {what} needs {found.need / 2**30:.3g}"
