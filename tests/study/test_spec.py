@@ -9,6 +9,7 @@ from gspo.config.policy import ModelConfig
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
+from gspo.data import sources
 from gspo.study.spec import read
 from tests.study.studies import BASE, write
 
@@ -103,6 +104,17 @@ def test_a_source_that_is_not_there_is_told_before_a_cell_runs(tmp_path, table, 
     late = tomli_w.dumps({"variants": {"late": table}})
     with pytest.raises(ValueError, match=rf"study\.toml: runs / late: {message}"):
         read(write(tmp_path, f"{BASE}\n{late}"), tmp_path / "out")
+
+
+def test_a_source_that_many_variants_name_is_read_once(place, monkeypatch):
+    asked, real = [], sources.rows_of
+    monkeypatch.setattr(sources, "rows_of", lambda path, where: asked.append(str(path)) or real(path, where))
+    (place / "more.jsonl").write_text((place / "rows.jsonl").read_text())
+    stage = {"stage": [{"at": 2, "source": "more.jsonl"}]}
+    later = {"stage": [{"at": 2, "temperature": 0.5}, {"at": 3, "source": "more.jsonl"}]}
+    tables = tomli_w.dumps({"variants": {"a": stage, "b": later}, "settings": {"x": {}, "y": {}}})
+    read(write(place, f"{BASE}\n{tables}"), place / "out")
+    assert asked == ["more.jsonl"]
 
 
 def test_a_base_may_be_a_file_beside_it(tmp_path):

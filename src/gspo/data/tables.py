@@ -99,14 +99,22 @@ def refresh_function(source: str, step: int) -> Callable[..., Any]:
     return function
 
 
-def check_sources(task: TaskConfig, stages: Stages, refresh: RefreshConfig) -> None:
-    """Whether the sources of stages and of a refresh are there, as far as this machine shows. Raises ValueError."""
+def check_sources(
+    task: TaskConfig, stages: Stages, refresh: RefreshConfig, there: set[tuple[str, str]] | None = None
+) -> None:
+    """Whether the sources of stages and of a refresh are there, as far as this machine shows. there: sources with their
+    splits that were found there, which are not read again; it grows. Raises ValueError.
+    """
+    there = set() if there is None else there
     for number, stage in enumerate(stages):
+        if stage.source is None or (stage.source, task.split) in there:
+            continue
         key = f"stage[{number}].source"
-        if (stage.source or "").startswith(PREFIX):
-            _read_stage(str(stage.source), task, key, size=1)
-        elif stage.source is not None:
+        if stage.source.startswith(PREFIX):
+            _read_stage(stage.source, task, key, size=1)
+        else:
             check_there(stage.source, of_stage(task, stage.source), task.split, key)
+        there.add((stage.source, task.split))
     if refresh.every and refresh.source is not None:
         refresh_function(refresh.source, refresh.every)
 

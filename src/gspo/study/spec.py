@@ -134,10 +134,11 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
 
 
 def _check_sources(path: Path, cells: Iterable[Cell]) -> None:
-    """Of each variant in each setting once: a seed changes no source."""
+    """Of each variant in each setting once: a seed changes no source. What several name is read once."""
+    there = set[tuple[str, str]]()
     for cell in {(cell.setting, cell.variant): cell for cell in cells}.values():
         try:
-            check_sources(cell.config.task, cell.config.stage, cell.config.refresh)
+            check_sources(cell.config.task, cell.config.stage, cell.config.refresh, there)
         except ValueError as error:
             raise ValueError(f"{path}: {cell.setting} / {cell.variant}: {error}") from None
 
