@@ -70,7 +70,7 @@ def train(
     """
     functions = _functions(reward)
     settings = configured(config, sections, model, tokenizer, dataset)
-    check_training(settings)
+    check_training(settings, resume)
     _check_given(settings, functions, eval_dataset)
     given = Given(model, tokenizer, dataset, eval_dataset, functions)
     with assemble.training(settings, resume, given, allow) as (run, hf):

@@ -6,7 +6,6 @@ from gspo.config import checks
 from gspo.config.checks import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.schema import Config
-from gspo.config.unused import check_unused
 
 NAMED = {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}}
 VLLM = {"engine": "vllm"}
@@ -138,7 +137,7 @@ def test_what_is_refused_as_it_is_read(tables, message):
 )
 def test_settings_of_code_that_contradict(code, message):
     with pytest.raises(ValueError, match=message):
-        check_unused(from_dict({"reward": {"functions": ["code"]}, "code": code}), "train")
+        checks.check_training(from_dict(NAMED | {"reward": {"functions": ["code"]}, "code": code}))
 
 
 def test_who_plays():

@@ -51,7 +51,6 @@ def check(config: Config) -> None:
     if config.task.system in ("none", "null"):
         raise ValueError(f'task.system = {config.task.system!r}: would be the message itself; for none set it to ""')
     check_evaluation(config)
-    check_code(config.code)
     for key, url in (
         *((f"sampler.urls[{i}]", url) for i, url in enumerate(config.sampler.urls)),
         ("judge.url", config.judge.url),
@@ -74,7 +73,7 @@ def check_evaluation(config: Config) -> None:
 
 
 def check_code(code: CodeConfig) -> None:
-    """What belongs together in [code]. Raises ValueError."""
+    """What belongs together in [code] where a run begins: one of an earlier gspo may go on without. Raises ValueError."""
     if code.seconds > code.total_seconds:
         raise ValueError(
             f"code.seconds = {code.seconds:g} and code.total_seconds = {code.total_seconds:g}: one test would have more "
@@ -195,9 +194,11 @@ def check_required(config: Config, *keys: str) -> None:
             raise ValueError(f"{key} is required: set it to {what}")
 
 
-def check_training(config: Config) -> None:
-    """What `gspo train` needs on top of `check`. Raises ValueError with the remedy."""
+def check_training(config: Config, resume: bool = False) -> None:
+    """What `gspo train` needs on top of `check`. resume: a run goes on. Raises ValueError with the remedy."""
     check_required(config)
+    if not resume:
+        check_code(config.code)
     check_sampler(config)
     check_whole(config)
     check_refill(config)
@@ -226,11 +227,6 @@ def check_queries(config: Config) -> None:
         raise ValueError(
             f"refresh.every = {refresh.every}: the run ends with train.steps = {config.train.steps}, before anything is "
             "refreshed: lower it, or leave it out"
-        )
-    if refresh.every and refresh.return_after and refresh.every + refresh.return_after >= config.train.steps:
-        raise ValueError(
-            f"refresh.return_after = {refresh.return_after}: the run ends with train.steps = {config.train.steps}, before a "
-            "query that the first refresh drops could return: lower it, or leave it out"
         )
 
 

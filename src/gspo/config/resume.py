@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from gspo.config.files import to_dict
 from gspo.config.names import all_keys, nearest_key
-from gspo.config.schema import STAGE, Config
+from gspo.config.schema import SECTIONS, STAGE, Config
+from gspo.config.unused import ALWAYS, NO_RETURN, unused
 from gspo.safe import without_secrets
 
 # May differ between a run and its resumption: where it is, what it shows, when it stops.
@@ -63,7 +65,7 @@ def same_run(old: Config, new: Config, allowed: Collection[str] = (), served: bo
             )
         if served and key == NOT_SERVED:
             continue
-        if not may_differ(key, allowed):
+        if not may_differ(key, allowed) and not left_out(key, old, new):
             way = f', or allow it by --allow {key} (from Python: allow=["{key}"])' if key in ON_PURPOSE else ""
             raise ValueError(
                 f"{key} = {is_now!r} cannot be changed in a resumed run: it began with {was!r}. Set it back{way}, or start "
@@ -88,3 +90,13 @@ def changed(old: Config, new: Config) -> Iterator[tuple[str, Any, Any]]:
 def may_differ(key: str, allowed: Collection[str] = ()) -> bool:
     """Whether a setting may differ between a run and its resumption."""
     return bool({key.partition(".")[0], key} & {*FREE, *allowed})
+
+
+def left_out(key: str, old: Config, new: Config) -> bool:
+    """Whether a setting was only taken out that had no effect and would have none now: an earlier gspo let it be set."""
+    section, _, name = key.partition(".")
+    if key == STAGE or getattr(getattr(new, section), name) != getattr(SECTIONS[section](), name):
+        return False
+    was = {name: getattr(getattr(old, section), name)}
+    put_back = dataclasses.replace(new, **{section: dataclasses.replace(getattr(new, section), **was)})
+    return all(key in dict(unused(config, (*ALWAYS, NO_RETURN))) for config in (old, put_back))

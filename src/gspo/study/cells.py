@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gspo.config.files import load_of_run, to_toml
-from gspo.config.resume import changed, may_differ
+from gspo.config.resume import changed, left_out, may_differ
 from gspo.report.read import read_lines
 from gspo.safe import replace_file
 from gspo.study.spec import Cell
@@ -36,8 +36,9 @@ def finished(cell: Cell) -> bool:
     if not (folder / "config.toml").exists():
         return False
     remedy = "Delete the folder, or choose another --dir"
-    for key, was, is_now in changed(load_of_run(folder / "config.toml", remedy), cell.config):
-        if not may_differ(key):
+    begun = load_of_run(folder / "config.toml", remedy)
+    for key, was, is_now in changed(begun, cell.config):
+        if not may_differ(key) and not left_out(key, begun, cell.config):
             raise ValueError(
                 f"{folder}: holds a cell of another study: {key} = {was!r} there, {is_now!r} in this one. {remedy}"
             )
