@@ -10,4 +10,4 @@ from gspo.data.keeper import end_with_parent
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[1]), signal.SIGTERM)  # as a study that is stopped does; it outlasts the next line
-    os.execv(sys.executable, [sys.executable, "-m", "gspo", *sys.argv[2:]])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "gspo", *sys.argv[2:]])
