@@ -126,7 +126,7 @@ CONFIGURATION = {
     "{} --rollout.top_k 20": "rollout.top_k = 20: training needs the whole .* eval.top_k are free",
     "{} --rollout.num_prompts 6": "rollout.num_prompts = 6 cannot be split into algorithm.mini_batches = 4 .*multiple",
     "{} --algorithm.name gpso": r"algorithm.name = 'gpso': allowed are gspo, .* did you mean gspo\?",
-    "config --algorithm.name reinforce": "algorithm.name = 'reinforce': allowed are gspo, gspo_token, gspo_turn, grpo",
+    "config --algorithm.name rloo": "algorithm.name = 'rloo': allowed are gspo, gspo_token, gspo_turn, grpo",
     "config --algorithm.epsilon 3e-4": "algorithm.epsilon = 0.0003: set algorithm.epsilon_high too .gspo's own range",
     "config --algorithm.epsilon_high 0.2": "algorithm.epsilon_high = 0.2: set algorithm.epsilon too",
     "{} --algorithm.name dr_grpo --algorithm.scale_rewards group": "'group' is no longer dr_grpo .* scales by none; choose",

@@ -128,7 +128,6 @@ REFRESH = {"every": 5, "drop_above": 0.9}
     [
         ({"reward": {"functions": ["code"]}, "code": {"language": "cpp"}}, "code.function_column", "f"),
         ({"reward": {"functions": HUMANEVAL}}, "reward.env", ["KEY"]),
-        ({"refresh": REFRESH}, "refresh.return_after", 99),
     ],
 )
 def test_what_an_earlier_gspo_let_be_set_for_nothing_may_be_left_out(tmp_path, tables, key, value):

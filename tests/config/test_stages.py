@@ -87,10 +87,6 @@ def test_stages_are_not_set_on_a_command_line(tmp_path):
             {"every": 5, "source": "rows:new", "drop_above": 0.9},
             "refresh.drop_above = 0.9 has no effect: refresh.source",
         ),
-        (
-            {"every": 5, "drop_above": 0.9, "return_after": 99},
-            "refresh.return_after = 99 has no effect: the run ends with train.steps before",
-        ),
         ({"drop_above": 0.9}, "refresh.drop_above = 0.9 has no effect: refresh.every = 0"),
     ],
 )

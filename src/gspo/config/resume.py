@@ -9,7 +9,7 @@ from typing import Any
 from gspo.config.files import to_dict
 from gspo.config.names import all_keys, nearest_key
 from gspo.config.schema import SECTIONS, STAGE, Config
-from gspo.config.unused import ALWAYS, NO_RETURN, unused
+from gspo.config.unused import ALWAYS, unused
 from gspo.safe import without_secrets
 
 # May differ between a run and its resumption: where it is, what it shows, when it stops.
@@ -99,4 +99,4 @@ def left_out(key: str, old: Config, new: Config) -> bool:
         return False
     was = {name: getattr(getattr(old, section), name)}
     put_back = dataclasses.replace(new, **{section: dataclasses.replace(getattr(new, section), **was)})
-    return all(key in dict(unused(config, (*ALWAYS, NO_RETURN))) for config in (old, put_back))
+    return all(key in dict(unused(config, ALWAYS)) for config in (old, put_back))

@@ -158,13 +158,8 @@ ALWAYS = (
     ),
 )  # fmt: skip
 
-NO_RETURN = Unused(
-    ("refresh.return_after",), lambda c: c.refresh.every + c.refresh.return_after >= c.train.steps,
-    "the run ends with train.steps before a query that the first refresh drops could return: lower it, or leave it out",
-)  # fmt: skip
 SUPERVISED = ("train.batch_size", "task.completion_column")
 TRAIN = (
-    NO_RETURN,
     Unused(
         ("train.batch_size",), lambda c: True,
         "it is for `gspo sft`: a step of `gspo train` has rollout.num_prompts x rollout.num_generations completions, and "
