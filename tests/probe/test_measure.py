@@ -20,7 +20,7 @@ PLAN = ProbePlan(12, 8, (0, 3), 4, 1)
 def probe(folder, tiny=None, reward=likes_a, plan=PLAN, **changes):
     tiny = tiny or model()
     config, _ = resolved(as_config(settings(folder, **changes) | GIVEN, {}))
-    with training(probed(config), given=Given(tiny.model, tiny.tokenizer, ROWS, None, [reward])) as (run, _):
+    with training(probed(config, folder), given=Given(tiny.model, tiny.tokenizer, ROWS, None, [reward])) as (run, _):
         *_, found = measure(run, plan)
     return found
 

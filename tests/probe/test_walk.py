@@ -1,5 +1,7 @@
 """The run that a probe walks along."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -27,7 +29,10 @@ def test_its_updates_are_those_of_the_run(tmp_path):
         "task": {"source": "given"},
     }
     config, _ = resolved(as_config(sections, {}))
-    with training(probed(config), given=Given(tiny.model, tiny.tokenizer, ROWS, None, [likes_a])) as (run, hf):
+    with training(probed(config, tmp_path / "walk"), given=Given(tiny.model, tiny.tokenizer, ROWS, None, [likes_a])) as (
+        run,
+        hf,
+    ):
         walk = updates(run)
         for _ in range(3 * 4 * 2):
             next(walk)
@@ -43,7 +48,7 @@ def test_its_updates_are_those_of_the_run(tmp_path):
 def test_what_cannot_be_probed_is_refused(section, key, value):
     config = as_config({section: {key: value}}, {})
     with pytest.raises(ValueError, match=rf"{section}\.{key} = .*: gspo probe .*set "):
-        probed(config)
+        probed(config, Path("run"))
 
 
 def test_batches_without_a_group_to_train_on_are_no_updates(tmp_path):
@@ -58,12 +63,12 @@ def test_batches_without_a_group_to_train_on_are_no_updates(tmp_path):
 
     given = Given(tiny.model, tiny.tokenizer, ROWS, None, [equal])
     none = pytest.raises(RuntimeError, match="11 batches in a row had no group to train on")
-    with training(probed(config), given=given) as (run, _), none:
+    with training(probed(config, tmp_path / "walk"), given=given) as (run, _), none:
         next(updates(run))
 
 
 def test_what_matters_to_a_long_run_alone_is_set_aside():
     config = as_config({"optimizer": {"warmup": 9, "schedule": "cosine"}, "rollout": {"refill": 2}}, {})
-    made = probed(config)
+    made = probed(config, Path("run"))
     assert (made.optimizer.warmup, made.optimizer.schedule, made.rollout.refill) == (0, "constant", 0)
     assert made.algorithm == Config().algorithm and made.optimizer.lr == config.optimizer.lr

@@ -57,11 +57,6 @@ class Advice:
     lines: list[Standing]
     by_age: dict[str, dict[int, Span]] = field(default_factory=dict)  # update, by candidate and age
 
-    @property
-    def told(self) -> bool:
-        """Whether the probe could tell anything."""
-        return self.candidate is not None
-
 
 def advise(found: Measured, updates: int, groups: float) -> Advice:
     """The advice. updates: ages that the run trains at are 0 to updates - 1. groups: in an update."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from gspo.safe import own_folder, replace_file
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """The words of `gspo probe`. None: what suits the run. warm: steps before it begins."""
+    """The words of `gspo probe`. ages: () for those that suit the run. warm: steps of training before it begins."""
 
     dir: Path
     groups: int = 32
@@ -59,26 +59,17 @@ def probe(config: Config, options: ProbeOptions, given: Given | None = None) -> 
     plan = plan_of(config, options)
     if options.dir.exists() and (options.dir.is_file() or any(options.dir.iterdir())):
         raise ValueError(f"--dir {options.dir}: exists already; give another")
-    train = probed(config)
-    train = replace_dir(train, options.dir / "run")
-    found: Measured | None = None
+    told: tuple[Measured, Advice] | None = None
     words: list[str] = []
     try:
-        with training(train, given=given) as (run, _):
-            for now in measure(run, plan):
-                found = now
-                write(config, plan, found, depends, options.dir)  # nothing is lost where the next age fails
+        with training(probed(config, options.dir / "run"), given=given) as (run, _):
+            for found in measure(run, plan):
+                told = found, write(config, plan, found, depends, options.dir)  # kept where the next age fails
     finally:
-        if found is not None:
-            advice = write(config, plan, found, depends, options.dir)
-            page.write(config, plan, found, advice, options.dir)
-            words = [page.headline(advice), *advice.reasons, *found.notes]
+        if told is not None:
+            page.write(config, plan, *told, options.dir)
+            words = [page.headline(told[1]), *told[1].reasons, *told[0].notes]
     return options.dir / page.NAME, words
-
-
-def replace_dir(config: Config, folder: Path) -> Config:
-    """The same, in another run folder."""
-    return replace(config, log=replace(config.log, dir=str(folder)))
 
 
 def write(config: Config, plan: ProbePlan, found: Measured, depends: Mapping[str, Any], folder: Path) -> Advice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 
 from gspo.config.schema import Config
 from gspo.learner.layout import split
@@ -16,9 +17,9 @@ from gspo.training.state import Run
 EMPTY = 10  # batches in a row that may have no group to train on
 
 
-def probed(config: Config) -> Config:
-    """The settings that a probe trains with: the run's own, but for what only matters to a long run. Raises ValueError for a
-    run that cannot be probed.
+def probed(config: Config, folder: Path) -> Config:
+    """The settings that a probe trains with, in this run folder: the run's own, but for what only matters to a long run.
+    Raises ValueError for a run that cannot be probed.
     """
     if (config.scale.ranks or 1) > 1:
         raise ValueError(f"scale.ranks = {config.scale.ranks}: gspo probe runs in one process: set it to 1")
@@ -39,7 +40,7 @@ def probed(config: Config) -> Config:
         optimizer=dataclasses.replace(config.optimizer, warmup=0, schedule="constant"),
         rollout=dataclasses.replace(config.rollout, refill=0),
         eval=dataclasses.replace(config.eval, every=0),
-        log=dataclasses.replace(config.log, trackers=[]),
+        log=dataclasses.replace(config.log, trackers=[], dir=str(folder)),
     )
 
 
