@@ -27,15 +27,21 @@ def cells(place):
     return running
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_study_that_is_stopped_goes_on(place, number):
-    study = write(place, BASE.replace("steps = 3", "steps = 400").replace("[3, 4]", "[3]"))
+def begun(place, steps):
+    """A study of one cell that has made some of its steps: its process, its file, its command and the cell's metrics."""
+    study = write(place, BASE.replace("steps = 3", f"steps = {steps}").replace("[3, 4]", "[3]"))
     command = [sys.executable, "-m", "gspo.cli", "compare", str(study), "--dir", "out", "--only", "runs/GRPO"]
     process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
     metrics = place / "out" / "cells" / "runs" / "GRPO" / "seed3" / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
         time.sleep(0.05)
+    return process, study, command, metrics
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_study_that_is_stopped_goes_on(place, number):
+    process, study, command, metrics = begun(place, 400)
     process.send_signal(number)
     assert process.wait(60) == 130
     assert not cells(place)
