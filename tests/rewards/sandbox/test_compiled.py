@@ -25,14 +25,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def secret(tmp_path_factory):
+def secret(folder_of_all):
     """A file that anybody may read."""
-    folder = tmp_path_factory.mktemp("host")
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)
-    (folder / "secret").write_text(f"{TOKEN}\n")
-    (folder / "secret").chmod(0o644)
-    return str(folder / "secret")
+    (folder_of_all / "secret").write_text(f"{TOKEN}\n")
+    (folder_of_all / "secret").chmod(0o644)
+    return str(folder_of_all / "secret")
 
 
 def got(box, name, secret):

@@ -22,11 +22,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    """What there is to be had outside."""
-    folder = tmp_path_factory.mktemp("host")
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)  # only the sandbox keeps a program from it
+def host(folder_of_all):
+    """What there is to be had outside: only the sandbox keeps a program from it."""
+    folder = folder_of_all
     secret = folder / "secret"
     secret.write_text(TOKEN)
     secret.chmod(0o666)
