@@ -44,6 +44,13 @@ def test_nobody_waits_for_a_leader_that_has_found_a_wrong_setting():
     assert time.monotonic() - begin < GRACE
 
 
+def test_files_of_the_folder_stand_in_for_no_library(tmp_path, monkeypatch):
+    for name in ("argparse", "numpy", "gspo"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    assert launch(["--version"], 2, 0, print) == 0
+
+
 def test_a_rank_that_hangs_is_lost_after_the_time_limit(place, unbroken):
     process = begin(place, "hangs", "--scale.ranks=2", "--train.steps=6", "--scale.timeout=5")
     wait_for(lambda: steps(place, "hangs") >= 2)

@@ -93,7 +93,7 @@ def launch(
 
     tell: hears why a life ended. Ctrl-C, SIGTERM and SIGHUP go to the first rank, which finishes its step and saves.
     """
-    command = [sys.executable, "-m", "gspo", *arguments]
+    command = [sys.executable, "-P", "-m", "gspo", *arguments]  # no file of the folder stands in for a library
     same = {BEGAN: str(time.time()), KEY: secrets.token_urlsafe(24)}
     with asked() as signals:
         for life in range(restarts + 1):
