@@ -2,6 +2,7 @@
 
 import os
 import signal
+import warnings
 
 import pytest
 
@@ -133,6 +134,44 @@ def test_a_completion_that_takes_machines_along_is_to_blame():
     rewards, errors, counts, _ = scored("a", "exit", "b", machines=20, lost=20)
     assert rewards == [1, None, 1] and counts["scoring/moved"] <= 5
     assert errors[0] is errors[2] is None and errors[1] == "dies: two machines were lost with its calls: it burns"
+
+
+EDITED = """
+import os
+from pathlib import Path
+
+def score(prompts, completions, **columns):
+    if completions[0] == "edit":
+        with open(__file__, "a") as file:
+            file.write("# edited")
+        os._exit(3)
+    return [1.0] * len(completions)
+"""
+
+
+def test_a_worker_that_moves_finds_the_files_it_began_with_or_moves_on(tmp_path, monkeypatch):
+    """The module is edited while its machine goes: all others have another file, and the last scores nothing."""
+    (tmp_path / "edited_there.py").write_text(EDITED)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = RewardConfig(functions=["edited_there:score"])
+    with Rewards(config, TaskConfig(), place=lambda: Cluster(3)) as rewards:
+        with pytest.warns(UserWarning) as said:
+            (found,) = rewards.score([rollout("edit", 0)])
+        assert found.reward is None and "it could not start again: the files of its rewards are not those" in found.error
+    texts = [str(warning.message) for warning in said]
+    assert any("lost: the files of its rewards are not those that it began with; all machines" in text for text in texts)
+
+
+def test_rewards_that_are_edited_while_the_run_goes_on_are_told(tmp_path, monkeypatch):
+    (tmp_path / "edited_here.py").write_text(EDITED)
+    monkeypatch.syspath_prepend(tmp_path)
+    with Rewards(RewardConfig(functions=["edited_here:score"]), TaskConfig()) as rewards:
+        rewards.score([rollout("edit", 0)])
+        with pytest.warns(UserWarning, match="of edited_here:score have changed since it began") as said:
+            assert rewards.score([rollout("a", 0)])[0].reward == 1
+        with warnings.catch_warnings(action="error"):
+            rewards.score([rollout("a", 0)])
+    assert len(said) == 1
 
 
 def test_a_wrong_name_costs_no_machine():

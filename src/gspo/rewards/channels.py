@@ -28,6 +28,7 @@ MAX_LOST = 8
 LONGEST, PER_ROW = 1 << 16, 1 << 13
 """Bytes that a message of a worker may have, and as many more for each row that it is asked about."""
 ALIKE = "all machines of a cluster need the folder in which the command is typed, and what the rewards import"
+CHANGED = "the files of its rewards are not those that it began with"
 
 
 class Lost(Exception):
@@ -121,6 +122,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self.request, self.variables, self.notice = (names, reward, task, code), reward.env, ""
         self.mark = ""  # of the files of the rewards where it runs
+        self.changed = False  # on this machine, since it began or since this was last asked
         self.place = place or Here()
         self._spawn()
         self.ready = self.begun = self.closed = False
@@ -159,7 +161,10 @@ class Worker:
     def _started(self) -> str:
         """Why it cannot work, "" where it can. Raises as `_read` does."""
         match self._read(START, START):
+            case ["ready", "", str(), str(mark)] if self.begun and mark != self.mark and self.place.name:
+                return CHANGED
             case ["ready", "", str(notice), str(mark)]:
+                self.changed |= self.begun and mark != self.mark
                 self.ready = self.begun = True
                 self.notice, self.mark = notice[:300], mark
                 return ""

@@ -182,11 +182,19 @@ class Rewards:
         return [notice if alone else f"{notice} (on {', '.join(names)})" for notice, names in notices.items()]
 
     def _tell_moves(self) -> None:
-        """Of workers whose machine was lost."""
+        """Of workers whose machine was lost, or which started again with other files."""
         for worker in self.workers:
             for text in worker.place.news():
                 self.moved += 1
                 warnings.warn(text, stacklevel=1)
+        if any(worker.changed for worker in self.workers):
+            for worker in self.workers:
+                worker.changed = False
+            warnings.warn(
+                f"a reward worker started again, and the files of {', '.join(self.specs.values())} have changed since it began: "
+                "it scores by the new ones, others may still score by the old ones",
+                stacklevel=1,
+            )
 
     def counts(self) -> dict[str, float]:
         """What the callables counted since this was last asked, as `scoring/NAME/...`; on a
