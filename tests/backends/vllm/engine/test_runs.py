@@ -69,3 +69,14 @@ def test_a_benchmark_is_answered(tmp_path):
     assert len({reply["text"] for reply in replies}) > 6 and all(0 < reply["tokens"] <= 20 for reply in replies)
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert results["manifest"]["sampling"]["engine"] == "vllm" and results["figures"]["problems"] == 4
+
+    for name in ("results.json", "index.html"):  # as a kill leaves it, in the middle of a line
+        (tmp_path / "out" / name).unlink(missing_ok=True)
+    lines = (tmp_path / "out/replies.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "out/replies.jsonl").write_text("".join(lines[:5]) + lines[5][:20])
+    assert main(["eval", str(tmp_path / "model"), *given]) == 0
+    again = (tmp_path / "out/replies.jsonl").read_text().splitlines(keepends=True)
+    assert again[:5] == lines[:5] and len(again) == 12
+    texts = {(reply["problem"], reply["sample"]): reply["text"] for reply in replies}
+    assert {(reply["problem"], reply["sample"]): reply["text"] for reply in map(json.loads, again)} == texts
+    assert json.loads((tmp_path / "out/results.json").read_text())["figures"] == results["figures"]
