@@ -135,7 +135,7 @@ def test_settings_change_what_they_should(tmp_path):
     served = plan(config(folder, sampler={"engine": "vllm"}), LENGTHS, Machines())
     assert served.sent[-1].what == "weights for the engine" and served.sending > plain.sending
     one = plan(config(folder, scale={"ranks": 1}), LENGTHS, Machines())
-    assert one.passing["bfloat16 copies of dense layers"] / 1e9 == pytest.approx(2 * 0.919, abs=0.005)
+    assert one.passing["bfloat16 copies of weights"] / 1e9 == pytest.approx(2 * 29.91, abs=0.005)
     assert one.sent == [] and one.sending == 0 and one.state / GIB == pytest.approx(30.532 * 16e9 / GIB, rel=1e-3)
     assert one.compute == pytest.approx(8 * plain.compute)
     assert plan(config(folder), LENGTHS, Machines(flops=8e14)).compute == pytest.approx(plain.compute / 2)
@@ -148,7 +148,7 @@ def test_layers_that_stay_wide_have_copies_on_ranks_too(tmp_path):
     with torch.device("meta"):
         layers = AutoModelForCausalLM.from_config(read_config(config(tmp_path).model)).model.layers
     wide = sum(p.numel() for layer in layers[:3] for p in layer.parameters())
-    assert made.passing["bfloat16 copies of dense layers"] == 2 * wide
+    assert made.passing["bfloat16 copies of weights"] == 2 * wide
     saved = plan(config(tmp_path, scale={"ranks": 2}, train={"gradient_checkpointing": True}), LENGTHS, Machines())
     whole = {"path": str(tmp_path), "dtype": "bfloat16"}
     half = plan(config(tmp_path, scale={"ranks": 2}, model=whole), LENGTHS, Machines())

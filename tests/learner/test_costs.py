@@ -40,7 +40,8 @@ def test_what_is_whole_at_the_same_time():
     assert costs.gathered(LAYERS, Spread(4), 4) == 4 * (40 + 2 * 160 + 160 + 40)
     assert costs.gathered(LAYERS[1:], Spread(4), 4) == costs.gathered(LAYERS[1:3], Spread(4), 4) + 160 == 4 * (40 + 3 * 160)
     assert costs.gathered(LAYERS, Spread(4, 2), 4) == 4 * (40 + 3 * (16 + 72) + 40)
-    assert costs.cast(WEIGHTS, embedded=40) == 32
+    assert costs.cast(WEIGHTS, embedded=40, experts=False) == 32
+    assert costs.cast(WEIGHTS, embedded=40, experts=True) == 32 + sum(weight.size for weight in WEIGHTS if weight.experts)
     # the matrix and its gradient in bfloat16, and the other's gradient in float32; of the experts all in float32
     assert costs.gathered(NARROW, Spread(4), 4) == 4 * 40 + (2 * 2 + 4) * 16 + 4 * 3 * 144 + 4 * 40
 

@@ -27,7 +27,8 @@ class ModelConfig:
     attention: str = opt("sdpa", choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3"))
     """Attention implementation of transformers."""
     experts: str = opt("auto", choices=("auto", "grouped_mm", "eager"))
-    """Expert kernels of a mixture of experts. `auto`: grouped_mm if the model has it; on a CPU gspo's version of it."""
+    """Expert kernels of a mixture of experts. `auto`: grouped_mm if the model has it; on a CPU and under
+    autocast gspo's version of it."""
     trust_remote_code: bool = opt(False)
     """Run Python code that comes with the model. Only for models whose code you have read."""
     allow_pickle: bool = opt(False)

@@ -170,11 +170,12 @@ def gathered(layers: Sequence[Layer], spread: Spread, itemsize: int) -> int:
     return kept + max((weights[i - 1] + 2 * weights[i] + adding[i + 1] for i in range(1, len(parts) + 1)), default=0)
 
 
-def cast(weights: Iterable[Weight], embedded: int) -> int:
-    """Numbers of dense layers that autocast copies, and keeps for the backward pass where no forward pass is made again.
-    weights: that a pass reads in float32. Neither the head, which is computed in float32, nor the embeddings.
+def cast(weights: Iterable[Weight], embedded: int, experts: bool) -> int:
+    """Numbers of layers that are copied under autocast, and kept for the backward pass where no forward pass is made again.
+    weights: that a pass reads in float32. experts: those of experts are copied too. Neither the head, which is computed in
+    float32, nor the embeddings.
     """
-    return sum(weight.size for weight in weights if not weight.experts and weight.size != embedded)
+    return sum(weight.size for weight in weights if experts >= weight.experts and weight.size != embedded)
 
 
 def ring(layers: Iterable[Layer], spread: Spread, experts: bool, itemsize: int, added: bool = False) -> int:

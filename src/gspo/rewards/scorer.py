@@ -191,8 +191,8 @@ class Rewards:
             for worker in self.workers:
                 worker.changed = False
             warnings.warn(
-                f"a reward worker started again, and the files of {', '.join(self.specs.values())} have changed since it began: "
-                "it scores by the new ones, others may still score by the old ones",
+                f"a reward worker started again, and the files of {', '.join(self.specs.values())} have changed since it "
+                "began: it scores by the new ones, others may still score by the old ones",
                 stacklevel=1,
             )
 

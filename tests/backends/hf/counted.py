@@ -115,7 +115,7 @@ def casts(loaded, checkpointing):
     in one without.
     """
     policy, alive = HFPolicy(loaded, layout="padded", gradient_checkpointing=checkpointing), []
-    mode = Casts({p.shape for name, p in loaded.named_parameters() if p.ndim == 2 and ".layers." in name})
+    mode = Casts({p.shape for name, p in loaded.named_parameters() if p.ndim > 1 and ".layers." in name})
     hook = loaded.body.norm.register_forward_hook(lambda *_: alive.append(mode.alive()))
     for grad in (True, False):
         mode.made.clear()

@@ -1,10 +1,13 @@
-"""The experts' kernel for CPUs against transformers' own, forward and backward."""
+"""The experts' kernel against transformers' own, forward and backward."""
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gspo.backends.hf import experts
+from gspo.backends.hf.load import wrap_model
+from gspo.config.policy import ModelConfig
 from tests.backends.hf.families import FAMILIES, TOKENIZER
 
 GPT_OSS = {
@@ -42,3 +45,69 @@ def test_bfloat16_weights_and_float32_activations():
     theirs = block(x, chosen, weights)
     block.config._experts_implementation = experts.NAME
     assert torch.equal(block(x, chosen, weights), theirs) and theirs.dtype == torch.float32
+
+
+class Products(TorchDispatchMode):
+    """Types of what grouped products multiply, and how many stacked weights are rounded to bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.types, self.casts = set(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "grouped_mm" in func.name():
+            self.types |= {arg.dtype for arg in args[:2]}
+        stacked = func.name() == "aten::_to_copy" and args[0].ndim == 3 and args[0].shape[0] == 4
+        self.casts += stacked and kwargs.get("dtype") == torch.bfloat16
+        return func(*args, **(kwargs or {}))
+
+
+def mixture():
+    """A mixture under autocast, as a user gets it."""
+    config = AutoConfig.for_model(**{"vocab_size": len(TOKENIZER), **FAMILIES["qwen3_moe"]})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    return wrap_model(model, TOKENIZER, ModelConfig(device="cpu", autocast="bfloat16"))
+
+
+def test_autocast_rounds_experts_as_linear_layers():
+    """Against a loop of linear layers, which autocast knows; float32 is farther away by far."""
+    wrapped, by_kernel = mixture(), {}
+    assert wrapped.config._experts_implementation == experts.NAME
+    block = wrapped.model.model.layers[0].mlp.experts
+    x, weights, chosen = torch.randn(40, 32), torch.rand(40, 2), torch.rand(40, 4).topk(2).indices
+    for kernel in (experts.NAME, "eager", "float32"):
+        block.config._experts_implementation = kernel.replace("float32", experts.NAME)
+        block.zero_grad()
+        inputs = x.clone().requires_grad_()
+        with Products() as products, torch.autocast("cpu", torch.bfloat16, enabled=kernel != "float32"):
+            out = block(inputs, chosen, weights)
+            out.square().sum().backward()
+        by_kernel[kernel] = [out.detach(), inputs.grad, block.gate_up_proj.grad, block.down_proj.grad]
+        assert products.types == {experts.NAME: {torch.bfloat16}, "eager": set(), "float32": {torch.float32}}[kernel]
+    for ours, loop, wide in zip(*by_kernel.values()):
+        assert ours.dtype == loop.dtype == torch.float32
+        assert far(ours, loop) < 1e-3 < far(wide, loop), (far(ours, loop), far(wide, loop))
+
+
+def far(one, two):
+    return float((one - two).norm() / two.norm())
+
+
+def test_a_weight_is_rounded_once_around_a_loop():
+    wrapped, ids = mixture(), torch.tensor([[2, 3, 4]])
+    stacked = [p for p in wrapped.model.parameters() if p.ndim == 3]
+    with torch.no_grad():
+        with Products() as products, wrapped.precision():
+            first, *_ = (wrapped.hidden(input_ids=ids) for _ in range(3))
+            assert products.casts == len(stacked)
+            for weight in stacked:
+                weight.mul_(2)
+            assert not torch.equal(wrapped.hidden(input_ids=ids), first)
+        assert products.casts == 2 * len(stacked)
+        with Products() as products:
+            wrapped.hidden(input_ids=ids)
+        assert products.casts == len(stacked)
+    with Products() as products, wrapped.precision():
+        wrapped.hidden(input_ids=ids).sum().backward()
+        assert products.casts == len(stacked) and all(p.grad is not None for p in stacked)

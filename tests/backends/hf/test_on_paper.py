@@ -104,7 +104,7 @@ def test_autocast_keeps_copies_of_weights_in_one_process_alone(ranks, tiny):
     cfg = ModelConfig(path=str(tiny / "moe"), device="cpu", autocast="bfloat16")
     paper = on_paper(cfg, Spread(1))
     every = [weight for layer in paper.layers for weight in layer.weights]
-    copies = costs.BFLOAT16 * costs.cast(every, paper.embedded)
+    copies = costs.BFLOAT16 * costs.cast(every, paper.embedded, experts=True)
     assert counted.casts(load_model(cfg), False)[0] == pytest.approx(copies, rel=WITHIN)
     # On ranks they are gathered in that type, but for routers, and given up.
     routers = sum(costs.BFLOAT16 * weight.size for weight in every if weight.rows == 8 and not weight.experts)

@@ -1,11 +1,15 @@
-"""The experts of a mixture on a CPU: transformers' grouped products with less around them.
+"""The experts of a mixture: transformers' grouped products with less around them on a CPU, and under autocast anywhere.
 
 The products are the same (`grouped_mm`), so the results are too. Tokens go to their experts and back by operations that
-are fast on a CPU, above all backward.
+are fast on a CPU, above all backward. Autocast does not know these products: their weights are rounded here, as it rounds
+those of linear layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,26 +18,59 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
-NAME = "gspo_cpu"  # in transformers' table of expert kernels
+NAME = "gspo"  # in transformers' table of expert kernels
+# Weights' copies by their id, with the version that was copied.
+_kept: ContextVar[dict[int, tuple[int, Tensor]] | None] = ContextVar("kept", default=None)
 
 
-def runs_on(device: torch.device) -> bool:
-    """Whether this kernel is for such a device, and torch new enough: to 2.10 products wanted aligned weights."""
-    return device.type == "cpu" and TorchVersion(torch.__version__) >= "2.11"
+def suits(device: torch.device, autocast: bool) -> bool:
+    """Whether this kernel is for such a device, and torch new enough: to 2.10 products wanted aligned weights on a CPU."""
+    return TorchVersion(torch.__version__) >= "2.11" if device.type == "cpu" else autocast
 
 
-def cpu_experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+@contextmanager
+def rounded_once() -> Iterator[None]:
+    """Forward passes without gradient meanwhile round each weight once, as autocast does with those of linear layers."""
+    if _kept.get() is not None:
+        yield
+        return
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """hidden_states [T, H], top_k_index and top_k_weights [T, k] -> [T, H], as an experts function of transformers."""
     if not _plain(self):
         return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
+    up, down = _rounded(self.gate_up_proj), _rounded(self.down_proj)
     count, k = top_k_index.shape
     expert, order = torch.sort(top_k_index.reshape(-1))  # [T * k]
     ends = torch.searchsorted(expert, torch.arange(self.num_experts, device=expert.device), right=True, out_int32=True)
-    x = hidden_states.index_select(0, order // k).to(self.gate_up_proj.dtype)
-    x = self._apply_gate(F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends))
-    x = F.grouped_mm(x, self.down_proj.transpose(1, 2), offs=ends)
+    token = order // k
+    # Elsewhere the gradient of index_select is added up in any order.
+    x = hidden_states.index_select(0, token) if hidden_states.device.type == "cpu" else hidden_states[token]
+    x = self._apply_gate(F.grouped_mm(x.to(up.dtype), up.transpose(1, 2), offs=ends))
+    x = F.grouped_mm(x, down.transpose(1, 2), offs=ends)
     x = torch.empty_like(x).index_copy_(0, order, x)  # back in the order of the tokens
     return (x.view(count, k, -1) * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)
+
+
+def _rounded(weight: Tensor) -> Tensor:
+    """The weight as autocast has it in products: rounded where it is on and the weight is float32."""
+    device = weight.device.type
+    if weight.dtype != torch.float32 or not torch.is_autocast_enabled(device):
+        return weight
+    dtype, kept = torch.get_autocast_dtype(device), _kept.get()
+    if kept is None or torch.is_grad_enabled():
+        return weight.to(dtype)
+    version, copy = kept.get(id(weight), (-1, weight))
+    if version != weight._version:
+        copy = weight.to(dtype)
+        kept[id(weight)] = weight._version, copy
+    return copy
 
 
 def _plain(experts: Any) -> bool:
@@ -42,4 +79,4 @@ def _plain(experts: Any) -> bool:
     return experts.has_gate and not any(getattr(experts, name, False) for name in more)
 
 
-ExpertsInterface.register(NAME, cpu_experts_forward)
+ExpertsInterface.register(NAME, experts_forward)

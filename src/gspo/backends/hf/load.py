@@ -79,7 +79,7 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     check_weights(model)
     _make_deterministic(model)
     autocast = autocast_type(cfg.autocast, model.device.type, model.dtype)
-    _choose_experts(model, cfg.experts, autocast if kind.sharded and autocast else model.dtype)
+    _choose_experts(model, cfg.experts, autocast)
     wrapped = kind(model, tokenizer, autocast)
     if not wrapped.stop_ids:
         raise ValueError(
@@ -119,13 +119,13 @@ def _make_deterministic(model: PreTrainedModel) -> None:
                 setattr(holder, name, off)
 
 
-def _choose_experts(model: PreTrainedModel, kernel: str, dtype: torch.dtype) -> None:
-    """Sets the expert kernels of a mixture of experts. dtype: of its weights in a pass."""
+def _choose_experts(model: PreTrainedModel, kernel: str, autocast: torch.dtype | None) -> None:
+    """Sets the expert kernels of a mixture of experts."""
     if not model._can_set_experts_implementation():
         return
     if kernel == "auto":
-        grouped = experts.NAME if experts.runs_on(model.device) else "grouped_mm"
-        kernel = grouped if _grouped_mm_runs(model.device, dtype) else "eager"
+        grouped = experts.NAME if experts.suits(model.device, autocast is not None) else "grouped_mm"
+        kernel = grouped if _grouped_mm_runs(model.device, autocast or model.dtype) else "eager"
     model.set_experts_implementation(kernel)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gspo.backends.hf.experts import rounded_once
 from gspo.backends.hf.files import KEPT_KEYS, Outline, embedded
 from gspo.backends.hf.head import Head
 
@@ -68,9 +69,11 @@ class HFModel:
         """Type of the matrix products."""
         return self.autocast or self.model.dtype
 
-    def precision(self) -> AbstractContextManager:
+    @contextmanager
+    def precision(self) -> Iterator[None]:
         """The autocast context. Around a loop it keeps the cast weights from one forward pass to the next."""
-        return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
+        with torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext(), rounded_once():
+            yield
 
     def run(self, work: Callable[[], T]) -> T:
         """What `work`, a forward pass of body and head, returns. (Shards are gathered around it.)"""

@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -150,9 +150,11 @@ class ShardedModel(HFModel):
             if not torch.is_grad_enabled():
                 self.reshard()
 
-    def precision(self) -> AbstractContextManager:
+    @contextmanager
+    def precision(self) -> Iterator[None]:
         """As HFModel.precision, without keeping the cast weights: those of all layers, whole, would lie on every rank."""
-        return torch.autocast(self.device.type, self.autocast, cache_enabled=False) if self.autocast else nullcontext()
+        with torch.autocast(self.device.type, self.autocast, cache_enabled=False) if self.autocast else nullcontext():
+            yield
 
     def reshard(self) -> None:
         """Gives up what is gathered: the model's parameters are its shards again."""
