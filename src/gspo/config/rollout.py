@@ -76,8 +76,9 @@ class SamplerConfig:
     """Seconds that the engine may take for a completion before it counts as hung."""
     batch_size: int = opt(256, low=1, high=10**6)
     """Completions sampled at the same time, by each engine. A smaller number needs less memory."""
-    quantize: str = opt("none", choices=("none", "int8", "int4"))
-    """Round the sampler's weights, to study an algorithm with a coarse engine. Needs a second copy of the model."""
+    quantize: str = opt("none", choices=("none", "bf16", "fp8", "int8", "int4"))
+    """Round the sampler's weights, to study an algorithm with a coarse engine: it still computes in the model's precision.
+    Needs a second copy of the model."""
 
 
 @dataclass(frozen=True)

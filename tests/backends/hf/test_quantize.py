@@ -17,24 +17,41 @@ from tests.backends.hf.families import prompts, tiny
 
 def test_the_grid_by_hand():
     weight = torch.tensor([[0.7, -0.33, 0.04, 0.0], [7.0, 1.4, -1.6, -7.0]])
-    assert torch.allclose(rounded(weight, 4), torch.tensor([[0.7, -0.3, 0.0, 0.0], [7.0, 1.0, -2.0, -7.0]]))
-    assert torch.equal(rounded(torch.zeros(2, 3), 4), torch.zeros(2, 3))
+    assert torch.allclose(rounded(weight, "int4"), torch.tensor([[0.7, -0.3, 0.0, 0.0], [7.0, 1.0, -2.0, -7.0]]))
+    assert torch.equal(rounded(torch.zeros(2, 3), "int4"), torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize(("bits", "values"), [(4, 15), (8, 255)])
-def test_each_output_channel_has_its_own_grid(bits, values):
+@pytest.mark.parametrize(("kind", "values"), [("int4", 15), ("int8", 255)])
+def test_each_output_channel_has_its_own_grid(kind, values):
     weight = torch.randn(3, 5, 4000)  # experts, out, in
-    coarse = rounded(weight, bits)
+    coarse = rounded(weight, kind)
     assert max(len(row.unique()) for row in coarse.flatten(0, 1)) <= values
-    step = weight.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
+    step = weight.abs().amax(-1, keepdim=True) / (values // 2)
     assert ((coarse - weight).abs() <= step / 2 + 1e-6).all()
-    assert torch.allclose(rounded(coarse, bits), coarse)  # what stands on the grid stays
+    assert torch.allclose(rounded(coarse, kind), coarse)  # what stands on the grid stays
+
+
+def test_floats_keep_their_digits():
+    """bf16 has 8 bits of mantissa, e4m3 has 4, from 2^-6 of 448 on: the relative error is half of the last one."""
+    weight = torch.randn(3, 4000).clamp(min=0.1) * torch.tensor([[1e-6], [1.0], [1e6]])
+    for kind, digits in {"bf16": 8, "fp8": 4}.items():
+        error = ((rounded(weight, kind) - weight) / weight).abs()
+        assert 0.9 * 2.0**-digits < error.max() <= 2.0**-digits
+    assert rounded(torch.tensor([[1.0, -448.0, 0.3]]), "fp8").tolist() == [[1.0, -448.0, 0.3125]]
+    assert rounded(torch.tensor([[1.0, -448.0, 0.3]]), "bf16").tolist() == [[1.0, -448.0, 0.30078125]]
+    assert torch.equal(rounded(torch.zeros(2, 3), "fp8"), torch.zeros(2, 3))
+
+
+def test_the_finer_the_kind_the_smaller_the_error():
+    weight = torch.randn(64, 256)
+    error = [float((rounded(weight, kind) - weight).norm()) for kind in ("bf16", "int8", "fp8", "int4")]
+    assert 0 < error[0] < error[1] < error[2] < error[3]
 
 
 def test_embeddings_routers_and_norms_are_left_alone():
     model = tiny("qwen3_moe").model
     before = copy.deepcopy(dict(model.named_parameters()))
-    round_weights(model, 4)
+    round_weights(model, "int4")
     same = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
     assert {name for name in before if "embed" in name or "norm" in name or "mlp.gate." in name} == same
     assert len(list(coarse(model))) == len(before) - len(same)

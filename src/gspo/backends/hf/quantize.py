@@ -12,11 +12,17 @@ from gspo.backends.hf.routers import routers
 BITS = {"int8": 8, "int4": 4}
 
 
-def rounded(weight: Tensor, bits: int) -> Tensor:
-    """`weight` [..., out, in] on a symmetric grid of 2^bits - 1 values, with one scale for each output channel."""
-    top = 2 ** (bits - 1) - 1
-    scale = weight.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny) / top
-    return (weight / scale).round().clamp(-top, top) * scale
+def rounded(weight: Tensor, kind: str) -> Tensor:
+    """`weight` [..., out, in] as `kind` holds it: "int8" and "int4" on a symmetric grid of 2^bits - 1 values, "fp8" in e4m3,
+    each with one scale for each output channel; "bf16" without a scale.
+    """
+    if kind == "bf16":
+        return weight.to(torch.bfloat16).to(weight.dtype)
+    largest = torch.finfo(torch.float8_e4m3fn).max if kind == "fp8" else 2 ** (BITS[kind] - 1) - 1
+    scale = weight.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny) / largest
+    if kind == "fp8":
+        return (weight / scale).to(torch.float8_e4m3fn).to(weight.dtype) * scale
+    return (weight / scale).round().clamp(-largest, largest) * scale
 
 
 def coarse(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -27,7 +33,7 @@ def coarse(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 @torch.no_grad()
-def round_weights(model: nn.Module, bits: int) -> None:
-    """Rounds the weights of `model` in place."""
+def round_weights(model: nn.Module, kind: str) -> None:
+    """Rounds the weights of `model` in place, as `rounded`."""
     for p in coarse(model):
-        p.copy_(rounded(p, bits))
+        p.copy_(rounded(p, kind))

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 from gspo.backends.hf import routers, routing
 from gspo.backends.hf.kv_cache import GrowingLayer, SharedCache, shared_attention
 from gspo.backends.hf.model import HFModel, far, probe
-from gspo.backends.hf.quantize import BITS, round_weights
+from gspo.backends.hf.quantize import round_weights
 from gspo.backends.hf.sampled_routes import Trail
 from gspo.backends.hf.stopping import Ends, cut, decode
 from gspo.ports import Weights, key_of
@@ -31,14 +31,14 @@ class HFSampler:
 
     Each prompt is read once for its completions in a batch; finished rows leave the batch. A completion is drawn by
     inverse CDF, with uniforms that the seed, its prompt's place and its own number fix: it depends neither on
-    the batch size nor on its neighbours, but for rounding. quantize: "int8" or "int4" rounds the weights that
-    `load` takes over; the model must then not be the policy's. Raises RuntimeError for a model whose cache gspo
+    the batch size nor on its neighbours, but for rounding. quantize: how the weights that `load` takes over are
+    rounded (quantize.py:rounded); the model must then not be the policy's. Raises RuntimeError for a model whose cache gspo
     cannot use.
     """
 
     def __init__(self, model: HFModel, batch_size: int = 256, quantize: str = "none") -> None:
         self.model, self.batch_size, self.version = model, batch_size, 0
-        self.bits = BITS.get(quantize)
+        self.quantize = quantize
         self.probes: list[Rollout] = []  # `load` proves nothing: the weights are the policy's own
         kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
         self.plain_cache = model.has_full_attention and kinds <= {DynamicLayer}
@@ -99,9 +99,9 @@ class HFSampler:
                 if mine[name] is not value:
                     mine[name].copy_(value)
                     copied = True
-        if copied and self.bits is not None:
-            round_weights(self.model.model, self.bits)
-        elif self.bits is not None:
+        if copied and self.quantize != "none":
+            round_weights(self.model.model, self.quantize)
+        elif self.quantize != "none":
             raise ValueError("a quantised sampler needs a model of its own: rounding would change the policy's weights")
         self.version = weights.version
 
