@@ -1,0 +1,277 @@
+"""Where does a sequence ratio help? The mechanism, measured with `gspo probe` on tiny models, one dial at a time.
+
+    python studies/mechanism.py                 # all that is missing, two cells at a time
+    python studies/mechanism.py --only jitter   # one dial; may be given several times
+    python studies/mechanism.py --hours 2       # starts no cell that would end later
+    python studies/mechanism.py --list          # the cells, what they cost, and which are done
+
+After Ctrl-C the cells that run end and are kept; a second one ends them too. Each cell is a small JSON, kept in
+results/mechanism.tar.xz. `report.py` makes the tables of docs/mechanism.md from it. Models are made in runs/mechanism.
+
+The plan, written before any cell ran
+=====================================
+
+A cell is one setting and one seed. The seed fixes the cold start of the model (world.py), the prompts, and all that is
+sampled: an interval over seeds holds for models of this kind, not for one of them. The base is a mixture of 4 layers with 4
+of 32 experts, completions of 128 tokens of one nat each, a learning rate of 3e-4, an exact sampler, batches of 16 groups of
+8 in 4 mini-batches. Each dial changes one thing:
+
+    jitter      noise on the routers' logits in the sampler, as a share of their spread (jitter.py)
+    precision   the sampler's weights: bf16, int8, fp8, int4
+    length      16 to 1,024 tokens
+    experts     8, 32, 128, or dense; 4 are taken, and all have as many weights for a token
+    top         1, 2, 4, 8 of 32 experts, with as many weights for a token
+    layers      2 to 16
+    rate        learning rates from 1e-4 to 3e-3
+    age         updates since sampling, in 4 epochs of 4 mini-batches: up to 15 from the same batch. Also dense
+    staleness   updates since sampling, each from a new batch of 4 groups: up to 16. Also dense
+
+Seeds 0 to 4. All cells of a seed come before the next seed's, so that wherever it stops all points have as many. With fewer
+than 3 nothing is concluded. Trials that set the sizes, of fewer groups and at another learning rate, were thrown away.
+
+Measures, at 0, 1 and 3 updates since sampling, for the last two dials at 0, 1, 2, 4, 8 and 15 or 16: standard deviation of
+the token's log-ratio and of the completion's log s, drift, KL, tail index, share of experts that changed; for each objective
+of the probe the shares clipped by sign, and of its gradient the direction (cosine with the gradient on policy), the signal
+to noise of an update of 4 groups, and both together (`update`). The run's own algorithm is gspo_token, whose numbers must be
+those of gspo with its range. Where the sampler differs, objectives also have recomputed likelihoods, some R2 and R3.
+
+A law, of a dial that is a number: log q = a + b log x by least squares, for each seed that has all points. b is the mean
+over seeds with its 95 % interval by Student's t. It is a law where this leaves 0 out and no point lies further than a
+quarter from the line, by the interval of its residual over seeds. Where one does, points are left out from the upper end, at
+least 3 stay, and the table says where it stops. Of a direction q is what is lost, 1 - cosine.
+
+Foretold, at 3 updates. These five are the primary outcomes; of the other numbers one in twenty misses its interval.
+
+    1. sd(log s) against length: b between -.5 and -.35, and |drift| does not fall (b's interval holds 0 or lies above)
+    2. |drift| / sd(log s) at each length: sqrt(KL T / 2), within a quarter
+    3. sd of the token's log-ratio against rate: b between .5 (routing alone) and 1 (smooth change alone)
+    4. tail index: below 2 for the mixture after 1 update, above 5 for the dense control
+    5. update of gspo auto - update of grpo 0.2: its interval holds 0 at each point but jitter of .1 and more, and int4
+
+A clip takes the gradient from tokens that have moved the right way already. What is left then points back, and its direction
+says so: a low cosine at a high age is a clip that acts, not one that errs. So `update` compares ranges that clip alike.
+
+Budget: at most 10 hours on two cores. `COST` was fitted to processor time of one cell of each kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evidence import unpack
+
+HERE = Path(__file__).resolve().parent
+RESULTS, WORK = HERE / "results" / "mechanism", Path("runs/mechanism")
+SEEDS = range(5)
+SIZES = {"groups": 48, "fresh": 64, "warm": 2, "update": 4, "generations": 8, "steps": 300}
+"""Of all cells: groups that are measured, fresh ones at each age, steps before, groups of an update, completions of a group,
+updates of the cold start."""
+COST = 60.0  # seconds of one core for the base, at each age
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting. experts = 0: dense. mini_batches: of a batch, each of as many groups. ages: updates since sampling."""
+
+    experts: int = 32
+    per_token: int = 4
+    layers: int = 4
+    length: int = 128
+    rate: float = 3e-4
+    jitter: float = 0.0
+    quantize: str = "none"
+    mini_batches: int = 4
+    epochs: int = 1
+    ages: tuple[int, ...] = (0, 1, 3)
+
+
+BASE, MODELS, FAR = Point(), {"mixture": 32, "dense": 0}, (0, 1, 2, 4, 8)
+DIALS: dict[str, dict[str, Point]] = {
+    "jitter": {"0": BASE} | {f"{x:g}": Point(jitter=x) for x in (0.01, 0.03, 0.1, 0.3)},
+    "precision": {"exact": BASE} | {kind: Point(quantize=kind) for kind in ("bf16", "int8", "fp8", "int4")},
+    "length": {f"{n}": Point(length=n) for n in (16, 32, 64, 128, 256, 512, 1024)},
+    "experts": {f"{n}" if n else "dense": Point(experts=n) for n in (8, 32, 128, 0)},
+    "top": {f"{n}": Point(per_token=n) for n in (1, 2, 4, 8)},
+    "layers": {f"{n}": Point(layers=n) for n in (2, 4, 8, 16)},
+    "rate": {f"{x:g}": Point(rate=x) for x in (1e-4, 3e-4, 1e-3, 3e-3)},
+    "age": {name: Point(experts=n, epochs=4, ages=(*FAR, 15)) for name, n in MODELS.items()},
+    "staleness": {name: Point(experts=n, mini_batches=1, ages=(*FAR, 16)) for name, n in MODELS.items()},
+}
+
+
+@dataclass(frozen=True)
+class ProbeCell:
+    """One probe."""
+
+    point: Point
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its file: what differs from the base."""
+        differs = [f"{key}-{value}" for key, value in asdict(self.point).items() if value != getattr(BASE, key)]
+        return "_".join([*(each for each in differs if not each.startswith("ages")), f"seed-{self.seed}"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that its result depends on, as JSON has it: a cell with others is not this one."""
+        return asdict(self.point) | {"ages": list(self.point.ages), "seed": self.seed} | SIZES
+
+    @property
+    def cost(self) -> float:
+        """Seconds of one core, about, with the cold start."""
+        p = self.point
+        coarse = 1.7 if p.jitter or p.quantize != "none" else 1.0  # likelihoods of two kinds
+        return COST * len(p.ages) * (p.layers / 4) * (0.1 + 0.9 * p.length / 128) * coarse * (1.6 if p.experts > 64 else 1)
+
+
+def cells(dials: Iterable[str]) -> list[ProbeCell]:
+    """Those of these dials, each once."""
+    points = dict.fromkeys(point for dial in dials for point in DIALS[dial].values())
+    return [ProbeCell(point, seed) for seed in SEEDS for point in points]
+
+
+def file_of(cell: ProbeCell) -> Path:
+    """Where its result is."""
+    return RESULTS / "cells" / f"{cell.name}.json"
+
+
+def done(cell: ProbeCell) -> bool:
+    """Whether its result is there, and its own."""
+    try:
+        told = json.loads(file_of(cell).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and told.get("settings") == cell.settings
+
+
+def kept() -> list[dict[str, Any]]:
+    """The results that were kept, of cells of the plan."""
+    archive = RESULTS.with_suffix(".tar.xz")
+    if not archive.exists():
+        return []
+    found = []
+    with tarfile.open(archive) as file:
+        for member in file.getmembers():
+            data = file.extractfile(member)
+            found += [] if data is None else [json.loads(data.read())]
+    planned = [cell.settings for cell in cells(DIALS)]
+    return [each for each in found if each["settings"] in planned]
+
+
+def pack() -> None:
+    """Keeps what is done."""
+    archive = RESULTS.with_suffix(".tar.xz")
+    made = archive.with_name(f"{archive.name}.new")
+    with tarfile.open(made, "w:xz") as file:
+        for cell in filter(done, cells(DIALS)):
+            data = file_of(cell).read_bytes()
+            member = tarfile.TarInfo(f"cells/{file_of(cell).name}")
+            member.size = len(data)
+            file.addfile(member, io.BytesIO(data))
+    made.replace(archive)
+
+
+class Workers:
+    """Runs cells as processes, so many at a time. asked: how often it was asked to stop."""
+
+    def __init__(self, count: int, end: float) -> None:
+        self.count, self.end, self.asked = count, end, 0
+        self.running: dict[ProbeCell, subprocess.Popen[bytes]] = {}
+        self.failed: list[str] = []
+        self.slower = 1.0  # seconds that pass for one that was expected: the longest of all
+
+    def interrupt(self, *_: Any) -> None:
+        """Ctrl-C: the first lets those that run end, the second ends them."""
+        self.asked += 1
+        if self.asked == 1:
+            print(f"stops when {len(self.running)} cells have ended; Ctrl-C again ends them now", flush=True)
+        else:
+            for process in self.running.values():
+                process.terminate()
+
+    def run(self, missing: Sequence[ProbeCell]) -> None:
+        """Those of the cells that fit into the time, in their order."""
+        todo, begun = list(missing), {}
+        while True:
+            for cell in [cell for cell, process in self.running.items() if process.poll() is not None]:
+                took = time.monotonic() - begun[cell]
+                self.slower = max(self.slower, took / cell.cost)
+                self._ended(cell, took)
+            while not self.asked and len(self.running) < self.count and (cell := self._next(todo)):
+                todo.remove(cell)
+                begun[cell] = time.monotonic()
+                self._start(cell)
+            if not self.running:
+                return
+            time.sleep(0.5)
+
+    def _next(self, todo: Sequence[ProbeCell]) -> ProbeCell | None:
+        left = self.end - time.monotonic()
+        return next((cell for cell in todo if cell.cost * self.slower <= left), None)
+
+    def _start(self, cell: ProbeCell) -> None:
+        log = WORK / "logs" / f"{cell.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(HERE / "probe_cell.py"), cell.name]
+        with open(log, "wb") as file:  # a session of its own: Ctrl-C is for this process
+            self.running[cell] = subprocess.Popen(
+                command, stdout=file, stderr=file, start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            )
+
+    def _ended(self, cell: ProbeCell, took: float) -> None:
+        status = self.running.pop(cell).returncode
+        if status == 0 and done(cell):
+            pack()
+            print(f"{cell.name}: {took:.0f} s", flush=True)
+        elif self.asked < 2:
+            self.failed.append(cell.name)
+            print(f"{cell.name}: failed ({status}), see {WORK / 'logs' / cell.name}.log", flush=True)
+
+
+def main() -> int:
+    """Goes on with whatever is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=DIALS, help="a dial, by default all")
+    parser.add_argument("--hours", type=float, default=1e6, help="starts no cell that would end later")
+    parser.add_argument("--workers", type=int, default=2, help="cells at a time, a core each (default: %(default)s)")
+    parser.add_argument("--list", action="store_true", help="only tells")
+    options = parser.parse_args()
+    os.chdir(HERE.parent)
+    unpack(RESULTS)
+    planned = cells(options.only or DIALS)
+    missing = [cell for cell in planned if not done(cell)]
+    cost = sum(cell.cost for cell in missing) / 3600
+    if options.list:
+        _list(planned, missing)
+    print(
+        f"{len(planned) - len(missing)} of {len(planned)} cells are done; the others take {cost:.1f} hours of a core, about"
+    )
+    if options.list:
+        return 0
+    workers = Workers(options.workers, time.monotonic() + 3600 * options.hours)
+    signal.signal(signal.SIGINT, workers.interrupt)
+    workers.run(missing)
+    subprocess.run([sys.executable, HERE / "report.py"], check=True)
+    return 1 if workers.failed else 130 if workers.asked else 0
+
+
+def _list(planned: Sequence[ProbeCell], missing: Collection[ProbeCell]) -> None:
+    for cell in planned:
+        print(f"{'      ' if cell in missing else 'done  '}{cell.cost:6.0f} s  {cell.name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
