@@ -181,7 +181,7 @@ def main() -> int:
                 file_of(folder.with_name("evidence")).write_text(study(choices(folder)), encoding="utf-8")
         earlier += cells_of(folder)
     if options.scale == 1:
-        subprocess.run([sys.executable, HERE / "report/page.py"], check=True)
+        subprocess.run([sys.executable, HERE / "report.py"], check=True)
     return 0
 
 
