@@ -85,7 +85,9 @@ parity:
 same: .venv/test
 	$(BIN)/python tools/same.py $(BASE) $(if $(RENAMED),--renamed $(RENAMED))
 
+# Two studies; each says what it runs, and what is done is kept.
 evidence: .venv/demo
+	$(BIN)/python studies/mechanism.py
 	$(BIN)/python studies/evidence.py
 
 clean:

@@ -166,6 +166,7 @@ def main() -> int:
     place = Path(os.path.relpath(place))  # what is kept names no machine's folders
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as the cells have it: the models are then the same everywhere
     subprocess.run([sys.executable, HERE / "prepare.py", "--scale", str(options.scale)], check=True, env=one_thread)
+    print(f"runs {', '.join(chosen)}; what is done is kept", flush=True)
     earlier: list[Cell] = []
     for folder in (place / "results" / name for name in STUDIES):
         unpack(folder)

@@ -1,7 +1,8 @@
-"""Writes the tables of docs/evidence.md from the results in results/*.json, and its figures; `--check` only compares.
+"""Writes the tables of docs/evidence.md from results/*.json, and its figures; those of docs/mechanism.md from
+results/mechanism.tar.xz. `--check` only compares, `--tables` draws no figures.
 
-A table stands between `<!-- table: STUDY / SETTING -->` and `<!-- end -->`. Figures of curves need the cells themselves
-(studies/evidence.py); without them the committed ones stay.
+A table stands between `<!-- table: STUDY / SETTING -->` and `<!-- end -->`; those of a dial follow `<!-- dial: NAME -->`.
+Figures of curves need the cells themselves (studies/evidence.py); without them the committed ones stay.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from laws import tables
+from mechanism import kept
 
 from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
 from gspo.study.analysis import interval, paired
@@ -22,8 +25,9 @@ from gspo.study.spec import slug
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "evidence.md"
-IMAGES = PAGE.parent / "images"
+MECHANISM, IMAGES = PAGE.with_name("mechanism.md"), PAGE.parent / "images"
 TABLE = re.compile(r"(<!-- table: (\w+) / (.+?) -->\n).*?(<!-- end -->)", re.S)
+DIAL = re.compile(r"(<!-- dial: (\w+) -->\n).*?(<!-- end -->)", re.S)
 RANGES = ("3e-5", "3e-4", "3e-3", "3e-2")  # of lengths.toml
 # setting and figure of `gspo compare` that the page shows
 CURVES = (
@@ -85,9 +89,13 @@ def table(study: str, setting: str) -> str:
     return "\n".join(rows) + "\n"
 
 
-def page() -> str:
-    """docs/evidence.md with today's tables."""
-    return TABLE.sub(lambda m: m[1] + table(m[2], m[3]) + m[4], PAGE.read_text(encoding="utf-8"))
+def pages() -> dict[Path, str]:
+    """Both pages with today's tables."""
+    results = kept()
+    return {
+        PAGE: TABLE.sub(lambda m: m[1] + table(m[2], m[3]) + m[4], PAGE.read_text(encoding="utf-8")),
+        MECHANISM: DIAL.sub(lambda m: m[1] + tables(results, m[2]) + m[3], MECHANISM.read_text(encoding="utf-8")),
+    }
 
 
 def draw_differences(theme: Theme, path: Path) -> None:
@@ -170,11 +178,13 @@ def main() -> None:
         print("\n".join(difference(*pair) for pair in PAIRS))
         return
     if "--check" in sys.argv:
-        if PAGE.read_text(encoding="utf-8") != page():
-            sys.exit(f"{PAGE.name} is out of date: run python studies/report.py")
+        if old := [path.name for path, text in pages().items() if path.read_text(encoding="utf-8") != text]:
+            sys.exit(f"{', '.join(old)}: out of date: run python studies/report.py")
         return
-    PAGE.write_text(page(), encoding="utf-8")
-    figures()
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+    if "--tables" not in sys.argv:
+        figures()
 
 
 if __name__ == "__main__":

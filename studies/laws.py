@@ -1,0 +1,261 @@
+"""The tables of docs/mechanism.md: what each dial of mechanism.py did, and where a power law holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from mechanism import DIALS, Point, ProbeCell
+
+from gspo.report.read import is_number
+from gspo.study.analysis import Interval, interval
+
+SEEDS_NEEDED, POINTS_NEEDED = 3, 3
+OFF = math.log(1.25)  # from the line
+Result = dict[str, Any]
+Quantity = Callable[[Result], float | None]
+"""What is read of one age of one cell."""
+OBJECTIVES = (
+    "gspo 0.0003", "gspo 0.003", "gspo 0.03", "gspo auto", "yours", "grpo 0.2", "grpo_dual 0.2", "sapo", "cispo", "dppo_tv",
+    "reinforce", "reinforce_is",
+)  # fmt: skip
+TITLES = {"yours": "gspo_token 0.03"}
+NOT_RUN = "not run"
+
+
+class Place(NamedTuple):
+    """One row of a dial's tables: a point at an age. x: the dial's number, None where it has none. series: places with the
+    same are on one line.
+    """
+
+    series: str
+    label: str
+    x: float | None
+    point: Point
+    age: int
+
+
+def places(dial: str) -> list[Place]:
+    """Of a dial, in the order of its tables."""
+    points = DIALS[dial]
+    if dial in ("age", "staleness"):
+        return [Place(name, f"{name}, {age}", age or None, p, age) for name, p in points.items() for age in p.ages]
+    ages = (0, 3) if dial in ("jitter", "precision") else (1, 3)
+    return [
+        Place(_updates(age), f"{label}, {_updates(age)}", _number(label), point, age)
+        for age in ages
+        for label, point in points.items()
+    ]
+
+
+def _updates(age: int) -> str:
+    return f"{age} update{'' if age == 1 else 's'}"
+
+
+def _number(label: str) -> float | None:
+    """The number of a dial, where it is one that has a logarithm."""
+    try:
+        return float(label) or None
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The cells that were run, by what they were."""
+
+    results: Sequence[Result]
+
+    def at(self, place: Place) -> dict[int, Result]:
+        """By seed, what was found at a place."""
+        found = {}
+        for each in self.results:
+            seed = each["settings"]["seed"]
+            if each["settings"] == ProbeCell(place.point, seed).settings:
+                found.update((seed, age) for age in each["ages"] if age["age"] == place.age)
+        return found
+
+    def values(self, place: Place, quantity: Quantity) -> dict[int, float]:
+        """By seed; without those that have none."""
+        read = {seed: quantity(age) for seed, age in self.at(place).items()}
+        return {seed: float(value) for seed, value in read.items() if value is not None and is_number(value)}
+
+
+def of_ratio(name: str) -> Quantity:
+    """A number of the log-ratio to the sampler."""
+    return lambda age: age["ratios"]["sampler"][name]
+
+
+def of_merit(part: str, name: str) -> Quantity:
+    """The direction, noise or update of an objective, where the right gradient could be told from noise."""
+
+    def read(age: Result) -> float | None:
+        merit = age["merits"].get(name)
+        return merit[part][0] if merit and (merit["told"] or part == "noise") else None
+
+    return read
+
+
+def ahead(name: str) -> Quantity:
+    """How much further an update of an objective goes the right way than one of grpo."""
+
+    def read(age: Result) -> float | None:
+        one, other = (of_merit("update", each)(age) for each in (name, "grpo 0.2"))
+        return None if one is None or other is None else one - other
+
+    return read
+
+
+def drift(age: Result) -> float | None:
+    """|drift| / sd of log s."""
+    ratio = age["ratios"]["sampler"]
+    return abs(ratio["drift"]) / ratio["sd_completion"] if ratio["sd_completion"] else None
+
+
+def foretold(point: Point) -> Quantity:
+    """What `drift` is where the tokens' log-ratios are small and independent."""
+    return lambda age: math.sqrt(age["ratios"]["sampler"]["kl"] * point.length / 2)
+
+
+COLUMNS: dict[str, tuple[Callable[[Point], Quantity], str]] = {
+    "sd of token": (lambda p: of_ratio("sd_token"), ".4f"),
+    "sd of log s": (lambda p: of_ratio("sd_completion"), ".5f"),
+    "drift": (lambda p: of_ratio("drift"), "+.5f"),
+    "abs. drift / sd": (lambda p: drift, ".2f"),
+    "foretold": (foretold, ".2f"),
+    "KL": (lambda p: of_ratio("kl"), ".1e"),
+    "tail index": (lambda p: of_ratio("tail"), ".1f"),
+    "experts changed": (lambda p: lambda age: age["volatility"], ".2%"),
+    "exponent of sd(log s) by length": (lambda p: lambda age: age["law"] and age["law"][0], "+.2f"),
+    "update: gspo auto - grpo": (lambda p: ahead("gspo auto"), "+.3f"),
+    "gspo 0.03 - grpo": (lambda p: ahead("gspo 0.03"), "+.3f"),
+}
+
+
+def ratios(found: Found, dial: str) -> str:
+    """The log-ratios at each place, mean over seeds and 95 % interval."""
+    rows = [["", "n", *COLUMNS]]
+    for place in places(dial):
+        count = len(found.at(place))
+        cells = [_told(interval([*found.values(place, of(place.point)).values()]), form) for of, form in COLUMNS.values()]
+        rows.append([place.label, str(count), *cells] if count else [place.label, NOT_RUN, *[""] * len(COLUMNS)])
+    return _markdown(rows)
+
+
+def merits(found: Found, here: Sequence[Place], part: str) -> str:
+    """A number of each objective's gradient at these places."""
+    rows = [["", *(place.label for place in here)]]
+    for name in OBJECTIVES:
+        each = [interval([*found.values(place, of_merit(part, name)).values()]) for place in here]
+        rows.append([TITLES.get(name, name), *(_told(value, ".2f" if part == "direction" else ".3f") for value in each)])
+    return _markdown(rows)
+
+
+class Law(NamedTuple):
+    """log q = a + b log x. b: over seeds. last: the label of the last point on the line. stops: whether points beyond it are
+    off the line. holds: whether it is a law.
+    """
+
+    b: Interval
+    last: str
+    stops: bool
+    holds: bool
+
+
+def fit(points: Sequence[tuple[str, float]], values: Sequence[Mapping[int, float]]) -> Law | None:
+    """The law of these points, by the rule of the plan. values: of each point, by seed. None where there is too little: of
+    points, or of seeds that have them all and whose numbers have a logarithm.
+    """
+    seeds = sorted(set.intersection(*(set(each) for each in values))) if values else []
+    seeds = [seed for seed in seeds if all(each[seed] > 0 for each in values)]
+    if len(points) < POINTS_NEEDED or len(seeds) < SEEDS_NEEDED:
+        return None
+    x = np.log([number for _, number in points])
+    y = np.log([[each[seed] for each in values] for seed in seeds])  # [seeds, points]
+    for count in range(len(points), POINTS_NEEDED - 1, -1):
+        lines = np.stack([np.polyfit(x[:count], row[:count], 1) for row in y])
+        left = y[:, :count] - (lines[:, :1] * x[:count] + lines[:, 1:])
+        off = [interval(column) for column in left.T]
+        b = interval(lines[:, 0])
+        straight = not any(each.low > OFF or each.high < -OFF for each in off)
+        if straight or count == POINTS_NEEDED:
+            break
+    return Law(b, points[count - 1][0], count < len(points), straight and (b.low > 0 or b.high < 0))
+
+
+def lost(name: str) -> Quantity:
+    """1 - the direction of an objective."""
+
+    def read(age: Result) -> float | None:
+        direction = of_merit("direction", name)(age)
+        return None if direction is None else 1 - direction
+
+    return read
+
+
+LAWS: dict[str, Quantity] = {
+    "sd of token": of_ratio("sd_token"),
+    "sd of log s": of_ratio("sd_completion"),
+    "abs. drift": lambda age: abs(age["ratios"]["sampler"]["drift"]),
+    "KL": of_ratio("kl"),
+    "experts changed": lambda age: age["volatility"],
+    **{f"signal to noise, {TITLES.get(name, name)}": of_merit("noise", name) for name in OBJECTIVES},
+    **{f"direction lost, {TITLES.get(name, name)}": lost(name) for name in OBJECTIVES},
+}
+
+
+def laws(found: Found, lines: Mapping[str, Sequence[Place]]) -> str:
+    """The exponent of each quantity along each line; "" where the dial is no number."""
+    lines = {name: [place for place in line if place.x is not None] for name, line in lines.items()}
+    lines = {name: line for name, line in lines.items() if len(line) >= POINTS_NEEDED}
+    if not lines:
+        return ""
+    rows = [["b of q ~ x^b", *lines]]
+    for title, quantity in LAWS.items():
+        rows.append([title, *(_law(found, line, quantity) for line in lines.values())])
+    return _markdown(rows)
+
+
+def _law(found: Found, line: Sequence[Place], quantity: Quantity) -> str:
+    """A cell of the table of laws."""
+    seeds = min(len(found.at(place)) for place in line)
+    if seeds < SEEDS_NEEDED:
+        return f"{NOT_RUN}: {seeds} of {SEEDS_NEEDED} seeds"
+    law = fit([(place.label, place.x or math.nan) for place in line], [found.values(place, quantity) for place in line])
+    if law is None:
+        return "cannot be told"
+    return f"{_told(law.b, '+.2f')}{f', up to {law.last}' if law.stops else ''}{'' if law.holds else ': no law'}"
+
+
+def _told(value: Interval, form: str) -> str:
+    """Mean and interval; the mean alone of a single seed; nothing where there is no number."""
+    if not value.n:
+        return ""
+    if value.n < 2:
+        return format(value.mean, form)
+    return f"{value.mean:{form}} [{value.low:{form}}, {value.high:{form}}]"
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"
+
+
+def tables(results: Sequence[Result], dial: str) -> str:
+    """All tables of a dial."""
+    found, here = Found(results), places(dial)
+    if not any(found.at(place) for place in here):
+        return f"{NOT_RUN.capitalize()}.\n"
+    lines: dict[str, list[Place]] = {}
+    for place in here:
+        lines.setdefault(place.series, []).append(place)
+    parts = {"Log-ratios to the sampler": ratios(found, dial)}
+    for name, line in lines.items():
+        if run := [place for place in line if found.at(place)]:
+            parts[f"Direction of the gradient, {name}"] = merits(found, run, "direction")
+            parts[f"Signal to noise of an update, {name}"] = merits(found, run, "noise")
+    parts["Laws"] = laws(found, lines)
+    return "\n".join(f"{title}:\n\n{table}" for title, table in parts.items() if table)

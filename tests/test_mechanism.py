@@ -1,0 +1,209 @@
+"""The study of the mechanism: its task, its jitter, a whole cell, its fits and its tables."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "studies"))
+
+import jitter  # noqa: E402
+import laws  # noqa: E402
+import mechanism  # noqa: E402
+import probe_cell  # noqa: E402
+import report  # noqa: E402
+import world  # noqa: E402
+
+from gspo.backends.hf.routing import record, replay  # noqa: E402
+from tests.backends.hf.families import tiny  # noqa: E402
+
+SIZES = {"groups": 10, "fresh": 8, "warm": 1, "update": 2, "generations": 4, "steps": 3}
+
+
+def test_texts_follow_the_source_and_are_worth_their_symbols():
+    follows, value = world.source()
+    made = world.texts(400, 50, np.random.default_rng(0))
+    topic, a, b = (made[:, :1].repeat(48, 1), made[:, 1:-1], made[:, 2:])
+    nats = -np.log(follows[topic, a, b])
+    entropy = -(follows * np.log(follows + 1e-300)).sum(-1)[topic, a]
+    assert nats.mean() == pytest.approx(entropy.mean(), abs=0.03) and 0.8 < nats.mean() < 1.4
+    assert world.worth(["Aab"] * 3, ["a", "ab", "A"]) == [value[0], (value[0] + value[1]) / 2, -1.0]
+    assert value.sum() == 0 and world.worth(["Aab"], [""]) == [-1.0]
+
+
+@pytest.mark.parametrize(("experts", "per_token"), [(0, 4), (8, 1), (8, 4)])
+def test_all_models_have_as_many_weights_for_a_token(experts, per_token):
+    shape = world.outline(experts, per_token, 2)
+    wide = shape["moe_intermediate_size"] * per_token if experts else shape["intermediate_size"]
+    assert wide == world.ACTIVE and ("num_experts" in shape) == bool(experts)
+
+
+def chosen(model, tokens):
+    with torch.no_grad(), record(model.model) as recording:
+        hidden = model.hidden(input_ids=tokens)
+        return hidden, recording.take()
+
+
+def test_jitter_changes_the_choice_and_a_replay_of_it_all():
+    """Disturbed, the routers take other experts; whoever replays these, undisturbed, computes the same numbers."""
+    tokens = torch.randint(2, 20, (3, 12), generator=torch.Generator().manual_seed(0))
+    plain, none, some, much = (tiny("qwen3_moe") for _ in range(4))
+    for model, share in ((none, 0.0), (some, 0.1), (much, 1.0)):
+        jitter.disturb(model.model, share, 0)
+    (h, own), (h0, same), (_, few), (h1, many) = (chosen(model, tokens) for model in (plain, none, some, much))
+    assert torch.equal(own, same) and torch.allclose(h, h0)
+    assert (few != own).any() and (many != own).sum() > (few != own).sum() and not torch.allclose(h, h1, atol=1e-3)
+    with torch.no_grad(), replay(plain.model, many):
+        assert torch.allclose(plain.hidden(input_ids=tokens), h1, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def jittered(tmp_path_factory):
+    return cell(tmp_path_factory.mktemp("cell"), experts=8, jitter=0.3)
+
+
+def cell(folder, **changes):
+    point = mechanism.Point(layers=2, length=16, rate=1e-3, mini_batches=2, ages=(0, 1), **changes)
+    return probe_cell.run_cell(point, 0, SIZES, folder)
+
+
+@pytest.mark.timeout(300)
+def test_a_cell_with_jitter(jittered):
+    """Routing alone differs at age 0: R3 takes the experts of the sampler and sees no difference, R2 takes the trainer's."""
+    first, last = jittered["ages"]
+    assert first["ratios"]["sampler"]["sd_token"] > 100 * first["ratios"]["R3"]["sd_token"]
+    assert first["ratios"]["recompute"]["sd_token"] == 0 < last["ratios"]["recompute"]["sd_token"]
+    assert jittered["of"] == jittered["groups"] == 10 and jittered["seconds"] > 0
+    for name in ("grpo 0.2", "gspo auto", "cispo", "reinforce", "reinforce_is", "sapo", "dppo_tv", "grpo_dual 0.2"):
+        assert set(last["merits"][name]) == {"direction", "noise", "update", "largest", "told"}
+    assert last["merits"]["yours"] == pytest.approx(last["merits"]["gspo 0.03"])  # gspo_token is gspo with one advantage
+    json.dumps(jittered, allow_nan=False)
+
+
+@pytest.mark.timeout(300)
+def test_an_undisturbed_cell_starts_on_policy(tmp_path):
+    first = cell(tmp_path, experts=0)["ages"][0]
+    assert first["ratios"]["sampler"]["sd_token"] < 1e-5 and first["volatility"] is None
+    assert first["merits"]["grpo 0.2"]["noise"] == pytest.approx(first["merits"]["gspo 0.03"]["noise"], abs=1e-3)
+
+
+def line(b, seeds=4, noise=0.02, bend=None):
+    x, rng = [16.0, 32.0, 64.0, 128.0, 256.0], np.random.default_rng(0)
+    y = [v**b if bend is None or v <= bend else bend**b for v in x]
+    values = [{seed: v * float(np.exp(noise * rng.normal())) for seed in range(seeds)} for v in y]
+    return laws.fit([(f"{v:g}", v) for v in x], values)
+
+
+def test_fits_find_the_exponent_and_where_it_stops():
+    law = line(-0.5)
+    assert law.b.mean == pytest.approx(-0.5, abs=0.03) and law.b.low < law.b.mean < law.b.high
+    assert (law.last, law.stops, law.holds) == ("256", False, True)
+    bent = line(-1.0, bend=64.0)
+    assert bent.stops and bent.last in ("64", "128") and bent.b.mean < -0.7
+    flat = line(0.0)
+    assert not flat.holds and not flat.stops
+    assert line(-0.5, seeds=2) is None
+    assert (
+        laws.fit([("1", 1.0), ("2", 2.0), ("3", 3.0)], [{0: 1.0, 1: 1.0, 2: 1.0}, {0: 1.0, 1: -1.0, 2: 1.0}, {0: 1.0}])
+        is None
+    )
+
+
+def result(point, seed):
+    ratio = {
+        "sd_token": 0.1,
+        "sd_completion": 0.1 / point.length**0.5 * (1 + seed / 50),
+        "drift": -0.001,
+        "kl": 0.005,
+        "tail": 3.0,
+    }
+    merit = {"direction": [0.9, 0.8, 1.0], "noise": [0.2, 0.1, 0.3], "update": [0.4, 0.3, 0.5], "largest": 0.1, "told": True}
+    told = {"ratios": {"sampler": ratio}, "volatility": 0.01, "law": None, "merits": dict.fromkeys(laws.OBJECTIVES, merit)}
+    return {"settings": mechanism.ProbeCell(point, seed).settings, "ages": [told | {"age": age} for age in point.ages]}
+
+
+def test_tables_tell_what_was_not_run():
+    points = mechanism.DIALS["length"]
+    some = [result(points[name], seed) for name in ("16", "32", "64") for seed in range(3)]
+    table = laws.tables(some, "length")
+    assert "| 16, 1 update | 3 | 0.1000 [0.1000, 0.1000] |" in table and "| 128, 3 updates | not run |" in table
+    assert "| sd of log s | not run: 0 of 3 seeds | not run: 0 of 3 seeds |" in table  # a line with missing points
+    assert laws.tables(some, "top") == "Not run.\n"
+    whole = laws.tables([result(point, seed) for point in points.values() for seed in range(3)], "length")
+    assert "not run" not in whole and "| sd of log s | -0.50 [-0.50, -0.50] | -0.50 [-0.50, -0.50] |" in whole
+    other = json.loads(json.dumps(some))
+    for each in other:
+        each["settings"]["groups"] += 1  # another plan's
+    assert laws.tables(other, "length") == "Not run.\n"
+    single = laws.tables([result(points["16"], 0)], "length")
+    assert "| 16, 1 update | 1 | 0.1000 |" in single and "[" not in single.split("\n")[4]
+
+
+def test_every_dial_has_its_tables_on_the_page():
+    page = report.MECHANISM.read_text()
+    assert report.DIAL.findall(page) and [name for _, name, _ in report.DIAL.findall(page)] == [*mechanism.DIALS]
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(mechanism, "RESULTS", tmp_path / "mechanism")
+    monkeypatch.setattr(mechanism, "WORK", tmp_path)
+    return tmp_path / "mechanism"
+
+
+def test_cells_are_kept_and_known_again_by_their_settings(results):
+    ours = mechanism.cells(["length"])[:2]
+    assert len({cell.name for cell in mechanism.cells(mechanism.DIALS)}) == len(mechanism.cells(mechanism.DIALS))
+    assert not any(map(mechanism.done, ours)) and mechanism.kept() == []
+    for one, settings in zip(ours, (ours[0].settings, ours[1].settings | {"fresh": 1})):
+        mechanism.file_of(one).parent.mkdir(parents=True, exist_ok=True)
+        mechanism.file_of(one).write_text(json.dumps({"settings": settings, "ages": []}))
+    assert list(map(mechanism.done, ours)) == [True, False]
+    mechanism.pack()
+    assert [each["settings"] for each in mechanism.kept()] == [ours[0].settings]
+
+
+CELL = """
+import json, sys, time
+from pathlib import Path
+time.sleep(float(sys.argv[3]))
+Path(sys.argv[1]).parent.mkdir(parents=True, exist_ok=True)
+Path(sys.argv[1]).write_text(sys.argv[2])
+"""
+
+
+class Quick(mechanism.Workers):
+    """Its cells sleep."""
+
+    def _start(self, cell):
+        told = json.dumps({"settings": cell.settings, "ages": []})
+        command = [sys.executable, "-c", CELL, str(mechanism.file_of(cell)), told, "1.5"]
+        self.running[cell] = mechanism.subprocess.Popen(command)
+        if self.stop_at == len(self.running):
+            self.interrupt()
+            if self.at_once:
+                self.interrupt()
+
+    stop_at, at_once = 0, False
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("at_once", "kept"), [(False, 2), (True, 0)])
+def test_who_is_asked_to_stop_lets_the_running_cells_end(results, at_once, kept):
+    workers = Quick(2, mechanism.time.monotonic() + 1e6)
+    workers.stop_at, workers.at_once = 2, at_once
+    workers.run(mechanism.cells(["rate"])[:5])
+    assert len(mechanism.kept()) == kept and workers.failed == []
+
+
+@pytest.mark.timeout(60)
+def test_a_cell_that_does_not_fit_into_the_time_is_not_begun(results):
+    ours = mechanism.cells(["length"])[:7]
+    cheapest = min(ours, key=lambda cell: cell.cost)
+    workers = Quick(2, mechanism.time.monotonic() + cheapest.cost + 1)
+    workers.run(ours)
+    assert [each["settings"] for each in mechanism.kept()] == [cheapest.settings]
