@@ -36,7 +36,7 @@ def found(right, candidates, ages=(0, 1), clipped=None, groups=M, spread=0.1, no
             g = turned + common + (noise or {}).get(c.name, 0.0) * rng.normal(size=(M, D))
             of[c.name] = Products(g @ g.T, g @ r.T, r @ r.T)
         shares = {c.name: (clipped or {}).get(c.name, (0.0, 0.0)) for c, _ in candidates}
-        made.append(Age(age, RATIOS, [], None, None, shares, of if groups >= 8 else {}))
+        made.append(Age(age, RATIOS, [], None, None, None, shares, of if groups >= 8 else {}))
     return Measured([c for c, _ in candidates], made, groups, M, 9.0, 0.5, {"ratio/noise_floor": 0.0}, {}, [])
 
 

@@ -60,6 +60,7 @@ def test_an_exact_sampler_leaves_one_kind_of_likelihoods(exact):
 def test_experts_change_and_replay_takes_their_part_of_the_spread(exact):
     first, last = exact.ages
     assert first.volatility == 0 < last.volatility < 1
+    assert first.agreement > 0.99 > last.agreement > 0  # an exact sampler chooses as the policy does
     assert 0 < last.ratios["R2"]["sd_token"] < 1.5 * last.ratios["sampler"]["sd_token"]
     assert first.ratios["R2"]["sd_token"] < 1e-5
 
@@ -82,6 +83,7 @@ def test_a_coarse_sampler_has_both_kinds_of_likelihoods(tmp_path):
     first = found.ages[0]
     assert found.floor["mismatch/kl"] > 1e-6 and first.ratios["sampler"]["sd_token"] > 1e-4
     assert first.ratios["recompute"]["sd_token"] == 0.0
+    assert first.volatility == 0 and first.agreement < 1  # the policy's own choice is the one that volatility counts from
     narrow = next(c for c in found.candidates if c.algorithm.epsilon == 3e-4 and c.likelihoods == "sampler")
     assert sum(first.clipped[narrow.name]) > 0.1  # by numerics alone
     for kind in ("R2", "R3"):  # pi_old is read with the experts that updates replay
@@ -103,7 +105,11 @@ def test_a_dense_model_says_that_it_has_no_experts(tmp_path):
     dense = build_tiny(shape, longest_match_tokenizer(PIECES), 0)
     found = probe(tmp_path, tiny=dense, plan=ProbePlan(FEWEST, 8, (0,), 1, 1))
     assert "the model has no experts" in found.notes[-1]
-    assert found.ages[0].volatility is None and {c.replay for c in found.candidates} == {"none"}
+    assert (
+        found.ages[0].volatility is None
+        and found.ages[0].agreement is None
+        and {c.replay for c in found.candidates} == {"none"}
+    )
 
 
 def test_checkpointed_layers_replay_in_each_backward_pass(tmp_path):

@@ -56,8 +56,9 @@ class ProbePlan:
 @dataclass
 class Age:
     """What was found at an age. ratios: of each way to read pi_old or to route. lengths: (T, sd, mean) of log s over T
-    tokens. law: the exponent of its spread and its interval. volatility: share of the experts that changed, None where there
-    are none. clipped: of each candidate, the shares of tokens where A < 0 and where A > 0. products: of each candidate.
+    tokens. law: the exponent of its spread and its interval. volatility: share of the experts of age 0 that are not chosen
+    now. agreement: share of the sampler's experts that are. Both None where there are none. clipped: of each candidate, the
+    shares of tokens where A < 0 and where A > 0. products: of each candidate.
     """
 
     age: int
@@ -65,6 +66,7 @@ class Age:
     lengths: list[tuple[int, float, float]]
     law: tuple[float, float, float] | None
     volatility: float | None
+    agreement: float | None
     clipped: dict[str, tuple[float, float]]
     products: dict[str, Products] = field(default_factory=dict)
 
@@ -192,7 +194,7 @@ class Bench:
             clipped[each.name] = clipped_shares(self.objectives[each.name], logp[each.replay], batch.y, given)
         moved = logp[PLAIN] - batch.mu
         law = exponent(moved, batch.y, batch.owner)
-        found = Age(age, ratios, by_length(moved, batch.y), law, batch.volatility(now), clipped)
+        found = Age(age, ratios, by_length(moved, batch.y), law, batch.volatility(now), batch.agreement(now), clipped)
         if self.enough:
             found.products = self.products()
         return found

@@ -96,6 +96,7 @@ def write(config: Config, plan: ProbePlan, found: Measured, depends: Mapping[str
                 "lengths": age.lengths,
                 "law": age.law,
                 "volatility": age.volatility,
+                "agreement": age.agreement,
                 "clipped": age.clipped,
             }
             for age in found.ages

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gspo.config.policy import AlgorithmConfig
-from gspo.learner.agreement import before, paired
+from gspo.learner.agreement import before, other_experts, paired
 from gspo.learner.memory import MicroBatches
 from gspo.learner.ports import Policy
 from gspo.learner.reading import read
@@ -119,3 +119,8 @@ class Stale:
             if reading.routes is not None
         ]
         return float(torch.cat(shares).mean())
+
+    def agreement(self, now: Sequence[Reading]) -> float | None:
+        """Share of the sampler's experts that the policy chooses too; None where they are not known."""
+        others = other_experts(self.completions, now)
+        return None if others is None else 1 - others.differ / others.choices
