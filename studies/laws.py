@@ -115,6 +115,11 @@ def drift(age: Result) -> float | None:
     return abs(ratio["drift"]) / ratio["sd_completion"] if ratio["sd_completion"] else None
 
 
+def experts_changed(age: Result) -> float | None:
+    """Share of the sampler's experts that the policy does not choose."""
+    return None if age["agreement"] is None else 1 - age["agreement"]
+
+
 def foretold(point: Point) -> Quantity:
     """What `drift` is where the tokens' log-ratios are small and independent."""
     return lambda age: math.sqrt(age["ratios"]["sampler"]["kl"] * point.length / 2)
@@ -128,7 +133,7 @@ COLUMNS: dict[str, tuple[Callable[[Point], Quantity], str]] = {
     "foretold": (foretold, ".2f"),
     "KL": (lambda p: of_ratio("kl"), ".1e"),
     "tail index": (lambda p: of_ratio("tail"), ".1f"),
-    "experts changed": (lambda p: lambda age: age["volatility"], ".2%"),
+    "experts changed": (lambda p: experts_changed, ".2%"),
     "exponent of sd(log s) by length": (lambda p: lambda age: age["law"] and age["law"][0], "+.2f"),
     "update: gspo auto - grpo": (lambda p: ahead("gspo auto"), "+.3f"),
     "gspo 0.03 - grpo": (lambda p: ahead("gspo 0.03"), "+.3f"),
@@ -201,7 +206,7 @@ LAWS: dict[str, Quantity] = {
     "sd of log s": of_ratio("sd_completion"),
     "abs. drift": lambda age: abs(age["ratios"]["sampler"]["drift"]),
     "KL": of_ratio("kl"),
-    "experts changed": lambda age: age["volatility"],
+    "experts changed": experts_changed,
     **{f"signal to noise, {TITLES.get(name, name)}": of_merit("noise", name) for name in OBJECTIVES},
     **{f"direction lost, {TITLES.get(name, name)}": lost(name) for name in OBJECTIVES},
 }

@@ -30,10 +30,11 @@ Seeds 0 to 4. All cells of a seed come before the next seed's, so that wherever 
 than 3 nothing is concluded. Trials that set the sizes, of fewer groups and at another learning rate, were thrown away.
 
 Measures, at 0, 1 and 3 updates since sampling, for the last two dials at 0, 1, 2, 4, 8 and 15 or 16: standard deviation of
-the token's log-ratio and of the completion's log s, drift, KL, tail index, share of experts that changed; for each objective
-of the probe the shares clipped by sign, and of its gradient the direction (cosine with the gradient on policy), the signal
-to noise of an update of 4 groups, and both together (`update`). The run's own algorithm is gspo_token, whose numbers must be
-those of gspo with its range. Where the sampler differs, objectives also have recomputed likelihoods, some R2 and R3.
+the token's log-ratio and of the completion's log s, drift, KL, tail index, share of the sampler's experts that the policy
+does not choose; for each objective of the probe the shares clipped by sign, and of its gradient the direction (cosine with
+the gradient on policy), the signal to noise of an update of 4 groups, and both together (`update`). The run's own algorithm
+is gspo_token, whose numbers must be those of gspo with its range. Where the sampler differs, objectives also have recomputed
+likelihoods, some R2 and R3.
 
 A law, of a dial that is a number: log q = a + b log x by least squares, for each seed that has all points. b is the mean
 over seeds with its 95 % interval by Student's t. It is a law where this leaves 0 out and no point lies further than a
@@ -72,15 +73,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evidence import unpack
-
 HERE = Path(__file__).resolve().parent
 RESULTS, WORK = HERE / "results" / "mechanism", Path("runs/mechanism")
 SEEDS = range(5)
 SIZES = {"groups": 48, "fresh": 64, "warm": 2, "update": 4, "generations": 8, "steps": 300}
 """Of all cells: groups that are measured, fresh ones at each age, steps before, groups of an update, completions of a group,
 updates of the cold start."""
-COST = 60.0  # seconds of one core for the base, at each age
+COST = 50.0  # seconds of one core for the base, at each age
 
 
 @dataclass(frozen=True)
@@ -135,8 +134,8 @@ class ProbeCell:
     def cost(self) -> float:
         """Seconds of one core, about, with the cold start."""
         p = self.point
-        coarse = 1.7 if p.jitter or p.quantize != "none" else 1.0  # likelihoods of two kinds
-        return COST * len(p.ages) * (p.layers / 4) * (0.1 + 0.9 * p.length / 128) * coarse * (1.6 if p.experts > 64 else 1)
+        coarse = 1.45 if p.jitter or p.quantize != "none" else 1.0  # likelihoods of two kinds
+        return COST * len(p.ages) * (p.layers / 4) * (0.2 + 0.8 * p.length / 128) * coarse * (1.6 if p.experts > 64 else 1)
 
 
 def cells(dials: Iterable[str]) -> list[ProbeCell]:
@@ -171,6 +170,16 @@ def kept() -> list[dict[str, Any]]:
             found += [] if data is None else [json.loads(data.read())]
     planned = [cell.settings for cell in cells(DIALS)]
     return [each for each in found if each["settings"] in planned]
+
+
+def unpack() -> None:
+    """Puts what was kept where cells are done, so that the next `pack` keeps it too."""
+    by_settings = {json.dumps(each["settings"]): each for each in kept()}
+    for cell in cells(DIALS):
+        told = by_settings.get(json.dumps(cell.settings))
+        if told is not None and not done(cell):
+            file_of(cell).parent.mkdir(parents=True, exist_ok=True)
+            file_of(cell).write_text(f"{json.dumps(told)}\n", encoding="utf-8")
 
 
 def pack() -> None:
@@ -251,8 +260,10 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="cells at a time, a core each (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="only tells")
     options = parser.parse_args()
+    if options.workers < 1:
+        parser.error(f"--workers {options.workers}: must be at least 1")
     os.chdir(HERE.parent)
-    unpack(RESULTS)
+    unpack()
     planned = cells(options.only or DIALS)
     missing = [cell for cell in planned if not done(cell)]
     cost = sum(cell.cost for cell in missing) / 3600

@@ -101,7 +101,7 @@ def summary(found: Measured, update: int) -> dict[str, Any]:
                 merits[name] |= {"largest": each.largest, "told": signal(products.truth, resamples.fresh)[1]}
         ages.append(
             {
-                "age": age.age, "ratios": age.ratios, "lengths": age.lengths, "law": age.law, "volatility": age.volatility,
+                "age": age.age, "ratios": age.ratios, "lengths": age.lengths, "law": age.law, "agreement": age.agreement,
                 "clipped": {name: list(shares) for name, shares in age.clipped.items()}, "merits": merits,
             }
         )  # fmt: skip
