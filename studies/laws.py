@@ -145,9 +145,9 @@ def ratios(found: Found, dial: str) -> str:
     rows = [["", "n", *COLUMNS]]
     for place in places(dial):
         count = len(found.at(place))
-        cells = [_told(interval([*found.values(place, of(place.point)).values()]), form) for of, form in COLUMNS.values()]
+        cells = [spelled(interval([*found.values(place, of(place.point)).values()]), form) for of, form in COLUMNS.values()]
         rows.append([place.label, str(count), *cells] if count else [place.label, NOT_RUN, *[""] * len(COLUMNS)])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def merits(found: Found, here: Sequence[Place], part: str) -> str:
@@ -155,8 +155,8 @@ def merits(found: Found, here: Sequence[Place], part: str) -> str:
     rows = [["", *(place.label for place in here)]]
     for name in OBJECTIVES:
         each = [interval([*found.values(place, of_merit(part, name)).values()]) for place in here]
-        rows.append([TITLES.get(name, name), *(_told(value, ".2f" if part == "direction" else ".3f") for value in each)])
-    return _markdown(rows)
+        rows.append([TITLES.get(name, name), *(spelled(value, ".2f" if part == "direction" else ".3f") for value in each)])
+    return markdown(rows)
 
 
 class Law(NamedTuple):
@@ -221,7 +221,7 @@ def laws(found: Found, lines: Mapping[str, Sequence[Place]]) -> str:
     rows = [["b of q ~ x^b", *lines]]
     for title, quantity in LAWS.items():
         rows.append([title, *(_law(found, line, quantity) for line in lines.values())])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def _law(found: Found, line: Sequence[Place], quantity: Quantity) -> str:
@@ -232,10 +232,10 @@ def _law(found: Found, line: Sequence[Place], quantity: Quantity) -> str:
     law = fit([(place.label, place.x or math.nan) for place in line], [found.values(place, quantity) for place in line])
     if law is None:
         return "cannot be told"
-    return f"{_told(law.b, '+.2f')}{f', up to {law.last}' if law.stops else ''}{'' if law.holds else ': no law'}"
+    return f"{spelled(law.b, '+.2f')}{f', up to {law.last}' if law.stops else ''}{'' if law.holds else ': no law'}"
 
 
-def _told(value: Interval, form: str) -> str:
+def spelled(value: Interval, form: str) -> str:
     """Mean and interval; the mean alone of a single seed; nothing where there is no number."""
     if not value.n:
         return ""
@@ -244,7 +244,8 @@ def _told(value: Interval, form: str) -> str:
     return f"{value.mean:{form}} [{value.low:{form}}, {value.high:{form}}]"
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first row is its head."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"
 

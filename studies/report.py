@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from foretold import table as outcomes
 from laws import tables
 from mechanism import kept
 
@@ -92,9 +93,13 @@ def table(study: str, setting: str) -> str:
 def pages() -> dict[Path, str]:
     """Both pages with today's tables."""
     results = kept()
+
+    def of_dial(name: str) -> str:
+        return outcomes(results) if name == "foretold" else tables(results, name)
+
     return {
         PAGE: TABLE.sub(lambda m: m[1] + table(m[2], m[3]) + m[4], PAGE.read_text(encoding="utf-8")),
-        MECHANISM: DIAL.sub(lambda m: m[1] + tables(results, m[2]) + m[3], MECHANISM.read_text(encoding="utf-8")),
+        MECHANISM: DIAL.sub(lambda m: m[1] + of_dial(m[2]) + m[3], MECHANISM.read_text(encoding="utf-8")),
     }
 
 

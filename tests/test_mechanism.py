@@ -11,6 +11,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "studies"))
 
+import foretold  # noqa: E402
 import jitter  # noqa: E402
 import laws  # noqa: E402
 import mechanism  # noqa: E402
@@ -119,8 +120,8 @@ def test_fits_find_the_exponent_and_where_it_stops():
 def result(point, seed):
     ratio = {
         "sd_token": 0.1,
-        "sd_completion": 0.1 / point.length**0.5 * (1 + seed / 50),
-        "drift": -0.001,
+        "sd_completion": 0.1 / point.length**0.45 * (1 + seed / 50),
+        "drift": -0.001 * point.length**0.05,
         "kl": 0.005,
         "tail": 3.0,
     }
@@ -137,7 +138,7 @@ def test_tables_tell_what_was_not_run():
     assert "| sd of log s | not run: 0 of 3 seeds | not run: 0 of 3 seeds |" in table  # a line with missing points
     assert laws.tables(some, "top") == "Not run.\n"
     whole = laws.tables([result(point, seed) for point in points.values() for seed in range(3)], "length")
-    assert "not run" not in whole and "| sd of log s | -0.50 [-0.50, -0.50] | -0.50 [-0.50, -0.50] |" in whole
+    assert "not run" not in whole and "| sd of log s | -0.45 [-0.45, -0.45] | -0.45 [-0.45, -0.45] |" in whole
     other = json.loads(json.dumps(some))
     for each in other:
         each["settings"]["groups"] += 1  # another plan's
@@ -146,9 +147,28 @@ def test_tables_tell_what_was_not_run():
     assert "| 16, 1 update | 1 | 0.1000 |" in single and "[" not in single.split("\n")[4]
 
 
+def test_what_was_foretold_is_judged_by_its_rule():
+    assert foretold.table([]).count("| not run |") == 6
+    every = [result(point, seed) for points in mechanism.DIALS.values() for point in points.values() for seed in range(3)]
+    rows = [line.strip("| ").split(" | ") for line in foretold.table(every).splitlines()[2:]]
+    assert [verdict for *_, verdict in rows] == ["holds", "holds", "fails", "fails", "fails", "holds"]
+    assert rows[0][1] == "b = -0.45 [-0.45, -0.45]" and rows[2][1] == "0.20 to 0.20 of it" and rows[5][1] == "nowhere"
+    for each in every:
+        update = [0.5 if each["settings"]["jitter"] >= 0.1 else 0.4, 0.3, 0.6]
+        for age in each["ages"]:
+            age["merits"] = age["merits"] | {"gspo 0.03": age["merits"]["yours"] | {"update": update}}
+    last = foretold.table(every).splitlines()[-1]
+    assert "| gspo 0.03 at jitter 0.1, 0 updates;" in last and last.endswith("| holds |")
+    for each in every:
+        if each["settings"]["layers"] == 8:
+            each["ages"][-1]["merits"]["gspo 0.03"]["update"][0] = 0.9
+    last = foretold.table(every).splitlines()[-1]
+    assert "gspo 0.03 at layers 8, 3 updates" in last and last.endswith("| fails |")
+
+
 def test_every_dial_has_its_tables_on_the_page():
     page = report.MECHANISM.read_text()
-    assert report.DIAL.findall(page) and [name for _, name, _ in report.DIAL.findall(page)] == [*mechanism.DIALS]
+    assert report.DIAL.findall(page) and [name for _, name, _ in report.DIAL.findall(page)] == ["foretold", *mechanism.DIALS]
 
 
 @pytest.fixture
