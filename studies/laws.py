@@ -152,11 +152,25 @@ def ratios(found: Found, dial: str) -> str:
 
 def merits(found: Found, here: Sequence[Place], part: str) -> str:
     """A number of each objective's gradient at these places."""
-    rows = [["", *(place.label for place in here)]]
+    rows = [_head(here)]
     for name in OBJECTIVES:
         each = [interval([*found.values(place, of_merit(part, name)).values()]) for place in here]
         rows.append([TITLES.get(name, name), *(spelled(value, ".2f" if part == "direction" else ".3f") for value in each)])
     return markdown(rows)
+
+
+def clipped(found: Found, here: Sequence[Place]) -> str:
+    """Shares of the tokens that each clip takes the gradient from, where A < 0 and where A > 0, mean over seeds."""
+    rows = [_head(here)]
+    for name in OBJECTIVES:
+        each = [np.mean([age["clipped"][name] for age in found.at(place).values()], axis=0) for place in here]
+        rows.append([TITLES.get(name, name), *(f"{low:.1%} / {high:.1%}" for low, high in each)])
+    return markdown(rows)
+
+
+def _head(here: Sequence[Place]) -> list[str]:
+    """The points of a series."""
+    return ["", *(place.label.replace(place.series, "").strip(", ") for place in here)]
 
 
 class Law(NamedTuple):
@@ -263,5 +277,6 @@ def tables(results: Sequence[Result], dial: str) -> str:
         if run := [place for place in line if found.at(place)]:
             parts[f"Direction of the gradient, {name}"] = merits(found, run, "direction")
             parts[f"Signal to noise of an update, {name}"] = merits(found, run, "noise")
+            parts[f"Clipped where A < 0 / where A > 0, {name}"] = clipped(found, run)
     parts["Laws"] = laws(found, lines)
     return "\n".join(f"{title}:\n\n{table}" for title, table in parts.items() if table)

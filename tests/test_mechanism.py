@@ -127,6 +127,7 @@ def result(point, seed):
     }
     merit = {"direction": [0.9, 0.8, 1.0], "noise": [0.2, 0.1, 0.3], "update": [0.4, 0.3, 0.5], "largest": 0.1, "told": True}
     told = {"ratios": {"sampler": ratio}, "agreement": 0.99, "law": None, "merits": dict.fromkeys(laws.OBJECTIVES, merit)}
+    told["clipped"] = {name: [0.25, 0.125 if seed else 0.0] for name in laws.OBJECTIVES}
     return {"settings": mechanism.ProbeCell(point, seed).settings, "ages": [told | {"age": age} for age in point.ages]}
 
 
@@ -135,6 +136,7 @@ def test_tables_tell_what_was_not_run():
     some = [result(points[name], seed) for name in ("16", "32", "64") for seed in range(3)]
     table = laws.tables(some, "length")
     assert "| 16, 1 update | 3 | 0.1000 [0.1000, 0.1000] |" in table and "| 128, 3 updates | not run |" in table
+    assert "| grpo 0.2 | 25.0% / 8.3% | 25.0% / 8.3% | 25.0% / 8.3% |" in table  # 16, 32, 64: those that were run
     assert "| sd of log s | not run: 0 of 3 seeds | not run: 0 of 3 seeds |" in table  # a line with missing points
     assert laws.tables(some, "top") == "Not run.\n"
     whole = laws.tables([result(point, seed) for point in points.values() for seed in range(3)], "length")
