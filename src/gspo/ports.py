@@ -43,6 +43,10 @@ class Weights(Protocol):
         """Each weight of the language model by its name, whole."""
         ...
 
+    def layers(self) -> Iterable[dict[str, Tensor]]:
+        """The same a layer at a time, by the names of a Hugging Face folder, in the types in which an engine reads them."""
+        ...
+
     def save(self, folder: str, *, merged: bool = False) -> None:
         """Write the model and its tokenizer in Hugging Face format; adapters alone, or `merged` into a whole model."""
         ...

@@ -71,7 +71,12 @@ class SamplerConfig:
     engine_args: dict[str, Any] = opt({})
     """Additional arguments of a started server, such as `{gpu_memory_utilization = 0.4, enforce_eager = true}`."""
     exchange: str | None = opt(None, path=True)
-    """Folder through which new weights reach the engine, which must see it too. Unset: one in memory, /dev/shm."""
+    """Folder through which weights reach the engine, which must see it too; when they are broadcast, the first ones. Unset:
+    one in memory, /dev/shm."""
+    weight_transfer: str = opt("auto", choices=("auto", "folder", "broadcast"))
+    """How new weights reach vLLM: through a `folder`, or by `broadcast` from the learner to the workers of each engine (NCCL
+    between GPUs, gloo between CPUs), which is not possible on one GPU. `auto`: broadcast where the run starts the engines,
+    and on other GPUs than the learner's; else the folder. Adapters take the folder."""
     timeout: float = opt(600.0, low=1e-3, high=86_400)
     """Seconds that the engine may take for a completion before it counts as hung."""
     batch_size: int = opt(256, low=1, high=10**6)

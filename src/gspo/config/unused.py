@@ -149,6 +149,10 @@ ALWAYS = (
         'the embedded sampler has no use for it: set sampler.engine = "vllm", or leave it out',
     ),
     Unused(
+        ("sampler.exchange",), lambda c: c.sampler.weight_transfer == "broadcast" and bool(c.sampler.urls),
+        'servers that run already get broadcast weights, set with sampler.weight_transfer = "broadcast": leave it out',
+    ),
+    Unused(
         ("log.project",), lambda c: not {"wandb", "trackio"} & set(c.log.trackers),
         "it is for wandb and trackio: name one in log.trackers, or leave it out",
     ),

@@ -23,7 +23,7 @@ from gspo.types import Agreement, Completion, Reading, Update
 T = TypeVar("T")
 OVER = None  # the command that ends a follower
 SAVES = ("save", "weights.save")
-TENSORS, WEIGHTS = "weights.tensors", "weights."
+TENSORS, LAYERS, WEIGHTS = "weights.tensors", "weights.layers", "weights."
 
 
 class RankLearner:
@@ -53,7 +53,7 @@ def follow(learner: LocalLearner, ranks: ProcessRanks) -> None:
                 if command[0] not in SAVES:
                     raise
                 continue  # the disk did not take it: all ranks have this error (sharded.py), and the leader goes on or ends
-            for _ in answer if command[0] == TENSORS else ():
+            for _ in answer if command[0] in (TENSORS, LAYERS) else ():
                 pass  # every rank gives its shard of each
 
 
@@ -86,7 +86,7 @@ class LeadingLearner:
         leader's answer.
         """
         with self._one_at_a_time, noticed():
-            assert not self.streams, "all ranks are in the middle of Weights.tensors: listen to its end first"
+            assert not self.streams, "all ranks are in the middle of giving weights: listen to its end first"
             self.ranks.told((name, arguments if told is None else told))
             return self._own.do(name, arguments)
 
@@ -172,12 +172,20 @@ class LeadingWeights:
         return self.learner.learner.policy.temperature
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
-        """Each weight by its name, whole. All are gathered, also where somebody stops listening."""
-        every = iter(self.learner.all_do(TENSORS))
+        """Each weight by its name, whole."""
+        return self._streamed(TENSORS)
+
+    def layers(self) -> Iterable[dict[str, Tensor]]:
+        """Each layer as an engine reads it, whole."""
+        return self._streamed(LAYERS)
+
+    def _streamed(self, name: str) -> Iterator[Any]:
+        """What all ranks give. It is gathered to the end, also where somebody stops listening."""
+        every = iter(self.learner.all_do(name))
         self.learner.streams = True
         try:
-            for pair in noticing(every):  # noqa: UP028 - `yield from` would end it with whoever listens
-                yield pair
+            for item in noticing(every):  # noqa: UP028 - `yield from` would end it with whoever listens
+                yield item
         finally:
             for _ in every:
                 pass

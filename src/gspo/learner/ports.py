@@ -48,6 +48,10 @@ class Policy(Protocol):
         """The language model's weights by name, whole, which a sampler takes over; in shards, on the rank that leads."""
         ...
 
+    def layers(self) -> Iterable[dict[str, Tensor]]:
+        """The same a layer at a time, by the names and in the types in which an engine reads them."""
+        ...
+
     def state_dict(self) -> dict[str, Any]:
         """What is trained beside the weights (a critic); {} where nothing is."""
         ...

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from gspo.learner.ports import Policy
 from gspo.learner.reading import read, where_read
 from gspo.types import Completion, Reading
 
+T = TypeVar("T")
 PROOF_TOKENS = 16384  # most that a micro-batch of a proof reads
 GIVEN = "while it handed weights to the sampler"
 
@@ -29,13 +31,20 @@ class PolicyWeights:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Each weight by its name."""
-        every = iter(self.policy.weights())
+        return self._given(self.policy.weights())
+
+    def layers(self) -> Iterator[dict[str, Tensor]]:
+        """Each layer as an engine reads it."""
+        return self._given(self.policy.layers())
+
+    def _given(self, each: Iterable[T]) -> Iterator[T]:
+        every = iter(each)
         while True:
             with outside_of_passes(GIVEN, self._micro_batches.ranks):
-                pair = next(every, None)
-            if pair is None:
+                item = next(every, None)
+            if item is None:
                 return
-            yield pair
+            yield item
 
     def save(self, folder: str, merged: bool = False) -> None:
         """Writes the model and its tokenizer in Hugging Face format; adapters alone, or `merged` into a whole model."""

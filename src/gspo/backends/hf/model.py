@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gspo.backends.hf.experts import rounded_once
 from gspo.backends.hf.files import KEPT_KEYS, Outline, embedded
 from gspo.backends.hf.head import Head
+from gspo.backends.hf.layers import Layers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Largest accepted difference between two ways to the same numbers, as a share of the largest of them.
@@ -86,6 +87,16 @@ class HFModel:
     def tensors(self) -> Iterable[tuple[str, Tensor]]:
         """The weights by name, each whole."""
         return self.named_parameters()
+
+    def layers(self) -> Iterator[dict[str, Tensor]]:
+        """What an engine reads, a layer at a time: whole weights by the names of a Hugging Face folder, matrices in the type
+        of the matrix products, except those of routers.
+        """
+        weights = dict(self.named_parameters())
+        layers = Layers(self, weights, self.compute_dtype)
+        for number, names in enumerate(layers.names):
+            here = {name: weights[name].detach().to(layers.types[name]) for name in names}
+            yield layers.named(number, here, self.device)
 
     def prove(self, trained: Iterable[nn.Parameter]) -> None:
         """Whole weights are what they are. (Shards are checked.)"""

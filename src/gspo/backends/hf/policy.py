@@ -104,6 +104,10 @@ class HFPolicy:
         """The language model's weights by name, whole."""
         return self.model.tensors()
 
+    def layers(self) -> Iterable[dict[str, Tensor]]:
+        """The same as an engine reads it (HFModel.layers)."""
+        return self.model.layers()
+
     def state_dict(self) -> dict[str, Any]:
         """The critic's weights; {} without one."""
         return {} if self.critic is None else self.critic.state_dict()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,15 +24,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from transformers.core_model_loading import revert_weight_conversion
 from transformers.distributed import DistributedConfig
 
 from gspo.backends.hf.gathering import Gathering
 from gspo.backends.hf.head import Head
+from gspo.backends.hf.layers import Layers
 from gspo.backends.hf.load import autocast_type, read_weights, ready
 from gspo.backends.hf.model import DTYPES, HFModel
 from gspo.backends.hf.narrow import narrow_gathers
-from gspo.backends.hf.routers import routers
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
 from gspo.learner.ranks import whole
@@ -182,6 +180,15 @@ class ShardedModel(HFModel):
             wanted = [[name], *[[]] * (gathering.size - 1)]
             yield from gathering.exchange(wanted, {name: p.dtype}, p.device).items()
 
+    def layers(self) -> Iterator[dict[str, Tensor]]:
+        """As HFModel.layers, for the rank that leads. The others send their rows and get none."""
+        gathering = Gathering(self.named_parameters())
+        layers = Layers(self, gathering.weights, self.compute_dtype)
+        for number, names in enumerate(layers.names):
+            here = gathering.exchange([names, *[[]] * (gathering.size - 1)], layers.types, self.device)
+            if gathering.number == 0:
+                yield layers.named(number, here, self.device)
+
     @torch.no_grad()
     def prove(self, trained: Iterable[nn.Parameter]) -> None:
         """Whether passes read what the optimizer changes. trained: its parameters. Raises RuntimeError, naming the weight,
@@ -260,27 +267,15 @@ def write_layers(
     one whole. dtype: as in ShardedModel.save. Returns of each weight its file and bytes, and what this rank could not write.
     """
     gathering = Gathering(model.named_parameters())
-    persistent = set(model.model.state_dict())
-    buffers = {name: x.detach() for name, x in model.model.named_buffers() if name in persistent}  # whole on every rank
-    kept = {p for router in routers(model.model) for p in router.parameters()}
-    types = {name: dtype if dtype and p.ndim > 1 and p not in kept else p.dtype for name, p in gathering.weights.items()}
-    layers: dict[str, list[str]] = {}
-    for name in gathering.weights:
-        layers.setdefault(_layer(name), []).append(name)
-    every = list(layers.values())
-    beside: dict[int, dict[str, Tensor]] = {}  # the buffers of each layer, by its number; 0 where it has no weights
-    for name, x in buffers.items():
-        number = list(layers).index(_layer(name)) if _layer(name) in layers else 0
-        beside.setdefault(number, {})[name] = x.cpu()
+    layers, cpu = Layers(model, gathering.weights, dtype), torch.device("cpu")
     wrote: dict[str, tuple[str, int]] = {}
     problems: list[str] = []
-    for begin in range(0, len(every), gathering.size):
-        wanted = every[begin : begin + gathering.size]
-        here = gathering.exchange([*wanted, *[[]] * (gathering.size - len(wanted))], types, torch.device("cpu"))
-        here |= beside.get(begin + gathering.number, {})
-        if here:
-            file = f"model-{begin + gathering.number + 1:05d}-of-{len(every):05d}.safetensors"
-            saved = {name: x.contiguous() for name, x in revert_weight_conversion(model.model, here).items()}
+    for begin in range(0, len(layers.names), gathering.size):
+        wanted = layers.names[begin : begin + gathering.size]
+        here = gathering.exchange([*wanted, *[[]] * (gathering.size - len(wanted))], layers.types, cpu)
+        saved = layers.named(begin + gathering.number, here, cpu)
+        if saved:
+            file = f"model-{begin + gathering.number + 1:05d}-of-{len(layers.names):05d}.safetensors"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 save_file(saved, folder / file, metadata={"format": "pt"})
@@ -306,9 +301,3 @@ def gathered(mine: T) -> list[T]:
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     return every
-
-
-def _layer(name: str) -> str:
-    """What is written together: the weights of a layer, or of what is beside the layers."""
-    numbered = re.match(r".*?\.\d+\.", name)
-    return numbered[0] if numbered else name

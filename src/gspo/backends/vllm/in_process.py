@@ -73,18 +73,22 @@ class Inside:
         """Whether it is up."""
         return self._engine is not None
 
-    def swap(self, folder: Path, version: int) -> None:
-        """Puts the weights, or the adapter, of a Hugging Face folder in place. What is being sampled ends early ("abort");
-        from then on tokens carry `version`.
-        """
-        self._do(lambda: self._swap(folder, version))
+    def workers(self, method: str, *arguments: str) -> list[Any]:
+        """See Engine.workers."""
+        return self._do(lambda: self._engine.collective_rpc(method, args=arguments))
 
-    def _swap(self, folder: Path, version: int) -> None:
+    def swap(self, folder: Path | None, version: int) -> int:
+        """See Engine.swap."""
+        assert folder is not None, "the trainer and a worker in its own process are no process group"
+        return self._do(lambda: self._swap(folder, version))
+
+    def _swap(self, folder: Path, version: int) -> int:
         engine = self._engine
         engine.abort_request(list(self._requests))
         for future, last in self._requests.values():
             give(future, answered(last, "abort", self._version))
         self._requests.clear()
+        taken = 1
         if self.adapters:
             from vllm.lora.request import LoRARequest
 
@@ -92,10 +96,11 @@ class Inside:
             engine.add_lora(self._adapter)
             self._adapter = LoRARequest(ADAPTER, 1, str(folder))
         else:
-            engine.collective_rpc("gspo_reload", args=(str(folder),))
+            taken = len(engine.collective_rpc("gspo_reload", args=(str(folder),)))
         engine.reset_prefix_cache()
         self._version = str(version)
         engine.set_weight_version(self._version)
+        return taken
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """A completion, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""

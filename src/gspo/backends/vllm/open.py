@@ -18,8 +18,9 @@ from gspo.backends.vllm.exchange import exchange, logs
 from gspo.backends.vllm.in_process import Inside
 from gspo.backends.vllm.process import EngineHost, LocalHost, free_ports
 from gspo.backends.vllm.routes import FLAG, Routers
-from gspo.backends.vllm.sampler import WEIGHTS, VLLMSampler
+from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Engine, Server, http, serving
+from gspo.backends.vllm.transfer import WEIGHTS, chosen
 from gspo.config.engines import devices_each
 from gspo.config.policy import LoraConfig
 from gspo.config.rollout import SamplerConfig
@@ -66,6 +67,8 @@ def opened(
         sampler, failed = sampler_of(config, policy, weights, scratch, hosts), False
         try:
             sampler.fleet.start()
+            engines = [member.engine for member in sampler.fleet.members]
+            sampler.transfer = chosen(config.sampler, policy.device, engines, scratch)
             sampler.load(weights)
             if config.algorithm.router_replay == "R3" and sampler.routers is None:
                 raise ValueError(

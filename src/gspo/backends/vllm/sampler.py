@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from gspo.backends.hf.model import HFModel
-from gspo.backends.vllm.fleet import STRIKES, Fleet, LeftOut, Member, State, at_once
+from gspo.backends.vllm.fleet import STRIKES, Fleet, LeftOut, Member, State
 from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routes import Routers
 from gspo.backends.vllm.server import Engine, EngineError
+from gspo.backends.vllm.transfer import FolderTransfer, Transfer
 from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check, Gap, compare, repeated
 from gspo.ports import Job, SamplerError, Weights, seed_of
 from gspo.types import Prompt, Rollout, Sampling
-
-WEIGHTS, NEXT, OLD = "weights", "next", "old"  # the folders of the exchange: of now, while they are written, and before
 
 
 class OtherWeights(EngineError):
@@ -47,7 +42,7 @@ class VLLMSampler:
         timeout: float = 600.0, tell: Callable[[str], None] = lambda text: None, routers: Routers | None = None,
     ) -> None:  # fmt: skip
         self.routers = routers
-        self.model, self.exchange = model, exchange
+        self.model = model
         self.temperature, self.timeout = temperature, timeout
         self.version = 0
         self.still: AbstractContextManager[Any] = contextlib.nullcontext()  # a weight update waits for no completion
@@ -59,6 +54,7 @@ class VLLMSampler:
         proofs = [Check(model.compute_dtype, model.config.vocab_size) for _ in engines]
         members = [Member(*each) for each in zip(engines, proofs)]
         self.fleet = Fleet(members, batch_size, self._loop, self._welcome, tell)
+        self.transfer: Transfer = FolderTransfer(exchange, self.fleet.adapters)
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def close(self) -> None:
@@ -74,45 +70,32 @@ class VLLMSampler:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def counts(self) -> dict[str, float]:
-        """How many engines serve now; how many were left out, and requests asked again, since this was last asked."""
-        return self.fleet.counts()
+        """How many engines serve now; since this was last asked, how many were left out, requests asked again, and what
+        weights took on their way.
+        """
+        return self.fleet.counts() | self.transfer.counts()
 
     def load(self, weights: Weights) -> None:
         """Takes over these weights and their version. Engines that do not are left out; raises EngineError where all are."""
         try:
-            self.write(weights)
+            self.transfer.take(weights)
         except SamplerError:
             self.version = weights.version  # as the port has it: the weights of this version are in a checkpoint
             raise
         with self._control:  # an engine that comes back meanwhile waits for the new ones
             self.fleet.recall()
-            self._put_in_place()
+            self.transfer.put(weights)
             self.version, self.temperature = weights.version, weights.temperature
             while not self.fleet.serving:
                 self._update(weights, self.fleet.waiting())
-
-    def _put_in_place(self) -> None:
-        """What was written takes the place of the weights of before, from which an engine may be starting just now."""
-        shutil.rmtree(self.exchange / OLD, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):  # before the first update
-            (self.exchange / WEIGHTS).rename(self.exchange / OLD)
-        (self.exchange / NEXT).rename(self.exchange / WEIGHTS)
-        shutil.rmtree(self.exchange / OLD, ignore_errors=True)
 
     def _update(self, weights: Weights, members: Mapping[Member, int]) -> None:
         """Gives engines the weights of now, all at the same time, and has those serve that prove it. members: with their
         lives.
         """
-
-        def swapped(member: Member) -> bool:
-            try:
-                member.engine.swap(self.exchange / WEIGHTS, self.version)
-            except EngineError as error:
-                self.fleet.leave_out(member, members[member], error)
-            return member.life == members[member]
-
-        swaps = at_once([partial(swapped, member) for member in members])
-        ready = [member for member, swap in zip(members, swaps) if swap.result()]
+        for member, error in self.transfer.give(members, self.version).items():
+            self.fleet.leave_out(member, members[member], error)
+        ready = [member for member in members if member.life == members[member]]
         _, errors = self._judge(weights, ready)
         for member in ready:
             if member not in errors:
@@ -122,18 +105,6 @@ class VLLMSampler:
             final = isinstance(error, OtherWeights) and not self.fleet.serving
             self.fleet.leave_out(member, members[member], error, final)
 
-    def write(self, weights: Weights) -> None:
-        """Writes the weights, or the adapter where the server takes one, beside those that the server has."""
-        folder = str(self.exchange / NEXT)
-        try:
-            weights.save(folder, merged=not self.fleet.adapters)
-        except (OSError, SafetensorError) as error:
-            free = shutil.disk_usage(self.exchange).free / 2**20
-            raise SamplerError(
-                f"the weights cannot be written to {self.exchange}, which has {free:,.0f} MiB left ({error}): name a folder "
-                "with room for them as sampler.exchange"
-            ) from None
-
     def _welcome(self, member: Member, life: int) -> None:
         """Gives an engine that comes back the weights of now, and has it serve once it is proven. It must sample what one
         did that the trainer had proven, with the same seeds: the trainer may be changing its own weights just now. Raises
@@ -142,7 +113,8 @@ class VLLMSampler:
         with self._control:
             if member.state is not State.WAITS or member.life != life:
                 return  # a weight update was first
-            member.engine.swap(self.exchange / WEIGHTS, self.version)
+            for error in self.transfer.give({member: life}, self.version).values():
+                raise error
             if self.probes:
                 (sampled,) = self._probed([member], self._round)
                 if isinstance(sampled, EngineError):

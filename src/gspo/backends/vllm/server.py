@@ -68,9 +68,14 @@ class Engine(Protocol):
         """Whether it is up."""
         ...
 
-    def swap(self, folder: Path, version: int) -> None:
-        """Puts the weights, or the adapter, of a Hugging Face folder in place. What is being sampled ends early ("abort"),
-        what comes meanwhile waits; from then on tokens carry `version`.
+    def workers(self, method: str, *arguments: str) -> list[Any]:
+        """What each of its workers answers to a method of plugin/gspo_vllm.py. Raises EngineError."""
+        ...
+
+    def swap(self, folder: Path | None, version: int) -> int:
+        """Puts the weights, or the adapter, of a Hugging Face folder in place, or (None) those that its workers' group is
+        sent. What is being sampled ends early ("abort"), what comes meanwhile waits; from then on tokens carry `version`.
+        Returns how many workers took them.
         """
         ...
 
@@ -227,18 +232,25 @@ class Server:
         """Whether it was started for LoRA adapters."""
         return self._get("/v1/load_lora_adapter", 10.0).status_code == 405  # for POST alone
 
-    def swap(self, folder: Path, version: int) -> None:
-        """Puts the weights, or the adapter, of a Hugging Face folder in place. What is being sampled ends early ("abort"),
-        what comes meanwhile waits; from then on tokens carry `version`.
-        """
+    def workers(self, method: str, *arguments: str) -> list[Any]:
+        """What each of its workers answers to a method of plugin/gspo_vllm.py. Raises EngineError."""
+        answer = self.call("/collective_rpc", {"method": method, "args": arguments})
+        return answer["results"] if isinstance(answer, dict) else [None]  # where no worker has said anything
+
+    def swap(self, folder: Path | None, version: int) -> int:
+        """See Engine.swap."""
         self.call("/pause", {}, mode="abort")
-        if self.adapters:
+        taken = 1
+        if folder is None:
+            taken = len(self.workers("gspo_receive"))
+        elif self.adapters:
             self.call("/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True})
         else:
-            self.call("/collective_rpc", {"method": "gspo_reload", "args": [str(folder)]})
+            taken = len(self.workers("gspo_reload", str(folder)))
         self.call("/reset_prefix_cache", {})
         self.call("/update_weight_version", {"new_version": str(version)})
         self.call("/resume", {})
+        return taken
 
     def _get(self, path: str, timeout: float) -> Any:
         # A proxy has no way to ours.

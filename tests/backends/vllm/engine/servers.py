@@ -14,6 +14,7 @@ from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.backends.vllm.open import sampler_of
+from gspo.backends.vllm.transfer import chosen
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
@@ -74,10 +75,12 @@ def served(policy, rank=0, **options):
         sampler = sampler_of(
             Config(sampler=settings, lora=LoraConfig(rank=rank)), policy, PolicyWeights(policy, 0), Path(scratch)
         )
-        sampler.said, sampler.server = [], sampler.fleet.members[0].engine
+        sampler.said, sampler.server, sampler.exchange = [], sampler.fleet.members[0].engine, Path(scratch)
         sampler.fleet.tell = sampler.said.append
         try:
             sampler.fleet.start()
+            engines = [member.engine for member in sampler.fleet.members]
+            sampler.transfer = chosen(settings, policy.device, engines, Path(scratch))
             sampler.load(PolicyWeights(policy, 0))
             yield sampler
         finally:

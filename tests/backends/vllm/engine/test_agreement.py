@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gspo.backends.vllm.sampler import WEIGHTS
 from gspo.backends.vllm.server import EngineError
+from gspo.backends.vllm.transfer import WEIGHTS
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
 from tests.backends.vllm.engine.servers import change, gaps, policy_of, prompts, served

@@ -185,11 +185,58 @@ class Extension:
 
     def gspo_reload(self, folder: str) -> None:
         """Puts the weights of a Hugging Face folder in place."""
-        self.reload_weights(weights_path=folder)  # type: ignore[attr-defined]
+        self.gspo_put(weights_path=folder)
+
+    def gspo_put(self, **weights) -> None:
+        """Puts weights in place, given as vLLM's reload_weights takes them."""
+        self.reload_weights(**weights)  # type: ignore[attr-defined]
         for module in self.model_runner.get_model().modules():  # type: ignore[attr-defined]
-            # A head tied to the embedding has no weights in the folder, so vLLM leaves its copy, packed for a CPU, as it is.
+            # A head tied to the embedding is not among the weights, so vLLM leaves its copy, packed for a CPU, as it is.
             if hasattr(module, "cpu_linear") and module.weight.numel():
                 module.quant_method.process_weights_after_loading(module)
+
+    def gspo_place(self) -> dict:
+        """Where this worker is: its rank among all of the engine, how many they are, its device, and the version of NCCL."""
+        import torch
+
+        parallel, device = self.vllm_config.parallel_config, self.device  # type: ignore[attr-defined]
+        found = {
+            "rank": parallel.data_parallel_index * parallel.world_size + self.rank,  # type: ignore[attr-defined]
+            "workers": parallel.world_size * parallel.data_parallel_size,
+            "device": device.type, "gpu": "", "nccl": "",
+        }  # fmt: skip
+        if device.type == "cuda":
+            found["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        return found
+
+    def gspo_join(self, address: str, port: str, backend: str, seconds: str) -> None:
+        """Joins the trainer's process group, whose store is at this address. seconds: that a wait may take."""
+        import gspo_transfer as transfer
+        import torch
+
+        place, limit = self.gspo_place(), float(seconds)
+        self.gspo_device = self.device if backend == "nccl" else torch.device("cpu")  # type: ignore[attr-defined]
+        self.gspo_limit, self.gspo_group = limit, None  # the group of before ends here
+        rank, size, mine = place["rank"] + 1, place["workers"] + 1, transfer.facing(address, int(port))
+        store = transfer.store_at(address, int(port), size, limit)
+        self.gspo_group = transfer.join(store, rank, size, backend, mine, self.gspo_device, limit)
+
+    def gspo_receive(self) -> None:
+        """Puts the weights in place that the trainer broadcasts to its group."""
+        import gspo_transfer as transfer
+
+        weights = transfer.received(self.gspo_group, self.gspo_device, self.gspo_limit)
+        try:
+            self.gspo_put(weights_iterator=weights)
+        except BaseException:
+            from vllm.config import set_current_vllm_config
+            from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+            # Half of the layers are taken apart: put together, whatever is in them, they can be loaded again.
+            with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
+                finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)  # type: ignore[attr-defined]
+            raise
 
 
 if __name__ == "__main__":

@@ -1,0 +1,52 @@
+"""The weights of a model as an engine reads them: a layer at a time, by the names that its Hugging Face folder has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
+
+from gspo.backends.hf.routers import routers
+
+if TYPE_CHECKING:
+    from gspo.backends.hf.model import HFModel
+
+
+class Layers:
+    """How the weights of a model travel. weights: by name, or this rank's shards of them. dtype: of the matrices, except
+    those of routers; None: their own. names: of the weights of each layer. types: in which each of them travels.
+    """
+
+    def __init__(self, model: HFModel, weights: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
+        self._model = model.model
+        kept = {p for router in routers(self._model) for p in router.parameters()}
+        self.types = {name: dtype if dtype and p.ndim > 1 and p not in kept else p.dtype for name, p in weights.items()}
+        layers: dict[str, list[str]] = {}
+        for name in weights:
+            layers.setdefault(_layer(name), []).append(name)
+        self.names = list(layers.values())
+        persistent = set(self._model.state_dict())
+        self._beside: dict[int, dict[str, Tensor]] = {}  # the buffers of each layer; with the first where it has no weights
+        for name, x in self._model.named_buffers():
+            if name in persistent:  # each rank has them whole
+                number = list(layers).index(_layer(name)) if _layer(name) in layers else 0
+                self._beside.setdefault(number, {})[name] = x.detach()
+
+    def named(self, number: int, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        """A layer's weights, whole, and its buffers, as the folder has them: stacked experts apart. {} for one that is not
+        there. device: where the tensors are.
+        """
+        here = {**tensors, **{name: x.to(device) for name, x in self._beside.get(number, {}).items()}}
+        if not here:
+            return {}
+        return {name: x.contiguous() for name, x in revert_weight_conversion(self._model, here).items()}
+
+
+def _layer(name: str) -> str:
+    """What travels together: the weights of a layer, or of what is beside the layers."""
+    numbered = re.match(r".*?\.\d+\.", name)
+    return numbered[0] if numbered else name

@@ -1,0 +1,1 @@
+"""What vLLM's environment gets of gspo: files that import nothing of it."""
