@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 from safetensors.numpy import load_file
 
+PLUGIN = str(Path(__file__).parents[3] / "src/gspo/backends/vllm/plugin")
 GENERATE = "/inference/v1/generate"
 
 
@@ -34,13 +36,28 @@ class Engine:
             self.running.clear()
             self.swaps += 1
         elif path == "/collective_rpc":
-            if self.table is None or not self.stale:
-                self.table = load_file(f"{body['args'][0]}/model.safetensors")["table"].astype(np.float64)
+            return {"results": [self.work(body.get("method", "gspo_reload"), *body["args"])]}
         elif path == "/update_weight_version":
             self.version = body["new_version"]
         elif path == "/resume":
             self.running.set()
         return {}
+
+    def work(self, method, *args):
+        """What a worker of vLLM's does (plugin/gspo_vllm.py:Extension)."""
+        if method == "gspo_place":
+            return {"rank": 0, "workers": 1, "device": "cpu", "gpu": "", "nccl": ""}
+        if method == "gspo_join":
+            self.group = joined(*args)
+        elif method == "gspo_receive":
+            wire, device, group, seconds = self.group
+            rows = [x.numpy() for name, x in wire.received(group, device, seconds) if name.startswith("table")]
+            table = np.concatenate(rows)
+        else:
+            table = load_file(f"{args[0]}/model.safetensors")["table"]
+        if method != "gspo_join" and (self.table is None or not self.stale):
+            self.table = table.astype(np.float64)
+        return None
 
     def generate(self, body):
         with self.lock:
@@ -74,13 +91,28 @@ class Engine:
         return {"token_ids": tokens, "logprobs": {"content": logp}, "finish_reason": reason, "weight_versions": spans}
 
 
+def joined(address, port, backend, seconds):
+    """The trainer's group, with the device and the limit of what it sends."""
+    sys.path.append(PLUGIN)
+    import gspo_transfer as wire  # loads torch, which takes seconds
+    import torch
+
+    limit, device = float(seconds), torch.device("cpu")
+    store = wire.store_at(address, int(port), 2, limit)
+    return wire, device, wire.join(store, 1, 2, backend, wire.facing(address, int(port)), device, limit), limit
+
+
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         path, engine = urlsplit(self.path).path, self.server.engine
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         if path == GENERATE and not body:
-            return self.answer(400, {})
-        return self.answer(200, engine.generate(body) if path == GENERATE else engine.post(path, body))
+            self.answer(400, {})
+            return
+        try:
+            self.answer(200, engine.generate(body) if path == GENERATE else engine.post(path, body))
+        except RuntimeError as error:  # of a broadcast
+            self.answer(500, {"error": str(error)})
 
     def do_GET(self):
         self.answer(200, self.server.engine.counts)

@@ -27,7 +27,7 @@ class ModelEngine(Engine):
             return super().post(path, body)
         with self.turn:
             self.model = AutoModelForCausalLM.from_pretrained(body["args"][0], dtype=torch.float32).eval()
-        return {}
+        return {"results": [None]}
 
     @torch.no_grad()
     def generate(self, body):

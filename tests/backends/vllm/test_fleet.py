@@ -173,7 +173,7 @@ def test_three_engines_sample_what_one_does(fleet_of, engines):
     assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of)
     asked = [engines.counts(port)["asked"] - was for port, was in zip(ports, before)]
     assert sum(asked) == 48 and min(asked) >= 12  # spread by load
-    assert sampler.counts() == {"engines/serving": 3, "engines/left_out": 0, "engines/moved": 0} and not sampler.notes
+    assert sampler.fleet.counts() == {"engines/serving": 3, "engines/left_out": 0, "engines/moved": 0} and not sampler.notes
 
 
 def test_one_that_is_killed_in_mid_batch(fleet_of, engines):

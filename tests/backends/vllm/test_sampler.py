@@ -103,4 +103,4 @@ def test_no_room_for_the_weights_is_said_with_the_remedy(engine, tmp_path):
             raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.exchange"):
-        sampler.write(Full())
+        sampler.transfer.take(Full())

@@ -68,6 +68,7 @@ class VLLMSampler:
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(end(), self._loop).result(10.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self.transfer.close()
 
     def counts(self) -> dict[str, float]:
         """How many engines serve now; since this was last asked, how many were left out, requests asked again, and what

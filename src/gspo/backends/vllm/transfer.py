@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -47,6 +48,10 @@ class Transfer(Protocol):
         """Metrics since this was last asked."""
         ...
 
+    def close(self) -> None:
+        """No more is given."""
+        ...
+
 
 class Counted:
     """Counts of a way."""
@@ -59,6 +64,9 @@ class Counted:
         found = {"sync/bytes": float(self.bytes), "sync/copies": float(self.copies)}
         self.copies = 0
         return found
+
+    def close(self) -> None:
+        """No more is given."""
 
 
 class FolderTransfer(Counted):
@@ -102,26 +110,28 @@ class FolderTransfer(Counted):
 Packed = tuple[tuple[int, int], Tensor]  # sizes and bytes of a layer (plugin/gspo_transfer.py)
 
 
-@dataclass(frozen=True)
 class Link:
     """The process group of this process and one engine's workers. store: where they have found one another. life: of the
     engine, for which it was made. device: of what is sent.
     """
 
-    store: Any
-    group: Any
-    life: int
-    device: torch.device
+    def __init__(self, store: Any, group: Any, life: int, device: torch.device) -> None:
+        self.life, self.device = life, device
+        self._store, self._group = store, [group]
 
     def send(self, sizes: tuple[int, int], body: Tensor | None = None) -> list[Any]:
-        """Begins to send a layer. Returns the broadcasts under way."""
-        works = [wire.begun(self.group, torch.tensor(sizes, device=self.device))]
-        return works if body is None else [*works, wire.begun(self.group, body)]
+        """Begins to send a layer. Returns the broadcasts under way. Raises RuntimeError where it is broken."""
+        every = [torch.tensor(sizes, device=self.device), *([] if body is None else [body.to(self.device)])]
+        return [wire.begun(self._group[0], x) for x in every]
 
     def drop(self) -> None:
-        """Ends it, with what is under way."""
-        with contextlib.suppress(RuntimeError):
-            self.group.abort()
+        """Ends it. gloo waits for what is under way, as long as that may take: in a thread that alone holds the group."""
+        at_once([partial(_end, self._group)])
+
+
+def _end(group: list[Any]) -> None:
+    with contextlib.suppress(RuntimeError):
+        group.pop().abort()
 
 
 class BroadcastTransfer(Counted):
@@ -152,9 +162,9 @@ class BroadcastTransfer(Counted):
         calls = at_once([partial(member.engine.swap, None, version) for member in linked])
         sent = dict(zip(linked, calls))
         try:
-            for packed in self._layers():
-                self._each({member: call for member, call in sent.items() if member not in errors}, packed, errors)
-            self._each({member: call for member, call in sent.items() if member not in errors}, (wire.END, None), errors)
+            for sizes, body in chain(self._layers(), [(wire.END, None)]):
+                taking = {member: call for member, call in sent.items() if member not in errors}
+                self._each(taking, sizes, body, errors)
         except BaseException:
             self._give_up(linked)
             raise
@@ -166,6 +176,11 @@ class BroadcastTransfer(Counted):
             except EngineError as error:
                 self._fail(member, error, errors)
         return errors
+
+    def close(self) -> None:
+        """No more is given."""
+        while self._links:
+            self._links.popitem()[1].drop()
 
     def _layers(self) -> Iterator[Packed]:
         """The layers of now: new ones are gathered, and kept."""
@@ -192,21 +207,20 @@ class BroadcastTransfer(Counted):
         return self._links[member]
 
     def _each(
-        self, calls: Mapping[Member, Future[int]], what: tuple[tuple[int, int], Tensor | None],
+        self, calls: Mapping[Member, Future[int]], sizes: tuple[int, int], body: Tensor | None,
         errors: dict[Member, EngineError],
     ) -> None:  # fmt: skip
-        """Sends something to all of these, and waits until they have it; who has not becomes one of the `errors`."""
-        sizes, body = what
+        """Sends a layer, or the end, to these and waits until they have it. Who has not becomes one of the `errors`."""
         works: dict[Member, list[Any]] = {}
         for member in calls:
-            link = self._links[member]
             try:
-                works[member] = link.send(sizes, None if body is None else body.to(link.device))
+                works[member] = self._links[member].send(sizes, body)
             except RuntimeError as error:
                 self._fail(member, EngineError(f"its group is broken: {error}"), errors)
+        until = time.monotonic() + LAYER
         for member, under_way in works.items():
             try:
-                wire.ended(under_way, LAYER, partial(ended_early, calls[member], body is None))
+                wire.ended(under_way, max(0.0, until - time.monotonic()), partial(ended_early, calls[member], body is None))
             except EngineError as error:
                 self._fail(member, error, errors)
             except RuntimeError as error:
@@ -288,19 +302,20 @@ def joined(engine: Engine, device: torch.device, life: int) -> Link:
     store, port = wire.hosted(address, size, CONTROL)
     both: Sequence[Callable[[], Any]] = (
         lambda: engine.workers("gspo_join", address, str(port), backend, str(CONTROL)),
-        lambda: wire.join(store, 0, size, backend, address, device, CONTROL),
+        lambda: wire.join(store, 0, size, backend, address, device, LAYER),
     )
     theirs, mine = at_once(both)
-    wait((theirs, mine), CONTROL, FIRST_EXCEPTION)
+    done = wait((theirs, mine), CONTROL, FIRST_EXCEPTION).done
     try:
-        theirs.result(0.0)
-        return Link(store, mine.result(0.0), life, device)
-    except TimeoutError:
-        raise EngineError(f"its workers have not joined the trainer's process group in {CONTROL:g} s") from None
+        for call in done:
+            call.result()
     except EngineError:
         raise
     except RuntimeError as error:
         raise EngineError(f"its workers and the trainer did not find one another at {address}: {error}") from None
+    if len(done) < len(both):
+        raise EngineError(f"its workers have not joined the trainer's process group in {CONTROL:g} s")
+    return Link(store, mine.result(), life, device)
 
 
 def each_of(members: Iterable[Member], do: Callable[[Member], Any]) -> tuple[dict[Member, Any], dict[Member, EngineError]]:

@@ -95,7 +95,7 @@ def ended(works, seconds, check=lambda: None):
         while not work.is_completed():
             check()
             if time.monotonic() > until:
-                raise RuntimeError(f"a broadcast of weights was not done after {seconds:g} s")
+                raise RuntimeError("a broadcast of weights was not done in time")
             time.sleep(PAUSE)
         work.wait()  # raises what went wrong
 

@@ -1,0 +1,219 @@
+"""Weights broadcast to engines, each a process that samples from bigrams: killed, hung, back again. engine/test_transfer.py
+has vLLM itself.
+"""
+
+import dataclasses
+import signal
+import time
+
+import pytest
+import torch
+
+from gspo.backends.vllm import transfer
+from gspo.backends.vllm.process import free_ports
+from gspo.backends.vllm.sampler import VLLMSampler
+from gspo.backends.vllm.server import Server
+from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, chosen
+from gspo.config.rollout import SamplerConfig
+from tests.backends.vllm.test_fleet import LONG, PROMPTS, Bigrams, Engines, tokens, until
+from tests.tiny_run import model
+
+pytestmark = pytest.mark.timeout(120)
+CPU = torch.device("cpu")
+
+
+@dataclasses.dataclass
+class Layered(Bigrams):
+    """Weights that are given in layers. between: what happens before the last. width: numbers of a layer beside them."""
+
+    between: object = None
+    width: int = 0
+
+    def layers(self):
+        parts = torch.from_numpy(self.table).chunk(3)
+        for number, part in enumerate(parts):
+            if number == 2 and self.between is not None:
+                self.between()
+            yield {f"table.{number}": part, "beside": torch.zeros(self.width, dtype=torch.bfloat16)}
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return model()
+
+
+@pytest.fixture
+def engines():
+    made = Engines()
+    yield made
+    for process in made.processes.values():
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def fleet_of(engines, tmp_path, tiny, monkeypatch):
+    """Makes a sampler of so many engines that were broadcast version 1, and their ports."""
+    monkeypatch.setattr("gspo.backends.vllm.fleet.PAUSE", 0.05)
+    monkeypatch.setattr("gspo.backends.vllm.fleet.LOOK", 0.1)
+    samplers = []
+
+    def make(count):
+        ports = free_ports(count)
+        sampler = VLLMSampler(tiny, [Server(engines.start(port)) for port in ports], tmp_path, 1.0, 4, 20.0)
+        sampler.transfer, sampler.notes = BroadcastTransfer(CPU), []
+        sampler.fleet.tell = sampler.notes.append
+        samplers.append(sampler)
+        sampler.fleet.start()
+        sampler.load(weights(1))
+        return sampler, ports
+
+    def weights(version, **options):
+        return Layered(version, tiny.config.vocab_size, **options)
+
+    make.weights = weights
+    yield make
+    for sampler in samplers:
+        sampler.close()
+
+
+def test_engines_sample_as_through_the_folder(fleet_of, tmp_path):
+    sampler, _ = fleet_of(2)
+    sampled = []
+    for way in (sampler.transfer, FolderTransfer(tmp_path, False)):
+        sampler.transfer = way
+        for version in (2, 3):
+            sampler.load(fleet_of.weights(version))
+            sampled.append(tokens(sampler.generate(PROMPTS, 4, LONG)))
+    assert sampled[0] == sampled[2] != sampled[1] == sampled[3] and not sampler.notes
+
+
+def test_bytes_and_copies_are_counted_alike(fleet_of, tmp_path):
+    """A table of V x V float32: once beside the model, and once into each engine."""
+    sampler, _ = fleet_of(2)
+    size = sampler.model.config.vocab_size**2 * 4
+    for way in (sampler.transfer, FolderTransfer(tmp_path, False)):
+        sampler.transfer = way
+        sampler.load(fleet_of.weights(2))
+        sampler.counts()
+        sampler.load(fleet_of.weights(3))
+        counts = sampler.counts()
+        assert size <= counts["sync/bytes"] < size + 1000 and counts["sync/copies"] == 3
+        assert sampler.counts()["sync/copies"] == 0
+
+
+def test_one_that_is_killed_in_the_middle_of_the_weights(fleet_of, engines):
+    """The other gets them all, at once; it comes back with what was sent, as the trainer kept it."""
+    sampler, ports = fleet_of(2)
+    begin = time.monotonic()
+    sampler.load(fleet_of.weights(2, between=lambda: engines.kill(ports[1])))
+    assert time.monotonic() - begin < 10 and len(sampler.fleet.serving) == 1
+    (note,) = sampler.notes
+    assert f"{ports[1]} is left out and taken back once it answers (failure 1 in a row)" in note
+    alone = tokens(sampler.generate(PROMPTS, 4, LONG))
+    engines.start(ports[1])
+    until(lambda: len(sampler.fleet.serving) == 2)
+    assert "is back" in sampler.notes[-1] and sampler.check(fleet_of.weights(2)) < 1e-5
+    assert tokens(sampler.generate(PROMPTS, 4, LONG)) == alone
+    sampler.load(fleet_of.weights(3))
+    assert sampler.check(fleet_of.weights(3)) < 1e-5 and len(sampler.notes) == 2
+
+
+@pytest.mark.parametrize("width", [0, 8_000_000])  # of a layer that a socket takes whole, and of one that it does not
+def test_one_that_hangs_in_the_middle_of_the_weights(fleet_of, engines, monkeypatch, width):
+    """The others and the trainer wait as long as the limits say, and no longer."""
+    sampler, ports = fleet_of(3)
+    monkeypatch.setattr(transfer, "LAYER", 2.0)
+    monkeypatch.setattr("gspo.backends.vllm.server.CONTROL", 4.0)
+    begin = time.monotonic()
+    stops = lambda: engines.signal(ports[1], signal.SIGSTOP)  # noqa: E731
+    sampler.load(fleet_of.weights(2, between=stops, width=width))
+    assert time.monotonic() - begin < 9
+    assert len(sampler.fleet.serving) == 2 and str(ports[1]) in sampler.notes[0]
+    sampler.load(fleet_of.weights(3))  # it misses an update
+    assert sampler.check(fleet_of.weights(3)) < 1e-5
+    monkeypatch.undo()
+    engines.signal(ports[1], signal.SIGCONT)
+    until(lambda: len(sampler.fleet.serving) == 3)
+    assert "is back" in sampler.notes[-1] and sampler.check(fleet_of.weights(3)) < 1e-5
+
+
+def test_a_trainer_that_gives_up_in_the_middle_says_so(fleet_of):
+    """The engines do not wait for the rest; they take the next weights."""
+
+    def fails():
+        raise MemoryError("no room for a layer")
+
+    sampler, _ = fleet_of(2)
+    begin = time.monotonic()
+    with pytest.raises(MemoryError):
+        sampler.load(fleet_of.weights(2, between=fails))
+    sampler.load(fleet_of.weights(3))
+    assert time.monotonic() - begin < 10 and len(sampler.fleet.serving) == 2
+    assert sampler.check(fleet_of.weights(3)) < 1e-5 and not sampler.notes
+
+
+class AtPlace:
+    """An engine of whose workers only the places are asked. Not run on a GPU."""
+
+    name, adapters = "http://127.0.0.1:9", False
+
+    def __init__(self, *gpus, nccl="2.27.5"):
+        self.places = [
+            {"rank": i, "workers": len(gpus), "device": "cuda" if gpu else "cpu", "gpu": gpu, "nccl": nccl if gpu else ""}
+            for i, gpu in enumerate(gpus)
+        ]
+
+    def workers(self, method):
+        return self.places
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """What torch would tell of the trainer's GPU is given."""
+    gpu = type("Properties", (), {"uuid": "GPU-a"})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    return torch.device("cuda", 0)
+
+
+def way(transfer="auto", device=CPU, engines=(), **options):
+    return type(chosen(SamplerConfig(engine="vllm", weight_transfer=transfer, **options), device, engines, "/none"))
+
+
+def test_the_way_is_chosen_by_where_things_run(on_gpu):
+    other, two = AtPlace("GPU-b"), AtPlace("GPU-b", "GPU-c")
+    assert way(engines=[AtPlace("")]) is FolderTransfer and way("broadcast", engines=[AtPlace("")]) is BroadcastTransfer
+    assert way(device=on_gpu, engines=[other, two]) is BroadcastTransfer
+    assert way("folder", on_gpu, [other]) is FolderTransfer
+    for together in (
+        [AtPlace("GPU-a")],
+        [other, AtPlace("GPU-b", "GPU-a")],
+        [AtPlace("")],
+        [AtPlace("GPU-b", nccl="2.30.1")],
+    ):
+        assert way(device=on_gpu, engines=together) is FolderTransfer
+    assert way(device=on_gpu, engines=[other], urls=["http://127.0.0.1:9"]) is FolderTransfer  # unless it is asked for
+    assert way("broadcast", on_gpu, [other], urls=["http://127.0.0.1:9"]) is BroadcastTransfer
+    assert way("broadcast", on_gpu, [AtPlace("")]) is BroadcastTransfer  # through this machine's memory, by gloo
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (
+            AtPlace("GPU-a"),
+            "it shares the trainer's GPU, and NCCL takes no two ranks on one: give it one of its own",
+        ),
+        (AtPlace("GPU-b", nccl="2.30.1"), "its NCCL is 2.30.1, and the trainer's is 2.27.5: install the same torch in both"),
+    ],
+)
+def test_what_nccl_cannot_reach_is_refused(on_gpu, engine, message):
+    with pytest.raises(ValueError, match=f'sampler.weight_transfer = "broadcast": http://127.0.0.1:9: {message}'):
+        way("broadcast", on_gpu, [engine])
+
+
+def test_a_server_of_an_older_launcher_is_refused(engine):
+    engine.lacks.add("/collective_rpc")
+    with pytest.raises(ValueError, match="does not say where its workers are: start it with this version of gspo"):
+        way("broadcast", engines=[Server(engine.url)])
