@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
@@ -28,6 +29,11 @@ def led(ranks, path, folder):
     weights = learner.publish(3)
     first = [name for name, _ in zip((name for name, _ in weights.tensors()), range(2))]  # not listened to the end
     every = {name: x.clone() for name, x in weights.tensors()}
+    layers = {name: x.clone() for layer in weights.layers() for name, x in layer.items()}
+    weights.save(str(Path(folder) / "first"), merged=True)
+    files = {name: x for f in (Path(folder) / "first").glob("*.safetensors") for name, x in load_file(f).items()}
+    assert files.keys() == layers.keys() and all(torch.equal(layers[name], x) for name, x in files.items())
+    assert next(iter(weights.layers())).keys() <= layers.keys()  # not listened to the end
     readings = [weights.read(batch[:3]), learner.read(batch[:3])]
     agreement = learner.compare(batch)
     learner.prepare([batch[:4], batch[4:]], recompute=True)

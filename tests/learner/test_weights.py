@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gspo.backends.hf.policy import HFPolicy
@@ -32,15 +33,29 @@ class Full(HFPolicy):
         yield next(iter(super().weights()))
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
+    def layers(self):
+        yield next(iter(super().layers()))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
     def save(self, folder, *, merged=False):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+
+def test_layers_are_what_a_folder_holds(tmp_path):
+    model = tiny_run.model()
+    weights = PolicyWeights(HFPolicy(model), 4)
+    weights.save(str(tmp_path))
+    saved = load_file(tmp_path / "model.safetensors")
+    given = {name: x for layer in weights.layers() for name, x in layer.items()}
+    assert given.keys() == saved.keys() and all(torch.equal(given[name], x) for name, x in saved.items())
 
 
 def test_memory_that_does_not_suffice_for_weights_is_an_error_with_a_remedy(tmp_path):
     policy, got = Full(tiny_run.model()), []
     weights = PolicyWeights(policy, 0)
     learner = LocalLearner(policy, Optimizer(policy.parameters(), OptimizerConfig(), 1, 0), Imitation(), 100)
-    for work in (lambda: got.extend(weights.tensors()), lambda: weights.save(str(tmp_path)), lambda: learner.save(tmp_path)):
+    gives = [lambda: got.extend(weights.tensors()), lambda: got.extend(weights.layers())]
+    for work in (*gives, lambda: weights.save(str(tmp_path)), lambda: learner.save(tmp_path)):
         with pytest.raises(RuntimeError, match=r"out of memory on rank 0 while it .* change nothing: .*scale\.ranks"):
             work()
-    assert len(got) == 1
+    assert len(got) == 2

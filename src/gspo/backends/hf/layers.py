@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 
+from gspo.backends.hf.narrow import STACKED
 from gspo.backends.hf.routers import routers
 
 if TYPE_CHECKING:
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Layers:
-    """How the weights of a model travel. weights: by name, or this rank's shards of them. dtype: of the matrices, except
-    those of routers; None: their own. names: of the weights of each layer. types: in which each of them travels.
+    """How the weights of a model travel. weights: by name, or this rank's shards of them. dtype: of what an engine holds in
+    the type of its matrix products; None: all as it is. names: of the weights of each layer. types: of each of them.
     """
 
     def __init__(self, model: HFModel, weights: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
         self._model = model.model
-        kept = {p for router in routers(self._model) for p in router.parameters()}
-        self.types = {name: dtype if dtype and p.ndim > 1 and p not in kept else p.dtype for name, p in weights.items()}
+        narrow = set() if dtype is None else set(multiplied(self._model))
+        self.types = {name: dtype if dtype and p in narrow else p.dtype for name, p in weights.items()}
         layers: dict[str, list[str]] = {}
         for name in weights:
             layers.setdefault(_layer(name), []).append(name)
@@ -44,6 +45,17 @@ class Layers:
         if not here:
             return {}
         return {name: x.contiguous() for name, x in revert_weight_conversion(self._model, here).items()}
+
+
+def multiplied(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The weights that an engine holds in the type of its matrix products: those of linear layers, convolutions, embeddings
+    and stacked experts. Routers are left out, and the matrices of recurrences, which some engines keep wider.
+    """
+    left_out = {part for router in routers(model) for part in router.modules()}
+    for module in model.modules():
+        plain = isinstance(module, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd)
+        if module not in left_out:
+            yield from (p for p in module.parameters(recurse=False) if p.ndim == STACKED or (plain and p.ndim > 1))
 
 
 def _layer(name: str) -> str:

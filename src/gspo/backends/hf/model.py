@@ -89,8 +89,8 @@ class HFModel:
         return self.named_parameters()
 
     def layers(self) -> Iterator[dict[str, Tensor]]:
-        """What an engine reads, a layer at a time: whole weights by the names of a Hugging Face folder, matrices in the type
-        of the matrix products, except those of routers.
+        """What an engine reads, a layer at a time: whole weights by the names of a Hugging Face folder, most in the type of
+        the matrix products (layers.py).
         """
         weights = dict(self.named_parameters())
         layers = Layers(self, weights, self.compute_dtype)

@@ -228,7 +228,7 @@ class ShardedModel(HFModel):
         for more than three of them; the first writes what is beside them. Raises OSError on all ranks, where writing
         failed on one or the first does not see what another wrote.
 
-        dtype: of the matrices, except those of routers; None: their own.
+        dtype: as in layers.py.
         """
         files, problems = write_layers(self, Path(folder), dtype)
         if dist.get_rank() == 0:
