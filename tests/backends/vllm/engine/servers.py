@@ -70,7 +70,7 @@ def served(policy, rank=0, **options):
     """A sampler with a server of its own, or several (`engines`), that hold the weights of `policy`, version 0. rank: of its
     adapters. Its `server` is the first.
     """
-    settings = SamplerConfig(engine="vllm", python=PYTHON, engine_args=ENGINE_ARGS, **options)
+    settings = SamplerConfig(**{"engine": "vllm", "python": PYTHON, "engine_args": ENGINE_ARGS} | options)
     with tempfile.TemporaryDirectory(prefix="gspo-test-", dir="/dev/shm") as scratch:
         sampler = sampler_of(
             Config(sampler=settings, lora=LoraConfig(rank=rank)), policy, PolicyWeights(policy, 0), Path(scratch)

@@ -40,7 +40,7 @@ def test_two_sample_what_one_does(fleet):
     for version in (1, 2):
         change(policy.model.model, 0.05, version)
         sampler.load(PolicyWeights(policy, version))
-        assert sampler.counts() == {"engines/serving": 2, "engines/left_out": 0, "engines/moved": 0}
+        assert sampler.fleet.counts() == {"engines/serving": 2, "engines/left_out": 0, "engines/moved": 0}
         both = sampler.generate(prompts(), 8, LONG)
         first, second = sampler.fleet.members
         alone = []
