@@ -39,6 +39,11 @@ def test_the_defaults_pass_all_but_what_is_required():
             "max_staleness = 1 and rollout.delay = 2: set one of them to 0",
         ),
         (checks.check_training, {"lora": {"rank": 4}, "sampler": {"quantize": "int8"}}, "set lora.rank = 0"),
+        (
+            checks.check_training,
+            {"lora": {"rank": 4}, "sampler": VLLM | {"weight_transfer": "broadcast"}},
+            r"is not for adapters \(lora.rank = 4\), which takes the folder",
+        ),
         (checks.check_training, {"sampler": VLLM | {"in_process": True, "urls": ["http://u"]}}, "are for servers"),
         (checks.check_training, {"judge": JUDGE}, 'judge.model = .m. has no effect: add "judge" to reward.functions'),
         (checks.check_training, {"reward_model": {"path": "m"}}, 'reward_model.path = .m. has no effect: add "model"'),
@@ -153,6 +158,11 @@ def test_who_plays():
         ({"engine": "vllm", "urls": ["http://x"], "engines": 2}, "sampler.urls names servers that run already"),
         ({"engine": "vllm", "urls": ["http://x", "http://y", "http://x/"]}, "sampler.urls names 'http://x/' twice"),
         ({"engine": "vllm", "in_process": True, "engines": 2}, "sampler.engines are for servers"),
+        (
+            {"engine": "vllm", "in_process": True, "weight_transfer": "broadcast"},
+            "is not for vLLM in this process",
+        ),
+        ({"engine": "vllm", "weight_transfer": "nccl"}, "sampler.weight_transfer = 'nccl'.*broadcast"),
         ({"engine": "vlm"}, "sampler.engine = 'vlm'.*vllm"),
         ({"engine": "vllm", "timeout": 0}, "sampler.timeout = 0"),
     ],

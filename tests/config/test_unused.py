@@ -77,6 +77,7 @@ NEEDS = {
     **{
         f"sampler.{name}": VLLM for name in ("in_process", "engines", "urls", "python", "engine_args", "exchange", "timeout")
     },
+    "sampler.weight_transfer": VLLM,
     **{f"code.{f.name}": {"reward": {"functions": ["code"]}} for f in dataclasses.fields(SECTIONS["code"])},
     "reward.env": {"reward": {"functions": ["mine:f"]}},
     "rollout.top_p": None,
@@ -129,6 +130,7 @@ BLOCKED = {
     "rollout.refill": {"algorithm": {"name": "ppo"}},
     "sampler.engine_args": {"sampler": {"engine": "vllm", "urls": ["http://127.0.0.1:8000"]}},
     "sampler.engines": {"sampler": {"engine": "vllm", "urls": ["http://127.0.0.1:8000"]}},
+    "sampler.exchange": {"sampler": {"engine": "vllm", "urls": ["http://127.0.0.1:8000"], "weight_transfer": "broadcast"}},
     "sampler.quantize": VLLM,
 }
 VALUES = {

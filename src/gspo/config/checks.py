@@ -176,9 +176,7 @@ def check_sampler(config: Config) -> None:
         raise ValueError("sampler.in_process = true: sampler.urls, sampler.python and sampler.engines are for servers")
     if sampler.weight_transfer == "broadcast" and (sampler.in_process or config.lora.rank):
         what = "vLLM in this process" if sampler.in_process else f"adapters (lora.rank = {config.lora.rank})"
-        raise ValueError(
-            f'sampler.weight_transfer = "broadcast": {what} gets its weights through a folder: set "folder", or leave it out'
-        )
+        raise ValueError(f'sampler.weight_transfer = "broadcast" is not for {what}, which takes the folder: leave it out')
     if sampler.urls and (sampler.python or sampler.engine_args or sampler.engines > 1):
         raise ValueError(
             "sampler.urls names servers that run already: sampler.python, sampler.engine_args and sampler.engines are for "
