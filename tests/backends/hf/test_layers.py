@@ -53,7 +53,7 @@ def test_matrices_travel_in_the_type_of_the_matrix_products():
     wide = {name for name, x in every.items() if x.dtype == torch.float32}
     assert wide == {name for name, x in every.items() if x.ndim == 1 or "mlp.gate.weight" in name} and len(wide) < len(every)
     weights = dict(model.named_parameters())
-    assert set(Layers(model, weights, None).types.values()) == {torch.float32}
+    assert set(Layers(model.model, weights, None).types.values()) == {torch.float32}
 
 
 def test_matrices_of_a_recurrence_stay_as_they_are():

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from gspo.backends.hf.narrow import STACKED
 from gspo.backends.hf.routers import routers
 
-if TYPE_CHECKING:
-    from gspo.backends.hf.model import HFModel
+STACKED = 3  # dimensions of a weight that holds all experts, an expert a row
 
 
 class Layers:
@@ -22,8 +20,8 @@ class Layers:
     the type of its matrix products; None: all as it is. names: of the weights of each layer. types: of each of them.
     """
 
-    def __init__(self, model: HFModel, weights: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
-        self._model = model.model
+    def __init__(self, model: PreTrainedModel, weights: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
+        self._model = model
         narrow = set() if dtype is None else set(multiplied(self._model))
         self.types = {name: dtype if dtype and p in narrow else p.dtype for name, p in weights.items()}
         layers: dict[str, list[str]] = {}

@@ -93,7 +93,7 @@ class HFModel:
         the matrix products (layers.py).
         """
         weights = dict(self.named_parameters())
-        layers = Layers(self, weights, self.compute_dtype)
+        layers = Layers(self.model, weights, self.compute_dtype)
         for number, names in enumerate(layers.names):
             here = {name: weights[name].detach().to(layers.types[name]) for name in names}
             yield layers.named(number, here, self.device)

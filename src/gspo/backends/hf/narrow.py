@@ -18,9 +18,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from transformers import PreTrainedModel
 from transformers.distributed import fsdp
 
+from gspo.backends.hf.layers import STACKED
 from gspo.backends.hf.routers import reader
 
-STACKED = 3  # dimensions of a weight that holds all experts, an expert a row
 # States stay as wide as in one process: autocast narrows them for products alone.
 NARROW = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 

@@ -21,9 +21,10 @@ from transformers.distributed import DistributedConfig
 from transformers.initialization import no_tie_weights
 
 from gspo.backends.hf.files import load_error, mixture, read_config
+from gspo.backends.hf.layers import STACKED
 from gspo.backends.hf.load import autocast_type
 from gspo.backends.hf.model import DTYPES
-from gspo.backends.hf.narrow import NARROW, STACKED, narrow_gathers
+from gspo.backends.hf.narrow import NARROW, narrow_gathers
 from gspo.backends.hf.sharded import check_tied, shards
 from gspo.config.policy import ModelConfig
 from gspo.learner.costs import Layer, Shape, Spread, Weight

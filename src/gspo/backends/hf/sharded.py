@@ -183,7 +183,7 @@ class ShardedModel(HFModel):
     def layers(self) -> Iterator[dict[str, Tensor]]:
         """As HFModel.layers, for the rank that leads. The others send their rows and get none."""
         gathering = Gathering(self.named_parameters())
-        layers = Layers(self, gathering.weights, self.compute_dtype)
+        layers = Layers(self.model, gathering.weights, self.compute_dtype)
         for number, names in enumerate(layers.names):
             here = gathering.exchange([names, *[[]] * (gathering.size - 1)], layers.types, self.device)
             if gathering.number == 0:
@@ -267,7 +267,7 @@ def write_layers(
     one whole. dtype: as in ShardedModel.save. Returns of each weight its file and bytes, and what this rank could not write.
     """
     gathering = Gathering(model.named_parameters())
-    layers, cpu = Layers(model, gathering.weights, dtype), torch.device("cpu")
+    layers, cpu = Layers(model.model, gathering.weights, dtype), torch.device("cpu")
     wrote: dict[str, tuple[str, int]] = {}
     problems: list[str] = []
     for begin in range(0, len(layers.names), gathering.size):

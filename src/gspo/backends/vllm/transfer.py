@@ -108,6 +108,7 @@ class FolderTransfer(Counted):
 
 
 Packed = tuple[tuple[int, int], Tensor]  # sizes and bytes of a layer (plugin/gspo_transfer.py)
+ALL: list[tuple[tuple[int, int], Tensor | None]] = [(wire.END, None)]  # what says that these were all
 
 
 class Link:
@@ -162,7 +163,7 @@ class BroadcastTransfer(Counted):
         calls = at_once([partial(member.engine.swap, None, version) for member in linked])
         sent = dict(zip(linked, calls))
         try:
-            for sizes, body in chain(self._layers(), [(wire.END, None)]):
+            for sizes, body in chain(self._layers(), ALL):
                 taking = {member: call for member, call in sent.items() if member not in errors}
                 self._each(taking, sizes, body, errors)
         except BaseException:
@@ -182,7 +183,7 @@ class BroadcastTransfer(Counted):
         while self._links:
             self._links.popitem()[1].drop()
 
-    def _layers(self) -> Iterator[Packed]:
+    def _layers(self) -> Iterator[tuple[tuple[int, int], Tensor | None]]:
         """The layers of now: new ones are gathered, and kept."""
         weights, self._weights = self._weights, None
         if weights is None:
