@@ -73,10 +73,10 @@ class SamplerConfig:
     exchange: str | None = opt(None, path=True)
     """Folder through which weights reach the engine, which must see it too; when they are broadcast, the first ones. Unset:
     one in memory, /dev/shm."""
-    weight_transfer: str = opt("auto", choices=("auto", "folder", "broadcast"))
+    weight_transfer: str = opt("folder", choices=("auto", "folder", "broadcast"))
     """How new weights reach vLLM: through a `folder`, or by `broadcast` from the learner to the workers of each engine (NCCL
-    between GPUs, gloo between CPUs), which is not possible on one GPU. `auto`: broadcast where the run starts the engines,
-    and on other GPUs than the learner's; else the folder. Adapters take the folder."""
+    between GPUs, which no GPU has run yet; gloo between CPUs), which is not possible on one GPU. `auto`: broadcast where the
+    run starts the engines, and on other GPUs than the learner's; else the folder. Adapters take the folder."""
     timeout: float = opt(600.0, low=1e-3, high=86_400)
     """Seconds that the engine may take for a completion before it counts as hung."""
     batch_size: int = opt(256, low=1, high=10**6)
