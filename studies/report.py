@@ -38,7 +38,7 @@ CURVES = (
 SEEN = ("GRPO + R2", "GSPO", "GSPO auto")  # in the picture of all differences
 Line = dict[str, Any]
 LENGTHS, RECOMPUTED = ("lengths", "100 tokens"), ("likelihoods", "int4 sampler, the paper's ranges")
-PAIRS = (  # of the page's first table, across variants and studies: `--pairs` prints them
+PAIRS = (  # of the table of claims, across variants and studies: `--pairs` prints them
     *(
         (column, (*LENGTHS, name), (*LENGTHS, "GRPO 0.2"))
         for name in ("GSPO 3e-2", "GSPO 3e-4")

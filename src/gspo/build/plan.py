@@ -123,7 +123,7 @@ def passing_bytes(config: Config, paper: Paper, spread: Spread, work: Work, item
     if itemsize == costs.FLOAT32 and config.model.autocast != "none" and not checkpointing:
         layers = [layer for layer in paper.layers if spread.ranks == 1 or not layer.kept]  # norms, the head
         every = (weight for layer in layers for weight in layer.weights if not weight.narrow)
-        if copies := costs.cast(every, paper.embedded, experts=spread.ranks == 1):
+        if copies := costs.cast(every, paper.embedded, experts=spread.experts == 1):
             rows["bfloat16 copies of weights"] = costs.BFLOAT16 * copies
     tokens = -(-work.training_tokens // work.training)
     rows["activations (estimate)"] = costs.activations(paper.shape, tokens, itemsize, checkpointing)

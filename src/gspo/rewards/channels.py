@@ -121,7 +121,7 @@ class Worker:
         self, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig, place: Place | None = None
     ) -> None:  # fmt: skip
         self.request, self.variables, self.notice = (names, reward, task, code), reward.env, ""
-        self.mark = ""  # of the files of the rewards where it runs
+        self.mark = self.marked = ""  # of the files of the rewards where it runs, and the machine of which this is known
         self.changed = False  # on this machine, since it began or since this was last asked
         self.place = place or Here()
         self._spawn()
@@ -161,12 +161,12 @@ class Worker:
     def _started(self) -> str:
         """Why it cannot work, "" where it can. Raises as `_read` does."""
         match self._read(START, START):
-            case ["ready", "", str(), str(mark)] if self.begun and mark != self.mark and self.place.name:
+            case ["ready", "", str(), str(mark)] if self.begun and mark != self.mark and self.place.name != self.marked:
                 return CHANGED
             case ["ready", "", str(notice), str(mark)]:
                 self.changed |= self.begun and mark != self.mark
                 self.ready = self.begun = True
-                self.notice, self.mark = notice[:300], mark
+                self.notice, self.mark, self.marked = notice[:300], mark, self.place.name
                 return ""
             case ["ready", str(problem), str(), str()] if problem:
                 return problem

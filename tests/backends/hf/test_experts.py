@@ -98,7 +98,7 @@ def test_a_weight_is_rounded_once_around_a_loop():
     wrapped, ids = mixture(), torch.tensor([[2, 3, 4]])
     stacked = [p for p in wrapped.model.parameters() if p.ndim == 3]
     with torch.no_grad():
-        with Products() as products, wrapped.precision():
+        with Products() as products, wrapped.precision(), experts.rounded_once():
             first, *_ = (wrapped.hidden(input_ids=ids) for _ in range(3))
             assert products.casts == len(stacked)
             for weight in stacked:
@@ -108,6 +108,29 @@ def test_a_weight_is_rounded_once_around_a_loop():
         with Products() as products:
             wrapped.hidden(input_ids=ids)
         assert products.casts == len(stacked)
-    with Products() as products, wrapped.precision():
+    with Products() as products, wrapped.precision(), experts.rounded_once():
         wrapped.hidden(input_ids=ids).sum().backward()
         assert products.casts == len(stacked) and all(p.grad is not None for p in stacked)
+
+
+@torch.no_grad()
+def test_weights_that_are_made_for_each_pass_are_no_others():
+    """A new one may have the id of one that is gone."""
+    weights = [torch.full((2, 8, 8), float(i)) for i in range(4)]
+    with torch.autocast("cpu", torch.bfloat16), experts.rounded_once():
+        for i in range(4):
+            made = weights[i] * 1.0
+            assert experts._rounded(made).eq(i).all()
+            del made
+        with torch.inference_mode():
+            loaded = torch.nn.Parameter(torch.ones(2, 8, 8), requires_grad=False)
+        assert experts._rounded(loaded).dtype == torch.bfloat16
+
+
+def test_a_single_pass_keeps_no_copies(monkeypatch):
+    wrapped, kept = mixture(), []
+    plain = experts._rounded
+    monkeypatch.setattr(experts, "_rounded", lambda weight: kept.append(experts._kept.get()) or plain(weight))
+    with torch.no_grad():
+        wrapped.hidden(input_ids=torch.tensor([[2, 3, 4]]))
+    assert kept and set(kept) == {None}

@@ -14,23 +14,25 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
 NAME = "gspo"  # in transformers' table of expert kernels
-# Weights' copies by their id, with the version that was copied.
-_kept: ContextVar[dict[int, tuple[int, Tensor]] | None] = ContextVar("kept", default=None)
+# Weights by their id, the versions that were copied, and the copies.
+_kept: ContextVar[dict[int, tuple[Tensor, int, Tensor]] | None] = ContextVar("kept", default=None)
 
 
 def suits(device: torch.device, autocast: bool) -> bool:
     """Whether this kernel is for such a device, and torch new enough: to 2.10 products wanted aligned weights on a CPU."""
-    return TorchVersion(torch.__version__) >= "2.11" if device.type == "cpu" else autocast
+    return TorchVersion(torch.__version__) >= "2.11" if device.type == "cpu" else autocast and hasattr(F, "grouped_mm")
 
 
 @contextmanager
 def rounded_once() -> Iterator[None]:
-    """Forward passes without gradient meanwhile round each weight once, as autocast does with those of linear layers."""
+    """For a loop of forward passes without gradient: each weight is rounded once, as autocast does with those of linear
+    layers, and all copies are kept to its end.
+    """
     if _kept.get() is not None:
         yield
         return
@@ -64,12 +66,13 @@ def _rounded(weight: Tensor) -> Tensor:
     if weight.dtype != torch.float32 or not torch.is_autocast_enabled(device):
         return weight
     dtype, kept = torch.get_autocast_dtype(device), _kept.get()
-    if kept is None or torch.is_grad_enabled():
+    lasts = isinstance(weight, nn.Parameter) and not weight.is_inference()  # others may be made anew for each pass
+    if kept is None or torch.is_grad_enabled() or not lasts:
         return weight.to(dtype)
-    version, copy = kept.get(id(weight), (-1, weight))
+    _, version, copy = kept.get(id(weight), (weight, -1, weight))
     if version != weight._version:
         copy = weight.to(dtype)
-        kept[id(weight)] = weight._version, copy
+        kept[id(weight)] = weight, weight._version, copy
     return copy
 
 

@@ -79,7 +79,7 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     check_weights(model)
     _make_deterministic(model)
     autocast = autocast_type(cfg.autocast, model.device.type, model.dtype)
-    _choose_experts(model, cfg.experts, autocast)
+    _choose_experts(model, cfg.experts, autocast, kind.sharded)
     wrapped = kind(model, tokenizer, autocast)
     if not wrapped.stop_ids:
         raise ValueError(
@@ -119,13 +119,14 @@ def _make_deterministic(model: PreTrainedModel) -> None:
                 setattr(holder, name, off)
 
 
-def _choose_experts(model: PreTrainedModel, kernel: str, autocast: torch.dtype | None) -> None:
-    """Sets the expert kernels of a mixture of experts."""
+def _choose_experts(model: PreTrainedModel, kernel: str, autocast: torch.dtype | None, gathered: bool) -> None:
+    """Sets the expert kernels of a mixture of experts. gathered: in autocast's type, from shards."""
     if not model._can_set_experts_implementation():
         return
     if kernel == "auto":
         grouped = experts.NAME if experts.suits(model.device, autocast is not None) else "grouped_mm"
-        kernel = grouped if _grouped_mm_runs(model.device, autocast or model.dtype) else "eager"
+        rounds = autocast and (gathered or grouped == experts.NAME)
+        kernel = grouped if _grouped_mm_runs(model.device, autocast if rounds else model.dtype) else "eager"
     model.set_experts_implementation(kernel)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gspo.backends.hf.experts import rounded_once
 from gspo.backends.hf.files import KEPT_KEYS, Outline, embedded
 from gspo.backends.hf.head import Head
 from gspo.backends.hf.layers import Layers
@@ -70,11 +69,9 @@ class HFModel:
         """Type of the matrix products."""
         return self.autocast or self.model.dtype
 
-    @contextmanager
-    def precision(self) -> Iterator[None]:
+    def precision(self) -> AbstractContextManager:
         """The autocast context. Around a loop it keeps the cast weights from one forward pass to the next."""
-        with torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext(), rounded_once():
-            yield
+        return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
 
     def run(self, work: Callable[[], T]) -> T:
         """What `work`, a forward pass of body and head, returns. (Shards are gathered around it.)"""

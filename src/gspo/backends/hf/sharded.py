@@ -11,7 +11,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -148,11 +148,9 @@ class ShardedModel(HFModel):
             if not torch.is_grad_enabled():
                 self.reshard()
 
-    @contextmanager
-    def precision(self) -> Iterator[None]:
+    def precision(self) -> AbstractContextManager:
         """As HFModel.precision, without keeping the cast weights: those of all layers, whole, would lie on every rank."""
-        with torch.autocast(self.device.type, self.autocast, cache_enabled=False) if self.autocast else nullcontext():
-            yield
+        return torch.autocast(self.device.type, self.autocast, cache_enabled=False) if self.autocast else nullcontext()
 
     def reshard(self) -> None:
         """Gives up what is gathered: the model's parameters are its shards again."""
