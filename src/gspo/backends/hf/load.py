@@ -125,8 +125,8 @@ def _choose_experts(model: PreTrainedModel, kernel: str, autocast: torch.dtype |
         return
     if kernel == "auto":
         grouped = experts.NAME if experts.suits(model.device, autocast is not None) else "grouped_mm"
-        rounds = autocast and (gathered or grouped == experts.NAME)
-        kernel = grouped if _grouped_mm_runs(model.device, autocast if rounds else model.dtype) else "eager"
+        rounded = autocast if gathered or grouped == experts.NAME else None
+        kernel = grouped if _grouped_mm_runs(model.device, rounded or model.dtype) else "eager"
     model.set_experts_implementation(kernel)
 
 
