@@ -162,10 +162,11 @@ def test_a_worker_that_moves_finds_the_files_it_began_with_or_moves_on(tmp_path,
     assert any("lost: the files of its rewards are not those that it began with; all machines" in text for text in texts)
 
 
-def test_rewards_that_are_edited_while_the_run_goes_on_are_told(tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", [Here, lambda: Cluster(lost=0)], ids=["here", "on a machine that stays"])
+def test_rewards_that_are_edited_while_the_run_goes_on_are_told(tmp_path, monkeypatch, place):
     (tmp_path / "edited_here.py").write_text(EDITED)
     monkeypatch.syspath_prepend(tmp_path)
-    with Rewards(RewardConfig(functions=["edited_here:score"]), TaskConfig()) as rewards:
+    with Rewards(RewardConfig(functions=["edited_here:score"]), TaskConfig(), place=place) as rewards:
         rewards.score([rollout("edit", 0)])
         with pytest.warns(UserWarning, match="of edited_here:score have changed since it began") as said:
             assert rewards.score([rollout("a", 0)])[0].reward == 1
