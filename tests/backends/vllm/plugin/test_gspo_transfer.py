@@ -1,14 +1,17 @@
 """What a trainer sends and a worker receives: two processes, a process group of torch (gloo)."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from gspo.backends.vllm.fleet import at_once
 from gspo.backends.vllm.plugin import gspo_transfer as wire
 
 pytestmark = pytest.mark.timeout(120)
@@ -113,3 +116,27 @@ def test_nothing_listens_beyond_the_address_that_is_needed():
 
 def test_the_address_that_another_program_reaches():
     assert wire.facing("127.0.0.1", 80) == wire.facing("localhost", 80) == "127.0.0.1"
+
+
+@pytest.mark.parametrize("before", [None, "3"])
+def test_groups_of_nccl_made_at_the_same_time_all_have_the_setting(monkeypatch, before):
+    """The second begins while the first is made, and ends after it."""
+    monkeypatch.delenv(wire.NCCL_ERRORS, raising=False)
+    if before is not None:
+        monkeypatch.setenv(wire.NCCL_ERRORS, before)
+    inside = threading.Event()
+
+    def first():
+        with wire._errors_are_told():
+            inside.set()
+            time.sleep(0.3)
+            return os.environ.get(wire.NCCL_ERRORS)
+
+    def second():
+        inside.wait()
+        with wire._errors_are_told():
+            time.sleep(0.6)
+            return os.environ.get(wire.NCCL_ERRORS)
+
+    assert [made.result() for made in at_once([first, second])] == ["0", "0"]
+    assert os.environ.get(wire.NCCL_ERRORS) == before

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import socket
+import threading
 import time
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,6 +22,7 @@ ALIGNED = 16  # bytes: where a tensor begins
 END, GIVEN_UP = (0, 0), (-1, -1)
 PAUSE = 5e-4  # seconds between two looks at a broadcast
 NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_setting = threading.Lock()  # engines are joined at the same time, each in a thread
 
 
 def facing(host, port):
@@ -69,14 +71,15 @@ def join(store, rank, size, backend, address, device, seconds):
 @contextmanager
 def _errors_are_told():
     """A group of NCCL that is made meanwhile does not end this process where another one is gone."""
-    before = os.environ.get(NCCL_ERRORS)
-    os.environ[NCCL_ERRORS] = "0"
-    try:
-        yield
-    finally:
-        del os.environ[NCCL_ERRORS]
-        if before is not None:
-            os.environ[NCCL_ERRORS] = before
+    with _setting:
+        before = os.environ.get(NCCL_ERRORS)
+        os.environ[NCCL_ERRORS] = "0"
+        try:
+            yield
+        finally:
+            os.environ.pop(NCCL_ERRORS, None)
+            if before is not None:
+                os.environ[NCCL_ERRORS] = before
 
 
 def begun(group, tensor):
