@@ -12,8 +12,8 @@ import torch
 from gspo.backends.vllm import transfer
 from gspo.backends.vllm.process import free_ports
 from gspo.backends.vllm.sampler import VLLMSampler
-from gspo.backends.vllm.server import Server
-from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, chosen
+from gspo.backends.vllm.server import EngineError, Server
+from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, chosen, joined
 from gspo.config.rollout import SamplerConfig
 from tests.backends.vllm.test_fleet import LONG, PROMPTS, Bigrams, Engines, tokens, until
 from tests.tiny_run import model
@@ -166,6 +166,25 @@ class AtPlace:
 
     def workers(self, method):
         return self.places
+
+
+@pytest.mark.parametrize(
+    ("name", "places", "message"),
+    [
+        ("http://engine.invalid:9", AtPlace("").places, "gaierror"),
+        ("http://127.0.0.1:99999", AtPlace("").places, "ValueError: Port out of range"),
+        ("http://127.0.0.1:9", [{"device": "cpu"}], "KeyError: 'workers'"),
+        ("http://127.0.0.1:9", [None], "TypeError"),
+        ("http://127.0.0.1:9", [], "IndexError"),
+        ("http://127.0.0.1:9", [{"device": "cpu", "workers": "two"}], "TypeError"),
+    ],
+)
+def test_an_engine_that_cannot_be_joined_is_at_fault_itself(name, places, message):
+    """The others go on: any other error would end the run, or leave those who come back waiting."""
+    engine = AtPlace()
+    engine.name, engine.places = name, places
+    with pytest.raises(EngineError, match=f"did not find one another at {name}: {message}"):
+        joined(engine, CPU, 0)
 
 
 @pytest.fixture

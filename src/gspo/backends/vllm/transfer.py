@@ -294,6 +294,16 @@ def obstacle(places: Sequence[Mapping[str, Any]], device: torch.device) -> str:
 
 def joined(engine: Engine, device: torch.device, life: int) -> Link:
     """A group of this process and the workers of an engine. device: of the trainer's weights. Raises EngineError."""
+    try:
+        return _joined(engine, device, life)
+    except EngineError:
+        raise
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:  # of sockets, of torch, of odd answers
+        what = f"{type(error).__name__}: {error}"
+        raise EngineError(f"its workers and the trainer did not find one another at {engine.name}: {what}") from None
+
+
+def _joined(engine: Engine, device: torch.device, life: int) -> Link:
     places = engine.workers("gspo_place")
     backend = "nccl" if device.type == "cuda" and all(place["device"] == "cuda" for place in places) else "gloo"
     device = device if backend == "nccl" else torch.device("cpu")
@@ -307,13 +317,8 @@ def joined(engine: Engine, device: torch.device, life: int) -> Link:
     )
     theirs, mine = at_once(both)
     done = wait((theirs, mine), CONTROL, FIRST_EXCEPTION).done
-    try:
-        for call in done:
-            call.result()
-    except EngineError:
-        raise
-    except RuntimeError as error:
-        raise EngineError(f"its workers and the trainer did not find one another at {address}: {error}") from None
+    for call in done:
+        call.result()
     if len(done) < len(both):
         raise EngineError(f"its workers have not joined the trainer's process group in {CONTROL:g} s")
     return Link(store, mine.result(), life, device)
