@@ -204,8 +204,6 @@ UNTESTED = {
     *("config/training.py", "ports.py", "learner/ports.py", "rewards/sandbox/types.py"),
     # needs verifiers, which is in another environment: tests/agents/test_verifiers_episodes.py plays whole episodes
     *("agents/verifiers_client.py", "agents/verifiers_harness.py"),
-    # runs inside vLLM alone: tests/backends/vllm/engine
-    "backends/vllm/plugin/gspo_vllm.py",
 }
 
 

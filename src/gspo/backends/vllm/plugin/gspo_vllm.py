@@ -11,6 +11,7 @@ import runpy
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -215,12 +216,20 @@ class Extension:
         import gspo_transfer as transfer
         import torch
 
+        self.gspo_leave()
         place, limit = self.gspo_place(), float(seconds)
         self.gspo_device = self.device if backend == "nccl" else torch.device("cpu")  # type: ignore[attr-defined]
-        self.gspo_limit, self.gspo_group = limit, None  # the group of before ends here
+        self.gspo_limit = limit
         rank, size, mine = place["rank"] + 1, place["workers"] + 1, transfer.facing(address, int(port))
         store = transfer.store_at(address, int(port), size, limit)
         self.gspo_group = transfer.join(store, rank, size, backend, mine, self.gspo_device, limit)
+
+    def gspo_leave(self) -> None:
+        """Ends the group of before, if any, and what it still waits for: on a GPU all that follows would wait behind it."""
+        group, self.gspo_group = getattr(self, "gspo_group", None), None
+        if group is not None:
+            with suppress(RuntimeError):
+                group.abort()
 
     def gspo_receive(self) -> None:
         """Puts the weights in place that the trainer broadcasts to its group."""
@@ -233,6 +242,7 @@ class Extension:
             from vllm.config import set_current_vllm_config
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
+            self.gspo_leave()  # the trainer has dropped it too, and makes another
             # Half of the layers are taken apart: put together, whatever is in them, they can be loaded again.
             with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
                 finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)  # type: ignore[attr-defined]
