@@ -196,8 +196,9 @@ def on_gpu(monkeypatch):
     return torch.device("cuda", 0)
 
 
-def way(transfer="auto", device=CPU, engines=(), **options):
-    return type(chosen(SamplerConfig(engine="vllm", weight_transfer=transfer, **options), device, engines, "/none"))
+def way(transfer="auto", device=CPU, engines=(), adapted=False, **options):
+    given = SamplerConfig(engine="vllm", weight_transfer=transfer, **options)
+    return type(chosen(given, device, engines, "/none", adapted))
 
 
 def test_the_way_is_chosen_by_where_things_run(on_gpu):
@@ -205,6 +206,7 @@ def test_the_way_is_chosen_by_where_things_run(on_gpu):
     assert way(engines=[AtPlace("")]) is FolderTransfer and way("broadcast", engines=[AtPlace("")]) is BroadcastTransfer
     assert way(device=on_gpu, engines=[other, two]) is BroadcastTransfer
     assert way("folder", on_gpu, [other]) is FolderTransfer
+    assert way(device=on_gpu, engines=[other], adapted=True) is FolderTransfer  # where the engine takes merged weights too
     for together in (
         [AtPlace("GPU-a")],
         [other, AtPlace("GPU-b", "GPU-a")],

@@ -68,7 +68,7 @@ def opened(
         try:
             sampler.fleet.start()
             engines = [member.engine for member in sampler.fleet.members]
-            sampler.transfer = chosen(config.sampler, policy.device, engines, scratch)
+            sampler.transfer = chosen(config.sampler, policy.device, engines, scratch, policy.model.adapted)
             sampler.load(weights)
             if config.algorithm.router_replay == "R3" and sampler.routers is None:
                 raise ValueError(

@@ -250,12 +250,14 @@ def ended_early(call: Future[int], last: bool) -> None:
             raise EngineError("it says that it has all of the weights before they were sent")
 
 
-def chosen(given: SamplerConfig, device: torch.device, engines: Sequence[Engine], exchange: Path) -> Transfer:
-    """How the weights of a run reach its engines, which answer by now. device: the trainer's. Raises ValueError where they
-    cannot be broadcast, and are to be.
+def chosen(
+    given: SamplerConfig, device: torch.device, engines: Sequence[Engine], exchange: Path, adapted: bool
+) -> Transfer:  # fmt: skip
+    """How the weights of a run reach its engines, which answer by now. device: the trainer's. adapted: it trains adapters,
+    which are merged as they are written. Raises ValueError where the weights cannot be broadcast, and are to be.
     """
     adapters = all(engine.adapters for engine in engines)
-    if given.weight_transfer == "folder" or adapters:
+    if given.weight_transfer == "folder" or adapted:
         return FolderTransfer(exchange, adapters)
     if given.weight_transfer == "broadcast":
         for engine in engines:

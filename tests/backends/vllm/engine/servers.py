@@ -80,7 +80,7 @@ def served(policy, rank=0, **options):
         try:
             sampler.fleet.start()
             engines = [member.engine for member in sampler.fleet.members]
-            sampler.transfer = chosen(settings, policy.device, engines, Path(scratch))
+            sampler.transfer = chosen(settings, policy.device, engines, Path(scratch), policy.model.adapted)
             sampler.load(PolicyWeights(policy, 0))
             yield sampler
         finally:
