@@ -1,10 +1,11 @@
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import gspo
-from gspo.backends.vllm.open import devices, divided, elsewhere, own_devices, started
+from gspo.backends.vllm.open import check_sampler, devices, divided, elsewhere, own_devices, started
 from gspo.backends.vllm.process import LocalHost
 from gspo.backends.vllm.server import EngineError
 from gspo.config.rollout import SamplerConfig
@@ -28,6 +29,16 @@ def test_what_is_refused_before_a_run_has_a_folder(tmp_path, changes, message):
             config=settings(tmp_path / "run", sampler={"engine": "vllm"} | changes),
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
+
+
+def test_one_server_of_several_copies_gets_no_broadcast():
+    args = {"data_parallel_size": 2}
+    given = SamplerConfig(engine="vllm", python=sys.executable, weight_transfer="broadcast", engine_args=args)
+    message = r"data_parallel_size = 2\} and sampler.weight_transfer = .*: .* set sampler.engines instead, or set .*"
+    with pytest.raises(ValueError, match=message):
+        check_sampler(given)
+    for other in ({"weight_transfer": "folder"}, {"engine_args": {"data_parallel_size": 1}}):
+        check_sampler(replace(given, **other))
 
 
 @pytest.mark.parametrize(

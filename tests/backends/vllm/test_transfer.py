@@ -215,6 +215,7 @@ def test_the_way_is_chosen_by_where_things_run(on_gpu):
     ):
         assert way(device=on_gpu, engines=together) is FolderTransfer
     assert way(device=on_gpu, engines=[other], urls=["http://127.0.0.1:9"]) is FolderTransfer  # unless it is asked for
+    assert way(device=on_gpu, engines=[other], engine_args={"data_parallel_size": 2}) is FolderTransfer
     assert way("broadcast", on_gpu, [other], urls=["http://127.0.0.1:9"]) is BroadcastTransfer
     assert way("broadcast", on_gpu, [AtPlace("")]) is BroadcastTransfer  # through this machine's memory, by gloo
 

@@ -20,7 +20,7 @@ from gspo.backends.vllm.process import EngineHost, LocalHost, free_ports
 from gspo.backends.vllm.routes import FLAG, Routers
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Engine, Server, http, serving
-from gspo.backends.vllm.transfer import WEIGHTS, chosen
+from gspo.backends.vllm.transfer import WEIGHTS, chosen, copies_of
 from gspo.config.engines import devices_each
 from gspo.config.policy import LoraConfig
 from gspo.config.rollout import SamplerConfig
@@ -43,6 +43,12 @@ def check_sampler(given: SamplerConfig) -> None:
         http()
     if given.exchange is not None and not Path(given.exchange).is_dir():
         raise ValueError(f"sampler.exchange = {given.exchange!r}: no such folder")
+    if given.weight_transfer == "broadcast" and (copies := copies_of(given)) != 1:
+        raise ValueError(
+            f'sampler.engine_args = {{data_parallel_size = {copies}}} and sampler.weight_transfer = "broadcast": vLLM tells '
+            "only the first of its copies of the model to take broadcast weights: set sampler.engines instead, or "
+            'set weight_transfer = "folder"'
+        )
     if not given.in_process and not given.urls and given.python is None and importlib.util.find_spec("vllm") is None:
         raise ValueError(
             "vLLM is not installed here: install it into an environment of its own, and name its interpreter as "

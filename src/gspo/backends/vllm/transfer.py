@@ -264,11 +264,16 @@ def chosen(
             if why := obstacle(places_of(engine), device):
                 raise ValueError(f'sampler.weight_transfer = "broadcast": {engine.name}: {why}, or set "folder"')
         return BroadcastTransfer(device)
-    if device.type != "cuda" or given.urls or given.in_process:
+    if device.type != "cuda" or given.urls or given.in_process or copies_of(given) != 1:
         return FolderTransfer(exchange, adapters)
     places = [place for engine in engines for place in places_of(engine)]
     fits = all(place["device"] == "cuda" for place in places) and not obstacle(places, device)
     return BroadcastTransfer(device) if fits else FolderTransfer(exchange, adapters)
+
+
+def copies_of(given: SamplerConfig) -> Any:
+    """Copies of the model in a server to start: vLLM tells only the first to join a group."""
+    return given.engine_args.get("data_parallel_size", 1)
 
 
 def places_of(engine: Engine) -> list[dict[str, Any]]:
