@@ -34,14 +34,28 @@ def test_a_machine_that_does_not_see_the_exchange_stops_the_run_at_its_start(pla
     assert not list((place / "exchange").iterdir()) and not (place / "blind").exists()
 
 
-@pytest.mark.parametrize("beside", [1, 2])
-def test_ranks_on_several_machines_need_a_folder_that_is_named(monkeypatch, beside):
+SERVERS = {"urls": ["http://127.0.0.1:1"]}
+
+
+@pytest.mark.parametrize(
+    ("beside", "sampler", "needed"),
+    [
+        (1, {}, True),
+        (2, {}, False),
+        (1, {"weight_transfer": "broadcast"}, True),  # the engines' first weights
+        (1, SERVERS, True),
+        (1, SERVERS | {"weight_transfer": "auto"}, True),
+        (1, SERVERS | {"weight_transfer": "broadcast"}, False),
+    ],
+)
+def test_ranks_on_several_machines_need_a_folder_that_is_named(monkeypatch, beside, sampler, needed):
     """Whoever has started them. It is asked for where the test above ends its run: before the model is loaded."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(beside))
     lacks = pytest.raises(ValueError, match=r"sampler.exchange is not set: ranks on several machines .* name one$")
-    with nullcontext() if beside == 2 else lacks, engine_hosts(from_dict({"sampler": {"engine": "vllm"}})) as hosts:
+    config = from_dict({"sampler": {"engine": "vllm"} | sampler})
+    with lacks if needed else nullcontext(), engine_hosts(config) as hosts:
         assert hosts == []
 
 

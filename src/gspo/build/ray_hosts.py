@@ -84,11 +84,13 @@ def asked(news: Any, address: str, seconds: float = ANSWER) -> Any:
 def engine_hosts(config: Config) -> Iterator[Sequence[EngineHost]]:
     """The places that Ray has given to a run's vLLM servers; none where it starts no server, or Ray did not start it.
 
-    Raises ValueError where ranks on several machines have no folder through which weights go, whoever started them, or one
-    of the machines does not see it, and RankLost, so that the next life places them anew, where one has died since it was
-    placed.
+    Raises ValueError where ranks on several machines have no folder through which weights go, and need one, whoever started
+    them, or one of the machines does not see it, and RankLost, so that the next life places them anew, where one has died
+    since it was placed.
     """
-    if config.sampler.engine == "vllm" and config.sampler.exchange is None and several_machines():
+    sampler = config.sampler
+    unneeded = sampler.weight_transfer == "broadcast" and sampler.urls  # config/unused.py refuses one there
+    if sampler.engine == "vllm" and sampler.exchange is None and not unneeded and several_machines():
         raise ValueError(
             "sampler.exchange is not set: ranks on several machines write the weights for vLLM together, into a folder that "
             "all of them see: name one"
