@@ -148,6 +148,9 @@ def test_a_trainer_that_gives_up_in_the_middle_says_so(fleet_of):
     begin = time.monotonic()
     with pytest.raises(MemoryError):
         sampler.load(fleet_of.weights(2, between=fails))
+    back = {member: member.life for member in sampler.fleet.members}
+    errors = sampler.transfer.give(back, 2)  # to those that come back meanwhile: nothing is no weights
+    assert errors.keys() == back.keys() and all("no weights to send" in str(error) for error in errors.values())
     sampler.load(fleet_of.weights(3))
     assert time.monotonic() - begin < 10 and len(sampler.fleet.serving) == 2
     assert sampler.check(fleet_of.weights(3)) < 1e-5 and not sampler.notes

@@ -159,6 +159,8 @@ class BroadcastTransfer(Counted):
 
     def give(self, members: Mapping[Member, int], version: int) -> dict[Member, EngineError]:
         """See Transfer.give."""
+        if self._weights is None and not self._kept:
+            return dict.fromkeys(members, EngineError("there are no weights to send: the trainer gave up on them midway"))
         linked, errors = each_of(members, lambda member: self._link(member, members[member]))
         calls = at_once([partial(member.engine.swap, None, version) for member in linked])
         sent = dict(zip(linked, calls))
