@@ -5,9 +5,10 @@ import pytest
 import torch
 
 import gspo
-from gspo.backends.vllm.open import check_sampler, devices, divided, elsewhere, own_devices, started
+from gspo.backends.vllm.open import check_sampler, devices, divided, elsewhere, own_devices, seconds_of_layer, started
 from gspo.backends.vllm.process import LocalHost
 from gspo.backends.vllm.server import EngineError
+from gspo.backends.vllm.transfer import LAYER
 from gspo.config.rollout import SamplerConfig
 from tests.tiny_run import ROWS, likes_a, model, settings
 
@@ -39,6 +40,13 @@ def test_one_server_of_several_copies_gets_no_broadcast():
         check_sampler(given)
     for other in ({"weight_transfer": "folder"}, {"engine_args": {"data_parallel_size": 1}}):
         check_sampler(replace(given, **other))
+
+
+def test_ranks_do_not_wait_for_an_engine_longer_than_for_one_another(monkeypatch):
+    assert seconds_of_layer(60.0) == LAYER  # of one rank nobody waits
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert seconds_of_layer(60.0) == 30.0 and seconds_of_layer(600.0) == LAYER
 
 
 @pytest.mark.parametrize(

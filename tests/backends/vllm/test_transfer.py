@@ -9,7 +9,6 @@ import time
 import pytest
 import torch
 
-from gspo.backends.vllm import transfer
 from gspo.backends.vllm.process import free_ports
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import EngineError, Server
@@ -123,7 +122,7 @@ def test_one_that_is_killed_in_the_middle_of_the_weights(fleet_of, engines):
 def test_one_that_hangs_in_the_middle_of_the_weights(fleet_of, engines, monkeypatch, width):
     """The others and the trainer wait as long as the limits say, and no longer."""
     sampler, ports = fleet_of(3)
-    monkeypatch.setattr(transfer, "LAYER", 2.0)
+    sampler.transfer.layer = 2.0
     monkeypatch.setattr("gspo.backends.vllm.server.CONTROL", 4.0)
     begin = time.monotonic()
     stops = lambda: engines.signal(ports[1], signal.SIGSTOP)  # noqa: E731
@@ -221,6 +220,12 @@ def test_the_way_is_chosen_by_where_things_run(on_gpu):
     assert way(device=on_gpu, engines=[other], engine_args={"data_parallel_size": 2}) is FolderTransfer
     assert way("broadcast", on_gpu, [other], urls=["http://127.0.0.1:9"]) is BroadcastTransfer
     assert way("broadcast", on_gpu, [AtPlace("")]) is BroadcastTransfer  # through this machine's memory, by gloo
+
+
+def test_the_limit_of_a_layer_is_handed_on(on_gpu):
+    for transfer in ("auto", "broadcast"):
+        given = SamplerConfig(engine="vllm", weight_transfer=transfer)
+        assert chosen(given, on_gpu, [AtPlace("GPU-b")], "/none", False, 7.0).layer == 7.0
 
 
 @pytest.mark.parametrize(

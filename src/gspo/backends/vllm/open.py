@@ -20,9 +20,10 @@ from gspo.backends.vllm.process import EngineHost, LocalHost, free_ports
 from gspo.backends.vllm.routes import FLAG, Routers
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Engine, Server, http, serving
-from gspo.backends.vllm.transfer import WEIGHTS, chosen, copies_of
+from gspo.backends.vllm.transfer import LAYER, WEIGHTS, chosen, copies_of
 from gspo.config.engines import devices_each
 from gspo.config.policy import LoraConfig
+from gspo.config.ranks import placed
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.ports import Weights
@@ -74,7 +75,8 @@ def opened(
         try:
             sampler.fleet.start()
             engines = [member.engine for member in sampler.fleet.members]
-            sampler.transfer = chosen(config.sampler, policy.device, engines, scratch, policy.model.adapted)
+            adapted, layer = policy.model.adapted, seconds_of_layer(config.scale.timeout)
+            sampler.transfer = chosen(config.sampler, policy.device, engines, scratch, adapted, layer)
             sampler.load(weights)
             if config.algorithm.router_replay == "R3" and sampler.routers is None:
                 raise ValueError(
@@ -94,6 +96,13 @@ def opened(
                     shutil.move(log, keep / ("vllm.log" if len(files) == 1 else f"vllm_{number}.log"))
                 elif log and not failed:  # else it stays where errors have named it
                     log.unlink(missing_ok=True)
+
+
+def seconds_of_layer(timeout: float) -> float:
+    """That a layer may take to an engine. timeout: scale.timeout. The other ranks wait for the next layer meanwhile: they
+    are not to take the leader for one that hangs.
+    """
+    return min(LAYER, timeout / 2) if placed()[1] > 1 else LAYER
 
 
 def sampler_of(

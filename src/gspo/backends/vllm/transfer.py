@@ -140,12 +140,12 @@ class BroadcastTransfer(Counted):
 
     Each engine has a process group of its own with this process: one that is dead or hangs harms no other, and one that
     comes back gets a new group. What was sent stays in this machine's memory, for those that come back while the trainer
-    changes its weights. device: the trainer's.
+    changes its weights. device: the trainer's. layer: seconds that one may take to an engine.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, layer: float = LAYER) -> None:
         super().__init__()
-        self.device = device
+        self.device, self.layer = device, layer
         self._links: dict[Member, Link] = {}
         self._kept: list[Packed] = []
         self._weights: Weights | None = None  # that were not sent yet
@@ -220,7 +220,7 @@ class BroadcastTransfer(Counted):
                 works[member] = self._links[member].send(sizes, body)
             except RuntimeError as error:
                 self._fail(member, EngineError(f"its group is broken: {error}"), errors)
-        until = time.monotonic() + LAYER
+        until = time.monotonic() + self.layer
         for member, under_way in works.items():
             try:
                 wire.ended(under_way, max(0.0, until - time.monotonic()), partial(ended_early, calls[member], body is None))
@@ -253,10 +253,12 @@ def ended_early(call: Future[int], last: bool) -> None:
 
 
 def chosen(
-    given: SamplerConfig, device: torch.device, engines: Sequence[Engine], exchange: Path, adapted: bool
+    given: SamplerConfig, device: torch.device, engines: Sequence[Engine], exchange: Path, adapted: bool,
+    layer: float = LAYER,
 ) -> Transfer:  # fmt: skip
     """How the weights of a run reach its engines, which answer by now. device: the trainer's. adapted: it trains adapters,
-    which are merged as they are written. Raises ValueError where the weights cannot be broadcast, and are to be.
+    which are merged as they are written. layer: as BroadcastTransfer has it. Raises ValueError where the weights cannot be
+    broadcast, and are to be.
     """
     adapters = all(engine.adapters for engine in engines)
     if given.weight_transfer == "folder" or adapted:
@@ -265,12 +267,12 @@ def chosen(
         for engine in engines:
             if why := obstacle(places_of(engine), device):
                 raise ValueError(f'sampler.weight_transfer = "broadcast": {engine.name}: {why}, or set "folder"')
-        return BroadcastTransfer(device)
+        return BroadcastTransfer(device, layer)
     if device.type != "cuda" or given.urls or given.in_process or copies_of(given) != 1:
         return FolderTransfer(exchange, adapters)
     places = [place for engine in engines for place in places_of(engine)]
     fits = all(place["device"] == "cuda" for place in places) and not obstacle(places, device)
-    return BroadcastTransfer(device) if fits else FolderTransfer(exchange, adapters)
+    return BroadcastTransfer(device, layer) if fits else FolderTransfer(exchange, adapters)
 
 
 def copies_of(given: SamplerConfig) -> Any:
