@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from laws import (
+    NOT_RUN,
     SEEDS_NEEDED,
     Found,
     Law,
@@ -25,7 +26,8 @@ from mechanism import DIALS
 
 from gspo.study.analysis import interval
 
-AGE, NEAR, WHOLE = 3, 1.25, "not run"
+AGE, NEAR = 3, 1.25
+UNTOLD = "cannot be told"  # it ran, but too few seeds have the number
 EXPECTED = ("jitter-0.1", "jitter-0.3", "precision-int4")  # where GSPO may be ahead
 
 
@@ -58,7 +60,7 @@ def law(found: Found, dial: str, quantity: Quantity) -> Law | None:
 
 def row(words: str, found: str, holds: bool | None) -> list[str]:
     """holds = None: not run."""
-    return [words, "" if holds is None else found, WHOLE if holds is None else "holds" if holds else "fails"]
+    return [words, "" if holds is None else found, NOT_RUN if holds is None else "holds" if holds else "fails"]
 
 
 def length(found: Found) -> list[list[str]]:
@@ -109,14 +111,22 @@ def tails(found: Found) -> list[str]:
 def best(found: Found) -> list[str]:
     """5: where an update of GSPO is better than one of GRPO."""
     words = f"5. update of gspo no better than grpo's, but at {', '.join(EXPECTED)}"
-    better = []
+    better: dict[str, str] = {}
+    untold = []
     for dial in DIALS:
         for place in (place for place in places(dial) if place.age <= AGE):
+            if len(found.at(place)) < SEEDS_NEEDED:
+                return row(words, "", None)
             for name in ("gspo auto", "gspo 0.03"):
                 value = interval([*found.values(place, ahead(name)).values()])
-                if len(found.at(place)) < SEEDS_NEEDED:
-                    return row(words, "", None)
-                if value.low > 0:
-                    better.append((f"{dial}-{place.label.partition(',')[0]}", f"{name} at {dial} {place.label}"))
-    unforeseen = [where for where, _ in better if where not in EXPECTED]
-    return row(words, "; ".join(dict.fromkeys(text for _, text in better)) or "nowhere", not unforeseen)
+                where = f"{name} at {dial} {place.label}"
+                if value.n < SEEDS_NEEDED:
+                    untold.append(where)
+                elif value.low > 0:
+                    better[where] = f"{dial}-{place.label.partition(',')[0]}"
+    said = "; ".join(better) or "nowhere"
+    if not set(better.values()) <= set(EXPECTED):
+        return [words, said, "fails"]
+    if untold:
+        return [words, f"{said}; {UNTOLD}: {', '.join(untold)}", UNTOLD]
+    return [words, said, "holds"]

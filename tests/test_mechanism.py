@@ -149,6 +149,37 @@ def test_tables_tell_what_was_not_run():
     assert "| 16, 1 update | 1 | 0.1000 |" in single and "[" not in single.split("\n")[4]
 
 
+def everything(seeds=mechanism.SEEDS):
+    points = dict.fromkeys(point for points in mechanism.DIALS.values() for point in points.values())
+    return [result(point, seed) for point in points for seed in seeds]
+
+
+def with_merit(results, name, changed, **where):
+    """The results, of whose objective something else was found in the cells with these settings."""
+    for each in results:
+        if where.items() <= each["settings"].items():
+            for age in each["ages"]:
+                age["merits"] = age["merits"] | {name: age["merits"][name] | changed}
+    return results
+
+
+def outcome(results, number):
+    """Found and verdict, of each row of that number."""
+    rows = [line.strip("| ").split(" | ") for line in foretold.table(results).splitlines()[2:]]
+    return [(found, verdict) for words, found, verdict in rows if words.startswith(f"{number}. ")]
+
+
+def test_an_outcome_without_values_is_not_judged():
+    """The right gradient could not be told from noise: nothing is known of the update, and nothing said."""
+    ((found, verdict),) = outcome(with_merit(everything(), "gspo 0.03", {"told": False}, rate=1e-3), 5)
+    assert verdict == "cannot be told" and "gspo 0.03 at rate 0.001, 3 updates" in found and "auto" not in found
+    few = everything()
+    for seed in (2, 3, 4):
+        with_merit(few, "grpo 0.2", {"told": False}, layers=8, seed=seed)
+    ((found, verdict),) = outcome(few, 5)
+    assert verdict == "cannot be told" and "gspo auto at layers 8, 3 updates" in found
+
+
 def test_what_was_foretold_is_judged_by_its_rule():
     assert foretold.table([]).count("| not run |") == 6
     every = [result(point, seed) for points in mechanism.DIALS.values() for point in points.values() for seed in range(3)]
