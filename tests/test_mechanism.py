@@ -180,23 +180,36 @@ def test_an_outcome_without_values_is_not_judged():
     assert verdict == "cannot be told" and "gspo auto at layers 8, 3 updates" in found
 
 
+def test_updates_are_compared_at_the_age_of_the_plan_with_what_chance_gives():
+    ahead = {"update": [0.5, 0.4, 0.6]}
+    results = everything()
+    for each in results:
+        for age in each["ages"]:
+            if age["age"] != 3:
+                age["merits"] = age["merits"] | {"gspo 0.03": age["merits"]["gspo 0.03"] | ahead}
+    # 27 points at 3 updates, of which 3 are expected to differ; 2 ranges
+    assert outcome(results, 5) == [("0 of 48 others above 0, by chance 1.2", "holds")]
+    ((found, verdict),) = outcome(with_merit(results, "gspo 0.03", ahead, layers=8), 5)
+    assert found == "1 of 48 others above 0, by chance 1.2: gspo 0.03 at layers 8, 3 updates" and verdict == "fails"
+    ((found, verdict),) = outcome(with_merit(everything(), "gspo 0.03", ahead, jitter=0.1), 5)
+    assert found == "0 of 48 others above 0, by chance 1.2; as expected: gspo 0.03 at jitter 0.1, 3 updates"
+    assert verdict == "holds"
+    base = everything()
+    for seed in mechanism.SEEDS:
+        with_merit(base, "gspo auto", ahead, **mechanism.ProbeCell(mechanism.BASE, seed).settings)
+    assert outcome(base, 5)[0][0].startswith("1 of 48 others above 0")  # a point of all dials, once
+
+
 def test_what_was_foretold_is_judged_by_its_rule():
     assert foretold.table([]).count("| not run |") == 6
     every = [result(point, seed) for points in mechanism.DIALS.values() for point in points.values() for seed in range(3)]
     rows = [line.strip("| ").split(" | ") for line in foretold.table(every).splitlines()[2:]]
     assert [verdict for *_, verdict in rows] == ["holds", "holds", "fails", "fails", "fails", "holds"]
-    assert rows[0][1] == "b = -0.45 [-0.45, -0.45]" and rows[2][1] == "0.20 to 0.20 of it" and rows[5][1] == "nowhere"
-    for each in every:
-        update = [0.5 if each["settings"]["jitter"] >= 0.1 else 0.4, 0.3, 0.6]
-        for age in each["ages"]:
-            age["merits"] = age["merits"] | {"gspo 0.03": age["merits"]["yours"] | {"update": update}}
-    last = foretold.table(every).splitlines()[-1]
-    assert "| gspo 0.03 at jitter 0.1, 0 updates;" in last and last.endswith("| holds |")
-    for each in every:
-        if each["settings"]["layers"] == 8:
-            each["ages"][-1]["merits"]["gspo 0.03"]["update"][0] = 0.9
-    last = foretold.table(every).splitlines()[-1]
-    assert "gspo 0.03 at layers 8, 3 updates" in last and last.endswith("| fails |")
+    assert (
+        rows[0][1] == "b = -0.45 [-0.45, -0.45]"
+        and rows[2][1] == "0.20 to 0.20 of it"
+        and rows[5][1].startswith("0 of 48 others above 0")
+    )
 
 
 def test_every_dial_has_its_tables_on_the_page():
