@@ -8,8 +8,8 @@
 After Ctrl-C the cells that run end and are kept; a second one ends them too. Each cell is a small JSON, kept in
 results/mechanism.tar.xz. In the end `report.py` makes the tables of docs/mechanism.md.
 
-The plan, written before any cell ran
-=====================================
+The plan, written before any cell ran, but for what it says was changed
+=======================================================================
 
 A cell is one setting and one seed. The seed fixes the cold start of the model (world.py), the prompts, and all that is
 sampled: an interval over seeds holds for models of this kind, not for one of them. The base is a mixture of 4 layers with 4
@@ -53,7 +53,8 @@ Foretold, at 3 updates. These five are the primary outcomes; of the other number
 A clip takes the gradient from tokens that have moved the right way already. What is left then points back, and its direction
 says so: a low cosine at a high age is a clip that acts, not one that errs.
 
-Changed after the first cell (length 16, seed 0): 5 asked that the interval of auto hold 0; but auto clips 15 % by design.
+Changed after the first cell (length 16, seed 0): 5 asked that the interval of auto hold 0; but auto clips 15 % by design. So
+5 is judged on seeds 1 to 4 alone.
 
 Budget: at most 10 hours on two cores. `cost` was fitted to processor time of a few cells of seed 0.
 """
