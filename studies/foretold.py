@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from laws import (
     NOT_RUN,
     SEEDS_NEEDED,
+    UNTOLD,
     Found,
     Law,
     Place,
     Quantity,
     ahead,
+    along,
     drift,
-    fit,
     foretold,
     markdown,
     of_ratio,
@@ -27,7 +27,6 @@ from mechanism import DIALS, Point
 from gspo.study.analysis import interval
 
 AGE, NEAR = 3, 1.25
-UNTOLD = "cannot be told"  # it ran, but too few seeds have the number
 SEEN = 0  # the seed of the cell that changed outcome 5
 RANGES = ("gspo auto", "gspo 0.03")
 CHANCE = 0.025  # that a 95 % interval lies above 0 where nothing differs
@@ -56,9 +55,9 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 def law(found: Found, dial: str, quantity: Quantity) -> Law | None:
     """The fit of a dial that is a number; None where it was not run, or has no logarithm."""
     here = [place for place in line(dial) if place.x is not None]
-    if any(len(found.at(place)) < SEEDS_NEEDED for place in here):
+    if len(found.seeds(here)) < SEEDS_NEEDED:
         return None
-    return fit([(place.label, place.x or math.nan) for place in here], [found.values(place, quantity) for place in here])
+    return along(found, here, quantity)
 
 
 def row(words: str, found: str, holds: bool | None) -> list[str]:

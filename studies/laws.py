@@ -24,6 +24,7 @@ OBJECTIVES = (
 )  # fmt: skip
 TITLES = {"yours": "gspo_token 0.03"}
 NOT_RUN = "not run"
+UNTOLD = "cannot be told"  # it ran, but too few seeds have the number
 
 
 class Place(NamedTuple):
@@ -82,6 +83,15 @@ class Found:
         """By seed; without those that have none."""
         read = {seed: quantity(age) for seed, age in self.at(place).items()}
         return {seed: float(value) for seed, value in read.items() if value is not None and is_number(value)}
+
+    def seeds(self, line: Sequence[Place]) -> list[int]:
+        """Those that ran at all of these places."""
+        return sorted(set.intersection(*(set(self.at(place)) for place in line))) if line else []
+
+    def spelled(self, place: Place, quantity: Quantity, form: str) -> str:
+        """A cell of a table; with n where some of the seeds that ran have no number."""
+        value = interval([*self.values(place, quantity).values()])
+        return spelled(value, form) + f" (n = {value.n})" * (0 < value.n < len(self.at(place)))
 
 
 def of_ratio(name: str) -> Quantity:
@@ -145,7 +155,7 @@ def ratios(found: Found, dial: str) -> str:
     rows = [["", "n", *COLUMNS]]
     for place in places(dial):
         count = len(found.at(place))
-        cells = [spelled(interval([*found.values(place, of(place.point)).values()]), form) for of, form in COLUMNS.values()]
+        cells = [found.spelled(place, of(place.point), form) for of, form in COLUMNS.values()]
         rows.append([place.label, str(count), *cells] if count else [place.label, NOT_RUN, *[""] * len(COLUMNS)])
     return markdown(rows)
 
@@ -154,8 +164,8 @@ def merits(found: Found, here: Sequence[Place], part: str) -> str:
     """A number of each objective's gradient at these places."""
     rows = [_head(here)]
     for name in OBJECTIVES:
-        each = [interval([*found.values(place, of_merit(part, name)).values()]) for place in here]
-        rows.append([TITLES.get(name, name), *(spelled(value, ".2f" if part == "direction" else ".3f") for value in each)])
+        form = ".2f" if part == "direction" else ".3f"
+        rows.append([TITLES.get(name, name), *(found.spelled(place, of_merit(part, name), form) for place in here)])
     return markdown(rows)
 
 
@@ -184,13 +194,14 @@ class Law(NamedTuple):
     holds: bool
 
 
-def fit(points: Sequence[tuple[str, float]], values: Sequence[Mapping[int, float]]) -> Law | None:
-    """The law of these points, by the rule of the plan. values: of each point, by seed. None where there is too little: of
-    points, or of seeds that have them all and whose numbers have a logarithm.
+def fit(points: Sequence[tuple[str, float]], values: Sequence[Mapping[int, float]], seeds: Sequence[int]) -> Law | None:
+    """The law of these points, by the rule of the plan. values: of each point, by seed. seeds: those that ran at all points.
+    None where there are too few points or seeds, or where a seed has no number, or none with a logarithm: to leave it out
+    would be to choose by what was found.
     """
-    seeds = sorted(set.intersection(*(set(each) for each in values))) if values else []
-    seeds = [seed for seed in seeds if all(each[seed] > 0 for each in values)]
     if len(points) < POINTS_NEEDED or len(seeds) < SEEDS_NEEDED:
+        return None
+    if not all(each.get(seed, 0.0) > 0 for each in values for seed in seeds):
         return None
     x = np.log([number for _, number in points])
     y = np.log([[each[seed] for each in values] for seed in seeds])  # [seeds, points]
@@ -203,6 +214,12 @@ def fit(points: Sequence[tuple[str, float]], values: Sequence[Mapping[int, float
         if straight or count == POINTS_NEEDED:
             break
     return Law(b, points[count - 1][0], count < len(points), straight and (b.low > 0 or b.high < 0))
+
+
+def along(found: Found, line: Sequence[Place], quantity: Quantity) -> Law | None:
+    """The fit of a line of places that have numbers."""
+    points = [(place.label, place.x or math.nan) for place in line]
+    return fit(points, [found.values(place, quantity) for place in line], found.seeds(line))
 
 
 def lost(name: str) -> Quantity:
@@ -240,12 +257,12 @@ def laws(found: Found, lines: Mapping[str, Sequence[Place]]) -> str:
 
 def _law(found: Found, line: Sequence[Place], quantity: Quantity) -> str:
     """A cell of the table of laws."""
-    seeds = min(len(found.at(place)) for place in line)
+    seeds = len(found.seeds(line))
     if seeds < SEEDS_NEEDED:
         return f"{NOT_RUN}: {seeds} of {SEEDS_NEEDED} seeds"
-    law = fit([(place.label, place.x or math.nan) for place in line], [found.values(place, quantity) for place in line])
+    law = along(found, line, quantity)
     if law is None:
-        return "cannot be told"
+        return UNTOLD
     return f"{spelled(law.b, '+.2f')}{f', up to {law.last}' if law.stops else ''}{'' if law.holds else ': no law'}"
 
 

@@ -99,7 +99,7 @@ def line(b, seeds=4, noise=0.02, bend=None):
     x, rng = [16.0, 32.0, 64.0, 128.0, 256.0], np.random.default_rng(0)
     y = [v**b if bend is None or v <= bend else bend**b for v in x]
     values = [{seed: v * float(np.exp(noise * rng.normal())) for seed in range(seeds)} for v in y]
-    return laws.fit([(f"{v:g}", v) for v in x], values)
+    return laws.fit([(f"{v:g}", v) for v in x], values, range(seeds))
 
 
 def test_fits_find_the_exponent_and_where_it_stops():
@@ -111,10 +111,11 @@ def test_fits_find_the_exponent_and_where_it_stops():
     flat = line(0.0)
     assert not flat.holds and not flat.stops
     assert line(-0.5, seeds=2) is None
-    assert (
-        laws.fit([("1", 1.0), ("2", 2.0), ("3", 3.0)], [{0: 1.0, 1: 1.0, 2: 1.0}, {0: 1.0, 1: -1.0, 2: 1.0}, {0: 1.0}])
-        is None
-    )
+    three, whole = [("1", 1.0), ("2", 2.0), ("3", 3.0)], dict.fromkeys(range(4), 1.0)
+    assert laws.fit(three, [whole] * 3, range(4)) is not None
+    for lacking in (whole | {3: -1.0}, dict.fromkeys(range(3), 1.0)):  # no seed is left out for what it found
+        assert laws.fit(three, [whole, lacking, whole], range(4)) is None
+    assert laws.fit(three, [whole, dict.fromkeys(range(3), 1.0), whole], range(3)) is not None  # seed 3 did not run
 
 
 def result(point, seed):
@@ -167,6 +168,19 @@ def outcome(results, number):
     """Found and verdict, of each row of that number."""
     rows = [line.strip("| ").split(" | ") for line in foretold.table(results).splitlines()[2:]]
     return [(found, verdict) for words, found, verdict in rows if words.startswith(f"{number}. ")]
+
+
+def test_tables_tell_where_seeds_have_no_number():
+    points = mechanism.DIALS["length"].values()
+    some = with_merit(
+        [result(point, seed) for point in points for seed in range(4)], "sapo", {"told": False}, length=64, seed=3
+    )
+    table = laws.tables(some, "length")
+    assert "0.90 [0.90, 0.90] (n = 3)" in next(line for line in table.splitlines() if line.startswith("| sapo |"))
+    assert "| direction lost, sapo | cannot be told | cannot be told |" in table
+    assert table.count("(n = 3)") == 2 and "| direction lost, cispo | +0.00" in table
+    some = [each for each in some if (each["settings"]["length"], each["settings"]["seed"]) != (64, 3)]  # it has not run
+    assert "| direction lost, sapo | +0.00" in laws.tables(some, "length")
 
 
 def test_an_outcome_without_values_is_not_judged():
