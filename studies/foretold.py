@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ from laws import (
     SEEDS_NEEDED,
     UNTOLD,
     Found,
-    Law,
     Place,
     Quantity,
     ahead,
@@ -24,9 +24,10 @@ from laws import (
 )
 from mechanism import DIALS, Point
 
-from gspo.study.analysis import interval
+from gspo.study.analysis import Interval, interval
 
 AGE, NEAR = 3, 1.25
+HOLDS, FAILS, OPEN = "holds", "fails", "open"
 SEEN = 0  # the seed of the cell that changed outcome 5
 RANGES = ("gspo auto", "gspo 0.03")
 CHANCE = 0.025  # that a 95 % interval lies above 0 where nothing differs
@@ -52,62 +53,77 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return markdown(rows)
 
 
-def law(found: Found, dial: str, quantity: Quantity) -> Law | None:
-    """The fit of a dial that is a number; None where it was not run, or has no logarithm."""
+def lies(value: Interval, low: float, high: float) -> str:
+    """A verdict: the whole interval inside holds, the whole of it outside fails, else it is open."""
+    if low <= value.low and value.high <= high:
+        return HOLDS
+    return FAILS if value.low > high or value.high < low else OPEN
+
+
+def exponent(found: Found, words: str, dial: str, quantity: Quantity, range_: tuple[float, float]) -> list[str]:
+    """A row: the exponent of a dial that is a number. It holds only where all points are on the line."""
     here = [place for place in line(dial) if place.x is not None]
     if len(found.seeds(here)) < SEEDS_NEEDED:
-        return None
-    return along(found, here, quantity)
-
-
-def row(words: str, found: str, holds: bool | None) -> list[str]:
-    """holds = None: not run."""
-    return [words, "" if holds is None else found, NOT_RUN if holds is None else "holds" if holds else "fails"]
+        return [words, "", NOT_RUN]
+    law = along(found, here, quantity)
+    if law is None:
+        return [words, "", UNTOLD]
+    verdict = lies(law.b, *range_)
+    if verdict == HOLDS and (law.stops or not law.holds):
+        verdict = OPEN
+    return [words, f"b = {spelled(law.b, '+.2f')}{f', up to {law.last}' if law.stops else ''}", verdict]
 
 
 def length(found: Found) -> list[list[str]]:
     """1: the spread falls with the length, the drift does not."""
-    sd = law(found, "length", of_ratio("sd_completion"))
-    shift = law(found, "length", lambda age: abs(age["ratios"]["sampler"]["drift"]))
+    shift, rising = (lambda age: abs(age["ratios"]["sampler"]["drift"])), (0.0, math.inf)
+    spread, falling = of_ratio("sd_completion"), (-0.5, -0.35)
     return [
-        row("1. sd(log s) ~ length^b, b from -.5 to -.35", _b(sd), sd and -0.5 <= sd.b.mean <= -0.35),
-        row("1. abs. drift ~ length^b, b not below 0", _b(shift), shift and shift.b.high >= 0),
+        exponent(found, "1. sd(log s) ~ length^b, b from -.5 to -.35", "length", spread, falling),
+        exponent(found, "1. abs. drift ~ length^b, b not below 0", "length", shift, rising),
     ]
-
-
-def _b(each: Law | None) -> str:
-    return "" if each is None else f"b = {spelled(each.b, '+.2f')}{f', up to {each.last}' if each.stops else ''}"
 
 
 def drifts(found: Found) -> list[str]:
     """2: the drift in standard deviations."""
     words = "2. abs. drift / sd(log s) = sqrt(KL T / 2) within a quarter, at each length"
-    shares = []
-    for place in line("length"):
+    here = line("length")
+    if any(len(found.at(place)) < SEEDS_NEEDED for place in here):
+        return [words, "", NOT_RUN]
+    shares, verdicts = [], []
+    for place in here:
         mine, said = found.values(place, drift), found.values(place, foretold(place.point))
-        share = interval([mine[seed] / said[seed] for seed in mine if said.get(seed)])
-        if share.n < SEEDS_NEEDED:
-            return row(words, "", None)
-        shares.append(share)
+        shares.append(interval([mine[seed] / said[seed] for seed in mine if said.get(seed)]))
+        verdicts.append(lies(shares[-1], 1 / NEAR, NEAR))
+    if any(share.n < len(found.at(place)) for share, place in zip(shares, here)):
+        return [words, "", UNTOLD]
     means = [share.mean for share in shares]
-    near = all(share.low <= NEAR and share.high >= 1 / NEAR for share in shares)
-    return row(words, f"{min(means):.2f} to {max(means):.2f} of it", near)
+    return [words, f"{min(means):.2f} to {max(means):.2f} of it", both(verdicts)]
+
+
+def both(verdicts: Sequence[str]) -> str:
+    """Of all parts of an outcome: one that fails fails it, and it holds where all do."""
+    return FAILS if FAILS in verdicts else OPEN if OPEN in verdicts else HOLDS
 
 
 def rate(found: Found) -> list[str]:
     """3: how fast the ratios spread."""
-    sd = law(found, "rate", of_ratio("sd_token"))
-    return row("3. sd of the token's log-ratio ~ rate^b, b from .5 to 1", _b(sd), sd and 0.5 <= sd.b.mean <= 1)
+    words = "3. sd of the token's log-ratio ~ rate^b, b from .5 to 1"
+    return exponent(found, words, "rate", of_ratio("sd_token"), (0.5, 1.0))
 
 
 def tails(found: Found) -> list[str]:
     """4: heavy with experts."""
     words = "4. tail index after 1 update: below 2 for the mixture, above 5 for the dense control"
     here = {place.label.partition(",")[0]: place for place in line("experts", 1)}
+    ran = [len(found.at(here[name])) for name in ("32", "dense")]
+    if min(ran) < SEEDS_NEEDED:
+        return [words, "", NOT_RUN]
     mixture, dense = (interval([*found.values(here[name], of_ratio("tail")).values()]) for name in ("32", "dense"))
-    if min(mixture.n, dense.n) < SEEDS_NEEDED:
-        return row(words, "", None)
-    return row(words, f"{spelled(mixture, '.1f')}; {spelled(dense, '.1f')}", mixture.mean < 2 and dense.mean > 5)
+    if [mixture.n, dense.n] != ran:
+        return [words, "", UNTOLD]
+    verdict = both([lies(mixture, -math.inf, 2), lies(dense, 5, math.inf)])
+    return [words, f"{spelled(mixture, '.1f')}; {spelled(dense, '.1f')}", verdict]
 
 
 def best(found: Found) -> list[str]:
@@ -123,7 +139,7 @@ def best(found: Found) -> list[str]:
     above, expected, untold, others = [], [], [], 0
     for dial, place in points.values():
         if len(found.at(place)) < SEEDS_NEEDED:
-            return row(words, "", None)
+            return [words, "", NOT_RUN]
         foreseen = f"{dial}-{place.label.partition(',')[0]}" in EXPECTED
         for name in RANGES:
             value = interval([*found.values(place, ahead(name)).values()])
@@ -137,4 +153,4 @@ def best(found: Found) -> list[str]:
     said += f": {', '.join(above)}" * bool(above) + f"; as expected: {', '.join(expected)}" * bool(expected)
     if untold:
         said += f"; {UNTOLD}: {', '.join(untold)}"
-    return [words, said, "fails" if above else UNTOLD if untold else "holds"]
+    return [words, said, FAILS if above else UNTOLD if untold else HOLDS]

@@ -221,6 +221,62 @@ def test_the_seed_that_was_seen_before_the_rule_does_not_judge_it():
     assert outcome(everything(range(3)), 5) == [("", "not run")] != outcome(everything(range(1, 4)), 5)
 
 
+def ratios(**of):
+    """Everything, with these numbers of the log-ratio, each of settings and seed."""
+    results = everything()
+    for each in results:
+        own = {name: number(each["settings"], each["settings"]["seed"] - 2) for name, number in of.items()}
+        for age in each["ages"]:
+            age["ratios"] = {"sampler": age["ratios"]["sampler"] | own}
+    return results
+
+
+def power(name, exponent, wide=0.0):
+    return lambda settings, seed: settings[name] ** (exponent + wide * seed)
+
+
+def tails(dense, mixture, wide):
+    return lambda settings, seed: (mixture if settings["experts"] else dense) + wide * seed
+
+
+def share(value, wide):
+    """drift / sd is 0.01: the KL of which this is so many times what is foretold."""
+    return lambda settings, seed: 2 * (0.01 / (value + wide * seed)) ** 2 / settings["length"]
+
+
+@pytest.mark.parametrize(
+    ("number", "at", "of", "verdict"),
+    [
+        (1, 0, {"sd_completion": power("length", -0.45)}, "holds"),
+        (1, 0, {"sd_completion": power("length", -0.45, 0.04)}, "open"),  # its mean alone is inside
+        (1, 0, {"sd_completion": power("length", -0.3)}, "fails"),
+        (
+            1,
+            0,
+            {"sd_completion": lambda s, seed: s["length"] ** -0.45 * (1 + 2 * (s["length"] > 256))},
+            "open",
+        ),  # off the line
+        (1, 1, {"drift": power("length", 0.1, 0.01)}, "holds"),
+        (1, 1, {"drift": power("length", -0.02, 0.05)}, "open"),
+        (1, 1, {"drift": power("length", -0.1)}, "fails"),
+        (2, 0, {"drift": lambda *_: 0.01, "sd_completion": lambda *_: 1.0, "kl": share(1.1, 0.01)}, "holds"),
+        (2, 0, {"drift": lambda *_: 0.01, "sd_completion": lambda *_: 1.0, "kl": share(1.1, 0.2)}, "open"),
+        (2, 0, {"drift": lambda *_: 0.01, "sd_completion": lambda *_: 1.0, "kl": share(1.5, 0.01)}, "fails"),
+        (2, 0, {"sd_completion": lambda s, seed: 0.0 if seed == 2 else 1.0}, "cannot be told"),
+        (3, 0, {"sd_token": power("rate", 0.7)}, "holds"),
+        (3, 0, {"sd_token": power("rate", 0.7, 0.2)}, "open"),
+        (3, 0, {"sd_token": power("rate", 0.3)}, "fails"),
+        (3, 0, {"sd_token": lambda s, seed: 0.0 if seed == 2 else 1.0}, "cannot be told"),
+        (4, 0, {"tail": tails(6.0, 1.5, 0.01)}, "holds"),
+        (4, 0, {"tail": tails(6.0, 1.9, 0.2)}, "open"),
+        (4, 0, {"tail": tails(4.0, 1.5, 0.01)}, "fails"),
+        (4, 0, {"tail": lambda s, seed: None if seed == 2 else 1.5}, "cannot be told"),
+    ],
+)
+def test_verdicts_are_by_where_the_whole_interval_lies(number, at, of, verdict):
+    assert outcome(ratios(**of), number)[at][1] == verdict
+
+
 def test_what_was_foretold_is_judged_by_its_rule():
     assert foretold.table([]).count("| not run |") == 6
     rows = [line.strip("| ").split(" | ") for line in foretold.table(everything()).splitlines()[2:]]
