@@ -233,7 +233,8 @@ def test_the_limit_of_a_layer_is_handed_on(on_gpu):
     [
         (
             AtPlace("GPU-a"),
-            "it shares the trainer's GPU, and NCCL takes no two ranks on one: give it one of its own",
+            "it shares the trainer's GPU, and NCCL takes no two ranks on one: start a server with "
+            'CUDA_VISIBLE_DEVICES set to another, and name it as sampler.urls, or set "folder"',
         ),
         (AtPlace("GPU-b", nccl="2.30.1"), "its NCCL is 2.30.1, and the trainer's is 2.27.5: install the same torch in both"),
     ],

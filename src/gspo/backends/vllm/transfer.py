@@ -297,7 +297,8 @@ def obstacle(places: Sequence[Mapping[str, Any]], device: torch.device) -> str:
         return ""
     mine = str(torch.cuda.get_device_properties(device).uuid)
     if any(place["gpu"] == mine for place in places):
-        return "it shares the trainer's GPU, and NCCL takes no two ranks on one: give it one of its own"
+        own = "start a server with CUDA_VISIBLE_DEVICES set to another, and name it as sampler.urls"
+        return f"it shares the trainer's GPU, and NCCL takes no two ranks on one: {own}"
     version = ".".join(map(str, torch.cuda.nccl.version()))
     other = next((place["nccl"] for place in places if place["nccl"] != version), "")
     return f"its NCCL is {other}, and the trainer's is {version}: install the same torch in both" if other else ""
