@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ OBJECTIVES = (
     "gspo 0.0003", "gspo 0.003", "gspo 0.03", "gspo auto", "yours", "grpo 0.2", "grpo_dual 0.2", "sapo", "cispo", "dppo_tv",
     "reinforce", "reinforce_is",
 )  # fmt: skip
+AUTO = "auto"  # in a name: a range that was made from all ages of a batch
 TITLES = {"yours": "gspo_token 0.03"}
 NOT_RUN = "not run"
 UNTOLD = "cannot be told"  # it ran, but too few seeds have the number
@@ -150,29 +151,36 @@ COLUMNS: dict[str, tuple[Callable[[Point], Quantity], str]] = {
 }
 
 
+def sound(dial: str, names: Iterable[str]) -> list[str]:
+    """Without the automatic range where a batch is updated on once, at age 0: it would be made from rounding."""
+    once = all(point.mini_batches * point.epochs == 1 for point in DIALS[dial].values())
+    return [name for name in names if not (once and AUTO in name)]
+
+
 def ratios(found: Found, dial: str) -> str:
     """The log-ratios at each place, mean over seeds and 95 % interval."""
-    rows = [["", "n", *COLUMNS]]
+    columns = {name: COLUMNS[name] for name in sound(dial, COLUMNS)}
+    rows = [["", "n", *columns]]
     for place in places(dial):
         count = len(found.at(place))
-        cells = [found.spelled(place, of(place.point), form) for of, form in COLUMNS.values()]
-        rows.append([place.label, str(count), *cells] if count else [place.label, NOT_RUN, *[""] * len(COLUMNS)])
+        cells = [found.spelled(place, of(place.point), form) for of, form in columns.values()]
+        rows.append([place.label, str(count), *cells] if count else [place.label, NOT_RUN, *[""] * len(columns)])
     return markdown(rows)
 
 
-def merits(found: Found, here: Sequence[Place], part: str) -> str:
+def merits(found: Found, dial: str, here: Sequence[Place], part: str) -> str:
     """A number of each objective's gradient at these places."""
     rows = [_head(here)]
-    for name in OBJECTIVES:
+    for name in sound(dial, OBJECTIVES):
         form = ".2f" if part == "direction" else ".3f"
         rows.append([TITLES.get(name, name), *(found.spelled(place, of_merit(part, name), form) for place in here)])
     return markdown(rows)
 
 
-def clipped(found: Found, here: Sequence[Place]) -> str:
+def clipped(found: Found, dial: str, here: Sequence[Place]) -> str:
     """Shares of the tokens that each clip takes the gradient from, where A < 0 and where A > 0, mean over seeds."""
     rows = [_head(here)]
-    for name in OBJECTIVES:
+    for name in sound(dial, OBJECTIVES):
         each = [np.mean([age["clipped"][name] for age in found.at(place).values()], axis=0) for place in here]
         rows.append([TITLES.get(name, name), *(f"{low:.1%} / {high:.1%}" for low, high in each)])
     return markdown(rows)
@@ -243,15 +251,15 @@ LAWS: dict[str, Quantity] = {
 }
 
 
-def laws(found: Found, lines: Mapping[str, Sequence[Place]]) -> str:
+def laws(found: Found, dial: str, lines: Mapping[str, Sequence[Place]]) -> str:
     """The exponent of each quantity along each line; "" where the dial is no number."""
     lines = {name: [place for place in line if place.x is not None] for name, line in lines.items()}
     lines = {name: line for name, line in lines.items() if len(line) >= POINTS_NEEDED}
     if not lines:
         return ""
     rows = [["b of q ~ x^b", *lines]]
-    for title, quantity in LAWS.items():
-        rows.append([title, *(_law(found, line, quantity) for line in lines.values())])
+    for title in sound(dial, LAWS):
+        rows.append([title, *(_law(found, line, LAWS[title]) for line in lines.values())])
     return markdown(rows)
 
 
@@ -292,8 +300,8 @@ def tables(results: Sequence[Result], dial: str) -> str:
     parts = {"Log-ratios to the sampler": ratios(found, dial)}
     for name, line in lines.items():
         if run := [place for place in line if found.at(place)]:
-            parts[f"Direction of the gradient, {name}"] = merits(found, run, "direction")
-            parts[f"Signal to noise of an update, {name}"] = merits(found, run, "noise")
-            parts[f"Clipped where A < 0 / where A > 0, {name}"] = clipped(found, run)
-    parts["Laws"] = laws(found, lines)
+            parts[f"Direction of the gradient, {name}"] = merits(found, dial, run, "direction")
+            parts[f"Signal to noise of an update, {name}"] = merits(found, dial, run, "noise")
+            parts[f"Clipped where A < 0 / where A > 0, {name}"] = clipped(found, dial, run)
+    parts["Laws"] = laws(found, dial, lines)
     return "\n".join(f"{title}:\n\n{table}" for title, table in parts.items() if table)

@@ -183,6 +183,14 @@ def test_tables_tell_where_seeds_have_no_number():
     assert "| direction lost, sapo | +0.00" in laws.tables(some, "length")
 
 
+def test_the_range_that_a_single_age_made_is_left_out():
+    every = everything(range(3))
+    for dial in mechanism.DIALS:
+        assert ("auto" in laws.tables(every, dial)) == (dial != "staleness")
+    assert "| gspo 0.03 |" in laws.tables(every, "staleness") and "| gspo 0.03 - grpo |" in laws.tables(every, "staleness")
+    assert not any(place.age == foretold.AGE for place in laws.places("staleness"))  # nor is it in outcome 5
+
+
 def test_an_outcome_without_values_is_not_judged():
     """The right gradient could not be told from noise: nothing is known of the update, and nothing said."""
     ((found, verdict),) = outcome(with_merit(everything(), "gspo 0.03", {"told": False}, rate=1e-3), 5)
