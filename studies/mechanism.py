@@ -76,12 +76,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import world
+
 HERE = Path(__file__).resolve().parent
 RESULTS, WORK = HERE / "results" / "mechanism", Path("runs/mechanism")
 SEEDS = range(5)
 SIZES = {"groups": 48, "fresh": 64, "warm": 2, "update": 4, "generations": 8, "steps": 300}
 """Of all cells: groups that are measured, fresh ones at each age, steps before, groups of an update, completions of a group,
 updates of the cold start."""
+PROMPTS = 4096
+ALGORITHM = {"name": "gspo_token", "epsilon": 3e-2, "epsilon_high": 4e-2, "old_logprobs": "sampler"}  # of the run
 COST, COLD_START = 50.0, 65.0  # seconds of one core for the base, at each age and before
 
 
@@ -131,7 +135,8 @@ class ProbeCell:
     @property
     def settings(self) -> dict[str, Any]:
         """All that its result depends on, as JSON has it: a cell with others is not this one."""
-        return asdict(self.point) | {"ages": list(self.point.ages), "seed": self.seed} | SIZES
+        fixed = {"prompts": PROMPTS, "algorithm": ALGORITHM, "world": world.settings()}
+        return asdict(self.point) | {"ages": list(self.point.ages), "seed": self.seed} | SIZES | fixed
 
     @property
     def cost(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from typing import Any
 
 import world
 from jitter import jittered
-from mechanism import DIALS, SIZES, WORK, Point, ProbeCell, cells, file_of
+from mechanism import ALGORITHM, DIALS, PROMPTS, SIZES, WORK, Point, ProbeCell, cells, file_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gspo.build.assemble import training
@@ -26,13 +27,13 @@ from gspo.probe.merit import Resamples, merit, signal, span
 from gspo.probe.walk import probed
 from gspo.runs.log import finite
 
-PROMPTS = 4096
 DIGITS = 5  # of numbers that are kept
 
 
 def model_of(point: Point, seed: int, sizes: Mapping[str, int], models: Path) -> Path:
     """The folder of the cold start, which is made where it is not there."""
-    folder = models / f"{point.experts}-{point.per_token}-{point.layers}-{sizes['steps']}-seed{seed}"
+    made_of = hashlib.sha256(json.dumps(world.settings(), sort_keys=True).encode()).hexdigest()[:8]
+    folder = models / f"{point.experts}-{point.per_token}-{point.layers}-{sizes['steps']}-{made_of}-seed{seed}"
     if not folder.exists():
         model, tokenizer, loss = world.cold_start(point.experts, point.per_token, point.layers, seed, sizes["steps"])
         models.mkdir(parents=True, exist_ok=True)
@@ -56,10 +57,7 @@ def sections(point: Point, seed: int, sizes: Mapping[str, int]) -> dict[str, dic
             "num_prompts": sizes["update"] * point.mini_batches, "num_generations": sizes["generations"],
             "max_completion_length": point.length,
         },
-        "algorithm": {
-            "name": "gspo_token", "epsilon": 3e-2, "epsilon_high": 4e-2, "mini_batches": point.mini_batches,
-            "epochs": point.epochs, "old_logprobs": "sampler",
-        },
+        "algorithm": ALGORITHM | {"mini_batches": point.mini_batches, "epochs": point.epochs},
         "optimizer": {"lr": point.rate},
         "sampler": {"quantize": point.quantize},
         "train": {"seed": seed},

@@ -26,6 +26,12 @@ BATCH, RATE, BALANCE = 4096, 3e-3, 0.01  # of the cold start; BATCH in tokens
 LENGTHS = (32, 64, 128, 256, 512, 1024)  # of its texts
 
 
+def settings() -> dict[str, Any]:
+    """All constants of this file, as JSON has them: what a result depends on beside its point."""
+    own = {name.lower(): value for name, value in globals().items() if name.isupper()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
+
+
 @cache
 def source() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Of each topic, how likely a symbol follows another [topics, symbols, symbols], and what each is worth [symbols]."""

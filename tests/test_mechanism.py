@@ -324,6 +324,22 @@ def test_cells_are_kept_and_known_again_by_their_settings(results):
     assert mechanism.done(ours[0])
 
 
+def test_a_cell_of_another_world_is_not_this_one(results, tmp_path, monkeypatch):
+    one, steps = mechanism.cells(["length"])[0], SIZES | {"steps": 1}
+    point = mechanism.Point(experts=0, layers=2)
+    before, folder = json.loads(json.dumps(one.settings)), probe_cell.model_of(point, 0, steps, tmp_path)
+    assert before == one.settings and probe_cell.model_of(point, 0, steps, tmp_path) == folder
+    for module, name, value in (
+        (world, "BALANCE", 0.5),
+        (mechanism, "PROMPTS", 1),
+        (mechanism, "ALGORITHM", {"epsilon": 1.0}),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            assert one.settings != before
+            assert (probe_cell.model_of(point, 0, steps, tmp_path) != folder) == (module is world)
+
+
 CELL = """
 import json, sys, time
 from pathlib import Path
