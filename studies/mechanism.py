@@ -196,7 +196,7 @@ def unpack() -> None:
 def pack() -> None:
     """Keeps what is done."""
     archive = RESULTS.with_suffix(".tar.xz")
-    made = archive.with_name(f"{archive.name}.new")
+    made = archive.with_name(f"{archive.name}.{os.getpid()}.new")  # others may run beside
     with tarfile.open(made, "w:xz") as file:
         for cell in filter(done, cells(DIALS)):
             data = file_of(cell).read_bytes()

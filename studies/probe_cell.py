@@ -125,7 +125,7 @@ def main(name: str) -> None:
     told = {"settings": cell.settings} | run_cell(cell.point, cell.seed, SIZES, WORK / "models")
     path = file_of(cell)
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_suffix(".new")
+    made = path.with_name(f"{path.name}.{os.getpid()}.new")  # another process may run the same cell
     made.write_text(f"{json.dumps(told)}\n", encoding="utf-8")
     made.replace(path)
 
