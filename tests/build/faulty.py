@@ -78,7 +78,7 @@ def lead_and_follow():
     from gspo.build.processes import here
 
     def started(command, ranks, variables):
-        return here([sys.executable, "-m", "tests.build.faulty", *command[3:]], ranks, variables)
+        return here([sys.executable, "-m", "tests.build.faulty", *command[command.index("gspo") + 1 :]], ranks, variables)
 
     launch.launch = functools.partial(launch.launch, start=started)
 
