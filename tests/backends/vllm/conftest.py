@@ -5,6 +5,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gspo.backends.vllm.server import GENERATE
+from tests.backends.vllm.engines import Engines
+from tests.tiny_run import model
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return model()
+
+
+@pytest.fixture
+def engines():
+    """Stand-ins that end with the test."""
+    made = Engines()
+    yield made
+    for process in made.processes.values():
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,14 +20,12 @@ from safetensors.numpy import save_file
 from gspo.backends.vllm.fleet import STRIKES, State
 from gspo.backends.vllm.process import free_ports
 from gspo.backends.vllm.sampler import VLLMSampler
-from gspo.backends.vllm.server import EngineError, Server, http
+from gspo.backends.vllm.server import EngineError, Server
 from gspo.ports import SamplerError
 from gspo.types import Prompt, Reading, Rollout, Sampling
-from tests.tiny_run import model
+from tests.backends.vllm.engines import PACE, STAND_IN, until
 
 pytestmark = pytest.mark.timeout(120)
-STAND_IN = Path(__file__).with_name("stand_in.py")
-PACE = 0.003  # seconds a token
 PROMPTS = [Prompt(str(i), "", (2, 3 + i)) for i in range(8)]
 LONG = Sampling(40, seed=5)
 
@@ -56,53 +53,6 @@ class Bigrams:
         """Of each token after the one before; 0 for the first."""
         log_p = torch.from_numpy(self.table / self.temperature).double().log_softmax(-1)
         return torch.cat([torch.zeros(1), log_p[tokens[:-1], tokens[1:]].float()])
-
-
-class Engines:
-    """Stand-ins in processes of their own."""
-
-    def __init__(self):
-        self.processes = {}
-
-    def start(self, port, *options):
-        command = [sys.executable, str(STAND_IN), str(port), str(PACE), *options]
-        self.processes[port] = subprocess.Popen(command)
-        self.wait(port)
-        return f"http://127.0.0.1:{port}"
-
-    def wait(self, port):
-        until(lambda: Server(f"http://127.0.0.1:{port}").answers())
-
-    def signal(self, port, number):
-        self.processes[port].send_signal(number)
-
-    def kill(self, port):
-        self.signal(port, signal.SIGKILL)
-        self.processes[port].wait()
-
-    def counts(self, port):
-        return http().get(f"http://127.0.0.1:{port}/health").json()
-
-
-def until(holds, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it does not come"
-        time.sleep(0.01)
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return model()
-
-
-@pytest.fixture
-def engines():
-    made = Engines()
-    yield made
-    for process in made.processes.values():
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import EngineError, Server
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, chosen, joined
 from gspo.config.rollout import SamplerConfig
-from tests.backends.vllm.test_fleet import LONG, PROMPTS, Bigrams, Engines, tokens, until
-from tests.tiny_run import model
+from tests.backends.vllm.engines import until
+from tests.backends.vllm.test_fleet import LONG, PROMPTS, Bigrams, tokens
 
 pytestmark = pytest.mark.timeout(120)
 CPU = torch.device("cpu")
@@ -34,20 +34,6 @@ class Layered(Bigrams):
             if number == 2 and self.between is not None:
                 self.between()
             yield {f"table.{number}": part, "beside": torch.zeros(self.width, dtype=torch.bfloat16)}
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return model()
-
-
-@pytest.fixture
-def engines():
-    made = Engines()
-    yield made
-    for process in made.processes.values():
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture
