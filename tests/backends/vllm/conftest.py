@@ -3,8 +3,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import torch
 
-from gspo.backends.vllm.server import GENERATE
+from gspo.backends.vllm.server import GENERATE, WORKERS
 from tests.backends.vllm.engines import Engines
 from tests.tiny_run import model
 
@@ -27,9 +28,10 @@ def engines():
 @pytest.fixture
 def engine():
     """An HTTP server. `completions` are the answers to requests for completions, one after the other, the last one again and
-    again, with what happens before they are sent; `lacks` are paths that it does not know.
+    again, with what happens before they are sent; `lacks` are paths that it does not know, `pages` those at which a proxy
+    answers.
     """
-    completions, asked, lacks = [], [], set()
+    completions, asked, lacks, pages = [], [], set(), set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -44,9 +46,15 @@ def engine():
                 status, answer, *then = scripted
                 for happens in then:
                     happens()
+            elif path in pages:
+                answer = b"<html>"
+            elif path == WORKERS:
+                answer = {"results": [None]}
+            said = isinstance(answer, bytes)
             self.send_response(status)
+            self.send_header("Content-Type", "text/plain" if said else "application/json")
             self.end_headers()
-            self.wfile.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
+            self.wfile.write(answer if said else json.dumps(answer).encode())
 
         do_GET = do_POST
 
@@ -55,7 +63,17 @@ def engine():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    server.completions, server.asked, server.lacks, server.handler = completions, asked, lacks, Handler
+    server.completions, server.asked, server.lacks, server.pages = completions, asked, lacks, pages
+    server.handler = Handler
     server.url = f"http://127.0.0.1:{server.server_port}"
     yield server
     server.shutdown()
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """What torch would tell of the trainer's GPU is given."""
+    gpu = type("Properties", (), {"uuid": "GPU-a"})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    return torch.device("cuda", 0)

@@ -6,7 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from gspo.backends.vllm.server import Server, http
+from gspo.backends.vllm.calls import http
+from gspo.backends.vllm.server import Server
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 PACE = 0.003  # seconds a token
@@ -38,7 +39,7 @@ class Engines:
         return http().get(f"http://127.0.0.1:{port}/health").json()
 
 
-def until(holds, seconds=20.0):
+def until(holds, seconds=60.0):  # a busy machine may need most of it
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it does not come"

@@ -50,7 +50,9 @@ class Engine:
         if method == "gspo_join":
             self.group = joined(*args)
         elif method == "gspo_receive":
-            wire, device, group, seconds = self.group
+            wire, device, group, seconds, name = self.group
+            if args[0] != name:
+                raise RuntimeError("given up")
             rows = [x.numpy() for name, x in wire.received(group, device, seconds) if name.startswith("table")]
             table = np.concatenate(rows)
         else:
@@ -91,15 +93,15 @@ class Engine:
         return {"token_ids": tokens, "logprobs": {"content": logp}, "finish_reason": reason, "weight_versions": spans}
 
 
-def joined(address, port, backend, seconds):
-    """The trainer's group, with the device and the limit of what it sends."""
+def joined(address, port, backend, seconds, name):
+    """The trainer's group, with the device and the limit of what it sends, and its name."""
     sys.path.append(PLUGIN)
     import gspo_transfer as wire  # loads torch, which takes seconds
     import torch
 
     limit, device = float(seconds), torch.device("cpu")
     store = wire.store_at(address, int(port), 2, limit)
-    return wire, device, wire.join(store, 1, 2, backend, wire.facing(address, int(port)), device, limit), limit
+    return wire, device, wire.join(store, 1, 2, backend, wire.facing(address, int(port)), device, limit), limit, name
 
 
 class Handler(BaseHTTPRequestHandler):

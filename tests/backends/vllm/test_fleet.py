@@ -17,10 +17,11 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.fleet import STRIKES, State
 from gspo.backends.vllm.process import free_ports
 from gspo.backends.vllm.sampler import VLLMSampler
-from gspo.backends.vllm.server import EngineError, Server
+from gspo.backends.vllm.server import Server
 from gspo.ports import SamplerError
 from gspo.types import Prompt, Reading, Rollout, Sampling
 from tests.backends.vllm.engines import PACE, STAND_IN, until
@@ -150,7 +151,7 @@ def test_one_that_hangs_is_left_out_and_taken_back_when_it_answers(fleet_of, eng
     sampler, ports = fleet_of(3, timeout=1.5)
     rollouts = in_mid_batch(sampler, lambda: engines.signal(ports[2], signal.SIGSTOP))
     assert tokens(rollouts) == expected(fleet_of)
-    assert len(sampler.notes) == 1 and str(ports[2]) in sampler.notes[0] and "ReadTimeout" in sampler.notes[0]
+    assert len(sampler.notes) == 1 and str(ports[2]) in sampler.notes[0] and "not answered for 1.5 s" in sampler.notes[0]
     sampler.load(fleet_of.weights(2))  # it misses an update
     engines.signal(ports[2], signal.SIGCONT)
     until(lambda: len(sampler.notes) == 2)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.in_process import answered, fail, give
-from gspo.backends.vllm.server import EngineError
 
 
 def output(**changes):

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import gspo
+from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.open import check_sampler, devices, divided, elsewhere, own_devices, seconds_of_layer, started
 from gspo.backends.vllm.process import LocalHost
-from gspo.backends.vllm.server import EngineError
 from gspo.backends.vllm.transfer import LAYER
 from gspo.config.rollout import SamplerConfig
 from tests.tiny_run import ROWS, likes_a, model, settings

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from gspo.backends.vllm.server import EngineError
+from gspo.backends.vllm.errors import EngineError
 from gspo.types import Rollout, Sampling
 from tests.backends.vllm.tools import PROMPTS, choice, part, sampler_of
 
@@ -27,11 +27,49 @@ def at_once(monkeypatch):
         (200, {"choices": [choice(logp=(-0.5, 0.7, -1.0))]}, "no numbers up to 0"),
         (200, {"choices": [choice(reason="error")]}, "finish reason 'error'"),
         (200, {"choices": [choice(version="2")]}, r"version \['2'\] of the weights where 3 was loaded"),
+        (200, {"choices": [choice(version="³")]}, r"version \['³'\] of the weights where 3 was loaded"),
+        (200, {"choices": [choice(version="03")]}, r"version \['03'\] of the weights"),
+        (200, {"choices": [choice(version="9" * 5000)]}, r"version \['9+ of the weights"),
+        (200, {"choices": [choice(version=None)]}, r"version \['None'\] of the weights"),
+        (200, {"choices": [choice(tokens=(5, 6, float("inf")))]}, "cannot be read"),
+        (200, {"choices": [choice(tokens=(5, 6, 1.5))]}, "cannot be read"),
+        (200, {"choices": [choice(tokens=(5, 6, "1"))]}, "cannot be read"),
+        (200, {"choices": [choice(tokens=(5, 6, True))]}, "cannot be read"),
+        (200, {"choices": [choice(tokens=(5, 6, 10**30))]}, "tokens outside of 0 to"),
+        (200, {"choices": [choice(logp=(-0.5, -(10**400), -1.0))]}, "cannot be read"),
+        (200, {"choices": [choice(logp=(-0.5, {}, -1.0))]}, "cannot be read"),
+        (200, {"choices": [choice(tokens=[5] * 9, logp=[-1.0] * 9)]}, "9 tokens, more than it was asked for"),
+        (200, {"choices": [choice(reason=["stop"])]}, "finish reason"),
+        (200, {"choices": {}}, "cannot be read"),
+        (200, {"choices": None}, "cannot be read"),
+        (200, {"choices": ["text"]}, "cannot be read"),
+        (200, None, "cannot be read"),
+        (200, [], "cannot be read"),
+        (200, "text", "cannot be read"),
+        (200, b"", "cannot be read"),
+        (200, b'{"choices": [', "cannot be read"),
+        (200, b"[" * 100_000, "cannot be read"),
+        (200, b"\xff\xfe\x00", "cannot be read"),
     ],
 )
 def test_garbage_is_never_trained_on(engine, tmp_path, status, body, said):
     engine.completions.append((status, body))
     with pytest.raises(EngineError, match=said):
+        sampler_of(engine, tmp_path).generate(PROMPTS, 1, Sampling(8))
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [(0, 3), (2, 0)], [(3, 0), (0, 6)], [(0, -3)], [(0, 2)], [(0, 4)], [(1, 3)], [(0, 1), (2, 3)], [(0, 2), (1, 3)],
+        [(-1, 2)], [(0, 3.0)], [(0, "3")], [(False, 3)], [(0, 10**12)], [(0, None)],
+    ],
+)  # fmt: skip
+def test_versions_that_do_not_cover_the_tokens_once_are_refused(engine, tmp_path, spans):
+    """Each token has one version: negative lengths, gaps and overlaps add up to the right number too."""
+    versions = [{"version": "3", "start": start, "end": end} for start, end in spans]
+    engine.completions.append((200, {"choices": [choice() | {"weight_versions": versions}]}))
+    with pytest.raises(EngineError, match=r"and versions|cannot be read"):
         sampler_of(engine, tmp_path).generate(PROMPTS, 1, Sampling(8))
 
 

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, Glm4MoeConfig
 from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routes import Routers
-from gspo.backends.vllm.server import EngineError
 from gspo.config.policy import ModelConfig
 from gspo.types import Prompt, Rollout, Sampling
 from tests.tiny_run import PIECES
@@ -102,6 +102,14 @@ def test_one_that_is_whole_is_not_asked_for_again(tokens, stop):
         (np.zeros((4, 2, 3), np.uint8), r"k = 2"),
         (np.zeros((4, 1, 2), np.uint8), r"experts of shape \[4, 1, 2\]"),
         (np.full((4, 2, 2), 9, np.uint8), "experts outside of 0 to 8"),
+        (np.full((4, 2, 2), 65536, np.int32), "experts outside of 0 to 8"),
+        (np.full((4, 2, 2), -1, np.int8), "experts outside of 0 to 8"),
+        (np.full((4, 2, 2), 2**64 - 1, np.uint64), "experts outside of 0 to 8"),
+        (np.full((4, 2, 2), 1.0), "experts of type float64"),
+        (np.full((4, 2, 2), np.nan), "experts of type float64"),
+        (np.full((4, 2, 2), "1"), "experts of type <U1"),
+        (np.full((4, 2, 2), True), "experts of type bool"),
+        (np.zeros((4, 2, 2), [("a", "i4")]), "experts of type"),
     ],
 )
 def test_experts_that_cannot_be_are_refused(experts, message):
@@ -109,6 +117,14 @@ def test_experts_that_cannot_be_are_refused(experts, message):
         completion(Routers((0, 1), 2, 9)).add(answer([5, 6], experts), 0, 0)
 
 
-def test_garbage_is_refused():
+HUGE = np.lib.format.magic(1, 0) + b"\x76\x00{'descr': '<i8', 'fortran_order': False, 'shape': (9999999999999, 9, 9), }"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    ["no base64 of anything", "", "é", 7, None, {"a": 1}, base64.b64encode(b"PK\x03\x04 an archive").decode(),
+     base64.b64encode(HUGE.ljust(127) + b"\n").decode(), base64.b64encode(HUGE[:9]).decode()],
+)  # fmt: skip
+def test_garbage_is_refused(garbage):
     with pytest.raises(ValueError, match="experts that cannot be read"):
-        Routers((0,), 1, 2).read("no base64 of anything", 1)
+        Routers((0,), 1, 2).read(garbage, 1)

@@ -6,8 +6,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.process import LocalHost, free_ports
-from gspo.backends.vllm.server import GENERATE, KEY, SIDE, EngineError, Server, serving
+from gspo.backends.vllm.server import GENERATE, KEY, SIDE, Server, serving
 from gspo.ports import SamplerError
 
 

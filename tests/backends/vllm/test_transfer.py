@@ -4,17 +4,20 @@ has vLLM itself.
 
 import dataclasses
 import signal
+import threading
 import time
+from collections import defaultdict
 
 import pytest
 import torch
 
 from gspo.backends.vllm.process import free_ports
 from gspo.backends.vllm.sampler import VLLMSampler
-from gspo.backends.vllm.server import EngineError, Server
-from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, chosen, joined
+from gspo.backends.vllm.server import Server
+from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, chosen
 from gspo.config.rollout import SamplerConfig
 from tests.backends.vllm.engines import until
+from tests.backends.vllm.places import AtPlace, way
 from tests.backends.vllm.test_fleet import LONG, PROMPTS, Bigrams, tokens
 
 pytestmark = pytest.mark.timeout(120)
@@ -65,8 +68,8 @@ def fleet_of(engines, tmp_path, tiny, monkeypatch):
 def test_engines_sample_as_through_the_folder(fleet_of, tmp_path):
     sampler, _ = fleet_of(2)
     sampled = []
-    for way in (sampler.transfer, FolderTransfer(tmp_path, False)):
-        sampler.transfer = way
+    for transfer in (sampler.transfer, FolderTransfer(tmp_path, False)):
+        sampler.transfer = transfer
         for version in (2, 3):
             sampler.load(fleet_of.weights(version))
             sampled.append(tokens(sampler.generate(PROMPTS, 4, LONG)))
@@ -77,8 +80,8 @@ def test_bytes_and_copies_are_counted_alike(fleet_of, tmp_path):
     """A table of V x V float32: once beside the model, and once into each engine."""
     sampler, _ = fleet_of(2)
     size = sampler.model.config.vocab_size**2 * 4
-    for way in (sampler.transfer, FolderTransfer(tmp_path, False)):
-        sampler.transfer = way
+    for transfer in (sampler.transfer, FolderTransfer(tmp_path, False)):
+        sampler.transfer = transfer
         sampler.load(fleet_of.weights(2))
         sampler.counts()
         sampler.load(fleet_of.weights(3))
@@ -141,54 +144,6 @@ def test_a_trainer_that_gives_up_in_the_middle_says_so(fleet_of):
     assert sampler.check(fleet_of.weights(3)) < 1e-5 and not sampler.notes
 
 
-class AtPlace:
-    """An engine of whose workers only the places are asked. Not run on a GPU."""
-
-    name, adapters = "http://127.0.0.1:9", False
-
-    def __init__(self, *gpus, nccl="2.27.5"):
-        self.places = [
-            {"rank": i, "workers": len(gpus), "device": "cuda" if gpu else "cpu", "gpu": gpu, "nccl": nccl if gpu else ""}
-            for i, gpu in enumerate(gpus)
-        ]
-
-    def workers(self, method):
-        return self.places
-
-
-@pytest.mark.parametrize(
-    ("name", "places", "message"),
-    [
-        ("http://engine.invalid:9", AtPlace("").places, "gaierror"),
-        ("http://127.0.0.1:99999", AtPlace("").places, "ValueError: Port out of range"),
-        ("http://127.0.0.1:9", [{"device": "cpu"}], "KeyError: 'workers'"),
-        ("http://127.0.0.1:9", [None], "TypeError"),
-        ("http://127.0.0.1:9", [], "IndexError"),
-        ("http://127.0.0.1:9", [{"device": "cpu", "workers": "two"}], "TypeError"),
-    ],
-)
-def test_an_engine_that_cannot_be_joined_is_at_fault_itself(name, places, message):
-    """The others go on: any other error would end the run, or leave those who come back waiting."""
-    engine = AtPlace()
-    engine.name, engine.places = name, places
-    with pytest.raises(EngineError, match=f"did not find one another at {name}: {message}"):
-        joined(engine, CPU, 0)
-
-
-@pytest.fixture
-def on_gpu(monkeypatch):
-    """What torch would tell of the trainer's GPU is given."""
-    gpu = type("Properties", (), {"uuid": "GPU-a"})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
-    return torch.device("cuda", 0)
-
-
-def way(transfer="auto", device=CPU, engines=(), adapted=False, **options):
-    given = SamplerConfig(engine="vllm", weight_transfer=transfer, **options)
-    return type(chosen(given, device, engines, "/none", adapted))
-
-
 def test_the_way_is_chosen_by_where_things_run(on_gpu):
     other, two = AtPlace("GPU-b"), AtPlace("GPU-b", "GPU-c")
     assert way(engines=[AtPlace("")]) is FolderTransfer and way("broadcast", engines=[AtPlace("")]) is BroadcastTransfer
@@ -234,3 +189,34 @@ def test_a_server_of_an_older_launcher_is_refused(engine):
     engine.lacks.add("/collective_rpc")
     with pytest.raises(ValueError, match="does not say where its workers are: start it with this version of gspo"):
         way("broadcast", engines=[Server(engine.url)])
+
+
+@pytest.mark.parametrize("late", ["before it joins again", "after it has joined again"])
+def test_a_swap_that_was_given_up_does_not_go_on(fleet_of, monkeypatch, late):
+    """Its engine answers to /pause late: by then another attempt is under way, whose weights are not for the first."""
+    sampler, ports = fleet_of(2)
+    sampler.transfer.layer = 1.0
+    plain, paths, first, back = Server.call, defaultdict(list), [], threading.Event()
+
+    def call(self, path, body=None, **params):
+        if not self.url.endswith(str(ports[1])):
+            return plain(self, path, body, **params)
+        me, method = threading.current_thread(), (body or {}).get("method", path)  # a number may come again
+        paths[me].append(method)
+        if not first and method == "/pause":
+            first.append(me)
+            answer = plain(self, path, body, **params)
+            assert back.wait(30)
+            return answer
+        answer = plain(self, path, body, **params)
+        if method == ("gspo_join" if late.startswith("after") else "gspo_place") and first:
+            back.set()
+        return answer
+
+    monkeypatch.setattr(Server, "call", call)
+    sampler.load(fleet_of.weights(2))
+    assert len(sampler.fleet.serving) == 1 and "not done in time" in sampler.notes[0]
+    until(lambda: len(sampler.fleet.serving) == 2)
+    time.sleep(0.5)  # whoever would go on does
+    assert paths[first[0]] == ["/pause"] and len(sampler.notes) == 2 and "is back" in sampler.notes[1]
+    assert sampler.check(fleet_of.weights(2)) < 1e-5

@@ -6,14 +6,16 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from enum import Enum
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
-from gspo.backends.vllm.server import Engine, EngineError
+from gspo.backends.vllm.errors import EngineError, blamed
+from gspo.backends.vllm.server import Engine
+from gspo.backends.vllm.threads import at_once
 from gspo.backends.vllm.weight_check import Check
 
-Result = TypeVar("Result")
 STRIKES = 3  # failures of an engine in a row, with no answer in between, before it is given up
 PAUSE = 0.5  # seconds before an engine that failed is started or asked again
 LOOK = 5.0  # seconds between two looks at an engine of somebody else's that does not answer
@@ -28,12 +30,13 @@ class State(Enum):
 
     SERVES = "is asked for completions"
     WAITS = "is up, and waits for the weights of now and their proof"
+    COMES = "is given the weights of now beside all else, and proves them"
     STARTS = "is being started, or asked whether it is up"
     AWAY = "does not answer, and is somebody else's to start"
     LOST = "is given up"
 
 
-HOPE = {State.SERVES, State.WAITS, State.STARTS}  # it serves, or may without anybody's help
+HOPE = {State.SERVES, State.WAITS, State.COMES, State.STARTS}  # it serves, or may without anybody's help
 
 
 class Member:
@@ -64,6 +67,7 @@ class Fleet:
         self.members, self.most, self.tell = members, most, tell
         self.lost: EngineError | None = None  # why no engine is left
         self.moved = self.left_out = 0  # requests, and engines, since they were last counted
+        self.updates = 0  # of the weights, that were begun
         self._loop, self._welcome = loop, welcome
         self._turn = threading.Condition(threading.RLock())  # held while a state changes
         self._news = asyncio.Event()  # of the loop: a state has changed, or a request has ended
@@ -100,22 +104,34 @@ class Fleet:
         for stopped in at_once([member.engine.stop for member in self.members]):
             stopped.result()
 
+    def over(self) -> None:
+        """From here on no failure of an engine counts."""
+        self._over.set()
+
+    def hope(self, without: Collection[Member] = ()) -> bool:
+        """Whether an engine serves, or may without anybody's help, beside these."""
+        return any(member.state in HOPE for member in self.members if member not in without)
+
     async def hang_up(self) -> None:
         """No more is asked."""
         self._over.set()
         for member in self.members:
             await member.engine.hang_up()
 
-    async def free(self) -> Member:
-        """Who is asked next: the engine with the fewest requests under way. Waits for one with room; raises EngineError
-        where none is left.
+    async def free(self, without: Mapping[Member, int] = MappingProxyType({})) -> Member | None:
+        """Who is asked next: the engine with the fewest requests under way. without: those that have refused the request,
+        with the numbers of their lives. Waits for one with room, or that comes back; None where all have refused it. Raises
+        EngineError where none is left.
         """
         while True:
             if self.lost is not None:
                 raise self.lost
-            able = [member for member in self.serving if len(member.asked) < self.most]
+            others = [m for m in self.members if m.state in HOPE and without.get(m) != m.life]
+            able = [m for m in others if m.state is State.SERVES and len(m.asked) < self.most]
             if able:
                 return min(able, key=lambda member: len(member.asked))
+            if self.serving and not others:
+                return None
             await self._news.wait()
 
     async def ask(self, member: Member, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
@@ -140,9 +156,13 @@ class Fleet:
             self._tell_waiting()
 
     def recall(self) -> None:
-        """Those that serve wait for new weights; who asks for a completion waits too."""
-        for member in self.serving:
-            self._turn_to(member, State.WAITS)
+        """Those that serve wait for new weights; who asks for a completion waits too. Those that come back just now are not
+        waited for: what they are given is of before.
+        """
+        with self._turn:
+            self.updates += 1
+            for member in self.serving:
+                self._turn_to(member, State.WAITS)
 
     def waiting(self) -> dict[Member, int]:
         """Those that wait for weights, with the number of their life; waits for the first of those that are being started.
@@ -155,18 +175,40 @@ class Fleet:
                 self._turn.wait()  # an engine's start has a time limit
             return found
 
-    def take_in(self, member: Member, life: int) -> None:
-        """It was proven with the weights of now: it serves from now on, if it was not left out meanwhile."""
+    def comes(self, member: Member, life: int) -> int | None:
+        """It is given the weights of now beside all else, if it still waits for them. Returns the number of their update."""
         with self._turn:
             if member.life != life or member.state is not State.WAITS:
-                return
+                return None
+            self._turn_to(member, State.COMES)
+            return self.updates
+
+    def outdated(self, member: Member, life: int, update: int) -> bool:
+        """Whether another update has begun since it came: whatever has come of it, it then waits for those weights."""
+        with self._turn:
+            late = member.life == life and member.state is State.COMES and update != self.updates
+            if late:
+                self._turn_to(member, State.WAITS)
+            return late
+
+    def take_in(self, member: Member, life: int, update: int | None = None) -> bool:
+        """It was proven with the weights of now: it serves from now on, if it was not left out meanwhile. Returns False
+        where they were of an earlier update than now's, by whose number it came: it then waits for those of now.
+        """
+        with self._turn:
+            if update is not None and self.outdated(member, life, update):
+                return False
+            if member.life != life or member.state not in (State.WAITS, State.COMES):
+                return True
             self._turn_to(member, State.SERVES)
             left, member.left = member.left, 0.0
         if left:
             self.tell(f"the vLLM engine {member.engine.name} is back after {time.monotonic() - left:.1f} s, and was proven")
+        return True
 
-    def leave_out(self, member: Member, life: int, error: EngineError, final: bool = False) -> None:
+    def leave_out(self, member: Member, life: int, failure: Exception, final: bool = False) -> None:
         """Takes an engine out of service, once for all that fails in this `life`. It comes back if it can and may."""
+        error = blamed(failure)
         with self._turn:
             if member.life != life or member.state is State.LOST or self._over.is_set():
                 return
@@ -179,9 +221,17 @@ class Fleet:
             self._turn_to(member, State.STARTS if again else State.LOST)
         self._loop.call_soon_threadsafe(self._end_requests, member)
         number = f"failure {member.strikes} in a row"
-        self.tell(f"the vLLM engine {member.engine.name} is left out and {then} ({number}): {error}")
-        if again:
-            threading.Thread(target=self._bring_back, args=(member, life + 1), daemon=True).start()
+        try:
+            self.tell(f"the vLLM engine {member.engine.name} is left out and {then} ({number}): {error}")
+        finally:
+            if again:
+                self._begin_to_bring_back(member, life + 1)
+
+    def _begin_to_bring_back(self, member: Member, life: int) -> None:
+        try:
+            threading.Thread(target=self._bring_back, args=(member, life), daemon=True).start()
+        except RuntimeError as error:  # this process has no threads left: nothing would ever end the wait
+            self.leave_out(member, life, error, final=True)
 
     def _bring_back(self, member: Member, life: int) -> None:
         """Starts it again, or waits until it answers, and gives it back its place."""
@@ -194,7 +244,7 @@ class Fleet:
                 return
             self._turn_to(member, State.WAITS)
             self._welcome(member, life)
-        except EngineError as error:
+        except Exception as error:  # whatever it is: those who wait for this engine must hear that it does not come
             self.leave_out(member, life, error)
 
     def _answers(self, member: Member) -> bool:
@@ -208,7 +258,7 @@ class Fleet:
     def _turn_to(self, member: Member, state: State) -> None:
         with self._turn:
             member.state = state
-            if self.lost is None and not any(one.state in HOPE for one in self.members):
+            if self.lost is None and not self.hope():
                 self.lost = all_lost(self.members)
             self._turn.notify_all()
         self._loop.call_soon_threadsafe(self._tell_waiting)
@@ -220,21 +270,6 @@ class Fleet:
     def _end_requests(self, member: Member) -> None:
         for task in member.asked:
             task.cancel()
-
-
-def at_once(calls: Sequence[Callable[[], Result]]) -> list[Future[Result]]:
-    """Each call in a thread of its own. Unlike those of a pool, they keep no program from ending."""
-
-    def run(call: Callable[[], Result], future: Future[Result]) -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # whoever waits gets it
-            future.set_exception(error)
-
-    futures: list[Future[Result]] = [Future() for _ in calls]
-    for each in zip(calls, futures):
-        threading.Thread(target=run, args=each, daemon=True).start()
-    return futures
 
 
 def all_lost(members: Collection[Member]) -> EngineError:

@@ -15,9 +15,10 @@ from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
+from gspo.backends.vllm.errors import EngineError, Refused
 from gspo.backends.vllm.process import GRACE, ROOM
-from gspo.backends.vllm.server import ADAPTER, CONTROL, SIDE, START, EngineError
-from gspo.ports import SamplerError
+from gspo.backends.vllm.server import ADAPTER, CONTROL, SIDE, START
+from gspo.backends.vllm.swap import Swap
 
 QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **ROOM}
 CallQueue = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
@@ -77,12 +78,18 @@ class Inside:
         """See Engine.workers."""
         return self._do(lambda: self._engine.collective_rpc(method, args=arguments))
 
-    def swap(self, folder: Path | None, version: int) -> int:
+    def swap(self, swap: Swap) -> int:
         """See Engine.swap."""
+        folder = swap.folder
         assert folder is not None, "the trainer and a worker in its own process are no process group"
-        return self._do(lambda: self._swap(folder, version))
+        try:
+            return self._do(lambda: self._swap(folder, swap))
+        except EngineError:
+            swap.give_up()  # its thread may come to it later
+            raise
 
-    def _swap(self, folder: Path, version: int) -> int:
+    def _swap(self, folder: Path, swap: Swap) -> int:
+        swap.goes_on()
         engine = self._engine
         engine.abort_request(list(self._requests))
         for future, last in self._requests.values():
@@ -98,12 +105,13 @@ class Inside:
         else:
             taken = len(engine.collective_rpc("gspo_reload", args=(str(folder),)))
         engine.reset_prefix_cache()
-        self._version = str(version)
+        swap.goes_on()
+        self._version = str(swap.version)
         engine.set_weight_version(self._version)
         return taken
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """A completion, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
+        """A completion, or a part of one. Raises EngineError, Refused for a request that it refuses."""
         response: Future[dict[str, Any]] = Future()
         self._post(lambda: self._add(body, response), response)
         try:
@@ -122,7 +130,7 @@ class Inside:
             prompt = {"prompt_token_ids": body["token_ids"]}
             self._engine.add_request(name, prompt, params, lora_request=self._adapter)
         except (ValueError, TypeError) as error:
-            give(response, SamplerError(f"vLLM refuses a request: {error}"))
+            give(response, Refused(f"vLLM refuses a request: {error}"))
             return
         self._requests[name] = response, None
 

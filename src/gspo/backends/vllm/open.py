@@ -14,13 +14,15 @@ from typing import Any
 import torch
 
 from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.vllm.calls import http
 from gspo.backends.vllm.exchange import exchange, logs
 from gspo.backends.vllm.in_process import Inside
+from gspo.backends.vllm.links import LAYER
 from gspo.backends.vllm.process import EngineHost, LocalHost, free_ports
 from gspo.backends.vllm.routes import FLAG, Routers
 from gspo.backends.vllm.sampler import VLLMSampler
-from gspo.backends.vllm.server import Engine, Server, http, serving
-from gspo.backends.vllm.transfer import LAYER, WEIGHTS, chosen, copies_of
+from gspo.backends.vllm.server import Engine, Server, serving
+from gspo.backends.vllm.transfer import WEIGHTS, chosen, copies_of
 from gspo.config.engines import devices_each
 from gspo.config.policy import LoraConfig
 from gspo.config.ranks import placed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from gspo.backends.hf.stopping import StopStrings, cut, decode
+from gspo.backends.vllm.calls import SHOWN, shown
+from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.routes import Routers
-from gspo.backends.vllm.server import EngineError
 from gspo.types import Rollout, Sampling
 
 
@@ -67,36 +69,41 @@ class Request:
         """
         try:
             choice = answer["choices"][0]
-            tokens = [int(token) for token in choice["token_ids"] or []]
+            tokens = [whole(token) for token in choice["token_ids"] or []]
             logp = [float(entry["logprob"]) for entry in (choice["logprobs"] or {"content": []})["content"]]
-            spans = [(str(s["version"]), int(s["end"]) - int(s["start"])) for s in choice["weight_versions"] or []]
+            spans = [(str(s["version"]), whole(s["start"]), whole(s["end"])) for s in choice["weight_versions"] or []]
             reason, experts = choice["finish_reason"], choice.get("routed_experts")
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise EngineError(f"it answered what cannot be read ({error!r}): {str(answer)[:300]}") from None
-        self._believe(tokens, logp, spans, reason, earliest, latest)
-        version = torch.tensor([int(name) for name, count in spans for _ in range(count)], dtype=torch.int64)
+        except (ValueError, LookupError, TypeError, ArithmeticError) as error:
+            raise EngineError(f"it answered what cannot be read ({error!r}): {shown(answer)}") from None
+        known = {str(number): number for number in range(earliest, latest + 1)}
+        self._believe(tokens, logp, spans, reason, known)
+        version = torch.tensor([known[name] for name, start, end in spans for _ in range(start, end)], dtype=torch.int64)
         routes = self._routes(experts, len(tokens))
         part = torch.tensor(tokens, dtype=torch.int64), torch.tensor(logp, dtype=torch.float32), version, routes
         # At once: a checkpoint may look at any time.
         self.so_far = self._ended(self._grown(*part), "" if reason == "abort" else reason)
 
     def _believe(
-        self, tokens: list[int], logp: list[float], spans: list[tuple[str, int]], reason: Any, earliest: int, latest: int
-    ) -> None:
-        """Raises EngineError where an answer cannot be a part of this completion from these versions."""
-        wrong = ""
-        if len(tokens) != len(logp) or sum(count for _, count in spans) != len(tokens):
-            wrong = f"{len(tokens)} tokens with {len(logp)} log-probabilities and versions {spans}"
+        self, tokens: list[int], logp: list[float], spans: list[tuple[str, int, int]], reason: Any, known: Mapping[str, int]
+    ) -> None:  # fmt: skip
+        """Raises EngineError where an answer cannot be a part of this completion from the `known` versions."""
+        wrong, borders = "", [0, *(end for _, _, end in spans)]
+        inside = [start for _, start, _ in spans] == borders[:-1] and borders == sorted(borders)
+        if len(tokens) != len(logp) or not inside or borders[-1] != len(tokens):
+            wrong = f"{len(tokens)} tokens with {len(logp)} log-probabilities and versions {shown(spans)}"
         elif not tokens and reason != "abort":
             wrong = "0 tokens"
+        elif len(tokens) > self.sampling.max_new_tokens - self.sampled:
+            wrong = f"{len(tokens)} tokens, more than it was asked for"
         elif not all(0 <= token < self.size for token in tokens):
             wrong = f"tokens outside of 0 to {self.size - 1}"
         elif not all(math.isfinite(value) and value < 1e-3 for value in logp):
             wrong = "log-probabilities that are no numbers up to 0"
         elif reason not in ("stop", "length", "abort"):
-            wrong = f"finish reason {reason!r}"
-        elif not all(name.isdigit() and earliest <= int(name) <= latest for name, _ in spans):
-            wrong = f"completions of version {sorted({name for name, _ in spans})} of the weights where {latest} was loaded"
+            wrong = f"finish reason {shown(reason)}"
+        elif not all(name in known for name, *_ in spans):
+            found, latest = str(sorted({name for name, *_ in spans}))[:SHOWN], max(known, key=int, default="another")
+            wrong = f"completions of version {found} of the weights where {latest} was loaded"
         if wrong:
             raise EngineError(f"it answered with {wrong}")
 
@@ -155,3 +162,10 @@ class Request:
             version=past.version[:upto], stop=stop, text=cut(text, self.sampling.stop) if stop == "stop" else text,
             routes=None if past.routes is None else past.routes[:upto],
         )  # fmt: skip
+
+
+def whole(number: Any) -> int:
+    """A whole number of an answer. Raises TypeError for another one, for text, true and false."""
+    if isinstance(number, bool):
+        raise TypeError(f"{number} is no number")
+    return operator.index(number)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from gspo.backends.hf.model import HFModel
-from gspo.backends.vllm.fleet import STRIKES, Fleet, LeftOut, Member, State
+from gspo.backends.vllm.errors import EngineError, Refused, blamed
+from gspo.backends.vllm.fleet import STRIKES, Fleet, LeftOut, Member
 from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routes import Routers
-from gspo.backends.vllm.server import Engine, EngineError
+from gspo.backends.vllm.server import Engine
 from gspo.backends.vllm.transfer import FolderTransfer, Transfer
 from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check, Gap, compare, repeated
 from gspo.ports import Job, SamplerError, Weights, seed_of
@@ -49,7 +50,7 @@ class VLLMSampler:
         self.probes: list[Rollout] = []  # those of the last check, of one engine: the others' are the same
         self._round = 0  # of the check, that they are of
         self._room = asyncio.Semaphore(batch_size * len(engines))  # what was begun ends before more is begun
-        self._control = threading.Lock()  # held while weights are put in place
+        self._control = threading.Lock()  # held during a weight update, and as an engine that comes back begins and ends
         self._loop = asyncio.new_event_loop()
         proofs = [Check(model.compute_dtype, model.config.vocab_size) for _ in engines]
         members = [Member(*each) for each in zip(engines, proofs)]
@@ -61,6 +62,7 @@ class VLLMSampler:
         """Gives up what is being sampled."""
 
         async def end() -> None:
+            self.fleet.over()  # first: what ends now is no failure of an engine
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
             await self.fleet.hang_up()
@@ -83,7 +85,7 @@ class VLLMSampler:
         except SamplerError:
             self.version = weights.version  # as the port has it: the weights of this version are in a checkpoint
             raise
-        with self._control:  # an engine that comes back meanwhile waits for the new ones
+        with self._control:
             self.fleet.recall()
             self.transfer.put(weights)
             self.version, self.temperature = weights.version, weights.temperature
@@ -102,8 +104,8 @@ class VLLMSampler:
             if member not in errors:
                 self.fleet.take_in(member, members[member])
         for member, error in errors.items():
-            # Where none has the trainer's weights, no new start of an engine mends it.
-            final = isinstance(error, OtherWeights) and not self.fleet.serving
+            # Where none has the trainer's weights, or takes a probe, no new start of an engine mends it.
+            final = isinstance(error, (OtherWeights, Refused)) and not self.fleet.hope(errors)
             self.fleet.leave_out(member, members[member], error, final)
 
     def _welcome(self, member: Member, life: int) -> None:
@@ -111,23 +113,42 @@ class VLLMSampler:
         did that the trainer had proven, with the same seeds: the trainer may be changing its own weights just now. Raises
         EngineError.
         """
+        with self._control:  # a weight update that has begun is first
+            update = self.fleet.comes(member, life)
+            version, known = self.version, (self.probes, self._round)
+        if update is None:
+            return  # it got them with that update
+        # Without the lock: it may be slow, or hang, and no weight update waits for it.
+        try:
+            self._prove(member, life, version, *known)
+        except Exception:
+            if not self.fleet.outdated(member, life, update):
+                raise  # else the weights that it was reading went away
+        else:
+            if self.fleet.take_in(member, life, update):
+                return
+        # It takes longer than updates are apart: once the next one waits for it, and what fails now is its own fault.
         with self._control:
-            if member.state is not State.WAITS or member.life != life:
-                return  # a weight update was first
-            for error in self.transfer.give({member: life}, self.version).values():
-                raise error
-            if self.probes:
-                (sampled,) = self._probed([member], self._round)
-                if isinstance(sampled, EngineError):
-                    raise sampled
-                gap, limit = repeated(sampled, self.probes), member.proof.limit
-                if not gap <= limit:
-                    raise OtherWeights(
-                        f"vLLM took over version {self.version} of the weights, and samples otherwise than an engine that "
-                        f"was proven: log-probabilities differ by {gap:.2g} on average, above {limit:.2g}. Its weights are "
-                        "stale or corrupt"
-                    )
-            self.fleet.take_in(member, life)
+            update = self.fleet.comes(member, life)
+            if update is not None:
+                self._prove(member, life, self.version, self.probes, self._round)
+                self.fleet.take_in(member, life, update)
+
+    def _prove(self, member: Member, life: int, version: int, known: Sequence[Rollout], number: int) -> None:
+        """Gives it the weights of now, and compares with what one sampled in that round of probes. Raises EngineError."""
+        for error in self.transfer.give({member: life}, version, again=True).values():
+            raise error
+        if not known:
+            return
+        (sampled,) = self._probed([member], number)
+        if isinstance(sampled, EngineError):
+            raise sampled
+        gap, limit = repeated(sampled, known), member.proof.limit
+        if not gap <= limit:
+            raise OtherWeights(
+                f"vLLM took over version {version} of the weights, and samples otherwise than an engine that was proven: "
+                f"log-probabilities differ by {gap:.2g} on average, above {limit:.2g}. Its weights are stale or corrupt"
+            )
 
     def check(self, weights: Weights) -> float:
         """Mean |log mu - log pi| of a few tokens that each engine samples now, the largest. Raises EngineError where one's
@@ -199,10 +220,10 @@ class VLLMSampler:
         try:
             async with asyncio.timeout(self.timeout):
                 return await asyncio.gather(*[one(self._request(*each, sampling)) for each in begun])
-        except EngineError as error:
-            return error
         except TimeoutError:
             return EngineError(f"it has not answered for {self.timeout:g} s")
+        except Exception as error:  # it may be of this engine alone
+            return blamed(error)
 
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
@@ -236,22 +257,30 @@ class VLLMSampler:
         return Request(so_far, seed, sampling, self.model.tokenizer, self.model.config.vocab_size, routers)
 
     async def _sample(self, completion: Request) -> Rollout:
-        failures = 0
+        failures, refused = 0, dict[Member, tuple[int, Refused]]()
         async with self._room:
             while not completion.so_far.stop:
-                member = await self.fleet.free()
+                member = await self.fleet.free({one: life for one, (life, _) in refused.items()})
+                if member is None:  # the request is at fault, and no engine
+                    raise Refused("; ".join(str(error) for _, error in refused.values()))
                 earliest, life = self.version, member.life
                 try:
                     answer = await self.fleet.ask(member, completion.request(), self.timeout)
                     completion.add(answer, earliest, self.version)
                 except LeftOut:
                     self.fleet.moved += 1
-                except EngineError as error:
+                except Refused as error:
+                    self.fleet.moved += 1
+                    refused[member] = life, error
+                except Exception as error:  # it may be of this engine alone
                     self.fleet.moved += 1
                     self.fleet.leave_out(member, life, error)
                     failures += 1
                     if failures >= max(STRIKES, len(self.fleet.members)):
-                        raise
+                        raise (failure := blamed(error)) from failure.__cause__
                 else:
                     failures = member.strikes = 0
+                    for one, (then, refusal) in refused.items():  # what another takes is no wrong request
+                        self.fleet.leave_out(one, then, refusal)
+                    refused.clear()
         return completion.so_far

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from gspo.backends.vllm.calls import asked, http, shown, told, within
+from gspo.backends.vllm.errors import EngineError, Refused
 from gspo.backends.vllm.process import EngineHost, EngineProcess, LocalEngine
-from gspo.ports import SamplerError
+from gspo.backends.vllm.swap import Swap
 from gspo.safe import without_logins
 
 SIDE = Path(__file__).with_name("plugin") / "gspo_vllm.py"
@@ -24,22 +26,11 @@ CONTROL = 300.0  # seconds that a weight update or a reset may take
 PORTS = 3  # that a server of ours tries
 TAKEN = b"ddress already in use"
 GENERATE = "/inference/v1/generate"
+WORKERS = "/collective_rpc"
 ADAPTER = "policy"  # the name under which an adapter is served
 KEY = "GSPO_KEY"  # the variable with the key that a server of ours asks for
+LATER = (408, 425, 429)  # statuses that say when, not that a request is wrong
 IDLE = 2.0  # seconds after which a connection is not used again: a server closes it after 5, perhaps just then
-
-
-class EngineError(SamplerError):
-    """The engine died, hangs, or answers what cannot be: starting it again may help."""
-
-
-def http() -> Any:
-    """The module httpx. Raises ValueError where it is not installed."""
-    try:
-        import httpx
-    except ImportError:
-        raise ValueError('sampler.engine = "vllm" needs httpx: pip install "gspo[vllm]"') from None
-    return httpx
 
 
 class Engine(Protocol):
@@ -72,15 +63,14 @@ class Engine(Protocol):
         """What each of its workers answers to a method of plugin/gspo_vllm.py. Raises EngineError."""
         ...
 
-    def swap(self, folder: Path | None, version: int) -> int:
-        """Puts the weights, or the adapter, of a Hugging Face folder in place, or (None) those that its workers' group is
-        sent. What is being sampled ends early ("abort"), what comes meanwhile waits; from then on tokens carry `version`.
-        Returns how many workers took them.
+    def swap(self, swap: Swap) -> int:
+        """Puts weights, or an adapter, in place. What is being sampled ends early ("abort"), what comes meanwhile waits;
+        from then on tokens carry their version. Returns how many workers took them. Raises EngineError.
         """
         ...
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """A completion, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
+        """A completion, or a part of one. Raises EngineError, Refused for a request that it refuses."""
         ...
 
     async def hang_up(self) -> None:
@@ -138,7 +128,10 @@ class Server:
             if self.another_port is not None and listened_at(self.url):
                 self._move(self.another_port())
             self._begun = self._log().stat().st_size
-            self.process = process = self.begin(self.command, self._log(), self.variables)
+            try:
+                self.process = process = self.begin(self.command, self._log(), self.variables)
+            except OSError as error:  # its program is gone, or this machine has no room for a process
+                raise EngineError(f"it cannot be started: {error}") from error
             try:
                 self._wait(process)
                 return
@@ -165,63 +158,71 @@ class Server:
                 raise EngineError(f"vLLM ended with status {status}: {self.last_words()}")
             if self._over or time.monotonic() > deadline or self._engine_died():
                 self._end()
-                raise EngineError(f"nothing answers at {self.url}: {self.last_words()}")
+                raise EngineError(f"nothing answers at {self.name}: {self.last_words()}")
             time.sleep(0.3)
 
     def answers(self) -> bool:
         """Whether it is up."""
         try:
-            return self._get("/health", 5.0).status_code == 200
-        except http().HTTPError:
+            return self._asked("GET", "/health", 5.0).status_code == 200
+        except EngineError:
             return False
 
     def call(self, path: str, body: Mapping[str, Any] | None = None, **params: str) -> Any:
-        """POST, or GET without a body. Raises EngineError where it does not answer with success."""
-        httpx = http()
+        """POST, or GET without a body: what the JSON says, or the text of what is none. Raises EngineError where it does not
+        answer with success.
+        """
+        at = f"{self.name}{path}"
         try:
-            if body is None:
-                answer = self._get(path, CONTROL)
-            else:
-                options = {"params": params, "timeout": CONTROL, "headers": self.headers, "trust_env": not self.ours}
-                answer = httpx.post(f"{self.url}{path}", json=body, **options)
-        except httpx.HTTPError as error:
-            raise EngineError(f"{self.url}{path}: {type(error).__name__}: {error}. {self.last_words()}") from None
-        if answer.status_code != 200:
-            raise EngineError(f"{self.url}{path}: status {answer.status_code}: {answer.text[:500]}")
-        return answer.json() if "json" in answer.headers.get("content-type", "") else answer.text
+            options = {} if body is None else {"json": body, "params": params}
+            response = self._asked("GET" if body is None else "POST", path, CONTROL, **options)
+        except EngineError as error:
+            raise EngineError(f"{at}: {error}. {self.last_words()}") from None
+        if response.status_code != 200:
+            raise EngineError(f"{at}: status {response.status_code}: {response.text[:500]}")
+        try:
+            return told(response) if "json" in response.headers.get("content-type", "") else response.text
+        except EngineError as error:
+            raise EngineError(f"{at}: {error}") from None
+
+    def _does(self, path: str, body: Mapping[str, Any], **params: str) -> None:
+        """A call that says no more than that it was done. Raises EngineError where a proxy, say, answers in its place."""
+        answer = self.call(path, body, **params)
+        if not isinstance(answer, dict):
+            raise EngineError(f"{self.name}{path}: it answered {shown(answer)} where vLLM answers with an object")
 
     def check(self) -> None:
         """Raises ValueError with the remedy where what answers is no vLLM server, or lacks what is needed of it."""
         remedy = f"start it with `python {SIDE} --model MODEL --port PORT` in vLLM's environment (0.32 or newer)"
-        httpx = http()
         for method, path, body in (("GET", "/weight_info", None), ("POST", GENERATE, {})):
             try:
-                answer = httpx.request(method, f"{self.url}{path}", json=body, timeout=10.0)
-            except httpx.HTTPError as error:
-                raise ValueError(f"sampler.urls: {self.url!r}: nothing answers ({error}): {remedy}") from None
+                answer = asked(method, f"{self.url}{path}", 10.0, json=body)
+            except EngineError as error:
+                raise ValueError(f"sampler.urls: {self.name!r}: nothing answers ({error}): {remedy}") from None
             if answer.status_code in (403, 404, 405, 501):
-                raise ValueError(f"sampler.urls: {self.url!r}: {path} answers with {answer.status_code}: {remedy}")
+                raise ValueError(f"sampler.urls: {self.name!r}: {path} answers with {answer.status_code}: {remedy}")
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """A completion, or a part of one. Raises EngineError, and SamplerError for a request that it refuses."""
+        """A completion, or a part of one. Raises EngineError, Refused for a request that it refuses."""
         httpx = http()
         if self._client is None:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
             self._client = httpx.AsyncClient(
-                base_url=self.url, timeout=timeout, limits=limits, headers=self.headers, trust_env=not self.ours
+                base_url=self.url, timeout=None, limits=limits, headers=self.headers, trust_env=not self.ours
             )  # fmt: skip
+        request = {**body, **({"model": ADAPTER} if self.adapters else {})}
         try:
-            answer = await self._client.post(GENERATE, json={**body, **({"model": ADAPTER} if self.adapters else {})})
-        except httpx.HTTPError as error:
-            raise EngineError(f"{type(error).__name__} {error}. {self.last_words()}") from None
-        if 400 <= answer.status_code < 500:
-            raise SamplerError(f"vLLM refuses a request (status {answer.status_code}): {answer.text[:500]}")
-        if answer.status_code != 200:
-            raise EngineError(f"status {answer.status_code}: {answer.text[:500]}")
-        try:
-            return answer.json()
-        except ValueError:
-            raise EngineError(f"it answered what cannot be read: {answer.text[:300]}") from None
+            response = await within(timeout, lambda: self._client.post(GENERATE, json=request))
+        except EngineError as error:
+            raise EngineError(f"{error}. {self.last_words()}") from None
+        if 400 <= response.status_code < 500 and response.status_code not in LATER:
+            raise Refused(f"{self.name}: vLLM refuses a request (status {response.status_code}): {response.text[:500]}")
+        if response.status_code != 200:
+            raise EngineError(f"status {response.status_code}: {response.text[:500]}")
+        answer = told(response)
+        if not isinstance(answer, dict):
+            raise EngineError(f"it answered what cannot be read, no object: {shown(answer)}")
+        return answer
 
     async def hang_up(self) -> None:
         """No more is asked."""
@@ -229,32 +230,42 @@ class Server:
             await self._client.aclose()
 
     def takes_adapters(self) -> bool:
-        """Whether it was started for LoRA adapters."""
-        return self._get("/v1/load_lora_adapter", 10.0).status_code == 405  # for POST alone
+        """Whether it was started for LoRA adapters. Raises EngineError."""
+        return bool(self._asked("GET", "/v1/load_lora_adapter", 10.0).status_code == 405)  # for POST alone
 
     def workers(self, method: str, *arguments: str) -> list[Any]:
         """What each of its workers answers to a method of plugin/gspo_vllm.py. Raises EngineError."""
-        answer = self.call("/collective_rpc", {"method": method, "args": arguments})
-        return answer["results"] if isinstance(answer, dict) else [None]  # where no worker has said anything
+        answer = self.call(WORKERS, {"method": method, "args": arguments})
+        results = answer.get("results") if isinstance(answer, dict) else None
+        if answer == "":
+            return [None]  # where no worker has said anything
+        if not isinstance(results, list) or not results:
+            raise EngineError(f"{self.name}{WORKERS}: {method}: there are no results of its workers in {shown(answer)}")
+        return results
 
-    def swap(self, folder: Path | None, version: int) -> int:
+    def swap(self, swap: Swap) -> int:
         """See Engine.swap."""
-        self.call("/pause", {}, mode="abort")
-        taken = 1
-        if folder is None:
-            taken = len(self.workers("gspo_receive"))
-        elif self.adapters:
-            self.call("/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True})
-        else:
-            taken = len(self.workers("gspo_reload", str(folder)))
-        self.call("/reset_prefix_cache", {})
-        self.call("/update_weight_version", {"new_version": str(version)})
-        self.call("/resume", {})
+        self._does("/pause", {}, mode="abort")
+        swap.goes_on()
+        taken = self._take(swap)
+        for path, body in (("/reset_prefix_cache", {}), ("/update_weight_version", {"new_version": str(swap.version)})):
+            swap.goes_on()
+            self._does(path, body)
+        swap.goes_on()
+        self._does("/resume", {})
         return taken
 
-    def _get(self, path: str, timeout: float) -> Any:
+    def _take(self, swap: Swap) -> int:
+        if swap.folder is None:
+            return len(self.workers("gspo_receive", swap.group))
+        if self.adapters:
+            self.call("/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": str(swap.folder), "load_inplace": True})
+            return 1
+        return len(self.workers("gspo_reload", str(swap.folder)))
+
+    def _asked(self, method: str, path: str, seconds: float, **options: Any) -> Any:
         # A proxy has no way to ours.
-        return http().get(f"{self.url}{path}", timeout=timeout, headers=self.headers, trust_env=not self.ours)
+        return asked(method, f"{self.url}{path}", seconds, not self.ours, headers=self.headers, **options)
 
     def _log(self) -> Path:
         assert self.log is not None, "a server of ours has a log"

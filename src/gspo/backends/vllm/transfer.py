@@ -6,25 +6,27 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from gspo.backends.vllm.fleet import Member, at_once
+from gspo.backends.vllm.errors import EngineError, blamed
+from gspo.backends.vllm.fleet import Member
+from gspo.backends.vllm.links import LAYER, Link, joined, obstacle, places_of
 from gspo.backends.vllm.plugin import gspo_transfer as wire
-from gspo.backends.vllm.server import CONTROL, Engine, EngineError
+from gspo.backends.vllm.server import Engine
+from gspo.backends.vllm.swap import Swap
+from gspo.backends.vllm.threads import at_once
 from gspo.config.rollout import SamplerConfig
 from gspo.ports import SamplerError, Weights
 
 WEIGHTS, NEXT, OLD = "weights", "next", "old"  # the folders of the exchange: of now, while they are written, and before
-LAYER = 100.0  # seconds that a layer may take to an engine; its workers wait CONTROL, for others may take as long as that
 
 
 class Transfer(Protocol):
@@ -35,12 +37,15 @@ class Transfer(Protocol):
         ...
 
     def put(self, weights: Weights) -> None:
-        """From here on these are the weights that engines get. The engines pause, and none is given any just now."""
+        """From here on these are the weights that engines get. Those that serve wait; one that comes back may still be
+        given those of before.
+        """
         ...
 
-    def give(self, members: Mapping[Member, int], version: int) -> dict[Member, EngineError]:
-        """Gives these engines the weights of now, all at the same time. members: with the numbers of their lives. Returns
-        what went wrong with each that did not get them.
+    def give(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:
+        """Gives these engines the weights of now, all at the same time. members: with the numbers of their lives. again:
+        others have them; an update may begin meanwhile, and what these have then is of no use. Returns what went wrong with
+        each that did not get them.
         """
         ...
 
@@ -99,40 +104,16 @@ class FolderTransfer(Counted):
         self.bytes = sum(file.stat().st_size for file in (self.exchange / WEIGHTS).glob("*.safetensors"))
         self.copies += 1
 
-    def give(self, members: Mapping[Member, int], version: int) -> dict[Member, EngineError]:
+    def give(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:
         """See Transfer.give."""
         folder = self.exchange / WEIGHTS
-        done, errors = each_of(members, lambda member: member.engine.swap(folder, version))
+        done, errors = each_of(members, lambda member: member.engine.swap(Swap(version, folder)))
         self.copies += sum(done.values())
         return errors
 
 
 Packed = tuple[tuple[int, int], Tensor]  # sizes and bytes of a layer (plugin/gspo_transfer.py)
 ALL: list[tuple[tuple[int, int], Tensor | None]] = [(wire.END, None)]  # what says that these were all
-
-
-class Link:
-    """The process group of this process and one engine's workers. store: where they have found one another. life: of the
-    engine, for which it was made. device: of what is sent.
-    """
-
-    def __init__(self, store: Any, group: Any, life: int, device: torch.device) -> None:
-        self.life, self.device = life, device
-        self._store, self._group = store, [group]
-
-    def send(self, sizes: tuple[int, int], body: Tensor | None = None) -> list[Any]:
-        """Begins to send a layer. Returns the broadcasts under way. Raises RuntimeError where it is broken."""
-        every = [torch.tensor(sizes, device=self.device), *([] if body is None else [body.to(self.device)])]
-        return [wire.begun(self._group[0], x) for x in every]
-
-    def drop(self) -> None:
-        """Ends it. gloo waits for what is under way, as long as that may take: in a thread that alone holds the group."""
-        at_once([partial(_end, self._group)])
-
-
-def _end(group: list[Any]) -> None:
-    with contextlib.suppress(RuntimeError):
-        group.pop().abort()
 
 
 class BroadcastTransfer(Counted):
@@ -149,35 +130,43 @@ class BroadcastTransfer(Counted):
         self._links: dict[Member, Link] = {}
         self._kept: list[Packed] = []
         self._weights: Weights | None = None  # that were not sent yet
+        self._puts, self._whole = 0, False  # how often new weights came; whether all of the last were kept
 
     def take(self, weights: Weights) -> None:
         """They are gathered as they are sent."""
 
     def put(self, weights: Weights) -> None:
         """See Transfer.put."""
-        self._weights = weights
+        self._puts, self._whole, self._weights = self._puts + 1, False, weights
 
-    def give(self, members: Mapping[Member, int], version: int) -> dict[Member, EngineError]:
+    def give(self, members: Mapping[Member, int], version: int, again: bool = False) -> dict[Member, EngineError]:
         """See Transfer.give."""
-        if self._weights is None and not self._kept:
+        puts, layers = self._puts, self._layers
+        if again:
+            layers = partial(self._kept_layers, puts)
+        if not self._whole and (again or self._weights is None):
             return dict.fromkeys(members, EngineError("there are no weights to send: the trainer gave up on them midway"))
         linked, errors = each_of(members, lambda member: self._link(member, members[member]))
-        calls = at_once([partial(member.engine.swap, None, version) for member in linked])
+        calls = at_once([partial(member.engine.swap, self._links[member].begin(version)) for member in linked])
         sent = dict(zip(linked, calls))
         try:
-            for sizes, body in chain(self._layers(), ALL):
+            for sizes, body in chain(layers(), ALL):
                 taking = {member: call for member, call in sent.items() if member not in errors}
                 self._each(taking, sizes, body, errors)
         except BaseException:
+            if not again:
+                self._kept = []  # nothing whole is there
             self._give_up(linked)
             raise
         for member, call in sent.items():
             if member in errors:
                 continue
             try:
-                self.copies += call.result()
-            except EngineError as error:
-                self._fail(member, error, errors)
+                taken = call.result()  # which may last, and others count meanwhile
+            except Exception as error:
+                self._fail(member, blamed(error), errors)
+            else:
+                self.copies += taken
         return errors
 
     def close(self) -> None:
@@ -189,7 +178,7 @@ class BroadcastTransfer(Counted):
         """The layers of now: new ones are gathered, and kept."""
         weights, self._weights = self._weights, None
         if weights is None:
-            yield from self._kept
+            yield from self._kept_layers(self._puts)
             return
         before, self._kept = self._kept, []
         for layer in weights.layers():
@@ -199,6 +188,16 @@ class BroadcastTransfer(Counted):
             self._kept.append((sizes, body.cpu()))
             yield sizes, body
         self.bytes, self.copies = sum(total for (_, total), _ in self._kept), self.copies + 1
+        self._whole = True
+
+    def _kept_layers(self, puts: int) -> Iterator[tuple[tuple[int, int], Tensor | None]]:
+        """Those that were sent. puts: how often new weights had come; raises EngineError where others come meanwhile."""
+        kept = self._kept  # which shrinks then: no second copy stays for an engine that is slow
+        for number in range(len(kept)):
+            layer = kept[number : number + 1]
+            if self._puts != puts:
+                raise EngineError("new weights came while it was sent those of before")
+            yield from layer
 
     def _link(self, member: Member, life: int) -> Link:
         """The group of an engine in this life of it. Raises EngineError."""
@@ -226,7 +225,7 @@ class BroadcastTransfer(Counted):
                 wire.ended(under_way, max(0.0, until - time.monotonic()), partial(ended_early, calls[member], body is None))
             except EngineError as error:
                 self._fail(member, error, errors)
-            except RuntimeError as error:
+            except Exception as error:
                 self._fail(member, EngineError(f"it did not take the weights: {error}"), errors)
 
     def _fail(self, member: Member, error: EngineError, errors: dict[Member, EngineError]) -> None:
@@ -234,8 +233,7 @@ class BroadcastTransfer(Counted):
         self._links.pop(member).drop()
 
     def _give_up(self, members: Iterable[Member]) -> None:
-        """Nothing whole is there: the engines are told so where they listen."""
-        self._kept = []
+        """The engines are told so where they listen."""
         for member in members:
             link = self._links.pop(member, None)
             if link is not None:
@@ -265,7 +263,14 @@ def chosen(
         return FolderTransfer(exchange, adapters)
     if given.weight_transfer == "broadcast":
         for engine in engines:
-            if why := obstacle(places_of(engine), device):
+            try:
+                places = places_of(engine)
+            except EngineError as error:
+                raise ValueError(
+                    f'sampler.weight_transfer = "broadcast": {engine.name} does not say where its workers are: start it '
+                    f'with this version of gspo\'s launcher, or set "folder" ({error})'
+                ) from None
+            if why := obstacle(places, device):
                 raise ValueError(f'sampler.weight_transfer = "broadcast": {engine.name}: {why}, or set "folder"')
         return BroadcastTransfer(device, layer)
     if device.type != "cuda" or given.urls or given.in_process or copies_of(given) != 1:
@@ -280,62 +285,6 @@ def copies_of(given: SamplerConfig) -> Any:
     return given.engine_args.get("data_parallel_size", 1)
 
 
-def places_of(engine: Engine) -> list[dict[str, Any]]:
-    """Where its workers are (plugin/gspo_vllm.py:Extension.gspo_place). Raises ValueError for an engine without that."""
-    try:
-        return engine.workers("gspo_place")
-    except EngineError as error:
-        raise ValueError(
-            f'sampler.weight_transfer = "broadcast": {engine.name} does not say where its workers are: start it with this '
-            f'version of gspo\'s launcher, or set "folder" ({error})'
-        ) from None
-
-
-def obstacle(places: Sequence[Mapping[str, Any]], device: torch.device) -> str:
-    """Why NCCL cannot reach these workers from this device, and what to do; "" where it can, or gloo is used."""
-    if device.type != "cuda" or any(place["device"] != "cuda" for place in places):
-        return ""
-    mine = str(torch.cuda.get_device_properties(device).uuid)
-    if any(place["gpu"] == mine for place in places):
-        own = "start a server with CUDA_VISIBLE_DEVICES set to another, and name it as sampler.urls"
-        return f"it shares the trainer's GPU, and NCCL takes no two ranks on one: {own}"
-    version = ".".join(map(str, torch.cuda.nccl.version()))
-    other = next((place["nccl"] for place in places if place["nccl"] != version), "")
-    return f"its NCCL is {other}, and the trainer's is {version}: install the same torch in both" if other else ""
-
-
-def joined(engine: Engine, device: torch.device, life: int) -> Link:
-    """A group of this process and the workers of an engine. device: of the trainer's weights. Raises EngineError."""
-    try:
-        return _joined(engine, device, life)
-    except EngineError:
-        raise
-    except (OSError, RuntimeError, LookupError, TypeError, ValueError) as error:  # of sockets, of torch, of odd answers
-        what = f"{type(error).__name__}: {error}"
-        raise EngineError(f"its workers and the trainer did not find one another at {engine.name}: {what}") from None
-
-
-def _joined(engine: Engine, device: torch.device, life: int) -> Link:
-    places = engine.workers("gspo_place")
-    backend = "nccl" if device.type == "cuda" and all(place["device"] == "cuda" for place in places) else "gloo"
-    device = device if backend == "nccl" else torch.device("cpu")
-    size = places[0]["workers"] + 1
-    parts = urlsplit(engine.name)
-    address = wire.facing(parts.hostname or "", parts.port or 0)
-    store, port = wire.hosted(address, size, CONTROL)
-    both: Sequence[Callable[[], Any]] = (
-        lambda: engine.workers("gspo_join", address, str(port), backend, str(CONTROL)),
-        lambda: wire.join(store, 0, size, backend, address, device, LAYER),
-    )
-    theirs, mine = at_once(both)
-    done = wait((theirs, mine), CONTROL, FIRST_EXCEPTION).done
-    for call in done:
-        call.result()
-    if len(done) < len(both):
-        raise EngineError(f"its workers have not joined the trainer's process group in {CONTROL:g} s")
-    return Link(store, mine.result(), life, device)
-
-
 def each_of(members: Iterable[Member], do: Callable[[Member], Any]) -> tuple[dict[Member, Any], dict[Member, EngineError]]:
     """What this gives for each of them, all at the same time, and what went wrong with the others."""
     given, errors = {}, {}
@@ -343,6 +292,6 @@ def each_of(members: Iterable[Member], do: Callable[[Member], Any]) -> tuple[dic
     for member, call in zip(members, at_once([partial(do, member) for member in members])):
         try:
             given[member] = call.result()
-        except EngineError as error:
-            errors[member] = error
+        except Exception as error:  # it may be of this engine alone: the others go on
+            errors[member] = blamed(error)
     return given, errors

@@ -8,7 +8,7 @@ import torch
 
 import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
-from gspo.backends.vllm.server import EngineError
+from gspo.backends.vllm.errors import EngineError
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Sampling
 from tests.backends.vllm.engine.servers import (  # fmt: skip

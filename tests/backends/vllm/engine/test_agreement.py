@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gspo.backends.vllm.server import EngineError
+from gspo.backends.vllm.errors import EngineError
+from gspo.backends.vllm.swap import Swap
 from gspo.backends.vllm.transfer import WEIGHTS
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
@@ -64,7 +65,7 @@ def test_corrupt_weights_are_found_out(mixture):
     name = next(name for name in weights if "experts.1.down_proj" in name)
     weights[name] = weights[name].flip(0).contiguous()
     save_file(weights, file, metadata={"format": "pt"})
-    sampler.server.swap(sampler.exchange / WEIGHTS, 3)
+    sampler.server.swap(Swap(3, sampler.exchange / WEIGHTS))
     with pytest.raises(EngineError, match="disagree about version 3"):
         sampler.check(PolicyWeights(policy, sampler.version))
     sampler.load(PolicyWeights(policy, 4))

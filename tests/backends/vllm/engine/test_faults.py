@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.backends.vllm.server import EngineError
+from gspo.backends.vllm.errors import EngineError
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
 from tests.backends.vllm.engine.servers import change, policy_of, prompts, served

@@ -115,11 +115,11 @@ def kill_one(folder):
     """Kills a server of the run once it has done two steps."""
     while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 2:
         time.sleep(0.02)
-    os.killpg(max(servers_of(os.getpid())), signal.SIGKILL)
+    os.killpg(servers_of(os.getpid())[-1], signal.SIGKILL)
 
 
 def servers_of(parent):
-    """The process groups of this process's servers."""
+    """The process groups of this process's servers, the youngest last: numbers of processes begin anew."""
     stats = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
@@ -127,4 +127,5 @@ def servers_of(parent):
                 stats[int(path.name)] = path.joinpath("stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-    return [pid for pid, stat in stats.items() if int(stat[1]) == parent and int(stat[2]) == pid]
+    found = [pid for pid, stat in stats.items() if int(stat[1]) == parent and int(stat[2]) == pid]
+    return sorted(found, key=lambda pid: int(stats[pid][19]))

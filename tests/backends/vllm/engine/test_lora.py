@@ -6,7 +6,7 @@ import pytest
 
 import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
-from gspo.backends.vllm.server import EngineError
+from gspo.backends.vllm.errors import EngineError
 from gspo.learner.weights import PolicyWeights
 from tests.backends.vllm.engine.servers import ENGINE_ARGS, MODELS, PYTHON, adapted_policy, change_adapters, gaps, served
 from tests.tiny_run import PIECES, ROWS, likes_a, settings

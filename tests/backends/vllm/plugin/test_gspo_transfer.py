@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo.backends.vllm.fleet import at_once
 from gspo.backends.vllm.plugin import gspo_transfer as wire
+from gspo.backends.vllm.threads import at_once
 
 pytestmark = pytest.mark.timeout(120)
 CPU, LIMIT = torch.device("cpu"), 20.0

@@ -32,6 +32,7 @@ class Worker(Extension):
 
     def __init__(self, told):
         self.gspo_device, self.gspo_limit, self.gspo_group = torch.device("cpu"), LIMIT, Group(told)
+        self.gspo_name = "of now"
         self.device, self.rank = torch.device("cpu"), 0
         parallel = SimpleNamespace(data_parallel_index=0, world_size=1, data_parallel_size=1)
         self.vllm_config, self.model_config = SimpleNamespace(parallel_config=parallel), None
@@ -60,7 +61,7 @@ def test_a_group_that_failed_is_aborted_before_the_model_is_put_together(monkeyp
         monkeypatch.setitem(sys.modules, module.__name__, module)
     worker = Worker(told)
     with pytest.raises(RuntimeError, match="the trainer is gone"):
-        worker.gspo_receive()
+        worker.gspo_receive("of now")
     assert told == ["aborted", "put together"] and worker.gspo_group is None
 
 
@@ -74,5 +75,17 @@ def test_the_group_of_before_is_aborted_though_no_other_comes_about(monkeypatch)
 
     monkeypatch.setattr(wire, "store_at", nobody)
     with pytest.raises(RuntimeError, match="nobody is there"):
-        worker.gspo_join("127.0.0.1", "9", "gloo", str(LIMIT))
+        worker.gspo_join("127.0.0.1", "9", "gloo", str(LIMIT), "next")
     assert told == ["aborted", "looked for the trainer"] and worker.gspo_group is None
+
+
+def test_weights_of_a_group_that_was_given_up_are_not_waited_for():
+    """A call that comes late would take what is sent to the next one, and the model would stay as it was."""
+    told = []
+    worker = Worker(told)
+    with pytest.raises(RuntimeError, match="has given up the group"):
+        worker.gspo_receive("before")
+    assert not told and worker.gspo_group is not None
+    worker.gspo_group = None
+    with pytest.raises(RuntimeError, match="has given up the group"):
+        worker.gspo_receive("of now")

@@ -186,7 +186,19 @@ class Extension:
 
     def gspo_reload(self, folder: str) -> None:
         """Puts the weights of a Hugging Face folder in place."""
-        self.gspo_put(weights_path=folder)
+        try:
+            self.gspo_put(weights_path=folder)
+        except BaseException:
+            self.gspo_put_together()
+            raise
+
+    def gspo_put_together(self) -> None:
+        """After a load that ended half way, when half of the layers are taken apart: they can then be loaded again."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
+            finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)  # type: ignore[attr-defined]
 
     def gspo_put(self, **weights) -> None:
         """Puts weights in place, given as vLLM's reload_weights takes them."""
@@ -211,8 +223,10 @@ class Extension:
             found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         return found
 
-    def gspo_join(self, address: str, port: str, backend: str, seconds: str) -> None:
-        """Joins the trainer's process group, whose store is at this address. seconds: that a wait may take."""
+    def gspo_join(self, address: str, port: str, backend: str, seconds: str, name: str) -> None:
+        """Joins the trainer's process group, whose store is at this address. seconds: that a wait may take. name: of the
+        group.
+        """
         import gspo_transfer as transfer
         import torch
 
@@ -223,6 +237,7 @@ class Extension:
         rank, size, mine = place["rank"] + 1, place["workers"] + 1, transfer.facing(address, int(port))
         store = transfer.store_at(address, int(port), size, limit)
         self.gspo_group = transfer.join(store, rank, size, backend, mine, self.gspo_device, limit)
+        self.gspo_name = name
 
     def gspo_leave(self) -> None:
         """Ends the group of before, if any, and what it still waits for: on a GPU all that follows would wait behind it."""
@@ -231,21 +246,20 @@ class Extension:
             with suppress(RuntimeError):
                 group.abort()
 
-    def gspo_receive(self) -> None:
-        """Puts the weights in place that the trainer broadcasts to its group."""
+    def gspo_receive(self, name: str) -> None:
+        """Puts the weights in place that the trainer broadcasts to the group of this name. Raises RuntimeError for another
+        group than that of now: who asks for it has been given up, and what is sent now is for the next.
+        """
         import gspo_transfer as transfer
 
+        if getattr(self, "gspo_group", None) is None or name != self.gspo_name:
+            raise RuntimeError("the trainer has given up the group in which it was to send weights")
         weights = transfer.received(self.gspo_group, self.gspo_device, self.gspo_limit)
         try:
             self.gspo_put(weights_iterator=weights)
         except BaseException:
-            from vllm.config import set_current_vllm_config
-            from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-            self.gspo_leave()  # the trainer has dropped it too, and makes another
-            # Half of the layers are taken apart: put together, whatever is in them, they can be loaded again.
-            with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
-                finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)  # type: ignore[attr-defined]
+            self.gspo_leave()  # the trainer has dropped it too, and makes another; a GPU would wait behind it
+            self.gspo_put_together()
             raise
 
 

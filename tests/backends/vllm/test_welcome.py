@@ -1,0 +1,298 @@
+"""An engine that comes back: whatever goes wrong then is said, and ends nobody's wait for ever."""
+
+import threading
+from functools import partial
+
+import httpx
+import pytest
+
+from gspo.backends.vllm import server as module
+from gspo.backends.vllm.errors import EngineError, Refused
+from gspo.backends.vllm.fleet import STRIKES, State
+from gspo.backends.vllm.server import Server
+from gspo.backends.vllm.transfer import BroadcastTransfer
+from gspo.ports import SamplerError
+from tests.backends.vllm.engines import until
+from tests.backends.vllm.test_fleet import LONG, PROMPTS, fleet_of  # noqa: F401
+from tests.backends.vllm.test_transfer import CPU, Layered
+
+pytestmark = pytest.mark.timeout(120)
+ODD = [
+    ("answers", OSError(24, "Too many open files")), ("swap", KeyError("results")), ("swap", ValueError("JSON")),
+    ("swap", MemoryError()), ("swap", RuntimeError("can't start new thread")), ("ask", TypeError("NoneType")),
+    ("ask", Refused("vLLM refuses a request (status 404)")),
+]  # fmt: skip
+
+
+def within(seconds, act):
+    """What it raises; fails where it does not end."""
+    raised = []
+
+    def run():
+        try:
+            act()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it waits for an engine that never comes"
+    return raised[0] if raised else None
+
+
+def of_ours(sampler, tmp_path, *command):
+    server = sampler.fleet.members[0].engine
+    server.command, server.log = [*command], tmp_path / "vllm.log"
+    return server
+
+
+def test_a_program_that_is_gone_when_it_is_started_again(fleet_of, engines, tmp_path):  # noqa: F811
+    """As the environment of a vLLM that is installed anew. Who waits for a completion hears of it, and who updates."""
+    sampler, ports = fleet_of(1)
+    of_ours(sampler, tmp_path, "/nowhere/bin/python")
+    engines.kill(ports[0])
+    errors = [
+        within(20, act) for act in (lambda: sampler.generate(PROMPTS, 1, LONG), lambda: sampler.load(fleet_of.weights(2)))
+    ]
+    assert all(isinstance(error, EngineError) and "/nowhere/bin/python" in str(error) for error in errors)
+    assert len(sampler.notes) == STRIKES and "it cannot be started" in sampler.notes[1] and "given up" in sampler.notes[-1]
+
+
+@pytest.mark.parametrize(("where", "odd"), ODD, ids=lambda one: one if isinstance(one, str) else type(one).__name__)
+def test_any_error_of_a_welcome_leaves_the_engine_out(fleet_of, where, odd):  # noqa: F811
+    """With a strike and its reason; the other goes on."""
+    sampler, ports = fleet_of(2)
+    member = sampler.fleet.members[0]
+
+    def fails(*args):
+        raise odd
+
+    async def asked(*args):
+        raise odd
+
+    setattr(member.engine, where, asked if where == "ask" else fails)
+    sampler.fleet.leave_out(member, member.life, EngineError("it was killed"))
+    until(lambda: len(sampler.notes) == STRIKES)
+    assert member.state is State.LOST and all(str(odd) in note for note in sampler.notes[1:])
+    sampler.load(fleet_of.weights(2))
+    assert len(sampler.generate(PROMPTS, 1, LONG)) == len(PROMPTS)
+
+
+def test_no_thread_to_bring_it_back_gives_it_up(fleet_of, monkeypatch):  # noqa: F811
+    sampler, _ = fleet_of(2)
+    member, plain = sampler.fleet.members[0], threading.Thread.start
+
+    def start(self):
+        if "_bring_back" in self.name:
+            raise RuntimeError("can't start new thread")
+        plain(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    sampler.fleet.leave_out(member, member.life, EngineError("it was killed"))
+    assert member.state is State.LOST and "can't start new thread" in sampler.notes[-1]
+    assert len(sampler.generate(PROMPTS, 1, LONG)) == len(PROMPTS)
+
+
+def test_a_listener_that_fails_keeps_no_engine_away(fleet_of):  # noqa: F811
+    """As warnings that are errors."""
+    sampler, _ = fleet_of(2)
+    member, notes = sampler.fleet.members[0], sampler.notes
+
+    def tell(text):
+        notes.append(text)
+        if "left out" in text:
+            raise UserWarning(text)
+
+    sampler.fleet.tell = tell
+    with pytest.raises(UserWarning):
+        sampler.fleet.leave_out(member, member.life, EngineError("it was killed"))
+    until(lambda: len(sampler.fleet.serving) == 2)
+
+
+def test_any_error_of_a_completion_moves_it_to_another_engine(fleet_of):  # noqa: F811
+    """And leaves out the one at fault."""
+    sampler, ports = fleet_of(2)
+    member = sampler.fleet.members[0]
+    plain = member.engine.ask
+
+    async def ask(body, timeout):
+        if body["sampling_params"]["max_tokens"] != LONG.max_new_tokens:
+            return await plain(body, timeout)  # a probe
+        raise OSError(24, "Too many open files")
+
+    member.engine.ask = ask
+    assert len(sampler.generate(PROMPTS, 2, LONG)) == 2 * len(PROMPTS)
+    assert f"{ports[0]} is left out" in sampler.notes[0] and "OSError: [Errno 24] Too many open files" in sampler.notes[0]
+
+
+HELD = [(way, at) for way in ("folder", "broadcast") for at in ("/pause", "/collective_rpc", "/resume")]
+
+
+def one_away(make, engines, way):
+    """A fleet of two with the first killed; its weights, which have layers, come that way."""
+    sampler, ports = make(2)
+    if way == "broadcast":
+        sampler.transfer = BroadcastTransfer(CPU)
+    weights = partial(Layered, size=make.weights(1).size)
+    sampler.load(weights(2))
+    engines.kill(ports[0])
+    sampler.generate(PROMPTS, 1, LONG)
+    return sampler, ports, weights
+
+
+@pytest.mark.parametrize(("way", "at"), HELD)
+def test_an_update_waits_for_no_engine_that_comes_back(fleet_of, engines, monkeypatch, way, at):  # noqa: F811
+    """It hangs in the middle of the weights of before. It then gets those of now, and that counts as no failure."""
+    sampler, ports, weights = one_away(fleet_of, engines, way)
+    held, free, plain = threading.Event(), threading.Event(), Server.call
+
+    def call(self, path, body=None, **params):
+        answer = plain(self, path, body, **params)
+        if self.url.endswith(str(ports[0])) and path == at and not held.is_set():
+            held.set()
+            assert free.wait(60)
+        return answer
+
+    monkeypatch.setattr(Server, "call", call)
+    engines.start(ports[0])
+    assert held.wait(30)
+    for version in (3, 4):
+        assert within(30, lambda version=version: sampler.load(weights(version))) is None
+    assert [member.engine.name for member in sampler.fleet.serving] == [f"http://127.0.0.1:{ports[1]}"]
+    alone = [rollout.tokens.tolist() for rollout in sampler.generate(PROMPTS, 2, LONG)]
+    free.set()
+    until(lambda: len(sampler.fleet.serving) == 2)
+    assert sampler.check(weights(4)) < 1e-5 and len(sampler.notes) == 2 and "is back" in sampler.notes[1]
+    assert [rollout.tokens.tolist() for rollout in sampler.generate(PROMPTS, 2, LONG)] == alone
+    sampler.load(weights(5))
+    assert sampler.check(weights(5)) < 1e-5 and len(sampler.fleet.serving) == 2
+
+
+def test_an_update_gives_its_weights_to_one_that_comes_back_where_no_other_is_left(fleet_of, monkeypatch):  # noqa: F811
+    """It was given those of before just then."""
+    sampler, _ = fleet_of(1)
+    held, free, plain = threading.Event(), threading.Event(), Server.call
+
+    def call(self, path, body=None, **params):
+        if path == "/resume" and not held.is_set():
+            held.set()
+            assert free.wait(60)
+        return plain(self, path, body, **params)
+
+    monkeypatch.setattr(Server, "call", call)
+    sampler.fleet.leave_out(sampler.fleet.members[0], 0, EngineError("status 500"))
+    assert held.wait(30)
+    loads = threading.Thread(target=sampler.load, args=(fleet_of.weights(2),), daemon=True)
+    loads.start()
+    until(lambda: sampler.fleet.updates == 2)
+    free.set()
+    loads.join(30)
+    assert not loads.is_alive() and sampler.check(fleet_of.weights(2)) < 1e-5 and len(sampler.fleet.serving) == 1
+
+
+def test_one_that_fails_each_time_is_given_up_though_updates_go_on(fleet_of):  # noqa: F811
+    """An update excuses a failure, for the weights that it was reading go away, but not one after the other."""
+    sampler, _ = fleet_of(2)
+    member = sampler.fleet.members[0]
+
+    def fails(swap):
+        if not sampler._control.locked():  # the next update waits for a second attempt
+            sampler.load(fleet_of.weights(sampler.version + 1))
+        raise EngineError("it hangs again")
+
+    member.engine.swap = fails
+    sampler.fleet.leave_out(member, member.life, EngineError("it was killed"))
+    until(lambda: len(sampler.notes) == STRIKES)
+    assert member.state is State.LOST and sampler.version == 1 + (STRIKES - 1)
+    assert sampler.check(fleet_of.weights(sampler.version)) < 1e-5
+
+
+@pytest.mark.parametrize("way", ["folder", "broadcast"])
+def test_one_that_takes_longer_than_updates_are_apart_serves_again(fleet_of, engines, monkeypatch, way):  # noqa: F811
+    """It is healthy, and has nothing but updates against it: once an update waits for it."""
+    sampler, ports, weights = one_away(fleet_of, engines, way)
+    member, proves, loaded = sampler.fleet.members[0], sampler._prove, threading.Semaphore(0)
+
+    def slow(*args):
+        proves(*args)
+        if not sampler._control.locked():
+            loaded.acquire()  # updates come in the middle of it
+            loaded.acquire()
+
+    monkeypatch.setattr(sampler, "_prove", slow)
+    engines.start(ports[0])
+    until(lambda: member.state is State.COMES)
+    for version in range(3, 30):
+        sampler.load(weights(version))
+        loaded.release()
+        if member.state is State.SERVES:
+            break
+    assert member.state is State.SERVES and len(sampler.notes) == 2 and "is back" in sampler.notes[1]
+    assert sampler.check(weights(sampler.version)) < 1e-5
+
+
+def test_a_request_that_one_refuses_waits_for_another_that_comes_back(fleet_of, engines, monkeypatch):  # noqa: F811
+    """The one that serves refuses all; the other one could say whether the requests are wrong."""
+    sampler, ports = fleet_of(2)
+    engines.kill(ports[1])
+    sampler.generate(PROMPTS, 1, LONG)
+    first, second = sampler.fleet.members
+    free, proves = threading.Event(), sampler._prove
+
+    def held(*args):
+        assert free.wait(60)
+        proves(*args)
+
+    async def refuses(body, timeout):
+        raise Refused("vLLM refuses a request (status 404)")
+
+    monkeypatch.setattr(sampler, "_prove", held)
+    monkeypatch.setattr(first.engine, "ask", refuses)
+    engines.start(ports[1])
+    until(lambda: second.state is State.COMES)
+    done = []
+    asks = threading.Thread(target=lambda: done.append(sampler.generate(PROMPTS, 1, LONG)), daemon=True)
+    asks.start()
+    asks.join(1)
+    assert asks.is_alive()
+    free.set()
+    asks.join(60)
+    assert done and len(done[0]) == len(PROMPTS)
+    assert any("404" in note for note in sampler.notes)  # it was the one at fault
+
+
+ODD_ANSWERS = [b'{"result": []}', b'{"results": 3}', b'{"results": [', b"[1]", b"null", b"<html>"]
+
+
+@pytest.mark.parametrize("body", ODD_ANSWERS)
+def test_one_odd_engine_of_two_is_left_out_of_an_update(fleet_of, monkeypatch, body):  # noqa: F811
+    """The other takes the weights and goes on."""
+    sampler, ports = fleet_of(2)
+    odd_at(monkeypatch, ports[:1], body)
+    sampler.load(fleet_of.weights(2))
+    note = sampler.notes[0]
+    assert f"http://127.0.0.1:{ports[0]}/collective_rpc: " in note and body.decode()[2:8] in note.replace('"', "'")
+    assert [member.engine.name for member in sampler.fleet.serving] == [f"http://127.0.0.1:{ports[1]}"]
+    assert len(sampler.generate(PROMPTS, 1, LONG)) == len(PROMPTS)
+
+
+def test_where_all_are_odd_it_is_a_sampler_error(fleet_of, monkeypatch):  # noqa: F811
+    """For which the trainer saves its work."""
+    sampler, ports = fleet_of(2)
+    odd_at(monkeypatch, ports, b"<html>")
+    error = within(30, lambda: sampler.load(fleet_of.weights(2)))
+    assert isinstance(error, SamplerError) and all(str(port) in str(error) for port in ports)
+    assert sampler.version == 2
+
+
+def odd_at(monkeypatch, ports, body):
+    """Has engines answer so where their workers are asked."""
+    plain, json = module.asked, body != b"<html>"
+
+    def asked(method, url, *args, **options):
+        if url.endswith("/collective_rpc") and any(f":{port}/" in url for port in ports):
+            return httpx.Response(200, content=body, headers={"content-type": "application/json" if json else "text/html"})
+        return plain(method, url, *args, **options)
+
+    monkeypatch.setattr(module, "asked", asked)
