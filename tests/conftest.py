@@ -24,7 +24,9 @@ LONG = (
     "serving/test_model", "learner/test_memory", "learner/test_objective", "learner/test_ppo", "agents/test_token_tree",
     "test_cli", "demo/test_stages", "hf/test_routers", "hf/test_sharded", "build/test_launch", "build/test_crew",
     "build/test_faults", "build/test_smaller", "build/test_four_ranks", "build/test_staged_ranks", "build/test_ends",
-    "vllm/test_fleet", "vllm/test_transfer", "rollout/test_asynchronous_episodes", "hf/test_on_paper",
+    "build/test_copies", "build/test_heartbeat", "build/test_torchrun", "build/test_episodes_on_ranks",
+    "rewards/test_compiler",
+    "vllm/test_fleet", "vllm/test_transfer", "vllm/test_welcome", "rollout/test_asynchronous_episodes", "hf/test_on_paper",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from gspo.backends.vllm.plugin.gspo_transfer import hosted
 from gspo.config.scale import ScaleConfig
 
 
@@ -39,10 +40,10 @@ def together(work, size, *arguments, seconds=120.0, waits=60.0):
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.together", "gspo.build.crew", "gspo.backends.hf.sharded"])
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    _store, port = hosted("127.0.0.1", size, seconds)
     answers = context.Queue()
     started = [
-        context.Process(target=_rank, args=(work, number, size, store.port, arguments, answers, waits), daemon=True)
+        context.Process(target=_rank, args=(work, number, size, port, arguments, answers, waits), daemon=True)
         for number in range(size)
     ]
     for process in started:

@@ -144,6 +144,13 @@ def ages(text: str) -> tuple[int, ...]:
     return numbers
 
 
+OF_A_BENCHMARK = (
+    "data", "name", "split", "release", "window", "preset", "url", "key_variable", "refused_as_wrong", "dir", "against",
+    "contests", "as_published",
+)  # fmt: skip
+"""The words of `gspo eval` that are for a benchmark alone."""
+
+
 def _evaluating(subparser: argparse.ArgumentParser) -> None:
     """The words of `gspo eval`."""
     subparser.add_argument(
@@ -159,6 +166,8 @@ def _evaluating(subparser: argparse.ArgumentParser) -> None:
             "aime24, aime25, livecodebench, codeforces, humaneval, or a file of problems and answers",
         ),
         ("data", "SOURCE", "where its rows are: a file, or a data set's id (default: its own data set on the Hub)"),
+        ("name", "NAME", "configuration of the data set, such as verifiable of open-r1/codeforces"),
+        ("split", "NAME", "split of the data set (default: the benchmark's own)"),
         ("release", "NAME", "livecodebench: release of the data, v1 to v6 (default: v5)"),
         ("window", "FROM..TO", "livecodebench: months or days of the contests, such as 2024-10..2025-02"),
         ("preset", "NAME", "how to sample, by a model card: qwen3, qwen3-instruct"),
@@ -172,6 +181,9 @@ def _evaluating(subparser: argparse.ArgumentParser) -> None:
         ("contests", "FILE", "codeforces: standings and ratings of the contests, for a CodeElo-style rating"),
     ):
         group.add_argument(f"--{name}", metavar=metavar, type=place, help=text)
+    group.add_argument(
+        "--refused-as-wrong", action="store_true", help="count replies that the endpoint refuses to give as wrong (HTTP 4xx)"
+    )
     group.add_argument(
         "--as-published", action="store_true", help="codeforces: CodeElo's published script, which is off by one place"
     )

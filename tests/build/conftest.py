@@ -5,15 +5,16 @@ import pytest
 from tests.build.started import begin, fill, finished
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a model, rows, a reward and the settings of a run."""
+    """A folder with a model, rows, a reward and the settings of a run. Each module has its own: their runs have names."""
     return fill(tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="session")
-def unbroken(place):
-    """A run of 6 steps on two ranks."""
+def unbroken(tmp_path_factory):
+    """The folder of a run of 6 steps on two ranks."""
+    place = fill(tmp_path_factory.mktemp("unbroken"))
     status, output = finished(begin(place, "unbroken", "--scale.ranks=2", "--train.steps=6"))
     assert status == 0, output
-    return "unbroken"
+    return place / "unbroken"

@@ -54,14 +54,15 @@ def fill(folder):
     return folder
 
 
-def begin(place, name, *arguments, command="train", settings="run.toml", faults=(), **options):
-    """Starts it. faults: one for each life of the run (faulty.py)."""
+def begin(place, name, *arguments, command="train", settings="run.toml", faults=(), torchrun=(), **options):
+    """Starts it. faults: one for each life of the run (faulty.py). torchrun: its options, where it starts the ranks."""
     if faults:
         (place / f"{name}-tmp").mkdir(exist_ok=True)
         path = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
         own = {"FAULTS": json.dumps([*faults]), "PYTHONPATH": path, "TMPDIR": str(place / f"{name}-tmp")}
         options["env"] = os.environ | own | options.pop("env", {})
-    words = [sys.executable, "-m", "tests.build.faulty" if faults else "gspo", command, settings, f"--log.dir={name}"]
+    starter = [sys.executable, *(["-m", "torch.distributed.run", *torchrun] if torchrun else [])]
+    words = [*starter, "-m", "tests.build.faulty" if faults else "gspo", command, settings, f"--log.dir={name}"]
     return subprocess.Popen(
         [*words, *arguments], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
     )

@@ -1,9 +1,15 @@
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 
-from gspo.build.benchmarks import answering, encoded, sampling_of, seed_at, worded
+from gspo.backends.hf.files import ADAPTER
+from gspo.build.benchmarks import answering, encoded, sampling_of, seed_at, version, worded
 from gspo.config.files import from_dict
+from gspo.config.policy import ModelConfig
 from tests.tiny_run import model
 
 ROWS = [{"id": f"p{i}", "prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(3)]
@@ -51,3 +57,62 @@ def test_an_endpoint_samples_as_the_model_would(config):
     sampling = sampling_of(config)
     assert (sampling.max_new_tokens, sampling.temperature, sampling.top_k) == (8, 0.5, 3)
     assert len({seed_at(config, i, j) for i in range(9) for j in range(9)}) == 81
+
+
+def test_a_model_that_was_trained_on_is_another(tmp_path):
+    """And so is one on another base, or with another tokenizer."""
+    for name in ("model", "adapter", "tokenizer"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "adapter" / ADAPTER).write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "model")}))
+    of = [
+        ModelConfig(str(tmp_path / "model")),
+        ModelConfig(str(tmp_path / "adapter")),
+        ModelConfig(str(tmp_path / "model"), tokenizer=str(tmp_path / "tokenizer")),
+    ]
+    before = [version(each) for each in of]
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
+    assert [version(each) != was for each, was in zip(of, before)] == [False, False, True]
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"1")
+    assert [version(each) != was for each, was in zip(of, before)] == [False, True, True]
+    before = [version(each) for each in of]
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"12")
+    assert all(version(each) != was for each, was in zip(of, before))
+    with pytest.raises(ValueError, match="no such folder"):
+        version(ModelConfig(str(tmp_path / "nowhere")))
+
+
+MOVES = """
+import sys
+from pathlib import Path
+from gspo.build.benchmarks import version
+from gspo.config.policy import ModelConfig
+
+hub = Path(sys.argv[1]) / "hub" / "models--some--model"
+for commit, config in (("a" * 40, '{"model_type": "llama"}'), ("b" * 40, '{"model_type": "llama", "x": 1}')):
+    folder = hub / "snapshots" / commit
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(config)
+    (folder / "tokenizer_config.json").write_text("{}")
+    (hub / "refs").mkdir(exist_ok=True)
+    (hub / "refs" / "main").write_text(commit)
+    print(version(ModelConfig("some/model")))
+print(version(ModelConfig("some/model", revision="a" * 40)))
+print(version(ModelConfig("some/model", revision="a" * 40, tokenizer="some/model")))
+try:
+    version(ModelConfig("some/model", tokenizer="no/model"))
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_model_of_the_hub_that_moved_on_is_another(tmp_path):
+    """In the cache of the Hub's own library, where it asks nobody."""
+    known = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", MOVES, str(tmp_path)], env=known, check=True, capture_output=True, text=True
+    )
+    first, second, pinned, both, wrong = ended.stdout.splitlines()[:5]
+    assert first == pinned == f"commit {'a' * 40}" and second == f"commit {'b' * 40}"
+    assert both == f"commit {'a' * 40}, tokenizer commit {'b' * 40}"
+    assert wrong.startswith("model.tokenizer = 'no/model': no tokenizer can be loaded")

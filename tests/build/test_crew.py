@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 import gspo
 from gspo.build import crew
 from gspo.config.scale import ScaleConfig
+from gspo.learner.ranks import RankLost, noticed
 from tests import tiny_run
 
 pytestmark = pytest.mark.timeout(200)
@@ -73,6 +74,11 @@ def test_a_script_trains_in_one_process_and_says_so(tmp_path, scale, message):
             model.model, tiny_run.ROWS, tiny_run.likes_a, tokenizer=model.tokenizer,
             config=tiny_run.settings(tmp_path / "run", scale=scale),
         )  # fmt: skip
+
+
+def test_a_rank_that_goes_while_they_meet_is_lost_and_ends_no_run():
+    with pytest.raises(RankLost, match="rank 0: another rank is gone"), noticed():
+        raise RuntimeError("Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:152] timed out connecting")
 
 
 def test_a_rank_that_does_not_lead_cannot(monkeypatch):

@@ -16,10 +16,10 @@ SAMPLE, UPDATE = "gspo.backends.hf.sampler:HFSampler.generate", "gspo.learner.up
 SHARD, MOMENTS = "gspo.backends.hf.sharded:save_file", "gspo.backends.hf.policy:HFPolicy.save_moments"
 SYNC, SUMS = "gspo.backends.hf.sharded:ShardedModel.tensors", "gspo.runs.disk:write_sums"
 SENT, IN_SYNC = "gspo.backends.hf.gathering:Gathering.exchange", "[['model.layers.0.self_attn.q_proj.weight'], []]"
-ENGINE = "gspo.backends.vllm.sampler:VLLMSampler.generate"
+ENGINE, LAYER = "gspo.backends.vllm.sampler:VLLMSampler.generate", "gspo.backends.vllm.transfer:Link.send"
 WHAT = {
     SAMPLE: "sampling", ENGINE: "sampling", UPDATE: "the update", SHARD: "writing shards", MOMENTS: "writing moments",
-    SYNC: "handing over weights", SENT: "handing over weights", SUMS: "writing checksums",
+    LAYER: "broadcasting weights", SYNC: "handing over weights", SENT: "handing over weights", SUMS: "writing checksums",
 }  # fmt: skip
 
 
@@ -95,6 +95,16 @@ def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(place, 
     assert any(path.startswith(f"{at}.step_000004.part/model/model-") for path in held)
     assert same(place, f"killed-{name}", unbroken)
     nothing_left(place, f"killed-{name}")
+
+
+def test_a_rank_that_is_killed_takes_its_experts_with_it(place):
+    """The other one does not have them. Both come from the checkpoint, with their moments."""
+    experts = "--scale.experts=2"
+    status, output = finished(begin(place, "experts", "--scale.ranks=2", "--train.steps=6", experts))
+    assert status == 0, output
+    go_through(place, "killed-experts", [("kill", 1, MOMENTS, 2), ("kill", 0, UPDATE, 4)], experts)
+    assert same(place, "killed-experts", "experts")
+    nothing_left(place, "killed-experts")
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,21 @@ def test_nobody_waits_for_a_leader_that_has_found_a_wrong_setting():
     assert time.monotonic() - begin < GRACE
 
 
+def test_ranks_meet_at_one_address_alone():
+    """Whoever reaches the store can end the run, so it listens for this machine alone unless told otherwise."""
+    found = []
+
+    def start(command, ranks, variables):
+        with open("/proc/net/tcp") as four, open("/proc/net/tcp6") as six:
+            sockets = [line.split()[1:4] for line in [*four, *six]]
+        port = f":{int(variables['MASTER_PORT']):04X}"
+        found.extend(local.removesuffix(port) for local, _, state in sockets if local.endswith(port) and state == "0A")
+        return here([sys.executable, "-c", ""], ranks, variables)
+
+    assert launch([], 2, 0, print, start) == 0 and found == ["0100007F"]  # 127.0.0.1
+    assert launch([], 2, 0, print, start, "127.0.0.2") == 0 and found == ["0100007F", "0200007F"]
+
+
 def test_files_of_the_folder_stand_in_for_no_library(tmp_path, monkeypatch):
     for name in ("argparse", "numpy", "gspo"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")

@@ -45,19 +45,25 @@ def figure(text, name):
 def test_the_command_line_prints_a_prediction(tmp_path, capsys):
     file = tmp_path / "run.toml"
     file.write_text(f'[model]\npath = "{folder_of(tmp_path, "30B-A3B")}"\n[scale]\nranks = 64\nexperts = 8\n')
-    assert main(["plan", str(file), "--memory", "80", "--prompt-tokens", "256"]) == 0
+    assert main(["plan", str(file), "--memory", "80", "--prompt-tokens", "256"]) == 1
     text = capsys.readouterr().out
     assert text.startswith("All figures are predicted, none is measured.")
     assert figure(text, "= state") == 7.11
     assert figure(text, "weights") + figure(text, "gradients") + figure(text, "AdamW's moments") == pytest.approx(7.11)
-    assert "This fits 80 GiB" in text and "activations (estimate)" in text and "uneven" not in text
+    assert "activations (estimate)" in text and "uneven" not in text
+    assert figure(text, "a whole copy of the model, to sample with") == 113.74  # 30.53 billion of 4 bytes
+    assert "The shards fit 80 GiB, BUT NOT WITH THE WHOLE MODEL" in text and 'set sampler.engine = "vllm"' in text
+    served = ["plan", str(file), "--sampler.engine", "vllm"]
+    assert main([*served, "--memory", "80", "--prompt-tokens", "256"]) == 0
+    text = capsys.readouterr().out
+    assert "This fits 80 GiB" in text and "copy" not in text and "sampling (estimate)" not in text
     assert (
         "32 prompts of 256 tokens (option prompt-tokens), 8 completions each, all of 256 (option completion-tokens)" in text
     )
-    assert main(["plan", str(file), "--memory", "4"]) == 1
+    assert main([*served, "--memory", "4"]) == 1
     text = capsys.readouterr().out
     assert "STATE ALONE DOES NOT FIT 4 GiB: the smallest number of ranks that holds it is 128," in text
-    assert main(["plan", str(file), "--scale.ranks", "120", "--memory", "4"]) == 1  # as it says
+    assert main([*served, "--scale.ranks", "120", "--memory", "4"]) == 1  # as it says
 
 
 def test_uneven_shards_are_named_with_their_remedy(tmp_path):
@@ -139,6 +145,42 @@ def test_settings_change_what_they_should(tmp_path):
     assert one.sent == [] and one.sending == 0 and one.state / GIB == pytest.approx(30.532 * 16e9 / GIB, rel=1e-3)
     assert one.compute == pytest.approx(8 * plain.compute)
     assert plan(config(folder), LENGTHS, Machines(flops=8e14)).compute == pytest.approx(plain.compute / 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dtype", "quantize", "whole"),
+    [(8, "float32", "none", 4), (8, "bfloat16", "none", 2), (8, "float32", "int4", 8), (1, "float32", "int4", 4),
+     (1, "float32", "none", 0)],
+)  # fmt: skip
+def test_the_copies_of_the_embedded_sampler_are_counted(tmp_path, ranks, dtype, quantize, whole):
+    folder = folder_of(tmp_path, "30B-A3B")
+    tables = {"scale": {"ranks": ranks}, "model": {"path": folder, "dtype": dtype}}
+    made = plan(config(folder, sampler={"quantize": quantize}, **tables), LENGTHS, Machines())
+    assert made.copied == whole * sum(weight.size for weight in made.paper.weights)
+    assert made.fullest == made.copied + made.state + max(sum(made.passing.values()), made.sampling)
+    served = plan(config(folder, sampler={"engine": "vllm"}, **tables), LENGTHS, Machines())
+    assert served.copied == served.sampling == 0 and served.fullest == served.together == made.together
+
+
+def test_what_sampling_takes_and_whether_it_fits(tmp_path):
+    wide = {"model": {"path": folder_of(tmp_path, "30B-A3B"), "autocast": "none"}}
+    few = {"sampler": {"batch_size": 32}, "train": {"gradient_checkpointing": True, "micro_batch_tokens": 1024}}
+    made = plan(config("", **wide, **few), LENGTHS, Machines())
+    cache = 2 * 48 * 512 * 4  # bytes of a token's keys and values
+    assert made.sampling == 32 * (256 * cache + 4 * 4 * 151936)
+    assert plan(config("", **wide, **few), Lengths(100_000, 1), Machines()).sampling > 131072 * cache  # read at once
+    narrow = plan(config(wide["model"]["path"], **few), LENGTHS, Machines())
+    assert narrow.sampling == pytest.approx(made.sampling - 32 * 256 * cache / 2 + 2 * 29.91e9, rel=1e-3)  # autocast's
+
+    run = config("", **wide, **few, rollout={"max_completion_length": 20_000})
+    made = plan(run, Lengths(100, 20_000), Machines())
+    standing, passing = (made.state + made.copied) / GIB, sum(made.passing.values()) / GIB
+    assert made.sampling / GIB > passing + 1
+    rooms = [standing - 1, standing + passing - 1, standing + passing + 0.5, made.fullest / GIB + 1]
+    said = ["BUT NOT WITH THE WHOLE MODEL", "not what a pass takes on top", "but sampling does not", "This fits"]
+    for room, text in zip(rooms, said):
+        shown, fits = told(run, Lengths(100, 20_000), Machines(), memory=room)
+        assert text in shown and fits == (room > standing), (room, shown)
 
 
 def test_layers_that_stay_wide_have_copies_on_ranks_too(tmp_path):

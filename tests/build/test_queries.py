@@ -59,7 +59,7 @@ def others(**tables):
     tables = {"task": {"source": "rows", "system": ""}, "eval": {"num_prompts": 4}} | tables
     config, tiny = from_dict(tables), model()
     made = outline(tiny.model, tiny.tokenizer)
-    known = Overlap(config.task.benchmarks)
+    known = Overlap(config.task)
     prompts, held_out = load_prompts(config.task, config.eval, Encoder(made.tokenizer, config.task), rows=ROWS)
     stages = read_stages(config.task, config.stage, {})
     return config, prompts, OtherSources(config, made, known, held_out, lambda prompts: None, stages)

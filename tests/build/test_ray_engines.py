@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gspo.backends.vllm.server import EngineError, Server
+from gspo.backends.vllm.errors import EngineError
+from gspo.backends.vllm.server import Server
 from gspo.build.ray_engines import name_of, seated
 from gspo.build.ray_hosts import HostOnRay
 from gspo.config.ranks import ENGINES

@@ -111,7 +111,7 @@ def steps(learner, replay, each=lambda: None):
         if seed == 3:
             rows = [dataclasses.replace(c, tokens=torch.where(c.sampled, c.tokens, 5)) for c in rows]
         if replay == "R3":
-            rows = [dataclasses.replace(c, routes=routes_of(len(c.tokens), seed)) for c in rows]
+            rows = [dataclasses.replace(c, routes=routes_of(c.tokens, seed)) for c in rows]
         half = len(rows) // 2
         learner.prepare([rows[:half], rows[half:]], True, rows if seed == 1 else ())
         each()

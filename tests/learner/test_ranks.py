@@ -6,11 +6,15 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
+from gspo.backends.vllm.errors import EngineError
 from gspo.learner.ranks import OneRank, RankLost, noticed, whole
+from gspo.ports import RewardsFailed, SamplerError
 from tests.together import sent, together
 
 pytestmark = pytest.mark.timeout(120)
+GONE = "Connection closed by peer [127.0.0.1]:53633. This is typically caused by a remote worker crashing"  # says gloo
 
 
 def talk(ranks):
@@ -54,17 +58,27 @@ def test_a_process_alone_says_it_to_itself():
     assert whole(torch.ones(2)).tolist() == [1, 1]
 
 
+SILENT = 6  # seconds
+
+
+def outlasting(told):
+    """The same, once the other rank has ended: one that does not hear the leader any more would end without its answer."""
+    time.sleep(SILENT)
+    return told
+
+
 def loses(ranks, hangs):
     """What the first rank notices when the second is gone, or silent, and after how long."""
     if ranks.number == 1:
-        time.sleep(6 if hangs else 0.2)
+        time.sleep(SILENT if hangs else 0.2)
         return None  # and its process ends
     begin = time.monotonic()
     try:
         with noticed():
             ranks.gathered("still there")
     except RankLost as error:
-        return str(error), time.monotonic() - begin
+        told = str(error), time.monotonic() - begin
+        return outlasting(told) if hangs else told
     return None
 
 
@@ -80,13 +94,13 @@ def loses_after_loading(ranks):
     group = dist.new_group(timeout=timedelta(minutes=5))
     ranks.loaded()
     if ranks.number == 1:
-        time.sleep(6)
+        time.sleep(SILENT)
         return None
     try:
         with noticed():
             dist.all_reduce(torch.ones(1), group=group)
     except RankLost as error:
-        return str(error)
+        return outlasting(str(error))
     return None
 
 
@@ -103,7 +117,7 @@ def loads_slowly(ranks):
 
 
 def test_ranks_wait_longer_for_one_that_loads():
-    assert together(loads_slowly, 2, waits=1.0) == [2.0, 2.0]
+    assert together(loads_slowly, 2, waits=2.0) == [2.0, 2.0]
 
 
 def test_other_errors_pass():
@@ -112,3 +126,60 @@ def test_other_errors_pass():
     with pytest.raises(RuntimeError, match="out of memory"), noticed():
         raise RuntimeError("out of memory")
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("kind", [SamplerError, EngineError, RewardsFailed, RuntimeError])
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        "http://a: it did not take the weights: {said}",
+        "vLLM ended with status 1: /tmp/igloo/vllm.log says: {said}",
+        "vLLM ended with status 1: torch.distributed.DistBackendError: NCCL error in: {said}",
+        "/home/igloo/model cannot be read",
+    ],
+)
+def test_an_error_that_quotes_the_loss_of_another_group_is_none(kind, quoted):
+    """Of an engine's group with the trainer, or of the engine's own ranks: no rank of the run is gone."""
+    text = quoted.format(said=f"[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] {GONE}")
+    with pytest.raises(kind) as caught, noticed():
+        raise kind(text)
+    assert type(caught.value) is kind
+
+
+def test_an_error_of_an_engine_that_is_only_the_loss_of_its_group_is_none():
+    text = f"[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] {GONE}"
+    with pytest.raises(EngineError), noticed():
+        raise EngineError(text)
+
+
+def ways(ranks, way, hangs):
+    """What the first rank notices when the second is gone, or silent, in each way in which ranks talk."""
+    group = dist.new_group(timeout=timedelta(seconds=ranks.timeout))
+    x = torch.ones(1000)
+    dist.all_reduce(x, group=group)
+    if ranks.number == 1:
+        time.sleep(SILENT if hangs else 0.2)
+        return None
+    made = {
+        "reduce": lambda: dist.all_reduce(x, group=group),
+        "broadcast": lambda: dist.broadcast(x, 1, group=group),
+        "send": lambda: [dist.send(torch.ones(4_000_000), 1, group=group) for _ in range(50)],
+        "functional": lambda: float(functional.all_reduce(x, "sum", group).sum()),
+        "new group": lambda: dist.new_group(timeout=timedelta(seconds=ranks.timeout)),
+    }
+    try:
+        with noticed():
+            made[way]()
+    except RankLost as error:
+        return outlasting(str(error)) if hangs else str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("way", "hangs"),
+    [(way, False) for way in ("reduce", "broadcast", "send", "functional", "new group")]
+    + [("reduce", True), ("send", True)],
+)
+def test_a_loss_is_noticed_in_every_way_in_which_ranks_talk(way, hangs):
+    """Whatever torch words it like."""
+    assert "another rank is gone or did not answer in time" in together(ways, 2, way, hangs, waits=1.5)[0]

@@ -15,6 +15,7 @@ from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.process import EngineHost
 from gspo.build import crew
+from gspo.build.copies import check_copies
 from gspo.build.given import Given
 from gspo.build.learners import learning, supervised_learning
 from gspo.build.models import check_here, evaluated_prompts, loaded_model, models_of, outline_of, prompts_of
@@ -81,7 +82,7 @@ def training(
                 stages = read_stages(config.task, config.stage, needs)
                 if config.refresh.every and config.refresh.source is not None:
                     refresh_function(config.refresh.source, config.refresh.every)
-                overlap = Overlap(config.task.benchmarks, config.task.prompt_column)
+                overlap = Overlap(config.task, tables)
                 outline = outline_of(config, given, last)
                 prompts, held_out = prompts_of(config, given, outline, tables, overlap)
                 scorer.check([*prompts, *held_out])
@@ -89,6 +90,7 @@ def training(
                 queries = curriculum(config, prompts, others)
                 scorer.wait()
             with loading("the model"):  # last: what is wrong elsewhere shows in seconds, weights may take minutes
+                check_copies(config, ranks.size if ranks else 1)
                 crew.begin(ranks, "train", config, last)
                 model, reference = models_of(config, given, last, ranks)
 
@@ -119,6 +121,7 @@ def serving(
     ):
         heard: list[Warning] = []
         with own_warnings(heard.append), loading("the model"):
+            check_copies(config, ranks.size if ranks else 1)
             crew.begin(ranks, "train", config, last)
             model, reference = models_of(config, given, last, ranks)
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from gspo.backends.hf.files import base_of, check_folder, commit_of, commit_of_tokenizer, is_adapter, of_the_base
 from gspo.backends.hf.policy import HFPolicy
 from gspo.build.given import Given
 from gspo.build.models import check_here, evaluated_prompts, loaded_model, outline_of
 from gspo.build.samplers import EVAL_SEED, samplers_of, samplings, speaker_of
 from gspo.config.checks import check_sampler
+from gspo.config.policy import ModelConfig
 from gspo.config.schema import Config
 from gspo.learner.weights import PolicyWeights
 from gspo.ports import seed_of
@@ -21,6 +25,29 @@ from gspo.types import Prompt, Rollout, Sampling
 Rows = Sequence[dict[str, Any]]
 Begin = Callable[[int, int], Future[Rollout]]
 """Begins a completion: the index of its prompt and its own number."""
+
+
+def version(cfg: ModelConfig) -> str:
+    """What tells a model from another one under its name: its commit on the Hugging Face Hub, or a hash of the names, sizes
+    and times of a folder's files. So too of the model below an adapter, and of a tokenizer of its own. Raises ValueError for
+    a model that is not there.
+    """
+    check_folder(cfg)
+    folder = Path(cfg.path)
+    found = [_of_files(folder) if folder.is_dir() else f"commit {commit_of(cfg)}"]
+    if is_adapter(cfg.path):
+        with of_the_base(cfg):
+            found.append(f"base {version(dataclasses.replace(base_of(cfg), tokenizer=None))}")
+    if cfg.tokenizer:
+        own = Path(cfg.tokenizer)
+        found.append(f"tokenizer {_of_files(own) if own.is_dir() else f'commit {commit_of_tokenizer(cfg.tokenizer)}'}")
+    return ", ".join(found)
+
+
+def _of_files(folder: Path) -> str:
+    files = sorted(path for path in folder.glob("*") if path.is_file())
+    facts = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def encoded(config: Config, rows: Rows) -> list[Prompt]:

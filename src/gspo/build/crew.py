@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import threading
 import time
@@ -16,9 +17,10 @@ import torch
 import torch.distributed as dist
 
 from gspo.build.given import Given
+from gspo.build.heartbeat import heartbeat
 from gspo.build.learners import learning, supervised_learning
 from gspo.build.models import models_of
-from gspo.config.ranks import LOST, PARENT, RESTARTS, placed
+from gspo.config.ranks import LOST, PARENT, placed
 from gspo.config.scale import ScaleConfig
 from gspo.config.schema import Config
 from gspo.learner import crew
@@ -27,6 +29,8 @@ from gspo.learner.ranks import ProcessRanks, RankLost, noticed
 
 LOADING = timedelta(hours=2)  # ranks read weights at very different speeds
 FAREWELL = 10.0  # seconds
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # whoever started the ranks keeps the store
+MEETING = 0.05  # seconds between two looks at who is there
 
 
 @contextmanager
@@ -41,13 +45,38 @@ def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store, *_ = next(iter(dist.rendezvous("env://", timeout=LOADING)))
-    store = dist.PrefixStore(f"life {os.environ.get(RESTARTS, 0)}", store)  # addresses of an earlier life are stale
+    store = dist.PrefixStore(life(store, number, size), store)  # torchrun keeps the store, and addresses in it are stale
     dist.init_process_group(
         "nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=LOADING,
         device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
     )  # fmt: skip
-    yield ProcessRanks(scale.timeout)
+    ranks = ProcessRanks(scale.timeout)
+    with heartbeat(store, number, scale.timeout, os.environ.get(AGENT_STORE) == "True"):
+        yield ranks
     dist.destroy_process_group()
+
+
+def life(store: dist.Store, number: int, size: int) -> str:
+    """A name for this life of the run, which the leader gives it, once all ranks of it are there. None of torchrun's numbers
+    will do: each of its agents counts only the restarts that are due to its own ranks.
+
+    A rank says that it is here under a name of its own, so that what ranks of an earlier life have said is of no account.
+    """
+    own = secrets.token_hex(8)
+    if number:
+        store.set(f"here {number}", own)
+        name = store.get(f"life of {own}").decode()
+        store.set(f"{name} heard by {number}", "")
+        return name
+    until = time.monotonic() + LOADING.total_seconds()
+    for each in range(1, size):
+        while not store.check([f"{own} heard by {each}"]):
+            if store.check([f"here {each}"]):
+                store.set(f"life of {store.get(f'here {each}').decode()}", own)
+            if time.monotonic() > until:
+                raise RankLost(f"rank {number}: rank {each} has not come")
+            time.sleep(MEETING)
+    return own
 
 
 @contextmanager

@@ -19,12 +19,14 @@ from typing import Any
 from gspo.backends.vllm.exchange import sweep
 from gspo.build.processes import WATCH, PlaceLost, Rank, Start, here, say
 from gspo.config.names import RESUME
-from gspo.config.ranks import BEGAN, KEY, LOST, PARENT, RESTARTS, SHORT, check_ranks, placed
+from gspo.config.ranks import AGENTS, BEGAN, KEY, LOST, PARENT, RESTARTS, SHORT, check_ranks, placed
 from gspo.config.schema import Config
 from gspo.data.keeper import end_with_parent
 
 GRACE = 15.0  # seconds in which the other ranks end by themselves, after one has
 AGAIN = LOST, SHORT  # exit statuses after which another life may go on
+LOOPBACK = "127.0.0.1"
+PATIENCE = 300.0  # seconds in which a store answers its own process
 INTERRUPTED = 130  # exit status of a run that was asked to end
 
 
@@ -40,10 +42,10 @@ def take_part(config: Config, arguments: Sequence[str]) -> int | None:
     elif config.scale.launcher == "ray" and size > 1:
         raise ValueError('scale.launcher = "ray", but torchrun has started this process: leave one of them out')
     elif config.scale.launcher == "ray":
-        from gspo.build.ray_launch import connected
+        from gspo.build.ray_launch import connected, listens_at
 
         with connected(config.scale.timeout, config.sampler) as on_ray, swept(config):
-            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, on_ray)
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, on_ray, listens_at())
     elif size == 1 and (config.scale.ranks or 1) > 1:
         with swept(config):
             return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say)
@@ -67,10 +69,11 @@ def swept(config: Config) -> Iterator[None]:
 
 def begun_before(config: Config) -> bool:
     """Whether this is a later life of a run, which goes on from its last checkpoint. A folder that is older than the command
-    is of another run.
+    is of another run. Among several agents of torchrun each counts the restarts alone that are due to its own ranks.
     """
     settings = Path(config.log.dir) / "config.toml"
-    if int(os.environ.get(RESTARTS, "0")) == 0 or not settings.exists():
+    first = os.environ.get(RESTARTS, "0") == "0" and os.environ.get(AGENTS, "1") == "1"
+    if first or not settings.exists():
         return False
     began = float(os.environ[BEGAN]) if BEGAN in os.environ else began_at(os.getppid())
     return settings.stat().st_mtime >= began
@@ -87,18 +90,20 @@ def began_at(process: int) -> float:
 
 
 def launch(
-    arguments: Sequence[str], ranks: int, restarts: int, tell: Callable[[str], None], start: Start = here
+    arguments: Sequence[str], ranks: int, restarts: int, tell: Callable[[str], None], start: Start = here,
+    address: str = LOOPBACK,
 ) -> int:  # fmt: skip
     """Runs `gspo ARGUMENTS` in so many processes. Returns the exit status of the first.
 
-    tell: hears why a life ended. Ctrl-C, SIGTERM and SIGHUP go to the first rank, which finishes its step and saves.
+    tell: hears why a life ended. address: of this machine, at which all ranks reach it; it listens nowhere else. Ctrl-C,
+    SIGTERM and SIGHUP go to the first rank, which finishes its step and saves.
     """
     command = [sys.executable, "-P", "-m", "gspo", *arguments]  # no file of the folder stands in for a library
     same = {BEGAN: str(time.time()), KEY: secrets.token_urlsafe(24)}
     with asked() as signals:
         for life in range(restarts + 1):
             try:
-                status, why = live(command, ranks, {RESTARTS: str(life), **same}, start, signals)
+                status, why = live(command, ranks, {RESTARTS: str(life), **same}, start, signals, address)
             except PlaceLost as error:
                 status, why = LOST, str(error)
             if status not in AGAIN or signals.numbers:
@@ -110,14 +115,14 @@ def launch(
 
 
 def live(
-    command: Sequence[str], ranks: int, more: Mapping[str, str], start: Start, signals: Signals
+    command: Sequence[str], ranks: int, more: Mapping[str, str], start: Start, signals: Signals, address: str
 ) -> tuple[int, str]:  # fmt: skip
     """One life of a run. Returns its exit status, and why it ended where another life may go on."""
-    import torch.distributed as dist  # takes seconds
+    from gspo.backends.vllm.plugin.gspo_transfer import hosted  # torch takes seconds
 
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # where the ranks find one another
+    _store, port = hosted(address, ranks, PATIENCE)  # where the ranks find one another, as long as it is held
     variables = os.environ | {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_ADDR": address, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(ranks), **more,
     }  # fmt: skip
     if signals.numbers:

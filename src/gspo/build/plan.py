@@ -10,6 +10,8 @@ import torch
 
 from gspo.backends.hf.files import Outline, read_config
 from gspo.backends.hf.on_paper import Paper, on_paper
+from gspo.backends.hf.sampler import PREFILL_TOKENS
+from gspo.build import copies
 from gspo.build.models import room
 from gspo.config.checks import check_required
 from gspo.config.schema import Config
@@ -21,7 +23,6 @@ from gspo.objective.algorithms import ALGORITHMS
 from gspo.types import Completion
 
 GB = 1e9
-MOMENTS = 2  # of AdamW, each as large as the weights
 WIDE = 48  # characters of a row's name
 
 
@@ -36,7 +37,9 @@ class Lengths:
 @dataclass(frozen=True)
 class Prediction:
     """All figures are predictions. standing: bytes on the fullest rank that are there all the time, for each number that it
-    holds; passing: bytes that a pass takes on top; both by what they are for. compute, sending: seconds a step.
+    holds; passing: bytes that a pass takes on top; both by what they are for. copied: bytes of the embedded sampler's copies
+    of the model on the leader, which is that rank; sampling: those that sampling takes on top of its shards and copies.
+    compute, sending: seconds a step.
     """
 
     paper: Paper
@@ -44,19 +47,26 @@ class Prediction:
     work: Work
     standing: dict[str, int]
     passing: dict[str, float]
+    copied: int
+    sampling: float
     sent: list[Sent]
     compute: float
     sending: float
 
     @property
     def state(self) -> int:
-        """Bytes of the fullest rank that are there all the time."""
+        """Bytes of the fullest rank that are there all the time, but for copies."""
         return self.paper.held * sum(self.standing.values())
 
     @property
     def together(self) -> float:
-        """Bytes of the fullest rank in a pass."""
+        """Bytes of the fullest rank in a pass, but for copies."""
         return self.state + sum(self.passing.values())
+
+    @property
+    def fullest(self) -> float:
+        """Bytes of the leader where it has most: in a pass, or where it samples itself."""
+        return self.copied + max(self.together, self.state + self.sampling)
 
 
 def plan(config: Config, lengths: Lengths, machines: Machines) -> Prediction:
@@ -65,7 +75,7 @@ def plan(config: Config, lengths: Lengths, machines: Machines) -> Prediction:
     spread = costs.spread_of(config.scale, config.scale.ranks or 1)
     paper = on_paper(config.model, spread)
     work = work_of(config, spread.ranks, lengths)
-    itemsize = costs.FLOAT32 if config.model.dtype == "float32" else costs.BFLOAT16
+    itemsize = copies.itemsize(config)
     checkpointing = config.train.gradient_checkpointing
     sent = costs.sent(paper.layers, paper.shape, spread, work, itemsize, checkpointing)
     if config.sampler.engine == "vllm" and spread.shards > 1:
@@ -76,8 +86,10 @@ def plan(config: Config, lengths: Lengths, machines: Machines) -> Prediction:
         paper,
         spread,
         work,
-        standing_bytes(config, itemsize),
+        copies.standing_bytes(config),
         passing_bytes(config, paper, spread, work, itemsize),
+        copies.copies(config, spread.ranks) * sum(weight.size for weight in paper.weights) * itemsize,
+        sampling_bytes(config, paper, lengths.prompt, length, itemsize),
         sent,
         costs.compute_seconds(flops, work, machines, checkpointing),
         costs.sending_seconds(sent, work, machines),
@@ -106,14 +118,6 @@ def largest(config: Config) -> Config:
     return dataclasses.replace(config, rollout=max(each, key=lambda one: one.num_generations * one.max_completion_length))
 
 
-def standing_bytes(config: Config, itemsize: int) -> dict[str, int]:
-    """Bytes that each number of the model takes all the time, by what for."""
-    moments = 0 if config.train.offload_optimizer else MOMENTS * itemsize
-    reference = itemsize if config.algorithm.beta and not config.train.offload_reference else 0
-    rows = {"weights": itemsize, "gradients": itemsize, "AdamW's moments": moments, "reference model": reference}
-    return {name: size for name, size in rows.items() if size}
-
-
 def passing_bytes(config: Config, paper: Paper, spread: Spread, work: Work, itemsize: int) -> dict[str, float]:
     """Bytes that a pass takes on top, by what for."""
     checkpointing = config.train.gradient_checkpointing
@@ -128,6 +132,19 @@ def passing_bytes(config: Config, paper: Paper, spread: Spread, work: Work, item
     tokens = -(-work.training_tokens // work.training)
     rows["activations (estimate)"] = costs.activations(paper.shape, tokens, itemsize, checkpointing)
     return rows
+
+
+def sampling_bytes(config: Config, paper: Paper, prompt: int, length: int, itemsize: int) -> float:
+    """Bytes that the embedded sampler takes for a batch of completions of `length` tokens, prompt included; 0 with vLLM."""
+    if config.sampler.engine != "embedded":
+        return 0.0
+    rollout, narrow = config.rollout, config.model.autocast != "none"
+    rows = min(config.sampler.batch_size, rollout.num_prompts * rollout.num_generations)
+    read = min(PREFILL_TOKENS, -(-rows // rollout.num_generations) * prompt)
+    vocabulary = paper.embedded // paper.shape.hidden
+    cast = costs.cast(paper.weights, paper.embedded, experts=True) if narrow and itemsize == costs.FLOAT32 else 0
+    kept = costs.sampling(paper.shape, vocabulary, rows, length, read, costs.BFLOAT16 if narrow else itemsize)
+    return costs.BFLOAT16 * cast + kept  # autocast keeps what it has cast until the batch is sampled
 
 
 def work_of(config: Config, ranks: int, lengths: Lengths) -> Work:
@@ -180,6 +197,7 @@ def describe(plan: Prediction, config: Config, lengths: Lengths, machines: Machi
         yield row(name, amount / GIB)
     yield row("together", plan.together / GIB)
     yield from uneven(plan)
+    yield from leading(plan, config)
     if memory is not None:
         yield from fitting(plan, memory)
     yield ""
@@ -203,6 +221,19 @@ def row(name: str, amount: float, width: int = 12) -> str:
     return f"{'  ' + name:<{WIDE}}{amount:{width}.2f}"
 
 
+def leading(plan: Prediction, config: Config) -> Iterator[str]:
+    """What the leader needs beside that where it samples itself."""
+    if not plan.sampling:
+        return
+    count = copies.copies(config, plan.spread.ranks)
+    if count:
+        yield row(f"{copies.words(count)}, to sample with", plan.copied / GIB)
+    yield row("sampling (estimate), in turn with passes", plan.sampling / GIB)
+    yield row("at its fullest (the rank that samples)", plan.fullest / GIB)
+    if plan.spread.ranks > 1:
+        yield f'  sampler.engine = "embedded" samples on one rank, the leader, with {copies.words(count)}.'
+
+
 def uneven(plan: Prediction) -> Iterator[str]:
     """What to do where the fullest rank has more than its share."""
     factor = costs.unevenness(plan.paper.weights, plan.spread)
@@ -220,9 +251,18 @@ def uneven(plan: Prediction) -> Iterator[str]:
 
 def fitting(plan: Prediction, memory: float) -> Iterator[str]:
     """Whether it fits."""
-    fits, together = plan.state <= memory * GIB, plan.together / GIB
-    if fits and together <= memory:
+    fits, room = plan.state <= memory * GIB, memory * GIB
+    if plan.fullest <= room:
         yield f"  This fits {memory:g} GiB, as far as can be predicted."
+    elif fits and plan.state + plan.copied > room:
+        yield (
+            f"  The shards fit {memory:g} GiB, BUT NOT WITH THE WHOLE MODEL that the embedded sampler keeps on the leader: "
+            f"{copies.REMEDY}."
+        )
+    elif fits and plan.together + plan.copied <= room:
+        yield (
+            f"  Shards and passes fit {memory:g} GiB, but sampling does not: lower sampler.batch_size, or {copies.REMEDY}."
+        )
     elif fits:
         yield (
             f"  The state fits {memory:g} GiB, but not what a pass takes on top: set train.gradient_checkpointing = true, "
@@ -265,8 +305,8 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths, machines: Ma
 
 
 def told(config: Config, lengths: Lengths, machines: Machines, memory: float | None) -> tuple[str, bool]:
-    """The text of `gspo plan`, and whether the state fits `memory` GiB a rank (None: it is not asked)."""
+    """The text of `gspo plan`, and whether the state fits `memory` GiB a rank, copies included (None: it is not asked)."""
     config = largest(config)
     made = plan(config, lengths, machines)
     text = "\n".join(line.rstrip() for line in describe(made, config, lengths, machines, memory))
-    return text, memory is None or made.state <= memory * GIB
+    return text, memory is None or made.state + made.copied <= memory * GIB

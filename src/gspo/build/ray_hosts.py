@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.exchange import place_of
 from gspo.backends.vllm.process import GRACE, EngineHost
-from gspo.backends.vllm.server import EngineError
 from gspo.build.ray_engines import gist, joined_cluster, name_of
 from gspo.config.engines import servers_of
 from gspo.config.ranks import ENGINES, several_machines

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from gspo.config.rollout import SamplerConfig
 
 SOON = 5.0  # seconds after which the user hears what a run waits for, and that an actor may take to end its rank
 CHUNK = 1 << 20  # bytes of a rank's output in one message
+EVERYWHERE = "0.0.0.0"
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -140,6 +142,18 @@ def connected(patience: float, sampler: SamplerConfig) -> Iterator[Start]:
         ray.shutdown()
 
 
+def listens_at() -> str:
+    """The address of this machine in the cluster; all of its addresses where the network translates that one."""
+    import ray
+
+    address = str(ray.util.get_node_ip_address())
+    try:
+        socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
+    except OSError:
+        return EVERYWHERE
+    return address
+
+
 @contextmanager
 def on_ray(
     command: Sequence[str], ranks: int, variables: Mapping[str, str], patience: float, sampler: SamplerConfig
@@ -165,7 +179,7 @@ def on_ray(
         servers, found = seated(group, ranks, engines, kind, each)
         actors += servers
         places = ray.get([actor.place.remote() for actor in actors[:ranks]])
-        variables = dict(variables) | found | {"MASTER_ADDR": ray.util.get_node_ip_address()}  # the store is in this process
+        variables = dict(variables) | found | {"MASTER_ADDR": ray.util.get_node_ip_address()}  # which may be translated
         starting, named = [], []
         leaders = machines_of_run(group)
         for number, (index, beside, local, gpus) in enumerate(in_rows(places)):

@@ -13,6 +13,7 @@ from gspo.config.values import shown
 LOST = 75  # exit status of a rank that lost the others
 SHORT = 76  # exit status of a rank that was out of memory, where smaller micro-batches may help
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+AGENTS = "GROUP_WORLD_SIZE"  # processes of torchrun that start ranks, one on each machine
 PARENT = "GSPO_PARENT"  # the process that started the ranks
 BEGAN = "GSPO_BEGAN"  # when the run was started, in seconds
 KEY = "GSPO_SERVE_KEY"  # of the endpoint of `gspo serve`, in all lives of a run
@@ -35,6 +36,11 @@ def placed() -> tuple[int, int]:
 def several_machines() -> bool:
     """Whether there are ranks on other machines too."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < placed()[1]
+
+
+def beside() -> int:
+    """Ranks on this machine, with this one; all where nobody says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", placed()[1]))
 
 
 def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:

@@ -29,8 +29,9 @@ class TaskConfig:
     eval_split: str | None = opt(None)
     """Split of a Hugging Face data set, or of a taskset of verifiers, to evaluate on."""
     benchmarks: list[str] = opt([])
-    """Files with the prompts of benchmarks: lines of a .txt, or rows. Training prompts that share 8 words in a row with one
-    of them are left out, whatever source they come from."""
+    """Benchmarks that prompts must not come from: `benchmark:NAME`, or files with their prompts, lines of a .txt or rows.
+    Training prompts that share 8 words in a row with one of them are left out, whatever source they come from. A benchmark
+    that is the `eval_source` need not be named."""
     prompt_column: str = opt("prompt")
     """Column with the prompt: a string or a list of chat messages."""
     completion_column: str = opt("completion")

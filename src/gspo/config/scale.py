@@ -28,4 +28,5 @@ class ScaleConfig:
     restarts: int = opt(3, low=0, high=10_000)
     """How often a run goes on by itself from its last checkpoint after a rank was killed, or was out of memory."""
     timeout: float = opt(600.0, low=1.0, high=86_400)
-    """Seconds that ranks wait for one another in a pass before the run counts as hung, and for places on a Ray cluster."""
+    """Seconds that ranks wait for one another in a pass, or for a sign of life of the first, before the run counts as hung;
+    also for places on a Ray cluster."""

@@ -15,6 +15,7 @@ from gspo.config.scale import ScaleConfig
 
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2  # bytes
+DRAWN = 4  # of a row of logits in float32, to draw a token: itself, logarithms, probabilities and their sums
 EVEN = 1.05  # the fullest rank over the mean that counts as even
 
 
@@ -270,6 +271,17 @@ def activations(shape: Shape, tokens: int, itemsize: int, checkpointing: bool) -
     else:
         numbers = shape.layers * attention + (shape.layers - shape.mixtures) * dense + shape.mixtures * mixture
     return float(tokens * itemsize * numbers)
+
+
+def sampling(shape: Shape, vocabulary: int, rows: int, length: int, read: int, itemsize: int) -> float:
+    """Bytes that the embedded sampler takes for `rows` completions of `length` tokens each, prompts included: an estimate.
+
+    Keys and values, with the logits from which a token is drawn, or with what a layer makes of the `read` tokens of prompts
+    that a pass reads. itemsize: of a key or value.
+    """
+    cached = 2 * shape.layers * shape.keys * itemsize
+    reading = activations(replace(shape, layers=1), read, itemsize, checkpointing=True) + cached * read
+    return max(reading, float(cached * rows * length + DRAWN * FLOAT32 * rows * vocabulary))
 
 
 def smallest(weights: Sequence[Weight], spread: Spread, bytes_each: float, memory: float, most: int = 100_000) -> int | None:

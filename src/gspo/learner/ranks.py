@@ -16,10 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from gspo.config.ranks import placed
+
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
-LOSS = re.compile(r"gloo|NCCL")  # whose errors name them
-WAIT = timedelta(days=30)  # for the next command: sampling may take long, and a dead leader is noticed at once
+LOSS = re.compile(r"\[[^\]\n]*\bgloo/|Gloo |NCCL ")  # begins torch's errors of groups that have no type of their own
+WAIT = timedelta(days=30)  # for the next command: sampling may take long. Whether the leader runs shows in its heartbeat
 
 
 class RankLost(Exception):
@@ -37,12 +39,13 @@ def noticed() -> Iterator[None]:
         if not is_loss(error):
             raise
         first = str(error).strip().partition("\n")[0]
-        raise RankLost(f"rank {dist.get_rank()}: another rank is gone or did not answer in time ({first})") from error
+        number = dist.get_rank() if dist.is_initialized() else placed()[0]  # it may go while they meet
+        raise RankLost(f"rank {number}: another rank is gone or did not answer in time ({first})") from error
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether this is how torch says that a rank is gone."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(LOSS.search(str(error))))
+    """Whether this is how torch says that a rank is gone. Another error may quote that, of an engine for example."""
+    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and bool(LOSS.match(str(error))))
 
 
 class Ranks(Protocol):

@@ -17,6 +17,7 @@ from gspo.learner.learner import PolicyLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.ranks import whole
+from gspo.learner.shares import deal
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.types import Completion
 from tests.tiny_run import PIECES
@@ -88,7 +89,7 @@ def learned(model, case, ranks=None, reference=None):
     for seed in range(UPDATES):
         batch = completions(seed, **dict(case.batches))
         if case.replay == "R3":
-            batch = [dataclasses.replace(c, routes=routes_of(len(c.tokens), seed)) for c in batch]
+            batch = [dataclasses.replace(c, routes=routes_of(c.tokens, seed)) for c in batch]
         half = len(batch) // 2 or 1
         learner.prepare([part for part in (batch[:half], batch[half:]) if part], recompute=case.algorithm != "cispo")
         told += [learner.update(number).metrics for number in range(len(learner.mini_batches))]
@@ -102,8 +103,9 @@ def weights_of(learner):
 
 
 def routes_of(tokens, seed):
-    draw = torch.Generator().manual_seed(seed + tokens)
-    return torch.rand(tokens, 2, 4, generator=draw).argsort(-1)[..., :2].to(torch.int16)
+    """Experts of each token, by what stands before it: completions have those of their prompt in common."""
+    drawn = torch.rand(997, 2, 4, generator=torch.Generator().manual_seed(seed))
+    return drawn[tokens.cumsum(0) % 997].argsort(-1)[..., :2].to(torch.int16)
 
 
 def in_shards(ranks, path, scale, cases):
@@ -153,7 +155,7 @@ def folder(tmp_path_factory):
     return get
 
 
-MIXTURES = [
+MIXTURES = (
     Case(),
     Case(layout="auto"),
     Case(replay="R2"),
@@ -161,40 +163,58 @@ MIXTURES = [
     Case(replay="R2", checkpointing=True),
     Case(more=(("aux_loss", 0.01),)),
     Case(more=(("beta", 0.1),)),
-]
+)
 AUTO = Case(more=(("epsilon", "auto"),))  # the range is found by the rank that leads
-PLAIN = [Case(), Case(layout="auto"), Case(checkpointing=True), Case(more=(("beta", 0.1),)), AUTO]
-HARD = [
+PLAIN = Case(), Case(layout="auto"), Case(checkpointing=True), Case(more=(("beta", 0.1),)), AUTO
+HARD = (
     Case(batches=(("lengths", (9,)),)),  # one completion, the other ranks have none
     Case(batches=(("lengths", (20, 1, 1, 1)),)),
     Case(algorithm="grpo", batches=(("advantages", (0.0, 0.0, 0.0, 1.0)),)),  # most are idle
-]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Crew:
+    """Ranks with a model, and what they learn."""
+
+    dense: bool
+    tied: bool
+    scale: ScaleConfig
+    cases: tuple
+
+    def __str__(self):
+        kind = f"{'dense' if self.dense else 'mixture'}, {'' if self.tied else 'un'}tied, experts {self.scale.experts}"
+        return f"{kind}, {self.scale.replicas} replicas"
+
+
+def crews(ranks, models):
+    """What a rank finds in each case of each crew. models: of each."""
+    return [in_shards(ranks, path, crew.scale, crew.cases) for crew, path in models]
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "dense, tied, size, scale, cases",
+    "size, every",
     [
-        (True, False, 2, ScaleConfig(), PLAIN + HARD),
-        (True, True, 2, ScaleConfig(), PLAIN),
-        (False, False, 2, ScaleConfig(), MIXTURES),
-        (False, True, 2, ScaleConfig(experts=2), MIXTURES + HARD),
-        (False, False, 4, ScaleConfig(experts=4), MIXTURES[:3] + HARD),
-        (False, True, 4, ScaleConfig(experts=2), MIXTURES[:3]),
-        (False, False, 4, ScaleConfig(experts=2, replicas=2), MIXTURES[:3]),
-        (True, True, 4, ScaleConfig(replicas=2), PLAIN),
+        (2, [Crew(True, False, ScaleConfig(), (*PLAIN, *HARD))]),
+        (2, [Crew(True, True, ScaleConfig(), PLAIN), Crew(False, False, ScaleConfig(), MIXTURES)]),
+        (2, [Crew(False, True, ScaleConfig(experts=2), (*MIXTURES, *HARD))]),
+        (4, [Crew(False, False, ScaleConfig(experts=4), (*MIXTURES, *HARD))]),
+        (4, [Crew(False, True, ScaleConfig(experts=2), MIXTURES[:3]), Crew(False, False, ScaleConfig(), MIXTURES[:4])]),
+        (4, [Crew(False, False, ScaleConfig(experts=2, replicas=2), MIXTURES)]),
+        (4, [Crew(True, True, ScaleConfig(replicas=2), PLAIN), Crew(True, False, ScaleConfig(), PLAIN)]),
     ],
+    ids=lambda x: None if isinstance(x, int) else "; ".join(map(str, x)),
 )
-def test_ranks_learn_what_one_process_learns(folder, dense, tied, size, scale, cases, record_property):
-    path = folder(dense, tied)
-    every = together(in_shards, size, path, scale, cases)
-    for number, found in enumerate(every):  # each rank has the same weights
-        for case, one in zip(cases, found):
-            gradient, weights = compare(one, alone(path, case), leads=number == 0)
-            if not number:
-                kind = f"{'dense' if dense else 'mixture'}, {'' if tied else 'un'}tied, experts {scale.experts}"
-                print(f"| {kind}, {size} ranks, {scale.replicas} replicas | {case} | {gradient:.1e} | {weights:.1e} |")
-            assert gradient < 1e-6 and weights < 1e-6, case
+def test_ranks_learn_what_one_process_learns(folder, size, every):
+    models = [(crew, folder(crew.dense, crew.tied)) for crew in every]
+    for number, all_found in enumerate(together(crews, size, models)):  # each rank has the same weights
+        for (crew, path), found in zip(models, all_found):
+            for case, one in zip(crew.cases, found):
+                gradient, weights = compare(one, alone(path, case), leads=number == 0)
+                if not number:
+                    print(f"| {crew}, {size} ranks | {case} | {gradient:.1e} | {weights:.1e} |")
+                assert gradient < 1e-6 and weights < 1e-6, (crew, case)
 
 
 def uneven(ranks, path):
@@ -271,36 +291,68 @@ def test_every_algorithm_learns_the_same_and_the_same_crew_learns_it_twice(folde
         assert all(torch.equal(one[2][name], other[2][name]) for name in one[2]), case  # bit for bit
 
 
-def odd_batches(ranks, path):
-    """Updates in which one rank alone meets something."""
+NOT_FINITE = "nan", "inf", "shard"  # an advantage of one completion, or a number of a gradient's shard
+
+
+def odd(what, of):
+    """A batch of which the completions in `of`, all that one rank reads, are odd. The others are to be likelier again."""
+    batch = [dataclasses.replace(c, logp_old=c.logp_old + 2) for c in completions(1, advantages=(1.0, 1.0))]
+    for i in {"clipped": of, "shard": []}.get(what, of[:1]):
+        change = {"logp_old": batch[i].logp_old - 9} if what == "clipped" else {"advantage": float(what)}
+        batch[i] = dataclasses.replace(batch[i], **change)
+    return batch
+
+
+def odd_updates(ranks, path, readers):
+    """Updates in which one rank of two alone meets something, each in turn: metrics, then the weights, by what it is and the
+    rank. readers: what each reads of a batch. ranks: None in one process.
+    """
     from gspo.backends.hf.sharded import load_sharded
 
-    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(experts=2), ranks.size)
+    config = ModelConfig(path=path, device="cpu")
+    model = load_sharded(config, ScaleConfig(experts=2), ranks.size) if ranks else load_model(config)
     learner = learner_of(model, Case(algorithm="grpo"), ranks)
-    before = weights_of(learner)
-    told = []
-    nan = completions(0)
-    nan[0] = dataclasses.replace(nan[0], advantage=float("nan"))
-    far = [dataclasses.replace(c, logp_old=c.logp_old - 9) for c in completions(1, advantages=(1.0, 1.0))]  # clipped
-    half = [
-        dataclasses.replace(c, logp_old=c.logp_old - 9 * (i < 4))
-        for i, c in enumerate(completions(2, advantages=(1.0, 1.0)))
-    ]
-    for batch in (nan, far, half):
+    step, found = learner.optimizer.step, {("", 0): ({}, weights_of(learner))}
+
+    def spoiled(loss):  # a number of experts, which lie on this rank alone
+        gradient = next(p.grad for name, p in model.named_parameters() if "experts" in name)
+        getattr(gradient, "to_local", lambda: gradient)()[0, 0] = float("nan")
+        return step(loss)
+
+    once = [(what, victim) for what in NOT_FINITE for victim in (0, 1)]
+    later = [("all", 0), ("clipped", 0), ("clipped", 1), ("nan later", 1), ("shard later", 0)]  # with AdamW's moments
+    for what, victim in once + later:
+        batch = odd("clipped", range(8)) if what == "all" else odd(what.split()[0], readers[victim])
         learner.take([batch])
-        told.append(learner.update(0).metrics)
-    same = all(torch.equal(before[name], x) for name, x in weights_of(learner).items())
-    return told, same
+        assert ranks is None or learner.readers == [readers]
+        hit = what.startswith("shard") and (ranks is None or ranks.number == victim)
+        learner.optimizer.step = spoiled if hit else step
+        found[what, victim] = learner.update(0).metrics, weights_of(learner)
+    return found
 
 
 @pytest.mark.timeout(120)
 def test_what_one_rank_meets_alone_is_met_by_all(folder):
-    path = folder(False, False)
-    (told, same), (others, _) = together(odd_batches, 2, path)
-    nan, far, half = told
-    assert nan["updates/skipped"] == 1 and far["updates/skipped"] == half["updates/skipped"] == 0
-    assert far["clip_ratio/tokens"] == 1 and far["grad_norm"] == 0 and 0 < half["clip_ratio/tokens"] < 1
-    assert not same and [m["grad_norm"] for m in told[1:]] == [m["grad_norm"] for m in others[1:]]
+    path, readers = folder(False, False), deal(completions(1), 2)
+    assert all(readers) and sorted(readers[0] + readers[1]) == list(range(8))
+    one = odd_updates(None, path, readers)
+    for number, found in enumerate(together(odd_updates, 2, path, readers)):
+        (_, before), (_, before_in_one) = found.pop(("", 0)), one["", 0]
+        for (what, victim), (told, weights) in found.items():
+            told_one, weights_in_one = one[what, victim]
+            lost = what.split()[0] in NOT_FINITE
+            assert told["updates/skipped"] == told_one["updates/skipped"] == float(lost), (what, victim)
+            kept = all(torch.equal(weights[name], x) for name, x in before.items())
+            assert kept == lost == all(torch.equal(weights_in_one[n], x) for n, x in before_in_one.items()), (what, victim)
+            apart = max(float((weights[name] - x).abs().max()) for name, x in weights_in_one.items())
+            assert apart < 1e-6 and (apart == 0 or not lost or "later" in what), (what, victim, apart)
+            if not lost:
+                assert told["grad_norm"] == pytest.approx(told_one["grad_norm"], rel=1e-5), (what, victim)
+            before, before_in_one = weights, weights_in_one
+            if what == "clipped" and number == 0:  # this rank's completions, all of them, and no other
+                y = [len(c.logp_old) for c in completions(1)]
+                assert told["clip_ratio/tokens"] == pytest.approx(sum(y[i] for i in readers[victim]) / sum(y))
+        assert found["all", 0][0]["grad_norm"] == 0
 
 
 def written(ranks, path, folder):

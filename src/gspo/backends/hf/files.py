@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file, extract_commit_hash
 
 from gspo.config.lookup import pick_device
 from gspo.config.policy import ModelConfig
@@ -90,6 +91,27 @@ def read_config(cfg: ModelConfig) -> Any:
     except ValueError as error:
         raise ValueError(f"model.path = {cfg.path!r}: {error}") from None
     return config
+
+
+def commit_of(cfg: ModelConfig) -> str:
+    """The commit of a model of the Hugging Face hub. Raises ValueError for one that is not there."""
+    try:
+        return _commit(cfg.path, "config.json", cfg.revision)
+    except Exception as error:  # transformers raises many kinds here
+        raise ValueError(load_error(cfg, error)) from error
+
+
+def commit_of_tokenizer(name: str) -> str:
+    """The commit of a tokenizer that model.tokenizer names. Raises ValueError for one that is not there."""
+    try:
+        return _commit(name, "tokenizer_config.json", None)
+    except Exception as error:  # transformers raises many kinds here
+        first = str(error).splitlines()[0]
+        raise ValueError(f"model.tokenizer = {name!r}: no tokenizer can be loaded. ({first})") from error
+
+
+def _commit(name: str, file: str, revision: str | None) -> str:
+    return str(extract_commit_hash(cached_file(name, file, revision=revision), None))
 
 
 def is_adapter(path: str) -> bool:

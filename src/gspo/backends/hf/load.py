@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.utils.logging import disable_progress_bar
 
 from gspo.backends.hf import experts
-from gspo.backends.hf.files import check_weights, load_error, outline, read_outline
+from gspo.backends.hf.files import check_weights, load_error, outline, read_config, read_outline
 from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, far, probe, windows
 from gspo.config.lookup import pick_device
 from gspo.config.policy import ModelConfig
@@ -58,6 +58,18 @@ def read_weights(cfg: ModelConfig, **more: Any) -> tuple[PreTrainedModel, PreTra
             f"tensors are missing or of another shape ({', '.join(missing[:3])}, ...). Is it a causal model?"
         )
     return model, model_outline.tokenizer
+
+
+def without_weights(cfg: ModelConfig) -> PreTrainedModel:
+    """The model that `cfg` names, on the meta device: only config.json is read. Raises ValueError where transformers cannot
+    make it.
+    """
+    config = read_config(cfg)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=DTYPES[cfg.dtype], trust_remote_code=cfg.trust_remote_code)
+    except Exception as error:  # transformers raises many kinds here
+        raise ValueError(load_error(cfg, error)) from error
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig | None = None) -> HFModel:

@@ -12,17 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 from transformers.initialization import no_tie_weights
 
-from gspo.backends.hf.files import load_error, mixture, read_config
+from gspo.backends.hf.files import mixture, read_config
 from gspo.backends.hf.layers import STACKED
-from gspo.backends.hf.load import autocast_type
+from gspo.backends.hf.load import autocast_type, without_weights
 from gspo.backends.hf.model import DTYPES
 from gspo.backends.hf.narrow import NARROW, narrow_gathers
 from gspo.backends.hf.sharded import check_tied, shards
@@ -65,13 +63,8 @@ def on_paper(cfg: ModelConfig, spread: Spread, number: int = 0) -> Paper:
     config = read_config(cfg)
     taken, there = (found[1] if found else 0 for found in mixture(config))
     check_experts(cfg, spread, there)
-    try:
-        with torch.device("meta"), no_tie_weights():
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=DTYPES[cfg.dtype], trust_remote_code=cfg.trust_remote_code
-            )
-    except Exception as error:  # transformers raises many kinds here
-        raise ValueError(load_error(cfg, error)) from error
+    with no_tie_weights():
+        model: Any = without_weights(cfg)
     with fake_ranks(spread.ranks, number):
         if spread.ranks > 1:
             with narrow_gathers(autocast_type(cfg.autocast, "cuda", DTYPES[cfg.dtype])):
