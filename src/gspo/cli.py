@@ -20,7 +20,7 @@ from typing import Any
 from gspo.config.files import from_dict, load, to_dict, to_toml
 from gspo.config.names import nearest_key
 from gspo.config.ranks import LOST, SHORT
-from gspo.options import parser, take_fields
+from gspo.options import OF_A_BENCHMARK, parser, take_fields
 from gspo.safe import visible, without_logins
 
 OUT_OF_MEMORY = (
@@ -237,7 +237,7 @@ def on_a_benchmark(arguments: argparse.Namespace) -> bool:
     """Whether `gspo eval` is about a benchmark. Raises ValueError for words that have no effect."""
     if arguments.benchmark is not None and arguments.out is not None:
         raise ValueError("--out: has no effect beside --benchmark, which keeps its replies in --dir; leave it out")
-    for name in ("data", "release", "window", "preset", "url", "key_variable", "dir", "against", "contests", "as_published"):
+    for name in OF_A_BENCHMARK:
         if arguments.benchmark is None and getattr(arguments, name):
             raise ValueError(f"--{name.replace('_', '-')}: is for a benchmark: name one with --benchmark, or leave it out")
     return arguments.benchmark is not None
@@ -247,7 +247,7 @@ def options_of(arguments: argparse.Namespace) -> Any:
     """The words of `gspo eval --benchmark`."""
     from gspo.benchmark.settings import Options
 
-    of_source = [(name, getattr(arguments, name)) for name in ("data", "release", "window")]
+    of_source = [(name, getattr(arguments, name)) for name in ("data", "name", "split", "release", "window")]
     return Options(
         model=arguments.config,
         benchmark=arguments.benchmark,
@@ -256,6 +256,7 @@ def options_of(arguments: argparse.Namespace) -> Any:
         of_source=tuple((name, value) for name, value in of_source if value is not None),
         url=arguments.url or "",
         key_variable=arguments.key_variable or "",
+        refused_as_wrong=arguments.refused_as_wrong,
         against=arguments.against,
         contests=arguments.contests,
         as_published=arguments.as_published,

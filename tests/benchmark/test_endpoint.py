@@ -1,6 +1,7 @@
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
+from fastapi.responses import JSONResponse
 
 from gspo.benchmark.endpoint import Endpoint
 from gspo.rewards.http_client import NO_KEY, Failed, Unreadable
@@ -37,6 +38,53 @@ def test_a_reply_and_what_was_asked():
 def test_replies_that_were_cut_off_are_empty_or_uncounted(answer, found):
     with listening(lambda body: answer) as server, closing(Endpoint(server.url, "m", NO_KEY, "", 30, 4)) as one:
         assert one.begin(prompt(), 7, SAMPLING).result(30) == found
+
+
+UNSUPPORTED = "Unsupported parameter: '{0}' is not supported with this model. Use '{1}' instead."
+TOO_LONG = "'max_tokens' or 'max_completion_tokens' is too large: 64. This model's maximum context length is 32 tokens."
+
+
+@contextmanager
+def asked_one_by_one(answer):
+    with listening(answer) as server, closing(Endpoint(server.url, "m", NO_KEY, "", 30, 1)) as one:
+        yield server, one
+
+
+def limited(knows, long=lambda body: False):
+    """A server that knows the length limit by these names alone, as OpenAI's newer models know max_completion_tokens."""
+
+    def answer(body):
+        given = [name for name in ("max_tokens", "max_completion_tokens") if name in body]
+        if len(given) != 1 or given[0] not in knows or long(body):
+            why = TOO_LONG if long(body) else UNSUPPORTED.format(given[0], *knows)
+            return JSONResponse({"error": {"message": why, "param": given[0]}}, status_code=400)
+        return said("2")
+
+    return answer
+
+
+def test_a_model_that_knows_the_limit_by_its_newer_name_is_given_it():
+    with asked_one_by_one(limited(["max_completion_tokens"])) as (server, one):
+        assert [one.begin(prompt(), seed, SAMPLING).result(30).text for seed in range(3)] == ["2"] * 3
+    assert [body.get("max_tokens") for body in server.asked] == [64, None, None, None]  # it is learnt once
+    assert [body.get("max_completion_tokens") for body in server.asked] == [None, 64, 64, 64]
+
+
+@pytest.mark.parametrize("knows", [["max_tokens"], ["max_tokens", "max_completion_tokens"]])
+def test_a_reply_that_is_too_long_is_not_a_matter_of_names(knows):
+    with asked_one_by_one(limited(knows, long=lambda body: body["seed"] == 1)) as (server, one):
+        failed = one.begin(prompt(), 1, SAMPLING).exception(30)
+        assert failed.status == 400 and "is too large: 64" in str(failed)
+        assert one.begin(prompt(), 2, SAMPLING).result(30).text == "2"
+    assert server.asked[-1]["max_tokens"] == 64
+
+
+@pytest.mark.parametrize("status, why", [(400, "no such model"), (500, "max_tokens"), (401, "max_tokens")])
+def test_what_is_refused_for_another_reason_is_not_asked_for_again(status, why):
+    wrong = JSONResponse({"error": {"message": why}}, status_code=status, headers={"x-should-retry": "false"})
+    with asked_one_by_one(lambda body: wrong) as (server, one):
+        assert f"HTTP {status}" in str(one.begin(prompt(), 1, SAMPLING).exception(30))
+    assert len(server.asked) == 1
 
 
 def test_what_is_no_reply_is_an_error():

@@ -1,14 +1,14 @@
 import pytest
 
-from gspo.benchmark.manifest import NAME, begin, load, manifest, weights
+from gspo.benchmark.manifest import NAME, begin, load, manifest
 from gspo.config.files import from_dict
 
 ROWS = [{"id": "1", "prompt": "1 + 1?", "answer": "2"}]
 
 
-def made(rows=ROWS, url="", **sections):
+def made(rows=ROWS, url="", version="", **sections):
     config = from_dict({"model": {"path": "m"}, "task": {"source": "benchmark:aime24"}} | sections)
-    return manifest("aime24", "AIME'24", config, rows, 4, url, {"sandbox": "bwrap"})
+    return manifest("aime24", "AIME'24", config, rows, 4, url, version, {"sandbox": "bwrap"})
 
 
 def test_it_holds_what_an_evaluation_was():
@@ -33,6 +33,7 @@ def test_the_same_evaluation_goes_on(tmp_path):
         (made(eval={"temperature": 0.5}), "sampling"),
         (made(model={"path": "n"}), "model"),
         (made(url="http://host"), "endpoint"),
+        (made(version="commit 2"), "weights"),
         (made(task={"source": "benchmark:aime24", "system": "Think."}), "prompt"),
     ],
 )
@@ -52,11 +53,3 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         (tmp_path / NAME).write_text(text)
         with pytest.raises(ValueError, match=NAME):
             begin(tmp_path, made())
-
-
-def test_a_model_that_was_trained_on_is_another(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"1")
-    before = weights(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"12")
-    assert before and weights(tmp_path) != before
-    assert weights(tmp_path / "nowhere") == ""

@@ -66,6 +66,8 @@ DIFFERENT = {  # program, tests, function, theirs, ours: as docs/benchmarks.md l
     "an exit status": (READ + "print(a + b)\nsys.exit(1)", SUM, None, True, False),
     "a count that outlives a test": ("class Solution:\n    n = 0\n    def add(self, xs, y):\n        self.n += 1\n"
                                      "        return [x + y for x in xs] if self.n == 1 else 0", ADD, "add", False, True),
+    "a package": ("import numpy\n" + READ + "print(numpy.add(a, b))", SUM, None, True, False),
+    "a sleep": ("import time\n" + READ + "time.sleep(4)\nprint(a + b)", SUM[:1], None, False, True),  # they have 3 s here
 }  # fmt: skip
 
 THEIRS = """

@@ -4,7 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo.benchmark.rating import Contest, Human, expected, over_contests, place_of, points_of, rated, rating_at, words
+from gspo.benchmark.rating import (
+    Contest,
+    Human,
+    Missing,
+    contests,
+    expected,
+    over_contests,
+    place_of,
+    points_of,
+    rated,
+    rating_at,
+    words,
+)
 
 HUMANS = [1200, 1400, 1600, 1800, 2000]
 
@@ -17,6 +29,54 @@ def test_the_rating_of_a_place_among_five_humans(place, rating):
 
 def test_the_published_script_is_off_by_one_place():
     assert [rating_at(place, HUMANS, as_published=True)[0] for place in (2, 3, 4, 5, 6)] == [2099, 1961, 1712, 1487, 1238]
+
+
+def test_as_published_the_best_places_have_the_highest_rating_as_a_bound():
+    published = [rating_at(place, HUMANS, as_published=True) for place in range(1, 7)]
+    assert published[:2] == [(2099, "at least")] * 2 and {bound for _, bound in published[2:]} == {""}
+    best = rated(contest((5000, 0, 0)), {"A": [True]}, as_published=True)
+    assert "In 1 it took a place beyond those that have a rating, so that its rating there is at least" in words(
+        [best], Missing(0, 0, 0), True
+    )
+
+
+ROWS = [
+    {"id": name, "points": dict.fromkeys("ABC", 500.0), "humans": [(1000 + i, 5.0 * i, 0.0) for i in range(count)]}
+    for name, count in (("1", 201), ("2", 200), ("3", 300), ("4", 300))
+]
+
+
+def test_a_contest_of_which_problems_are_not_in_the_benchmark_does_not_rate():
+    """A model that solves all that it is asked would else be last among those who were asked more."""
+    whole = [(name, index) for name in "123" for index in "ABC"]
+    kept, missing = contests(ROWS, whole)
+    assert [one.id for one in kept] == ["1", "3"] and missing == Missing(1, 0, 0)
+    kept, missing = contests(ROWS, [*whole[:-1], ("4", "A"), ("9", "A")])
+    assert [one.id for one in kept] == ["1"] and missing == Missing(1, 2, 1)
+    best = rated(kept[0], {index: [True] for index in "ABC"})
+    assert best.place == 1
+    text = words([best], missing, False)
+    assert (
+        "Left out: 1 contest of at most 200 rated humans, 2 contests of which problems are not in the benchmark, 1 " in text
+    )
+    assert text.endswith("contest of which there are no standings.")
+
+
+@pytest.mark.parametrize(
+    "problems, why",
+    [
+        (
+            [("1", "A"), ("3", "B")],
+            "no contest rates: 2 contests of which problems are not in the benchmark; give data with",
+        ),
+        ([("2", "A")], "no contest rates: 1 contest of at most 200 rated humans"),
+        ([("9", "A")], "none of these 4 contests has a problem of the benchmark"),
+        ([("1", "D")], "contest 1: the benchmark has its problem D"),
+    ],
+)
+def test_where_no_contest_rates_there_is_no_rating(problems, why):
+    with pytest.raises(ValueError, match=why):
+        contests(ROWS, problems)
 
 
 def test_first_and_last_place_give_bounds():
@@ -78,10 +138,9 @@ def test_the_mean_over_contests_says_what_is_but_a_bound():
     best = rated(contest((5000, 0, 0)), {"A": [True]})
     mean = over_contests([one, best])
     assert mean.mean == (one.rating + best.rating) / 2 and mean.low < mean.mean < mean.high
-    text = words([one, best], 3, False)
+    text = words([one, best], Missing(3, 0, 1), False)
     assert "CodeElo-style rating, local tests" in text and "over 2 contests" in text
     assert "In 1 it took the first place, so that its rating there is at least" in text
-    assert "3 contests of at most 200 rated humans left out" in text
-    assert math.isnan(over_contests([one]).low) and "[" not in words([one], 0, False)
-    assert "off by one place" in words([one], 0, True)
-    assert "No CodeElo-style rating" in words([], 2, False)
+    assert "Left out: 3 contests of at most 200 rated humans, 1 contest of which there are no standings." in text
+    assert math.isnan(over_contests([one]).low) and "[" not in words([one], Missing(0, 0, 0), False)
+    assert "off by one place" in words([one], Missing(0, 0, 0), True)

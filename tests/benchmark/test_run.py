@@ -9,11 +9,13 @@ import sys
 import time
 
 import pytest
+from fastapi.responses import JSONResponse
 
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.cli import main
 from gspo.rewards.sandbox import drivers
 from tests.rewards.endpoint import listening, said
+from tests.rewards.sandbox.boxes import without_compiler
 
 SMALL = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 256}
 SETTINGS = ["--eval.num_generations", "2", "--eval.max_completion_length", "24"]
@@ -52,7 +54,7 @@ def test_an_evaluation_leaves_all_that_it_says(first):
     assert len({(reply["problem"], reply["sample"]) for reply in replies(first)}) == 60
     results = json.loads((first / "results.json").read_text())
     assert results["figures"]["problems"] == 30 and results["manifest"]["data"]["problems"] == 30
-    assert 0 <= results["results"]["aime24"]["avg@2,none"] < 0.2
+    assert len(results["manifest"]["weights"]) == 64 and 0 <= results["results"]["aime24"]["avg@2,none"] < 0.2
     samples = [json.loads(line) for line in (first / "samples.jsonl").read_text().splitlines()]
     assert len(samples) == 30 and len(samples[0]["resps"][0]) == 2 and samples[7]["target"] == "204"
     page = (first / "benchmark.html").read_text()
@@ -98,6 +100,38 @@ def test_a_kill_at_any_moment_loses_no_reply(place, first, tmp_path):
     }
 
 
+@pytest.mark.timeout(300)
+def test_a_kill_while_replies_are_scored_loses_no_mark(place, tmp_path):
+    """Replies enough for several parts that are scored together, so that it is seen on its way."""
+    out, many = tmp_path / "scored", 20
+    asked = words(place, out, "--url", "http://127.0.0.1:9/v1", "--eval.num_generations", str(many), model="any")
+    assert main(asked) == 1  # nobody replies
+    said_of = lambda i, k: f"\\boxed{{{i + 100 if k % 2 else k}}}"  # noqa: E731
+    lines = [
+        {"problem": f"2024-I-{i}", "sample": k, "text": said_of(i, k), "tokens": 9, "stop": "eos"}
+        for i in range(30)
+        for k in range(many)
+    ]
+    (out / "replies.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path, before, begin = out / "marks.jsonl", path_size(out / "marks.jsonl"), time.monotonic()
+    process = subprocess.Popen([sys.executable, "-m", "gspo", *asked], stdout=subprocess.DEVNULL)
+    while time.monotonic() - begin < 120 and process.poll() is None and path_size(path) <= before:
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL and not (out / "results.json").exists()
+    there = path.read_bytes()
+    assert 0 < there.count(b"\n") < len(lines)
+    assert main(asked) == 0
+    assert path.read_bytes().startswith(there[: there.rfind(b"\n") + 1])
+    marks = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(marks) == len({(mark["problem"], mark["sample"]) for mark in marks}) == len(lines)
+    assert sum(mark["right"] for mark in marks) == 29 * many // 2  # row 7 has another answer
+
+
+def path_size(path):
+    return path.stat().st_size if path.exists() else 0
+
+
 def test_answering_204_everywhere_scores_one_problem_of_thirty(place, tmp_path, capsys):
     out = tmp_path / "204"
     with listening(lambda body: said("So it is \\boxed{204}.")) as server:
@@ -121,10 +155,80 @@ def test_an_endpoint_that_fails_keeps_what_it_gave_and_goes_on(place, tmp_path, 
         again = words(place, out, "--url", server.url, "--sampler.batch_size", "2", model="any")
         assert main(again) == 1
         assert "the same command goes on" in capsys.readouterr().err
-        assert 10 <= len(replies(out)) <= 20
+        assert len(replies(out)) == 20 and len(served) < 60  # what fails everywhere is not asked for everywhere
         server.answer = lambda body: said("\\boxed{2}")
         assert main(again) == 0
     assert len(replies(out)) == 60 and {reply["text"] for reply in replies(out)} == {"\\boxed{1}", "\\boxed{2}"}
+
+
+def refusing(status, *problems, after=0.3):
+    """A server that refuses these problems at once, and has replies to the others after a while."""
+
+    def answer(body):
+        question = body["messages"][0]["content"]
+        if any(question.startswith(f"{problem} + 1?") for problem in problems):
+            return JSONResponse({"error": {"message": "too long for me"}}, status_code=status)
+        return after, said("\\boxed{1}")
+
+    return answer
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_problem_that_the_server_refuses_costs_no_other_its_replies(place, tmp_path, capsys, status):
+    out = tmp_path / "refused"
+    with listening(refusing(status, 0, 3, after=0.3 if status == 400 else 0)) as server:
+        given = words(place, out, "--url", server.url, model="any")
+        assert main(given) == 1
+        errors = capsys.readouterr().err
+        assert f"it refused problems 2024-I-0, 2024-I-3 (HTTP {status}" in errors and "--refused-as-wrong" in errors
+        assert "4 of 60 replies are missing" in errors and len(replies(out)) == 56
+        assert not (out / "results.json").exists()
+        assert main([*given, "--refused-as-wrong"]) == 0
+        assert main(given) == 0 and sum("too long" in str(body) for body in server.asked) == 0
+    text = capsys.readouterr().out
+    told = "4 replies could not be scored and count as wrong; the endpoint refused to answer problems 2024-I-0, 2024-I-3"
+    assert told in text and told in (out / "benchmark.html").read_text()
+    assert json.loads((out / "results.json").read_text())["figures"]["refused"] == ["2024-I-0", "2024-I-3"]
+
+
+def test_what_is_refused_everywhere_is_no_result(place, tmp_path, capsys):
+    out = tmp_path / "nothing"
+    with listening(refusing(400, *range(30))) as server:
+        given = words(place, out, "--url", server.url, "--refused-as-wrong", model="any")
+        assert main(given) == 1 and main(given) == 1
+    assert "60 of 60 replies are missing" in capsys.readouterr().err and not (out / "results.json").exists()
+
+
+@pytest.mark.timeout(300)
+def test_a_problem_that_takes_too_long_costs_no_other_its_replies(place, tmp_path, capsys):
+    out, slow = tmp_path / "slow", ["0 + 1?"]
+
+    def answer(body):
+        late = body["messages"][0]["content"].split("\n")[0] in slow
+        return (30.0 if late else 0.0), said("\\boxed{1}")
+
+    with listening(answer) as server:
+        given = words(place, out, "--url", server.url, model="any")
+        assert main([*given, "--sampler.timeout", "3"]) == 1
+        errors = capsys.readouterr().err
+        assert "problem 2024-I-0 (no response within 3 s): raise --sampler.timeout" in errors
+        assert "2 of 60 replies are missing" in errors and len(replies(out)) == 58
+        slow.clear()
+        assert main([*given, "--sampler.timeout", "60"]) == 0
+
+
+def test_a_server_that_refuses_everybody_is_asked_no_more(place, tmp_path, capsys):
+    out = tmp_path / "key"
+    wrong = JSONResponse({"error": {"message": "wrong key"}}, status_code=401)
+
+    def answer(body):
+        return wrong if body["messages"][0]["content"].startswith("2 + 1?") else (2.0, said("\\boxed{1}"))
+
+    with listening(answer) as server:
+        assert main(words(place, out, "--url", server.url, "--sampler.batch_size", "5", model="any")) == 1
+        assert len(server.asked) == 5
+    assert "HTTP 401" in capsys.readouterr().err and len(replies(out)) == 4  # what was under way has ended
 
 
 def test_two_evaluations_are_compared(place, first, tmp_path, capsys):
@@ -150,7 +254,10 @@ def test_two_evaluations_are_compared(place, first, tmp_path, capsys):
         (["--contests", "nowhere.jsonl"], "its problems are of no contest"),
         (["--as-published"], "--as-published has no effect without --contests"),
         (["--release", "v5"], "has no such option"),
+        (["--split", "test"], "has none to choose; leave it out"),
+        (["--name", "verifiable"], "has none to choose; leave it out"),
         (["--key-variable", "KEY"], "has no effect without --url"),
+        (["--refused-as-wrong"], "--refused-as-wrong has no effect without --url"),
         (["--out", "x.jsonl"], "--out: has no effect beside --benchmark"),
         (["--data", "aime.txt"], "--data = 'aime.txt': files can be"),
         (["--preset", "qwen"], "is none of qwen3"),
@@ -234,15 +341,76 @@ def test_a_codeforces_rating_from_eight_submissions(tmp_path, capsys):
     assert rated["place"] == 1 and rated["bound"] == "at least" and rated["of"] == 201
 
 
+@pytest.mark.timeout(300)
+def test_problems_that_cannot_be_judged_are_left_out_and_said(tmp_path, capsys, monkeypatch):
+    """From a configuration and a split of a data set, as from the Hub."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = [CODEFORCES | {"id": f"1/{index}", "index": index, "official_tests_complete": index != "B"} for index in "ABC"]
+    rows[2]["interaction_format"] = "Ask."
+    rows.append(CODEFORCES | {"id": "1/D", "index": "D", "generated_checker": "print("})
+    rows = [{"interaction_format": None, "generated_checker": None} | row for row in rows]
+    source = tmp_path / "set"
+    source.mkdir()
+    datasets.Dataset.from_list(rows).to_json(source / "held.jsonl")
+    (source / "README.md").write_text(
+        "---\nconfigs:\n- config_name: verifiable\n  data_files:\n  - split: held\n    path: held.jsonl\n---\n"
+    )
+    given = ["--benchmark", "codeforces", "--data", str(source), "--dir", str(tmp_path / "out")]
+    given += ["--name", "verifiable", "--split", "held", "--eval.num_generations", "1"]
+    with listening(lambda body: said("```python\nprint(sum(map(int, input().split())))\n```")) as server:
+        assert main(["eval", "any", *given, "--url", server.url]) == 0
+        assert len(server.asked) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    told = "3 problems left out (1 official_tests_complete is not true, 1 interactive, 1 generated_checker fails)"
+    assert "2 problems left out (1 official_tests_complete is not true, 1 interactive), of 4" in text
+    assert "problem 1/D is left out: generated_checker fails" in text and "SyntaxError" in text
+    assert f"{told}." in text and "avg@1 100.00 %" in text
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["data"]["left_out"] == {
+        "official_tests_complete is not true": 1, "interactive": 1, "generated_checker fails": 1,
+    }  # fmt: skip
+    assert manifest["data"]["options"] == {"data": str(source), "name": "verifiable", "split": "held"}
+    assert told in (tmp_path / "out/benchmark.html").read_text()
+
+
+WRONG = {"canonical_solution": "    return 2\n"}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("bad, kept", [([1], 1), ([0, 1], 0)])
+def test_problems_whose_own_solution_is_wrong_are_known_before_sampling(tmp_path, capsys, bad, kept):
+    rows = [HUMANEVAL | {"task_id": f"HumanEval/{i}"} | (WRONG if i in bad else {}) for i in range(2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["--benchmark", "humaneval", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]
+    with listening(lambda body: said("```python\ndef one():\n    return 1\n```")) as server:
+        assert main(["eval", "any", *given, "--url", server.url]) == (0 if kept else 2)
+        assert len(server.asked) == kept
+    text, errors = (" ".join(stream.split()) for stream in capsys.readouterr())
+    if kept:
+        assert "problem HumanEval/1 is left out: canonical_solution fails its checks" in text
+        assert "1 problem left out (1 canonical_solution fails its checks)." in text and "avg@1 100.00 %" in text
+        manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+        assert manifest["data"]["left_out"] == {"canonical_solution fails its checks": 1}
+        assert manifest["data"]["problems"] == 1
+    else:
+        assert "there is no problem that can be judged: 2 problems left out" in errors and not (tmp_path / "out").exists()
+
+
+@pytest.mark.timeout(300)
 def test_without_compiler_or_sandbox_nothing_is_sampled(tmp_path, capsys, monkeypatch):
     (tmp_path / "rows.jsonl").write_text(json.dumps(CODEFORCES | {"id": "1/A", "index": "A"}) + "\n")
     given = ["--benchmark", "codeforces", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]
     given += ["--url", "http://127.0.0.1:9/v1"]
-    with monkeypatch.context() as patch:
-        which = shutil.which
-        patch.setattr("shutil.which", lambda name, *more, **path: None if name == "g++" else which(name, *more, **path))
-        assert main(["eval", "any", *given]) == 2
-    assert "needs the compiler g++" in capsys.readouterr().err
+    other = tmp_path / "bin" / "g++"  # one that no sandbox uses
+    other.parent.mkdir()
+    shutil.copy("/bin/true", other)
+    monkeypatch.setenv("PATH", str(other.parent), prepend=os.pathsep)
+    words = [*without_compiler(), sys.executable, "-m", "gspo", "eval", "any", *given]
+    ended = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert ended.returncode == 1 and "C++ programs need /usr/bin/g++: install the package g++" in ended.stderr
+    assert "codeforces" in ended.stderr and not (tmp_path / "out").exists()
 
     monkeypatch.setattr(drivers, "bwrap", lambda: None)
     monkeypatch.setattr(drivers, "pythons", list)
@@ -259,8 +427,19 @@ def test_contests_that_do_not_fit_are_refused_before_anything_is_sampled(tmp_pat
         (CONTEST, "the benchmark has its problem C, and its own list does not"),
         (CONTEST | {"contest_id": "2"}, "none of these 1 contests has a problem of the benchmark"),
         (CONTEST | {"standings": []}, "standings is empty"),
+        (
+            CONTEST | {"problems": [{"index": index, "points": 500} for index in "ABC"]},
+            "no contest rates: 1 contest of which",
+        ),
     ):
         (tmp_path / "contests.jsonl").write_text(json.dumps(contest) + "\n")
         assert main(["eval", "any", *given]) == 2
-        assert why in capsys.readouterr().err
+        errors = capsys.readouterr().err
+        assert why in errors and errors.count("contests.jsonl") == 1 and "--contests" in errors
+    (tmp_path / "contests.jsonl").unlink()
+    assert main(["eval", "any", *given]) == 2
+    assert f"--contests {tmp_path / 'contests.jsonl'}: there is no such file" in capsys.readouterr().err
+    given[given.index("--contests") + 1] = str(tmp_path / "contests.txt")
+    assert main(["eval", "any", *given]) == 2
+    assert "contests.txt: files can be .jsonl" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -7,7 +7,7 @@ import pytest
 from gspo.benchmark import sampling
 from gspo.benchmark.endpoint import Said
 from gspo.benchmark.replies import Lines, Mark, Reply, read
-from gspo.benchmark.sampling import in_tenths, keys, mark, sample, vote
+from gspo.benchmark.sampling import by_chance, in_tenths, keys, mark, sample, vote
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.ports import RewardsFailed
@@ -90,6 +90,13 @@ def test_all_replies_that_are_there_are_kept_when_one_fails_or_somebody_stops_it
     with replies_of(tmp_path) as replies, pytest.raises(BegunNoMore if stopped else RuntimeError):
         sample(replies, [("a", i) for i in range(64)], begin, 64, quiet)
     assert len(read(tmp_path / "replies.jsonl", Reply)) == 63 - (not stopped)
+
+
+def test_an_order_by_chance_keeps_the_replies_to_a_problem_together():
+    todo = [(problem, number) for problem in "abcdefgh" for number in range(3)]
+    orders = [by_chance(todo) for _ in range(20)]
+    assert all(sorted(order) == todo for order in orders) and len({order[0] for order in orders}) > 2
+    assert all([problem for problem, _ in order[::3]] == [problem for problem, _ in order[1::3]] for order in orders)
 
 
 def test_replies_are_marked_once_and_vote(tmp_path):

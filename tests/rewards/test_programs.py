@@ -8,7 +8,7 @@ from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.data.prompts import Notice
 from gspo.rewards import programs
-from gspo.rewards.programs import called, codeforces, humaneval, livecodebench
+from gspo.rewards.programs import called, codeforces, fault_of, humaneval, livecodebench
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
 from tests.rewards.sandbox.boxes import box_of
@@ -121,6 +121,26 @@ def test_codeforces_compares_outputs_or_asks_the_checker():
     assert judged(fenced("print('what')"), CHECKER) == [0]  # at which the checker fails, and not at a right output
     with pytest.raises(RuntimeError, match="the problem's checker failed"):
         judged(fenced(add.format("")), "raise SystemExit(3)")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "row, found",
+    [
+        ({"tests": STDIN, "checker": CHECKER}, ""),
+        ({"tests": STDIN, "checker": None}, ""),
+        ({"tests": STDIN, "checker": "print("}, "generated_checker fails"),
+        ({"tests": STDIN, "checker": "import nowhere"}, "generated_checker fails"),
+        ({"tests": STDIN, "checker": "print(0)"}, "generated_checker refuses the expected output"),
+        ({"start": START, "function": "add", "canonical": CANONICAL, "check": CHECK}, ""),
+        ({"start": START, "function": "add", "canonical": "    return xs\n", "check": CHECK}, "canonical_solution fails"),
+        ({"start": START, "function": "add", "canonical": "    return (\n", "check": CHECK}, "canonical_solution fails"),
+    ],
+)
+def test_a_problem_that_can_judge_no_reply_is_known_without_one(row, found):
+    reason, why = fault_of(box_of("auto"), row)
+    assert reason.startswith(found) and bool(reason) == bool(found)
+    assert "SyntaxError" in why or "(" not in str(row.get("checker"))[-1:] + str(row.get("canonical"))[-3:]
 
 
 @pytest.mark.timeout(240)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from gspo.rewards.http_client import Line, Unreadable
+from gspo.rewards.http_client import Failed, Line, Unreadable
 from gspo.types import Prompt, Sampling
 
 RETRIES = 5
 """How often a request is repeated after 429, 5xx and lost connections, with growing waits."""
+
+
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""The length limit by its two names: most servers know the first, and OpenAI's newer models take the second alone."""
 
 
 class Said(NamedTuple):
@@ -28,6 +32,7 @@ class Endpoint:
     def __init__(self, url: str, model: str, key: str, system: str, timeout: float, concurrent: int) -> None:
         """Raises ValueError without the package openai."""
         self.model, self.system = model, system
+        self._limit = LIMITS[0]
         self.line = Line("the endpoint", url, key, timeout, RETRIES, concurrent)
 
     def begin(self, prompt: Prompt, seed: int, sampling: Sampling) -> Future[Said]:
@@ -40,7 +45,6 @@ class Endpoint:
         request: dict[str, Any] = {
             "model": self.model,
             "messages": messages,
-            "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "seed": seed,
         }
@@ -50,10 +54,20 @@ class Endpoint:
             request["extra_body"] = {"top_k": sampling.top_k}  # not OpenAI's own; vLLM and SGLang know it
         if sampling.stop:
             request["stop"] = list(sampling.stop)
-        return self.line.run(self._ask(request))
+        return self.line.run(self._ask(request, sampling.max_new_tokens))
 
-    async def _ask(self, request: dict[str, Any]) -> Said:
-        response = await self.line.request(lambda client: client.chat.completions.create(**request))
+    async def _ask(self, request: dict[str, Any], longest: int) -> Said:
+        name = self._limit
+        try:
+            response = await self._send({**request, name: longest})
+        except Failed as error:
+            if name != LIMITS[0] or error.status != 400 or LIMITS[1] not in str(error):
+                raise  # another server would take no notice of that name, nor of the limit
+            try:
+                response = await self._send({**request, LIMITS[1]: longest})
+            except Failed as other:
+                raise (error if other.status in (400, 422) and LIMITS[1] in str(other) else other) from None
+            self._limit = LIMITS[1]
         try:
             choice = response.choices[0]
             text, reason = choice.message.content or "", choice.finish_reason
@@ -63,6 +77,9 @@ class Endpoint:
             raise Unreadable(f"the response's message is {type(text).__name__}")
         tokens = getattr(getattr(response, "usage", None), "completion_tokens", None)
         return Said(text, tokens if type(tokens) is int else 0, "length" if reason == "length" else "eos")
+
+    async def _send(self, request: dict[str, Any]) -> Any:
+        return await self.line.request(lambda client: client.chat.completions.create(**request))
 
     def close(self) -> None:
         """Gives up what is under way."""

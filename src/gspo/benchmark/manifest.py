@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ FREE = ("gspo",)
 
 
 def manifest(
-    name: str, title: str, config: Config, rows: Rows, samples: int, url: str, context: dict[str, Any]
+    name: str, title: str, config: Config, rows: Rows, samples: int, url: str, version: str, context: dict[str, Any]
 ) -> dict[str, Any]:
-    """What identifies an evaluation, as plain data. url: the endpoint that samples, "" for a model of this process. context:
-    what the caller knows besides.
+    """What identifies an evaluation, as plain data. url: the endpoint that samples, "" for a model of this process. version:
+    of the model's files. context: what the caller knows besides.
     """
     task, evaluation = config.task, config.eval
     sampling = {key: getattr(evaluation, key) for key in ("temperature", "top_p", "top_k")}
@@ -31,7 +30,7 @@ def manifest(
         "title": title,
         "model": config.model.path,
         "endpoint": without_logins(url),
-        "weights": "" if url else weights(Path(config.model.path)),
+        "weights": version,
         "data": {"sha256": digest(rows), "problems": len(rows), "options": without_secrets(asked(name, task.config))},
         "prompt": {
             "first": rows[0]["prompt"],
@@ -52,13 +51,6 @@ def manifest(
         "gspo": __version__,
     }
     return json.loads(json.dumps(made, default=str))
-
-
-def weights(folder: Path) -> str:
-    """What tells the files of a model's folder from those that were there before: names, sizes and times; "" for an id."""
-    files = sorted(path for path in folder.glob("*") if path.is_file()) if folder.is_dir() else []
-    facts = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
-    return hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
 
 
 def begin(folder: Path, this: dict[str, Any]) -> bool:

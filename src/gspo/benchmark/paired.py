@@ -69,7 +69,7 @@ def paired(
     text = verdict(*names, like, 0, count, f"avg, {LIKE}", 1, "problem")
     if like.n > 1 and not like.resolved and these.resolved:
         more = "higher" if mean > 0 else "lower"
-        text += f" {THESE.capitalize()} alone it is {more}: [{these.low:+.3f}, {these.high:+.3f}]."
+        text += f" {THESE.capitalize()} alone it is {more}: [{these.low:+z.3f}, {these.high:+z.3f}]."
     if differs:
         text += f" They differ also in {', '.join(differs)}."
     return Paired(these, like, text, list(differs))

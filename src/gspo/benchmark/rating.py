@@ -49,8 +49,8 @@ class Contest:
 
 
 class Rated(NamedTuple):
-    """A rating in one contest. bound: "at least" for the first place and "at most" for the last, where no rating is the one
-    expected; else "".
+    """A rating in one contest. bound: "at least" for a place that is too good for any rating to be the expected one, "at
+    most" for one that is too poor; else "".
     """
 
     contest: str
@@ -70,14 +70,15 @@ def rating_at(place: float, humans: Sequence[float], as_published: bool = False)
     published script has it, which counts places from 0 and expected places from 1, in whole ratings up to the best
     human's + 100.
 
-    The first place has no such rating, nor has the last: then it is that of half a place further in. Raises ValueError for
-    a place that there is not among these humans.
+    The first place has no such rating, nor has the last: then it is that of half a place further in. As published other
+    places near the ends may have none either, and get the highest or lowest that is looked at. Raises ValueError for a place
+    that there is not among these humans.
     """
     count = len(humans)
     if not count or not 1 <= place <= count + 1:
         raise ValueError(f"place {place:g}: expected 1 to {count + 1} among {count} rated humans")
     if as_published:
-        return _published(place, humans), ""
+        return _published(place, humans)
     sought, bound = place, ""
     if sought < 1.5:
         sought, bound = 1.5, "at least"
@@ -93,15 +94,16 @@ def rating_at(place: float, humans: Sequence[float], as_published: bool = False)
     return (low + high) / 2, bound
 
 
-def _published(place: float, humans: Sequence[float]) -> float:
+def _published(place: float, humans: Sequence[float]) -> tuple[float, str]:
     low, high = 0, int(max(humans)) + 100
+    top = high - 1
     while high - low > 1:
         middle = (low + high) // 2
         if expected(middle, humans) < place - 1:
             high = middle
         else:
             low = middle
-    return float(low)
+    return float(low), "at least" if low == top else "at most" if not low else ""
 
 
 def points_of(contest: Contest, tries: Mapping[str, Sequence[bool]]) -> tuple[float, float]:
@@ -138,29 +140,56 @@ def rated(contest: Contest, tries: Mapping[str, Sequence[bool]], as_published: b
     return Rated(contest.id, place, len(humans), *rating_at(place, humans, as_published))
 
 
-def contests(rows: Sequence[Mapping[str, Any]], problems: Sequence[tuple[str, str]]) -> tuple[list[Contest], int]:
-    """The contests that rate, and how many are left out for having too few humans. rows: as contests_of reads them.
+class Missing(NamedTuple):
+    """How many contests do not rate: with too few rated humans, with problems that the benchmark lacks, and those of the
+    benchmark that are not among the contests.
+    """
 
-    problems: contest and index of each problem of the benchmark. Raises ValueError where no contest has any of them, and for
-    a problem that its contest does not have.
+    few: int
+    partial: int
+    absent: int
+
+    def spelled(self) -> list[str]:
+        """In words."""
+        said = (
+            (self.few, f"at most {LEAST} rated humans"),
+            (self.partial, "which problems are not in the benchmark"),
+            (self.absent, "which there are no standings"),
+        )
+        return [f"{count} contest{'s' * (count != 1)} of {what}" for count, what in said if count]
+
+
+def contests(
+    rows: Sequence[Mapping[str, Any]], problems: Sequence[tuple[str, str]]
+) -> tuple[list[Contest], Missing]:  # fmt: skip
+    """The contests that rate, and how many do not. rows: as contests_of reads them.
+
+    A contest rates if the benchmark has all of its problems: humans have their places by all of them, and what a model was
+    not asked is no failure of its own. problems: contest and index of each problem of the benchmark. Raises ValueError where
+    no contest rates, and for a problem that its contest does not have.
     """
     asked: dict[str, set[str]] = {}
     for contest, index in problems:
         asked.setdefault(contest, set()).add(index)
-    kept, few = [], 0
-    for row in rows:
-        if row["id"] not in asked:
-            continue
+    here = [row for row in rows if row["id"] in asked]
+    if not here:
+        raise ValueError(f"none of these {len(rows)} contests has a problem of the benchmark")
+    kept, few, partial = [], 0, 0
+    for row in here:
         unknown = sorted(asked[row["id"]] - set(row["points"]))
         if unknown:
             raise ValueError(f"contest {row['id']}: the benchmark has its problem {unknown[0]}, and its own list does not")
         if len(row["humans"]) <= LEAST:
             few += 1
-            continue
-        kept.append(Contest(row["id"], row["points"], tuple(Human(*human) for human in row["humans"])))
-    if not kept and not few:
-        raise ValueError(f"none of these {len(rows)} contests has a problem of the benchmark")
-    return kept, few
+        elif asked[row["id"]] != set(row["points"]):
+            partial += 1
+        else:
+            kept.append(Contest(row["id"], row["points"], tuple(Human(*human) for human in row["humans"])))
+    missing = Missing(few, partial, len(asked) - len(here))
+    if not kept:
+        why = " and ".join(missing.spelled())
+        raise ValueError(f"no contest rates: {why}; give data with all problems of a contest, or no contests")
+    return kept, missing
 
 
 def over_contests(each: Sequence[Rated]) -> Interval:
@@ -168,18 +197,17 @@ def over_contests(each: Sequence[Rated]) -> Interval:
     return interval([one.rating for one in each])
 
 
-def words(each: Sequence[Rated], left_out: int, as_published: bool) -> str:
+def words(each: Sequence[Rated], missing: Missing, as_published: bool) -> str:
     """The rating in words."""
-    if not each:
-        return f"No CodeElo-style rating: no contest with more than {LEAST} rated humans and submissions to it."
     mean = over_contests(each)
     span = "" if math.isnan(mean.low) else f" [{mean.low:.0f}, {mean.high:.0f}]"
     text = f"CodeElo-style rating, local tests: {mean.mean:.0f}{span} over {mean.n} contest{'s' * (mean.n != 1)}."
-    for bound, where in (("at least", "first"), ("at most", "last")):
+    for bound, where in (("at least", "the first place"), ("at most", "the last place")):
         if count := sum(one.bound == bound for one in each):
-            text += f" In {count} it took the {where} place, so that its rating there is {bound} what counts."
-    if left_out:
-        text += f" {left_out} contest{'s' * (left_out != 1)} of at most {LEAST} rated humans left out."
+            where = "a place beyond those that have a rating" if as_published else where
+            text += f" In {count} it took {where}, so that its rating there is {bound} what counts."
+    if missing.spelled():
+        text += f" Left out: {', '.join(missing.spelled())}."
     if as_published:
         text += " As published: off by one place."
     return text

@@ -14,11 +14,13 @@ from gspo.runs.log import to_json
 
 Key = tuple[str, int]
 """The id of a problem, and the number of a reply to it."""
+REFUSED = "refused"
+"""`stop` of a reply that an endpoint refused to give, and that counts as wrong because somebody said so."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model said to a problem. tokens: its length. stop: "eos", "stop" or "length", as of a rollout."""
+    """What a model said to a problem. tokens: its length. stop: "eos", "stop" or "length", as of a rollout, or REFUSED."""
 
     problem: str
     sample: int

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.benchmark.replies import Key, Mark, Reply
+from gspo.benchmark.faults import named
+from gspo.benchmark.replies import REFUSED, Key, Mark, Reply
 from gspo.benchmark.scores import Bounded, ladder, majority, over_like, over_these, passes
 from gspo.runs.log import finite, to_json
 from gspo.safe import replace_file
@@ -25,7 +26,8 @@ def problem_rows(
     prompts: Sequence[Prompt], n: int, replies: Mapping[Key, Reply], marks: Mapping[Key, Mark]
 ) -> list[dict[str, Any]]:  # fmt: skip
     """What is to be told of each problem. correct: right replies of n. majority: the answer that most replies give, where
-    problems have answers. answered: replies with an answer. failed: replies that were not scored.
+    problems have answers. answered: replies with an answer. failed: replies that were not scored, refused: those among them
+    that an endpoint refused to give.
     """
     rows = []
     for prompt in prompts:
@@ -40,6 +42,7 @@ def problem_rows(
             "truncated": sum(reply.stop == "length" for reply in said),
             "tokens": sum(reply.tokens for reply in said) / n,
             "failed": sum(mark.error is not None for mark in marked),
+            "refused": sum(reply.stop == REFUSED for reply in said),
         }
         if answer is not None:
             row |= {"answer": str(answer), "majority": votes.most_common(1)[0][0] if votes else None}
@@ -70,6 +73,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     made["truncated"] = sum(row["truncated"] for row in rows) / (n * len(rows))
     made["tokens"] = sum(row["tokens"] for row in rows) / len(rows)
     made["failed"] = sum(row["failed"] for row in rows)
+    made["refused"] = [row["id"] for row in rows if row["refused"]]
     return made
 
 
@@ -97,8 +101,11 @@ def counted(count: int, what: str = "reply", more: str = "replies") -> str:
 
 def unscored(made: Mapping[str, Any]) -> str:
     """What is to be said of replies that could not be scored; "" where there are none."""
+    if not made["failed"]:
+        return ""
     counts = "counts" if made["failed"] == 1 else "count"
-    return f"{counted(made['failed'])} could not be scored and {counts} as wrong" if made["failed"] else ""
+    refused = f"; the endpoint refused to answer {named(made['refused'])}" if made["refused"] else ""
+    return f"{counted(made['failed'])} could not be scored and {counts} as wrong{refused}"
 
 
 def told(made: Mapping[str, Any]) -> list[str]:

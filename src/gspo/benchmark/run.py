@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
@@ -14,8 +14,8 @@ from rich.console import Console
 from gspo.benchmark import page, paired, rating, results
 from gspo.benchmark.endpoint import Endpoint
 from gspo.benchmark.manifest import begin, manifest
-from gspo.benchmark.replies import Key, Lines, Mark, Reply
-from gspo.benchmark.sampling import in_tenths, keys, mark, sample
+from gspo.benchmark.replies import REFUSED, Key, Lines, Mark, Reply
+from gspo.benchmark.sampling import by_chance, in_tenths, keys, mark, sample
 from gspo.benchmark.settings import Options, configured, folder_of
 from gspo.build import benchmarks
 from gspo.build.given import Given
@@ -23,11 +23,11 @@ from gspo.build.scorers import scorer_of
 from gspo.config.rewards import runs_programs
 from gspo.config.schema import Config
 from gspo.data.benchmarks.codeforces import contests_of
-from gspo.data.benchmarks.table import named
+from gspo.data.benchmarks.table import Rows, Unjudged, left_out, named
 from gspo.data.prompts import Notice
 from gspo.data.sources import read
 from gspo.rewards import programs
-from gspo.rewards.http_client import Failed, Unreadable, api_key_of
+from gspo.rewards.http_client import api_key_of
 from gspo.runs.open import own_warnings
 from gspo.runs.progress import Progress
 from gspo.safe import visible
@@ -35,6 +35,7 @@ from gspo.types import Prompt
 
 KEY = "OPENAI_API_KEY"
 Begin = Callable[[Key], Future[Any]]
+Humans = tuple[list[rating.Contest], rating.Missing]
 
 
 def evaluate(options: Options, fields: dict[str, str]) -> int:
@@ -45,14 +46,16 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
     config = configured(options, fields)
     folder = folder_of(options, config)
     key = _key(options)
-    rows = [dict(row) for _, row in read(config.task.source, config.task, config.task.split, _words_of(options))]
+    heard: list[Warning] = []
+    rows, unfit = _rows(options, config, heard)
     samples = config.eval.num_generations
     title = named(options.benchmark).title
-    what = manifest(options.benchmark, title, config, rows, samples, options.url, _runs_programs(config))
+    model = "" if options.url else benchmarks.version(config.model)
+    what = manifest(options.benchmark, title, config, rows, samples, options.url, model, _runs_programs(config))
+    what["data"] |= {"left_out": unfit} if unfit else {}
     if options.against is not None:
         paired.check(what, options.against)
     humans = _contests(options, rows)
-    heard: list[Warning] = []
     with scorer_of(config, Given()) as scorer:
         with own_warnings(heard.append):
             prompts = benchmarks.worded(config, rows) if options.url else benchmarks.encoded(config, rows)
@@ -69,7 +72,7 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
                     screen.note(f"{folder}: goes on, {len(prompts) * samples - len(todo)} replies are there")
                 if todo:
                     with asking(config, prompts, options, key) as (ask, most):
-                        _sampled(replies, todo, ask, most, report)
+                        _sampled(replies, by_chance(todo) if begun and options.url else todo, ask, most, report, options)
                 ordered = [replies.lines[each] for each in keys(prompts, samples, ())]
                 mark(marks, ordered, prompts, scorer, config.reward.correct_at, report)
             table = results.problem_rows(prompts, samples, replies.lines, marks.lines)
@@ -77,7 +80,7 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
             rated, words = _rated(humans, prompts, marks.lines, samples, options.as_published)
             results.write(folder, what, made, table, prompts, replies.lines, marks.lines, {"rating": rated} if words else {})
     against = paired.compared(folder, options.against) if options.against is not None else None
-    said = [*words, *([against.words] if against else [])]
+    said = [*([f"{left_out(unfit)}."] if unfit else []), *words, *([against.words] if against else [])]
     path = page.write(folder, what, made, table, said)
     for line in (f"{what['title']}  {what['model']}", *results.told(made), *said):
         print(visible(line))
@@ -85,42 +88,59 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
     return 0
 
 
-def _words_of(options: Options) -> str:
-    """What has named the rows."""
-    return "--data" if any(name == "data" for name, _ in options.of_source) else "--benchmark"
+def _rows(options: Options, config: Config, heard: list[Warning]) -> tuple[Rows, dict[str, int]]:
+    """The rows of the benchmark, and how many were left out, by reason. heard: takes what is warned of them."""
+    word = "--data" if any(name == "data" for name, _ in options.of_source) else "--benchmark"
+    with own_warnings(heard.append):
+        rows = [dict(row) for _, row in read(config.task.source, config.task, config.task.split, word)]
+    counts = Counter(next((warning.counts for warning in heard if isinstance(warning, Unjudged)), {}))
+    if not runs_programs(config.reward.functions):
+        return rows, counts
+    sandbox, fit = programs.Programs(config.code).sandbox, []
+    for row in rows:
+        reason, why = programs.fault_of(sandbox, row)
+        if reason:
+            counts[reason] += 1
+            heard.append(UserWarning(f"problem {row['id']} is left out: {reason}{': ' * bool(why)}{why:.200}"))
+        else:
+            fit.append(row)
+    if not fit:
+        last = heard[-1]
+        raise ValueError(f"{config.task.source}: there is no problem that can be judged: {left_out(counts)}; {last}")
+    return fit, dict(counts)
 
 
 def _runs_programs(config: Config) -> dict[str, Any]:
     """What the scoring of programs depends on; {} where none are run. Raises RuntimeError where no sandbox works
-    here, ValueError where there is no compiler.
+    here, or where there is no compiler for a benchmark that needs one.
     """
     if not runs_programs(config.reward.functions):
         return {}
-    driver = programs.Programs(config.code).sandbox.driver
-    if config.task.source.endswith("codeforces") and shutil.which("g++") is None:
-        raise ValueError("benchmark codeforces needs the compiler g++ for replies in C++: install it (apt-get install g++)")
+    driver = programs.Programs(config.code, config.reward.functions).sandbox.driver
     limits = {"livecodebench": programs.LIVECODEBENCH, "humaneval": programs.HUMANEVAL}
     own = limits.get(config.task.source.rpartition(":")[2])
     return {"sandbox": driver, "limits": vars(own) if own else "of each problem", "checker": vars(programs.CHECKER)}
 
 
-def _contests(options: Options, rows: list[dict[str, Any]]) -> tuple[list[rating.Contest], int] | None:
-    """The contests that rate, and how many are left out. Raises ValueError where there can be no rating."""
+def _contests(options: Options, rows: Rows) -> Humans | None:
+    """The contests that rate, and how many do not. Raises ValueError where there can be no rating."""
     if options.contests is None:
         if options.as_published:
             raise ValueError("--as-published has no effect without --contests: name the file with the standings")
         return None
     if any("contest" not in row for row in rows):
         raise ValueError(f"--contests has no effect on {options.benchmark}: its problems are of no contest; leave it out")
+    where = "--contests"
     try:
-        return rating.contests(contests_of(options.contests), [(row["contest"], row["index"]) for row in rows])
+        found = contests_of(options.contests)
+        where += f" {options.contests}:"
+        return rating.contests(found, [(row["contest"], row["index"]) for row in rows])
     except ValueError as error:
-        raise ValueError(f"--contests {options.contests}: {error}") from None
+        raise ValueError(f"{where} {error}") from None
 
 
 def _rated(
-    humans: tuple[list[rating.Contest], int] | None, prompts: list[Prompt], marks: Mapping[Key, Mark], samples: int,
-    as_published: bool,
+    humans: Humans | None, prompts: list[Prompt], marks: Mapping[Key, Mark], samples: int, as_published: bool
 ) -> tuple[list[dict[str, Any]], list[str]]:  # fmt: skip
     """The rating of each contest, and what is to be said of them."""
     if humans is None:
@@ -134,23 +154,29 @@ def _rated(
 
 
 def _key(options: Options) -> str:
-    """The endpoint's API key. Raises ValueError where the variable that was named is not set."""
+    """The endpoint's API key. Raises ValueError where the variable that was named is not set, and for words about an
+    endpoint where there is none.
+    """
     if not options.url:
         if options.key_variable:
             raise ValueError("--key-variable has no effect without --url: leave it out")
+        if options.refused_as_wrong:
+            raise ValueError("--refused-as-wrong has no effect without --url: a model here refuses nothing; leave it out")
         return ""
     variable = options.key_variable or (KEY if os.environ.get(KEY) else "")
     return api_key_of(variable, "--key-variable")
 
 
-def _sampled(replies: Lines[Reply], todo: list[Key], ask: Begin, most: int, report: Any) -> None:
-    try:
-        sample(replies, todo, ask, most, report)
-    except (Failed, Unreadable) as error:
-        left = sum(key not in replies.lines for key in todo)
-        raise RuntimeError(
-            f"the endpoint: {error}; {left} of {len(todo)} replies are missing: the same command goes on with them"
-        ) from None
+def _sampled(replies: Lines[Reply], todo: list[Key], ask: Begin, most: int, report: Any, options: Options) -> None:
+    """Asks for what is missing. Raises RuntimeError, with what is kept by then, where replies are missing still."""
+    faults = sample(replies, todo, ask, most, report, options.refused_as_wrong)
+    works = faults.stopped is None and any(reply.stop != REFUSED for reply in replies.lines.values())
+    if options.refused_as_wrong and works:
+        for key in faults.refusals:
+            replies.add(Reply(*key, "", 0, REFUSED))
+    if left := sum(key not in replies.lines for key in todo):
+        why = f"the endpoint: {faults.words()}. {left} of {len(todo)} replies are missing"
+        raise RuntimeError(f"{why}: the same command goes on with them")
 
 
 @contextmanager

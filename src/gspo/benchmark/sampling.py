@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from itertools import islice
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from typing import Any
 
 import torch
 
-from gspo.benchmark.replies import Key, Lines, Mark, Reply
+from gspo.benchmark.faults import Faults
+from gspo.benchmark.replies import REFUSED, Key, Lines, Mark, Reply
 from gspo.ports import RewardsFailed, Scorer
 from gspo.rewards.answers import final, normal
 from gspo.rewards.arguments import RewardInput
@@ -24,38 +26,45 @@ Report = Callable[[str, int, int], None]
 
 
 def sample(
-    replies: Lines[Reply], todo: Sequence[Key], begin: Callable[[Key], Future[Any]], most: int, report: Report
-) -> None:  # fmt: skip
+    replies: Lines[Reply], todo: Sequence[Key], begin: Callable[[Key], Future[Any]], most: int, report: Report,
+    each: bool = False,
+) -> Faults:  # fmt: skip
     """Asks for the replies `todo`, `most` at once. begin: asks for one; the result has `text`, `tokens` and `stop`, or is a
-    rollout. Raises what a future raises that fails, or Ctrl-C; each reply that is there by then is kept.
+    rollout. each: see Faults. Returns what an endpoint failed at. Raises what a future of another kind raises, or Ctrl-C;
+    each reply that is there by then is kept.
     """
-    waiting = iter(todo)
+    faults = Faults({problem for problem, _ in replies.lines}, each)
+    waiting = deque(todo)
     under_way: dict[Future[Any], Key] = {}
     report("sampling", 0, len(todo))
 
-    def keep() -> list[Future[Any]]:
-        """Records the replies that are there. The rest of what has ended."""
-        ended = [future for future in under_way if future.done()]
-        failed = [future for future in ended if future.cancelled() or future.exception()]
-        for future in ended:
-            if future not in failed:
+    def keep() -> list[tuple[Key, BaseException]]:
+        """Records the replies that are there. Those that failed."""
+        failed: list[tuple[Key, BaseException]] = []
+        for future in [future for future in under_way if future.done()]:
+            key = under_way[future]
+            error = CancelledError() if future.cancelled() else future.exception()
+            if error is None:
                 said = future.result()
-                replies.add(Reply(*under_way[future], said.text, _length(said), said.stop))
-                del under_way[future]
+                replies.add(Reply(*key, said.text, _length(said), said.stop))
+                faults.replied(key)
+            else:
+                failed.append((key, error))
+            del under_way[future]
         return failed
 
-    begun = 0
     try:
         while True:
-            for key in islice(waiting, most - len(under_way)):
-                under_way[begin(key)] = key
-                begun += 1
+            while waiting and faults.stopped is None and len(under_way) < most:
+                key = waiting.popleft()
+                if faults.asks(key[0]):
+                    under_way[begin(key)] = key
             if not under_way:
-                return
-            wait(under_way, TURN, FIRST_COMPLETED)
-            for future in keep():
-                future.result()
-            report("sampling", begun - len(under_way), len(todo))
+                return faults
+            wait(under_way, TURN, FIRST_COMPLETED)  # also where nothing more is asked for: what is under way is paid for
+            for key, error in keep():
+                faults.add(key, error)
+            report("sampling", len(todo) - len(waiting) - len(under_way), len(todo))
     finally:
         keep()
         for future in under_way:
@@ -74,6 +83,9 @@ def mark(
     none before them: then the fault is hardly the replies'.
     """
     by_id = {prompt.id: prompt for prompt in prompts}
+    for reply in replies:
+        if reply.stop == REFUSED:
+            marks.add(Mark(reply.problem, reply.sample, False, error="the endpoint refused it"))
     todo = [reply for reply in replies if (reply.problem, reply.sample) not in marks.lines]
     for start in range(0, len(todo), MARKED):
         part = todo[start : start + MARKED]
@@ -118,6 +130,14 @@ def in_tenths(note: Callable[[str], None], report: Report) -> Report:
             note(f"{phase}: {done} of {total} replies")
 
     return both
+
+
+def by_chance(todo: Sequence[Key]) -> list[Key]:
+    """The same replies with their problems in an order by chance, another one each time: else those at which an endpoint
+    always fails could stand before all others for ever. What a reply is does not depend on the order.
+    """
+    place = {problem: random.random() for problem, _ in todo}
+    return sorted(todo, key=lambda key: (place[key[0]], key[1]))
 
 
 def keys(prompts: Sequence[Prompt], n: int, there: Any) -> Iterator[Key]:

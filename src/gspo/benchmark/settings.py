@@ -38,6 +38,7 @@ ASKED = ("model.path", "sampler.timeout", "sampler.batch_size")
 class Options:
     """The words of the command. model: a folder, an id, the name at `url`, or a configuration file. benchmark: a name or a
     file. of_source: options of the benchmark, such as its release. url: an OpenAI-compatible endpoint that samples.
+    refused_as_wrong: replies that it refuses count, as wrong.
     """
 
     model: str
@@ -47,6 +48,7 @@ class Options:
     of_source: tuple[tuple[str, str], ...] = ()
     url: str = ""
     key_variable: str = ""
+    refused_as_wrong: bool = False
     against: Path | None = None
     contests: Path | None = None
     as_published: bool = False

@@ -58,7 +58,7 @@ def load_prompts(
     Held-out prompts come from task.eval_source or task.eval_split; else a generated task makes its own, and
     other sources give up their last rows (a tenth, eval.num_prompts at most). `rows` and `eval_rows` (lists
     of dicts or datasets.Dataset) take the place of the sources; `tables` of both, where they were read before. overlap: what
-    benchmarks know, where their files were read before.
+    benchmarks know, where they were read before.
     max_prompt_tokens: longer prompts are refused, or left out (task.too_long). Raises ValueError that names the row.
     """
 
@@ -121,7 +121,7 @@ def _load(
     train, held_out = tables
     second = list(_built(task, held_out, "eval", build))
     taken = {identity(prompt_of(item), played(task)) for item in second}
-    overlap = overlap or Overlap(task.benchmarks, task.prompt_column)
+    overlap = overlap or Overlap(task, tables)
     return _training(task, train, "train", build, prompt_of, taken, overlap), second
 
 
@@ -160,8 +160,8 @@ def _training(
         if key in taken:
             left_out += 1
             continue
-        if file := overlap.found(prompt.messages):
-            known.append(f"{prompt.id} in {file}")
+        if benchmark := overlap.found(prompt.messages):
+            known.append(f"{prompt.id} in {benchmark}")
             continue
         alike = alike and (not first or key == identity(prompt_of(first[0]), played(task)))
         first.append(item)
@@ -172,7 +172,7 @@ def _training(
     if known:
         warnings.warn(
             f"{source.label}: {len(known)} rows left out of training: they share {WORDS} words in a row with a prompt of "
-            f"task.benchmarks, the first one {known[0]}",
+            f"a benchmark (task.benchmarks, task.eval_source), the first one {known[0]}",
             stacklevel=4,
         )
     if not first:
@@ -187,7 +187,7 @@ def _training(
 
 def _why_none(left_out: int, known: int) -> str:
     if known:
-        return "benchmarks know its prompts (task.benchmarks); give rows with other prompts"
+        return "benchmarks know its prompts (task.benchmarks, task.eval_source); give rows with other prompts"
     if not left_out:
         return "all are too long; lower rollout.max_completion_length, or take a model with a longer context"
     return (

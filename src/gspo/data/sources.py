@@ -28,15 +28,18 @@ SILENCE, LONGEST = 3600.0, 1 << 26
 
 @dataclass(frozen=True)
 class Table:
-    """Some rows of a source. `numbers`: which, from 0. `label`: what errors call the source."""
+    """Some rows of a source. `numbers`: which, from 0. `label`: what errors call the source. `benchmark`: the source, where
+    it is one.
+    """
 
     label: str
     rows: Sequence[Mapping[str, Any]]
     numbers: range
+    benchmark: str = ""
 
     def part(self, start: int, stop: int) -> Table:
         """Rows start to stop of these, under their old numbers. Copies nothing."""
-        return Table(self.label, self.rows, self.numbers[start:stop])
+        return dataclasses.replace(self, numbers=self.numbers[start:stop])
 
     def __iter__(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         return ((number, self.rows[number]) for number in self.numbers)
@@ -45,7 +48,7 @@ class Table:
         return len(self.numbers)
 
 
-def table(rows: Any, label: str) -> Table:
+def table(rows: Any, label: str, benchmark: str = "") -> Table:
     """A table of a list of dicts or what is like one (`datasets.Dataset`). Raises ValueError otherwise."""
     if hasattr(rows, "keys"):
         names = ", ".join(map(str, rows.keys()))
@@ -60,7 +63,7 @@ def table(rows: Any, label: str) -> Table:
         )
     if not len(rows):
         raise ValueError(f"{label}: there are no rows")
-    return Table(label, rows, range(len(rows)))
+    return Table(label, rows, range(len(rows)), benchmark)
 
 
 def read(source: str, task: TaskConfig, split: str, key: str = "task.source") -> Table:
@@ -111,11 +114,11 @@ def _benchmark(source: str, task: TaskConfig, key: str) -> Table:
     where, split, options = _place(source, task, key)
     one = benchmarks.named(name)
     if not where and one.packaged is not None:
-        return table(benchmarks.made(name, one.packaged(), task.config, source), f"benchmark {name}")
+        return table(benchmarks.made(name, one.packaged(), task.config, source), f"benchmark {name}", source)
     kept = split if origin.has_splits(where) else TaskConfig.split
     raw = read(where, dataclasses.replace(task, config=options), kept, key)
     rows = benchmarks.made(name, (row for _, row in raw), task.config, raw.label)
-    return table(rows, f"benchmark {name} ({raw.label})")
+    return table(rows, f"benchmark {name} ({raw.label})", source)
 
 
 def _place(source: str, task: TaskConfig, key: str) -> tuple[str, str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from gspo.config.rewards import CodeConfig
 from gspo.config.values import type_of
-from gspo.rewards.sandbox.kit import LONGEST
+from gspo.rewards.sandbox.kit import LONGEST, no_compiler
 from gspo.rewards.sandbox.open import USUAL, Sandbox, open_sandbox
 from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
 from gspo.rewards.sandbox.watch import BACKSTOP
@@ -132,8 +132,10 @@ def _empty(others: Mapping[Any, Any]) -> bool:
     return all(value is None for value in others.values())
 
 
-def opened(config: CodeConfig) -> tuple[Sandbox, str]:
-    """The sandbox that `code.sandbox` asks for, and what a run shall say of it. Raises RuntimeError where there is none."""
+def opened(config: CodeConfig, compiles: str = "") -> tuple[Sandbox, str]:
+    """The sandbox that `code.sandbox` asks for, and what a run shall say of it. compiles: what asks for C++, or "".
+    Raises RuntimeError where there is no sandbox, or no compiler for what asks for it.
+    """
     try:
         sandbox = open_sandbox(config.sandbox)  # type: ignore[arg-type]
     except RuntimeError as error:
@@ -141,17 +143,24 @@ def opened(config: CodeConfig) -> tuple[Sandbox, str]:
             raise
         none = 'ask for none with code.sandbox = "none", which protects nothing'
         raise RuntimeError(f"{error}; or {none}") from None
+    if compiles:
+        try:
+            sandbox.kit.header()
+        except RuntimeError as error:
+            raise RuntimeError(f"{compiles}: {error}") from None
     if sandbox.driver == "none":
         return sandbox, 'programs run in no sandbox (code.sandbox = "none"): they may do what this user may do'
     return sandbox, f"programs run in the sandbox {sandbox.driver!r}"
 
 
 class CodeReward:
-    """The reward `code`. Opens its sandbox; raises RuntimeError where there is none."""
+    """The reward `code`. Opens its sandbox; raises RuntimeError where there is none, or no compiler for C++ alone."""
 
     def __init__(self, config: CodeConfig) -> None:
         self.config = config
-        self.sandbox, self.notice = opened(config)
+        self.sandbox, self.notice = opened(config, 'code.language = "cpp"' if config.language == "cpp" else "")
+        if config.language == "auto" and (problem := no_compiler()):
+            self.notice += f"; a completion in C++ will have no reward: {problem}"
         self.limits = Limits(
             seconds=config.seconds, memory=int(config.memory * 2**30), output=int(config.output * 2**20)
         )  # fmt: skip

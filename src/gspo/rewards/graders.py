@@ -210,7 +210,7 @@ def load(
     function = load_function(name, "reward.functions")
     if not isinstance(getattr(function, "__self__", None), Programs):
         return RewardFunction(function)
-    programs = Programs(code or CodeConfig())  # a benchmark's reward, in the sandbox that is asked for
+    programs = Programs(code or CodeConfig(), [name])  # a benchmark's reward, in the sandbox that is asked for
     score = getattr(programs, function.__name__)
     arguments = Arguments(score)
     return PerCompletion(lambda row: score(**arguments.of([row], spoken))[0], programs.notice)

@@ -22,7 +22,11 @@ NO_KEY = "none"
 
 
 class Failed(Exception):
-    """A request without a response, after its retries."""
+    """A request without a response, after its retries. status: of HTTP, where there was one. late: it took too long."""
+
+    def __init__(self, why: str, status: int | None = None, late: bool = False) -> None:
+        super().__init__(why)
+        self.status, self.late = status, late
 
 
 class Unreadable(Exception):
@@ -85,9 +89,9 @@ class Line:
                 async with asyncio.timeout(self.timeout):
                     return await send(self._client)
             except (TimeoutError, self._errors.APITimeoutError):
-                raise Failed(f"no response within {self.timeout:g} s") from None
+                raise Failed(f"no response within {self.timeout:g} s", late=True) from None
             except self._errors.APIStatusError as error:
-                raise Failed(self._clean(f"HTTP {error.status_code}: {error.message}")) from None
+                raise Failed(self._clean(f"HTTP {error.status_code}: {error.message}"), error.status_code) from None
             except self._errors.APIConnectionError as error:
                 raise Failed(self._clean(f"cannot be reached ({describe(error.__cause__ or error)})")) from None
             except (self._errors.OpenAIError, json.JSONDecodeError) as error:

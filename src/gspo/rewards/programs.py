@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import inspect
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -29,6 +29,8 @@ MODULES = (
 _FUTURE = re.compile(r"^from __future__ import .*$\n?", re.MULTILINE)
 PATIENCE = 3600.0
 """Seconds after which something must have gone wrong with the scoring of one completion: its tests have their own limits."""
+COMPILED = "codeforces"
+"""The reward that takes C++ too."""
 LAST = "from builtins import *\nimport sys\nsys.setrecursionlimit(50000)\n"
 
 
@@ -49,19 +51,19 @@ def _public(name: str) -> frozenset[str]:
 class Programs:
     """The rewards of benchmarks, whose programs run in the sandbox that [code] asks for.
 
-    sandbox, notice: that sandbox, and what a run shall say of it; they raise RuntimeError, with the remedy, where there is
-    none.
+    rewards: the names of those that will be asked for. sandbox, notice: that sandbox, and what a run shall say of it; they
+    raise RuntimeError, with the remedy, where there is none, or no compiler for a reward that needs one.
     """
 
-    def __init__(self, config: CodeConfig) -> None:
-        self.config = config
+    def __init__(self, config: CodeConfig, rewards: Sequence[str] = ()) -> None:
+        self.config, self.rewards = config, [name.rpartition(":")[2] for name in rewards]
 
     sandbox = property(lambda self: self._opened[0])
     notice = property(lambda self: self._opened[1])
 
     @cached_property
     def _opened(self) -> tuple[Sandbox, str]:
-        return opened(self.config)
+        return opened(self.config, f"the reward {COMPILED}" if COMPILED in self.rewards else "")
 
     def livecodebench(
         self, completions: Sequence[str], tests: Sequence[Any], function: Sequence[str | None]
@@ -148,6 +150,24 @@ def _is_one(text: str) -> bool:
         return False
 
 
+def fault_of(sandbox: Sandbox, row: Mapping[str, Any]) -> tuple[str, str]:
+    """Why a problem cannot judge any reply, and in which words its program says so; ("", "") where it can: its checker must
+    take the expected output of the first test, and its canonical solution must pass its checks.
+    """
+    if checker := row.get("checker"):
+        test = row["tests"][0]
+        (outcome,) = _asked(sandbox, checker, [(test["input"], test["output"], test["output"])])
+        if outcome.status != "ok":
+            return "generated_checker fails", outcome.detail
+        return ("", "") if _is_one(outcome.stdout) else ("generated_checker refuses the expected output", "")
+    if "canonical" in row:
+        try:
+            called(sandbox, row["start"], row["function"], row["canonical"], row["check"])
+        except NoCalls as error:
+            return "canonical_solution fails its checks", str(error)
+    return "", ""
+
+
 def _completes(sandbox: Sandbox, completion: str, start: str, function: str, canonical: str, check: str) -> bool:
     calls = called(sandbox, start, function, canonical, check)
     found = program_of(completion)
@@ -164,6 +184,10 @@ def _completes(sandbox: Sandbox, completion: str, start: str, function: str, can
     program = Program(start + canonical + "\n" + check + REPLAYED, "python", "verdict__")
     (verdict,) = sandbox.run(program, [Case(arguments=[values])], CHECKER)
     return verdict.status == "ok" and verdict.value is True
+
+
+class NoCalls(RuntimeError):
+    """The canonical solution of a problem does not pass its checks."""
 
 
 RECORDED = """
@@ -193,13 +217,13 @@ def verdict__(values):
 
 @cache
 def called(sandbox: Sandbox, start: str, function: str, canonical: str, check: str) -> list[list[Any]]:
-    """The arguments with which a problem's checks call its function. Raises RuntimeError where the canonical solution itself
+    """The arguments with which a problem's checks call its function. Raises NoCalls where the canonical solution itself
     does not pass.
     """
     program = Program(start + canonical + "\n" + check + RECORDED.format(function=function), "python", "calls__")
     (outcome,) = sandbox.run(program, [Case(arguments=[])], CHECKER)
     if outcome.status != "ok" or not isinstance(outcome.value, list) or not outcome.value:
-        raise RuntimeError(f"the canonical solution of {function} does not pass its checks: {outcome.detail:.200}")
+        raise NoCalls(f"the canonical solution of {function} does not pass its checks: {outcome.detail:.200}")
     return outcome.value
 
 

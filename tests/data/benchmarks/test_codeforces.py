@@ -24,14 +24,15 @@ def test_a_problem():
 @pytest.mark.parametrize(
     "changes, why",
     [
-        ({"description": None}, "there is no description"),
-        ({"official_tests": []}, "problem 1/A has no tests"),
+        ({"description": None}, "problem 1/A cannot be judged: no description"),
+        ({"contest_id": None}, "there is no contest_id; the columns are"),
+        ({"official_tests": []}, "problem 1/A cannot be judged: no official_tests"),
         ({"official_tests_complete": False}, "official_tests_complete is not true"),
         ({"official_tests": [{"input": 1}]}, "problem 1/A, test 0: expected input and output"),
         ({"official_tests": 5}, "problem 1/A: official_tests = 5: expected a list"),
         ({"examples": 5}, "problem 1/A: examples = 5: expected a list"),
-        ({"input_mode": "file"}, "input_mode = 'file': only stdio"),
-        ({"interaction_format": "Ask."}, "is interactive"),
+        ({"input_mode": "file"}, "input_mode = 'file'"),
+        ({"interaction_format": "Ask."}, "interactive"),
         ({"time_limit": -1}, "time_limit = -1: expected a number above 0"),
     ],
 )

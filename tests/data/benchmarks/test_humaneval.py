@@ -22,7 +22,7 @@ def test_another_schema_is_refused(name):
 
 
 def test_a_problem_without_checks_is_refused():
-    with pytest.raises(ValueError, match="there are no tests"):
+    with pytest.raises(ValueError, match=r"there are no tests: .* in test"):
         humaneval_row(ROW | {"test": "pass"}, 0)
 
 

@@ -4,9 +4,10 @@ import pytest
 
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
-from gspo.data.benchmarks.table import BENCHMARKS, asked, digest, made, named, place, short
+from gspo.data.benchmarks.table import BENCHMARKS, Unjudged, asked, digest, made, named, place, short
 from gspo.data.sources import read
 from gspo.data.tables import read_tables
+from tests.data.benchmarks.test_codeforces import ROW as PROBLEM
 
 ROWS = [{"ID": f"2024-I-{i}", "Problem": f"{i} + 1?", "Solution": "", "Answer": i + 1} for i in range(30)]
 
@@ -51,11 +52,54 @@ def test_ids_that_come_twice_are_refused():
 def test_a_row_of_another_schema_is_named():
     with pytest.raises(ValueError, match="here, row 1: there is no column problem"):
         made("aime24", [ROWS[0], {"text": "?"}], {}, "here")
+    with pytest.raises(ValueError, match="leave the row out, or name other data with the columns of aime24"):
+        made("aime24", [{"text": "?"}], {}, "here")
     with pytest.raises(ValueError, match="here: there are no problems"):
         made("aime24", [], {}, "here")
 
 
+UNFIT = [{"official_tests_complete": False}] * 3 + [
+    {"interaction_format": "Ask."}, {"input_mode": "file"}, {"official_tests": None}, {"description": None},
+]  # fmt: skip
+
+
+def test_problems_that_cannot_be_judged_are_left_out_and_counted():
+    """The test split of open-r1/codeforces has such rows: one of them must not end the evaluation."""
+    raw = [PROBLEM | {"id": f"1/{i}"} | changes for i, changes in enumerate([*UNFIT, {}, {}])]
+    with pytest.warns(Unjudged) as heard:
+        assert [row["id"] for row in made("codeforces", raw, {}, "here")] == ["1/7", "1/8"]
+    (warning,) = [one.message for one in heard]
+    assert warning.counts == {
+        "official_tests_complete is not true": 3, "interactive": 1, "input_mode = 'file'": 1, "no official_tests": 1,
+        "no description": 1,
+    }  # fmt: skip
+    assert str(warning).startswith("here: 7 problems left out (3 official_tests_complete is not true, 1 interactive, ")
+    assert str(warning).endswith(", of 9")
+    with pytest.raises(ValueError, match="here: there is no problem that can be judged: 3 problems left out"):
+        made("codeforces", raw[:3], {}, "here")
+    with pytest.raises(ValueError, match="here, row 1: there is no contest_id"):  # another schema is no problem to leave out
+        made("codeforces", [raw[8], {"id": "x"}], {}, "here")
+
+
+@pytest.mark.parametrize(
+    "name, options, why",
+    [
+        ("codeforces", {"data": "x.jsonl", "name": "verifiable"}, "name = 'verifiable': x.jsonl has none"),
+        ("codeforces", {"data": "x.jsonl", "split": "train"}, "split = 'train': x.jsonl has none"),
+        ("x.jsonl", {"split": "train"}, "split = 'train': x.jsonl has none"),
+        ("humaneval", {"split": "train"}, "split = 'train': its package has none"),
+        ("humaneval", {"name": "a"}, "name = 'a': its package has none"),
+    ],
+)
+def test_a_split_of_what_has_none_is_refused(name, options, why):
+    with pytest.raises(ValueError, match=why):
+        place(name, options)
+
+
 def test_the_data_set_is_known_and_can_be_another():
+    assert place("codeforces", {"name": "verifiable", "split": "train"}) == (
+        "open-r1/codeforces", "train", {"name": "verifiable"},
+    )  # fmt: skip
     assert place("aime24", {}) == ("HuggingFaceH4/aime_2024", "train", {})
     assert place("aime24", {"data": "my/aime", "split": "test", "name": "I"}) == ("my/aime", "test", {"name": "I"})
 

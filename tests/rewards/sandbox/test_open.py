@@ -10,9 +10,10 @@ import pytest
 
 import gspo
 from gspo.rewards.sandbox import drivers, open
-from gspo.rewards.sandbox.open import Sandbox, open_sandbox
+from gspo.rewards.sandbox.kit import no_compiler
+from gspo.rewards.sandbox.open import Sandbox, open_sandbox, told
 from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
-from tests.rewards.sandbox.boxes import SUM, box_of
+from tests.rewards.sandbox.boxes import SUM, box_of, opened
 
 
 def test_programs_functions_and_their_outcomes(box):
@@ -143,3 +144,11 @@ def test_nothing_is_run_without_a_sandbox_unless_asked(monkeypatch):
     with pytest.raises(RuntimeError, match="no sandbox works here"):
         open_sandbox("auto")
     assert set(tried) <= {"bwrap", "landlock"} and tried
+
+
+def test_what_works_here_is_told():
+    lines = told().splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["sandbox bwrap", "sandbox landlock", "C++"]
+    there = [not isinstance(opened(driver), str) for driver in ("bwrap", "landlock")] + [not no_compiler()]
+    assert [": works" in line for line in lines] == there
+    assert all("its tests are left out, " in line for line, works in zip(lines, there) if not works)

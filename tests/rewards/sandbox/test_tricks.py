@@ -2,6 +2,8 @@
 
 import os
 import resource
+import subprocess
+import sys
 import threading
 import time
 
@@ -9,7 +11,7 @@ import pytest
 
 from gspo.rewards.code import CodeTest, same_stdout
 from gspo.rewards.sandbox.types import Case, Limits, Program
-from tests.rewards.sandbox.tricks import CHEAT, EXHAUST, FILES, HONEST, SURVIVE
+from tests.rewards.sandbox.tricks import CHEAT, EXHAUST, FILES, FOOLS, HONEST, SURVIVE
 
 TIGHT = Limits(seconds=0.5, memory=1 << 28, output=100_000, scratch=8 << 20, threads=16)
 
@@ -23,6 +25,24 @@ def test_no_trick_makes_an_answer_right(box, name):
     for expected in (48151623, "48151623", [48151623], {"a": 48151623}):
         assert not CodeTest(Case(arguments=[]), expected).passed(outcome), outcome
     assert type(outcome.value) in (type(None), bool, int, float, str, list, tuple, set, dict)
+
+
+INSIDE = """
+case = {{"arguments": [], "expected": 48151623}}
+names = {{}}
+exec({source!r}, names)
+def judge(function, case):
+    expected = case["expected"]
+    assert function(*case["arguments"]) == expected
+judge(names["f"], case)
+"""
+
+
+@pytest.mark.parametrize("name", FOOLS)
+def test_a_runner_that_compares_inside_takes_them_for_right(name):
+    words = [sys.executable, "-c", INSIDE.format(source=CHEAT[name])]
+    done = subprocess.run(words, check=False, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", EXHAUST)

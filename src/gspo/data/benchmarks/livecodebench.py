@@ -17,6 +17,10 @@ RELEASES = {"v1": 400, "v2": 511, "v3": 612, "v4": 713, "v5": 880, "v6": 1055}
 """Problems of each release; each begins with those of the one before."""
 RELEASE, WINDOW = "v5", "2024-10..2025-02"
 """What is taken where nothing is asked for: the months of which the sources of GSPO tell."""
+WITH_STARTER = "Write a Python solution with this starter code:"
+WHOLE = "Write a Python program that reads the input from standard input and writes the answer to standard output."
+BLOCK = "Put the whole code into one block that begins with ```python and ends with ```."
+"""What is added to problems."""
 LARGEST = 256 << 20
 """Bytes of the hidden tests of a problem, decompressed."""
 PLATFORMS = ("leetcode", "codeforces", "atcoder")
@@ -43,7 +47,9 @@ def lcb_row(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     hidden = _tests(private(row["private_test_cases"]), "private_test_cases")
     tests = public + hidden
     if not tests:
-        raise ValueError("there are no tests: a problem without any would be solved by everything")
+        raise ValueError(
+            "there are no tests in public_test_cases and private_test_cases: everything would solve the problem"
+        )
     kinds = {"value" in test for test in tests}
     if kinds != {bool(function)}:
         raise ValueError(f"the function is {function!r}, which does not go with the tests' types")
@@ -79,7 +85,7 @@ def private(cell: Any) -> Any:
     except zlib.error as error:
         raise ValueError(f"private_test_cases cannot be decompressed: {error}") from None
     if unpacker.unconsumed_tail:
-        raise ValueError(f"private_test_cases has more than {LARGEST >> 20} MiB when it is decompressed: leave the row out")
+        raise ValueError(f"private_test_cases has more than {LARGEST >> 20} MiB when it is decompressed")
     return _json(_pickled_text(data), "private_test_cases")
 
 
@@ -137,12 +143,8 @@ def _date(cell: Any) -> str:
 
 
 def _prompt(question: str, starter: str) -> str:
-    how = (
-        "Write a Python solution with this starter code:\n\n```python\n" + starter.rstrip() + "\n```\n\n"
-        if starter.strip()
-        else "Write a Python program that reads the input from standard input and writes the answer to standard output. "
-    )
-    return f"{question.strip()}\n\n{how}Put the whole code into one block that begins with ```python and ends with ```."
+    how = f"{WITH_STARTER}\n\n```python\n{starter.rstrip()}\n```\n\n" if starter.strip() else f"{WHOLE} "
+    return f"{question.strip()}\n\n{how}{BLOCK}"
 
 
 def lcb_choose(rows: list[dict[str, Any]], release: str | None = None, window: str | None = None) -> list[dict[str, Any]]:
@@ -166,7 +168,7 @@ def lcb_choose(rows: list[dict[str, Any]], release: str | None = None, window: s
     if not chosen:
         dates = sorted(row["date"] for row in rows)
         raise ValueError(
-            f"window {window or WINDOW}: has no problem; there are {len(rows)} from {dates[0]} to {dates[-1]}"
+            f"window {window or WINDOW}: has no problem; choose from {dates[0]} to {dates[-1]} ({len(rows)}), or all"
             if dates
             else "there are no problems"
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +29,7 @@ class Benchmark:
     one of its rows and its number. choose: picks rows by options of its own, which are its arguments. usual: what these are
     where they are not given; `config` may name them in braces. packaged: gives its rows where a package ships them. reward:
     what scores its replies. samples: replies to a problem, by custom. tokens: length of the longest reply where a preset
-    says no other.
+    says no other. added: the texts that `row` adds to the problems.
     """
 
     title: str
@@ -41,6 +43,7 @@ class Benchmark:
     usual: Mapping[str, str] = field(default_factory=dict)
     packaged: Callable[[], Rows] | None = None
     choose: Callable[..., Rows] = lambda rows: rows
+    added: tuple[str, ...] = (aime.ASK,)
 
 
 BENCHMARKS = {
@@ -50,16 +53,34 @@ BENCHMARKS = {
         "LiveCodeBench", "lighteval/code_generation_lite", "test", livecodebench.lcb_row,
         "gspo.rewards.programs:livecodebench", 8, config="release_{release}",
         choose=livecodebench.lcb_choose, usual={"release": livecodebench.RELEASE, "window": livecodebench.WINDOW},
+        added=(livecodebench.WITH_STARTER, livecodebench.WHOLE, livecodebench.BLOCK),
     ),
     "codeforces": Benchmark(
-        "Codeforces", "open-r1/codeforces", "test", codeforces.codeforces_row, "gspo.rewards.programs:codeforces", 8
+        "Codeforces", "open-r1/codeforces", "test", codeforces.codeforces_row, "gspo.rewards.programs:codeforces", 8,
+        added=(codeforces.ASK,),
     ),
     "humaneval": Benchmark(
-        "HumanEval", "", "test", humaneval.humaneval_row, "gspo.rewards.programs:humaneval", 1, packaged=humaneval.packaged
+        "HumanEval", "", "test", humaneval.humaneval_row, "gspo.rewards.programs:humaneval", 1, packaged=humaneval.packaged,
+        added=(humaneval.ASK,),
     ),
 }  # fmt: skip
 ANSWERS = Benchmark("problems with answers", "", "train", aime.answer_row, "math", 1)
 """A file of problems and answers that is none of the known ones."""
+
+
+class Unjudged(UserWarning):
+    """Problems of a benchmark are left out because they cannot be judged. counts: how many, by reason."""
+
+    def __init__(self, where: str, counts: Mapping[str, int], of: int) -> None:
+        super().__init__(f"{where}: {left_out(counts)}, of {of}")
+        self.counts = dict(counts)
+
+
+def left_out(counts: Mapping[str, int]) -> str:
+    """In words how many problems are left out, and why."""
+    total = sum(counts.values())
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+    return f"{total} problem{'s' * (total != 1)} left out ({reasons})"
 
 
 def named(name: str) -> Benchmark:
@@ -89,6 +110,9 @@ def place(name: str, options: Mapping[str, Any]) -> tuple[str, str, dict[str, An
             close = nearest(option, known)
             raise ValueError(f"task.config.{option}: benchmark {name} has no such option; it has {', '.join(known)}{close}")
     source = options.get("data") or (name if one is ANSWERS else one.source)
+    for option, has in (("split", origin.has_splits(source)), ("name", origin.kind(source) in ("hub", "function"))):
+        if option in options and (not source or not has):
+            raise ValueError(f"{option} = {options[option]!r}: {source or 'its package'} has none to choose; leave it out")
     its_own = (one.config or "").format(**{**one.usual, **options}) if source == one.source else ""
     config = options.get("name", its_own)
     return str(source), str(options.get("split", one.split)), {"name": config} if config else {}
@@ -102,22 +126,32 @@ def asked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def made(name: str, raw: Iterable[Mapping[str, Any]], options: Mapping[str, Any], where: str) -> Rows:
     """The rows of a benchmark from those of its data set. where: the source, for errors. Raises ValueError for a row that
-    does not have the benchmark's schema, for ids that come twice, and where no row is left.
+    does not have the benchmark's schema, for ids that come twice, and where no row is left; warns Unjudged of problems that
+    cannot be judged.
     """
     one = named(name)
     rows: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
+    unfit: Counter[str] = Counter()
     for number, cells in enumerate(raw):
         try:
             row = one.row(cells, number)
+        except codeforces.Unfit as error:
+            unfit[error.reason] += 1
+            continue
         except ValueError as error:
-            raise ValueError(f"{where}, row {number}: {error}") from None
+            remedy = f"leave the row out, or name other data with the columns of {name}"
+            raise ValueError(f"{where}, row {number}: {error}; {remedy}") from None
         if row["id"] in numbers:
             raise ValueError(
                 f"{where}: rows {numbers[row['id']]} and {number} have the same id {row['id']!r}: leave one out"
             )
         numbers[row["id"]] = number
         rows.append(row)
+    if unfit and not rows:
+        raise ValueError(f"{where}: there is no problem that can be judged: {left_out(unfit)}")
+    if unfit:
+        warnings.warn(Unjudged(where, unfit, len(rows) + sum(unfit.values())), stacklevel=1)
     try:
         chosen = one.choose(rows, **{key: value for key, value in options.items() if key not in READS})
     except ValueError as error:

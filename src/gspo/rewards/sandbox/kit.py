@@ -16,10 +16,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gspo.rewards.sandbox.runner import FLAGS
+from gspo.rewards.sandbox.runner import COMPILER, FLAGS
 
 MODULES = ("gspo/data/plain.py", *(f"gspo/rewards/sandbox/{name}.py" for name in ("confine", "runner", "watch")))
-COMPILER = "/usr/bin/g++"
 LONGEST = 300.0
 """Seconds that the compiler may take for the header, on a busy machine."""
 SCRATCH = "gspo-scratch-"
@@ -49,18 +48,24 @@ class Kit:
 
     def header(self) -> None:
         """Compiles <bits/stdc++.h> once. Programs that begin with it then compile in a fraction of the time. Raises
-        RuntimeError without a compiler.
+        RuntimeError without a compiler that works.
         """
         target = self.folder / "include" / "bits" / "stdc++.h.gch"
-        if target.is_file() and target.stat().st_mtime > _changed():
+        if problem := no_compiler():
+            raise RuntimeError(problem)
+        if target.is_file() and target.stat().st_mtime > os.stat(COMPILER).st_ctime:
             return
-        _changed()
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             source, made = Path(folder, "all.h"), Path(folder, "made")
             source.write_text("#include <bits/stdc++.h>\n")
             words = [COMPILER, *FLAGS, "-x", "c++-header", "-o", str(made), str(source)]
-            done = subprocess.run(words, check=False, capture_output=True, timeout=LONGEST, env={"PATH": "/usr/bin:/bin"})
+            try:
+                done = subprocess.run(
+                    words, check=False, capture_output=True, timeout=LONGEST, env={"PATH": "/usr/bin:/bin"}
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise RuntimeError(f"g++ cannot compile <bits/stdc++.h>: {error}") from None
             if done.returncode:
                 raise RuntimeError(f"g++ cannot compile <bits/stdc++.h>: {done.stderr.decode(errors='replace'):.300}")
             made.chmod(0o644)
@@ -68,12 +73,10 @@ class Kit:
             made.replace(target)
 
 
-def _changed() -> float:
-    """When the compiler was installed. Raises RuntimeError where there is none."""
-    try:
-        return os.stat(COMPILER).st_ctime
-    except OSError:
-        raise RuntimeError(f"C++ programs need {COMPILER}: install the package g++ (apt-get install g++)") from None
+def no_compiler() -> str:
+    """Why no C++ program can be compiled, and the remedy; "" where the compiler that sandboxes use is there."""
+    there = os.path.isfile(COMPILER) and os.access(COMPILER, os.X_OK)
+    return "" if there else f"C++ programs need {COMPILER}: install the package g++ (apt-get install g++)"
 
 
 def _cache() -> Path:

@@ -15,7 +15,7 @@ from collections.abc import Generator, Sequence
 
 from gspo.data.plain import Junk, unpacked
 from gspo.rewards.sandbox import drivers
-from gspo.rewards.sandbox.kit import COMPILER, Kit, scratch
+from gspo.rewards.sandbox.kit import Kit, no_compiler, scratch
 from gspo.rewards.sandbox.runner import DETAIL
 from gspo.rewards.sandbox.types import STATUSES, Case, Choice, Limits, Outcome, Program
 from gspo.rewards.sandbox.watch import BACKSTOP
@@ -215,8 +215,8 @@ def told() -> str:
                 lines.append(f"sandbox {driver}: works, with {sandbox.python.program}")
         except RuntimeError as error:
             lines.append(f"sandbox {driver}: its tests are left out, {error}")
-    compiler = "works" if os.path.exists(COMPILER) else f"its tests are left out, there is no {COMPILER}"
-    return "\n".join([*lines, f"C++: {compiler}"])
+    problem = no_compiler()
+    return "\n".join([*lines, f"C++: its tests are left out, {problem}" if problem else "C++: works"])
 
 
 def open_sandbox(choice: Choice = "auto") -> Sandbox:

@@ -23,6 +23,7 @@ DETAIL = 2000
 COMPILED = 256 << 20
 """Bytes of a file that the compiler writes."""
 COMPILER_MEMORY = 2 << 30
+COMPILER = "/usr/bin/g++"
 FLAGS = ("-O2", "-std=gnu++20", "-w")
 """Of the compiler; a precompiled header is used with the same alone."""
 KEPT = 1010
@@ -194,7 +195,7 @@ class Trial:
                 if self.driver != "none":
                     confine.SyscallFilter(forks=True).enter()
                 words = ["g++", *FLAGS, "-I", self.include, "-o", "../program", "main.cpp"]
-                os.execve("/usr/bin/g++", words, {"PATH": "/usr/bin:/bin", "TMPDIR": self.scratch, "LC_ALL": "C"})
+                os.execve(COMPILER, words, {"PATH": "/usr/bin:/bin", "TMPDIR": self.scratch, "LC_ALL": "C"})
             finally:
                 os._exit(1)
         status, _, why = watched(pid, self.limits["compile_seconds"])
