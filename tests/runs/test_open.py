@@ -171,6 +171,15 @@ def test_warnings_of_our_own_code_go_into_the_log(tmp_path):
     assert "of ours" not in [str(one.message) for one in heard]
 
 
+@pytest.mark.parametrize("action", ["ignore", "always", "error"])
+def test_what_is_set_for_python_hides_none_of_ours_and_one_is_heard_once(action):
+    """As by PYTHONWARNINGS."""
+    heard, code = [], compile("for text in ('a', 'a', 'b'): warn(text)", sources.__file__, "exec")
+    with warnings.catch_warnings(action=action), own_warnings(lambda message: heard.append(str(message))):
+        exec(code, {"__name__": sources.__name__, "warn": warnings.warn})
+    assert heard == ["a", "b"]
+
+
 PACKAGE = Path(gspo.__file__).parent
 FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py")})
 

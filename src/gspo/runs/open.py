@@ -107,6 +107,7 @@ def own_warnings(take: Callable[[Warning], None]) -> Iterator[None]:
     """
     with warnings.catch_warnings():
         show = warnings.showwarning
+        warnings.filterwarnings("default", module=r"gspo\b", category=UserWarning)  # whatever PYTHONWARNINGS says of others
 
         def note(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
             if issubclass(category, UserWarning) and PACKAGE in Path(filename).parents:
