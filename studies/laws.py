@@ -139,15 +139,15 @@ def foretold(point: Point) -> Quantity:
 COLUMNS: dict[str, tuple[Callable[[Point], Quantity], str]] = {
     "sd of token": (lambda p: of_ratio("sd_token"), ".4f"),
     "sd of log s": (lambda p: of_ratio("sd_completion"), ".5f"),
-    "drift": (lambda p: of_ratio("drift"), "+.5f"),
+    "drift": (lambda p: of_ratio("drift"), "+z.5f"),
     "abs. drift / sd": (lambda p: drift, ".2f"),
     "foretold": (foretold, ".2f"),
     "KL": (lambda p: of_ratio("kl"), ".1e"),
     "tail index": (lambda p: of_ratio("tail"), ".1f"),
     "experts changed": (lambda p: experts_changed, ".2%"),
-    "exponent of sd(log s) by length": (lambda p: lambda age: age["law"] and age["law"][0], "+.2f"),
-    "update: gspo auto - grpo": (lambda p: ahead("gspo auto"), "+.3f"),
-    "gspo 0.03 - grpo": (lambda p: ahead("gspo 0.03"), "+.3f"),
+    "exponent of sd(log s) by length": (lambda p: lambda age: age["law"] and age["law"][0], "+z.2f"),
+    "update: gspo auto - grpo": (lambda p: ahead("gspo auto"), "+z.3f"),
+    "gspo 0.03 - grpo": (lambda p: ahead("gspo 0.03"), "+z.3f"),
 }
 
 
@@ -271,7 +271,7 @@ def _law(found: Found, line: Sequence[Place], quantity: Quantity) -> str:
     law = along(found, line, quantity)
     if law is None:
         return UNTOLD
-    return f"{spelled(law.b, '+.2f')}{f', up to {law.last}' if law.stops else ''}{'' if law.holds else ': no law'}"
+    return f"{spelled(law.b, '+z.2f')}{f', up to {law.last}' if law.stops else ''}{'' if law.holds else ': no law'}"
 
 
 def spelled(value: Interval, form: str) -> str:

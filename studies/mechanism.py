@@ -47,8 +47,8 @@ Foretold, at 3 updates. These five are the primary outcomes; of the other number
     2. |drift| / sd(log s) at each length: sqrt(KL T / 2), within a quarter
     3. sd of the token's log-ratio against rate: b between .5 (routing alone) and 1 (smooth change alone)
     4. tail index: below 2 for the mixture after 1 update, above 5 for the dense control
-    5. update of gspo, auto and 0.03, - update of grpo 0.2: no interval lies above 0, but with jitter of .1 and more, or int4
-       (of 48, 1.2 would by chance where nothing differs)
+    5. update of gspo, auto and 0.03, - update of grpo 0.2: no interval lies above 0, but with jitter of .1 and more, or
+       int4; nor does that of the mean over all points but these
 
 A clip takes the gradient from tokens that have moved the right way already. What is left then points back, and its direction
 says so: a low cosine at a high age is a clip that acts, not one that errs.

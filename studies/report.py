@@ -84,7 +84,7 @@ def table(study: str, setting: str) -> str:
         cells = [line["variant"], str(line["cells"])]
         for by in ("reward", "mean", "metric"):
             each = by_measure.get((by, line["variant"]), line)
-            cells += [mean(each[by], ".3f"), spell(each.get("difference"), "+.3f")]
+            cells += [mean(each[by], ".3f"), spell(each.get("difference"), "+z.3f")]
         cells += [mean(line["fall"], ".3f"), mean(line["clipped"], ".2%"), mean(line["volatility"], ".2%")]
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows) + "\n"
@@ -174,7 +174,7 @@ def difference(column: str, a: tuple[str, str, str], b: tuple[str, str, str]) ->
         return {int(row["seed"]): float(row[column]) for row in lines}
 
     value = interval(paired(rows(*a), rows(*b)))
-    return f"{' / '.join(a)} - {' / '.join(b)}, {column}: n = {value.n}, {spell(vars(value), '+.3f')}"
+    return f"{' / '.join(a)} - {' / '.join(b)}, {column}: n = {value.n}, {spell(vars(value), '+z.3f')}"
 
 
 def main() -> None:

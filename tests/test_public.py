@@ -207,6 +207,14 @@ UNTESTED = {
 }
 
 
+@pytest.mark.parametrize("folder", ["src/gspo", "studies", "benchmarks"])
+def test_no_number_with_a_sign_is_minus_nothing(folder):
+    """ "-0.00" or "+0.00" would be the processor's choice: a sign wants z, which leaves it out of what is rounded to 0."""
+    signed = re.compile(r"[:'\"]\+[\d,]*(\.\d+)?[efg%]")
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    assert paths and {path.name: found for path in paths if (found := signed.findall(path.read_text("utf-8")))} == {}
+
+
 def test_tests_mirror_the_source():
     """A module with a function or a class has a test file of its name."""
     named = {path.relative_to(SOURCE) for path in FILES if any(isinstance(node, Named) for node in ast.walk(TREES[path]))}

@@ -173,7 +173,7 @@ def _choose(advice: Advice, found: Measured, values: Mapping[str, Array], lines:
     verb = "goes further the right way with each update than" if chosen.name in ahead else "is recommended in place of"
     advice.reasons.append(
         f"{chosen.name} {verb} your settings: {_told(line[chosen.name].update)} against {_told(line[YOURS].update)}, a "
-        f"difference of {_told(line[chosen.name].against, '+.3f')}."
+        f"difference of {_told(line[chosen.name].against, '+z.3f')}."
     )
     if others := [c.name for c in tied if c is not chosen]:
         advice.reasons.append(

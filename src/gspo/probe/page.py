@@ -123,7 +123,7 @@ def _lines(lines: Sequence[Standing]) -> str:
         (
             line.name,
             _span(line.update),
-            "" if line.name == YOURS else _span(line.against, "+.3f"),
+            "" if line.name == YOURS else _span(line.against, "+z.3f"),
             _span(line.direction, ".2f"),
             _number(line.noise.value, ".2f"),
             _number(line.largest, ".0%"),

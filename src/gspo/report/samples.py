@@ -57,7 +57,7 @@ def _conversation(row: dict[str, Any], escape: Escape, completions: Callable[[in
     for message in row["dialogue"]:
         spoken, shown = "turn" in message, escape(_shorten(str(message.get("content", "")), 2000))
         notes = [f"turn {message['turn'] + 1}" if spoken else str(message.get("role", ""))]
-        notes += [f"reward {value:+.2f}".replace("-", "−") for value in [message.get("reward")] if value is not None]
+        notes += [f"reward {value:+z.2f}".replace("-", "−") for value in [message.get("reward")] if value is not None]
         notes += [f"left out: {why}" for why in [message.get("left_out")] if why]
         if spoken and completions:
             spans = completions(message["turn"])
@@ -149,7 +149,8 @@ def _tokens(row: dict[str, Any], top: float, escape: Escape, turn: int) -> str:
             if i == half:
                 spans.append(f'<span class="gap"> … {len(tokens) - 2 * half:,} tokens left out … </span>')
             continue
-        numbers = [f"{name} {value:+.3g}" for name, value in (("log-ratio", ratio), ("log-prob", logp)) if value is not None]
+        known = {"log-ratio": ratio, "log-prob": logp}
+        numbers = [f"{name} {value:+z.3g}" for name, value in known.items() if value is not None]
         text = escape(str(token)).replace("\n", "↵\n")
         spans.append(f'<i class="{shade(ratio, top)}" title="{escape(", ".join(numbers))}">{text}</i>')
     return "".join(spans)

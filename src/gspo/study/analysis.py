@@ -114,7 +114,7 @@ def verdict(
     words = f"{measure}: {words}"
     if difference.n < 2:
         return words + f"{name} against {baseline}: {difference.n} paired {unit}{'s' * (difference.n != 1)}, no verdict."
-    span = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+    span = f"{difference.mean:+z.3f} [{difference.low:+z.3f}, {difference.high:+z.3f}]"
     if not difference.resolved:
         return words + f"{name} against {baseline}: no difference resolvable at {difference.n} {unit}s ({span})."
     more = difference.mean > 0

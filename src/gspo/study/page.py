@@ -143,7 +143,7 @@ def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> str:
         cells = (
             line["variant"],
             spell(line[by]),
-            f"{spell(difference, '+.3f')} ({low:+.3f}, {high:+.3f})" if difference and difference.n > 1 else "",
+            f"{spell(difference, '+z.3f')} ({low:+z.3f}, {high:+z.3f})" if difference and difference.n > 1 else "",
             f"{line['collapsed']} of {line['cells']}",
             spell(line["clipped"], ".2%", short=True),
             spell(line["volatility"], ".2%", short=True),
