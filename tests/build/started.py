@@ -28,6 +28,7 @@ max_completion_length = 8
 mini_batches = 2
 [optimizer]
 lr = 3e-3
+eps = 1e-3  # less would divide rounding by rounding, where a gradient is next to nothing
 [train]
 save_every = 2
 seed = 1

@@ -24,7 +24,7 @@ def place(tmp_path_factory):
     rows = [{"prompt": row["prompt"], "answer": row["answer"], "completion": f"{row['answer']}"} for row in tiny_run.ROWS]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     paths = f'model.path = "{folder / "model"}"\ntask.source = "{folder / "rows.jsonl"}"\n'
-    (folder / "run.toml").write_text(f"{paths}train.steps = 2\neval.num_prompts = 0\n")
+    (folder / "run.toml").write_text(f"{paths}train.steps = 2\neval.num_prompts = 0\noptimizer.eps = 1e-3\n")
     return folder
 
 

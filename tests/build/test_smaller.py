@@ -35,15 +35,15 @@ def test_a_run_whose_rank_has_too_little_memory_goes_on_with_smaller_micro_batch
     assert 1 <= restarts <= 3, output
     assert completions(place, name) == completions(place, unbroken)
     ours, theirs = weights(place, name), weights(place, unbroken)
-    assert max(float((ours[key] - theirs[key]).abs().max()) for key in theirs) < 3e-6  # AdamW divides rounding by rounding
+    assert max(float((ours[key] - theirs[key]).abs().max()) for key in theirs) < 1e-6
     found = json.loads((place / name / SMALLER).read_text())
-    assert found["tokens"] <= 30 and found["asked"] == Config().train.micro_batch_tokens and found["ranks"] == 2
+    assert found["tokens"] < 60 and found["asked"] == Config().train.micro_batch_tokens and found["ranks"] == 2
     assert warned(place, name)[-1] == (
         f"{found['why']}: micro-batches have at most {found['tokens']} tokens, until train.micro_batch_tokens, the number "
         "of ranks, scale.experts or scale.replicas changes"
     )
     assert f"rank {victim} was out of memory with a micro-batch" in (place / name / "report.html").read_text()
-    again = ("tokens", victim, FORWARD, 1, 30)
+    again = ("tokens", victim, FORWARD, 1, found["tokens"])
     status, output = finished(begin(place, name, "--resume", "--scale.ranks=2", "--train.steps=8", faults=[again]))
     assert status == 0 and "restart" not in output, output
 

@@ -76,7 +76,7 @@ def test_two_ranks_make_the_run_of_one_over_stages_and_a_refresh(staged):
     check(staged, "staged-two", two)
     gap = apart(staged, "staged-two", "staged-one")
     print(f"weights differ by {gap:.2g}")
-    assert gap < 5e-6 and same_queries(one, two)
+    assert gap < 1e-6 and same_queries(one, two)
 
 
 @pytest.fixture(scope="module")

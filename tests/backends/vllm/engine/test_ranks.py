@@ -16,7 +16,7 @@ model.path = "{folder}/model"
 task.source = "{folder}/rows.jsonl"
 reward.functions = ["letters:likes_a"]
 rollout = {{num_prompts = 8, num_generations = 4, max_completion_length = 8}}
-optimizer.lr = 3e-3
+optimizer = {{lr = 3e-3, eps = 1e-3}}
 train = {{steps = 3, seed = 1}}
 eval.num_prompts = 0
 algorithm.router_replay = "R3"
@@ -50,5 +50,5 @@ def test_two_ranks_and_two_engines_make_the_run_of_one(tmp_path):
     one, whole, _ = run(tmp_path, "one")
     two, shards, metrics = run(tmp_path, "two", "--scale.ranks=2", "--scale.experts=2", "--sampler.engines=2")
     assert one == two and len(one) == 96
-    assert whole.keys() == shards.keys() and max(float((whole[name] - shards[name]).abs().max()) for name in whole) < 1e-5
+    assert whole.keys() == shards.keys() and max(float((whole[name] - shards[name]).abs().max()) for name in whole) < 1e-6
     assert all(line["engines/serving"] == 2 and line["mismatch/kl"] < 1e-6 for line in metrics)

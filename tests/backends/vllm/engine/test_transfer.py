@@ -130,5 +130,5 @@ def test_runs_are_the_same_by_either_way_and_on_two_ranks(tmp_path):
         }
     ranks = "--scale.ranks=2", "--scale.experts=2", "--sampler.engines=2", "--sampler.weight_transfer=broadcast"
     two, shards, metrics = run(tmp_path, "two", *ranks)
-    assert two == folder and max(float((weights[name] - shards[name]).abs().max()) for name in weights) < 1e-5
+    assert two == folder and max(float((weights[name] - shards[name]).abs().max()) for name in weights) < 1e-6
     assert all(line["engines/serving"] == 2 and line["sync/copies"] == 3 for line in metrics)
