@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo.benchmark import manifest as manifests
-from gspo.benchmark.replies import Mark, read
-from gspo.benchmark.results import LIKE, THESE
+from gspo.benchmark.replies import REFUSAL, Mark, read
+from gspo.benchmark.results import LIKE, THESE, counted
 from gspo.rollout.statistics import Z95
 from gspo.study.analysis import Interval, interval, verdict
 
@@ -25,20 +25,33 @@ class Paired(NamedTuple):
     differs: list[str]
 
 
-def correct_of(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The manifest of a finished evaluation, and the right replies to each problem. Raises ValueError where it is none."""
+class Finished(NamedTuple):
+    """An evaluation: its manifest, the right replies to each problem, and the replies that count as wrong because they could
+    not be scored, of which the endpoint refused some.
+    """
+
+    manifest: dict[str, Any]
+    right: dict[str, int]
+    unscored: int
+    refused: int
+
+
+def correct_of(folder: Path) -> Finished:
+    """The finished evaluation in a folder. Raises ValueError where it is none."""
     there = manifests.load(folder)
     marks = read(folder / "marks.jsonl", Mark)
     n, problems = there["samples"], dict.fromkeys(problem for problem, _ in marks)
     expected = there.get("data", {}).get("problems")
     if len(marks) != n * len(problems) or len(problems) != expected:
         raise ValueError(f"{folder}: is not finished: {len(marks)} of {expected} x {n} replies are scored; finish it first")
-    return there, {problem: sum(marks[problem, i].right for i in range(n)) for problem in problems}
+    right = {problem: sum(marks[problem, i].right for i in range(n)) for problem in problems}
+    errors = [mark.error for mark in marks.values() if mark.error]
+    return Finished(there, right, len(errors), errors.count(REFUSAL))
 
 
 def check(this: Mapping[str, Any], other: Path) -> None:
     """Whether a finished evaluation of the same problems lies there. Raises ValueError."""
-    theirs, _ = correct_of(other)
+    theirs = correct_of(other).manifest
     if theirs["data"]["sha256"] != this["data"]["sha256"]:
         raise ValueError(
             f"--against {other}: its problems are others ({theirs['benchmark']}): only evaluations of the same data compare"
@@ -47,11 +60,13 @@ def check(this: Mapping[str, Any], other: Path) -> None:
 
 def compared(first: Path, second: Path) -> Paired:
     """The evaluation in `first` against that in `second`. Raises ValueError where one is not finished, or of other data."""
-    (mine, a), (theirs, b) = correct_of(first), correct_of(second)
+    a, b = correct_of(first), correct_of(second)
+    mine, theirs = a.manifest, b.manifest
     check(mine, second)
     differs = [key for key in ("prompt", "sampling", "scoring", "samples") if mine.get(key) != theirs.get(key)]
     names = _names(mine, theirs, first, second)
-    return paired(a, mine["samples"], b, theirs["samples"], names, differs)
+    found = paired(a.right, mine["samples"], b.right, theirs["samples"], names, differs)
+    return found._replace(words=found.words + "".join(_unscored(*side) for side in zip(names, (a, b))))
 
 
 def paired(
@@ -73,6 +88,14 @@ def paired(
     if differs:
         text += f" They differ also in {', '.join(differs)}."
     return Paired(these, like, text, list(differs))
+
+
+def _unscored(name: str, side: Finished) -> str:
+    """What is to be said of a side's replies that nobody judged; "" where there are none."""
+    if not side.unscored:
+        return ""
+    refused = f", of which the endpoint refused {side.refused:,}" if side.refused else ""
+    return f" Of {name} {counted(side.unscored)} could not be scored{refused}: wrong here, whatever the model knows."
 
 
 def _variance(c: int, n: int) -> float:

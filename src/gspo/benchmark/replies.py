@@ -16,6 +16,8 @@ Key = tuple[str, int]
 """The id of a problem, and the number of a reply to it."""
 REFUSED = "refused"
 """`stop` of a reply that an endpoint refused to give, and that counts as wrong because somebody said so."""
+REFUSAL = "the endpoint refused it"
+"""`error` of its mark."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gspo.benchmark.faults import Faults
-from gspo.benchmark.replies import REFUSED, Key, Lines, Mark, Reply
+from gspo.benchmark.replies import REFUSAL, REFUSED, Key, Lines, Mark, Reply
 from gspo.ports import RewardsFailed, Scorer
 from gspo.rewards.answers import final, normal
 from gspo.rewards.arguments import RewardInput
@@ -85,7 +85,7 @@ def mark(
     by_id = {prompt.id: prompt for prompt in prompts}
     for reply in replies:
         if reply.stop == REFUSED:
-            marks.add(Mark(reply.problem, reply.sample, False, error="the endpoint refused it"))
+            marks.add(Mark(reply.problem, reply.sample, False, error=REFUSAL))
     todo = [reply for reply in replies if (reply.problem, reply.sample) not in marks.lines]
     for start in range(0, len(todo), MARKED):
         part = todo[start : start + MARKED]

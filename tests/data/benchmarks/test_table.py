@@ -110,7 +110,17 @@ def test_releases_of_livecodebench_are_configurations_of_its_data_set():
     assert place("livecodebench", {"release": "v6"}) == (*hub, {"name": "release_v6"})
     assert place("livecodebench", {"data": "x.jsonl"}) == ("x.jsonl", "test", {})
     assert asked("livecodebench", {"window": "all"}) == {"release": "v5", "window": "all"}
+    assert asked("livecodebench", {"name": "v4_v5"}) == {"name": "v4_v5", "window": "2024-10..2025-02"}
     assert asked("livecodebench", {"data": "x.jsonl"}) == {"data": "x.jsonl", "window": "2024-10..2025-02"}
+
+
+@pytest.mark.parametrize("options", [{}, {"release": "v5"}, {"data": "lighteval/code_generation_lite"}])
+def test_a_configuration_that_is_another_release_than_what_is_asked_for_is_refused(options):
+    with pytest.raises(ValueError, match="name = 'release_v4': this is release v4: give release = 'v4'"):
+        place("livecodebench", {"name": "release_v4"} | options)
+    assert place("livecodebench", {"name": "release_v5"} | options)[2] == {"name": "release_v5"}
+    assert place("livecodebench", {"name": "v4_v5"} | options)[2] == {"name": "v4_v5"}
+    assert place("livecodebench", {"name": "release_v4", "data": "my/own"})[2] == {"name": "release_v4"}
 
 
 def test_names():

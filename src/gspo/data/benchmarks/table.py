@@ -115,12 +115,23 @@ def place(name: str, options: Mapping[str, Any]) -> tuple[str, str, dict[str, An
             raise ValueError(f"{option} = {options[option]!r}: {source or 'its package'} has none to choose; leave it out")
     its_own = (one.config or "").format(**{**one.usual, **options}) if source == one.source else ""
     config = options.get("name", its_own)
+    if its_own and config != its_own and (release := _release(one, str(config))):
+        raise ValueError(f"name = {config!r}: this is release {release}: give release = {release!r}, and leave name out")
     return str(source), str(options.get("split", one.split)), {"name": config} if config else {}
 
 
+def _release(one: Benchmark, config: str) -> str:
+    """The release that a configuration of the benchmark's own data set is; "" where it is none."""
+    before, _, after = (one.config or "").partition("{release}")
+    return config.removeprefix(before).removesuffix(after) if config.startswith(before) and config.endswith(after) else ""
+
+
 def asked(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with which a benchmark was read, also those that were not given. Nobody knows which release a file is."""
-    usual = {key: value for key, value in named(name).usual.items() if key != "release" or not options.get("data")}
+    """The options with which a benchmark was read, also those that were not given. Nobody knows which release a file is, or
+    another configuration.
+    """
+    elsewhere = options.get("data") or options.get("name")
+    usual = {key: value for key, value in named(name).usual.items() if key != "release" or not elsewhere}
     return {**usual, **options}
 
 
