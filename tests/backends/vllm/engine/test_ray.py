@@ -92,13 +92,12 @@ def serving(folder, name):
     return [int(json.loads(line)["engines/serving"]) for line in lines]
 
 
-def test_a_run_on_ray_is_the_run_of_one_process_whatever_dies(folder, cluster):
-    """An engine's actor dies, and the others go on; a rank dies, and the next life has all engines again. The weights are
-    those of one process up to what 14 steps of AdamW make of rounding; nothing is sampled otherwise.
+def test_a_run_on_ray_is_the_run_without_it_whatever_dies(folder, cluster):
+    """An engine's actor dies, and the others go on; a rank dies, and the next life has all engines again. (In one process
+    rounding is other, and in 14 steps a clip has made more of that.)
     """
-    one, whole, _ = run(folder, "one", "--train.steps=14")
-    two = "--scale.ranks=2", "--sampler.engines=2", "--train.steps=14"
-    process = begin(folder, "two", cluster, *two)
+    one, whole, _ = run(folder, "one", "--scale.ranks=2", "--train.steps=14")
+    process = begin(folder, "two", cluster, "--scale.ranks=2", "--sampler.engines=2", "--train.steps=14")
     until(lambda: steps(folder, "two") >= 2, process)
     (engine, actor, variables), (other, _, _) = engines("two")
     assert not {"RANK", "MASTER_ADDR", "GSPO_ENGINES"} & set(variables) and variables["GSPO_KEY"]
@@ -119,7 +118,9 @@ def test_a_run_on_ray_is_the_run_of_one_process_whatever_dies(folder, cluster):
     rows = map(json.loads, (folder / "two" / "rollouts.jsonl").read_text().splitlines())
     assert [row["completion"] for row in rows] == one and len(one) == 14 * 32
     found = {key: x for file in (folder / "two" / "model").glob("*.safetensors") for key, x in load_file(file).items()}
-    assert whole.keys() == found.keys() and max(float((whole[name] - found[name]).abs().max()) for name in whole) < 1e-4
+    apart = max(float((whole[name] - found[name]).abs().max()) for name in whole)
+    print(f"weights differ by {apart:.2g}")
+    assert whole.keys() == found.keys() and apart < 1e-6
 
 
 def test_the_engines_of_a_run_end_with_it(folder, cluster):
