@@ -171,7 +171,7 @@ def test_rows_without_tests_are_refused_before_anything_is_sampled(name):
         with pytest.raises(ValueError, match=r"prompt .*: .*mend the row") as caught:
             rewards.check([rollout("", tests=tests).prompt])
         assert message in str(caught.value)
-        with pytest.raises(ValueError, match="there is no column 'tests'"):
+        with pytest.raises(ValueError, match="there is no column 'tests' with the tests"):
             rewards.check([rollout("").prompt])
 
 

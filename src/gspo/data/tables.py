@@ -59,7 +59,7 @@ def _check_first_row(source: Table, prompt: str, needs: Mapping[str, str]) -> No
             cell(row, prompt, "task.prompt_column")
             others = {name: value for name, value in row.items() if name != prompt or prompt == "question"}
             for column, key in needs.items():
-                cell(others, column, key, " with the right answer")
+                judged_by(others, column, key)
         except ValueError as error:
             raise ValueError(f"{source.label}, row {number}: {error}") from None
 
@@ -148,6 +148,11 @@ def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:
         found = ", ".join(names) or "(none)"
         raise ValueError(f"there is no column {column!r}{what}{nearest(column, names)}; set {key} to one of: {found}")
     return row[column]
+
+
+def judged_by(row: Mapping[str, Any], column: str, key: str) -> Any:
+    """What a reward compares completions with, from the column that `key` names. Raises ValueError where there is none."""
+    return cell(row, column, key, f" with the {'tests' if key == 'code.tests_column' else 'right answer'}")
 
 
 def plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gspo.config.checks import check_names, nearest
+from gspo.config.checks import check_names
 from gspo.config.origin import BENCHMARK
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
@@ -23,6 +23,7 @@ from gspo.data.benchmarks.table import named
 from gspo.data.bounds import NO_OPINION, unfit
 from gspo.data.prompts import Notice
 from gspo.data.reasoning_gym import PREFIX
+from gspo.data.tables import judged_by
 from gspo.rewards import code as programs
 from gspo.rewards.arguments import TrainerState
 from gspo.rewards.channels import Channel, Thread, Worker, score_rows
@@ -123,11 +124,10 @@ class Rewards:
         column = self._settings[1].answer_column
         for prompt in prompts:
             for needed, key in self.needs.items():
-                if needed not in prompt.columns:
-                    raise ValueError(
-                        f"prompt {prompt.id}: there is no column {needed!r} with the right answer"
-                        f"{nearest(needed, prompt.columns)}; set {key} to one of: {', '.join(prompt.columns) or '(none)'}"
-                    )
+                try:
+                    judged_by(prompt.columns, needed, key)
+                except ValueError as error:
+                    raise ValueError(f"prompt {prompt.id}: {error}") from None
             for spec, columns in self.of_benchmarks.items():
                 if lacking := [column for column in columns if column not in prompt.columns]:
                     raise ValueError(
