@@ -62,24 +62,16 @@ Budget: at most 10 hours on two cores. `cost` was fitted to processor time of a 
 
 from __future__ import annotations
 
-import argparse
-import io
-import json
 import os
-import signal
 import subprocess
 import sys
-import tarfile
-import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import world
+from cells import HERE, Study, go_on, parser
 
-HERE = Path(__file__).resolve().parent
-RESULTS, WORK = HERE / "results" / "mechanism", Path("runs/mechanism")
 SEEDS = range(5)
 SIZES = {"groups": 48, "fresh": 64, "warm": 2, "update": 4, "generations": 8, "steps": 300}
 """Of all cells: groups that are measured, fresh ones at each age, steps before, groups of an update, completions of a group,
@@ -134,7 +126,7 @@ class ProbeCell:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that its result depends on, as JSON has it: a cell with others is not this one."""
+        """All that its result depends on, as JSON has it."""
         fixed = {"prompts": PROMPTS, "algorithm": ALGORITHM, "world": world.settings()}
         return asdict(self.point) | {"ages": list(self.point.ages), "seed": self.seed} | SIZES | fixed
 
@@ -155,146 +147,22 @@ def cells(dials: Iterable[str]) -> list[ProbeCell]:
     return [ProbeCell(point, seed) for seed in SEEDS for point in points]
 
 
-def file_of(cell: ProbeCell) -> Path:
-    """Where its result is."""
-    return RESULTS / "cells" / f"{cell.name}.json"
-
-
-def done(cell: ProbeCell) -> bool:
-    """Whether its result is there, and its own."""
-    try:
-        told = json.loads(file_of(cell).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(told, dict) and told.get("settings") == cell.settings
-
-
-def kept() -> list[dict[str, Any]]:
-    """The results that were kept, of cells of the plan."""
-    archive = RESULTS.with_suffix(".tar.xz")
-    if not archive.exists():
-        return []
-    found = []
-    with tarfile.open(archive) as file:
-        for member in file.getmembers():
-            data = file.extractfile(member)
-            found += [] if data is None else [json.loads(data.read())]
-    planned = [cell.settings for cell in cells(DIALS)]
-    return [each for each in found if each["settings"] in planned]
-
-
-def unpack() -> None:
-    """Puts what was kept where cells are done, so that the next `pack` keeps it too."""
-    by_settings = {json.dumps(each["settings"], sort_keys=True): each for each in kept()}
-    for cell in cells(DIALS):
-        told = by_settings.get(json.dumps(cell.settings, sort_keys=True))
-        if told is not None and not done(cell):
-            file_of(cell).parent.mkdir(parents=True, exist_ok=True)
-            file_of(cell).write_text(f"{json.dumps(told)}\n", encoding="utf-8")
-
-
-def pack() -> None:
-    """Keeps what is done."""
-    archive = RESULTS.with_suffix(".tar.xz")
-    made = archive.with_name(f"{archive.name}.{os.getpid()}.new")  # others may run beside
-    with tarfile.open(made, "w:xz") as file:
-        for cell in filter(done, cells(DIALS)):
-            data = file_of(cell).read_bytes()
-            member = tarfile.TarInfo(f"cells/{file_of(cell).name}")
-            member.size = len(data)
-            file.addfile(member, io.BytesIO(data))
-    made.replace(archive)
-
-
-class Workers:
-    """Runs cells as processes, so many at a time. asked: how often it was asked to stop."""
-
-    def __init__(self, count: int, end: float) -> None:
-        self.count, self.end, self.asked = count, end, 0
-        self.running: dict[ProbeCell, subprocess.Popen[bytes]] = {}
-        self.failed: list[str] = []
-        self.slower = 1.0  # seconds that pass for one that was expected: the longest of all
-
-    def interrupt(self, *_: Any) -> None:
-        """Ctrl-C: the first lets those that run end, the second ends them."""
-        self.asked += 1
-        if self.asked == 1:
-            print(f"stops when {len(self.running)} cells have ended; Ctrl-C again ends them now", flush=True)
-        else:
-            for process in self.running.values():
-                process.terminate()
-
-    def run(self, missing: Sequence[ProbeCell]) -> None:
-        """Those of the cells that fit into the time, in their order."""
-        todo, begun = list(missing), {}
-        while True:
-            for cell in [cell for cell, process in self.running.items() if process.poll() is not None]:
-                took = time.monotonic() - begun[cell]
-                self.slower = max(self.slower, took / cell.cost)
-                self._ended(cell, took)
-            while not self.asked and len(self.running) < self.count and (cell := self._next(todo)):
-                todo.remove(cell)
-                begun[cell] = time.monotonic()
-                self._start(cell)
-            if not self.running:
-                return
-            time.sleep(0.5)
-
-    def _next(self, todo: Sequence[ProbeCell]) -> ProbeCell | None:
-        left = self.end - time.monotonic()
-        return next((cell for cell in todo if cell.cost * self.slower <= left), None)
-
-    def _start(self, cell: ProbeCell) -> None:
-        log = WORK / "logs" / f"{cell.name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(HERE / "probe_cell.py"), cell.name]
-        with open(log, "wb") as file:  # a session of its own: Ctrl-C is for this process
-            self.running[cell] = subprocess.Popen(
-                command, stdout=file, stderr=file, start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-            )
-
-    def _ended(self, cell: ProbeCell, took: float) -> None:
-        status = self.running.pop(cell).returncode
-        if status == 0 and done(cell):
-            pack()
-            print(f"{cell.name}: {took:.0f} s", flush=True)
-        elif self.asked < 2:
-            self.failed.append(cell.name)
-            print(f"{cell.name}: failed ({status}), see {WORK / 'logs' / cell.name}.log", flush=True)
+STUDY = Study("mechanism", "probe_cell.py", lambda: cells(DIALS))
 
 
 def main() -> int:
     """Goes on with whatever is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=DIALS, help="a dial, by default all")
-    parser.add_argument("--hours", type=float, default=1e6, help="starts no cell that would end later")
-    parser.add_argument("--workers", type=int, default=2, help="cells at a time, a core each (default: %(default)s)")
-    parser.add_argument("--list", action="store_true", help="only tells")
-    options = parser.parse_args()
+    told = parser(__doc__)
+    told.add_argument("--only", action="append", choices=DIALS, help="a dial, by default all")
+    options = told.parse_args()
     if options.workers < 1:
-        parser.error(f"--workers {options.workers}: must be at least 1")
+        told.error(f"--workers {options.workers}: must be at least 1")
     os.chdir(HERE.parent)
-    unpack()
-    planned = cells(options.only or DIALS)
-    missing = [cell for cell in planned if not done(cell)]
-    cost = sum(cell.cost for cell in missing) / 3600
-    if options.list:
-        _list(planned, missing)
-    print(
-        f"{len(planned) - len(missing)} of {len(planned)} cells are done; the others take {cost:.1f} hours of a core, about"
-    )
-    if options.list:
-        return 0
-    workers = Workers(options.workers, time.monotonic() + 3600 * options.hours)
-    signal.signal(signal.SIGINT, workers.interrupt)
-    workers.run(missing)
-    subprocess.run([sys.executable, HERE / "report.py", "--tables"], check=True)
-    return 1 if workers.failed else 130 if workers.asked else 0
-
-
-def _list(planned: Sequence[ProbeCell], missing: Collection[ProbeCell]) -> None:
-    for cell in planned:
-        print(f"{'      ' if cell in missing else 'done  '}{cell.cost:6.0f} s  {cell.name}")
+    STUDY.unpack()
+    status = go_on(STUDY, cells(options.only or DIALS), options)
+    if not options.list:
+        subprocess.run([sys.executable, HERE / "report.py", "--tables"], check=True)
+    return status
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 import world
 from jitter import jittered
-from mechanism import ALGORITHM, DIALS, PROMPTS, SIZES, WORK, Point, ProbeCell, cells, file_of
+from mechanism import ALGORITHM, DIALS, PROMPTS, SIZES, STUDY, Point, ProbeCell, cells
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gspo.build.assemble import training
@@ -122,12 +122,7 @@ def rounded(value: Any) -> Any:
 def main(name: str) -> None:
     """Runs a cell of the plan, and writes its result as a whole or not at all."""
     cell: ProbeCell = {each.name: each for each in cells(DIALS)}[name]
-    told = {"settings": cell.settings} | run_cell(cell.point, cell.seed, SIZES, WORK / "models")
-    path = file_of(cell)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_name(f"{path.name}.{os.getpid()}.new")  # another process may run the same cell
-    made.write_text(f"{json.dumps(told)}\n", encoding="utf-8")
-    made.replace(path)
+    STUDY.keep(cell, run_cell(cell.point, cell.seed, SIZES, STUDY.work / "models"))
 
 
 if __name__ == "__main__":

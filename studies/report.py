@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from foretold import table as outcomes
 from laws import tables
-from mechanism import kept
+from mechanism import STUDY
 
 from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
 from gspo.study.analysis import interval, paired
@@ -92,7 +92,7 @@ def table(study: str, setting: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Both pages with today's tables."""
-    results = kept()
+    results = STUDY.kept()
 
     def of_dial(name: str) -> str:
         return outcomes(results) if name == "foretold" else tables(results, name)

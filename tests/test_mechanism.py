@@ -2,7 +2,9 @@
 
 import json
 import math
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ import mechanism  # noqa: E402
 import probe_cell  # noqa: E402
 import report  # noqa: E402
 import world  # noqa: E402
+from cells import Workers  # noqa: E402
 
 from gspo.backends.hf.routing import record, replay  # noqa: E402
 from tests.backends.hf.families import tiny  # noqa: E402
@@ -333,25 +336,25 @@ def test_every_dial_has_its_tables_on_the_page():
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    monkeypatch.setattr(mechanism, "RESULTS", tmp_path / "mechanism")
-    monkeypatch.setattr(mechanism, "WORK", tmp_path)
+    monkeypatch.setattr(mechanism.STUDY, "results", tmp_path / "mechanism")
+    monkeypatch.setattr(mechanism.STUDY, "work", tmp_path)
     return tmp_path / "mechanism"
 
 
 def test_cells_are_kept_and_known_again_by_their_settings(results):
     ours = mechanism.cells(["length"])[:2]
     assert len({cell.name for cell in mechanism.cells(mechanism.DIALS)}) == len(mechanism.cells(mechanism.DIALS))
-    assert not any(map(mechanism.done, ours)) and mechanism.kept() == []
+    assert not any(map(mechanism.STUDY.done, ours)) and mechanism.STUDY.kept() == []
     in_order = dict(sorted(ours[0].settings.items()))  # as another version may have written them
     for one, settings in zip(ours, (in_order, ours[1].settings | {"fresh": 1})):
-        mechanism.file_of(one).parent.mkdir(parents=True, exist_ok=True)
-        mechanism.file_of(one).write_text(json.dumps({"settings": settings, "ages": []}))
-    assert list(map(mechanism.done, ours)) == [True, False]
-    mechanism.pack()
-    assert [each["settings"] for each in mechanism.kept()] == [ours[0].settings]
-    mechanism.file_of(ours[0]).unlink()
-    mechanism.unpack()  # another machine's cells stay, also beside some of one's own
-    assert mechanism.done(ours[0])
+        mechanism.STUDY.file_of(one).parent.mkdir(parents=True, exist_ok=True)
+        mechanism.STUDY.file_of(one).write_text(json.dumps({"settings": settings, "ages": []}))
+    assert list(map(mechanism.STUDY.done, ours)) == [True, False]
+    mechanism.STUDY.pack()
+    assert [each["settings"] for each in mechanism.STUDY.kept()] == [ours[0].settings]
+    mechanism.STUDY.file_of(ours[0]).unlink()
+    mechanism.STUDY.unpack()  # another machine's cells stay, also beside some of one's own
+    assert mechanism.STUDY.done(ours[0])
 
 
 def test_a_cell_of_another_world_is_not_this_one(results, tmp_path, monkeypatch):
@@ -379,13 +382,13 @@ Path(sys.argv[1]).write_text(sys.argv[2])
 """
 
 
-class Quick(mechanism.Workers):
+class Quick(Workers):
     """Its cells sleep."""
 
     def _start(self, cell):
         told = json.dumps({"settings": cell.settings, "ages": []})
-        command = [sys.executable, "-c", CELL, str(mechanism.file_of(cell)), told, "1.5"]
-        self.running[cell] = mechanism.subprocess.Popen(command)
+        command = [sys.executable, "-c", CELL, str(mechanism.STUDY.file_of(cell)), told, "1.5"]
+        self.running[cell] = subprocess.Popen(command)
         if self.stop_at == len(self.running):
             self.interrupt()
             if self.at_once:
@@ -397,16 +400,16 @@ class Quick(mechanism.Workers):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("at_once", "kept"), [(False, 2), (True, 0)])
 def test_who_is_asked_to_stop_lets_the_running_cells_end(results, at_once, kept):
-    workers = Quick(2, mechanism.time.monotonic() + 1e6)
+    workers = Quick(mechanism.STUDY, 2, time.monotonic() + 1e6)
     workers.stop_at, workers.at_once = 2, at_once
     workers.run(mechanism.cells(["rate"])[:5])
-    assert len(mechanism.kept()) == kept and workers.failed == []
+    assert len(mechanism.STUDY.kept()) == kept and workers.failed == []
 
 
 @pytest.mark.timeout(60)
 def test_a_cell_that_does_not_fit_into_the_time_is_not_begun(results):
     ours = mechanism.cells(["length"])[:7]
     cheapest = min(ours, key=lambda cell: cell.cost)
-    workers = Quick(2, mechanism.time.monotonic() + cheapest.cost + 1)
+    workers = Quick(mechanism.STUDY, 2, time.monotonic() + cheapest.cost + 1)
     workers.run(ours)
-    assert [each["settings"] for each in mechanism.kept()] == [cheapest.settings]
+    assert [each["settings"] for each in mechanism.STUDY.kept()] == [cheapest.settings]
