@@ -93,6 +93,7 @@ same: .venv/test
 evidence: .venv/demo
 	$(BIN)/python studies/evidence.py
 	$(BIN)/python studies/mechanism.py
+	$(BIN)/python studies/strong.py
 
 clean:
 	rm -rf .venv .venv-* .bench-* build dist

@@ -21,6 +21,9 @@ from typing import Any, Protocol
 HERE = Path(__file__).resolve().parent
 
 
+Result = dict[str, Any]
+
+
 class Cell(Protocol):
     """One of a study. name: of its file. settings: all that its result depends on, as JSON. cost: seconds of a core."""
 
@@ -34,12 +37,17 @@ class Cell(Protocol):
 
 class Study:
     """The cells that are planned, and their results. name: of the archive in results/, and of a folder in runs/.
-    script: runs the cell whose name it is given. planned: all cells.
+    script: runs the cell whose name it is given. planned: all cells, which may depend on the results that are there.
     """
 
-    def __init__(self, name: str, script: str, planned: Callable[[], Iterable[Cell]]) -> None:
+    def __init__(self, name: str, script: str, planned: Callable[[list[Result]], Iterable[Cell]]) -> None:
         self.results, self.work = HERE / "results" / name, Path("runs") / name
         self.script, self.planned = script, planned
+
+    def cells(self) -> list[Cell]:
+        """All that are planned by what is done."""
+        files = sorted((self.results / "cells").glob("*.json"))
+        return list(self.planned([json.loads(file.read_text(encoding="utf-8")) for file in files]))
 
     def file_of(self, cell: Cell) -> Path:
         """Where its result is."""
@@ -53,7 +61,7 @@ class Study:
             return False
         return isinstance(told, dict) and told.get("settings") == cell.settings
 
-    def keep(self, cell: Cell, told: dict[str, Any]) -> None:
+    def keep(self, cell: Cell, told: Result) -> None:
         """Writes its result as a whole or not at all."""
         path = self.file_of(cell)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +69,7 @@ class Study:
         made.write_text(f"{json.dumps({'settings': cell.settings} | told)}\n", encoding="utf-8")
         made.replace(path)
 
-    def kept(self) -> list[dict[str, Any]]:
+    def kept(self) -> list[Result]:
         """The results that were kept, of cells of the plan."""
         archive = self.results.with_suffix(".tar.xz")
         if not archive.exists():
@@ -71,13 +79,14 @@ class Study:
             for member in file.getmembers():
                 data = file.extractfile(member)
                 found += [] if data is None else [json.loads(data.read())]
-        planned = [cell.settings for cell in self.planned()]
+        planned = [cell.settings for cell in self.planned(found)]
         return [each for each in found if each["settings"] in planned]
 
     def unpack(self) -> None:
         """Puts what was kept where cells are done, so that the next `pack` keeps it too."""
-        by_settings = {json.dumps(each["settings"], sort_keys=True): each for each in self.kept()}
-        for cell in self.planned():
+        kept = self.kept()
+        by_settings = {json.dumps(each["settings"], sort_keys=True): each for each in kept}
+        for cell in self.planned(kept):
             told = by_settings.get(json.dumps(cell.settings, sort_keys=True))
             if told is not None and not self.done(cell):
                 self.keep(cell, told)
@@ -87,7 +96,7 @@ class Study:
         archive = self.results.with_suffix(".tar.xz")
         made = archive.with_name(f"{archive.name}.{os.getpid()}.new")  # others may run beside
         with tarfile.open(made, "w:xz") as file:
-            for cell in filter(self.done, self.planned()):
+            for cell in filter(self.done, self.cells()):
                 data = self.file_of(cell).read_bytes()
                 member = tarfile.TarInfo(f"cells/{self.file_of(cell).name}")
                 member.size = len(data)

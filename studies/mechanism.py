@@ -147,7 +147,7 @@ def cells(dials: Iterable[str]) -> list[ProbeCell]:
     return [ProbeCell(point, seed) for seed in SEEDS for point in points]
 
 
-STUDY = Study("mechanism", "probe_cell.py", lambda: cells(DIALS))
+STUDY = Study("mechanism", "probe_cell.py", lambda _: cells(DIALS))
 
 
 def main() -> int:

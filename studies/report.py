@@ -1,7 +1,8 @@
 """Writes the tables of docs/evidence.md from results/*.json, and its figures; those of docs/mechanism.md from
-results/mechanism.tar.xz. `--check` only compares, `--tables` draws no figures.
+results/mechanism.tar.xz and results/strong.tar.xz. `--check` only compares, `--tables` draws no figures.
 
-A table stands between `<!-- table: STUDY / SETTING -->` and `<!-- end -->`; those of a dial follow `<!-- dial: NAME -->`.
+A table stands between `<!-- table: STUDY / SETTING -->` and `<!-- end -->`; those of a dial follow `<!-- dial: NAME -->`,
+those of strong.py `<!-- training: NAME -->`.
 Figures of curves need the cells themselves (studies/evidence.py); without them the committed ones stay.
 """
 
@@ -19,6 +20,8 @@ import numpy as np
 from foretold import table as outcomes
 from laws import tables
 from mechanism import STUDY
+from strong import STUDY as TRAINED
+from strong_told import TABLES as OF_TRAINING
 
 from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
 from gspo.study.analysis import interval, paired
@@ -28,6 +31,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "evidence.md"
 MECHANISM, IMAGES = PAGE.with_name("mechanism.md"), PAGE.parent / "images"
 TABLE = re.compile(r"(<!-- table: (\w+) / (.+?) -->\n).*?(<!-- end -->)", re.S)
+TRAINING = re.compile(r"(<!-- training: (\w+) -->\n).*?(<!-- end -->)", re.S)
 DIAL = re.compile(r"(<!-- dial: (\w+) -->\n).*?(<!-- end -->)", re.S)
 RANGES = ("3e-5", "3e-4", "3e-3", "3e-2")  # of lengths.toml
 # setting and figure of `gspo compare` that the page shows
@@ -92,14 +96,15 @@ def table(study: str, setting: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Both pages with today's tables."""
-    results = STUDY.kept()
+    results, trained = STUDY.kept(), TRAINED.kept()
 
     def of_dial(name: str) -> str:
         return outcomes(results) if name == "foretold" else tables(results, name)
 
+    mechanism = DIAL.sub(lambda m: m[1] + of_dial(m[2]) + m[3], MECHANISM.read_text(encoding="utf-8"))
     return {
         PAGE: TABLE.sub(lambda m: m[1] + table(m[2], m[3]) + m[4], PAGE.read_text(encoding="utf-8")),
-        MECHANISM: DIAL.sub(lambda m: m[1] + of_dial(m[2]) + m[3], MECHANISM.read_text(encoding="utf-8")),
+        MECHANISM: TRAINING.sub(lambda m: m[1] + OF_TRAINING[m[2]](trained) + m[3], mechanism),
     }
 
 

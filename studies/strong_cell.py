@@ -1,0 +1,119 @@
+"""One cell of strong.py: its runs one after the other, and what is kept of each."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import strong
+import torch
+import world
+from mechanism import Point
+from probe_cell import model_of, rounded
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import gspo
+from gspo.learner.objective import PolicyObjective
+from gspo.objective.algorithms import ALGORITHMS
+from gspo.objective.completions import Completions
+from gspo.objective.losses import Surrogate, bounded, clipped
+from gspo.report.read import RunMetrics, read_run
+from gspo.runs.log import finite
+from gspo.study.analysis import collapsed
+
+CENTRED = "gspo_centred"
+
+
+def gspo_centred(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
+    """GSPO, Eq. 5, of s_i / exp(mean of log s): the mean over the completions of the mini-batch, a constant."""
+    log_s = y.mean(logp - logp_old)
+    s = bounded(log_s - log_s.detach().mean()).exp()
+    term, low, high = clipped(s, A, e_low, e_high)
+    return Surrogate(-term, s, low, high)
+
+
+@contextlib.contextmanager
+def centring() -> Iterator[None]:
+    """Has it in the table of algorithms. A range that sets itself sees the centred ratio."""
+    plain = PolicyObjective.watched
+
+    def watched(self: PolicyObjective, surrogate: Surrogate, logp: Tensor, logp_old: Tensor, y: Completions) -> Tensor:
+        return surrogate.ratio if self.row.loss is gspo_centred else plain(self, surrogate, logp, logp_old, y)
+
+    ALGORITHMS[CENTRED] = dataclasses.replace(ALGORITHMS["gspo"], loss=gspo_centred)
+    PolicyObjective.watched = watched  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del ALGORITHMS[CENTRED]
+        PolicyObjective.watched = plain  # type: ignore[method-assign]
+
+
+def sections(cell: strong.RunsCell, own: strong.Sections, folder: Path) -> strong.Sections:
+    """The settings of a run. A mini-batch is one micro-batch, so that a mean over it is one over what the loss is given."""
+    common: strong.Sections = {
+        "task": {"seed": cell.seed},
+        "rollout": strong.BATCH | {"max_completion_length": 64},
+        "algorithm": strong.ALGORITHM,
+        "train": {"steps": strong.STEPS, "seed": cell.seed, "save_every": 10**6},
+        "eval": {"num_prompts": 0},
+        "guard": {"action": "off"},
+        "log": {"dir": str(folder)},
+    }
+    return strong.merged(common, strong.SETTINGS[cell.setting], own)
+
+
+def run(cell: strong.RunsCell, own: strong.Sections, start: Path, folder: Path) -> dict[str, Any]:
+    """Trains from the cold start, and tells."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(start), AutoTokenizer.from_pretrained(start)
+    rows = world.rows(strong.PROMPTS, cell.seed)
+    gspo.train(model, rows, [world.worth], tokenizer=tokenizer, **sections(cell, own, folder))  # type: ignore[arg-type]
+    return numbers(read_run(folder))
+
+
+def numbers(told: RunMetrics) -> dict[str, Any]:
+    """What is kept of a run."""
+    _, rewards = told.series("reward")
+    _, norms = told.series("grad_norm")
+    spike = math.log10(float(norms.max() / np.median(norms))) if len(norms) and np.median(norms) > 0 else math.nan
+    clips = {sign: float(told.series(f"clip_ratio/{sign}")[1].mean()) for sign in ("negative", "positive")}
+    return {
+        "reward": float(rewards[-strong.LAST :].mean()), "mean": float(rewards.mean()), "spike": spike,
+        "collapsed": collapsed(told), "clipped": clips, "steps": len(rewards),
+    }  # fmt: skip
+
+
+def run_cell(cell: strong.RunsCell, models: Path) -> dict[str, Any]:
+    """All its runs."""
+    point = Point(experts=0 if strong.model_of(cell.setting) == "dense" else 32)
+    start = model_of(point, cell.seed, {"steps": strong.COLD_START}, models)
+    found = []
+    with centring():
+        for variant, own in cell.runs:
+            made = Path(tempfile.mkdtemp())
+            try:
+                found.append({"variant": variant} | run(cell, own, start, made / "run"))
+            finally:
+                shutil.rmtree(made)
+    return {"runs": rounded(finite(found))}
+
+
+def main(name: str) -> None:
+    """Runs a cell of the plan."""
+    torch.set_num_threads(1)
+    cell = {each.name: each for each in strong.STUDY.cells()}[name]
+    assert isinstance(cell, strong.RunsCell)
+    strong.STUDY.keep(cell, run_cell(cell, strong.STUDY.work / "models"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,198 @@
+"""The study of training where the mechanism is strong: its centred ratio, its plan, a whole cell, its verdicts."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "studies"))
+
+import report  # noqa: E402
+import strong  # noqa: E402
+import strong_cell  # noqa: E402
+import strong_told  # noqa: E402
+
+from gspo.config.files import as_config  # noqa: E402
+from gspo.learner.algorithm import resolve  # noqa: E402
+from gspo.learner.objective import PolicyObjective  # noqa: E402
+from gspo.objective import losses  # noqa: E402
+from gspo.objective.algorithms import ALGORITHMS  # noqa: E402
+from gspo.objective.completions import Completions  # noqa: E402
+from gspo.rollout.statistics import student  # noqa: E402
+
+
+def batch():
+    rng = np.random.default_rng(0)
+    y = Completions.of(torch.tensor([3, 5, 2, 4]))
+    logp, old = (torch.tensor(rng.normal(-1, 0.1, 14), requires_grad=grad) for grad in (True, False))
+    return logp, old, torch.tensor([1.0, -1.0, 0.5, -2.0], dtype=torch.float64), y
+
+
+def test_the_centred_ratio_is_that_of_the_log_less_its_mean():
+    logp, old, A, y = batch()
+    found = strong_cell.gspo_centred(logp, old, A, y, 0.02, 0.03)
+    log_s = [float(part.mean()) for part in (logp - old).detach().split([3, 5, 2, 4])]
+    s = [np.exp(each - np.mean(log_s)) for each in log_s]
+    terms = [min(r * a, min(max(r, 0.98), 1.03) * a) for r, a in zip(s, A.tolist())]
+    torch.testing.assert_close(found.ratio.detach(), torch.tensor(s, dtype=torch.float64), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.loss.detach(), -torch.tensor(terms, dtype=torch.float64), rtol=1e-12, atol=0)
+    assert found.clipped_low.tolist() == [r < 0.98 and a < 0 for r, a in zip(s, A.tolist())]
+    (gradient,) = torch.autograd.grad(found.loss.sum(), logp)
+    wide = [-r * a / n * (not low and not high) for r, a, n, low, high in zip(
+        s, A.tolist(), [3, 5, 2, 4], found.clipped_low, found.clipped_high)]  # fmt: skip
+    torch.testing.assert_close(gradient, torch.tensor(np.repeat(wide, [3, 5, 2, 4])), rtol=1e-12, atol=1e-15)
+
+
+def test_a_shift_of_all_changes_nothing_of_it():
+    logp, old, A, y = batch()
+    one, other = (strong_cell.gspo_centred(logp + shift, old, A, y, 0.02, 0.03) for shift in (0.0, 0.7))
+    plain = losses.gspo(logp + 0.7, old, A, y, 0.02, 0.03)
+    torch.testing.assert_close(one.loss, other.loss)
+    assert one.clipped_low.equal(other.clipped_low) and plain.clipped_high[A > 0].all()  # all on one side
+
+
+def test_it_is_in_the_table_while_a_cell_runs_and_a_range_that_sets_itself_sees_it():
+    logp, old, A, y = batch()
+    with strong_cell.centring():
+        algorithm = as_config({"algorithm": {"name": strong_cell.CENTRED, "epsilon": "auto"}}, {}).algorithm
+        objective = PolicyObjective(*resolve(algorithm)[:2], 8)
+        surrogate = objective.surrogate(logp.detach(), A, y, {"logp_old": old})
+        assert objective.watched(surrogate, logp, old, y) is surrogate.ratio
+        plain = PolicyObjective(ALGORITHMS["gspo"], algorithm, 8)
+        surrogate = plain.surrogate(logp.detach(), A, y, {"logp_old": old})
+        torch.testing.assert_close(plain.watched(surrogate, logp, old, y).detach(), surrogate.ratio)
+    assert strong_cell.CENTRED not in ALGORITHMS
+
+
+def test_all_variants_have_as_many_choices_and_all_of_them_are_settings_of_a_run():
+    with strong_cell.centring():
+        for variant in strong.VARIANTS:
+            every = strong.choices(variant)
+            assert len(every) == 12 and len({json.dumps(each) for each in every}) == 12
+            for each in every:
+                resolve(as_config(each, {}).algorithm)
+    assert strong.variants("dense") == [name for name in strong.variants("int4") if "R2" not in name]
+    assert len({cell.name for cell in strong.sweep()}) == len(strong.sweep()) == 36
+
+
+def swept(cell, best=7):
+    """What a cell of the sweep would have told: of all choices that of this number was best."""
+    runs = [{"variant": cell.variant, "reward": 0.1 if i != best else 0.2 + cell.seed / 1e4} for i in range(12)]
+    runs[0]["reward"] = None  # it was lost
+    return {"settings": cell.settings, "runs": runs}
+
+
+def test_runs_are_planned_with_the_best_of_the_sweep_once_it_has_ended():
+    told = [swept(cell, best=4 if cell.variant == "gspo" else 7) for cell in strong.sweep()]
+    assert strong.cells(told[:-1]) == strong.cells([]) == strong.sweep()
+    planned = strong.cells(told)[36:]
+    assert len(planned) == 8 * 6 and len({cell.name for cell in planned}) == 48
+    runs = dict(planned[0].runs)
+    assert runs["gspo"] == strong.choices("gspo")[4] and runs["grpo"] == strong.choices("grpo")[7]
+    assert [cell.seed for cell in planned[:6]] == [0] * 6 and "gspo R2" not in dict(planned[1].runs)
+    told[0]["settings"] = told[0]["settings"] | {"steps": 1}  # another plan's
+    assert strong.cells(told) == strong.sweep()
+
+
+def test_what_was_kept_is_known_again_where_there_are_no_files(tmp_path, monkeypatch):
+    study = strong.Study("strong", "strong_cell.py", strong.cells)
+    study.results = tmp_path / "strong"
+    for cell in strong.sweep():
+        study.keep(cell, swept(cell))
+    last = study.cells()[-1]
+    study.keep(last, {"runs": []})
+    study.pack()
+    for file in (tmp_path / "strong" / "cells").iterdir():
+        file.unlink()
+    assert len(study.kept()) == 37 and study.cells() == strong.sweep()
+    study.unpack()
+    assert study.done(last) and len(study.cells()) == 36 + 48
+
+
+@pytest.mark.timeout(300)
+def test_a_cell(tmp_path, monkeypatch):
+    monkeypatch.setattr(strong, "STEPS", 3)
+    monkeypatch.setattr(strong, "COLD_START", 3)
+    monkeypatch.setattr(strong, "BATCH", {"num_prompts": 8, "num_generations": 2})
+    chosen = {name: strong.choices(name)[4] for name in ("grpo R2", "gspo auto centred", "no ratio")}
+    cell = strong.RunsCell("int4", 0, chosen=json.dumps(chosen))
+    found = strong_cell.run_cell(cell, tmp_path)["runs"]
+    assert [run["variant"] for run in found] == [*chosen] and all(run["steps"] == 3 for run in found)
+    assert all(-1 <= run["reward"] <= 1 and not run["collapsed"] for run in found)
+    assert found[0]["clipped"]["negative"] > 0 == found[2]["clipped"]["negative"]
+    json.dumps(found, allow_nan=False)
+    assert strong_cell.run_cell(cell, tmp_path)["runs"] == found
+
+
+def test_p_values_are_students():
+    for freedom in (2, 7, 30):
+        assert strong_told.beyond(student(freedom), freedom) == pytest.approx(0.05, abs=5e-5)
+        assert strong_told.quantile(0.05, freedom) == pytest.approx(student(freedom), abs=2e-3)
+    assert strong_told.p_value([1.0, 2.0, 3.0]) == pytest.approx(0.0742, abs=1e-4)  # t = 2 sqrt(3), 2 degrees
+    assert strong_told.p_value([0.0] * 4) == 1 and strong_told.p_value([1.0] * 4) == 0
+    assert strong_told.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert strong_told.found_by([-1.0, 0.0, 1.0]) == pytest.approx((4.303 + 1.061) / 3**0.5, abs=2e-3)
+
+
+def results(reward):
+    """Of all runs that are judged: the reward of a setting, a variant and a seed."""
+    made = []
+    for cell in strong.cells([swept(cell) for cell in strong.sweep()])[36:]:
+        line = {"mean": 0.1, "spike": 0.5, "collapsed": False, "clipped": {"negative": 0.5, "positive": 0.1}, "steps": 20}
+        runs = [line | {"variant": name, "reward": reward(cell.setting, name, cell.seed)} for name, _ in cell.runs]
+        made.append({"settings": cell.settings, "runs": runs})
+    return made
+
+
+def noise(setting, variant, seed):
+    return float(np.random.default_rng([seed, len(setting), *variant.encode()]).normal(0, 0.01))
+
+
+def test_claims_are_judged_together():
+    def gspo_ahead_unbounded(setting, variant, seed):
+        return 0.1 * (setting == "unbounded" and "gspo" in variant) + noise(setting, variant, seed)
+
+    lines = strong_told.claims(results(gspo_ahead_unbounded)).splitlines()[2:]
+    assert len(lines) == 4 * 6 + 2 * 4
+    by = {tuple(line.strip("| ").split(" | ")[:2]): line for line in lines}
+    assert by["gspo - grpo", "unbounded"].endswith("| 0.000 | above |")
+    assert sum("not resolved" in line for line in lines) == 32 - 3  # grpo, grpo_dual, no ratio
+    assert "8 seeds find 0.0" in by["gspo - grpo", "mixture"]
+    some = results(noise)
+    assert strong_told.claims(some[:-1]).startswith("Not run") and strong_told.centring(some[:-1]).startswith("Not run")
+
+
+@pytest.mark.parametrize(
+    "gain, verdict",
+    [
+        ({}, "not kept"),
+        (dict.fromkeys(strong_told.COUNTED, 0.05), "kept"),
+        ({"int4": 0.5}, "not kept"),  # shown, not counted
+        (dict.fromkeys(strong_told.COUNTED, 0.2) | {"dense": -0.2}, "not kept"),  # not where one loses
+    ],
+)
+def test_centring_is_kept_where_it_wins_and_loses_nowhere(gain, verdict):
+    def reward(setting, variant, seed):
+        return (gain.get(setting, 0.0) if variant == "gspo centred" else 0.0) + noise(setting, variant, seed)
+
+    fixed, auto = strong_told.centring(results(reward)).splitlines()[2:]
+    assert fixed.endswith(f"| {verdict} |") and auto.endswith("| not kept |")
+
+
+def test_tables_show_choices_and_what_is_lost():
+    def reward(setting, variant, seed):
+        return None if variant == "cispo" and seed == 3 else noise(setting, variant, seed)
+
+    table = strong_told.settings(results(reward)[:-6])
+    assert "| gspo | 7 | 0.003 | 0.05 |" in table and "| no ratio | 7 | 0.0039 |  |" in table
+    assert "| cispo | 7 | 0.003 | 5 | -0.1" in table and "50% / 10%" in table
+    assert strong_told.spell_choice("gspo", strong.choices("gspo")[0]) == ("0.0003*", "0.01*")
+    assert strong_told.settings([]).count("not run.") == 6
+
+
+def test_the_page_has_all_tables():
+    assert [name for _, name, _ in report.TRAINING.findall(report.MECHANISM.read_text())] == [*strong_told.TABLES]
