@@ -88,8 +88,7 @@ parity:
 same: .venv/test
 	$(BIN)/python tools/same.py $(BASE) $(if $(RENAMED),--renamed $(RENAMED))
 
-# Two studies; each says what it runs, and what is done is kept. mechanism.py is last: a cell of it that fails, or Ctrl-C,
-# ends make.
+# Three studies; each says what it runs, and what is done is kept. A cell of the last two that fails, or Ctrl-C, ends make.
 evidence: .venv/demo
 	$(BIN)/python studies/evidence.py
 	$(BIN)/python studies/mechanism.py

@@ -8,7 +8,7 @@ import math
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
+from gspo.learner.learner import LocalLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.completions import Completions
@@ -34,7 +35,7 @@ CENTRED = "gspo_centred"
 
 
 def gspo_centred(logp: Tensor, logp_old: Tensor, A: Tensor, y: Completions, e_low: float, e_high: float) -> Surrogate:
-    """GSPO, Eq. 5, of s_i / exp(mean of log s): the mean over the completions of the mini-batch, a constant."""
+    """GSPO, Eq. 5, of s_i / exp(mean of log s): the mean over the completions that the loss is given, a constant."""
     log_s = y.mean(logp - logp_old)
     s = bounded(log_s - log_s.detach().mean()).exp()
     term, low, high = clipped(s, A, e_low, e_high)
@@ -58,37 +59,53 @@ def centring() -> Iterator[None]:
         PolicyObjective.watched = plain  # type: ignore[method-assign]
 
 
+@contextlib.contextmanager
+def norms_by_update() -> Iterator[list[float]]:
+    """Takes down the gradient norm of each update; a step's metrics have their mean."""
+    plain, norms = LocalLearner._update, []
+
+    def update(self: LocalLearner, number: int) -> Any:
+        told = plain(self, number)
+        norms.append(float(told[0]["grad_norm"]))
+        return told
+
+    LocalLearner._update = update  # type: ignore[method-assign]
+    try:
+        yield norms
+    finally:
+        LocalLearner._update = plain  # type: ignore[method-assign]
+
+
 def sections(cell: strong.RunsCell, own: strong.Sections, folder: Path) -> strong.Sections:
     """The settings of a run. A mini-batch is one micro-batch, so that a mean over it is one over what the loss is given."""
-    common: strong.Sections = {
-        "task": {"seed": cell.seed},
-        "rollout": strong.BATCH | {"max_completion_length": 64},
-        "algorithm": strong.ALGORITHM,
-        "train": {"steps": strong.STEPS, "seed": cell.seed, "save_every": 10**6},
-        "eval": {"num_prompts": 0},
-        "guard": {"action": "off"},
-        "log": {"dir": str(folder)},
-    }
-    return strong.merged(common, strong.SETTINGS[cell.setting], own)
+    mine: strong.Sections = {
+        "task": {"seed": cell.seed}, "train": {"seed": cell.seed}, "log": {"dir": str(folder)},
+    }  # fmt: skip
+    return strong.merged(strong.RUN, mine, strong.SETTINGS[cell.setting], own)
 
 
 def run(cell: strong.RunsCell, own: strong.Sections, start: Path, folder: Path) -> dict[str, Any]:
-    """Trains from the cold start, and tells."""
+    """Trains from the cold start, and tells. A run that ends with an error has lost, whatever it had reached."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(start), AutoTokenizer.from_pretrained(start)
     rows = world.rows(strong.PROMPTS, cell.seed)
-    gspo.train(model, rows, [world.worth], tokenizer=tokenizer, **sections(cell, own, folder))  # type: ignore[arg-type]
-    return numbers(read_run(folder))
+    with norms_by_update() as norms:
+        try:
+            gspo.train(model, rows, [world.worth], tokenizer=tokenizer, **sections(cell, own, folder))  # type: ignore[arg-type]
+        except RuntimeError as error:
+            lost = {"reward": -1.0, "mean": -1.0, "spike": None, "collapsed": True, "clipped": None, "epsilon": []}
+            return lost | {"steps": len(read_run(folder).lines), "lost": str(error)}
+    return numbers(read_run(folder), norms)
 
 
-def numbers(told: RunMetrics) -> dict[str, Any]:
-    """What is kept of a run."""
+def numbers(told: RunMetrics, norms: Sequence[float]) -> dict[str, Any]:
+    """What is kept of a run. norms: of each update."""
     _, rewards = told.series("reward")
-    _, norms = told.series("grad_norm")
-    spike = math.log10(float(norms.max() / np.median(norms))) if len(norms) and np.median(norms) > 0 else math.nan
+    middle = float(np.median(norms))
     clips = {sign: float(told.series(f"clip_ratio/{sign}")[1].mean()) for sign in ("negative", "positive")}
     return {
-        "reward": float(rewards[-strong.LAST :].mean()), "mean": float(rewards.mean()), "spike": spike,
-        "collapsed": collapsed(told), "clipped": clips, "steps": len(rewards),
+        "reward": float(rewards[-strong.LAST :].mean()), "mean": float(rewards.mean()),
+        "spike": math.log10(max(norms) / middle) if middle > 0 else math.nan, "collapsed": collapsed(told),
+        "clipped": clips, "epsilon": told.series("clip/epsilon")[1].tolist(), "steps": len(rewards), "lost": "",
     }  # fmt: skip
 
 

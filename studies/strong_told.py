@@ -13,16 +13,23 @@ from laws import NOT_RUN, markdown, spelled
 from gspo.study.analysis import Interval, interval, paired
 
 MIXTURES = tuple(name for name in strong.SETTINGS if strong.model_of(name) == "mixture")
-CLAIMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("gspo", "grpo", tuple(strong.SETTINGS)),
-    ("gspo", "grpo_dual", tuple(strong.SETTINGS)),
-    ("grpo R2", "grpo", MIXTURES),
-    ("gspo R2", "gspo", MIXTURES),
-    ("gspo auto", "gspo", tuple(strong.SETTINGS)),
-    ("gspo", "no ratio", tuple(strong.SETTINGS)),
+DENSE = tuple(name for name in strong.SETTINGS if strong.model_of(name) == "dense")
+EVERYWHERE = tuple(strong.SETTINGS)
+FAR = ("unbounded", "unbounded dense", "hot", "hot dense")
+CONTROLS = (("mixture", "dense"), ("unbounded", "unbounded dense"), ("hot", "hot dense"))
+CLAIMS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
+    ("gspo", "grpo", EVERYWHERE, False),
+    ("gspo", "grpo_dual", EVERYWHERE, False),
+    ("grpo_dual", "grpo", EVERYWHERE, False),
+    ("grpo R2", "grpo", MIXTURES, False),
+    ("gspo R2", "gspo", MIXTURES, True),
+    ("gspo auto", "gspo", EVERYWHERE, True),
+    ("gspo", "no ratio", FAR, False),
 )
+"""What is compared, where, and whether the claim is that they are equal."""
 CENTRED = (("gspo centred", "gspo"), ("gspo auto centred", "gspo auto"))
-COUNTED = ("mixture", "dense", "unbounded", "unbounded dense", "long")
+SHOWN = "int4"  # and not counted for centring
+EQUAL = 0.02
 ALPHA, POWER = 0.05, 0.8
 Rewards = dict[str, dict[str, dict[int, float]]]
 """By setting, variant and seed."""
@@ -68,11 +75,17 @@ def holm(values: Sequence[float]) -> list[float]:
     return made
 
 
-def found_by(differences: Sequence[float]) -> float:
-    """The smallest difference that as many seeds find in POWER of all studies, uncorrected."""
+def found_by(differences: Sequence[float], level: float) -> float:
+    """The smallest difference that as many seeds find at this level in POWER of all studies."""
     freedom = len(differences) - 1
     error = np.std(differences, ddof=1) / math.sqrt(len(differences))
-    return float((quantile(ALPHA, freedom) + quantile(2 * (1 - POWER), freedom)) * error)
+    return float((quantile(level, freedom) + quantile(2 * (1 - POWER), freedom)) * error)
+
+
+def levels(values: Sequence[float]) -> list[float]:
+    """The level at which Holm judges each of these p values."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return [ALPHA / (len(values) - order.index(at)) for at in range(len(values))]
 
 
 def runs(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -88,11 +101,10 @@ def runs(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rewards(told: Sequence[Mapping[str, Any]]) -> Rewards:
-    """The primary outcome. A run whose reward is no number lost everything, which is -1."""
+    """The primary outcome."""
     made: Rewards = {}
     for run in told:
-        value = -1.0 if run["reward"] is None else run["reward"]
-        made.setdefault(run["setting"], {}).setdefault(run["variant"], {})[run["seed"]] = value
+        made.setdefault(run["setting"], {}).setdefault(run["variant"], {})[run["seed"]] = run["reward"]
     return made
 
 
@@ -124,9 +136,10 @@ def settings(results: Sequence[Mapping[str, Any]]) -> str:
 def _line(variant: str, here: Sequence[Mapping[str, Any]]) -> list[str]:
     if not here:
         return [variant, NOT_RUN]
-    rate, range_ = spell_choice(variant, here[0]["choice"])
-    values = [-1.0 if run["reward"] is None else run["reward"] for run in here]
-    clips = [np.mean([run["clipped"][sign] or 0.0 for run in here]) for sign in ("negative", "positive")]
+    rate, range_ = spell_choice(variant, here[0]["setting"], here[0]["choice"])
+    values = [run["reward"] for run in here]
+    clipped = [run["clipped"] for run in here if run["clipped"]]
+    clips = [np.mean([each[sign] or 0.0 for each in clipped]) for sign in ("negative", "positive")] if clipped else []
     spikes = [run["spike"] for run in here if run["spike"] is not None]
     return [
         variant, str(len(here)), rate, range_, spelled(interval(values), ".3f"),
@@ -136,16 +149,18 @@ def _line(variant: str, here: Sequence[Mapping[str, Any]]) -> list[str]:
     ]  # fmt: skip
 
 
-def spell_choice(variant: str, choice: Mapping[str, Any]) -> tuple[str, str]:
+def spell_choice(variant: str, setting: str, choice: Mapping[str, Any]) -> tuple[str, str]:
     """Rate and range, each with a star where it is at the end of what was swept."""
     own, rate = choice["algorithm"], choice["optimizer"]["lr"]
-    every = strong.VARIANTS[variant]
+    plain = strong.ADDED.get(variant, (variant, {}))[0]
+    every = strong.VARIANTS[plain]
     rates = strong.RATES if len(every) > 1 else strong.ALONE
-    kind = "clip_target" if own.get("epsilon") == "auto" else "epsilon" if "epsilon" in own else "constants"
-    value = own.get(kind)
-    star = "*" if len(every) > 1 and own in (every[0], every[-1]) else ""
+    ends = [each * (strong.HOT if setting.startswith("hot") else 1.0) for each in (rates[0], rates[-1])]
+    value = own.get("epsilon", own.get("constants"))
+    same = [each.get("epsilon", each.get("constants")) == value for each in every]
     text = next(iter(value.values())) if isinstance(value, dict) else value
-    return f"{rate:g}{'*' * (rate in (rates[0], rates[-1]))}", "" if text is None else f"{text:g}{star}"
+    spelled_out = "" if text is None else text if isinstance(text, str) else f"{text:g}"
+    return f"{rate:g}{'*' * (rate in ends)}", spelled_out + "*" * (len(every) > 1 and (same[0] or same[-1]))
 
 
 def differences(told: Rewards, setting: str, one: str, other: str) -> list[float]:
@@ -154,39 +169,59 @@ def differences(told: Rewards, setting: str, one: str, other: str) -> list[float
     return paired(here.get(one, {}), here.get(other, {}))
 
 
+def by_seed(told: Rewards, where: Sequence[str], one: str, other: str) -> list[float]:
+    """The mean over settings of the difference, one value a seed."""
+    return [float(np.mean(values)) for values in zip(*(differences(told, setting, one, other) for setting in where))]
+
+
+def complete(results: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all seeds of all settings are there."""
+    cells = [each for each in results if not each["settings"]["variant"]]
+    return len(cells) == len(strong.SEEDS) * len(strong.SETTINGS)
+
+
 def claims(results: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each claim in each of its settings."""
+    """A row for each claim, by its mean over settings, then what each setting shows."""
+    if not complete(results):
+        return f"{NOT_RUN.capitalize()}: claims are judged where all seeds of all settings are there.\n"
     told = rewards(runs(results))
-    every = [(one, other, setting) for one, other, where in CLAIMS for setting in where]
-    each = [differences(told, setting, one, other) for one, other, setting in every]
-    if min(map(len, each)) < len(strong.SEEDS):
-        return f"{NOT_RUN.capitalize()}: a claim is judged where all seeds of all settings are there.\n"
-    corrected = holm([p_value(values) for values in each])
-    rows = [["difference", "setting", "n", "of the reward, 95 %", "p, Holm", "verdict"]]
-    for (one, other, setting), values, p in zip(every, each, corrected):
-        found = interval(values)
-        verdict = "above" if found.mean > 0 else "below"
-        if p > ALPHA:
-            verdict = f"not resolved; {len(values)} seeds find {found_by(values):.3f}"
-        rows.append([f"{one} - {other}", setting, str(found.n), spelled(found, "+z.3f"), f"{p:.3f}", verdict])
-    return markdown(rows)
+    titles = [f"{one} - {other}" for one, other, _, _ in CLAIMS]
+    each = [by_seed(told, where, one, other) for one, other, where, _ in CLAIMS]
+    places = [", ".join(where) if len(where) < len(EVERYWHERE) else "everywhere" for _, _, where, _ in CLAIMS]
+    halves = [by_seed(told, side, "gspo", "grpo") for side in zip(*CONTROLS)]
+    each.append([a - b for a, b in zip(*halves)])
+    titles, places = [*titles, "gspo - grpo, mixtures less dense"], [*places, "where both are"]
+    equals = [*(equal for *_, equal in CLAIMS), False]
+    p = [p_value(values) for values in each]
+    rows = [["difference", "settings", "n", "of the reward, corrected interval", "p, Holm", "verdict"]]
+    for title, place, values, equal, level, corrected in zip(titles, places, each, equals, levels(p), holm(p)):
+        found = within(values, level)
+        near = equal and max(-found.low, found.high) < EQUAL
+        verdict = f"equal within {EQUAL:g}" if near else "above" if found.mean > 0 else "below"
+        if corrected > ALPHA and not near:
+            verdict = f"not resolved; {len(values)} seeds find {found_by(values, ALPHA / len(p)):.3f}"
+        rows.append([title, place, str(found.n), spelled(found, "+z.3f"), f"{corrected:.3f}", verdict])
+    shown: list[list[str]] = [["each setting alone, 95 %", *strong.SETTINGS]]
+    for one, other, where, _ in CLAIMS:
+        alone = [
+            interval(differences(told, setting, one, other)) if setting in where else None for setting in strong.SETTINGS
+        ]
+        shown.append([f"{one} - {other}", *("" if each is None else spelled(each, "+z.3f") for each in alone)])
+    return f"{markdown(rows)}\n{markdown(shown)}"
 
 
 def centring(results: Sequence[Mapping[str, Any]]) -> str:
     """Of each form, each setting and the verdict by the rule of the plan."""
+    if not complete(results):
+        return f"{NOT_RUN.capitalize()}: the rule needs all seeds of all settings.\n"
     told = rewards(runs(results))
     rows = [["", *strong.SETTINGS, "mean of those counted, 97.5 %", "verdict"]]
     for one, other in CENTRED:
-        by_setting = {setting: differences(told, setting, one, other) for setting in strong.SETTINGS}
-        if min(map(len, by_setting.values())) < len(strong.SEEDS):
-            return f"{NOT_RUN.capitalize()}: the rule needs all seeds of all settings.\n"
-        each = {setting: interval(values) for setting, values in by_setting.items()}
-        means = [float(np.mean(values)) for values in zip(*(by_setting[setting] for setting in COUNTED))]
-        total = within(means, 0.025)
-        worse = [setting for setting in COUNTED if each[setting].high < 0]
-        verdict = "kept" if total.low > 0 and not worse else "not kept"
-        cells: list[str] = [spelled(each[setting], "+z.3f") for setting in strong.SETTINGS]
-        rows.append([f"{one} - {other}", *cells, spelled(total, "+z.3f"), verdict])
+        sides = [[name for name in side if name != SHOWN] for side in (MIXTURES, DENSE)]
+        total = within([float(np.mean(pair)) for pair in zip(*(by_seed(told, side, one, other) for side in sides))], 0.025)
+        verdict = "kept" if total.low > 0 else "lost" if total.high < 0 else "not resolved, not kept"
+        alone = [spelled(interval(differences(told, setting, one, other)), "+z.3f") for setting in strong.SETTINGS]
+        rows.append([f"{one} - {other}", *alone, spelled(total, "+z.3f"), verdict])
     return markdown(rows)
 
 
