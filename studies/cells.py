@@ -167,9 +167,15 @@ def parser(text: str | None) -> argparse.ArgumentParser:
     """What every study of cells may be told."""
     made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--hours", type=float, default=1e6, help="starts no cell that would end later")
-    made.add_argument("--workers", type=int, default=2, help="cells at a time, a core each (default: %(default)s)")
+    made.add_argument("--workers", type=_workers, default=2, help="cells at a time, a core each (default: %(default)s)")
     made.add_argument("--list", action="store_true", help="only tells")
     return made
+
+
+def _workers(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, at least 1")
+    return int(text)
 
 
 def go_on(study: Study, planned: Sequence[Cell], options: argparse.Namespace) -> int:

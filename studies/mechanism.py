@@ -155,8 +155,6 @@ def main() -> int:
     told = parser(__doc__)
     told.add_argument("--only", action="append", choices=DIALS, help="a dial, by default all")
     options = told.parse_args()
-    if options.workers < 1:
-        told.error(f"--workers {options.workers}: must be at least 1")
     os.chdir(HERE.parent)
     STUDY.unpack()
     status = go_on(STUDY, cells(options.only or DIALS), options)

@@ -108,7 +108,7 @@ def test_what_is_added_differs_in_nothing_else_and_hot_runs_in_the_rate_alone():
     assert strong.judged("mixture", chosen) == mixture == strong.judged("unbounded", chosen)
 
 
-def test_what_was_kept_is_known_again_where_there_are_no_files(tmp_path, monkeypatch):
+def test_what_was_kept_is_known_again_where_there_are_no_files(tmp_path):
     study = strong.Study("strong", "strong_cell.py", strong.cells)
     study.results = tmp_path / "strong"
     for cell in strong.sweep():

@@ -56,7 +56,7 @@ RUN = """
 model.path = "cold/model"
 task = {source = "benchmark:codeforces", config = {data = "rows.jsonl"}, system = ""}
 reward.functions = ["gspo.rewards.programs:codeforces"]
-rollout = {num_prompts = 2, num_generations = 8, max_completion_length = 2}
+rollout = {num_prompts = 2, num_generations = 8, max_completion_length = 1}
 algorithm.mini_batches = 1
 train = {steps = 2, seed = 0}
 eval.num_prompts = 0
@@ -85,4 +85,4 @@ def test_training_on_programs_that_are_judged_by_tests(tmp_path, monkeypatch):
     assert len(rollouts) == 32 and {one["reward"] for one in rollouts} == {0.0, 1.0}
     for one in rollouts:
         assert one["error"] is None and "Two numbers." in one["prompt"]
-        assert one["reward"] == (RIGHT in one["completion"] and WRONG not in one["completion"])
+        assert one["reward"] == (one["completion"] == RIGHT)
