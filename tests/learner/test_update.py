@@ -16,6 +16,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Updater
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.types import Completion
+from tests.adding import AsTheyCome
 from tests.bigram import Bigram
 from tests.objective.reference import objective
 
@@ -111,6 +112,16 @@ def full_gradient(name, batch, **config):
     terms, _ = objective.terms(policy.forward(built, entropy=True), built)
     (terms.sum() / objective.denominator(batch)).backward()
     return policy.table.grad
+
+
+def test_sums_are_added_up_in_one_order_and_the_callers_mode_is_kept():
+    with AsTheyCome() as seen:
+        gradient_of("gspo", completions())
+    assert seen.sums and not seen.loose  # the gradient of Bigram's table[tokens]
+    assert torch.get_deterministic_debug_mode() == 0 and torch.utils.deterministic.fill_uninitialized_memory
+    with AsTheyCome() as seen:
+        torch.zeros(2, requires_grad=True)[torch.tensor([0, 0])].sum().backward()
+    assert seen.loose == 1
 
 
 def some_idle(seed=0, every=2, **options):

@@ -7,7 +7,8 @@ order and the number of processes change no gradient.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -93,13 +94,15 @@ class Updater:
         leaves = cut(out)
         terms, stats = objective.terms(leaves, batch.to(self.policy.device))
         loss = terms.sum() / denominator
-        loss.backward()
+        with in_one_order(self.policy.device):
+            loss.backward()
         gradients = stopped(out, leaves)
         if not counts:
             gradients = [(x, torch.zeros_like(gradient)) for x, gradient in gradients]
         passes = must or self.micro_batches.ranks.any(worth_passing(gradients))
         if passes:
-            torch.autograd.backward([x for x, _ in gradients], [gradient for _, gradient in gradients])
+            with in_one_order(self.policy.device):
+                torch.autograd.backward([x for x, _ in gradients], [gradient for _, gradient in gradients])
         return Pass(loss.detach(), stats, passes, len(batch.node))
 
 
@@ -122,6 +125,25 @@ class Share(NamedTuple):
     stats: Stats
     loss: float
     passed: int
+
+
+@contextmanager
+def in_one_order(device: torch.device) -> Iterator[None]:
+    """On a CPU: backward passes in it add up in one order, so that a seeded run repeats, bit for bit, whatever else the
+    machine does. A model's own code may index states, whose gradient threads else add up as they come.
+    """
+    if device.type != "cpu":
+        yield
+        return
+    memory: Any = torch.utils.deterministic
+    mode, fills = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
+    memory.fill_uninitialized_memory = False  # all of it is written anyway
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        memory.fill_uninitialized_memory = fills
 
 
 def active(objective: Objective, completions: Sequence[Completion]) -> list[int]:

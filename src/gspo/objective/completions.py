@@ -45,4 +45,12 @@ class Completions:
 
     def spread(self, x: Tensor) -> Tensor:
         """Each completion's value at each of its tokens: [S] -> [N]; what is [N] already stays as it is."""
-        return x if x.shape == self.completion.shape and x.shape != self.length.shape else x[self.completion]
+        return x if x.shape == self.completion.shape and x.shape != self.length.shape else picked(x, self.completion)
+
+
+def picked(x: Tensor, index: Tensor) -> Tensor:
+    """x[index]: [T, ...] -> [N, ...]. Its gradient is added up in one order, whatever else runs on the machine.
+
+    On a CPU, threads add up that of x[index] as they come; on a GPU, that of index_select.
+    """
+    return x.index_select(0, index) if x.device.type == "cpu" else x[index]

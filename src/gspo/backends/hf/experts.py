@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
+from gspo.objective.completions import picked
+
 NAME = "gspo"  # in transformers' table of expert kernels
 # Weights by their id, the versions that were copied, and the copies.
 _kept: ContextVar[dict[int, tuple[Tensor, int, Tensor]] | None] = ContextVar("kept", default=None)
@@ -52,9 +54,8 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     expert, order = torch.sort(top_k_index.reshape(-1))  # [T * k]
     ends = torch.searchsorted(expert, torch.arange(self.num_experts, device=expert.device), right=True, out_int32=True)
     token = order // k
-    # Elsewhere the gradient of index_select is added up in any order.
-    x = hidden_states.index_select(0, token) if hidden_states.device.type == "cpu" else hidden_states[token]
-    x = self._apply_gate(F.grouped_mm(x.to(up.dtype), up.transpose(1, 2), offs=ends))
+    x = picked(hidden_states, token).to(up.dtype)
+    x = self._apply_gate(F.grouped_mm(x, up.transpose(1, 2), offs=ends))
     x = F.grouped_mm(x, down.transpose(1, 2), offs=ends)
     x = torch.empty_like(x).index_copy_(0, order, x)  # back in the order of the tokens
     return (x.view(count, k, -1) * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)

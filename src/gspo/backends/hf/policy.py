@@ -18,6 +18,7 @@ from gspo.backends.hf.routing import replay as replay_routes
 from gspo.config.training import LAYOUTS
 from gspo.learner import layout
 from gspo.learner.offload import Resting
+from gspo.objective.completions import picked
 from gspo.types import Batch, Outputs, Routing
 
 
@@ -171,7 +172,7 @@ class HFPolicy:
             hidden = self.model.hidden(**inputs)
             routed = None if recorded is None else _routing(recorded, replayed, rows.place.to(device), logits)
         before = rows.before.to(device)
-        states = hidden.flatten(0, 1)[before]  # [N, H]
+        states = picked(hidden.flatten(0, 1), before)  # [N, H]
         values = None if self.critic is None else self.critic(states, before, inputs)
         targets = batch.forest.tokens[batch.node].to(device)
         logp, entropies = self.model.head.logprobs(states, targets, self.temperature, entropy)
