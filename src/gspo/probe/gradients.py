@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from gspo.learner import layout
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.ports import Policy
+from gspo.learner.update import in_one_order
 from gspo.objective.completions import Completions
 from gspo.types import Batch, Completion
 
@@ -90,9 +91,10 @@ def of_group(
             logp = policy.forward(next(iter(batches.values())), replay=replay).logp
         weights = {name: of(logp, batches[view]) for name, (view, of) in wanted.items()}
         for number, (name, weight) in enumerate(weights.items()):
-            gradients = torch.autograd.grad(
-                logp, sketch.parameters, weight, retain_graph=number < len(weights) - 1, allow_unused=True
-            )
+            with in_one_order(policy.device):
+                gradients = torch.autograd.grad(
+                    logp, sketch.parameters, weight, retain_graph=number < len(weights) - 1, allow_unused=True
+                )
             kept = sketch.of(gradients)
             total[name] = total[name] + kept if name in total else kept
     return total
