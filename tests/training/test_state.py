@@ -25,8 +25,11 @@ from tests.training.whole import lines, numbers, train
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"algorithm": {"beta": 0.05}}, {"algorithm": {"beta": 0.05}, "lora": {"rank": 4}}], ids=str
-)
+    "changes",
+    [{}, {"algorithm": {"beta": 0.05}}, {"algorithm": {"beta": 0.05}, "lora": {"rank": 4}},
+     {"lora": {"rank": 4, "targets": ["all-linear", "experts"]}}],
+    ids=str,
+)  # fmt: skip
 def test_resume_is_bit_equal(tmp_path, changes):
     schedule = {"schedule": "cosine", "warmup": 3}
     folder = train(tmp_path / "run", optimizer=schedule, **changes).folder

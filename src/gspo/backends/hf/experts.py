@@ -2,15 +2,15 @@
 
 The products are the same (`grouped_mm`), so the results are too. Tokens go to their experts and back by operations that
 are fast on a CPU, above all backward. Autocast does not know these products: their weights are rounded here, as it rounds
-those of linear layers.
+those of linear layers. Adapters on the stacks are multiplied with the tokens, as those of linear layers are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,18 @@ from gspo.objective.completions import picked
 NAME = "gspo"  # in transformers' table of expert kernels
 # Weights by their id, the versions that were copied, and the copies.
 _kept: ContextVar[dict[int, tuple[Tensor, int, Tensor]] | None] = ContextVar("kept", default=None)
+ALIGNED = 8  # numbers: grouped products want rows that begin at a multiple of 16 bytes
+
+
+class Adapter(NamedTuple):
+    """What is added to a stack W [E, out, in]: scale B A, with down = A [E, r, in] and up = B [E, out, r]."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+
+_adapters: ContextVar[Mapping[str, Adapter] | None] = ContextVar("adapters", default=None)  # of the experts of now
 
 
 def suits(device: torch.device, autocast: bool) -> bool:
@@ -55,10 +67,37 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     ends = torch.searchsorted(expert, torch.arange(self.num_experts, device=expert.device), right=True, out_int32=True)
     token = order // k
     x = picked(hidden_states, token).to(up.dtype)
-    x = self._apply_gate(F.grouped_mm(x, up.transpose(1, 2), offs=ends))
-    x = F.grouped_mm(x, down.transpose(1, 2), offs=ends)
+    x = self._apply_gate(_product("gate_up_proj", x, up, ends))
+    x = _product("down_proj", x, down, ends)
     x = torch.empty_like(x).index_copy_(0, order, x)  # back in the order of the tokens
     return (x.view(count, k, -1) * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)
+
+
+def _product(name: str, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """x W, each row of x [T, in] with its expert's of W [E, out, in], and what an adapter of that name adds."""
+    out = F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+    if (adapter := (_adapters.get() or {}).get(name)) is None:
+        return out
+    fill = -adapter.up.shape[2] % ALIGNED  # of the rank, with zeros
+    down, up = _rounded(F.pad(adapter.down, (0, 0, 0, fill))), _rounded(F.pad(adapter.up, (0, fill)).contiguous())
+    low = F.grouped_mm(x.to(down.dtype), down.transpose(1, 2), offs=ends)
+    return out + (F.grouped_mm(low, up.transpose(1, 2), offs=ends) * adapter.scale).to(out.dtype)
+
+
+@contextmanager
+def beside(name: str, adapter: Adapter) -> Iterator[None]:
+    """For one pass through experts that `takes_adapters`: the adapter of their weight of that name."""
+    token = _adapters.set({**(_adapters.get() or {}), name: adapter})
+    try:
+        yield
+    finally:
+        _adapters.reset(token)
+
+
+def takes_adapters(experts: nn.Module) -> bool:
+    """Whether these experts take adapters as `beside` gives them. Else W + scale B A is made for each pass."""
+    ours = getattr(getattr(experts, "config", None), "_experts_implementation", None) == NAME
+    return ours and hasattr(experts, "has_gate") and _plain(experts)
 
 
 def _rounded(weight: Tensor) -> Tensor:

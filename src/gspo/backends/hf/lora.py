@@ -1,20 +1,27 @@
-"""LoRA: a policy whose weights stay as they are, with small adapters on its linear layers that are trained (PEFT)."""
+"""LoRA: a policy whose weights stay as they are, with small adapters that are trained (PEFT): on linear layers, and on the
+stacked weights of experts.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from gspo.backends.hf import experts
 from gspo.backends.hf.files import base_of, is_adapter, of_the_base
+from gspo.backends.hf.layers import STACKED
 from gspo.backends.hf.load import load_model, wrap_model
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.routers import routers
@@ -22,6 +29,8 @@ from gspo.config.policy import LoraConfig, ModelConfig
 
 NAME = "default"  # PEFT's name of an adapter
 WEIGHTS = "adapter_model.safetensors"
+ALL_LINEAR, EXPERTS = "all-linear", "experts"  # words of lora.targets
+BELOW = re.compile(r"(\.base_layer)+(?=\.)")  # in the name of a weight: its module is wrapped once for each adapter
 
 
 def peft() -> Any:
@@ -41,12 +50,18 @@ def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
     if getattr(model.model, "peft_config", None):
         raise ValueError(f"lora.rank = {lora.rank}: this model has adapters already: give a newly loaded one")
     alpha = 2 * lora.rank if lora.alpha is None else lora.alpha
-    targets: Any = "all-linear" if lora.targets == ["all-linear"] else lora.targets
+    names = set(lora.targets) - {ALL_LINEAR, EXPERTS}
+    if taken := {name for name in names if _taken_for_experts(model.model, name)}:
+        raise ValueError(
+            f"lora.targets = {lora.targets}: PEFT takes {', '.join(sorted(taken))} of a {model.config.model_type} for the "
+            f'stacks of its experts: name "{EXPERTS}" to adapt these'
+        )
+    if ALL_LINEAR in lora.targets:  # PEFT's own leaves out the head only where it wraps the model itself
+        names |= {name for name in linear_layers(model.model) if not _taken_for_experts(model.model, name)}
     config = peft().LoraConfig(
-        r=lora.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM",
+        r=lora.rank, lora_alpha=alpha, target_modules=sorted(names), lora_dropout=0.0, bias="none", task_type="CAUSAL_LM",
+        target_parameters=stacks(model.model) if EXPERTS in lora.targets else None,
     )  # fmt: skip
-    if targets == "all-linear":  # PEFT's own leaves out the head only where it wraps the model itself
-        config.target_modules = sorted(linear_layers(model.model))
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -57,6 +72,7 @@ def adapted(model: HFModel, lora: LoraConfig, seed: int = 0) -> Adapted:
     if hasattr(model.model.get_output_embeddings(), "base_layer"):
         raise ValueError(f"lora.targets = {lora.targets}: the head takes no adapter here: leave it out")
     _name_base(model.model)
+    beside_experts(model.model)
     for name, parameter in model.model.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if "lora_" in name:
@@ -84,11 +100,63 @@ def _fields(model: HFModel) -> dict[str, Any]:
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
-    """The names of the linear layers but the head and those of routers. Experts of a mixture are kept in stacks, which are
-    none.
-    """
+    """The names of the linear layers but the head and those of routers. Most experts are none: they are in stacks."""
     left_out = {model.get_output_embeddings()} | {part for router in routers(model) for part in router.modules()}
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module not in left_out]
+
+
+def _taken_for_experts(model: PreTrainedModel, name: str) -> bool:
+    """Whether PEFT takes this layer for an expert of a time before stacks, and puts its adapter on the stacks, now and
+    whenever it is loaded: in DeepSeek's family and others, each gate_proj, up_proj and down_proj.
+    """
+    try:
+        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers as convert
+    except ImportError:  # an earlier PEFT leaves them where they are
+        return False
+    config = peft().LoraConfig(target_modules=[name])
+    try:
+        convert(config, model, None)
+    except ValueError:  # it wants gate_proj and up_proj together
+        return True
+    return set(config.target_modules) != {name}
+
+
+def stacks(model: PreTrainedModel) -> list[str]:
+    """The weights that hold all experts of a layer, named as in every layer. Raises ValueError where there are none."""
+    left_out = {part for router in routers(model) for part in router.modules()}
+    left_out |= {module for module in model.modules() if isinstance(module, nn.modules.conv._ConvNd)}
+    found = {
+        re.sub(r".*?\.\d+\.", "", f"{name}.{weight}", count=1)
+        for name, module in model.named_modules() if module not in left_out
+        for weight, p in module.named_parameters(recurse=False) if p.ndim == STACKED
+    }  # fmt: skip
+    if not found or not routers(model):
+        what = "its experts are linear layers" if routers(model) else "this model has no experts"
+        raise ValueError(f'lora.targets = [..., "{EXPERTS}"]: {what}: leave it out, "{ALL_LINEAR}" takes every linear layer')
+    return sorted(found)
+
+
+def beside_experts(model: PreTrainedModel) -> None:
+    """Has adapters on stacks multiplied with the tokens, where the experts can. PEFT's own forward pass makes W + B A of a
+    whole stack, in its type, each time.
+    """
+    wrappers = [module for module in model.modules() if isinstance(module, peft().tuners.lora.layer.ParamWrapper)]
+    if wrappers and getattr(model.config, "_experts_implementation", None) == "grouped_mm" and hasattr(F, "grouped_mm"):
+        model.set_experts_implementation(experts.NAME)  # the same products
+    for wrapper in wrappers:
+        wrapper.forward = MethodType(_through_experts, wrapper)
+
+
+def _through_experts(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The forward pass of PEFT's wrapper of one stack, of experts that may be wrapped for another stack too."""
+    below = self.get_base_layer()
+    if self.disable_adapters or self.merged or not experts.takes_adapters(below):
+        return type(self).forward(self, x, *args, **kwargs)
+    a, b, count = self.lora_A[NAME].weight, self.lora_B[NAME].weight, self.num_experts
+    down = a.view(count, -1, a.shape[1])  # [E, r, in]
+    up = b.view(b.shape[0], -1, count).permute(2, 0, 1)  # [E, out, r]
+    with experts.beside(self.parameter_name, experts.Adapter(down, up, self.scaling[NAME])):
+        return self.base_layer(x, *args, **kwargs)
 
 
 class Adapted(HFModel):
@@ -132,15 +200,11 @@ class Adapted(HFModel):
 
     @torch.no_grad()
     def _plain_state(self, merged: bool) -> dict[str, Tensor]:
-        state = {
-            name.replace(".base_layer.", "."): value
-            for name, value in self.model.state_dict().items()
-            if ".lora_" not in name
-        }
+        state = {BELOW.sub("", name): value for name, value in self.model.state_dict().items() if ".lora_" not in name}
         for name, module in self.model.named_modules() if merged else ():
             if hasattr(module, "get_delta_weight"):
-                weight = state[f"{name}.weight"]
-                state[f"{name}.weight"] = weight + module.get_delta_weight(NAME).to(weight.dtype)
+                key = BELOW.sub("", f"{name}.") + getattr(module, "parameter_name", "weight")
+                state[key] = state[key] + module.get_delta_weight(NAME).to(state[key].dtype)
         return state
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gspo.backends.hf.lora import EXPERTS
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.calls import http
 from gspo.backends.vllm.exchange import exchange, logs
@@ -120,7 +121,7 @@ def sampler_of(
         running = [Server(url) for url in given.urls]
         for server in running:
             server.check()
-        adapters = model.adapted and all(server.takes_adapters() for server in running)
+        adapters = model.adapted and EXPERTS not in config.lora.targets and all(s.takes_adapters() for s in running)
         engines = [*running]
     else:
         arguments = ({FLAG: True} if routers else {}) | adapter_arguments(config.lora, policy) | given.engine_args
@@ -201,9 +202,10 @@ def divided(names: Sequence[str], taken: Collection[int], engines: int, size: in
 def adapter_arguments(lora: LoraConfig, policy: HFPolicy) -> dict[str, Any]:
     """vLLM's arguments for a policy with adapters; {} for one without.
 
-    On a CPU vLLM has no kernels for a mixture of experts beside adapters: it then gets merged weights.
+    On a CPU vLLM has no kernels for a mixture of experts beside adapters, and those of stacked experts are not tried with
+    it: it then gets merged weights.
     """
-    if not policy.model.adapted:
+    if not policy.model.adapted or EXPERTS in lora.targets:
         return {}
     if policy.sparse and policy.device.type == "cpu":
         return {}

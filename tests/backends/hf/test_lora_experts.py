@@ -1,0 +1,181 @@
+"""Adapters on the stacked weights of experts: what they compute, what is written, and what is refused."""
+
+import warnings
+
+import peft
+import pytest
+import torch
+from torch.func import functional_call
+from transformers import AutoModelForCausalLM
+
+from gspo.backends.hf import experts
+from gspo.backends.hf.lora import NAME, Unadapted, adapted, linear_layers, read_model
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.routers import routers
+from gspo.backends.hf.tiny import build_tiny
+from gspo.config.policy import LoraConfig, ModelConfig
+from gspo.learner import layout
+from gspo.types import Completion
+from tests.backends.hf.test_routing import FAMILIES, GROUPED
+from tests.backends.hf.test_routing import tiny as of_family
+from tests.tiny_run import model
+
+IDS = torch.arange(6)[None] + 2
+WITH_EXPERTS = ["all-linear", "experts"]
+LIKE_QWEN = ("qwen3_moe", "olmoe", "mixtral", "granitemoe", "deepseek_v3")
+OTHERS = ("gpt_oss", "llama4_text")  # their experts are stacked otherwise, or have biases
+MISTAKEN = ("deepseek_v2", "deepseek_v3", "glm4_moe", "ernie4_5_moe", "afmoe", "hunyuan_v1_moe")
+
+
+@pytest.fixture(autouse=True)
+def nameless():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the model was given from Python")
+        yield
+
+
+def tiny(family):
+    config = of_family(family).config.to_diff_dict()
+    del config["vocab_size"]
+    return build_tiny(config, model().tokenizer)
+
+
+def with_adapters(base, rank=2, **options):
+    made, g = adapted(base, LoraConfig(rank=rank, **{"targets": WITH_EXPERTS} | options)), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in made.model.named_parameters():
+            if "lora_B" in name:
+                p.copy_(0.3 * torch.randn(p.shape, generator=g))
+    return made
+
+
+def trained(made):
+    return {name: p for name, p in made.model.named_parameters() if p.requires_grad}
+
+
+def logits(scorer):
+    return scorer.logits(scorer.hidden(input_ids=IDS))
+
+
+def gradients(made):
+    completions = [Completion(IDS[0], torch.tensor([False, True] * 3), torch.zeros(3), torch.zeros(3), 1.0)]
+    made.model.zero_grad()
+    HFPolicy(made).forward(layout.build(completions)).logp.sum().backward()
+    return {name: p.grad.clone() for name, p in trained(made).items()}
+
+
+@pytest.mark.parametrize("family", [*LIKE_QWEN, *OTHERS])
+def test_it_computes_and_learns_what_peft_does(family):
+    made = with_adapters(tiny(family))
+    ours, learned = logits(made), gradients(made)
+    assert any(".experts." in name for name in learned) and all(g.any() for g in learned.values())
+    for module in made.model.modules():
+        if type(module).__name__ == "ParamWrapper":
+            assert experts.takes_adapters(module.get_base_layer()) == (family in LIKE_QWEN)
+            del module.forward  # PEFT's own makes W + B A of the whole stack
+    torch.testing.assert_close(logits(made), ours, rtol=0, atol=1e-5)
+    largest = max(float(g.abs().max()) for g in learned.values())
+    for name, gradient in gradients(made).items():
+        assert float((gradient - learned[name]).abs().max()) < 2e-6 * largest
+
+
+@pytest.mark.parametrize("rank", [1, 3, 8])
+def test_gradients_and_merged_weights_equal_those_of_a_loop_over_experts(rank, tmp_path):
+    """Through a plain float64 model whose weights are W_e + B_e A_e alpha / r, expert by expert."""
+    plain = model()
+    weights = {name: p.detach().double() for name, p in plain.model.named_parameters()}
+    made = with_adapters(plain, rank, alpha=3.0, targets=["experts"])
+    gradient = gradients(made)
+    leaves = {name: p.detach().double().requires_grad_() for name, p in trained(made).items()}
+    assert len(leaves) == 8  # two stacks in each of two layers, A and B of each
+    merged = dict(weights)
+    for layer in range(2):
+        at = f"model.layers.{layer}.mlp.experts."
+        for weight in ("gate_up_proj", "down_proj"):
+            stack = weights[at + weight]
+            wrapper = next(w for name, w in made.model.named_modules() if name.startswith(at[:-1])
+                           and getattr(w, "parameter_name", "") == weight)  # fmt: skip
+            prefix = next(name for name, w in made.model.named_modules() if w is wrapper)
+            a, b = (leaves[f"{prefix}.lora_{x}.{NAME}.weight"] for x in "AB")
+            # PEFT's format: A's rows are the experts' one after the other, B's columns take turns.
+            delta = [b[:, e :: len(stack)] @ a[e * rank : (e + 1) * rank] * 3.0 / rank for e in range(len(stack))]
+            merged[at + weight] = torch.stack([w + d for w, d in zip(stack, delta)])
+    reference = model().model.double()
+    reference.set_experts_implementation("eager")  # grouped products know no float64
+    out = functional_call(reference, merged, (IDS,)).logits.log_softmax(-1)
+    out[0, :-1].gather(-1, IDS[0, 1:, None])[::2].sum().backward()
+    largest = max(float(leaf.grad.abs().max()) for leaf in leaves.values())
+    assert all(leaf.grad.any() for leaf in leaves.values())
+    for name, leaf in leaves.items():
+        assert float((gradient[name] - leaf.grad).abs().max()) < 1e-6 * largest
+    made.save_whole(tmp_path / "merged")
+    for name, p in AutoModelForCausalLM.from_pretrained(tmp_path / "merged").named_parameters():
+        assert float((p.detach() - merged[name].detach()).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "granitemoe", "deepseek_v3", "gpt_oss"])
+def test_merged_it_is_the_same_model(family, tmp_path):
+    made = with_adapters(tiny(family))
+    with torch.no_grad():
+        expected, below = logits(made), logits(Unadapted.of(made))
+        for name, merged, right in (("merged", True, expected), ("below", False, below)):
+            made.save_whole(tmp_path / name, merged)
+            again = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+            assert float((again(IDS).logits - right).abs().max() / right.abs().max()) < 3e-6
+    assert not expected.equal(below)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "olmoe", "deepseek_v3", "gpt_oss"])
+def test_peft_transformers_and_gspo_read_what_is_written(family, tmp_path):
+    tiny(family).save(tmp_path / "base")
+    made = with_adapters(read_model(ModelConfig(str(tmp_path / "base"))))
+    made.save(tmp_path / "adapter")
+    again = adapted(read_model(ModelConfig(str(tmp_path / "base"))), LoraConfig(rank=2, targets=WITH_EXPERTS), seed=7)
+    again.load(tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    with torch.no_grad():
+        right = logits(made)
+        assert logits(again).equal(right)
+        for read in (
+            peft.PeftModel.from_pretrained(base, tmp_path / "adapter"),
+            AutoModelForCausalLM.from_pretrained(tmp_path / "adapter"),
+            read_model(ModelConfig(str(tmp_path / "adapter"))).model,  # merged
+        ):
+            torch.testing.assert_close(read(IDS).logits, right, rtol=0, atol=1e-5)
+
+
+def test_adapters_of_half_precision_experts_stay_float32():
+    """PEFT's own forward pass adds B A to the stack in the stack's type, where small updates vanish."""
+    base = model()
+    base.model.to(torch.bfloat16)
+    made = adapted(base, LoraConfig(rank=4, targets=["experts"]))
+    assert {p.dtype for p in trained(made).values()} == {torch.float32}
+    before = logits(made)
+    with torch.no_grad():
+        for name, p in trained(made).items():
+            p.add_(1e-3 if "lora_B" in name else 0.0)
+    assert logits(made).isfinite().all() and not logits(made).equal(before)
+    assert all(g.isfinite().all() for g in gradients(made).values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_adapted_is_what_was_asked_for(family):
+    """PEFT moves adapters of some linear layers to the experts' stacks: what it would move is left out."""
+    base = tiny(family)
+    linear, gates = set(linear_layers(base.model)), {part for router in routers(base.model) for part in router.modules()}
+    names = {module: name for name, module in base.model.named_modules()}
+    made = with_adapters(base, targets=["all-linear"])
+    has = {names.get(m.base_layer) for m in made.model.modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
+    left = {name for name in linear - has if name.rsplit(".")[-1] not in ("gate_proj", "up_proj", "down_proj")}
+    assert has <= linear and not left and (linear == has or family in MISTAKEN)
+    assert not gates & {m.base_layer for m in made.model.modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
+
+
+def test_bad_input():
+    dense = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with pytest.raises(ValueError, match=r'lora.targets = \[..., "experts"\]: this model has no experts: leave it out'):
+        with_adapters(build_tiny(dense, model().tokenizer))
+    for family in MISTAKEN:
+        with pytest.raises(ValueError, match=r'PEFT takes gate_proj of a .* for the stacks of its experts: name "experts"'):
+            with_adapters(tiny(family), targets=["q_proj", "gate_proj"])
+    assert set(GROUPED) <= set(MISTAKEN)
