@@ -86,6 +86,7 @@ def test_uneven_shards_are_named_with_their_remedy(tmp_path):
         ({"model": {"path": "./none"}}, r"model.path = './none': no such folder"),
         ({"model": {"path": ""}}, r"model.path is required"),
         ({"lora": {"rank": 4}}, r"lora.rank = 4: .* set it to 0"),
+        ({"optimizer": {"name": "adamw_8bit"}}, r"optimizer.name = 'adamw_8bit': .* set it to \"adamw\""),
         ({"algorithm": {"name": "ppo"}}, r"algorithm.name = 'ppo': .* no critic"),
     ],
 )

@@ -42,8 +42,8 @@ READ = {
     "build/models.py": "algorithm.beta algorithm.aux_loss algorithm.router_replay",
     "rollout/credit.py": "algorithm.scale_rewards",
     "training/likelihoods.py": "algorithm.old_logprobs",
-    "learner/optimizer.py": "optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay "
-    "optimizer.warmup optimizer.schedule optimizer.max_grad_norm",
+    "learner/optimizer.py": "optimizer.name optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps "
+    "optimizer.weight_decay optimizer.warmup optimizer.schedule optimizer.max_grad_norm",
     "build/learners.py": "train.micro_batch_tokens train.layout train.gradient_checkpointing train.max_bad_updates",
     "build/launch.py": "scale.ranks scale.launcher scale.restarts",
     "config/ranks.py": "scale.experts scale.replicas",

@@ -102,6 +102,10 @@ def checked(config: Config) -> Config:
     config, _ = resolved(config)
     if config.lora.rank:
         raise ValueError(f"lora.rank = {config.lora.rank}: `gspo plan` counts runs that train all weights: set it to 0")
+    if config.optimizer.name != "adamw":
+        raise ValueError(
+            f'optimizer.name = {config.optimizer.name!r}: `gspo plan` counts those of 32 bits: set it to "adamw"'
+        )
     if ALGORITHMS[config.algorithm.name].critic:
         raise ValueError(
             f"algorithm.name = {config.algorithm.name!r}: `gspo plan` counts no critic: choose another algorithm"

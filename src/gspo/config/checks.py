@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -242,6 +243,25 @@ def check_refill(config: Config) -> None:
                 f"rollout.refill = {rollout.refill} and rollout.{name} = {value}: a batch is refilled by the very weights "
                 "that then learn from it, so none can be sampled ahead; set one of them to 0"
             )
+
+
+def installed(library: str) -> bool:
+    """Whether a library that is optional is there, without importing it."""
+    try:
+        return importlib.util.find_spec(library) is not None
+    except ValueError:  # something is in its place
+        return False
+
+
+def check_optimizer(config: Config) -> None:
+    """What goes together with moments of 8 bits. Raises ValueError."""
+    if config.optimizer.name != "adamw" and not installed("bitsandbytes"):
+        raise ValueError(f'optimizer.name = {config.optimizer.name!r} needs bitsandbytes: pip install "gspo[quantized]"')
+    if config.train.offload_optimizer and config.optimizer.name != "adamw":
+        raise ValueError(
+            f"train.offload_optimizer and optimizer.name = {config.optimizer.name!r}: moments of 8 bits stay on the device: "
+            "leave one out"
+        )
 
 
 def check_reference(config: Config) -> None:

@@ -23,6 +23,7 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("min_lr_ratio", "min_lr_rate"), "optimizer.min_lr"),
     **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_betas", "betas"), "optimizer.beta1 and optimizer.beta2"),
     "adam_epsilon": "optimizer.eps",
+    **dict.fromkeys(("optim", "optimizer_type", "use_8bit_adam"), "optimizer.name"),
     **dict.fromkeys(("grad_clip", "clip_grad", "max_norm"), "optimizer.max_grad_norm"),
     # how much a step and an update hold
     **dict.fromkeys(

@@ -100,6 +100,9 @@ class AlgorithmConfig:
 class OptimizerConfig:
     """AdamW and its schedule. All counts are in updates; a step has mini_batches x epochs of them."""
 
+    name: str = opt("adamw", choices=("adamw", "adamw_8bit"))
+    """`adamw_8bit`: its moments take 2 bytes a weight, not 8 (bitsandbytes, in blocks of 256; weights of fewer than 4,096
+    numbers keep 8)."""
     lr: float = opt(1e-6, low=1e-12, high=10)
     """Peak learning rate."""
     beta1: float = opt(0.9, low=0, high=0.999999)

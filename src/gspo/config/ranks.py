@@ -74,6 +74,7 @@ def check_several(config: Config) -> None:
     for key, wrong, remedy in (
         ("algorithm.name", config.algorithm.name == "ppo", "choose an algorithm without a critic"),
         ("lora.rank", config.lora.rank > 0, "train all weights, or use one rank"),
+        ("optimizer.name", config.optimizer.name != "adamw", "more ranks need less memory each; leave it out"),
         ("train.layout", config.train.layout == "packed", 'use "auto", "shared" or "padded"'),
         ("train.offload_optimizer", config.train.offload_optimizer, "more ranks need less memory each; leave it out"),
         ("train.offload_reference", config.train.offload_reference, "more ranks need less memory each; leave it out"),

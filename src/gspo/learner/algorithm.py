@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from gspo.config.checks import check_reference, nearest
+from gspo.config.checks import check_optimizer, check_reference, nearest
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.schema import Config
 from gspo.objective.algorithms import ALGORITHMS, Algorithm
@@ -202,4 +202,5 @@ def resolved(config: Config, samples: bool = True) -> tuple[Config, list[str]]:
             f"{algorithm.mini_batches} equal updates: make it a multiple"
         )
     check_reference(config)
+    check_optimizer(config)
     return config, warnings

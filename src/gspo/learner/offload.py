@@ -15,7 +15,7 @@ BUCKET = 1 << 26  # weights whose moments are on the device at once: 512 MiB
 class Offloaded:
     """Steps an AdamW some weights at a time, with the numbers of a plain step: AdamW looks at each weight by itself."""
 
-    def __init__(self, adamw: torch.optim.AdamW, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, adamw: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
         self.adamw, self.parameters = adamw, parameters
         self.host: dict[nn.Parameter, dict[str, Tensor]] = {}
 

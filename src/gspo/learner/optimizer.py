@@ -39,6 +39,18 @@ def shard_of(x: Tensor, like: Any) -> Tensor:
     return distribute_tensor(x.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
+def adamw_of(groups: list[dict[str, Any]], config: OptimizerConfig, fused: bool) -> torch.optim.Optimizer:
+    """The AdamW of optimizer.name, whose library is there (config/checks.py)."""
+    given: dict[str, Any] = {
+        "lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps, "weight_decay": config.weight_decay,
+    }  # fmt: skip
+    if config.name == "adamw":
+        return torch.optim.AdamW(groups, **given, fused=fused)
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(groups, **given)
+
+
 class Optimizer:
     """One optimizer step a call. `max_bad` updates in a row with a non-finite loss or gradient are skipped and counted;
     one more raises RuntimeError. scale: factor of the scheduled learning rate. offload: AdamW's moments wait in the host's
@@ -59,15 +71,8 @@ class Optimizer:
         self.updates = 0
         self.scale = 1.0
         self.bad_in_a_row = 0
-        self.adamw = torch.optim.AdamW(
-            self._groups(set(biases)),
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=all(p.is_floating_point() for p in self.parameters),
-        )
-        self.moments: torch.optim.AdamW | Offloaded = self.adamw
+        self.adamw = adamw_of(self._groups(set(biases)), config, all(p.is_floating_point() for p in self.parameters))
+        self.moments: torch.optim.Optimizer | Offloaded = self.adamw
         if offload:
             self.moments = Offloaded(self.adamw, [p for group in self.adamw.param_groups for p in group["params"]])
 
@@ -95,6 +100,12 @@ class Optimizer:
     def make_moments(self) -> None:
         """Makes AdamW's moments, which its first step would make: zeros, so that they take their memory now."""
         if self.moments is not self.adamw or self.adamw.state:
+            return
+        if self.config.name == "adamw_8bit":
+            narrow: Any = self.adamw
+            for i, group in enumerate(narrow.param_groups):
+                for j, p in enumerate(group["params"]):
+                    narrow.init_state(group, p, i, j)
             return
         for p in self.parameters:
             count = torch.zeros((), dtype=torch.float32, device=p.device)

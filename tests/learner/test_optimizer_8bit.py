@@ -1,0 +1,79 @@
+"""AdamW with moments of 8 bits, against plain AdamW."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from gspo.config.files import from_dict
+from gspo.config.policy import OptimizerConfig
+from gspo.learner.algorithm import resolved
+from gspo.learner.optimizer import Optimizer
+
+NARROW = "adamw_8bit"
+
+
+def steps(name, shape, count, seed=0, **config):
+    """The weights after updates with gradients that are the same for both, around a drift."""
+    g = torch.Generator().manual_seed(seed)
+    p = nn.Parameter(torch.zeros(shape))
+    optimizer = Optimizer([p], OptimizerConfig(**{"name": name, "lr": 1e-3, "max_grad_norm": 1e9} | config), count, 0)
+    drift = torch.randn(shape, generator=g)
+    for _ in range(count):
+        p.grad = drift + torch.randn(shape, generator=g)
+        optimizer.step(0.0)
+    return p.detach(), optimizer
+
+
+def test_small_weights_keep_whole_moments_and_take_adamws_steps():
+    for config in ({}, {"weight_decay": 0.1}, {"eps": 1e-2, "beta2": 0.95}):
+        wide, narrow = (steps(name, (32, 32), 20, **config)[0] for name in ("adamw", NARROW))
+        torch.testing.assert_close(narrow, wide, rtol=1e-5, atol=1e-8)
+
+
+def test_moments_of_8_bits_take_a_quarter_and_nearly_adamws_steps():
+    wide, _ = steps("adamw", (128, 256), 50)
+    narrow, optimizer = steps(NARROW, (128, 256), 50)
+    error = float((narrow - wide).norm() / wide.norm())
+    assert 1e-4 < error < 0.05
+    state = next(iter(optimizer.adamw.state.values()))
+    held = sum(x.numel() * x.element_size() for name, x in state.items() if torch.is_tensor(x) and "qmap" not in name)
+    assert held / wide.numel() == pytest.approx(2 + 2 * 4 / 256)
+
+
+def test_it_resumes_bit_for_bit():
+    def run(*parts):
+        g, p, saved = torch.Generator().manual_seed(1), nn.Parameter(torch.ones(64, 128)), None
+        for part in parts:
+            optimizer = Optimizer([p], OptimizerConfig(name=NARROW, lr=1e-2), 12, 0)
+            if saved is not None:
+                optimizer.load_state_dict(saved)
+            for _ in range(part):
+                p.grad = torch.randn(p.shape, generator=g)
+                optimizer.step(0.0)
+            saved = optimizer.state_dict()
+        return p.detach()
+
+    assert run(5, 7).equal(run(12))
+
+
+def test_the_moments_can_be_made_before_the_first_step():
+    p, again = (nn.Parameter(torch.ones(64, 128)) for _ in range(2))
+    made, plain = (Optimizer([x], OptimizerConfig(name=NARROW), 5, 0) for x in (p, again))
+    made.make_moments()
+    assert made.adamw.state[p]["state1"].dtype == torch.uint8
+    for x, optimizer in ((p, made), (again, plain)):
+        x.grad = torch.arange(8192.0).view(64, 128)
+        optimizer.step(0.0)
+    assert p.detach().equal(again.detach())
+
+
+def test_bad_input(monkeypatch):
+    with pytest.raises(ValueError, match=r"optimizer.name = 'adam8': allowed are adamw, adamw_8bit"):
+        from_dict({"optimizer": {"name": "adam8"}})
+    with pytest.raises(ValueError, match=r"train.offload_optimizer and optimizer.name = 'adamw_8bit'.*leave one out"):
+        resolved(from_dict({"optimizer": {"name": NARROW}, "train": {"offload_optimizer": True}}))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ValueError, match=r'optimizer.name = .adamw_8bit. needs .*: pip install "gspo\[quantized\]"'):
+        resolved(from_dict({"optimizer": {"name": NARROW}}))
