@@ -285,6 +285,20 @@ def test_whole_runs_learn_from_an_environment_and_resume(tmp_path):
     assert again.finished and again.metrics["step"] == 9
 
 
+def test_turns_are_named_the_same_in_every_run():
+    """Some templates show the model the ids of its tool calls, and ids come from these."""
+    seen = []
+
+    class Noting(Box):
+        async def step(self, turn):
+            seen.append([called["id"] for called in turn.get("tool_calls", ())])
+            return await super().step(turn)
+
+    for _ in range(2):
+        played(call("lookup", key="apples"), call("aside", number=41), ("it is 42", "eos"), make=Noting)
+    assert seen[:3] == seen[3:] and seen[0] != seen[1] and len(seen[0]) == 1
+
+
 @pytest.mark.parametrize(
     ("sections", "why"),
     [

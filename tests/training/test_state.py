@@ -57,6 +57,20 @@ def test_offloading_changes_no_number_and_may_begin_at_a_resume(tmp_path, monkey
     assert sum("move nothing: the model is on a CPU" in text for text in told) == 1
 
 
+def test_other_threads_than_before_are_warned_of(tmp_path):
+    train(tmp_path / "run", train={"steps": 3})
+    now = torch.get_num_threads()
+    torch.set_num_threads(now + 1)
+    try:
+        train(tmp_path / "run", resume=True, train={"steps": 4})
+        train(tmp_path / "run", resume=True, train={"steps": 5})
+    finally:
+        torch.set_num_threads(now)
+    told = [event["text"] for event in lines(tmp_path / "run" / "events.jsonl")]
+    (text,) = [text for text in told if "threads" in text]
+    assert text.startswith(f"torch had {now} threads before and has {now + 1} now") and f"OMP_NUM_THREADS={now}" in text
+
+
 def test_resume_goes_on_from_an_earlier_end(tmp_path):
     train(tmp_path / "run", train={"steps": 3})
     train(tmp_path / "run", resume=True)

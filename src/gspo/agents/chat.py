@@ -47,17 +47,19 @@ class Chat:
     """The policy as one who chats.
 
     speaker: whoever samples. encoder: of the model's chat template. sampling: as in training. context: most tokens that the
-    model reads, if it has a limit. calls: where turns are kept.
+    model reads, if it has a limit. calls: where turns are kept. name: of turns that nobody else names; None: a random one.
+    Some templates show it to the model (tool calls have ids), so what is to be repeated needs the same.
     """
 
     def __init__(
-        self, speaker: Speaker, encoder: Encoder, sampling: Sampling, context: int | None, calls: Calls | None = None
+        self, speaker: Speaker, encoder: Encoder, sampling: Sampling, context: int | None, calls: Calls | None = None,
+        name: str | None = None,
     ) -> None:  # fmt: skip
         self.speaker, self.encoder, self.sampling, self.context = speaker, encoder, sampling, context
         self.calls = Calls() if calls is None else calls
         self.malformed = 0  # turns that set out to call a tool and did not say how
         self._parse = convention(encoder.template, encoder.tokenizer)
-        self._run, self._count = secrets.token_hex(4), itertools.count()
+        self._run, self._count = name or secrets.token_hex(4), itertools.count()
 
     async def turn(
         self, messages: Sequence[Message], tools: Tools = (), options: TurnOptions = TurnOptions(), n: int = 1, id: str = ""

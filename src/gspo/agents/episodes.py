@@ -113,7 +113,7 @@ class Episodes(WholeEpisodes):
 
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         # Each has calls of its own: another's turn in the same words is not this one's.
-        chat = Chat(self.speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
+        chat = Chat(self.speaker, self.encoder, replace(sampling, seed=0), self.context, Calls(), "turn")
         return await Episode(self, chat, prompt, seed).play()
 
 

@@ -128,7 +128,7 @@ class VerifiersEpisodes(WholeEpisodes):
         env, task = next((env, tasks.by_content[key]) for env, tasks in self._environments if key in tasks.by_content)
         task = copy.copy(task)
         task.data = copy.deepcopy(task.data)  # what one episode changes in it, no other sees
-        chat = Chat(self.speaker, self.encoder, replace(sampling, seed=0), self.context, Calls())
+        chat = Chat(self.speaker, self.encoder, replace(sampling, seed=0), self.context, Calls(), "turn")
         sampling_config = vf.SamplingConfig(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_new_tokens
         )

@@ -179,8 +179,8 @@ def padded(batch: Batch, pad_id: int) -> Rows:
     tokens[place] = forest.tokens[node]
     standing = torch.full_like(tokens, -1)
     standing[place] = node
-    where = torch.empty_like(forest.tokens)
-    where[node.flip(0)] = place.flip(0)
+    # Of a token that several rows hold, the first: written with its index repeated, it would be any.
+    where = torch.full_like(forest.tokens, len(tokens)).scatter_reduce_(0, node, place, "amin")
     position = torch.arange(width).expand(len(ends), width)
     return Rows(tokens.view(-1, width), position, None, standing, where, where[forest.parent[batch.node]])
 

@@ -7,14 +7,14 @@ order and the number of processes change no gradient.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gspo.learner import layout
+from gspo.learner.in_one_order import in_one_order
 from gspo.learner.memory import MicroBatches, Readers, outside_of_passes
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.ports import Objective, Policy
@@ -125,25 +125,6 @@ class Share(NamedTuple):
     stats: Stats
     loss: float
     passed: int
-
-
-@contextmanager
-def in_one_order(device: torch.device) -> Iterator[None]:
-    """On a CPU: backward passes in it add up in one order, so that a seeded run repeats, bit for bit, whatever else the
-    machine does. A model's own code may index states, whose gradient threads else add up as they come.
-    """
-    if device.type != "cpu":
-        yield
-        return
-    memory: Any = torch.utils.deterministic
-    mode, fills = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
-    memory.fill_uninitialized_memory = False  # all of it is written anyway
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        memory.fill_uninitialized_memory = fills
 
 
 def active(objective: Objective, completions: Sequence[Completion]) -> list[int]:

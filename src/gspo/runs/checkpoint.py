@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gspo.config.lookup import pick_device
 from gspo.config.names import RESUME
 from gspo.runs import disk
 from gspo.runs.disk import SaveError
@@ -178,9 +179,20 @@ def same_data(saved: str, now: str) -> None:
         )
 
 
+def tell_threads(state: dict[str, Any], device: str, tell: Callable[[str], None]) -> None:
+    """Warns where results on a CPU will round otherwise than before, since torch has more or fewer threads."""
+    before, now = state["random"].get("threads", 0), torch.get_num_threads()
+    if before not in (0, now) and pick_device(device).type == "cpu":
+        tell(
+            f"torch had {before} threads before and has {now} now: on a CPU numbers round otherwise from here on. For those "
+            f"of an unbroken run, set OMP_NUM_THREADS={before}"
+        )
+
+
 def random_state() -> dict[str, Any]:
-    """torch's random states. (Completions have generators of their own, seeded by step.)"""
+    """torch's random states, and its threads. (Completions have generators of their own, seeded by step.)"""
     return {
+        "threads": torch.get_num_threads(),
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }

@@ -93,3 +93,4 @@ def restore(run: SupervisedRun, state: dict[str, Any]) -> None:
     checkpoint.same_data(state["data"], run.data)
     run.step, run.tokens, run.rows.position = state["step"], state["tokens"], state["position"]
     run.learner.resume(checkpoint.folder_of(run.log.folder.checkpoints, run.step))
+    checkpoint.tell_threads(state, run.config.model.device, run.log.warn)

@@ -91,6 +91,7 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.guard.load_state_dict(state["guard"])
     run.good = state["good"]
     run.old_logprobs = state["old_logprobs"]
+    checkpoint.tell_threads(state, run.config.model.device, run.log.warn)
 
 
 def enter_stage(run: Run) -> None:

@@ -69,15 +69,20 @@ def test_layouts_agree_in_value_and_gradient(name, checkpointing):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_update_adds_up_in_one_order_whatever_the_machine_does(name):
-    for layout_ in ("padded", *(["packed", "shared"] if name in FULL_ATTENTION else [])):
+    for layout_ in ("auto", "padded", *(["packed", "shared"] if name in FULL_ATTENTION else [])):
         policy = HFPolicy(tiny(name), layout=layout_)
         optimizer = Optimizer(policy.parameters(), OptimizerConfig(), 10, 0)
+        z = torch.full((6,), -3.0)
+        every = [dataclasses.replace(c, logp_ref=c.logp_old - 0.1) for c in completions(policy.model)]
+        plain = dataclasses.replace(every[0], logp_mu=z, logp_old=z, logp_ref=z)
+        rows = (torch.tensor([5, *range(a, a + 6)]) for a in (6, 13, 20))  # `auto` shares the 5, and pads all the same
+        short = [dataclasses.replace(plain, tokens=row, sampled=row != 5) for row in rows]
+        assert not layout.worth_sharing(layout.build(short, True).forest)
         with AsTheyCome() as seen:
-            Updater(policy, optimizer, MicroBatches(10_000)).update(
-                PolicyObjective(*resolve(AlgorithmConfig(beta=0.1))[:2], 9),
-                [dataclasses.replace(c, logp_ref=c.logp_old - 0.1) for c in completions(policy.model)],
-            )
-        assert not seen.loose
+            for batch in (every, short):
+                objective = PolicyObjective(*resolve(AlgorithmConfig(beta=0.1))[:2], 9)
+                Updater(policy, optimizer, MicroBatches(10_000)).update(objective, batch)
+        assert not seen.loose and not seen.races
         assert not seen.sums or name not in ("qwen3_moe", "qwen3", "llama"), "slow, though ordered"
 
 

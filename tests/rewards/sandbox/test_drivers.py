@@ -46,4 +46,4 @@ def test_threads_are_counted_beside_what_the_user_has():
 
 def test_the_command_has_the_runner_alone():
     words = drivers.interpreter(drivers.Interpreter("/usr/bin/python3", ()), "/kit/modules")
-    assert words[:3] == ["/usr/bin/python3", "-I", "-S"] and "runner.main()" in words[-1]
+    assert words[:4] == ["/usr/bin/python3", "-P", "-s", "-S"] and "runner.main()" in words[-1]

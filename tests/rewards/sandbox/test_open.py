@@ -32,6 +32,13 @@ def test_files_and_words_reach_a_checker(box):
     assert box.run(Program(source), [case])[0].stdout == "True ['solution.py', 'a', 'x y']\n"
 
 
+def test_a_program_that_follows_the_order_of_a_set_says_the_same_each_time():
+    source = "print(*{'red', 'green', 'blue', 'grey', 'white'})"
+    for driver in ("bwrap", "landlock"):
+        said = {box_of(driver).run(Program(source), [Case("")])[0].stdout for _ in range(4)}
+        assert len(said) == 1 and "grey" in said.pop()
+
+
 ENDS = {
     "raise ValueError('no')": ("error", "ValueError: no"),
     "import os; os._exit(3)": ("error", "exit status 3"),

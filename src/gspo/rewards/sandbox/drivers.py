@@ -20,6 +20,7 @@ may be few.
 SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share/zoneinfo")
 LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+HASHES = ("PYTHONHASHSEED", "0")  # a program whose output follows the order of a set gets one verdict, not any
 INSIDE = "/kit"
 """Where bubblewrap shows the kit."""
 _numbers = itertools.count(os.getpid() * 61)
@@ -93,13 +94,15 @@ def readable(python: Interpreter, kit: str) -> list[str]:
 
 
 def interpreter(python: Interpreter, modules: str) -> list[str]:
-    """The runner's command. Nothing of a request stands in it."""
+    """The runner's command. Nothing of a request stands in it, and nobody's environment or packages enter it (-I would also
+    ignore HASHES).
+    """
     code = (
         f"import sys; sys.path.insert(0, {modules!r})\n"
         "from gspo.rewards.sandbox import runner\n"
         f"runner.KIT.append({modules!r}); runner.main()"
     )
-    return [python.program, "-I", "-S", "-X", "utf8", "-c", code]
+    return [python.program, "-P", "-s", "-S", "-X", "utf8", "-c", code]
 
 
 def bubblewrap(python: Interpreter, kit: str, scratch: int) -> list[str]:
@@ -110,7 +113,7 @@ def bubblewrap(python: Interpreter, kit: str, scratch: int) -> list[str]:
     if program is None:
         raise RuntimeError("there is no bwrap")
     words = [program, "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1"]
-    words += ["--clearenv", "--cap-drop", "ALL", "--hostname", "sandbox"]
+    words += ["--clearenv", "--setenv", *HASHES, "--cap-drop", "ALL", "--hostname", "sandbox"]
     for path in (*SYSTEM, *ETC, *python.readable):
         words += ["--ro-bind-try", path, path]
     for path in LINKS:
@@ -130,12 +133,12 @@ def bwrap() -> str | None:
 
 
 def start(command: Sequence[str], owner: int | None, request: int, reply: int, errors: int) -> subprocess.Popen[bytes]:
-    """The sandbox's process: no environment, no descriptors but these three, and `owner` in place of root.
+    """The sandbox's process: no environment but HASHES, no descriptors but these three, and `owner` in place of root.
 
     The user is changed before bubblewrap starts: a root that only its namespace renames stays the owner of /proc/sys, and
     no RLIMIT_NPROC binds it.
     """
     identity = {} if owner is None else {"user": owner, "group": owner, "extra_groups": []}
     return subprocess.Popen(
-        command, stdin=request, stdout=reply, stderr=errors, env={}, cwd="/", start_new_session=True, **identity
+        command, stdin=request, stdout=reply, stderr=errors, env=dict([HASHES]), cwd="/", start_new_session=True, **identity
     )  # type: ignore[call-overload]
