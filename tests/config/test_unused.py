@@ -64,6 +64,7 @@ JUDGE = {"reward": {"functions": ["judge"]}, "judge": {"model": "m", "rubric": "
 NEEDS = {
     "lora.alpha": {"lora": {"rank": 2}},
     "lora.targets": {"lora": {"rank": 2}},
+    "model.quantize": {"lora": {"rank": 2}},
     "task.split": HUB,
     "task.config": HUB,
     "task.eval_split": HUB,

@@ -10,7 +10,7 @@ from pathlib import Path
 from gspo.backends.hf import routers, routing
 from gspo.backends.hf.files import Outline, check_path, outline, read_outline
 from gspo.backends.hf.load import wrap_model
-from gspo.backends.hf.lora import Unadapted, adapted, read_model
+from gspo.backends.hf.lora import Unadapted, adapted, packed, read_model
 from gspo.backends.hf.model import HFModel, probe
 from gspo.backends.hf.policy import HFPolicy
 from gspo.build.given import Given
@@ -96,10 +96,11 @@ def sharded_models(config: Config, last: Path | None, ranks: ProcessRanks) -> tu
 
 
 def loaded_model(config: Config, given: Given) -> HFModel:
-    """The model that is given, or the one that the configuration names."""
+    """The model that is given, or the one that the configuration names. Where it is packed, it gets to the device so."""
+    cfg = config.model if config.model.quantize == "none" else dataclasses.replace(config.model, device="cpu")
     if given.holds_model:
-        return wrap_model(given.model, given.tokenizer, config.model)
-    return read_model(config.model)
+        return wrap_model(given.model, given.tokenizer, cfg)
+    return read_model(cfg)
 
 
 def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[HFModel, HFPolicy | None]:
@@ -107,6 +108,8 @@ def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[H
     model = adapted(begin, config.lora, config.train.seed)
     if last is not None:
         model.load(last / checkpoint.MODEL)
+    if config.model.quantize != "none":
+        model = packed(model, config.model)
     if not config.algorithm.beta:
         return model, None
     return model, HFPolicy(Unadapted.of(model), config.rollout.temperature, config.train.layout)

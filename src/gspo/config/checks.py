@@ -253,6 +253,18 @@ def installed(library: str) -> bool:
         return False
 
 
+def check_packed(config: Config) -> None:
+    """What goes together with weights of few bits. Raises ValueError."""
+    kind = config.model.quantize
+    if kind == "none":
+        return
+    what = f"model.quantize = {kind!r}"
+    if config.algorithm.name == "ppo" and config.algorithm.critic == "copy":
+        raise ValueError(f'{what}: a critic with a body of its own trains it: set algorithm.critic = "shared"')
+    if not installed("bitsandbytes"):
+        raise ValueError(f'{what} needs bitsandbytes: pip install "gspo[quantized]"')
+
+
 def check_optimizer(config: Config) -> None:
     """What goes together with moments of 8 bits. Raises ValueError."""
     if config.optimizer.name != "adamw" and not installed("bitsandbytes"):

@@ -80,6 +80,7 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("attn_implementation", "flash_attn"), "model.attention"),
     **dict.fromkeys(("use_peft", "lora_r", "lora_rank"), "lora.rank"),
     "lora_alpha": "lora.alpha",
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit", "quantization_config"), "model.quantize"),
     **dict.fromkeys(("target_modules", "lora_target_modules"), "lora.targets"),
     "enable_gradient_checkpointing": "train.gradient_checkpointing",
     # data

@@ -29,6 +29,9 @@ class ModelConfig:
     experts: str = opt("auto", choices=("auto", "grouped_mm", "eager"))
     """Expert kernels of a mixture of experts. `auto`: grouped_mm if the model has it; on a CPU and under
     autocast gspo's version of it."""
+    quantize: str = opt("none", choices=("none", "nf4", "int8"))
+    """Keep the weights below adapters in 4 (`nf4`) or 8 bits (bitsandbytes, blocks of 64). Head, embeddings, routers and
+    norms stay as they are. The model is read into the host's memory, as dtype, and packed weight by weight."""
     trust_remote_code: bool = opt(False)
     """Run Python code that comes with the model. Only for models whose code you have read."""
     allow_pickle: bool = opt(False)

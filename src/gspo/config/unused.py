@@ -58,6 +58,10 @@ ALWAYS = (
         "there are no adapters with lora.rank = 0: set the rank, or leave it out",
     ),
     Unused(
+        ("model.quantize",), lambda c: not c.lora.rank,
+        "weights of few bits stay as they are: train adapters on them (lora.rank), or leave it out",
+    ),
+    Unused(
         ("optimizer.min_lr",), lambda c: c.optimizer.schedule == "constant",
         'the learning rate does not fall with optimizer.schedule = "constant": choose "linear" or "cosine", or leave it out',
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from gspo.config.checks import check_optimizer, check_reference, nearest
+from gspo.config.checks import check_optimizer, check_packed, check_reference, nearest
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.schema import Config
 from gspo.objective.algorithms import ALGORITHMS, Algorithm
@@ -203,4 +203,5 @@ def resolved(config: Config, samples: bool = True) -> tuple[Config, list[str]]:
         )
     check_reference(config)
     check_optimizer(config)
+    check_packed(config)
     return config, warnings

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
+from gspo.backends.hf.packed import Packed
 from gspo.objective.completions import picked
 
 NAME = "gspo"  # in transformers' table of expert kernels
@@ -61,21 +62,25 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     """hidden_states [T, H], top_k_index and top_k_weights [T, k] -> [T, H], as an experts function of transformers."""
     if not _plain(self):
         return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
-    up, down = _rounded(self.gate_up_proj), _rounded(self.down_proj)
     count, k = top_k_index.shape
     expert, order = torch.sort(top_k_index.reshape(-1))  # [T * k]
     ends = torch.searchsorted(expert, torch.arange(self.num_experts, device=expert.device), right=True, out_int32=True)
     token = order // k
-    x = picked(hidden_states, token).to(up.dtype)
-    x = self._apply_gate(_product("gate_up_proj", x, up, ends))
-    x = _product("down_proj", x, down, ends)
+    x = self._apply_gate(_product(self, "gate_up_proj", picked(hidden_states, token), ends))
+    x = _product(self, "down_proj", x, ends)
     x = torch.empty_like(x).index_copy_(0, order, x)  # back in the order of the tokens
     return (x.view(count, k, -1) * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)
 
 
-def _product(name: str, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def _product(experts: Any, name: str, x: Tensor, ends: Tensor) -> Tensor:
     """x W, each row of x [T, in] with its expert's of W [E, out, in], and what an adapter of that name adds."""
-    out = F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+    stack = getattr(experts, name)
+    if isinstance(stack, Packed):
+        out = stack.product(x, ends)
+    else:
+        weight = _rounded(stack)
+        x = x.to(weight.dtype)
+        out = F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
     if (adapter := (_adapters.get() or {}).get(name)) is None:
         return out
     fill = -adapter.up.shape[2] % ALIGNED  # of the rank, with zeros

@@ -22,9 +22,11 @@ from transformers import PreTrainedModel
 from gspo.backends.hf import experts
 from gspo.backends.hf.files import base_of, is_adapter, of_the_base
 from gspo.backends.hf.layers import STACKED
-from gspo.backends.hf.load import load_model, wrap_model
+from gspo.backends.hf.load import load_model, ready, wrap_model
 from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.packed import Packed, pack, quiet
 from gspo.backends.hf.routers import routers
+from gspo.config.lookup import pick_device
 from gspo.config.policy import LoraConfig, ModelConfig
 
 NAME = "default"  # PEFT's name of an adapter
@@ -36,7 +38,8 @@ BELOW = re.compile(r"(\.base_layer)+(?=\.)")  # in the name of a weight: its mod
 def peft() -> Any:
     """The module peft. Raises ValueError where it is not installed."""
     try:
-        import peft
+        with quiet():  # PEFT imports bitsandbytes where it is installed
+            import peft
     except ImportError:
         raise ValueError('lora.rank above 0 and adapters need peft: pip install "gspo[lora]"') from None
     return peft
@@ -109,11 +112,12 @@ def _taken_for_experts(model: PreTrainedModel, name: str) -> bool:
     """Whether PEFT takes this layer for an expert of a time before stacks, and puts its adapter on the stacks, now and
     whenever it is loaded: in DeepSeek's family and others, each gate_proj, up_proj and down_proj.
     """
+    library = peft()
     try:
         from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers as convert
     except ImportError:  # an earlier PEFT leaves them where they are
         return False
-    config = peft().LoraConfig(target_modules=[name])
+    config = library.LoraConfig(target_modules=[name])
     try:
         convert(config, model, None)
     except ValueError:  # it wants gate_proj and up_proj together
@@ -159,6 +163,18 @@ def _through_experts(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         return self.base_layer(x, *args, **kwargs)
 
 
+def packed(model: Adapted, cfg: ModelConfig) -> Adapted:
+    """The same model on the device of `cfg`, the weights below its adapters packed as model.quantize says. Raises ValueError
+    for experts that cannot be.
+    """
+    if getattr(model.model.config, "_experts_implementation", None) == "grouped_mm" and hasattr(F, "grouped_mm"):
+        model.model.set_experts_implementation(experts.NAME)
+    device = pick_device(cfg.device)
+    pack(model.model, cfg.quantize, device, experts.takes_adapters)
+    nn.Module.to(model.model, device=device)
+    return ready(Adapted, model.model, model.tokenizer, cfg)
+
+
 class Adapted(HFModel):
     """A model with adapters. `save` writes the adapter alone, in PEFT's format, with the tokenizer."""
 
@@ -201,6 +217,9 @@ class Adapted(HFModel):
     @torch.no_grad()
     def _plain_state(self, merged: bool) -> dict[str, Tensor]:
         state = {BELOW.sub("", name): value for name, value in self.model.state_dict().items() if ".lora_" not in name}
+        for name, module in self.model.named_modules():
+            if isinstance(module, Packed):
+                state[BELOW.sub("", name)] = module.whole()
         for name, module in self.model.named_modules() if merged else ():
             if hasattr(module, "get_delta_weight"):
                 key = BELOW.sub("", f"{name}.") + getattr(module, "parameter_name", "weight")

@@ -1,0 +1,149 @@
+"""Weights of 4 or 8 bits below adapters (bitsandbytes): blocks of 64 numbers share a scale. Each product makes its weight
+whole, and its backward pass does so again, so that no layer's is kept.
+
+What is computed is the product with the rounded weight, and its own gradient: sampler and trainer hold the same weights, and
+differ by rounding in their products alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gspo.backends.hf.routers import routers
+
+BLOCK = 64
+KINDS = ("nf4", "int8")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Around the import of bitsandbytes. On a CPU it says that it lacks a kernel of its layers, which are not used here."""
+    log = logging.getLogger("bitsandbytes")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+@cache
+def library() -> Any:
+    """bitsandbytes' functions."""
+    with quiet():
+        from bitsandbytes import functional
+    return functional
+
+
+class Packed(nn.Module):
+    """A weight [..., out, in] in few bits. kind: "nf4", 4 bits on the quantiles of a normal distribution (QLoRA, arXiv
+    2305.14314), or "int8", 8 bits on a grid that is finer near 0 (arXiv 2110.02861).
+    """
+
+    data: Tensor
+    absmax: Tensor
+    code: Tensor
+
+    def __init__(self, weight: Tensor, kind: str) -> None:
+        super().__init__()
+        functional = library()
+        self.kind, self.shape, self.dtype = kind, weight.shape, weight.dtype
+        # A block a row: of rows that end within a block, bitsandbytes 0.50 makes other numbers on a CPU.
+        rows = F.pad(weight.detach().flatten(), (0, -weight.numel() % BLOCK)).view(-1, BLOCK)
+        if kind == "nf4":
+            data, state = functional.quantize_4bit(rows, blocksize=BLOCK, quant_type=kind)
+        else:
+            data, state = functional.quantize_blockwise(rows, blocksize=BLOCK)
+        # Checkpoints hold adapters alone: the same bits come of the same weights.
+        for name, x in (("data", data), ("absmax", state.absmax), ("code", state.code)):
+            self.register_buffer(name, x, persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.data.device
+
+    def whole(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The weight that it stands for; in the type that it had, unless another is asked for."""
+        functional = library()
+        rows = torch.Size((len(self.absmax), BLOCK))
+        given: dict[str, Any] = {"shape": rows, "dtype": dtype or self.dtype, "quant_type": self.kind}
+        state = functional.QuantState(self.absmax, code=self.code, blocksize=BLOCK, **given)
+        make = functional.dequantize_4bit if self.kind == "nf4" else functional.dequantize_blockwise
+        return make(self.data, state).flatten()[: self.shape.numel()].view(self.shape)
+
+    def product(self, x: Tensor, ends: Tensor | None = None) -> Tensor:
+        """x W^T, x [..., in]. Of a stack x [T, in], the rows of each expert after the one before's, to ends[e]."""
+        on = torch.is_autocast_enabled(x.device.type)
+        dtype = torch.get_autocast_dtype(x.device.type) if on else self.dtype
+        return _Product.apply(x.to(dtype), self, ends)
+
+
+class _Product(torch.autograd.Function):
+    """Keeps the packed weight for its backward pass, which has one for x alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: Packed, ends: Tensor | None) -> Tensor:
+        """x W^T."""
+        ctx.packed, ctx.ends = packed, ends
+        weight = packed.whole(x.dtype)
+        return F.linear(x, weight) if ends is None else F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """g W."""
+        weight = ctx.packed.whole(gradient.dtype)
+        if ctx.ends is None:
+            return gradient @ weight, None, None
+        return F.grouped_mm(gradient.contiguous(), weight, offs=ctx.ends), None, None
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with such a weight."""
+
+    def __init__(self, linear: nn.Linear, kind: str, device: torch.device) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = Packed(linear.weight.to(device), kind), linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W^T + b."""
+        out = self.weight.product(x)
+        return out if self.bias is None else out + self.bias.to(out.dtype)
+
+
+def pack(model: PreTrainedModel, kind: str, device: torch.device, packs: Callable[[nn.Module], bool]) -> None:
+    """Packs linear layers and stacked experts, one weight after the other, each on the device. Head, embeddings, routers and
+    adapters stay as they are, where they are. packs: whether these experts read packed stacks; ValueError for others.
+    """
+    kept = {model.get_output_embeddings()} | {part for router in routers(model) for part in router.modules()}
+    for name, module in list(model.named_modules()):
+        if module in kept or ".lora_" in name:
+            continue
+        if isinstance(module, nn.Linear):
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, PackedLinear(module, kind, device))
+            continue
+        stacks = [each for each, p in module.named_parameters(recurse=False) if p.ndim == 3 and not _is_convolution(module)]
+        if stacks and not packs(module):
+            raise ValueError(
+                f'model.quantize = "{kind}": the experts of a {model.config.model_type} are stacked in a way of their own, '
+                "which is not packed here: leave it out"
+            )
+        for each in stacks:
+            weight = module._parameters.pop(each)
+            assert weight is not None
+            setattr(module, each, Packed(weight.to(device), kind))
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.conv._ConvNd)

@@ -1,0 +1,189 @@
+"""Weights of few bits: what their products are, what is kept, and whole models of them below adapters."""
+
+import json
+import sys
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+import gspo
+from gspo.backends.hf.lora import Unadapted, packed, read_model
+from gspo.backends.hf.packed import KINDS, Packed, PackedLinear
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.sampler import HFSampler
+from gspo.config.checks import check_training
+from gspo.config.files import from_dict
+from gspo.config.policy import ModelConfig
+from gspo.learner import layout
+from gspo.learner.algorithm import resolved
+from gspo.types import Completion, Prompt, Sampling
+from tests.backends.hf.test_lora_experts import (
+    IDS,
+    LIKE_QWEN,
+    OTHERS,
+    WITH_EXPERTS,
+    gradients,
+    logits,
+    tiny,
+    trained,
+    with_adapters,
+)
+from tests.tiny_run import ROWS, likes_a, model, settings
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def nameless():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the model was given from Python")
+        yield
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("kind", "bits", "error"), [("nf4", 4.5, 0.1), ("int8", 8.5, 0.02)])
+def test_a_weight_in_few_bits(kind, bits, error):
+    weight = drawn(96, 160)
+    few = Packed(weight, kind)
+    whole = few.whole()
+    assert float((whole - weight).norm() / weight.norm()) < error
+    assert 8 * sum(x.numel() * x.element_size() for x in (few.data, few.absmax)) / weight.numel() == bits
+    assert few.whole(torch.bfloat16).dtype == torch.bfloat16 and whole.dtype == torch.float32 and not few.state_dict()
+    assert Packed(weight, kind).data.equal(few.data)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(3, 7), (96, 160), (2, 64), (4, 5, 33), (1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_block_of_64_is_rounded_to_its_code(kind, shape, dtype):
+    weight = drawn(*shape).to(dtype)
+    few = Packed(weight, kind)
+    blocks = F.pad(weight.float().flatten(), (0, -weight.numel() % 64)).view(-1, 64)
+    largest = blocks.abs().amax(1, keepdim=True)
+    nearest = few.code[(blocks[..., None] / largest[..., None] - few.code).abs().argmin(-1)] * largest
+    expected = nearest.flatten()[: weight.numel()].view(shape).to(dtype)
+    far = ~torch.isclose(few.whole(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+    assert far.float().mean() <= (0.01 if kind == "int8" else 0.0)  # now and then bitsandbytes takes the code beside it
+    assert float((few.whole() - weight).abs().max()) < 0.2 * float(largest.max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_and_gradients_are_those_of_the_weight_it_stands_for(kind):
+    linear = nn.Linear(160, 96)
+    few = PackedLinear(linear, kind, CPU)
+    x, again = (drawn(2, 5, 160).requires_grad_() for _ in range(2))
+    out, expected = few(x), F.linear(again, few.weight.whole(), linear.bias)
+    torch.testing.assert_close(out, expected)
+    for y in (out, expected):
+        (y * drawn(2, 5, 96, seed=1)).sum().backward()
+    torch.testing.assert_close(x.grad, again.grad)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow, right = few(x), F.linear(x, few.weight.whole(), linear.bias)
+    assert narrow.dtype == right.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow, right, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stack_multiplies_each_row_with_its_experts_weight(kind):
+    few, ends = Packed(drawn(3, 32, 64), kind), torch.tensor([2, 2, 7], dtype=torch.int32)
+    x, again = (drawn(7, 64).requires_grad_() for _ in range(2))
+    whole = few.whole()
+    out = few.product(x, ends)
+    expected = torch.stack([row @ whole[0 if i < 2 else 2].T for i, row in enumerate(again)])
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    for y in (out, expected):
+        (y * drawn(7, 32, seed=1)).sum().backward()
+    torch.testing.assert_close(x.grad, again.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_no_whole_weight_is_kept_for_the_backward_pass():
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        few = nn.Sequential(*(PackedLinear(nn.Linear(256, 256), "nf4", CPU) for _ in range(3)))
+        few(drawn(4, 256).requires_grad_()).sum().backward()
+    assert sum(kept) < 256 * 256
+
+
+def made(family="qwen3_moe", kind="nf4", **options):
+    return packed(with_adapters(tiny(family), **options), ModelConfig(quantize=kind, device="cpu"))
+
+
+@pytest.mark.parametrize("family", LIKE_QWEN)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_is_that_of_its_rounded_weights(family, kind, tmp_path):
+    few = made(family, kind)
+    names = {name for name, module in few.model.named_modules() if isinstance(module, Packed)}
+    assert any("q_proj" in name or "kv_b_proj" in name for name in names) and any("experts" in name for name in names)
+    assert not any("lm_head" in name or "embed" in name or "lora" in name for name in names)
+    for name, merged, expected in (("merged", True, logits(few)), ("below", False, logits(Unadapted.of(few)))):
+        few.save_whole(tmp_path / name, merged)
+        whole = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        with torch.no_grad():
+            assert float((whole(IDS).logits - expected).abs().max() / expected.abs().max()) < 5e-6
+    learned = gradients(few)
+    assert learned.keys() == trained(few).keys() and all(g.isfinite().all() and g.any() for g in learned.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_adapters_on_the_rounded_weights(kind, tmp_path):
+    few = made(kind=kind)
+    few.save_whole(tmp_path / "below", merged=False)
+    plain = with_adapters(read_model(ModelConfig(str(tmp_path / "below"), device="cpu")))
+    expected = gradients(plain)
+    largest = max(float(g.abs().max()) for g in expected.values())
+    for name, gradient in gradients(few).items():
+        assert float((gradient - expected[name]).abs().max()) < 5e-6 * largest
+
+
+def test_the_sampler_samples_what_the_trainer_scores():
+    few = made()
+    prompts = [Prompt(str(i), "", tuple(range(5, 5 + size))) for i, size in enumerate((4, 9, 1))]
+    rollouts = HFSampler(few, 8).generate(prompts, 3, Sampling(7, stop_ids=few.stop_ids, seed=3))
+    batch = layout.build([Completion(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 1.0) for r in rollouts])
+    logp = HFPolicy(few).forward(batch).logp.detach()
+    assert float((logp - batch.logp_mu).abs().max()) < 1e-5
+
+
+def test_a_run_on_4_bits_learns_and_resumes_bit_for_bit(tmp_path):
+    def run(folder, steps, resume=False):
+        base = model()
+        config = settings(
+            folder, model={"quantize": "nf4"}, lora={"rank": 8, "targets": WITH_EXPERTS}, optimizer={"lr": 1e-2},
+            train={"steps": steps}, rollout={"num_generations": 8}, algorithm={"epsilon": 3e-2, "epsilon_high": 4e-2},
+        )  # fmt: skip
+        result = gspo.train(base.model, ROWS, likes_a, tokenizer=base.tokenizer, config=config, resume=resume)
+        return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+
+    whole = run(tmp_path / "whole", 8)
+    run(tmp_path / "part", 4)
+    again = run(tmp_path / "part", 8, resume=True)
+    assert whole[-1]["reward"] > whole[1]["reward"] and max(step["mismatch/kl"] for step in whole[1:]) < 1e-8
+    for a, b in zip(whole, again):
+        assert {k: v for k, v in a.items() if k in ("loss", "grad_norm", "reward", "kl", "entropy")} == {
+            k: v for k, v in b.items() if k in ("loss", "grad_norm", "reward", "kl", "entropy")
+        }
+    files = {path.name for path in (tmp_path / "whole" / "model").iterdir()}
+    assert "adapter_model.safetensors" in files and "model.safetensors" not in files
+
+
+def test_bad_input(monkeypatch):
+    for family in OTHERS:
+        with pytest.raises(ValueError, match=r'model.quantize = "nf4": the experts of a .* in a way of their own'):
+            made(family)
+    with pytest.raises(ValueError, match=r"model.quantize = 'nf4' has no effect: .*train adapters on them \(lora.rank\)"):
+        check_training(from_dict({"model": {"path": "m", "quantize": "nf4"}, "task": {"source": "x.jsonl"}}))
+    with pytest.raises(ValueError, match=r"model.quantize = 'fp4': allowed are none, nf4, int8"):
+        from_dict({"model": {"quantize": "fp4"}})
+    four = {"model": {"path": "m", "quantize": "nf4"}, "lora": {"rank": 4}}
+    with pytest.raises(ValueError, match=r"a critic with a body of its own trains it"):
+        resolved(from_dict(four | {"algorithm": {"name": "ppo", "critic": "copy"}}))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ValueError, match=r'model.quantize = .nf4. needs bitsandbytes: pip install "gspo\[quantized\]"'):
+        resolved(from_dict(four))
