@@ -114,6 +114,8 @@ def _table(raw: dict[str, Any], section: str) -> dict[str, Any]:
 def _kept(key: str) -> bool:
     section, _, name = key.partition(".")
     names = KEPT.get(section, ())
+    if (section, name) == ("model", "quantize"):  # of weights below adapters, which are merged here
+        return False
     return names is None or name in names
 
 

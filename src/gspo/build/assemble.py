@@ -25,7 +25,7 @@ from gspo.build.ray_rewards import reward_places
 from gspo.build.samplers import samplers_of, samplings
 from gspo.build.scorers import scorer_of
 from gspo.build.smaller import UNTIL
-from gspo.config.checks import check_environment, check_sampler
+from gspo.config.checks import check_environment, check_optimizer, check_packed, check_sampler
 from gspo.config.schema import Config
 from gspo.config.stages import rollout_at
 from gspo.data.chat_template import Encoder
@@ -227,6 +227,8 @@ def imitating(
 ) -> Iterator[tuple[sft.SupervisedRun, HFModel]]:  # fmt: skip
     """A supervised run, ready for sft.fit, and its model."""
     given = given or Given()
+    check_optimizer(config)
+    check_packed(config)
     with crew.joined(config.scale) as ranks, claimed(config, resume, allowed) as (folder, last):
         heard: list[Warning] = []
         with own_warnings(heard.append):
@@ -279,9 +281,10 @@ def tell(log: RunLog, heard: Sequence[Warning], model: HFModel) -> None:
     """Into the log and on the screen: what was heard in loading, and what is odd about the model."""
     for text, is_warning in said(heard):
         (log.warn if is_warning else log.note)(text)
-    if model.model.dtype != torch.float32:
+    trained = next((p.dtype for p in model.model.parameters() if p.requires_grad), torch.float32)
+    if trained != torch.float32:
         log.warn(
-            f"the weights are trained in {model.model.dtype}, where an update smaller than about 1/256 of a weight is lost; "
+            f"the weights are trained in {trained}, where an update smaller than about 1/256 of a weight is lost; "
             'model.dtype = "float32" keeps it (matrix products still run in bfloat16 on a GPU)'
         )
 

@@ -60,7 +60,8 @@ def models_of(
         return sharded_models(config, last, ranks)
     begin: HFModel | None = None
     if given.holds_model or last is None or config.algorithm.beta > 0 or config.lora.rank:
-        begin = loaded_model(config, given)
+        packs = config.lora.rank and config.model.quantize != "none"  # so it gets to its device
+        begin = loaded_model(config, given, "cpu" if packs else None)
     if config.lora.rank and begin is not None:
         return adapted_models(config, begin, last)
     reference = None
@@ -95,9 +96,9 @@ def sharded_models(config: Config, last: Path | None, ranks: ProcessRanks) -> tu
     return model, reference
 
 
-def loaded_model(config: Config, given: Given) -> HFModel:
-    """The model that is given, or the one that the configuration names. Where it is packed, it gets to the device so."""
-    cfg = config.model if config.model.quantize == "none" else dataclasses.replace(config.model, device="cpu")
+def loaded_model(config: Config, given: Given, device: str | None = None) -> HFModel:
+    """The model that is given, or the one that the configuration names, whole. device: where, but for model.device."""
+    cfg = config.model if device is None else dataclasses.replace(config.model, device=device)
     if given.holds_model:
         return wrap_model(given.model, given.tokenizer, cfg)
     return read_model(cfg)

@@ -261,6 +261,8 @@ def check_packed(config: Config) -> None:
     what = f"model.quantize = {kind!r}"
     if config.algorithm.name == "ppo" and config.algorithm.critic == "copy":
         raise ValueError(f'{what}: a critic with a body of its own trains it: set algorithm.critic = "shared"')
+    if config.model.experts != "auto":
+        raise ValueError(f'model.experts = {config.model.experts!r}: {what} has a kernel of its own: set it to "auto"')
     if not installed("bitsandbytes"):
         raise ValueError(f'{what} needs bitsandbytes: pip install "gspo[quantized]"')
 

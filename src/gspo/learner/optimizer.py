@@ -101,12 +101,6 @@ class Optimizer:
         """Makes AdamW's moments, which its first step would make: zeros, so that they take their memory now."""
         if self.moments is not self.adamw or self.adamw.state:
             return
-        if self.config.name == "adamw_8bit":
-            narrow: Any = self.adamw
-            for i, group in enumerate(narrow.param_groups):
-                for j, p in enumerate(group["params"]):
-                    narrow.init_state(group, p, i, j)
-            return
         for p in self.parameters:
             count = torch.zeros((), dtype=torch.float32, device=p.device)
             zeros = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in ("exp_avg", "exp_avg_sq")}

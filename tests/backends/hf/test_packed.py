@@ -1,8 +1,10 @@
 """Weights of few bits: what their products are, what is kept, and whole models of them below adapters."""
 
+import dataclasses
 import json
 import sys
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -11,13 +13,17 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import gspo
-from gspo.backends.hf.lora import Unadapted, packed, read_model
+from gspo.backends.hf import experts
+from gspo.backends.hf.lora import Unadapted, adapted, packed, read_model
 from gspo.backends.hf.packed import KINDS, Packed, PackedLinear
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.hf.tiny import build_tiny
+from gspo.build.given import Given
+from gspo.build.models import loaded_model
 from gspo.config.checks import check_training
 from gspo.config.files import from_dict
-from gspo.config.policy import ModelConfig
+from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.learner import layout
 from gspo.learner.algorithm import resolved
 from gspo.types import Completion, Prompt, Sampling
@@ -32,6 +38,7 @@ from tests.backends.hf.test_lora_experts import (
     trained,
     with_adapters,
 )
+from tests.backends.hf.test_routing import FAMILIES
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 CPU = torch.device("cpu")
@@ -103,12 +110,27 @@ def test_a_stack_multiplies_each_row_with_its_experts_weight(kind):
     torch.testing.assert_close(x.grad, again.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_no_whole_weight_is_kept_for_the_backward_pass():
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
-        few = nn.Sequential(*(PackedLinear(nn.Linear(256, 256), "nf4", CPU) for _ in range(3)))
-        few(drawn(4, 256).requires_grad_()).sum().backward()
-    assert sum(kept) < 256 * 256
+def test_no_whole_weight_is_kept_for_the_backward_pass(monkeypatch):
+    made_whole, whole = [], Packed.whole
+
+    def watched(self, dtype=None):
+        made_whole.append(weakref.ref(out := whole(self, dtype)))
+        return out
+
+    monkeypatch.setattr(Packed, "whole", watched)
+    few = nn.Sequential(*(PackedLinear(nn.Linear(256, 256), "nf4", CPU) for _ in range(3)))
+    loss = few(drawn(4, 256).requires_grad_()).sum()
+    assert len(made_whole) == 3 and not any(ref() is not None for ref in made_whole)
+    loss.backward()
+    assert len(made_whole) == 6 and not any(ref() is not None for ref in made_whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cast_of_the_model_leaves_packed_weights_alone(kind):
+    few = PackedLinear(nn.Linear(64, 64), kind, CPU)
+    before = few.weight.whole()
+    few.to(torch.bfloat16)
+    assert few.weight.whole().equal(before) and few.bias.dtype == torch.bfloat16
 
 
 def made(family="qwen3_moe", kind="nf4", **options):
@@ -142,6 +164,50 @@ def test_gradients_are_those_of_adapters_on_the_rounded_weights(kind, tmp_path):
         assert float((gradient - expected[name]).abs().max()) < 5e-6 * largest
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_experts_get_their_kernel_where_a_gpu_would_take_another(dtype, monkeypatch):
+    plain = tiny("qwen3_moe")
+    plain.model.to(dtype)
+    monkeypatch.setattr(experts, "suits", lambda device, autocast: False)  # as on CUDA without autocast
+    few = packed(with_adapters(plain), ModelConfig(quantize="nf4", device="cpu"))
+    assert few.model.config._experts_implementation == experts.NAME and logits(few).isfinite().all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_is_packed_or_refused_with_the_key(family):
+    try:
+        few = made(family, targets=["all-linear"])
+    except ValueError as error:
+        assert family in (*OTHERS, "jamba") and "model.quantize = " in str(error) and "leave it out" in str(error)
+    else:
+        assert logits(few).isfinite().all()
+
+
+def test_evaluations_keep_their_device_and_whole_weights(tmp_path):
+    plain = model()
+    plain.save(tmp_path / "model")
+    config = from_dict(
+        {"model": {"path": str(tmp_path / "model"), "device": "cuda", "quantize": "nf4"}, "lora": {"rank": 2}}
+    )
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match=r"model.device = 'cuda'"):
+            loaded_model(config, Given())
+    whole = loaded_model(dataclasses.replace(config, model=dataclasses.replace(config.model, device="cpu")), Given())
+    assert logits(whole).equal(logits(plain))
+
+
+def test_fine_tuning_on_4_bits_by_rows_and_what_it_refuses(tmp_path, monkeypatch):
+    rows = [{"prompt": f"{i}+1=", "completion": "ab"} for i in range(8)]
+    four = {"model": {"quantize": "nf4"}, "lora": {"rank": 4}, "optimizer": {"name": "adamw_8bit", "lr": 1e-2}}
+    base = model()
+    config = four | {"train": {"steps": 4, "batch_size": 4}, "log": {"dir": str(tmp_path / "run")}}
+    assert gspo.sft(base.model, rows, tokenizer=base.tokenizer, config=config).finished
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    for more, key in (({}, "optimizer.name"), ({"optimizer": {}}, "model.quantize")):
+        with pytest.raises(ValueError, match=rf"{key} = .* needs bitsandbytes"):
+            gspo.sft(base.model, rows, tokenizer=base.tokenizer, config=config | more)
+
+
 def test_the_sampler_samples_what_the_trainer_scores():
     few = made()
     prompts = [Prompt(str(i), "", tuple(range(5, 5 + size))) for i, size in enumerate((4, 9, 1))]
@@ -165,6 +231,7 @@ def test_a_run_on_4_bits_learns_and_resumes_bit_for_bit(tmp_path):
     run(tmp_path / "part", 4)
     again = run(tmp_path / "part", 8, resume=True)
     assert whole[-1]["reward"] > whole[1]["reward"] and max(step["mismatch/kl"] for step in whole[1:]) < 1e-8
+    assert len(whole) == len(again)
     for a, b in zip(whole, again):
         assert {k: v for k, v in a.items() if k in ("loss", "grad_norm", "reward", "kl", "entropy")} == {
             k: v for k, v in b.items() if k in ("loss", "grad_norm", "reward", "kl", "entropy")
@@ -184,6 +251,14 @@ def test_bad_input(monkeypatch):
     four = {"model": {"path": "m", "quantize": "nf4"}, "lora": {"rank": 4}}
     with pytest.raises(ValueError, match=r"a critic with a body of its own trains it"):
         resolved(from_dict(four | {"algorithm": {"name": "ppo", "critic": "copy"}}))
+    with pytest.raises(ValueError, match=r"model.experts = 'eager': .* set it to \"auto\""):
+        resolved(from_dict(four | {"model": {"path": "m", "quantize": "nf4", "experts": "eager"}}))
+    with pytest.raises(ValueError, match=r'model.quantize = "nf4": the layers of a gpt2 .* nothing to pack: leave it out'):
+        made_of = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2}
+        packed(
+            adapted(build_tiny(made_of, model().tokenizer), LoraConfig(rank=2, targets=["c_attn"])),
+            ModelConfig(quantize="nf4"),
+        )
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ValueError, match=r'model.quantize = .nf4. needs bitsandbytes: pip install "gspo\[quantized\]"'):
         resolved(from_dict(four))

@@ -17,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from gspo.backends.hf import experts
 from gspo.backends.hf.files import check_weights, load_error, outline, read_config, read_outline
 from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, far, probe, windows
+from gspo.backends.hf.packed import Packed
 from gspo.config.lookup import pick_device
 from gspo.config.policy import ModelConfig
 from gspo.learner.ranks import is_loss
@@ -135,7 +136,9 @@ def _choose_experts(model: PreTrainedModel, kernel: str, autocast: torch.dtype |
     """Sets the expert kernels of a mixture of experts. gathered: in autocast's type, from shards."""
     if not model._can_set_experts_implementation():
         return
-    if kernel == "auto":
+    if any(isinstance(module, Packed) for module in model.modules()):
+        kernel = experts.NAME  # no other reads them
+    elif kernel == "auto":
         grouped = experts.NAME if experts.suits(model.device, autocast is not None) else "grouped_mm"
         rounded = autocast if gathered or grouped == experts.NAME else None
         kernel = grouped if _grouped_mm_runs(model.device, rounded or model.dtype) else "eager"

@@ -167,12 +167,18 @@ def packed(model: Adapted, cfg: ModelConfig) -> Adapted:
     """The same model on the device of `cfg`, the weights below its adapters packed as model.quantize says. Raises ValueError
     for experts that cannot be.
     """
-    if getattr(model.model.config, "_experts_implementation", None) == "grouped_mm" and hasattr(F, "grouped_mm"):
+    if model.model._can_set_experts_implementation() and hasattr(F, "grouped_mm"):
         model.model.set_experts_implementation(experts.NAME)
     device = pick_device(cfg.device)
     pack(model.model, cfg.quantize, device, experts.takes_adapters)
     nn.Module.to(model.model, device=device)
-    return ready(Adapted, model.model, model.tokenizer, cfg)
+    try:
+        return ready(Adapted, model.model, model.tokenizer, cfg)
+    except (TypeError, AttributeError) as error:  # its own code reads a weight that is packed
+        raise ValueError(
+            f"model.quantize = {cfg.quantize!r}: layers of a {model.model.config.model_type} do not work packed "
+            f"({error}): leave it out"
+        ) from error
 
 
 class Adapted(HFModel):
@@ -219,11 +225,11 @@ class Adapted(HFModel):
         state = {BELOW.sub("", name): value for name, value in self.model.state_dict().items() if ".lora_" not in name}
         for name, module in self.model.named_modules():
             if isinstance(module, Packed):
-                state[BELOW.sub("", name)] = module.whole()
+                state[BELOW.sub("", name)] = module.whole().cpu()  # there may be no room for all of them on a GPU
         for name, module in self.model.named_modules() if merged else ():
             if hasattr(module, "get_delta_weight"):
                 key = BELOW.sub("", f"{name}.") + getattr(module, "parameter_name", "weight")
-                state[key] = state[key] + module.get_delta_weight(NAME).to(state[key].dtype)
+                state[key] = state[key] + module.get_delta_weight(NAME).to(state[key])
         return state
 
 

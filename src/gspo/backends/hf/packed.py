@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from gspo.backends.hf.layers import STACKED
 from gspo.backends.hf.routers import routers
 
 BLOCK = 64
@@ -58,7 +59,8 @@ class Packed(nn.Module):
         functional = library()
         self.kind, self.shape, self.dtype = kind, weight.shape, weight.dtype
         # A block a row: of rows that end within a block, bitsandbytes 0.50 makes other numbers on a CPU.
-        rows = F.pad(weight.detach().flatten(), (0, -weight.numel() % BLOCK)).view(-1, BLOCK)
+        rows, fill = weight.detach().flatten(), -weight.numel() % BLOCK
+        rows = (F.pad(rows, (0, fill)) if fill else rows).view(-1, BLOCK)
         if kind == "nf4":
             data, state = functional.quantize_4bit(rows, blocksize=BLOCK, quant_type=kind)
         else:
@@ -66,6 +68,13 @@ class Packed(nn.Module):
         # Checkpoints hold adapters alone: the same bits come of the same weights.
         for name, x in (("data", data), ("absmax", state.absmax), ("code", state.code)):
             self.register_buffer(name, x, persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Packed:
+        """Moves it, and casts nothing: the scales are read as float32."""
+        device = fn(self.absmax.new_zeros(1)).device
+        for name, x in self._buffers.items():
+            self._buffers[name] = None if x is None else x.to(device)
+        return self
 
     @property
     def device(self) -> torch.device:
@@ -126,24 +135,24 @@ def pack(model: PreTrainedModel, kind: str, device: torch.device, packs: Callabl
     adapters stay as they are, where they are. packs: whether these experts read packed stacks; ValueError for others.
     """
     kept = {model.get_output_embeddings()} | {part for router in routers(model) for part in router.modules()}
-    for name, module in list(model.named_modules()):
-        if module in kept or ".lora_" in name:
+    whose = f'model.quantize = "{kind}": the {{}} of a {model.config.model_type} {{}}: leave it out'
+    linear, stacks = [], []
+    for name, module in model.named_modules():
+        if module in kept or ".lora_" in name or isinstance(module, nn.modules.conv._ConvNd):
             continue
-        if isinstance(module, nn.Linear):
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, PackedLinear(module, kind, device))
-            continue
-        stacks = [each for each, p in module.named_parameters(recurse=False) if p.ndim == 3 and not _is_convolution(module)]
-        if stacks and not packs(module):
-            raise ValueError(
-                f'model.quantize = "{kind}": the experts of a {model.config.model_type} are stacked in a way of their own, '
-                "which is not packed here: leave it out"
-            )
-        for each in stacks:
-            weight = module._parameters.pop(each)
-            assert weight is not None
-            setattr(module, each, Packed(weight.to(device), kind))
-
-
-def _is_convolution(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.conv._ConvNd)
+        if type(module) is nn.Linear:  # others multiply in a way of their own
+            linear.append(name)
+        here = [weight for weight, p in module.named_parameters(recurse=False) if p.ndim == STACKED]
+        if here and not packs(module):
+            raise ValueError(whose.format("experts", "are stacked in a way of their own, which is not packed here"))
+        stacks += [(name, weight) for weight in here]
+    if not linear:
+        raise ValueError(whose.format("layers", "are no linear layers of torch, so there is nothing to pack"))
+    for name in linear:
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, PackedLinear(model.get_submodule(name), kind, device))  # type: ignore[arg-type]
+    for name, each in stacks:
+        module = model.get_submodule(name)
+        weight = module._parameters.pop(each)
+        assert weight is not None
+        setattr(module, each, Packed(weight.to(device), kind))

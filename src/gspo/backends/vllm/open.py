@@ -121,7 +121,8 @@ def sampler_of(
         running = [Server(url) for url in given.urls]
         for server in running:
             server.check()
-        adapters = model.adapted and EXPERTS not in config.lora.targets and all(s.takes_adapters() for s in running)
+        beside = EXPERTS not in config.lora.targets and config.model.quantize == "none"  # theirs are as they were
+        adapters = model.adapted and beside and all(server.takes_adapters() for server in running)
         engines = [*running]
     else:
         arguments = ({FLAG: True} if routers else {}) | adapter_arguments(config.lora, policy) | given.engine_args
