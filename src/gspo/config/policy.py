@@ -47,7 +47,8 @@ class LoraConfig:
     alpha: float | None = opt(None, low=1e-3, high=1e6)
     """The output of the adapters is multiplied by alpha / r. Unset: alpha = 2 r."""
     targets: list[str] = opt(["all-linear"])
-    """What gets an adapter. `all-linear`: every linear layer except head and routers. `experts`: the stacked weights of a
+    """What gets an adapter. `all-linear`: every linear layer except head and routers (docs/lora.md names families in which
+    PEFT takes some for experts: they are left out too). `experts`: the stacked weights of a
     mixture's experts. Others are names of layers, such as `q_proj`."""
 
 
