@@ -1,18 +1,22 @@
-"""Writes the table "On paper" of docs/scale.md: what public models need on many ranks; `--check` only compares."""
+"""Writes the tables of docs/scale.md and docs/memory.md: what public models need on many ranks, and on one GPU; `--check`
+only compares.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from gspo.build.plan import Lengths, plan
 from gspo.config.files import from_dict
 from gspo.learner import costs
 from gspo.learner.costs import GIB, Machines
 
-TARGET = Path(__file__).with_name("scale.md")
+HERE = Path(__file__).parent
 BEGIN, END = "<!-- made by docs/on_paper.py -->\n", "<!-- end -->\n"
 QWEN3_MOE = {
     "model_type": "qwen3_moe",
@@ -39,6 +43,24 @@ RUNS = (
     ("235B-A22B", 512, 8, 4),
 )
 LENGTHS = Lengths(prompt=512, completion=2088)
+QWEN3 = {"model_type": "qwen3", "head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151_936}
+DENSE = {  # hidden states, layers, heads, the width of a layer's middle, and whether head and embeddings are one weight
+    "0.6B": (1024, 28, 16, 3072, True), "1.7B": (2048, 28, 16, 6144, True), "4B": (2560, 36, 32, 9728, True),
+    "8B": (4096, 36, 32, 12288, False), "14B": (5120, 40, 40, 17408, False), "32B": (5120, 64, 64, 25600, False),
+}  # fmt: skip
+NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "tie_word_embeddings")
+ADAPTERS = {"lora": {"rank": 16, "targets": ["all-linear", "experts"]}}
+BFLOAT16 = {"dtype": "bfloat16"}
+CHOICES = {  # the settings of a column
+    "all weights, float32": {},
+    "with 8-bit moments": {"optimizer": {"name": "adamw_8bit"}},
+    "all weights, bfloat16": {"model": BFLOAT16},
+    "adapters, bfloat16": ADAPTERS | {"model": BFLOAT16},
+    "adapters, int8": ADAPTERS | {"model": BFLOAT16 | {"quantize": "int8"}},
+    "adapters, nf4": ADAPTERS | {"model": BFLOAT16 | {"quantize": "nf4"}},
+}
+GPUS = (24, 48, 80, 141)  # GB
+SPARE = 0.94  # of a GPU's memory that programs get
 
 
 def table() -> str:
@@ -62,24 +84,57 @@ def table() -> str:
                 }
             )
             made = plan(config, LENGTHS, Machines())
+            state, together = made.memory.state / GIB, made.memory.together / GIB
             sent = sum(row.total(made.work) for row in made.sent) / 1e9
             uneven = costs.unevenness(made.paper.weights, made.spread)
             lines.append(
-                f"| {name} | {ranks} | {experts} | {replicas} | {made.state / GIB:.1f} | {made.together / GIB:.0f} | "
+                f"| {name} | {ranks} | {experts} | {replicas} | {state:.1f} | {together:.0f} | "
                 f"{uneven:.2f} | {sent:.0f} | {made.compute:.1f} | {made.sending:.1f} |"
             )
     return "\n".join(lines) + "\n"
 
 
-def page(old: str) -> str:
+def fits() -> str:
+    """What one GPU needs, and the smallest that has it."""
+    lines = ["| Qwen3 | " + " | ".join(CHOICES) + " |", "|---" * (len(CHOICES) + 1) + "|"]
+    shapes = {name: QWEN3 | dict(zip(NAMES, sizes)) for name, sizes in DENSE.items()}
+    shapes["30B-A3B"] = QWEN3_MOE | SIZES["30B-A3B"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, shape in shapes.items():
+            Path(folder, "config.json").write_text(json.dumps(shape))
+            cells = [need(folder, changes, mixture=name in SIZES) for changes in CHOICES.values()]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def need(folder: str, changes: dict[str, Any], mixture: bool) -> str:
+    """A cell: gigabytes in a pass, and the GPU."""
+    given = {**changes, "model": {"path": folder, **changes.get("model", {})}}
+    if "lora" in changes and not mixture:
+        given["lora"] = {"rank": 16}
+    common = {
+        "rollout": {"num_prompts": 64, "num_generations": 8, "max_completion_length": 2048},
+        "train": {"gradient_checkpointing": True, "micro_batch_tokens": 8192},
+        "sampler": {"engine": "vllm"},
+    }
+    gigabytes = plan(from_dict(common | given), Lengths(512), Machines()).memory.fullest / 1e9
+    gpu = next((size for size in GPUS if gigabytes <= SPARE * size), None)
+    return f"{gigabytes:.1f}" + (f" ({gpu})" if gpu else " (none)")
+
+
+PAGES: dict[str, Callable[[], str]] = {"scale.md": table, "memory.md": fits}
+
+
+def page(old: str, made: Callable[[], str] = table) -> str:
     """The page with its table as it would be computed now."""
     before, _, rest = old.partition(BEGIN)
-    return before + BEGIN + table() + END + rest.partition(END)[2]
+    return before + BEGIN + made() + END + rest.partition(END)[2]
 
 
 if __name__ == "__main__":
-    old = TARGET.read_text(encoding="utf-8")
-    if "--check" not in sys.argv:
-        TARGET.write_text(page(old), encoding="utf-8")
-    elif old != page(old):
-        sys.exit(f"{TARGET.name} is out of date: run `make docs`")
+    for name, made in PAGES.items():
+        old = (HERE / name).read_text(encoding="utf-8")
+        if "--check" not in sys.argv:
+            (HERE / name).write_text(page(old, made), encoding="utf-8")
+        elif old != page(old, made):
+            sys.exit(f"{name} is out of date: run `make docs`")

@@ -10,10 +10,11 @@ import torch
 
 from gspo.backends.hf.files import Outline, read_config
 from gspo.backends.hf.on_paper import Paper, on_paper
-from gspo.backends.hf.sampler import PREFILL_TOKENS
 from gspo.build import copies
+from gspo.build.memory import Memory, MicroBatch, memory_of
 from gspo.build.models import room
 from gspo.config.checks import check_required
+from gspo.config.ranks import check_several
 from gspo.config.schema import Config
 from gspo.config.stages import rollout_at
 from gspo.learner import costs, layout, shares
@@ -36,37 +37,15 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Prediction:
-    """All figures are predictions. standing: bytes on the fullest rank that are there all the time, for each number that it
-    holds; passing: bytes that a pass takes on top; both by what they are for. copied: bytes of the embedded sampler's copies
-    of the model on the leader, which is that rank; sampling: those that sampling takes on top of its shards and copies.
-    compute, sending: seconds a step.
-    """
+    """All figures are predictions. memory: of the fullest rank, which is the leader. compute, sending: seconds a step."""
 
     paper: Paper
     spread: Spread
     work: Work
-    standing: dict[str, int]
-    passing: dict[str, float]
-    copied: int
-    sampling: float
+    memory: Memory
     sent: list[Sent]
     compute: float
     sending: float
-
-    @property
-    def state(self) -> int:
-        """Bytes of the fullest rank that are there all the time, but for copies."""
-        return self.paper.held * sum(self.standing.values())
-
-    @property
-    def together(self) -> float:
-        """Bytes of the fullest rank in a pass, but for copies."""
-        return self.state + sum(self.passing.values())
-
-    @property
-    def fullest(self) -> float:
-        """Bytes of the leader where it has most: in a pass, or where it samples itself."""
-        return self.copied + max(self.together, self.state + self.sampling)
 
 
 def plan(config: Config, lengths: Lengths, machines: Machines) -> Prediction:
@@ -74,7 +53,7 @@ def plan(config: Config, lengths: Lengths, machines: Machines) -> Prediction:
     config = checked(config)
     spread = costs.spread_of(config.scale, config.scale.ranks or 1)
     paper = on_paper(config.model, spread)
-    work = work_of(config, spread.ranks, lengths)
+    work, part = work_of(config, spread.ranks, lengths)
     itemsize = copies.itemsize(config)
     checkpointing = config.train.gradient_checkpointing
     sent = costs.sent(paper.layers, paper.shape, spread, work, itemsize, checkpointing)
@@ -86,12 +65,9 @@ def plan(config: Config, lengths: Lengths, machines: Machines) -> Prediction:
         paper,
         spread,
         work,
-        copies.standing_bytes(config),
-        passing_bytes(config, paper, spread, work, itemsize),
-        copies.copies(config, spread.ranks) * sum(weight.size for weight in paper.weights) * itemsize,
-        sampling_bytes(config, paper, lengths.prompt, length, itemsize),
+        memory_of(config, paper, spread, part, lengths.prompt, length),
         sent,
-        costs.compute_seconds(flops, work, machines, checkpointing),
+        costs.compute_seconds(flops, work, machines, checkpointing, frozen=bool(config.lora.rank)),
         costs.sending_seconds(sent, work, machines),
     )
 
@@ -100,11 +76,12 @@ def checked(config: Config) -> Config:
     """The resolved settings. Raises ValueError for what is not counted."""
     check_required(config, "model.path")
     config, _ = resolved(config)
-    if config.lora.rank:
-        raise ValueError(f"lora.rank = {config.lora.rank}: `gspo plan` counts runs that train all weights: set it to 0")
-    if config.optimizer.name != "adamw":
+    if (config.scale.ranks or 1) > 1:
+        check_several(config)
+    if config.model.quantize != "none" and not config.lora.rank:
         raise ValueError(
-            f'optimizer.name = {config.optimizer.name!r}: `gspo plan` counts those of 32 bits: set it to "adamw"'
+            f'model.quantize = "{config.model.quantize}": weights of few bits stay as they are: train adapters on them '
+            "(lora.rank), or leave it out"
         )
     if ALGORITHMS[config.algorithm.name].critic:
         raise ValueError(
@@ -122,54 +99,28 @@ def largest(config: Config) -> Config:
     return dataclasses.replace(config, rollout=max(each, key=lambda one: one.num_generations * one.max_completion_length))
 
 
-def passing_bytes(config: Config, paper: Paper, spread: Spread, work: Work, itemsize: int) -> dict[str, float]:
-    """Bytes that a pass takes on top, by what for."""
-    checkpointing = config.train.gradient_checkpointing
-    rows: dict[str, float] = {}
-    if spread.shards > 1:
-        rows["gathered layers"] = costs.gathered(paper.layers, spread, itemsize)
-    if itemsize == costs.FLOAT32 and config.model.autocast != "none" and not checkpointing:
-        layers = [layer for layer in paper.layers if spread.ranks == 1 or not layer.kept]  # norms, the head
-        every = (weight for layer in layers for weight in layer.weights if not weight.narrow)
-        if copies := costs.cast(every, paper.embedded, experts=spread.experts == 1):
-            rows["bfloat16 copies of weights"] = costs.BFLOAT16 * copies
-    tokens = -(-work.training_tokens // work.training)
-    rows["activations (estimate)"] = costs.activations(paper.shape, tokens, itemsize, checkpointing)
-    return rows
-
-
-def sampling_bytes(config: Config, paper: Paper, prompt: int, length: int, itemsize: int) -> float:
-    """Bytes that the embedded sampler takes for a batch of completions of `length` tokens, prompt included; 0 with vLLM."""
-    if config.sampler.engine != "embedded":
-        return 0.0
-    rollout, narrow = config.rollout, config.model.autocast != "none"
-    rows = min(config.sampler.batch_size, rollout.num_prompts * rollout.num_generations)
-    read = min(PREFILL_TOKENS, -(-rows // rollout.num_generations) * prompt)
-    vocabulary = paper.embedded // paper.shape.hidden
-    cast = costs.cast(paper.weights, paper.embedded, experts=True) if narrow and itemsize == costs.FLOAT32 else 0
-    kept = costs.sampling(paper.shape, vocabulary, rows, length, read, costs.BFLOAT16 if narrow else itemsize)
-    return costs.BFLOAT16 * cast + kept  # autocast keeps what it has cast until the batch is sampled
-
-
-def work_of(config: Config, ranks: int, lengths: Lengths) -> Work:
-    """What the fullest rank reads in a step whose completions are all as long as one another. config: resolved."""
+def work_of(config: Config, ranks: int, lengths: Lengths) -> tuple[Work, MicroBatch]:
+    """What the fullest rank reads in a step whose completions are all as long as one another, and the largest part of it
+    that is trained on at once. config: resolved.
+    """
     algorithm, rollout = config.algorithm, config.rollout
     updates, share = algorithm.mini_batches or 1, config.train.layout in ("shared", "packed")
     longest = lengths.completion or rollout.max_completion_length
 
-    def read(prompts: int) -> tuple[int, int]:
-        """Micro-batches of the rank that has most, and the tokens that it reads."""
+    def read(prompts: int) -> list[tuple[int, int]]:
+        """The tokens in each micro-batch of the rank that has most, and how many were sampled."""
         batch = list(completions(prompts, rollout.num_generations, lengths.prompt, longest))
         dealt = [[batch[i] for i in mine] for mine in shares.deal(batch, ranks, share)]
         fullest = max(dealt, key=len)
         parts = layout.micro_batches(fullest, config.train.micro_batch_tokens, share)
-        return len(parts), sum(layout.size([fullest[i] for i in part], share) for part in parts)
+        return [(layout.size([fullest[i] for i in part], share), len(part) * longest) for part in parts]
 
-    count, tokens = read(rollout.num_prompts // updates)
+    trained = read(rollout.num_prompts // updates)
     passes = (algorithm.old_logprobs == "recompute" or algorithm.router_replay == "R2") + bool(algorithm.beta)
-    whole, read_tokens = read(rollout.num_prompts) if passes else (0, 0)
-    times = updates * algorithm.epochs
-    return Work(times * count, passes * whole, times * tokens, passes * read_tokens)
+    alone = read(rollout.num_prompts) if passes else []
+    times, tokens, read_tokens = updates * algorithm.epochs, *(sum(n for n, _ in parts) for parts in (trained, alone))
+    work = Work(times * len(trained), passes * len(alone), times * tokens, passes * read_tokens)
+    return work, MicroBatch(*max(trained), len(trained))
 
 
 def completions(prompts: int, generations: int, prompt: int, completion: int) -> Iterator[Completion]:
@@ -184,33 +135,34 @@ def completions(prompts: int, generations: int, prompt: int, completion: int) ->
 
 def describe(plan: Prediction, config: Config, lengths: Lengths, machines: Machines, memory: float | None) -> Iterator[str]:
     """The lines of `gspo plan`. memory: of a rank, in GiB."""
-    paper, spread = plan.paper, plan.spread
+    paper, spread, held = plan.paper, plan.spread, plan.memory
     yield "All figures are predicted, none is measured. Nothing was started and no weights were read."
     size = sum(weight.size for weight in paper.weights)
-    yield f"model      {config.model.path} ({paper.name}): {size / 1e9:.2f} billion weights in {config.model.dtype}"
+    packed = "" if config.model.quantize == "none" else f", packed as {config.model.quantize}"
+    yield f"model      {config.model.path} ({paper.name}): {size / 1e9:.2f} billion weights in {config.model.dtype}{packed}"
     yield (
         f"ranks      {spread.ranks}: scale.replicas = {spread.replicas}, each on {spread.shards}; "
         f"scale.experts = {spread.experts}"
     )
     yield ""
     yield "memory of the fullest rank, predicted, in GiB"
-    for name, each in plan.standing.items():
-        yield row(name, plan.paper.held * each / GIB)
-    yield row("= state", plan.state / GIB)
-    for name, amount in plan.passing.items():
+    for name, size in held.standing.items():
+        yield row(name, size / GIB)
+    yield row("= state", held.state / GIB)
+    for name, amount in held.passing.items():
         yield row(name, amount / GIB)
-    yield row("together", plan.together / GIB)
+    if held.apart:
+        yield row("less what is never there together", -held.apart / GIB)
+    yield row("together", held.together / GIB)
     yield from uneven(plan)
     yield from leading(plan, config)
+    if held.read:
+        yield f"  The host reads {held.read / GIB:.2f} GiB of {config.model.dtype} weights before it packs them."
     if memory is not None:
-        yield from fitting(plan, memory)
+        yield from fitting(plan, config, memory)
     yield ""
-    yield f"{'sent by a rank, predicted, in GB':<{WIDE}}{'a micro-batch':>14}{'a step':>12}"
-    for kind in plan.sent:
-        once = f"{kind.training / GB:14.3f}" if kind.training else " " * 14
-        yield f"{'  ' + kind.what:<{WIDE}}{once}{kind.total(plan.work) / GB:12.2f}"
-    yield row("together", sum(kind.total(plan.work) for kind in plan.sent) / GB, 26)
-    yield ""
+    if plan.sent:
+        yield from sending(plan)
     yield "seconds a step, predicted (sampling, rewards and checkpoints not counted)"
     yield row("compute", plan.compute)
     yield row("communication", plan.sending)
@@ -220,6 +172,16 @@ def describe(plan: Prediction, config: Config, lengths: Lengths, machines: Machi
     yield from assumptions(plan, config, lengths, machines)
 
 
+def sending(plan: Prediction) -> Iterator[str]:
+    """What a rank sends, with an empty line below."""
+    yield f"{'sent by a rank, predicted, in GB':<{WIDE}}{'a micro-batch':>14}{'a step':>12}"
+    for kind in plan.sent:
+        once = f"{kind.training / GB:14.3f}" if kind.training else " " * 14
+        yield f"{'  ' + kind.what:<{WIDE}}{once}{kind.total(plan.work) / GB:12.2f}"
+    yield row("together", sum(kind.total(plan.work) for kind in plan.sent) / GB, 26)
+    yield ""
+
+
 def row(name: str, amount: float, width: int = 12) -> str:
     """A figure in its line."""
     return f"{'  ' + name:<{WIDE}}{amount:{width}.2f}"
@@ -227,13 +189,13 @@ def row(name: str, amount: float, width: int = 12) -> str:
 
 def leading(plan: Prediction, config: Config) -> Iterator[str]:
     """What the leader needs beside that where it samples itself."""
-    if not plan.sampling:
+    if not plan.memory.sampling:
         return
     count = copies.copies(config, plan.spread.ranks)
     if count:
-        yield row(f"{copies.words(count)}, to sample with", plan.copied / GIB)
-    yield row("sampling (estimate), in turn with passes", plan.sampling / GIB)
-    yield row("at its fullest (the rank that samples)", plan.fullest / GIB)
+        yield row(f"{copies.words(count)}, to sample with", plan.memory.copied / GIB)
+    yield row("sampling (estimate), in turn with passes", plan.memory.sampling / GIB)
+    yield row("at its fullest (the rank that samples)", plan.memory.fullest / GIB)
     if plan.spread.ranks > 1:
         yield f'  sampler.engine = "embedded" samples on one rank, the leader, with {copies.words(count)}.'
 
@@ -249,35 +211,40 @@ def uneven(plan: Prediction) -> Iterator[str]:
     )
     better = costs.evener(plan.paper.weights, plan.spread)
     if better is not None:
-        held = costs.held(plan.paper.weights, better) * sum(plan.standing.values()) / GIB
-        yield f"  Set scale.replicas = {better.replicas}: then it is {held:.2f} GiB of state a rank."
+        state = costs.held(plan.paper.weights, better) * plan.memory.state / plan.paper.held / GIB
+        yield f"  Set scale.replicas = {better.replicas}: then it is {state:.2f} GiB of state a rank."
 
 
-def fitting(plan: Prediction, memory: float) -> Iterator[str]:
+def fitting(plan: Prediction, config: Config, memory: float) -> Iterator[str]:
     """Whether it fits."""
-    fits, room = plan.state <= memory * GIB, memory * GIB
-    if plan.fullest <= room:
+    held, room = plan.memory, memory * GIB
+    fits = held.state <= room
+    if held.fullest <= room:
         yield f"  This fits {memory:g} GiB, as far as can be predicted."
-    elif fits and plan.state + plan.copied > room:
+    elif fits and held.state + held.copied > room:
         yield (
             f"  The shards fit {memory:g} GiB, BUT NOT WITH THE WHOLE MODEL that the embedded sampler keeps on the leader: "
             f"{copies.REMEDY}."
         )
-    elif fits and plan.together + plan.copied <= room:
+    elif fits and held.together + held.copied <= room:
         yield (
             f"  Shards and passes fit {memory:g} GiB, but sampling does not: lower sampler.batch_size, or {copies.REMEDY}."
         )
     elif fits:
         yield (
             f"  The state fits {memory:g} GiB, but not what a pass takes on top: set train.gradient_checkpointing = true, "
-            "lower train.micro_batch_tokens, or take more ranks."
+            f"lower train.micro_batch_tokens, or {'quantize the weights' if config.lora.rank else 'take more ranks'}."
         )
+    elif config.lora.rank:
+        packs = 'set model.quantize = "nf4", or ' if config.model.quantize == "none" else ""
+        yield f"  STATE ALONE DOES NOT FIT {memory:g} GiB: {packs}take a smaller model: adapters are trained on one device."
     else:
-        least = costs.smallest(plan.paper.weights, plan.spread, sum(plan.standing.values()), memory * GIB)
+        least = costs.smallest(plan.paper.weights, plan.spread, held.state / plan.paper.held, room)
         remedy = "no number of ranks would do" if least is None else f"the smallest number of ranks that holds it is {least}"
+        alone = "; or train adapters (lora.rank)" if plan.spread.ranks == 1 else ""
         yield (
             f"  STATE ALONE DOES NOT FIT {memory:g} GiB: {remedy}, with scale.experts = {plan.spread.experts} and "
-            f"scale.replicas = {plan.spread.replicas}."
+            f"scale.replicas = {plan.spread.replicas}{alone}."
         )
 
 
@@ -313,4 +280,4 @@ def told(config: Config, lengths: Lengths, machines: Machines, memory: float | N
     config = largest(config)
     made = plan(config, lengths, machines)
     text = "\n".join(line.rstrip() for line in describe(made, config, lengths, machines, memory))
-    return text, memory is None or made.state + made.copied <= memory * GIB
+    return text, memory is None or made.memory.state + made.memory.copied <= memory * GIB

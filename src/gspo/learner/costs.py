@@ -245,9 +245,11 @@ def forward_flops(weights: Iterable[Weight], shape: Shape, length: float, embedd
     return 2 * (dense - embedded + experts) + 4 * shape.layers * shape.queries * length / 2
 
 
-def compute_seconds(flops: float, work: Work, machines: Machines, checkpointing: bool) -> float:
-    """Seconds of arithmetic in a step. flops: a token's forward pass; a backward pass costs two."""
-    passes = (4 if checkpointing else 3) * work.training_tokens + work.reading_tokens
+def compute_seconds(flops: float, work: Work, machines: Machines, checkpointing: bool, frozen: bool = False) -> float:
+    """Seconds of arithmetic in a step. flops: a token's forward pass; a backward pass costs two, or one below adapters
+    (frozen).
+    """
+    passes = (3 - frozen + checkpointing) * work.training_tokens + work.reading_tokens
     return flops * passes / machines.flops
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import gspo
 from gspo.backends.hf import experts
 from gspo.backends.hf.lora import Unadapted, adapted, packed, read_model
-from gspo.backends.hf.packed import KINDS, Packed, PackedLinear
+from gspo.backends.hf.packed import BITS, Packed, PackedLinear
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny
@@ -66,7 +66,7 @@ def test_a_weight_in_few_bits(kind, bits, error):
     assert Packed(weight, kind).data.equal(few.data)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BITS)
 @pytest.mark.parametrize("shape", [(3, 7), (96, 160), (2, 64), (4, 5, 33), (1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_each_block_of_64_is_rounded_to_its_code(kind, shape, dtype):
@@ -81,7 +81,7 @@ def test_each_block_of_64_is_rounded_to_its_code(kind, shape, dtype):
     assert float((few.whole() - weight).abs().max()) < 0.2 * float(largest.max())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BITS)
 def test_products_and_gradients_are_those_of_the_weight_it_stands_for(kind):
     linear = nn.Linear(160, 96)
     few = PackedLinear(linear, kind, CPU)
@@ -97,7 +97,7 @@ def test_products_and_gradients_are_those_of_the_weight_it_stands_for(kind):
     torch.testing.assert_close(narrow, right, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BITS)
 def test_a_stack_multiplies_each_row_with_its_experts_weight(kind):
     few, ends = Packed(drawn(3, 32, 64), kind), torch.tensor([2, 2, 7], dtype=torch.int32)
     x, again = (drawn(7, 64).requires_grad_() for _ in range(2))
@@ -125,7 +125,7 @@ def test_no_whole_weight_is_kept_for_the_backward_pass(monkeypatch):
     assert len(made_whole) == 6 and not any(ref() is not None for ref in made_whole)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BITS)
 def test_a_cast_of_the_model_leaves_packed_weights_alone(kind):
     few = PackedLinear(nn.Linear(64, 64), kind, CPU)
     before = few.weight.whole()
@@ -138,7 +138,7 @@ def made(family="qwen3_moe", kind="nf4", **options):
 
 
 @pytest.mark.parametrize("family", LIKE_QWEN)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BITS)
 def test_a_model_is_that_of_its_rounded_weights(family, kind, tmp_path):
     few = made(family, kind)
     names = {name for name, module in few.model.named_modules() if isinstance(module, Packed)}
@@ -153,7 +153,7 @@ def test_a_model_is_that_of_its_rounded_weights(family, kind, tmp_path):
     assert learned.keys() == trained(few).keys() and all(g.isfinite().all() and g.any() for g in learned.values())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BITS)
 def test_gradients_are_those_of_adapters_on_the_rounded_weights(kind, tmp_path):
     few = made(kind=kind)
     few.save_whole(tmp_path / "below", merged=False)

@@ -22,7 +22,7 @@ from gspo.backends.hf.layers import STACKED
 from gspo.backends.hf.routers import routers
 
 BLOCK = 64
-KINDS = ("nf4", "int8")
+BITS = {"nf4": 4, "int8": 8}  # of a number
 
 
 @contextmanager
@@ -119,10 +119,10 @@ class _Product(torch.autograd.Function):
 class PackedLinear(nn.Module):
     """A linear layer with such a weight."""
 
-    def __init__(self, linear: nn.Linear, kind: str, device: torch.device) -> None:
+    def __init__(self, linear: nn.Linear, kind: str, device: torch.device, make: type[Packed] = Packed) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = Packed(linear.weight.to(device), kind), linear.bias
+        self.weight, self.bias = make(linear.weight.to(device), kind), linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """x W^T + b."""
@@ -130,9 +130,12 @@ class PackedLinear(nn.Module):
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
 
-def pack(model: PreTrainedModel, kind: str, device: torch.device, packs: Callable[[nn.Module], bool]) -> None:
+def pack(
+    model: PreTrainedModel, kind: str, device: torch.device, packs: Callable[[nn.Module], bool], make: type[Packed] = Packed
+) -> None:  # fmt: skip
     """Packs linear layers and stacked experts, one weight after the other, each on the device. Head, embeddings, routers and
     adapters stay as they are, where they are. packs: whether these experts read packed stacks; ValueError for others.
+    make: a weight of that kind.
     """
     kept = {model.get_output_embeddings()} | {part for router in routers(model) for part in router.modules()}
     whose = f'model.quantize = "{kind}": the {{}} of a {model.config.model_type} {{}}: leave it out'
@@ -150,9 +153,9 @@ def pack(model: PreTrainedModel, kind: str, device: torch.device, packs: Callabl
         raise ValueError(whose.format("layers", "are no linear layers of torch, so there is nothing to pack"))
     for name in linear:
         parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, PackedLinear(model.get_submodule(name), kind, device))  # type: ignore[arg-type]
+        setattr(model.get_submodule(parent), last, PackedLinear(model.get_submodule(name), kind, device, make))  # type: ignore[arg-type]
     for name, each in stacks:
         module = model.get_submodule(name)
         weight = module._parameters.pop(each)
         assert weight is not None
-        setattr(module, each, Packed(weight.to(device), kind))
+        setattr(module, each, make(weight.to(device), kind))

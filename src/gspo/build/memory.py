@@ -1,0 +1,142 @@
+"""What a rank's memory holds in a run, on paper, by what for: all the time, in a pass, and while sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gspo.backends.hf.on_paper import Paper
+from gspo.backends.hf.rehearsal import rehearsed
+from gspo.backends.hf.sampler import PREFILL_TOKENS
+from gspo.build import copies
+from gspo.config.schema import Config
+from gspo.learner import costs, holding
+from gspo.learner.costs import Spread
+from gspo.learner.holding import Kept
+
+GRADIENTS, ACTIVATIONS, LOGITS, LAYER = "gradients", "activations", "logits", "activations of one layer, passed again"
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The largest that a rank trains on: its tokens, those of them that were sampled, and how many there are an update."""
+
+    tokens: int
+    sampled: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a rank. standing: all the time but for gradients, which are not there while it samples. passing: what a pass
+    takes on top; apart: what of all this is never there together. copied: the embedded sampler's copies of the model;
+    sampling: what sampling takes on top. read: what the host needs to read weights that are then packed.
+    """
+
+    standing: dict[str, int]
+    passing: dict[str, float]
+    copied: int
+    sampling: float
+    apart: float = 0.0
+    read: int = 0
+
+    @property
+    def state(self) -> int:
+        """What stands, gradients too."""
+        return sum(self.standing.values())
+
+    @property
+    def together(self) -> float:
+        """In a pass at its fullest, but for copies."""
+        return self.state + sum(self.passing.values()) - self.apart
+
+    @property
+    def fullest(self) -> float:
+        """In a pass, or where it samples itself."""
+        return self.copied + max(self.together, self.state - self.standing.get(GRADIENTS, 0) + self.sampling)
+
+
+def memory_of(config: Config, paper: Paper, spread: Spread, part: MicroBatch, prompt: int, length: int) -> Memory:
+    """Of the fullest rank. length: of a prompt with its completion, in tokens."""
+    itemsize = copies.itemsize(config)
+    copied = copies.copies(config, spread.ranks) * sum(weight.size for weight in paper.weights) * itemsize
+    sampling = sampling_bytes(config, paper, prompt, length, itemsize)
+    if spread.ranks > 1:
+        each = copies.standing_bytes(config)
+        standing = {name: paper.held * size for name, size in each.items()}
+        return Memory(standing, in_shards(config, paper, spread, part.tokens, itemsize), copied, sampling)
+    held, kept = rehearsed(config.model, config.lora, length)
+    gradients = held.width * sum(held.trained)
+    moments = holding.moments(held.trained, held.width, config.optimizer.name == "adamw_8bit")
+    second = config.algorithm.beta and not (config.lora.rank or config.train.offload_reference)
+    standing = {
+        "weights": held.weights,
+        GRADIENTS: gradients,
+        "AdamW's moments": 0 if config.train.offload_optimizer else moments,
+        "reference model": held.weights if second else 0,
+    }
+    passing = whole(config, paper, kept, part, itemsize) | {"a packed weight made whole": float(held.whole)}
+    return Memory(
+        {name: size for name, size in standing.items() if size},
+        {name: size for name, size in passing.items() if size},
+        copied,
+        sampling,
+        apart(passing, gradients, part, config.train.gradient_checkpointing),
+        paper.held * itemsize if config.model.quantize != "none" else 0,
+    )
+
+
+def whole(config: Config, paper: Paper, kept: Kept | None, part: MicroBatch, itemsize: int) -> dict[str, float]:
+    """What a pass through a whole model takes. kept: as it was rehearsed; None where it could not be."""
+    shape, tokens = paper.shape, part.tokens
+    head = holding.head(
+        part.sampled, paper.embedded // shape.hidden, shape.hidden, bool(config.lora.rank), itemsize < costs.FLOAT32
+    )
+    if kept is None:
+        rows = in_shards(config, paper, Spread(1), tokens, itemsize)
+    elif config.train.gradient_checkpointing:
+        rows = {
+            ACTIVATIONS: float(tokens * shape.layers * shape.hidden * itemsize),
+            LAYER: tokens * kept.each / shape.layers,
+        }
+    else:
+        rows = {"copies of weights for products": kept.fixed, ACTIVATIONS: tokens * kept.each}
+    return rows | {LOGITS: float(head)}
+
+
+def apart(passing: dict[str, float], gradients: int, part: MicroBatch, checkpointing: bool) -> float:
+    """Bytes that are not there at the same time. A layer that is passed again comes after the logits; and where an update is
+    one micro-batch, its gradients come as all else goes.
+    """
+    every, layer, logits = sum(passing.values()), passing.get(LAYER, 0.0), passing[LOGITS]
+    if part.count > 1:
+        return min(layer, logits)
+    end = gradients + layer if checkpointing else gradients
+    return every + gradients - max(every - layer, end)
+
+
+def in_shards(config: Config, paper: Paper, spread: Spread, tokens: int, itemsize: int) -> dict[str, float]:
+    """What a pass takes where weights are gathered, by formula."""
+    checkpointing = config.train.gradient_checkpointing
+    rows: dict[str, float] = {}
+    if spread.shards > 1:
+        rows["gathered layers"] = costs.gathered(paper.layers, spread, itemsize)
+    if itemsize == costs.FLOAT32 and config.model.autocast != "none" and not checkpointing:
+        layers = [layer for layer in paper.layers if spread.ranks == 1 or not layer.kept]  # norms, the head
+        every = (weight for layer in layers for weight in layer.weights if not weight.narrow)
+        if copies := costs.cast(every, paper.embedded, experts=spread.experts == 1):
+            rows["bfloat16 copies of weights"] = costs.BFLOAT16 * copies
+    rows[f"{ACTIVATIONS} (estimate)"] = costs.activations(paper.shape, tokens, itemsize, checkpointing)
+    return rows
+
+
+def sampling_bytes(config: Config, paper: Paper, prompt: int, length: int, itemsize: int) -> float:
+    """Bytes that the embedded sampler takes for a batch of completions of `length` tokens, prompt included; 0 with vLLM."""
+    if config.sampler.engine != "embedded":
+        return 0.0
+    rollout, narrow = config.rollout, config.model.autocast != "none"
+    rows = min(config.sampler.batch_size, rollout.num_prompts * rollout.num_generations)
+    read = min(PREFILL_TOKENS, -(-rows // rollout.num_generations) * prompt)
+    vocabulary = paper.embedded // paper.shape.hidden
+    cast = costs.cast(paper.weights, paper.embedded, experts=True) if narrow and itemsize == costs.FLOAT32 else 0
+    kept = costs.sampling(paper.shape, vocabulary, rows, length, read, costs.BFLOAT16 if narrow else itemsize)
+    return costs.BFLOAT16 * cast + kept  # autocast keeps what it has cast until the batch is sampled

@@ -1,0 +1,52 @@
+"""What one process holds of a model, and what a pass takes on top, in bytes, by formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gspo.learner.costs import FLOAT32
+
+MOMENTS = 2  # of AdamW, each as large as the weights
+SMALL, SCALED = 4096, 256  # bitsandbytes keeps moments of smaller weights in float32; so many numbers share a scale
+BLOCK, KEPT = 1 << 24, 1 << 26  # logits of a block, and those that are kept for the backward pass (backends/hf/head.py)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A model in one process. weights: bytes of all of them and its buffers, as they are kept. trained: numbers in each that
+    is trained; width: bytes of such a number. whole: bytes of the largest packed weight while a product reads it.
+    """
+
+    weights: int
+    trained: tuple[int, ...]
+    width: int
+    whole: int = 0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What autograd keeps of a pass through the model without its head: bytes for each token, and whatever the tokens."""
+
+    each: float
+    fixed: float
+
+
+def moments(trained: tuple[int, ...], width: int, bits8: bool) -> int:
+    """Bytes of AdamW's moments. bits8: bitsandbytes' own, a byte each and a scale for 256 of them."""
+    if not bits8:
+        return MOMENTS * width * sum(trained)
+    return MOMENTS * sum(n * FLOAT32 if n < SMALL else n + FLOAT32 * -(-n // SCALED) for n in trained)
+
+
+def head(rows: int, vocabulary: int, hidden: int, frozen: bool, narrow: bool = False) -> int:
+    """Bytes that the head takes for log-probabilities of so many tokens until its backward pass has ended: blocks of logits
+    (backends/hf/head.py), its input's gradient, and its own unless it is frozen, as below adapters. narrow: its weight is
+    kept in bfloat16, and cast block after block.
+    """
+    logits, weight = rows * vocabulary, vocabulary * hidden
+    kept = 0 if frozen and logits > KEPT else min(logits, KEPT)
+    block = min(logits, BLOCK)
+    spare = block if kept < logits else 0  # for those that are not kept
+    casts = (1 if frozen else 2) * min(weight, BLOCK) if narrow else 0
+    own = 0 if frozen else weight // (2 if narrow else 1)
+    return FLOAT32 * (block + spare + kept + 2 * rows * hidden + casts + own)
