@@ -53,14 +53,14 @@ ADAPTERS = {"lora": {"rank": 16, "targets": ["all-linear", "experts"]}}
 BFLOAT16 = {"dtype": "bfloat16"}
 CHOICES = {  # the settings of a column
     "all weights, float32": {},
-    "with 8-bit moments": {"optimizer": {"name": "adamw_8bit"}},
+    "all weights, float32, 8-bit moments": {"optimizer": {"name": "adamw_8bit"}},
     "all weights, bfloat16": {"model": BFLOAT16},
     "adapters, bfloat16": ADAPTERS | {"model": BFLOAT16},
     "adapters, int8": ADAPTERS | {"model": BFLOAT16 | {"quantize": "int8"}},
     "adapters, nf4": ADAPTERS | {"model": BFLOAT16 | {"quantize": "nf4"}},
 }
-GPUS = (24, 48, 80, 141)  # GB
-SPARE = 0.94  # of a GPU's memory that programs get
+GPUS = (24, 48, 80, 141)  # as they are sold; counted in GiB, which the largest have not wholly
+SPARE = 0.94  # of that which a run gets
 
 
 def table() -> str:
@@ -108,7 +108,7 @@ def fits() -> str:
 
 
 def need(folder: str, changes: dict[str, Any], mixture: bool) -> str:
-    """A cell: gigabytes in a pass, and the GPU."""
+    """A cell: GiB in a pass, and the GPU."""
     given = {**changes, "model": {"path": folder, **changes.get("model", {})}}
     if "lora" in changes and not mixture:
         given["lora"] = {"rank": 16}
@@ -117,9 +117,9 @@ def need(folder: str, changes: dict[str, Any], mixture: bool) -> str:
         "train": {"gradient_checkpointing": True, "micro_batch_tokens": 8192},
         "sampler": {"engine": "vllm"},
     }
-    gigabytes = plan(from_dict(common | given), Lengths(512), Machines()).memory.fullest / 1e9
-    gpu = next((size for size in GPUS if gigabytes <= SPARE * size), None)
-    return f"{gigabytes:.1f}" + (f" ({gpu})" if gpu else " (none)")
+    amount = plan(from_dict(common | given), Lengths(512), Machines()).memory.fullest / GIB
+    gpu = next((size for size in GPUS if amount <= SPARE * size), None)
+    return f"{amount:.1f}" + (f" ({gpu})" if gpu else " (none)")
 
 
 PAGES: dict[str, Callable[[], str]] = {"scale.md": table, "memory.md": fits}

@@ -23,6 +23,7 @@ from tests.tiny_run import model
 
 SIZES = {"hidden": 96, "layers": 5, "heads": 6, "kv_heads": 2, "vocab_size": 1500, "context": 512}
 DENSE, MIXTURE = {"model_type": "qwen3", "intermediate_size": 256}, {"experts": 8, "top_k": 2, "expert_width": 96}
+HEAVY = DENSE | {"hidden": 384, "intermediate_size": 1600, "vocab_size": 60}
 PROMPT, COMPLETION, COUNT = 40, 60, 12
 LENGTHS = Lengths(PROMPT, COMPLETION)
 ADAPTERS = {"rank": 8, "targets": ["all-linear", "experts"]}
@@ -31,6 +32,15 @@ CASES = {
     "three micro-batches": (DENSE, {"train": {"micro_batch_tokens": 400}}),
     "checkpointing": (DENSE, {"train": {"gradient_checkpointing": True}}),
     "autocast": (DENSE, {"model": {"autocast": "bfloat16"}}),
+    "autocast, little but weights": (HEAVY, {"model": {"autocast": "bfloat16"}, "train": {"micro_batch_tokens": 400}}),
+    "the same, checkpointing": (
+        HEAVY,
+        {"model": {"autocast": "bfloat16"}, "train": {"micro_batch_tokens": 400, "gradient_checkpointing": True}},
+    ),
+    "the same in one micro-batch": (
+        HEAVY,
+        {"model": {"autocast": "bfloat16"}, "train": {"gradient_checkpointing": True}},
+    ),
     "moments of 8 bits": (DENSE, {"optimizer": {"name": "adamw_8bit"}}),
     "mixture": (MIXTURE, {}),
     "adapters on dense layers": (DENSE, {"lora": {"rank": 8}}),

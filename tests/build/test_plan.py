@@ -183,8 +183,8 @@ def test_what_sampling_takes_and_whether_it_fits(tmp_path):
     assert plan(config("", **wide, **few), Lengths(100_000, 1), Machines()).memory.sampling > 131072 * cache  # read at once
     narrow = plan(config(wide["model"]["path"], **few), LENGTHS, Machines())
     assert narrow.memory.sampling == pytest.approx(
-        made.memory.sampling - 32 * 256 * cache / 2 + 2 * 29.91e9, rel=1e-3
-    )  # autocast's
+        made.memory.sampling - 32 * 256 * cache / 2 + 2 * 28.99e9, rel=1e-3
+    )  # of experts
 
     run = config("", **wide, **few, rollout={"max_completion_length": 20_000})
     made = plan(run, Lengths(100, 20_000), Machines())

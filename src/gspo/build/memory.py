@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gspo.backends.hf.load import autocast_type
+from gspo.backends.hf.model import DTYPES
 from gspo.backends.hf.on_paper import Paper
-from gspo.backends.hf.rehearsal import rehearsed
+from gspo.backends.hf.rehearsal import computed_on, rehearsed
 from gspo.backends.hf.sampler import PREFILL_TOKENS
 from gspo.build import copies
 from gspo.config.schema import Config
 from gspo.learner import costs, holding
-from gspo.learner.costs import Spread
+from gspo.learner.costs import Shape, Spread
 from gspo.learner.holding import Kept
 
-GRADIENTS, ACTIVATIONS, LOGITS, LAYER = "gradients", "activations", "logits", "activations of one layer, passed again"
+GRADIENTS, ACTIVATIONS, LOGITS, LAYER = "gradients", "activations", "logits", "activations of a layer that is recomputed"
+COPIES = "copies of weights for products"
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,12 @@ def memory_of(config: Config, paper: Paper, spread: Spread, part: MicroBatch, pr
     held, kept = rehearsed(config.model, config.lora, length)
     gradients = held.width * sum(held.trained)
     moments = holding.moments(held.trained, held.width, config.optimizer.name == "adamw_8bit")
+    offloads = config.train.offload_optimizer and computed_on(config.model) != "cpu"
     second = config.algorithm.beta and not (config.lora.rank or config.train.offload_reference)
     standing = {
         "weights": held.weights,
         GRADIENTS: gradients,
-        "AdamW's moments": 0 if config.train.offload_optimizer else moments,
+        "AdamW's moments": 0 if offloads else moments,
         "reference model": held.weights if second else 0,
     }
     passing = whole(config, paper, kept, part, itemsize) | {"a packed weight made whole": float(held.whole)}
@@ -95,23 +99,39 @@ def whole(config: Config, paper: Paper, kept: Kept | None, part: MicroBatch, ite
         rows = in_shards(config, paper, Spread(1), tokens, itemsize)
     elif config.train.gradient_checkpointing:
         rows = {
+            COPIES: 0.0 if config.lora.rank else kept.fixed,  # autocast keeps those of trained weights to the end of a pass
             ACTIVATIONS: float(tokens * shape.layers * shape.hidden * itemsize),
-            LAYER: tokens * kept.each / shape.layers,
+            LAYER: tokens * (kept.layer + way_back(shape, costs.BFLOAT16 if narrowed(config) else itemsize))
+            + kept.fixed_layer,
         }
     else:
-        rows = {"copies of weights for products": kept.fixed, ACTIVATIONS: tokens * kept.each}
+        rows = {COPIES: kept.fixed, ACTIVATIONS: tokens * kept.each}
     return rows | {LOGITS: float(head)}
 
 
+def way_back(shape: Shape, itemsize: int) -> int:
+    """Bytes of a token's gradients within a layer, an estimate: two of the widest and two hidden states."""
+    return 2 * itemsize * (max(shape.width, shape.taken * shape.expert_width) + shape.hidden)
+
+
 def apart(passing: dict[str, float], gradients: int, part: MicroBatch, checkpointing: bool) -> float:
-    """Bytes that are not there at the same time. A layer that is passed again comes after the logits; and where an update is
-    one micro-batch, its gradients come as all else goes.
+    """Bytes that are not there at the same time. With checkpointing autocast's copies go before the logits come, and these
+    before a layer is passed again; and where an update is one micro-batch, its gradients come as all else goes.
     """
-    every, layer, logits = sum(passing.values()), passing.get(LAYER, 0.0), passing[LOGITS]
+    every, turns = sum(passing.values()), 0.0
+    copies, logits, layer = (passing.get(name, 0.0) for name in (COPIES, LOGITS, LAYER))
+    if checkpointing:
+        turns = copies + logits + layer
     if part.count > 1:
-        return min(layer, logits)
-    end = gradients + layer if checkpointing else gradients
-    return every + gradients - max(every - layer, end)
+        return turns - max(copies, logits, layer) if checkpointing else 0.0
+    begin, end = (every - turns + max(copies, logits), gradients + layer) if checkpointing else (every, float(gradients))
+    return every + gradients - max(begin, end)
+
+
+def narrowed(config: Config) -> bool:
+    """Whether products are in bfloat16 and weights are not."""
+    model = config.model
+    return autocast_type(model.autocast, computed_on(model), DTYPES[model.dtype]) is not None
 
 
 def in_shards(config: Config, paper: Paper, spread: Spread, tokens: int, itemsize: int) -> dict[str, float]:
@@ -120,7 +140,7 @@ def in_shards(config: Config, paper: Paper, spread: Spread, tokens: int, itemsiz
     rows: dict[str, float] = {}
     if spread.shards > 1:
         rows["gathered layers"] = costs.gathered(paper.layers, spread, itemsize)
-    if itemsize == costs.FLOAT32 and config.model.autocast != "none" and not checkpointing:
+    if narrowed(config) and not checkpointing:
         layers = [layer for layer in paper.layers if spread.ranks == 1 or not layer.kept]  # norms, the head
         every = (weight for layer in layers for weight in layer.weights if not weight.narrow)
         if copies := costs.cast(every, paper.embedded, experts=spread.experts == 1):
@@ -133,10 +153,11 @@ def sampling_bytes(config: Config, paper: Paper, prompt: int, length: int, items
     """Bytes that the embedded sampler takes for a batch of completions of `length` tokens, prompt included; 0 with vLLM."""
     if config.sampler.engine != "embedded":
         return 0.0
-    rollout, narrow = config.rollout, config.model.autocast != "none"
+    rollout, narrow = config.rollout, narrowed(config)
     rows = min(config.sampler.batch_size, rollout.num_prompts * rollout.num_generations)
     read = min(PREFILL_TOKENS, -(-rows // rollout.num_generations) * prompt)
     vocabulary = paper.embedded // paper.shape.hidden
-    cast = costs.cast(paper.weights, paper.embedded, experts=True) if narrow and itemsize == costs.FLOAT32 else 0
-    kept = costs.sampling(paper.shape, vocabulary, rows, length, read, costs.BFLOAT16 if narrow else itemsize)
-    return costs.BFLOAT16 * cast + kept  # autocast keeps what it has cast until the batch is sampled
+    kept = narrow and config.model.quantize == "none"  # of experts alone: under inference mode autocast keeps no copy
+    cast = sum(weight.size for weight in paper.weights if weight.experts) if kept else 0
+    taken = costs.sampling(paper.shape, vocabulary, rows, length, read, costs.BFLOAT16 if narrow else itemsize)
+    return costs.BFLOAT16 * cast + taken

@@ -152,7 +152,7 @@ def describe(plan: Prediction, config: Config, lengths: Lengths, machines: Machi
     for name, amount in held.passing.items():
         yield row(name, amount / GIB)
     if held.apart:
-        yield row("less what is never there together", -held.apart / GIB)
+        yield row("not at the same time as the rest", -held.apart / GIB)
     yield row("together", held.together / GIB)
     yield from uneven(plan)
     yield from leading(plan, config)
@@ -165,9 +165,10 @@ def describe(plan: Prediction, config: Config, lengths: Lengths, machines: Machi
         yield from sending(plan)
     yield "seconds a step, predicted (sampling, rewards and checkpoints not counted)"
     yield row("compute", plan.compute)
-    yield row("communication", plan.sending)
-    both = plan.compute, plan.sending
-    yield f"  from {max(both):.2f} (all of it overlapped) to {sum(both):.2f} (none of it)"
+    if plan.sent:
+        yield row("communication", plan.sending)
+        both = plan.compute, plan.sending
+        yield f"  from {max(both):.2f} (all of it overlapped) to {sum(both):.2f} (none of it)"
     yield ""
     yield from assumptions(plan, config, lengths, machines)
 
@@ -231,10 +232,7 @@ def fitting(plan: Prediction, config: Config, memory: float) -> Iterator[str]:
             f"  Shards and passes fit {memory:g} GiB, but sampling does not: lower sampler.batch_size, or {copies.REMEDY}."
         )
     elif fits:
-        yield (
-            f"  The state fits {memory:g} GiB, but not what a pass takes on top: set train.gradient_checkpointing = true, "
-            f"lower train.micro_batch_tokens, or {'quantize the weights' if config.lora.rank else 'take more ranks'}."
-        )
+        yield f"  The state fits {memory:g} GiB, but not what a pass takes on top: {', or '.join(smaller(config))}."
     elif config.lora.rank:
         packs = 'set model.quantize = "nf4", or ' if config.model.quantize == "none" else ""
         yield f"  STATE ALONE DOES NOT FIT {memory:g} GiB: {packs}take a smaller model: adapters are trained on one device."
@@ -246,6 +244,17 @@ def fitting(plan: Prediction, config: Config, memory: float) -> Iterator[str]:
             f"  STATE ALONE DOES NOT FIT {memory:g} GiB: {remedy}, with scale.experts = {plan.spread.experts} and "
             f"scale.replicas = {plan.spread.replicas}{alone}."
         )
+
+
+def smaller(config: Config) -> Iterator[str]:
+    """What makes a pass smaller and is not done yet."""
+    if not config.train.gradient_checkpointing:
+        yield "set train.gradient_checkpointing = true"
+    yield "lower train.micro_batch_tokens"
+    if not config.lora.rank:
+        yield "take more ranks (scale.ranks), or train adapters (lora.rank)"
+    elif config.model.quantize == "none":
+        yield 'set model.quantize = "nf4"'
 
 
 def assumptions(plan: Prediction, config: Config, lengths: Lengths, machines: Machines) -> Iterator[str]:
@@ -267,7 +276,11 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths, machines: Ma
         yield "  on GPUs: weights whose products are in bfloat16 are gathered in it, gradients are added up in float32"
     if config.algorithm.old_logprobs == "auto":
         yield '  algorithm.old_logprobs = "auto" comes out as "sampler"'
+    if plan.spread.ranks == 1 and config.model.device == "auto":
+        yield '  a GPU (set model.device = "cpu" for none)'
     yield f"  a rank sustains {machines.flops / 1e12:g} TFLOP/s (option flops)"
+    if plan.spread.ranks == 1:
+        return
     yield (
         f"  it sends {machines.bandwidth / GB:g} GB/s to other machines (option bandwidth), {machines.local / GB:g} within "
         f"its own (option local-bandwidth), which has {machines.ranks} ranks (option machine)"

@@ -25,10 +25,14 @@ class Held:
 
 @dataclass(frozen=True)
 class Kept:
-    """What autograd keeps of a pass through the model without its head: bytes for each token, and whatever the tokens."""
+    """What autograd keeps of a pass through the model without its head: bytes for each token, and whatever the tokens; and
+    the same of its largest layer.
+    """
 
     each: float
     fixed: float
+    layer: float
+    fixed_layer: float
 
 
 def moments(trained: tuple[int, ...], width: int, bits8: bool) -> int:

@@ -5,12 +5,16 @@ tensors that have shapes and types but no numbers. Only config.json is read.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import masking_utils
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.backends.hf import experts
 from gspo.backends.hf.load import autocast_type, without_weights
@@ -29,30 +33,54 @@ def rehearsed(cfg: ModelConfig, lora: LoraConfig, length: int) -> tuple[Held, Ke
     `length` tokens keeps, None where its code needs numbers to run. Raises ValueError as loading does.
     """
     model = _made(cfg, lora)
-    with FakeTensorMode(), _Grouped():
+    with FakeTensorMode(), _Grouped(), _one_sequence_a_row():
         _hollowed(model.model)
         if cfg.quantize != "none":
             pack(model.model, cfg.quantize, CPU, experts.takes_adapters, Hollow)
-        held = held_by(model.model)
+        held = held_by(model)
         try:
             few, more = (_kept(model, rows, length) for rows in (FEW, MORE))
         except Exception:  # transformers' code may ask for a number in any way
             return held, None
-    each = (more - few) / (MORE - FEW)
-    return held, Kept(each / length, max(0.0, few - FEW * each))
+    each, *layers = ((b - a) / (MORE - FEW) for a, b in zip(few, more))
+    fixed, *fixed_layers = (a - FEW * slope for a, slope in zip(few, (each, *layers)))
+    layer, fixed_layer = max(zip(layers, fixed_layers), default=(each, fixed))
+    return held, Kept(each / length, max(0.0, fixed), layer / length, max(0.0, fixed_layer))
+
+
+def computed_on(cfg: ModelConfig) -> str:
+    """The kind of device that is asked about: with "auto" a GPU, wherever that is."""
+    return "cuda" if cfg.device == "auto" else torch.device(cfg.device).type
 
 
 def _made(cfg: ModelConfig, lora: LoraConfig) -> HFModel:
     """The model with the adapters of a run, on the meta device."""
-    model, device = without_weights(cfg), "cpu" if cfg.device == "cpu" else "cuda"
+    model = without_weights(cfg)
+    if cfg.attention == "eager":  # flash attention keeps what sdpa keeps
+        model.set_attn_implementation("eager")
     if model._can_set_experts_implementation():
-        model.set_experts_implementation(experts.NAME)
-    made = HFModel(model, None, autocast_type(cfg.autocast, device, DTYPES[cfg.dtype]))  # type: ignore[arg-type]
+        eager = cfg.experts == "eager" and cfg.quantize == "none"
+        model.set_experts_implementation("eager" if eager else experts.NAME)
+    made = HFModel(model, None, autocast_type(cfg.autocast, computed_on(cfg), DTYPES[cfg.dtype]))  # type: ignore[arg-type]
     if not lora.rank:
         return made
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the model was given from Python")
         return adapted(made, lora)
+
+
+@contextmanager
+def _one_sequence_a_row() -> Iterator[None]:
+    """Has transformers look for no further sequences in a row. Without numbers it would make a mask for them."""
+    name = "find_packed_sequence_indices"
+    found = getattr(masking_utils, name, None)
+    try:
+        if found is not None:
+            setattr(masking_utils, name, lambda *args, **kwargs: None)
+        yield
+    finally:
+        if found is not None:
+            setattr(masking_utils, name, found)
 
 
 def _hollowed(model: nn.Module) -> None:
@@ -69,32 +97,51 @@ def _hollowed(model: nn.Module) -> None:
                     table[name] = made[x]  # type: ignore[assignment]
 
 
-def held_by(model: nn.Module) -> Held:
+def held_by(model: HFModel) -> Held:
     """Counted."""
-    trained = tuple(p.numel() for p in model.parameters() if p.requires_grad)
-    own = sum(x.numel() * x.element_size() for x in [*model.parameters(), *model.buffers()])
-    packs = [module for module in model.modules() if isinstance(module, Packed)]
-    largest = max((packed.shape.numel() * packed.dtype.itemsize for packed in packs), default=0)
-    width = max((p.element_size() for p in model.parameters() if p.requires_grad), default=0)
-    return Held(own, trained, width, largest)
+    tensors, parameters = [*model.model.parameters(), *model.model.buffers()], list(model.model.parameters())
+    trained = tuple(p.numel() for p in parameters if p.requires_grad)
+    width = max((p.element_size() for p in parameters if p.requires_grad), default=0)
+    packs = [module for module in model.model.modules() if isinstance(module, Packed)]
+    largest = max((packed.shape.numel() * model.compute_dtype.itemsize for packed in packs), default=0)
+    return Held(sum(x.numel() * x.element_size() for x in tensors), trained, width, largest)
 
 
-def _kept(model: HFModel, rows: int, length: int) -> float:
-    """Bytes that autograd keeps of a pass over so many rows, without the head; weights are there anyway."""
-    own = {x.untyped_storage()._cdata for x in [*model.model.parameters(), *model.model.buffers()]}
-    kept: dict[int, torch.UntypedStorage] = {}
+def _kept(model: HFModel, rows: int, length: int) -> list[float]:
+    """Bytes that autograd keeps of a pass over so many rows, without the head, weights left out: of the whole, and of each
+    layer that checkpointing would pass again.
+    """
+    seen = {x.untyped_storage()._cdata for x in [*model.model.parameters(), *model.model.buffers()]}
+    kept: list[torch.UntypedStorage] = []  # so that none has the address of another
+    begun: list[int] = []
+    layers: list[float] = []
 
     def keep(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
-        kept[storage._cdata] = storage
-        return x
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            kept.append(storage)
+        return x.detach()  # itself would hold its own graph for good
 
+    def enter(*given: Any) -> None:
+        begun.append(len(kept))
+
+    def leave(*given: Any) -> None:
+        layers.append(float(sum(storage.nbytes() for storage in kept[begun.pop() :])))
+
+    hooks = [
+        hook
+        for module in model.model.modules() if isinstance(module, GradientCheckpointingLayer)
+        for hook in (module.register_forward_pre_hook(enter), module.register_forward_hook(leave))
+    ]  # fmt: skip
     model.model.eval()  # as a policy does
     ids = torch.zeros(rows, length, dtype=torch.long, device=CPU)
-    inputs = {"input_ids": ids, "position_ids": ids.clone(), "attention_mask": ids.clone()}
+    given = {"position_ids": ids.clone()} if "position_ids" in model.inputs else {}
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        model.hidden(**{name: x for name, x in inputs.items() if name in model.inputs})
-    return float(sum(storage.nbytes() for name, storage in kept.items() if name not in own))
+        model.hidden(input_ids=ids, **given)
+    for hook in hooks:
+        hook.remove()
+    return [float(sum(storage.nbytes() for storage in kept)), *layers]
 
 
 class Hollow(Packed):
