@@ -2,8 +2,8 @@
 
     python benchmarks/memory.py [--only NAME ...]
 
-Each run is a process of its own. measured: its memory at its fullest, read every ms, less what the same run
-takes with a model of next to nothing. On a CPU: there the model is read into the same memory.
+Each run is a process of its own, on a CPU. measured: its memory at its fullest, read every ms, less what the same run takes
+with a model of next to nothing. without files: the same without pages of files, among them weights that are never written.
 """
 
 from __future__ import annotations
@@ -58,30 +58,31 @@ def settings(name: str, folder: Path) -> dict[str, Any]:
     return made
 
 
-def resident(process: int) -> int:
-    """Bytes of a process; 0 once it has ended."""
+def taken(process: int) -> tuple[int, int]:
+    """Bytes of a process, and those that are in no file; 0 once it has ended."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
-        return 0
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0)
+        return 0, 0
+    found = {name: 1024 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if "Rss" in name}
+    return sum(found.values()), found.get("RssAnon", 0)
 
 
 def watched(line: list[str]) -> dict[str, Any]:
     """What the process of this command line tells, with the most memory that it had since."""
     # Memory that is given back is not counted twice.
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    most = 0
+    most = (0, 0)
     with tempfile.TemporaryFile("w+") as out, subprocess.Popen(line, env=env, stdout=out) as process:
         while process.poll() is None:
-            most = max(most, resident(process.pid))
+            most = tuple(map(max, most, taken(process.pid)))
             time.sleep(0.001)
         out.seek(0)
         said = out.read()
     if process.returncode:
         raise RuntimeError(f"{line} ended with status {process.returncode}")
     told: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return told | {"measured": most - told["begin"]}
+    return told | {"measured": [a - b for a, b in zip(most, told["begin"])]}
 
 
 def varied(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
@@ -101,14 +102,14 @@ def one(name: str, folder: Path) -> None:
     given = settings(name, folder)
     memory = plan(from_dict(given), Lengths(PROMPT, COMPLETION), Machines()).memory
     rows = [{"prompt": f"{i:03}".ljust(PROMPT, "a")} for i in range(64)]
-    begin = resident(os.getpid())
+    begin = taken(os.getpid())
     gspo.train(None, rows, varied, config=from_dict(given))
     told = {"begin": begin, "foretold": memory.fullest}
     print(json.dumps(told | {"parts": memory.standing | memory.passing | {"less": -memory.apart}}))
 
 
 def write_model(name: str, folder: Path) -> None:
-    """Of the case, with random weights. It never ends a completion by itself (bias of the end: none is ever likely)."""
+    """Of the case, with random weights."""
     from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 
     sizes = CASES[name][0]
@@ -125,17 +126,19 @@ def main() -> None:
     if options.one:
         one(options.one[0], Path(options.one[1]))
         return
-    print(f"{'MiB':28} {'measured':>9} {'foretold':>9} {'ratio':>6}", flush=True)
-    alone = 0.0
+    print(f"{'MiB':28} {'measured':>9} {'without files':>13} {'foretold':>9} {'ratio':>6}", flush=True)
+    alone = [0.0, 0.0]
     for name in [NOTHING, *(options.only or [name for name in CASES if name != NOTHING])]:
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
             write_model(name, folder)
             told = watched([sys.executable, __file__, "--one", name, str(folder)])
-        measured, foretold = told["measured"] / 2**20 - alone, told["foretold"] / 2**20
+        measured = [size / 2**20 - less for size, less in zip(told["measured"], alone)]
+        foretold = told["foretold"] / 2**20
         if name == NOTHING:
             alone = measured
-        print(f"{name:28} {measured:9.0f} {foretold:9.0f} {foretold / measured:6.2f}", flush=True)
+        whole, written = measured
+        print(f"{name:28} {whole:9.0f} {written:13.0f} {foretold:9.0f} {foretold / whole:6.2f}", flush=True)
         if options.verbose:
             print({k: round(v / 2**20) for k, v in told["parts"].items()})
 

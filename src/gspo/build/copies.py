@@ -11,8 +11,8 @@ from gspo.config.lookup import pick_device
 from gspo.config.ranks import beside
 from gspo.config.schema import Config
 from gspo.learner.costs import BFLOAT16, FLOAT32, GIB
+from gspo.learner.holding import MOMENTS
 
-MOMENTS = 2  # of AdamW, each as large as the weights
 REMEDY = 'set sampler.engine = "vllm", which keeps none in a rank'
 
 

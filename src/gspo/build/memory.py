@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gspo.backends.hf.head import footprint
 from gspo.backends.hf.load import autocast_type
 from gspo.backends.hf.model import DTYPES
 from gspo.backends.hf.on_paper import Paper
@@ -92,9 +93,8 @@ def memory_of(config: Config, paper: Paper, spread: Spread, part: MicroBatch, pr
 def whole(config: Config, paper: Paper, kept: Kept | None, part: MicroBatch, itemsize: int) -> dict[str, float]:
     """What a pass through a whole model takes. kept: as it was rehearsed; None where it could not be."""
     shape, tokens = paper.shape, part.tokens
-    head = holding.head(
-        part.sampled, paper.embedded // shape.hidden, shape.hidden, bool(config.lora.rank), itemsize < costs.FLOAT32
-    )
+    vocabulary, frozen = paper.embedded // shape.hidden, bool(config.lora.rank)
+    logits = footprint(part.sampled, vocabulary, shape.hidden, frozen, narrow=itemsize < costs.FLOAT32)
     if kept is None:
         rows = in_shards(config, paper, Spread(1), tokens, itemsize)
     elif config.train.gradient_checkpointing:
@@ -106,7 +106,7 @@ def whole(config: Config, paper: Paper, kept: Kept | None, part: MicroBatch, ite
         }
     else:
         rows = {COPIES: kept.fixed, ACTIVATIONS: tokens * kept.each}
-    return rows | {LOGITS: float(head)}
+    return rows | {LOGITS: float(logits)}
 
 
 def way_back(shape: Shape, itemsize: int) -> int:

@@ -8,7 +8,6 @@ from gspo.learner.costs import FLOAT32
 
 MOMENTS = 2  # of AdamW, each as large as the weights
 SMALL, SCALED = 4096, 256  # bitsandbytes keeps moments of smaller weights in float32; so many numbers share a scale
-BLOCK, KEPT = 1 << 24, 1 << 26  # logits of a block, and those that are kept for the backward pass (backends/hf/head.py)
 
 
 @dataclass(frozen=True)
@@ -40,17 +39,3 @@ def moments(trained: tuple[int, ...], width: int, bits8: bool) -> int:
     if not bits8:
         return MOMENTS * width * sum(trained)
     return MOMENTS * sum(n * FLOAT32 if n < SMALL else n + FLOAT32 * -(-n // SCALED) for n in trained)
-
-
-def head(rows: int, vocabulary: int, hidden: int, frozen: bool, narrow: bool = False) -> int:
-    """Bytes that the head takes for log-probabilities of so many tokens until its backward pass has ended: blocks of logits
-    (backends/hf/head.py), its input's gradient, and its own unless it is frozen, as below adapters. narrow: its weight is
-    kept in bfloat16, and cast block after block.
-    """
-    logits, weight = rows * vocabulary, vocabulary * hidden
-    kept = 0 if frozen and logits > KEPT else min(logits, KEPT)
-    block = min(logits, BLOCK)
-    spare = block if kept < logits else 0  # for those that are not kept
-    casts = (1 if frozen else 2) * min(weight, BLOCK) if narrow else 0
-    own = 0 if frozen else weight // (2 if narrow else 1)
-    return FLOAT32 * (block + spare + kept + 2 * rows * hidden + casts + own)

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gspo.backends.hf import head
-from gspo.backends.hf.head import ROUND, Head
+from gspo.backends.hf.head import ROUND, Head, footprint
+from tests.live import Live
 
 WHOLE = (1 << 24, 1 << 26)
 V = 2 * ROUND + 9  # with N = 7: two blocks and a remainder at BLOCK = 7 * ROUND
@@ -217,3 +218,19 @@ def test_memory_is_one_gradient_and_some_blocks(n, frozen, monkeypatch):
     assert max(large) <= max(block, d_weight, states.numel())
     assert sum(large) <= d_weight + blocks * block + 4 * states.numel()
     assert n * vocabulary > 7 * block
+
+
+@pytest.mark.parametrize("rows", [10, 700])
+@pytest.mark.parametrize("words", [900, 60_000, 110_000])  # logits that are kept, some of them, and none below adapters
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_head_takes_what_is_said(rows, words, frozen, dtype):
+    states = torch.randn(rows, 32).to(dtype).requires_grad_()
+    weight = torch.randn(words, 32).to(dtype).requires_grad_(not frozen)
+    targets = torch.zeros(rows, dtype=torch.long)
+    with Live() as live:
+        logp, _ = Head(weight).logprobs(states, targets, entropy=True)
+        logp.sum().backward()
+    said = footprint(rows, words, 32, frozen, dtype == torch.bfloat16)
+    few = 40 * rows * 8 + 2 * 4 * words * 32 + 4 * 10_000  # numbers a row; the weight's gradient and its cast
+    assert live.peak - few < said < 1.3 * live.peak + few

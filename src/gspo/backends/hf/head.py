@@ -277,3 +277,16 @@ class _LogProbs(torch.autograd.Function):
             d_states = d_states.to(states.dtype)
             d_states = d_states if every is None else every.index_copy_(0, live, d_states)
         return d_states, d_weight, d_bias, *(None,) * 5
+
+
+def footprint(rows: int, vocabulary: int, hidden: int, frozen: bool, narrow: bool = False) -> int:
+    """Bytes that `Head.logprobs` takes for so many tokens until its backward pass has ended: blocks of logits, the gradient
+    of the states, and that of the weight unless it is frozen. narrow: the weight is in bfloat16, and cast block after block.
+    """
+    logits, weight = rows * vocabulary, vocabulary * hidden
+    kept = 0 if frozen and logits > KEPT else min(logits, KEPT)
+    block = min(logits, BLOCK)
+    spare = block if kept < logits else 0  # for those that are not kept
+    casts = (1 if frozen else 2) * min(weight, BLOCK) if narrow else 0
+    own = 0 if frozen else weight // (2 if narrow else 1)
+    return torch.float32.itemsize * (block + spare + kept + 2 * rows * hidden + casts + own)
