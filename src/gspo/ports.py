@@ -93,6 +93,10 @@ class Sampler(Protocol):
         """Take over these weights; tokens sampled from now on carry their version."""
         ...
 
+    def rest(self) -> None:
+        """Nothing is sampled until the next `load`: memory may be given back until then."""
+        ...
+
 
 def key_of(seed: int | tuple[int, ...], prompt: int, completion: int) -> list[int]:
     """What fixes one completion. prompt, completion: their numbers."""

@@ -3,7 +3,6 @@
 import pytest
 
 from gspo.config import checks
-from gspo.config.checks import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.schema import Config
 
@@ -148,25 +147,3 @@ def test_settings_of_code_that_contradict(code, message):
 def test_who_plays():
     assert not checks.played(from_dict(NAMED).task)
     assert checks.played(from_dict(ENVIRONMENT).task) and checks.played(from_dict({"task": {"source": "verifiers:v"}}).task)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"engine": "vllm", "quantize": "int4"}, "sampler.quantize = 'int4' rounds the embedded sampler's"),
-        ({"engine": "vllm", "urls": ["http://x"], "python": "p"}, "sampler.urls names servers that run already"),
-        ({"engine": "vllm", "urls": ["http://x"], "engines": 2}, "sampler.urls names servers that run already"),
-        ({"engine": "vllm", "urls": ["http://x", "http://y", "http://x/"]}, "sampler.urls names 'http://x/' twice"),
-        ({"engine": "vllm", "in_process": True, "engines": 2}, "sampler.engines are for servers"),
-        (
-            {"engine": "vllm", "in_process": True, "weight_transfer": "broadcast"},
-            "is not for vLLM in this process",
-        ),
-        ({"engine": "vllm", "weight_transfer": "nccl"}, "sampler.weight_transfer = 'nccl'.*broadcast"),
-        ({"engine": "vlm"}, "sampler.engine = 'vlm'.*vllm"),
-        ({"engine": "vllm", "timeout": 0}, "sampler.timeout = 0"),
-    ],
-)
-def test_settings_that_contradict(changes, message):
-    with pytest.raises(ValueError, match=message):
-        check_sampler(from_dict({"sampler": changes}))

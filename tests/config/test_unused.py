@@ -80,6 +80,7 @@ NEEDS = {
         f"sampler.{name}": VLLM for name in ("in_process", "engines", "urls", "python", "engine_args", "exchange", "timeout")
     },
     "sampler.weight_transfer": VLLM,
+    "sampler.sleep_level": VLLM,
     **{f"code.{f.name}": {"reward": {"functions": ["code"]}} for f in dataclasses.fields(SECTIONS["code"])},
     "reward.env": {"reward": {"functions": ["mine:f"]}},
     "rollout.top_p": None,

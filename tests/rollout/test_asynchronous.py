@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from gspo.config.checks import check_sampler
+from gspo.config.engines import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.rollout import RolloutConfig
 from gspo.data.refresh import Pool

@@ -64,6 +64,10 @@ class WholeEpisodes:
         """Takes over these weights."""
         self.sampler.load(weights)
 
+    def rest(self) -> None:
+        """No episode is played until the next `load`."""
+        self.sampler.rest()
+
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[Rollout]:  # fmt: skip

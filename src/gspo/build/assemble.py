@@ -25,7 +25,8 @@ from gspo.build.ray_rewards import reward_places
 from gspo.build.samplers import samplers_of, samplings
 from gspo.build.scorers import scorer_of
 from gspo.build.smaller import UNTIL
-from gspo.config.checks import check_environment, check_optimizer, check_packed, check_sampler
+from gspo.config.checks import check_environment, check_optimizer, check_packed
+from gspo.config.engines import check_sampler
 from gspo.config.schema import Config
 from gspo.config.stages import rollout_at
 from gspo.data.chat_template import Encoder

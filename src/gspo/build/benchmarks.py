@@ -15,7 +15,7 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.build.given import Given
 from gspo.build.models import check_here, evaluated_prompts, loaded_model, outline_of
 from gspo.build.samplers import EVAL_SEED, samplers_of, samplings, speaker_of
-from gspo.config.checks import check_sampler
+from gspo.config.engines import check_sampler
 from gspo.config.policy import ModelConfig
 from gspo.config.schema import Config
 from gspo.learner.weights import PolicyWeights

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from gspo.config.engines import check_sampler
 from gspo.config.field import COOLEST
 from gspo.config.near import nearest
 from gspo.config.origin import FUNCTION, VERIFIERS, played
@@ -151,42 +152,6 @@ def check_reward_model(model: RewardModelConfig) -> None:
         )
 
 
-def check_sampler(config: Config) -> None:
-    """Refuses options of one engine that another has no use for. Raises ValueError."""
-    sampler = config.sampler
-    ahead = config.rollout.max_staleness
-    if ahead and sampler.engine == "embedded":
-        raise ValueError(
-            f"rollout.max_staleness = {ahead}: the embedded sampler shares its weights with the trainer and cannot run "
-            'ahead of it: set sampler.engine = "vllm", or study stale rollouts with rollout.delay'
-        )
-    if ahead and config.rollout.delay:
-        raise ValueError(f"rollout.max_staleness = {ahead} and rollout.delay = {config.rollout.delay}: set one of them to 0")
-    if config.lora.rank and sampler.quantize != "none":
-        raise ValueError(
-            f"sampler.quantize = {sampler.quantize!r} is for a model whose own weights are trained: set lora.rank = 0"
-        )
-    if sampler.engine == "embedded":
-        return
-    if sampler.quantize != "none":
-        raise ValueError(
-            f"sampler.quantize = {sampler.quantize!r} rounds the embedded sampler's weights: with vLLM give "
-            'sampler.engine_args = {quantization = "..."}'
-        )
-    if sampler.in_process and (sampler.urls or sampler.python or sampler.engines > 1):
-        raise ValueError("sampler.in_process = true: sampler.urls, sampler.python and sampler.engines are for servers")
-    if sampler.weight_transfer == "broadcast" and (sampler.in_process or config.lora.rank):
-        what = "vLLM in this process" if sampler.in_process else f"adapters (lora.rank = {config.lora.rank})"
-        raise ValueError(f'sampler.weight_transfer = "broadcast" is not for {what}, which takes the folder: leave it out')
-    if sampler.urls and (sampler.python or sampler.engine_args or sampler.engines > 1):
-        raise ValueError(
-            "sampler.urls names servers that run already: sampler.python, sampler.engine_args and sampler.engines are for "
-            "servers to start"
-        )
-    if twice := [url for i, url in enumerate(sampler.urls) if url.rstrip("/") in {u.rstrip("/") for u in sampler.urls[:i]}]:
-        raise ValueError(f"sampler.urls names {twice[0]!r} twice: a server is one engine; leave it out")
-
-
 def check_required(config: Config, *keys: str) -> None:
     """Whether these are named, or a model and a task, and no secret is missing. Raises ValueError."""
     for key in hidden_keys(dataclasses.asdict(config)):
@@ -326,6 +291,7 @@ def check_serving(config: Config) -> None:
         ("rollout.refill", config.rollout.refill, "agents choose which trajectories they hand over"),
         ("rollout.delay", config.rollout.delay, "agents hand their trajectories over when they like"),
         ("rollout.max_staleness", config.rollout.max_staleness, "serve.max_age says how old a turn may be"),
+        ("sampler.sleep_level", config.sampler.sleep_level, "agents may ask at any time"),
     ):
         if value:
             raise ValueError(f"{key} = {value}: {remedy}; set it to 0")

@@ -1,4 +1,4 @@
-"""The vLLM servers that a run starts, as its settings say. Without torch."""
+"""What samples, as the settings say: whether they go together, and the vLLM servers that a run starts. Without torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gspo.config.rollout import SamplerConfig
+from gspo.config.schema import Config
 
 
 def servers_of(sampler: SamplerConfig) -> int:
@@ -17,3 +18,49 @@ def servers_of(sampler: SamplerConfig) -> int:
 def devices_each(arguments: Mapping[str, Any]) -> int:
     """How many GPUs a server uses that gets these arguments of vLLM's."""
     return math.prod(arguments.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
+
+
+def check_sampler(config: Config) -> None:
+    """Refuses options of one engine that another has no use for. Raises ValueError."""
+    sampler = config.sampler
+    ahead = config.rollout.max_staleness
+    if ahead and sampler.engine == "embedded":
+        raise ValueError(
+            f"rollout.max_staleness = {ahead}: the embedded sampler shares its weights with the trainer and cannot run "
+            'ahead of it: set sampler.engine = "vllm", or study stale rollouts with rollout.delay'
+        )
+    if ahead and config.rollout.delay:
+        raise ValueError(f"rollout.max_staleness = {ahead} and rollout.delay = {config.rollout.delay}: set one of them to 0")
+    if config.lora.rank and sampler.quantize != "none":
+        raise ValueError(
+            f"sampler.quantize = {sampler.quantize!r} is for a model whose own weights are trained: set lora.rank = 0"
+        )
+    if sampler.engine == "embedded":
+        return
+    if sampler.quantize != "none":
+        raise ValueError(
+            f"sampler.quantize = {sampler.quantize!r} rounds the embedded sampler's weights: with vLLM give "
+            'sampler.engine_args = {quantization = "..."}'
+        )
+    if sampler.in_process and (sampler.urls or sampler.python or sampler.engines > 1):
+        raise ValueError("sampler.in_process = true: sampler.urls, sampler.python and sampler.engines are for servers")
+    if sampler.weight_transfer in ("broadcast", "ipc") and (sampler.in_process or config.lora.rank):
+        what = "vLLM in this process" if sampler.in_process else f"adapters (lora.rank = {config.lora.rank})"
+        way = f'sampler.weight_transfer = "{sampler.weight_transfer}"'
+        raise ValueError(f"{way} is not for {what}, which takes the folder: leave it out")
+    for key, value, alone, why in (
+        ("rollout.max_staleness", config.rollout.max_staleness, (0,), "vLLM samples while the learner updates"),
+        ("sampler.engines", sampler.engines, (1,), "several engines have GPUs of their own"),
+        ("scale.ranks", config.scale.ranks, (None, 1), "it is for one GPU that learner and engine share"),
+    ):
+        if sampler.sleep_level and value not in alone:
+            raise ValueError(
+                f"sampler.sleep_level = {sampler.sleep_level} and {key} = {value}: {why}; leave one of them out"
+            )
+    if sampler.urls and (sampler.python or sampler.engine_args or sampler.engines > 1):
+        raise ValueError(
+            "sampler.urls names servers that run already: sampler.python, sampler.engine_args and sampler.engines are for "
+            "servers to start"
+        )
+    if twice := [url for i, url in enumerate(sampler.urls) if url.rstrip("/") in {u.rstrip("/") for u in sampler.urls[:i]}]:
+        raise ValueError(f"sampler.urls names {twice[0]!r} twice: a server is one engine; leave it out")

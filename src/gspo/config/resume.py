@@ -21,6 +21,7 @@ FREE = {
     *("reward_model.max_concurrent", "reward_model.key_variable"),
     *("sampler.batch_size", "sampler.engines", "sampler.urls", "sampler.python", "sampler.exchange", "sampler.timeout"),
     "sampler.weight_transfer",
+    "sampler.sleep_level",
     *("eval.every", "eval.num_generations", "eval.temperature", "eval.top_p", "eval.top_k"),
     *("train.steps", "train.save_every", "train.keep_checkpoints", "train.micro_batch_tokens"),
     *("train.gradient_checkpointing", "train.max_bad_updates", "train.offload_optimizer", "train.offload_reference"),

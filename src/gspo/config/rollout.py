@@ -74,10 +74,14 @@ class SamplerConfig:
     exchange: str | None = opt(None, path=True)
     """Folder through which weights reach the engine, which must see it too; when they are broadcast, the first ones. Unset:
     one in memory, /dev/shm."""
-    weight_transfer: str = opt("folder", choices=("auto", "folder", "broadcast"))
-    """How new weights reach vLLM: through a `folder`, or by `broadcast` from the learner to the workers of each engine (NCCL
-    between GPUs, which no GPU has run yet; gloo between CPUs), which is not possible on one GPU. `auto`: broadcast where the
-    run starts the engines, and on other GPUs than the learner's; else the folder. Adapters take the folder."""
+    weight_transfer: str = opt("folder", choices=("auto", "folder", "broadcast", "ipc"))
+    """How new weights reach vLLM. `folder`: as files. `broadcast`: from the learner to the workers of each engine, on other
+    GPUs (NCCL), or where one side is on a CPU (gloo). `ipc`: they stay on the GPU that learner and engine share, or in the
+    memory of the machine if both are on its CPU. `auto`: the one of these that fits the GPUs of engines that the run starts,
+    else the folder. Adapters take the folder. No GPU has run `broadcast` or `ipc` yet."""
+    sleep_level: int = opt(0, low=0, high=2)
+    """What vLLM gives back while the learner updates on the same GPU. 0: nothing. 1: its cache, and its weights wait in the
+    host's memory. 2: its cache and its weights. No GPU has run it yet."""
     timeout: float = opt(600.0, low=1e-3, high=86_400)
     """Seconds that the engine may take for a completion before it counts as hung."""
     batch_size: int = opt(256, low=1, high=10**6)

@@ -16,7 +16,7 @@ FREE = (
     "log", "train", "eval", "guard", "serve", "scale", "code.sandbox", "refresh", "stage", "model.device", "task.seed",
     "task.eval_source", "task.eval_split", "reward.workers", "reward.timeout", "reward.memory", "optimizer.warmup",
     "optimizer.schedule", "optimizer.min_lr", "sampler.engines", "sampler.urls", "sampler.python", "sampler.exchange",
-    "sampler.timeout", "sampler.batch_size", "sampler.in_process", "sampler.weight_transfer",
+    "sampler.timeout", "sampler.batch_size", "sampler.in_process", "sampler.weight_transfer", "sampler.sleep_level",
 )  # fmt: skip
 """Sections and fields that its advice does not depend on."""
 

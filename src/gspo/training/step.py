@@ -26,6 +26,8 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     begin = time.perf_counter()
     run.log.step = run.step + 1  # what is said from here on belongs to it
     groups = list(islice(source, count))  # sample
+    for sampler in dict.fromkeys((run.sampler, run.evaluator)):
+        sampler.rest()
     run.step, sampled = run.step + 1, time.perf_counter()
 
     algorithm = run.config.algorithm

@@ -13,7 +13,7 @@ from gspo import cli
 from gspo.backends.hf.lora import Unadapted, adapted, read_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
-from gspo.config.checks import check_sampler
+from gspo.config.engines import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.learner import layout

@@ -1,8 +1,11 @@
 """Engines at places that are given, and the way that is chosen for them."""
 
+import os
+from pathlib import Path
+
 import torch
 
-from gspo.backends.vllm.transfer import chosen
+from gspo.backends.vllm.way import chosen
 from gspo.config.rollout import SamplerConfig
 
 CPU = torch.device("cpu")
@@ -13,16 +16,23 @@ class AtPlace:
 
     name, adapters = "http://127.0.0.1:9", False
 
-    def __init__(self, *gpus, nccl="2.27.5"):
+    def __init__(self, *gpus, nccl="2.27.5", sleeps=True):
         self.places = [
-            {"rank": i, "workers": len(gpus), "device": "cuda" if gpu else "cpu", "gpu": gpu, "nccl": nccl if gpu else ""}
+            {
+                "rank": i,
+                "workers": len(gpus),
+                "device": "cuda" if gpu else "cpu",
+                "gpu": gpu,
+                "nccl": nccl if gpu else "",
+                "sleeps": bool(gpu) and sleeps,
+            }
             for i, gpu in enumerate(gpus)
         ]
 
-    def workers(self, method):
-        return self.places
+    def workers(self, method, *arguments):
+        return self.places if method == "gspo_place" else [{"sees": os.path.exists(*arguments)}] * len(self.places)
 
 
-def way(transfer="auto", device=CPU, engines=(), adapted=False, **options):
+def way(transfer="auto", device=CPU, engines=(), adapted=False, exchange=Path("/none"), **options):
     given = SamplerConfig(engine="vllm", weight_transfer=transfer, **options)
-    return type(chosen(given, device, engines, "/none", adapted))
+    return type(chosen(given, device, engines, exchange, adapted))

@@ -11,7 +11,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -26,12 +26,13 @@ class Engine:
     def __init__(self, pace, stale):
         self.pace, self.stale = pace, stale
         self.table, self.version, self.swaps = None, "default", 0
+        self.asleep = set()
         self.running = threading.Event()
         self.running.set()
         self.lock = threading.Lock()
         self.counts = {"asked": 0, "now": 0, "most": 0}
 
-    def post(self, path, body):
+    def post(self, path, body, query):
         if path == "/pause":
             self.running.clear()
             self.swaps += 1
@@ -41,19 +42,28 @@ class Engine:
             self.version = body["new_version"]
         elif path == "/resume":
             self.running.set()
+        elif path == "/sleep":
+            self.running.clear()
+            self.asleep, self.table = {"weights", "kv_cache"}, None
+        elif path == "/wake_up":
+            self.asleep.discard(query["tags"])
         return {}
 
     def work(self, method, *args):
         """What a worker of vLLM's does (plugin/gspo_vllm.py:Extension)."""
         if method == "gspo_place":
-            return {"rank": 0, "workers": 1, "device": "cpu", "gpu": "", "nccl": ""}
+            return {"rank": 0, "workers": 1, "device": "cpu", "gpu": "", "nccl": "", "sleeps": True}
+        if method == "gspo_sees":
+            return {"sees": os.path.exists(args[0])}
+        if "weights" in self.asleep and method != "gspo_join":
+            raise RuntimeError("there is no memory for weights: it sleeps")
         if method == "gspo_join":
             self.group = joined(*args)
         elif method == "gspo_receive":
-            wire, device, group, seconds, name = self.group
+            receive, device, group, seconds, name = self.group
             if args[0] != name:
                 raise RuntimeError("given up")
-            rows = [x.numpy() for name, x in wire.received(group, device, seconds) if name.startswith("table")]
+            rows = [x.numpy() for name, x in receive(group, device, seconds) if name.startswith("table")]
             table = np.concatenate(rows)
         else:
             table = load_file(f"{args[0]}/model.safetensors")["table"]
@@ -68,6 +78,8 @@ class Engine:
             self.counts["most"] = max(self.counts["most"], self.counts["now"])
         try:
             self.running.wait()
+            if self.asleep:
+                raise RuntimeError("it sleeps")
             return {"choices": [self.sampled(body["token_ids"][-1], **body["sampling_params"])]}
         finally:
             with self.lock:
@@ -101,19 +113,21 @@ def joined(address, port, backend, seconds, name):
 
     limit, device = float(seconds), torch.device("cpu")
     store = wire.store_at(address, int(port), 2, limit)
-    return wire, device, wire.join(store, 1, 2, backend, wire.facing(address, int(port)), device, limit), limit, name
+    receive = wire.shared if backend == "ipc" else wire.received
+    return receive, device, wire.join(store, 1, 2, backend, wire.facing(address, int(port)), device, limit), limit, name
 
 
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         path, engine = urlsplit(self.path).path, self.server.engine
+        query = dict(parse_qsl(urlsplit(self.path).query))
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         if path == GENERATE and not body:
             self.answer(400, {})
             return
         try:
-            self.answer(200, engine.generate(body) if path == GENERATE else engine.post(path, body))
-        except RuntimeError as error:  # of a broadcast
+            self.answer(200, engine.generate(body) if path == GENERATE else engine.post(path, body, query))
+        except RuntimeError as error:  # of a broadcast, or asleep
             self.answer(500, {"error": str(error)})
 
     def do_GET(self):

@@ -127,6 +127,39 @@ def test_three_engines_sample_what_one_does(fleet_of, engines):
     assert sampler.fleet.counts() == {"engines/serving": 3, "engines/left_out": 0, "engines/moved": 0} and not sampler.notes
 
 
+def test_engines_sleep_until_the_next_weights(fleet_of, engines):
+    """They sample as if they had not; one that dies asleep is left out, and comes back."""
+    told = expected(fleet_of, version=2)
+    sampler, ports = fleet_of(2)
+    sampler.rest()  # nothing is asked for
+    assert len(sampler.fleet.serving) == 2
+    sampler.sleep_level = 2
+    sampler.rest()
+    assert not sampler.fleet.serving and not sampler.notes
+    with pytest.raises(EngineError, match="it sleeps"):
+        sampler.fleet.members[0].engine.workers("gspo_reload", "/none")
+    sampler.load(fleet_of.weights(2))
+    assert len(sampler.fleet.serving) == 2 and tokens(sampler.generate(PROMPTS, 6, LONG)) == told
+
+    sampler.rest()
+    engines.kill(ports[0])
+    sampler.load(fleet_of.weights(3))
+    assert len(sampler.fleet.serving) == 1 and str(ports[0]) in sampler.notes[0]
+    engines.start(ports[0])
+    until(lambda: len(sampler.fleet.serving) == 2)
+    assert sampler.check(fleet_of.weights(3)) < 1e-5
+
+
+def test_one_that_does_not_sleep_is_left_out(fleet_of, engines):
+    sampler, ports = fleet_of(2)
+    sampler.sleep_level = 1
+    engines.kill(ports[0])
+    sampler.rest()
+    assert "is left out" in sampler.notes[0] and str(ports[0]) in sampler.notes[0]
+    sampler.load(fleet_of.weights(2))
+    assert len(sampler.fleet.serving) == 1 and sampler.check(fleet_of.weights(2)) < 1e-5
+
+
 def test_one_that_is_killed_in_mid_batch(fleet_of, engines):
     """What it was asked for moves to the others at once, and none gets more than batch_size of it."""
     sampler, ports = fleet_of(3)

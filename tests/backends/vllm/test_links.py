@@ -22,7 +22,7 @@ def test_an_engine_that_cannot_be_joined_is_at_fault_itself(name, places, messag
         joined(engine, CPU, 0)
 
 
-HERE = {"rank": 0, "workers": 1, "device": "cpu", "gpu": "", "nccl": ""}
+HERE = {"rank": 0, "workers": 1, "device": "cpu", "gpu": "", "nccl": "", "sleeps": False}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,8 @@ HERE = {"rank": 0, "workers": 1, "device": "cpu", "gpu": "", "nccl": ""}
     [
         [None], ["cpu"], [{}], [{"device": "cpu"}], [HERE | {"workers": "two"}], [HERE | {"workers": True}],
         [HERE | {"workers": 0}], [HERE | {"workers": 1.0}], [HERE | {"rank": 1}], [HERE | {"rank": -1}],
-        [HERE | {"device": None}], [HERE, HERE], [HERE | {"workers": 2}, HERE | {"rank": 1, "workers": 3}],
+        [HERE | {"device": None}], [HERE | {"sleeps": 0}], [HERE, HERE],
+        [HERE | {"workers": 2}, HERE | {"rank": 1, "workers": 3}],
     ],
     ids=str,
 )  # fmt: skip

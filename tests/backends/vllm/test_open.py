@@ -1,4 +1,5 @@
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -6,10 +7,20 @@ import torch
 
 import gspo
 from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.open import check_sampler, devices, divided, elsewhere, own_devices, seconds_of_layer, started
+from gspo.backends.vllm.open import (
+    check_sampler,
+    check_sleep,
+    devices,
+    divided,
+    elsewhere,
+    own_devices,
+    seconds_of_layer,
+    started,
+)  # fmt: skip
 from gspo.backends.vllm.process import LocalHost
 from gspo.backends.vllm.transfer import LAYER
 from gspo.config.rollout import SamplerConfig
+from tests.backends.vllm.places import AtPlace
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 
@@ -19,6 +30,10 @@ from tests.tiny_run import ROWS, likes_a, model, settings
         ({}, r"vLLM is not installed here: .*sampler\.python"),
         ({"python": "/no/such/python"}, "sampler.python = '/no/such/python': no such program"),
         ({"urls": ["http://127.0.0.1:9"], "exchange": "/no/such"}, "sampler.exchange = '/no/such': no such folder"),
+        (
+            {"python": sys.executable, "sleep_level": 2},
+            "sampler.sleep_level = 2: the learner is on cpu, and vLLM gives back memory of a GPU alone: leave it out",
+        ),
         ({"urls": ["http://127.0.0.1:9"]}, r"sampler.urls: 'http://127.0.0.1:9': nothing answers .*gspo_vllm.py"),
     ],
 )
@@ -32,14 +47,32 @@ def test_what_is_refused_before_a_run_has_a_folder(tmp_path, changes, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_one_server_of_several_copies_gets_no_broadcast():
+@pytest.mark.parametrize("way", ["broadcast", "ipc"])
+def test_one_server_of_several_copies_gets_no_broadcast(way):
     args = {"data_parallel_size": 2}
-    given = SamplerConfig(engine="vllm", python=sys.executable, weight_transfer="broadcast", engine_args=args)
+    given = SamplerConfig(engine="vllm", python=sys.executable, weight_transfer=way, engine_args=args)
     message = r"data_parallel_size = 2\} and sampler.weight_transfer = .*: .* set sampler.engines instead, or set .*"
     with pytest.raises(ValueError, match=message):
         check_sampler(given)
     for other in ({"weight_transfer": "folder"}, {"engine_args": {"data_parallel_size": 1}}):
         check_sampler(replace(given, **other))
+
+
+@pytest.mark.parametrize(
+    ("engine", "adapters", "level", "message"),
+    [
+        (AtPlace("GPU-a"), False, 2, ""),
+        (AtPlace("GPU-a"), True, 1, ""),
+        (AtPlace("GPU-a", sleeps=False), False, 0, ""),
+        (AtPlace("GPU-a", sleeps=False), False, 1, "forbids it: start it with --enable-sleep-mode, or leave it out"),
+        (AtPlace(""), False, 1, "forbids it"),
+        (AtPlace("GPU-a"), True, 2, "samples with adapters .* which level 2 drops: set it to 1"),
+    ],
+)
+def test_who_may_sleep(engine, adapters, level, message):
+    engine.adapters = adapters
+    with pytest.raises(ValueError, match=f"sampler.sleep_level = {level}: .*{message}") if message else nullcontext():
+        check_sleep(SamplerConfig(engine="vllm", sleep_level=level), [engine])
 
 
 def test_ranks_do_not_wait_for_an_engine_longer_than_for_one_another(monkeypatch):

@@ -1,12 +1,14 @@
-"""Weights broadcast to engines, each a process that samples from bigrams: killed, hung, back again. engine/test_transfer.py
-has vLLM itself.
+"""Weights broadcast to engines, or read by them where they lie, each a process that samples from bigrams: killed, hung, back
+again. engine/test_transfer.py has vLLM itself.
 """
 
 import dataclasses
+import os
 import signal
 import threading
 import time
 from collections import defaultdict
+from functools import partial
 
 import pytest
 import torch
@@ -14,10 +16,9 @@ import torch
 from gspo.backends.vllm.process import free_ports
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Server
-from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, chosen
-from gspo.config.rollout import SamplerConfig
+from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer
+from gspo.ports import SamplerError
 from tests.backends.vllm.engines import until
-from tests.backends.vllm.places import AtPlace, way
 from tests.backends.vllm.test_fleet import LONG, PROMPTS, Bigrams, tokens
 
 pytestmark = pytest.mark.timeout(120)
@@ -39,17 +40,18 @@ class Layered(Bigrams):
             yield {f"table.{number}": part, "beside": torch.zeros(self.width, dtype=torch.bfloat16)}
 
 
-@pytest.fixture
-def fleet_of(engines, tmp_path, tiny, monkeypatch):
-    """Makes a sampler of so many engines that were broadcast version 1, and their ports."""
+@pytest.fixture(params=[BroadcastTransfer, IpcTransfer])
+def fleet_of(engines, tmp_path, tiny, monkeypatch, request):
+    """Makes a sampler of so many engines that were given version 1, and their ports."""
     monkeypatch.setattr("gspo.backends.vllm.fleet.PAUSE", 0.05)
     monkeypatch.setattr("gspo.backends.vllm.fleet.LOOK", 0.1)
     samplers = []
+    way = partial(request.param, CPU, *([tmp_path] if request.param is IpcTransfer else []))
 
     def make(count):
         ports = free_ports(count)
         sampler = VLLMSampler(tiny, [Server(engines.start(port)) for port in ports], tmp_path, 1.0, 4, 20.0)
-        sampler.transfer, sampler.notes = BroadcastTransfer(CPU), []
+        sampler.transfer, sampler.notes = way(), []
         sampler.fleet.tell = sampler.notes.append
         samplers.append(sampler)
         sampler.fleet.start()
@@ -90,12 +92,29 @@ def test_bytes_and_copies_are_counted_alike(fleet_of, tmp_path):
         assert sampler.counts()["sync/copies"] == 0
 
 
+@pytest.mark.parametrize("fleet_of", [IpcTransfer], indirect=True)
+def test_files_that_engines_map_go_with_their_weights(fleet_of, tmp_path, monkeypatch):
+    """Never more than one whole version; where there is no room for the next, the remedy is named."""
+    sampler, _ = fleet_of(1)
+    for version in (2, 3):
+        sampler.load(fleet_of.weights(version))
+        assert len(files := list(tmp_path.glob("layer-*"))) == 3
+        assert sum(file.stat().st_size for file in files) == sampler.counts()["sync/bytes"]
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(SamplerError, match=r"cannot be written to .* MiB left .*No space left.*sampler.exchange"):
+        sampler.load(fleet_of.weights(4))
+
+
 def test_one_that_is_killed_in_the_middle_of_the_weights(fleet_of, engines):
     """The other gets them all, at once; it comes back with what was sent, as the trainer kept it."""
     sampler, ports = fleet_of(2)
     begin = time.monotonic()
     sampler.load(fleet_of.weights(2, between=lambda: engines.kill(ports[1])))
-    assert time.monotonic() - begin < 10 and len(sampler.fleet.serving) == 1
+    assert time.monotonic() - begin < 30 and len(sampler.fleet.serving) == 1  # not as long as a layer may take
     (note,) = sampler.notes
     assert f"{ports[1]} is left out and taken back once it answers (failure 1 in a row)" in note
     alone = tokens(sampler.generate(PROMPTS, 4, LONG))
@@ -142,53 +161,6 @@ def test_a_trainer_that_gives_up_in_the_middle_says_so(fleet_of):
     sampler.load(fleet_of.weights(3))
     assert time.monotonic() - begin < 10 and len(sampler.fleet.serving) == 2
     assert sampler.check(fleet_of.weights(3)) < 1e-5 and not sampler.notes
-
-
-def test_the_way_is_chosen_by_where_things_run(on_gpu):
-    other, two = AtPlace("GPU-b"), AtPlace("GPU-b", "GPU-c")
-    assert way(engines=[AtPlace("")]) is FolderTransfer and way("broadcast", engines=[AtPlace("")]) is BroadcastTransfer
-    assert way(device=on_gpu, engines=[other, two]) is BroadcastTransfer
-    assert way("folder", on_gpu, [other]) is FolderTransfer
-    assert way(device=on_gpu, engines=[other], adapted=True) is FolderTransfer  # where the engine takes merged weights too
-    for together in (
-        [AtPlace("GPU-a")],
-        [other, AtPlace("GPU-b", "GPU-a")],
-        [AtPlace("")],
-        [AtPlace("GPU-b", nccl="2.30.1")],
-    ):
-        assert way(device=on_gpu, engines=together) is FolderTransfer
-    assert way(device=on_gpu, engines=[other], urls=["http://127.0.0.1:9"]) is FolderTransfer  # unless it is asked for
-    assert way(device=on_gpu, engines=[other], engine_args={"data_parallel_size": 2}) is FolderTransfer
-    assert way("broadcast", on_gpu, [other], urls=["http://127.0.0.1:9"]) is BroadcastTransfer
-    assert way("broadcast", on_gpu, [AtPlace("")]) is BroadcastTransfer  # through this machine's memory, by gloo
-
-
-def test_the_limit_of_a_layer_is_handed_on(on_gpu):
-    for transfer in ("auto", "broadcast"):
-        given = SamplerConfig(engine="vllm", weight_transfer=transfer)
-        assert chosen(given, on_gpu, [AtPlace("GPU-b")], "/none", False, 7.0).layer == 7.0
-
-
-@pytest.mark.parametrize(
-    ("engine", "message"),
-    [
-        (
-            AtPlace("GPU-a"),
-            "it shares the trainer's GPU, and NCCL takes no two ranks on one: start a server with "
-            'CUDA_VISIBLE_DEVICES set to another, and name it as sampler.urls, or set "folder"',
-        ),
-        (AtPlace("GPU-b", nccl="2.30.1"), "its NCCL is 2.30.1, and the trainer's is 2.27.5: install the same torch in both"),
-    ],
-)
-def test_what_nccl_cannot_reach_is_refused(on_gpu, engine, message):
-    with pytest.raises(ValueError, match=f'sampler.weight_transfer = "broadcast": http://127.0.0.1:9: {message}'):
-        way("broadcast", on_gpu, [engine])
-
-
-def test_a_server_of_an_older_launcher_is_refused(engine):
-    engine.lacks.add("/collective_rpc")
-    with pytest.raises(ValueError, match="does not say where its workers are: start it with this version of gspo"):
-        way("broadcast", engines=[Server(engine.url)])
 
 
 @pytest.mark.parametrize("late", ["before it joins again", "after it has joined again"])

@@ -92,6 +92,9 @@ class HFSampler:
         with shared_attention(self.model.config) if isinstance(cache, SharedCache) else nullcontext():
             return self.model.hidden(past_key_values=cache, **inputs)
 
+    def rest(self) -> None:
+        """Nothing is held between two calls."""
+
     def load(self, weights: Weights) -> None:
         """Take over these weights, which costs nothing where the model is shared, and their version."""
         mine, copied = dict(self.model.model.named_parameters()), False

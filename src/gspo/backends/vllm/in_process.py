@@ -47,12 +47,13 @@ class Inside:
         self._calls: CallQueue = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
+        self._asleep = False
 
     def start(self) -> None:
         """Makes the engine, anew where there was one. Raises EngineError."""
         self.stop()
         os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-        self._calls, self._requests = queue.SimpleQueue(), {}  # one that hangs keeps its own
+        self._calls, self._requests, self._asleep = queue.SimpleQueue(), {}, False  # one that hangs keeps its own
         self._thread = threading.Thread(target=self._run, args=(self._calls, self._requests), daemon=True)
         self._thread.start()
         try:
@@ -78,6 +79,11 @@ class Inside:
         """See Engine.workers."""
         return self._do(lambda: self._engine.collective_rpc(method, args=arguments))
 
+    def sleep(self, level: int) -> None:
+        """See Engine.sleep."""
+        self._asleep = True
+        self._do(lambda: self._engine.sleep(level))
+
     def swap(self, swap: Swap) -> int:
         """See Engine.swap."""
         folder = swap.folder
@@ -91,6 +97,8 @@ class Inside:
     def _swap(self, folder: Path, swap: Swap) -> int:
         swap.goes_on()
         engine = self._engine
+        if self._asleep:
+            engine.wake_up(["weights"])
         engine.abort_request(list(self._requests))
         for future, last in self._requests.values():
             give(future, answered(last, "abort", self._version))
@@ -108,6 +116,9 @@ class Inside:
         swap.goes_on()
         self._version = str(swap.version)
         engine.set_weight_version(self._version)
+        if self._asleep:
+            engine.wake_up(["kv_cache"])
+            self._asleep = False
         return taken
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The process group of the trainer and an engine's workers, through which weights are broadcast."""
+"""The process group of the trainer and an engine's workers, through which weights are broadcast, or said where they lie."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,13 +26,15 @@ LAYER = 100.0  # seconds that a layer may take to an engine; its workers wait CO
 
 class Link:
     """The process group of this process and one engine's workers. store: where they have found one another. life: of the
-    engine, for which it was made. device: of what is sent. name: by which the workers know the group.
+    engine, for which it was made. device: of the layers. name: by which the workers know the group. ipc: what is sent is
+    where a layer lies, on the device of them all.
     """
 
-    def __init__(self, store: Any, group: Any, life: int, device: torch.device, name: str) -> None:
-        self.life, self.device, self.name = life, device, name
+    def __init__(self, store: Any, group: Any, life: int, device: torch.device, name: str, ipc: bool = False) -> None:
+        self.life, self.device, self.name, self.ipc = life, device, name, ipc
         self._store, self._group = store, [group]
         self._swap: Swap | None = None
+        self._layers: list[Tensor] = []  # the last: it stays until they have put it in place
 
     def begin(self, version: int) -> Swap:
         """What an engine is to do with the weights that will be sent; it is given up where the link is dropped."""
@@ -39,9 +42,13 @@ class Link:
         return self._swap
 
     def send(self, sizes: tuple[int, int], body: Tensor | None = None) -> list[Any]:
-        """Begins to send a layer. Returns the broadcasts under way. Raises RuntimeError where it is broken."""
-        every = [torch.tensor(sizes, device=self.device), *([] if body is None else [body.to(self.device)])]
-        return [wire.begun(self._group[0], x) for x in every]
+        """Begins to send a layer. Returns what is under way. Raises RuntimeError where it is broken."""
+        group, layer = self._group[0], [] if body is None else [body.to(self.device)]
+        if self.ipc and layer:
+            self._layers, words = layer, wire.ticket(sizes, *layer)
+            return [wire.begun(group, x) for x in (torch.tensor([len(words), 0]), words)] + [group.barrier()]
+        there = torch.device("cpu") if self.ipc else self.device
+        return [wire.begun(group, x) for x in (torch.tensor(sizes, device=there), *layer)]
 
     def drop(self) -> None:
         """Ends it. gloo waits for what is under way, as long as that may take: in a thread that alone holds the group."""
@@ -55,7 +62,7 @@ def _end(group: list[Any]) -> None:
         group.pop().abort()
 
 
-PLACE = {"rank": int, "workers": int, "device": str, "gpu": str, "nccl": str}
+PLACE = {"rank": int, "workers": int, "device": str, "gpu": str, "nccl": str, "sleeps": bool}
 
 
 def places_of(engine: Engine) -> list[dict[str, Any]]:
@@ -77,16 +84,34 @@ def obstacle(places: Sequence[Mapping[str, Any]], device: torch.device) -> str:
     mine = str(torch.cuda.get_device_properties(device).uuid)
     if any(place["gpu"] == mine for place in places):
         own = "start a server with CUDA_VISIBLE_DEVICES set to another, and name it as sampler.urls"
-        return f"it shares the trainer's GPU, and NCCL takes no two ranks on one: {own}"
+        return (
+            f'it shares the trainer\'s GPU, and NCCL takes no two ranks on one: set "ipc" if it has this GPU alone, or {own}'
+        )
     version = ".".join(map(str, torch.cuda.nccl.version()))
     other = next((place["nccl"] for place in places if place["nccl"] != version), "")
     return f"its NCCL is {other}, and the trainer's is {version}: install the same torch in both" if other else ""
 
 
-def joined(engine: Engine, device: torch.device, life: int) -> Link:
-    """A group of this process and the workers of an engine. device: of the trainer's weights. Raises EngineError."""
+def apart(engine: Engine, places: Sequence[Mapping[str, Any]], device: torch.device, exchange: Path) -> str:
+    """Why these workers cannot read weights where they lie, on the trainer's device; "" where they can. exchange: a folder
+    that the trainer has made. Raises EngineError.
+    """
+    if device.type == "cuda":
+        mine = str(torch.cuda.get_device_properties(device).uuid)
+        return "" if all(place["gpu"] == mine for place in places) else "it is not on the trainer's GPU alone"
+    if device.type != "cpu" or any(place["device"] != "cpu" for place in places):
+        return f"the trainer's device is {device.type}, and its own {places[0]['device']}"
+    if any(told != {"sees": True} for told in engine.workers("gspo_sees", str(exchange))):
+        return f"it does not see {exchange}, a folder of the trainer's: it runs elsewhere"
+    return ""
+
+
+def joined(engine: Engine, device: torch.device, life: int, ipc: bool = False) -> Link:
+    """A group of this process and the workers of an engine. device: of the trainer's weights. ipc: where they are on it too.
+    Raises EngineError.
+    """
     try:
-        return _joined(engine, device, life)
+        return _joined(engine, device, life, ipc)
     except EngineError:
         raise
     except (OSError, RuntimeError, ValueError) as error:  # of sockets, of torch
@@ -94,10 +119,12 @@ def joined(engine: Engine, device: torch.device, life: int) -> Link:
         raise EngineError(f"its workers and the trainer did not find one another at {engine.name}: {what}") from None
 
 
-def _joined(engine: Engine, device: torch.device, life: int) -> Link:
+def _joined(engine: Engine, device: torch.device, life: int, ipc: bool) -> Link:
     places = places_of(engine)
-    backend = "nccl" if device.type == "cuda" and all(place["device"] == "cuda" for place in places) else "gloo"
-    device = device if backend == "nccl" else torch.device("cpu")
+    both_on_gpus = device.type == "cuda" and all(place["device"] == "cuda" for place in places)
+    backend = "ipc" if ipc else "nccl" if both_on_gpus else "gloo"
+    device = torch.device("cpu") if backend == "gloo" else device
+    said_on = torch.device("cpu") if ipc else device
     size = places[0]["workers"] + 1
     parts = urlsplit(engine.name)
     address = wire.facing(parts.hostname or "", parts.port or 0)
@@ -105,7 +132,7 @@ def _joined(engine: Engine, device: torch.device, life: int) -> Link:
     name = secrets.token_hex(8)
     both: Sequence[Callable[[], Any]] = (
         lambda: engine.workers("gspo_join", address, str(port), backend, str(CONTROL), name),
-        lambda: wire.join(store, 0, size, backend, address, device, LAYER),
+        lambda: wire.join(store, 0, size, backend, address, said_on, LAYER),
     )
     theirs, mine = at_once(both)
     done = wait((theirs, mine), CONTROL, FIRST_EXCEPTION).done
@@ -113,4 +140,4 @@ def _joined(engine: Engine, device: torch.device, life: int) -> Link:
         call.result()
     if len(done) < len(both):
         raise EngineError(f"its workers have not joined the trainer's process group in {CONTROL:g} s")
-    return Link(store, mine.result(), life, device, name)
+    return Link(store, mine.result(), life, device, name, ipc)

@@ -18,12 +18,13 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.calls import http
 from gspo.backends.vllm.exchange import exchange, logs
 from gspo.backends.vllm.in_process import Inside
-from gspo.backends.vllm.links import LAYER
+from gspo.backends.vllm.links import LAYER, places_of
 from gspo.backends.vllm.process import EngineHost, LocalHost, free_ports
 from gspo.backends.vllm.routes import FLAG, Routers
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Engine, Server, serving
-from gspo.backends.vllm.transfer import WEIGHTS, chosen, copies_of
+from gspo.backends.vllm.transfer import WEIGHTS
+from gspo.backends.vllm.way import chosen, copies_of
 from gspo.config.engines import devices_each
 from gspo.config.policy import LoraConfig
 from gspo.config.ranks import placed
@@ -31,6 +32,7 @@ from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
 from gspo.ports import Weights
 
+SLEEP = "enable_sleep_mode"  # an argument of vLLM's
 BASE = "base"  # the folder of the exchange that holds the weights below an adapter
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 
@@ -47,11 +49,11 @@ def check_sampler(given: SamplerConfig) -> None:
         http()
     if given.exchange is not None and not Path(given.exchange).is_dir():
         raise ValueError(f"sampler.exchange = {given.exchange!r}: no such folder")
-    if given.weight_transfer == "broadcast" and (copies := copies_of(given)) != 1:
+    if given.weight_transfer in ("broadcast", "ipc") and (copies := copies_of(given)) != 1:
         raise ValueError(
-            f'sampler.engine_args = {{data_parallel_size = {copies}}} and sampler.weight_transfer = "broadcast": vLLM tells '
-            "only the first of its copies of the model to take broadcast weights: set sampler.engines instead, or "
-            'set weight_transfer = "folder"'
+            f"sampler.engine_args = {{data_parallel_size = {copies}}} and sampler.weight_transfer = "
+            f'"{given.weight_transfer}": vLLM tells only the first of its copies of the model to take such weights: set '
+            'sampler.engines instead, or set weight_transfer = "folder"'
         )
     if not given.in_process and not given.urls and given.python is None and importlib.util.find_spec("vllm") is None:
         raise ValueError(
@@ -73,11 +75,17 @@ def opened(
     Raises ValueError for what the user can mend, with the remedy.
     """
     check_sampler(config.sampler)
+    if config.sampler.sleep_level and policy.device.type != "cuda":
+        raise ValueError(
+            f"sampler.sleep_level = {config.sampler.sleep_level}: the learner is on {policy.device}, and vLLM gives back "
+            "memory of a GPU alone: leave it out"
+        )
     with exchange(config.sampler, keep) as scratch:
         sampler, failed = sampler_of(config, policy, weights, scratch, hosts), False
         try:
             sampler.fleet.start()
             engines = [member.engine for member in sampler.fleet.members]
+            check_sleep(config.sampler, engines)
             adapted, layer = policy.model.adapted, seconds_of_layer(config.scale.timeout)
             sampler.transfer = chosen(config.sampler, policy.device, engines, scratch, adapted, layer)
             sampler.load(weights)
@@ -99,6 +107,18 @@ def opened(
                     shutil.move(log, keep / ("vllm.log" if len(files) == 1 else f"vllm_{number}.log"))
                 elif log and not failed:  # else it stays where errors have named it
                     log.unlink(missing_ok=True)
+
+
+def check_sleep(given: SamplerConfig, engines: Sequence[Engine]) -> None:
+    """Raises ValueError where an engine, which answers by now, cannot sleep as it is to."""
+    at = f"sampler.sleep_level = {given.sleep_level}"
+    for engine in engines if given.sleep_level else ():
+        if not all(place["sleeps"] for place in places_of(engine)):
+            raise ValueError(f"{at}: {engine.name} forbids it: start it with --{SLEEP.replace('_', '-')}, or leave it out")
+        if engine.adapters and given.sleep_level > 1:
+            raise ValueError(
+                f"{at}: {engine.name} samples with adapters beside the model's weights, which level 2 drops: set it to 1"
+            )
 
 
 def seconds_of_layer(timeout: float) -> float:
@@ -125,7 +145,8 @@ def sampler_of(
         adapters = model.adapted and beside and all(server.takes_adapters() for server in running)
         engines = [*running]
     else:
-        arguments = ({FLAG: True} if routers else {}) | adapter_arguments(config.lora, policy) | given.engine_args
+        sleeps = {SLEEP: True} if given.sleep_level else {}
+        arguments = ({FLAG: True} if routers else {}) | sleeps | adapter_arguments(config.lora, policy) | given.engine_args
         routers = routers if arguments.get(FLAG) else None
         adapters = model.adapted and bool(arguments.get("enable_lora"))
         first = exchange / (BASE if adapters else WEIGHTS)
@@ -141,7 +162,9 @@ def sampler_of(
     for engine in engines:
         engine.adapters = adapters
     temperature, rows = config.rollout.temperature, given.batch_size
-    return VLLMSampler(model, engines, exchange, temperature, rows, given.timeout, warnings.warn, routers)
+    return VLLMSampler(
+        model, engines, exchange, temperature, rows, given.timeout, warnings.warn, routers, given.sleep_level
+    )  # fmt: skip
 
 
 def started(

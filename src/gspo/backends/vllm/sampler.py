@@ -12,13 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gspo.backends.hf.model import HFModel
 from gspo.backends.vllm.errors import EngineError, Refused, blamed
 from gspo.backends.vllm.fleet import STRIKES, Fleet, LeftOut, Member
 from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routes import Routers
 from gspo.backends.vllm.server import Engine
-from gspo.backends.vllm.transfer import FolderTransfer, Transfer
+from gspo.backends.vllm.transfer import FolderTransfer, Transfer, each_of
 from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check, Gap, compare, repeated
 from gspo.ports import Job, SamplerError, Weights, seed_of
 from gspo.types import Prompt, Rollout, Sampling
@@ -35,14 +37,16 @@ class VLLMSampler:
     Requests run in a thread of their own; a completion that a weight update interrupts goes on with the new weights. model:
     whose tokenizer and limits the prompts have. exchange: a folder that the engines read too. batch_size: completions asked
     of one engine at once. timeout: seconds that a request may take. tell: hears of an engine that is left out or back.
-    routers: whose choices of experts are asked for; None once an engine has not told any.
+    routers: whose choices of experts are asked for; None once an engine has not told any. sleep_level: as
+    sampler.sleep_level.
     """
 
     def __init__(
         self, model: HFModel, engines: Sequence[Engine], exchange: Path, temperature: float, batch_size: int = 256,
         timeout: float = 600.0, tell: Callable[[str], None] = lambda text: None, routers: Routers | None = None,
+        sleep_level: int = 0,
     ) -> None:  # fmt: skip
-        self.routers = routers
+        self.routers, self.sleep_level = routers, sleep_level
         self.model = model
         self.temperature, self.timeout = temperature, timeout
         self.version = 0
@@ -78,8 +82,20 @@ class VLLMSampler:
         """
         return self.fleet.counts() | self.transfer.counts()
 
+    def rest(self) -> None:
+        """Has the engines sleep until the next `load`, where that is asked for; one that does not is left out."""
+        if not self.sleep_level:
+            return
+        with self._control:
+            serving = {member: member.life for member in self.fleet.serving}
+            self.fleet.recall()
+            for member, error in each_of(serving, lambda member: member.engine.sleep(self.sleep_level))[1].items():
+                self.fleet.leave_out(member, serving[member], error)
+
     def load(self, weights: Weights) -> None:
         """Takes over these weights and their version. Engines that do not are left out; raises EngineError where all are."""
+        if self.sleep_level and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # what the learner keeps for its next pass, an engine needs to wake up
         try:
             self.transfer.take(weights)
         except SamplerError:

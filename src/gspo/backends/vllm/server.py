@@ -63,9 +63,14 @@ class Engine(Protocol):
         """What each of its workers answers to a method of plugin/gspo_vllm.py. Raises EngineError."""
         ...
 
+    def sleep(self, level: int) -> None:
+        """Gives memory back until the next swap, as sampler.sleep_level has it. Raises EngineError."""
+        ...
+
     def swap(self, swap: Swap) -> int:
-        """Puts weights, or an adapter, in place. What is being sampled ends early ("abort"), what comes meanwhile waits;
-        from then on tokens carry their version. Returns how many workers took them. Raises EngineError.
+        """Puts weights, or an adapter, in place, and wakes it where it sleeps. What is being sampled ends early ("abort"),
+        what comes meanwhile waits; from then on tokens carry their version. Returns how many workers took them. Raises
+        EngineError.
         """
         ...
 
@@ -103,7 +108,7 @@ class Server:
         self.process: EngineProcess | None = None
         self.adapters = False
         self._client: Any = None
-        self._over = False
+        self._over = self._asleep = False
         self._begun = 0  # where in the log its present life begins
 
     @property
@@ -127,7 +132,7 @@ class Server:
         for left in reversed(range(PORTS)):
             if self.another_port is not None and listened_at(self.url):
                 self._move(self.another_port())
-            self._begun = self._log().stat().st_size
+            self._begun, self._asleep = self._log().stat().st_size, False
             try:
                 self.process = process = self.begin(self.command, self._log(), self.variables)
             except OSError as error:  # its program is gone, or this machine has no room for a process
@@ -243,16 +248,28 @@ class Server:
             raise EngineError(f"{self.name}{WORKERS}: {method}: there are no results of its workers in {shown(answer)}")
         return results
 
+    def sleep(self, level: int) -> None:
+        """See Engine.sleep."""
+        self._asleep = True
+        self._does("/sleep", {}, level=str(level), mode="abort")
+
     def swap(self, swap: Swap) -> int:
         """See Engine.swap."""
-        self._does("/pause", {}, mode="abort")
+        asleep = self._asleep
+        if asleep:
+            self._does("/wake_up", {}, tags="weights")
+        else:
+            self._does("/pause", {}, mode="abort")
         swap.goes_on()
         taken = self._take(swap)
         for path, body in (("/reset_prefix_cache", {}), ("/update_weight_version", {"new_version": str(swap.version)})):
             swap.goes_on()
             self._does(path, body)
         swap.goes_on()
+        if asleep:  # its cache comes last: what the learner needs to give the weights is gone by then
+            self._does("/wake_up", {}, tags="kv_cache")
         self._does("/resume", {})
+        self._asleep = False
         return taken
 
     def _take(self, swap: Swap) -> int:

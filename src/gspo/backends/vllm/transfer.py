@@ -1,14 +1,17 @@
-"""How new weights reach the engines: through a folder that they read, or broadcast to their workers."""
+"""How new weights reach the engines: through a folder that they read, broadcast to their workers, or read by these on the
+device that they share with the trainer.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,12 +21,10 @@ from torch import Tensor
 
 from gspo.backends.vllm.errors import EngineError, blamed
 from gspo.backends.vllm.fleet import Member
-from gspo.backends.vllm.links import LAYER, Link, joined, obstacle, places_of
+from gspo.backends.vllm.links import LAYER, Link, joined
 from gspo.backends.vllm.plugin import gspo_transfer as wire
-from gspo.backends.vllm.server import Engine
 from gspo.backends.vllm.swap import Swap
 from gspo.backends.vllm.threads import at_once
-from gspo.config.rollout import SamplerConfig
 from gspo.ports import SamplerError, Weights
 
 WEIGHTS, NEXT, OLD = "weights", "next", "old"  # the folders of the exchange: of now, while they are written, and before
@@ -88,11 +89,7 @@ class FolderTransfer(Counted):
         try:
             weights.save(str(self.exchange / NEXT), merged=not self.adapters)
         except (OSError, SafetensorError) as error:
-            free = shutil.disk_usage(self.exchange).free / 2**20
-            raise SamplerError(
-                f"the weights cannot be written to {self.exchange}, which has {free:,.0f} MiB left ({error}): name a folder "
-                "with room for them as sampler.exchange"
-            ) from None
+            raise no_room(self.exchange, error) from None
 
     def put(self, weights: Weights) -> None:
         """What was written takes the place of the weights of before, from which an engine may be starting just now."""
@@ -123,6 +120,8 @@ class BroadcastTransfer(Counted):
     comes back gets a new group. What was sent stays in this machine's memory, for those that come back while the trainer
     changes its weights. device: the trainer's. layer: seconds that one may take to an engine.
     """
+
+    ipc = False  # of its links
 
     def __init__(self, device: torch.device, layer: float = LAYER) -> None:
         super().__init__()
@@ -182,13 +181,16 @@ class BroadcastTransfer(Counted):
             return
         before, self._kept = self._kept, []
         for layer in weights.layers():
-            sizes, body = wire.packed(layer)
+            sizes, body = self._packed(layer)
             if before:
                 before.pop(0)  # no more than one whole copy at a time
             self._kept.append((sizes, body.cpu()))
             yield sizes, body
         self.bytes, self.copies = sum(total for (_, total), _ in self._kept), self.copies + 1
         self._whole = True
+
+    def _packed(self, layer: Mapping[str, Tensor]) -> Packed:
+        return wire.packed(layer)
 
     def _kept_layers(self, puts: int) -> Iterator[tuple[tuple[int, int], Tensor | None]]:
         """Those that were sent. puts: how often new weights had come; raises EngineError where others come meanwhile."""
@@ -205,7 +207,7 @@ class BroadcastTransfer(Counted):
         if found is None or found.life != life:
             if found is not None:
                 self._links.pop(member).drop()
-            self._links[member] = joined(member.engine, self.device, life)
+            self._links[member] = joined(member.engine, self.device, life, self.ipc)
         return self._links[member]
 
     def _each(
@@ -242,47 +244,45 @@ class BroadcastTransfer(Counted):
                 link.drop()
 
 
+class IpcTransfer(BroadcastTransfer):
+    """Each layer is made once, on the device that trainer and engines share, and these read it there: CUDA's inter-process
+    communication on a GPU, on a CPU a file in memory that both map. exchange: the folder for such files.
+    """
+
+    ipc = True
+
+    def __init__(self, device: torch.device, exchange: Path, layer: float = LAYER) -> None:
+        super().__init__(device, layer)
+        self.exchange, self._numbers = exchange, count()
+
+    def _packed(self, layer: Mapping[str, Tensor]) -> Packed:
+        if self.device.type != "cpu":
+            return wire.packed(layer)
+        path = self.exchange / f"layer-{next(self._numbers)}"
+        try:
+            sizes, body = wire.packed(layer, partial(wire.room, path))
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise no_room(self.exchange, error) from None
+        weakref.finalize(body, path.unlink, missing_ok=True)  # engines that map it keep it
+        return sizes, body
+
+
+def no_room(exchange: Path, error: Exception) -> SamplerError:
+    """What ends a run whose weights cannot be written."""
+    free = shutil.disk_usage(exchange).free / 2**20
+    return SamplerError(
+        f"the weights cannot be written to {exchange}, which has {free:,.0f} MiB left ({error}): name a folder with room "
+        "for them as sampler.exchange"
+    )
+
+
 def ended_early(call: Future[int], last: bool) -> None:
     """Raises EngineError where an engine takes no more of what is being sent to it. last: nothing more will be."""
     if call.done():
         call.result()
         if not last:
             raise EngineError("it says that it has all of the weights before they were sent")
-
-
-def chosen(
-    given: SamplerConfig, device: torch.device, engines: Sequence[Engine], exchange: Path, adapted: bool,
-    layer: float = LAYER,
-) -> Transfer:  # fmt: skip
-    """How the weights of a run reach its engines, which answer by now. device: the trainer's. adapted: it trains adapters,
-    which are merged as they are written. layer: as BroadcastTransfer has it. Raises ValueError where the weights cannot be
-    broadcast, and are to be.
-    """
-    adapters = all(engine.adapters for engine in engines)
-    if given.weight_transfer == "folder" or adapted:
-        return FolderTransfer(exchange, adapters)
-    if given.weight_transfer == "broadcast":
-        for engine in engines:
-            try:
-                places = places_of(engine)
-            except EngineError as error:
-                raise ValueError(
-                    f'sampler.weight_transfer = "broadcast": {engine.name} does not say where its workers are: start it '
-                    f'with this version of gspo\'s launcher, or set "folder" ({error})'
-                ) from None
-            if why := obstacle(places, device):
-                raise ValueError(f'sampler.weight_transfer = "broadcast": {engine.name}: {why}, or set "folder"')
-        return BroadcastTransfer(device, layer)
-    if device.type != "cuda" or given.urls or given.in_process or copies_of(given) != 1:
-        return FolderTransfer(exchange, adapters)
-    places = [place for engine in engines for place in places_of(engine)]
-    fits = all(place["device"] == "cuda" for place in places) and not obstacle(places, device)
-    return BroadcastTransfer(device, layer) if fits else FolderTransfer(exchange, adapters)
-
-
-def copies_of(given: SamplerConfig) -> Any:
-    """Copies of the model in a server to start: vLLM tells only the first to join a group."""
-    return given.engine_args.get("data_parallel_size", 1)
 
 
 def each_of(members: Iterable[Member], do: Callable[[Member], Any]) -> tuple[dict[Member, Any], dict[Member, EngineError]]:

@@ -1,4 +1,6 @@
-"""Weights broadcast to real engines: what they hold and sample is what they would hold and sample through the folder."""
+"""Weights broadcast to real engines, or read by them where they lie: what they hold and sample is what they would hold and
+sample through the folder.
+"""
 
 import json
 import os
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
-from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer
+from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Sampling
 from tests.backends.vllm.engine.servers import ENGINE_ARGS, PYTHON, UNTIED, change, gaps, policy_of, prompts, served
@@ -61,15 +63,16 @@ class Interrupted(PolicyWeights):
             yield layer
 
 
-def test_one_engine():
+@pytest.mark.parametrize(("way", "kind"), [("broadcast", BroadcastTransfer), ("ipc", IpcTransfer)])
+def test_one_engine(way, kind):
     """A dense model with a tied head; then one that is half loaded, and one that is killed."""
     policy = policy_of("dense")
-    with served(policy, weight_transfer="broadcast", timeout=30.0) as sampler:
-        broadcast = sampler.transfer
-        assert isinstance(broadcast, BroadcastTransfer)
-        assert alike(sampler, policy, [FolderTransfer(sampler.exchange, False), broadcast], range(1, 7)) == [True] * 3
+    with served(policy, weight_transfer=way, timeout=30.0) as sampler:
+        sent = sampler.transfer
+        assert type(sent) is kind
+        assert alike(sampler, policy, [FolderTransfer(sampler.exchange, False), sent], range(1, 7)) == [True] * 3
 
-        sampler.transfer = broadcast
+        sampler.transfer = sent
         sampler.counts()
         sampler.load(PolicyWeights(policy, 7))
         size = sum(x.numel() * 4 for layer in policy.model.layers() for x in layer.values())
@@ -100,6 +103,23 @@ def test_one_engine():
         assert tokens(sampler.generate(prompts(), 4, LONG)) == expected and sampler.server.process is not process
 
 
+def test_an_engine_that_sleeps_while_the_learner_updates():
+    """vLLM's scheduler and its states are real; a worker on a CPU keeps its memory. Of a mixture, given where it lies."""
+    policy = policy_of("moe")
+    with served(policy, weight_transfer="ipc") as sampler:
+        assert alike(sampler, policy, [FolderTransfer(sampler.exchange, False), sampler.transfer], range(1, 3)) == [True]
+        sampler.load(PolicyWeights(policy, 3))
+        expected = tokens(sampler.generate(prompts(), 4, LONG))
+        sampler.sleep_level = 2
+        for version in (4, 5):
+            sampler.rest()
+            answer = sampler.server._asked("GET", "/is_sleeping", 10.0)
+            assert answer.json() == {"is_sleeping": True} and not sampler.fleet.serving
+            sampler.load(PolicyWeights(policy, version))
+            assert sampler.server._asked("GET", "/is_sleeping", 10.0).json() == {"is_sleeping": False}
+            assert tokens(sampler.generate(prompts(), 4, LONG)) == expected and not sampler.said
+
+
 def test_two_engines_of_two_workers_each():
     """A mixture, its experts apart on the way: tensor parallelism takes its part of each."""
     policy = policy_of("moe")
@@ -121,13 +141,14 @@ def test_runs_are_the_same_by_either_way_and_on_two_ranks(tmp_path):
     (tmp_path / "letters.py").write_text(REWARD)
     (tmp_path / "run.toml").write_text(SETTINGS.format(folder=tmp_path, python=PYTHON))
     folder, weights, metrics = run(tmp_path, "folder", "--sampler.weight_transfer=folder")
-    sent, same, others = run(tmp_path, "broadcast", "--sampler.weight_transfer=broadcast")
-    assert folder == sent and len(sent) == 96
-    assert weights.keys() == same.keys() and all(torch.equal(weights[name], same[name]) for name in weights)
-    for one, other in zip(metrics, others):
-        assert {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)} <= {
-            name for name in one if name.startswith(("time/", "tokens_per", "sync/", "memory"))
-        }
+    for way in ("broadcast", "ipc"):
+        sent, same, others = run(tmp_path, way, f"--sampler.weight_transfer={way}")
+        assert folder == sent and len(sent) == 96
+        assert weights.keys() == same.keys() and all(torch.equal(weights[name], same[name]) for name in weights)
+        for one, other in zip(metrics, others):
+            assert {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)} <= {
+                name for name in one if name.startswith(("time/", "tokens_per", "sync/", "memory"))
+            }
     ranks = "--scale.ranks=2", "--scale.experts=2", "--sampler.engines=2", "--sampler.weight_transfer=broadcast"
     two, shards, metrics = run(tmp_path, "two", *ranks)
     assert two == folder and max(float((weights[name] - shards[name]).abs().max()) for name in weights) < 1e-6

@@ -31,6 +31,7 @@ class Worker(Extension):
     """A worker of a model without layers. told: in which order things happen."""
 
     def __init__(self, told):
+        self.gspo_ipc = False
         self.gspo_device, self.gspo_limit, self.gspo_group = torch.device("cpu"), LIMIT, Group(told)
         self.gspo_name = "of now"
         self.device, self.rank = torch.device("cpu"), 0

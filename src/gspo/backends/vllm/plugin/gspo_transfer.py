@@ -3,6 +3,9 @@
 Both sides load this file, which needs torch alone. The trainer is rank 0 and broadcasts. A layer is two broadcasts: the
 sizes of what follows, [2] int64, then bytes [total]: a table as JSON, and the tensors that it names. Two zeros are the end,
 two -1 say that the trainer has given up. No wait is longer than its limit.
+
+Where trainer and workers share a device the bytes stay where they are ("ipc"): a ticket is broadcast in their place, that
+says where they lie. All wait for one another before the next layer, so that no more than one is held for them.
 """
 
 import json
@@ -17,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 ALIGNED = 16  # bytes: where a tensor begins
 END, GIVEN_UP = (0, 0), (-1, -1)
@@ -50,10 +54,11 @@ def store_at(address, port, size, seconds):
 
 
 def join(store, rank, size, backend, address, device, seconds):
-    """The process group of all ranks, each of which has called this. backend: "nccl" or "gloo". address: of this machine, at
-    which gloo listens. device: of the tensors. seconds: that a broadcast may take. Raises RuntimeError.
+    """The process group of all ranks, each of which has called this. backend: "nccl", "gloo", or "ipc", which is gloo too.
+    address: of this machine, at which gloo listens. device: of the tensors. seconds: that a broadcast may take. Raises
+    RuntimeError.
     """
-    if backend == "gloo":
+    if backend != "nccl":
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=address)]
@@ -103,15 +108,18 @@ def ended(works, seconds, check=lambda: None):
         work.wait()  # raises what went wrong
 
 
-def packed(layer):
-    """A layer as bytes on its device, and their sizes: the table's, and all. layer: tensors by name."""
+def packed(layer, room=None):
+    """A layer as bytes, and their sizes: the table's, and all. layer: tensors by name. room: makes so many bytes; None: on
+    the device of the layer.
+    """
     table, at = [], 0
     for name, x in layer.items():
         table.append([name, str(x.dtype).removeprefix("torch."), list(x.shape), at])
         at += _aligned(x.numel() * x.element_size())
     words = json.dumps(table).encode()
     words += b" " * (_aligned(len(words)) - len(words))
-    body = torch.empty(len(words) + at, dtype=torch.uint8, device=next(iter(layer.values())).device)
+    size = len(words) + at
+    body = room(size) if room else torch.empty(size, dtype=torch.uint8, device=next(iter(layer.values())).device)
     body[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
     for (_, _, _, begin), x in zip(table, layer.values()):
         data = x.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -131,6 +139,57 @@ def unpacked(body, head):
         yield name, body[head + begin :][:size].view(kind).view(shape)
 
 
+def room(path, size):
+    """Bytes [size] in a new file, which other processes on this machine may map. Raises OSError where there is no room."""
+    with open(path, "xb") as file:
+        os.posix_fallocate(file.fileno(), 0, size)  # else this process dies as it writes where there is none
+    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+
+
+def ticket(sizes, body):
+    """What a worker on the same device needs to know of a layer, bytes as a tensor: its sizes, and where its bytes lie: the
+    name of a file, or what torch tells other processes of a GPU's memory.
+    """
+    at = body.untyped_storage().filename
+    if body.device.type != "cpu":
+        at = [x.hex() if isinstance(x, bytes) else x for x in reduce_tensor(body)[1][7:]]  # what follows its device
+    return torch.frombuffer(bytearray(json.dumps([*sizes, at]).encode()), dtype=torch.uint8)
+
+
+def fetched(words, device):
+    """The size of the table and the bytes of which a ticket tells, where they lie. device: the worker's, whose number may
+    be another than the trainer's.
+    """
+    head, size, at = json.loads(words.numpy().tobytes())
+    if isinstance(at, str):
+        return head, torch.from_file(at, shared=False, size=size, dtype=torch.uint8)
+    storage = [bytes.fromhex(x) if isinstance(x, str) else x for x in at]
+    of = torch.Tensor, torch.Size([size]), (1,), 0, torch.storage.TypedStorage, torch.uint8
+    return head, rebuild_cuda_tensor(*of, device.index or 0, *storage)
+
+
+def shared(group, device, seconds):
+    """As `received`, where both are on one device."""
+    sizes = torch.empty(2, dtype=torch.int64)
+    while True:
+        ended([begun(group, sizes)], seconds)
+        told = tuple(sizes.tolist())
+        if not _follows(told):
+            return
+        words = torch.empty(told[0], dtype=torch.uint8)
+        ended([begun(group, words)], seconds)
+        head, body = fetched(words, device)
+        yield from unpacked(body, head)
+        ended([group.barrier()], seconds)
+
+
+def _follows(told):
+    """Whether a layer follows these sizes. Raises RuntimeError where the trainer has given up."""
+    if told == GIVEN_UP:
+        raise RuntimeError("the trainer has given up in the middle of the weights")
+    return told != END
+
+
 def received(group, device, seconds):
     """The names and tensors that rank 0 sends, layer by layer. device: where they are to lie. seconds: that a broadcast may
     take. Raises RuntimeError where it gives up.
@@ -139,10 +198,8 @@ def received(group, device, seconds):
     while True:
         ended([begun(group, sizes)], seconds)
         head, total = told = tuple(sizes.tolist())
-        if told == END:
+        if not _follows(told):
             return
-        if told == GIVEN_UP:
-            raise RuntimeError("the trainer has given up in the middle of the weights")
         body = torch.empty(total, dtype=torch.uint8, device=device)  # a new one: vLLM keeps tensors until a layer is whole
         ended([begun(group, body)], seconds)
         yield from unpacked(body, head)

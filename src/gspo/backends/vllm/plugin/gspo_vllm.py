@@ -209,7 +209,9 @@ class Extension:
                 module.quant_method.process_weights_after_loading(module)
 
     def gspo_place(self) -> dict:
-        """Where this worker is: its rank among all of the engine, how many they are, its device, and the version of NCCL."""
+        """Where this worker is: its rank among all of the engine, how many they are, its device, and the version of NCCL;
+        whether it can sleep.
+        """
         import torch
 
         parallel, device = self.vllm_config.parallel_config, self.device  # type: ignore[attr-defined]
@@ -217,15 +219,20 @@ class Extension:
             "rank": parallel.data_parallel_index * parallel.world_size + self.rank,  # type: ignore[attr-defined]
             "workers": parallel.world_size * parallel.data_parallel_size,
             "device": device.type, "gpu": "", "nccl": "",
+            "sleeps": device.type == "cuda" and bool(self.model_config.enable_sleep_mode),  # type: ignore[attr-defined]
         }  # fmt: skip
         if device.type == "cuda":
             found["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
             found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         return found
 
+    def gspo_sees(self, path: str) -> dict:
+        """Whether this folder of the trainer's is here too."""
+        return {"sees": os.path.exists(path)}  # vLLM's server hands on objects as they are, and the text of all else
+
     def gspo_join(self, address: str, port: str, backend: str, seconds: str, name: str) -> None:
-        """Joins the trainer's process group, whose store is at this address. seconds: that a wait may take. name: of the
-        group.
+        """Joins the trainer's process group, whose store is at this address. backend: of torch, or "ipc", where weights stay
+        on the device that both are on. seconds: that a wait may take. name: of the group.
         """
         import gspo_transfer as transfer
         import torch
@@ -233,7 +240,7 @@ class Extension:
         self.gspo_leave()
         place, limit = self.gspo_place(), float(seconds)
         self.gspo_device = self.device if backend == "nccl" else torch.device("cpu")  # type: ignore[attr-defined]
-        self.gspo_limit = limit
+        self.gspo_limit, self.gspo_ipc = limit, backend == "ipc"
         rank, size, mine = place["rank"] + 1, place["workers"] + 1, transfer.facing(address, int(port))
         store = transfer.store_at(address, int(port), size, limit)
         self.gspo_group = transfer.join(store, rank, size, backend, mine, self.gspo_device, limit)
@@ -254,7 +261,10 @@ class Extension:
 
         if getattr(self, "gspo_group", None) is None or name != self.gspo_name:
             raise RuntimeError("the trainer has given up the group in which it was to send weights")
-        weights = transfer.received(self.gspo_group, self.gspo_device, self.gspo_limit)
+        if self.gspo_ipc:
+            weights = transfer.shared(self.gspo_group, self.device, self.gspo_limit)  # type: ignore[attr-defined]
+        else:
+            weights = transfer.received(self.gspo_group, self.gspo_device, self.gspo_limit)
         try:
             self.gspo_put(weights_iterator=weights)
         except BaseException:
