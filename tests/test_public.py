@@ -201,7 +201,7 @@ UNTESTED = {
     "__init__.py",  # hands out names: tests/test_api.py
     # declarations: what holds for every section of the configuration is in tests/config/test_schema.py
     *("config/policy.py", "config/rewards.py", "config/rollout.py", "config/scale.py"),
-    *("config/training.py", "ports.py", "learner/ports.py", "rewards/sandbox/types.py"),
+    *("config/training.py", "ports.py", "learner/ports.py", "backends/vllm/ports.py", "rewards/sandbox/types.py"),
     # needs verifiers, which is in another environment: tests/agents/test_verifiers_episodes.py plays whole episodes
     *("agents/verifiers_client.py", "agents/verifiers_harness.py"),
 }

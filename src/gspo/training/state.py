@@ -113,6 +113,7 @@ def rewind(run: Run) -> bool:
         return False
     if folder is None:
         return False
+    run.sampler.rest()  # what is loaded needs memory
     run.learner.rewind(folder, run.config.guard.lr_factor)
     run.source.drop()  # sampled by weights that are gone
     run.sampler.load(run.learner.publish(run.sampler.version + 1))

@@ -46,15 +46,17 @@ class Engine:
             self.running.clear()
             self.asleep, self.table = {"weights", "kv_cache"}, None
         elif path == "/wake_up":
-            self.asleep.discard(query["tags"])
+            if query.get("tags") == "kv_cache" and self.table is None:
+                raise RuntimeError("its cache comes after its weights")
+            self.asleep -= {query["tags"]} if query else {"weights", "kv_cache"}
         return {}
 
     def work(self, method, *args):
         """What a worker of vLLM's does (plugin/gspo_vllm.py:Extension)."""
         if method == "gspo_place":
             return {"rank": 0, "workers": 1, "device": "cpu", "gpu": "", "nccl": "", "sleeps": True}
-        if method == "gspo_sees":
-            return {"sees": os.path.exists(args[0])}
+        if method == "gspo_read":
+            return {"read": Path(json.loads(args[0])[2]).read_bytes().hex()}
         if "weights" in self.asleep and method != "gspo_join":
             raise RuntimeError("there is no memory for weights: it sleeps")
         if method == "gspo_join":
@@ -131,7 +133,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(500, {"error": str(error)})
 
     def do_GET(self):
-        self.answer(200, self.server.engine.counts)
+        asleep = {"is_sleeping": bool(self.server.engine.asleep)}
+        self.answer(200, asleep if self.path == "/is_sleeping" else self.server.engine.counts)
 
     def answer(self, status, body):
         sent = json.dumps(body).encode()

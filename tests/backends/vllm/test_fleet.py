@@ -22,6 +22,7 @@ from gspo.backends.vllm.fleet import STRIKES, State
 from gspo.backends.vllm.process import free_ports
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Server
+from gspo.backends.vllm.swap import Swap
 from gspo.ports import SamplerError
 from gspo.types import Prompt, Reading, Rollout, Sampling
 from tests.backends.vllm.engines import PACE, STAND_IN, until
@@ -148,6 +149,39 @@ def test_engines_sleep_until_the_next_weights(fleet_of, engines):
     engines.start(ports[0])
     until(lambda: len(sampler.fleet.serving) == 2)
     assert sampler.check(fleet_of.weights(3)) < 1e-5
+
+
+def test_while_engines_rest_none_is_started_or_given_weights(fleet_of, engines):
+    """Its memory is the learner's. It has its weights with the next update."""
+    sampler, ports = fleet_of(2)
+    engines.kill(ports[0])
+    sampler.sleep_level = 1
+    sampler.rest()
+    engines.start(ports[0])
+    until(lambda: sampler.fleet.members[0].engine.answers())
+    time.sleep(1.0)
+    assert not sampler.fleet.serving
+    sampler.load(fleet_of.weights(2))
+    until(lambda: len(sampler.fleet.serving) == 2)
+    assert sampler.check(fleet_of.weights(2)) < 1e-5
+
+
+def test_a_server_that_a_killed_run_left_asleep_is_woken(fleet_of, tmp_path):
+    """And one that is closed in time is not left so."""
+    sampler, ports = fleet_of(1)
+    url = f"http://127.0.0.1:{ports[0]}"
+    sampler.sleep_level = 2
+    sampler.rest()
+    table = tmp_path / "of another run"
+    fleet_of.weights(2).save(table)
+    other = Server(url)
+    other.start()
+    assert other.swap(Swap(2, table)) == 1
+    other.wake()
+    assert other.call("/is_sleeping") == {"is_sleeping": False}
+    other.sleep(1)
+    other.stop()
+    assert other.call("/is_sleeping") == {"is_sleeping": False}
 
 
 def test_one_that_does_not_sleep_is_left_out(fleet_of, engines):

@@ -58,8 +58,24 @@ def test_on_a_cpu_both_see_the_exchange(tmp_path):
     here = AtPlace("")
     assert way("ipc", engines=[here], exchange=tmp_path) is IpcTransfer
     assert way(engines=[here], exchange=tmp_path) is FolderTransfer  # unless it is asked for
-    with pytest.raises(ValueError, match=r"it does not see .*, a folder of the trainer's: it runs elsewhere, or set"):
-        way("ipc", engines=[here], exchange=tmp_path / "elsewhere")
+    here.reads = False  # as one elsewhere, to which the folder's files come later
+    with pytest.raises(ValueError, match=r"http://127.0.0.1:9: it read other bytes in the trainer's memory, or set"):
+        way("ipc", engines=[here], exchange=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_whose_memory_cannot_be_shared_has_the_folder(on_gpu, tmp_path, monkeypatch):
+    def refuses(*_, **options):
+        raise RuntimeError("pidfd_getfd: Operation not permitted")
+
+    monkeypatch.undo()  # on_gpu's
+    gpu = type("Properties", (), {"uuid": "GPU-a"})
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
+    monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 5))
+    monkeypatch.setattr("torch.empty", refuses)
+    assert way(device=on_gpu, engines=[AtPlace("GPU-a")], exchange=tmp_path) is FolderTransfer
+    with pytest.raises(ValueError, match=r"it cannot read the trainer's memory .*Operation not permitted.*, or set"):
+        way("ipc", on_gpu, [AtPlace("GPU-a")], exchange=tmp_path)
 
 
 @pytest.mark.parametrize(

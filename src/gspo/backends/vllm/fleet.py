@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gspo.backends.vllm.errors import EngineError, blamed
-from gspo.backends.vllm.server import Engine
+from gspo.backends.vllm.ports import Engine
 from gspo.backends.vllm.threads import at_once
 from gspo.backends.vllm.weight_check import Check
 
@@ -68,6 +68,7 @@ class Fleet:
         self.lost: EngineError | None = None  # why no engine is left
         self.moved = self.left_out = 0  # requests, and engines, since they were last counted
         self.updates = 0  # of the weights, that were begun
+        self._resting = False
         self._loop, self._welcome = loop, welcome
         self._turn = threading.Condition(threading.RLock())  # held while a state changes
         self._news = asyncio.Event()  # of the loop: a state has changed, or a request has ended
@@ -155,12 +156,18 @@ class Fleet:
             member.asked.discard(task)
             self._tell_waiting()
 
+    def rest(self) -> None:
+        """Until `recall` nobody is asked, and none is started or given weights: its memory is needed elsewhere."""
+        with self._turn:
+            self.recall()
+            self._resting = True
+
     def recall(self) -> None:
         """Those that serve wait for new weights; who asks for a completion waits too. Those that come back just now are not
         waited for: what they are given is of before.
         """
         with self._turn:
-            self.updates += 1
+            self.updates, self._resting = self.updates + 1, False
             for member in self.serving:
                 self._turn_to(member, State.WAITS)
 
@@ -178,8 +185,8 @@ class Fleet:
     def comes(self, member: Member, life: int) -> int | None:
         """It is given the weights of now beside all else, if it still waits for them. Returns the number of their update."""
         with self._turn:
-            if member.life != life or member.state is not State.WAITS:
-                return None
+            if member.life != life or member.state is not State.WAITS or self._resting:
+                return None  # where they rest, it gets them with the next update
             self._turn_to(member, State.COMES)
             return self.updates
 
@@ -236,8 +243,9 @@ class Fleet:
     def _bring_back(self, member: Member, life: int) -> None:
         """Starts it again, or waits until it answers, and gives it back its place."""
         try:
-            if self._over.wait(PAUSE):
-                return
+            while self._over.wait(PAUSE) or self._resting:
+                if self._over.is_set():
+                    return
             if member.engine.ours:
                 member.engine.start()
             elif not self._answers(member):

@@ -26,7 +26,7 @@ Requests = dict[str, tuple[Future[dict[str, Any]], Any]]  # of each request: who
 
 
 class Inside:
-    """An engine that a thread of its own steps; everything else is done between two steps. As server.Engine.
+    """An engine that a thread of its own steps; everything else is done between two steps. As ports.Engine.
 
     folder: its first weights. arguments: vLLM's own.
     """
@@ -82,7 +82,24 @@ class Inside:
     def sleep(self, level: int) -> None:
         """See Engine.sleep."""
         self._asleep = True
-        self._do(lambda: self._engine.sleep(level))
+        self._do(lambda: self._sleep(level))
+
+    def _sleep(self, level: int) -> None:
+        self._interrupt()
+        self._engine.sleep(level)
+
+    def wake(self) -> None:
+        """See Engine.wake."""
+        if self._asleep:
+            self._do(lambda: self._engine.wake_up(["kv_cache"]))
+            self._asleep = False
+
+    def _interrupt(self) -> None:
+        """Ends all that is being sampled, and tells who waits."""
+        self._engine.abort_request(list(self._requests))
+        for future, last in self._requests.values():
+            give(future, answered(last, "abort", self._version))
+        self._requests.clear()
 
     def swap(self, swap: Swap) -> int:
         """See Engine.swap."""
@@ -99,10 +116,7 @@ class Inside:
         engine = self._engine
         if self._asleep:
             engine.wake_up(["weights"])
-        engine.abort_request(list(self._requests))
-        for future, last in self._requests.values():
-            give(future, answered(last, "abort", self._version))
-        self._requests.clear()
+        self._interrupt()
         taken = 1
         if self.adapters:
             from vllm.lora.request import LoRARequest
@@ -116,9 +130,6 @@ class Inside:
         swap.goes_on()
         self._version = str(swap.version)
         engine.set_weight_version(self._version)
-        if self._asleep:
-            engine.wake_up(["kv_cache"])
-            self._asleep = False
         return taken
 
     async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from functools import partial
@@ -17,7 +18,8 @@ from torch import Tensor
 from gspo.backends.vllm.calls import shown
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.plugin import gspo_transfer as wire
-from gspo.backends.vllm.server import CONTROL, Engine
+from gspo.backends.vllm.ports import Engine
+from gspo.backends.vllm.server import CONTROL
 from gspo.backends.vllm.swap import Swap
 from gspo.backends.vllm.threads import at_once
 
@@ -44,8 +46,9 @@ class Link:
     def send(self, sizes: tuple[int, int], body: Tensor | None = None) -> list[Any]:
         """Begins to send a layer. Returns what is under way. Raises RuntimeError where it is broken."""
         group, layer = self._group[0], [] if body is None else [body.to(self.device)]
+        self._layers = layer if self.ipc else []
         if self.ipc and layer:
-            self._layers, words = layer, wire.ticket(sizes, *layer)
+            words = wire.ticket(sizes, *layer)
             return [wire.begun(group, x) for x in (torch.tensor([len(words), 0]), words)] + [group.barrier()]
         there = torch.device("cpu") if self.ipc else self.device
         return [wire.begun(group, x) for x in (torch.tensor(sizes, device=there), *layer)]
@@ -98,12 +101,25 @@ def apart(engine: Engine, places: Sequence[Mapping[str, Any]], device: torch.dev
     """
     if device.type == "cuda":
         mine = str(torch.cuda.get_device_properties(device).uuid)
-        return "" if all(place["gpu"] == mine for place in places) else "it is not on the trainer's GPU alone"
-    if device.type != "cpu" or any(place["device"] != "cpu" for place in places):
+        if any(place["gpu"] != mine for place in places):
+            return "it is not on the trainer's GPU alone"
+    elif device.type != "cpu" or any(place["device"] != "cpu" for place in places):
         return f"the trainer's device is {device.type}, and its own {places[0]['device']}"
-    if any(told != {"sees": True} for told in engine.workers("gspo_sees", str(exchange))):
-        return f"it does not see {exchange}, a folder of the trainer's: it runs elsewhere"
-    return ""
+    return unreadable(engine, device, exchange)
+
+
+def unreadable(engine: Engine, device: torch.device, exchange: Path) -> str:
+    """Why an engine's workers cannot read a few bytes of the trainer's, where they lie on this device; "" where they do."""
+    said = secrets.token_bytes(16)
+    with tempfile.TemporaryDirectory(prefix="trial-", dir=exchange) as folder:
+        try:
+            body = wire.room(Path(folder) / "bytes", len(said)) if device.type == "cpu" else None
+            body = torch.empty(len(said), dtype=torch.uint8, device=device) if body is None else body
+            body.copy_(torch.frombuffer(bytearray(said), dtype=torch.uint8))
+            told = engine.workers("gspo_read", wire.ticket((0, len(said)), body).numpy().tobytes().decode())
+        except (EngineError, OSError, RuntimeError) as error:
+            return f"it cannot read the trainer's memory ({error})"
+    return "" if all(one == {"read": said.hex()} for one in told) else "it read other bytes in the trainer's memory"
 
 
 def joined(engine: Engine, device: torch.device, life: int, ipc: bool = False) -> Link:

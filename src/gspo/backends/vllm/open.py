@@ -19,10 +19,11 @@ from gspo.backends.vllm.calls import http
 from gspo.backends.vllm.exchange import exchange, logs
 from gspo.backends.vllm.in_process import Inside
 from gspo.backends.vllm.links import LAYER, places_of
+from gspo.backends.vllm.ports import Engine
 from gspo.backends.vllm.process import EngineHost, LocalHost, free_ports
 from gspo.backends.vllm.routes import FLAG, Routers
 from gspo.backends.vllm.sampler import VLLMSampler
-from gspo.backends.vllm.server import Engine, Server, serving
+from gspo.backends.vllm.server import Server, serving
 from gspo.backends.vllm.transfer import WEIGHTS
 from gspo.backends.vllm.way import chosen, copies_of
 from gspo.config.engines import devices_each
@@ -75,6 +76,11 @@ def opened(
     Raises ValueError for what the user can mend, with the remedy.
     """
     check_sampler(config.sampler)
+    if config.sampler.sleep_level and placed()[1] > 1:
+        raise ValueError(
+            f"sampler.sleep_level = {config.sampler.sleep_level} and {placed()[1]} ranks: it is for one GPU that learner "
+            "and engine share; leave one of them out"
+        )
     if config.sampler.sleep_level and policy.device.type != "cuda":
         raise ValueError(
             f"sampler.sleep_level = {config.sampler.sleep_level}: the learner is on {policy.device}, and vLLM gives back "

@@ -17,9 +17,9 @@ import torch
 from gspo.backends.hf.model import HFModel
 from gspo.backends.vllm.errors import EngineError, Refused, blamed
 from gspo.backends.vllm.fleet import STRIKES, Fleet, LeftOut, Member
+from gspo.backends.vllm.ports import Engine
 from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routes import Routers
-from gspo.backends.vllm.server import Engine
 from gspo.backends.vllm.transfer import FolderTransfer, Transfer, each_of
 from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check, Gap, compare, repeated
 from gspo.ports import Job, SamplerError, Weights, seed_of
@@ -88,14 +88,13 @@ class VLLMSampler:
             return
         with self._control:
             serving = {member: member.life for member in self.fleet.serving}
-            self.fleet.recall()
+            self.fleet.rest()
             for member, error in each_of(serving, lambda member: member.engine.sleep(self.sleep_level))[1].items():
                 self.fleet.leave_out(member, serving[member], error)
 
     def load(self, weights: Weights) -> None:
         """Takes over these weights and their version. Engines that do not are left out; raises EngineError where all are."""
-        if self.sleep_level and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # what the learner keeps for its next pass, an engine needs to wake up
+        self._make_room()
         try:
             self.transfer.take(weights)
         except SamplerError:
@@ -108,11 +107,20 @@ class VLLMSampler:
             while not self.fleet.serving:
                 self._update(weights, self.fleet.waiting())
 
+    def _make_room(self) -> None:
+        """What torch keeps of a GPU's memory for later, an engine needs to wake up."""
+        if self.sleep_level and torch.cuda.is_initialized():
+            torch.cuda.ipc_collect()
+            torch.cuda.empty_cache()
+
     def _update(self, weights: Weights, members: Mapping[Member, int]) -> None:
         """Gives engines the weights of now, all at the same time, and has those serve that prove it. members: with their
         lives.
         """
-        for member, error in self.transfer.give(members, self.version).items():
+        errors = self.transfer.give(members, self.version)
+        self._make_room()  # the way of the weights took some
+        given = [member for member in members if member not in errors]
+        for member, error in (errors | each_of(given, lambda member: member.engine.wake())[1]).items():
             self.fleet.leave_out(member, members[member], error)
         ready = [member for member in members if member.life == members[member]]
         _, errors = self._judge(weights, ready)
@@ -154,6 +162,7 @@ class VLLMSampler:
         """Gives it the weights of now, and compares with what one sampled in that round of probes. Raises EngineError."""
         for error in self.transfer.give({member: life}, version, again=True).values():
             raise error
+        member.engine.wake()
         if not known:
             return
         (sampled,) = self._probed([member], number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
@@ -11,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from gspo.backends.vllm.calls import asked, http, shown, told, within
@@ -31,60 +32,6 @@ ADAPTER = "policy"  # the name under which an adapter is served
 KEY = "GSPO_KEY"  # the variable with the key that a server of ours asks for
 LATER = (408, 425, 429)  # statuses that say when, not that a request is wrong
 IDLE = 2.0  # seconds after which a connection is not used again: a server closes it after 5, perhaps just then
-
-
-class Engine(Protocol):
-    """vLLM, wherever it runs. ours: started and stopped here, and started again where it fails. log: the file of its
-    output, if it has one. adapters: whether it takes LoRA adapters in place of whole weights.
-    """
-
-    log: Path | None
-    adapters: bool
-
-    @property
-    def name(self) -> str:
-        """What a user knows it by."""
-        ...
-
-    @property
-    def ours(self) -> bool:
-        """Whether it may be started again."""
-        ...
-
-    def start(self) -> None:
-        """Starts it where it is ours, and waits until it answers. Raises EngineError."""
-        ...
-
-    def answers(self) -> bool:
-        """Whether it is up."""
-        ...
-
-    def workers(self, method: str, *arguments: str) -> list[Any]:
-        """What each of its workers answers to a method of plugin/gspo_vllm.py. Raises EngineError."""
-        ...
-
-    def sleep(self, level: int) -> None:
-        """Gives memory back until the next swap, as sampler.sleep_level has it. Raises EngineError."""
-        ...
-
-    def swap(self, swap: Swap) -> int:
-        """Puts weights, or an adapter, in place, and wakes it where it sleeps. What is being sampled ends early ("abort"),
-        what comes meanwhile waits; from then on tokens carry their version. Returns how many workers took them. Raises
-        EngineError.
-        """
-        ...
-
-    async def ask(self, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """A completion, or a part of one. Raises EngineError, Refused for a request that it refuses."""
-        ...
-
-    async def hang_up(self) -> None:
-        """No more is asked."""
-        ...
-
-    def stop(self) -> None:
-        """Ends it, where it is ours, for good."""
-        ...
 
 
 Begin = Callable[[Sequence[str], Path, Mapping[str, str]], EngineProcess]
@@ -125,6 +72,7 @@ class Server:
         """Starts it where it is ours, and waits until it answers. Raises EngineError with the end of its log."""
         if self.command is None:
             self._wait(None)
+            self._asleep = self._sleeps()
             return
         self._end()
         self._log().parent.mkdir(parents=True, exist_ok=True)
@@ -266,11 +214,23 @@ class Server:
             swap.goes_on()
             self._does(path, body)
         swap.goes_on()
-        if asleep:  # its cache comes last: what the learner needs to give the weights is gone by then
-            self._does("/wake_up", {}, tags="kv_cache")
-        self._does("/resume", {})
-        self._asleep = False
+        if not asleep:
+            self._does("/resume", {})
         return taken
+
+    def wake(self) -> None:
+        """See Engine.wake."""
+        if self._asleep:
+            self._does("/wake_up", {}, tags="kv_cache")
+            self._does("/resume", {})
+            self._asleep = False
+
+    def _sleeps(self) -> bool:
+        """Whether a server of somebody else's does: a run that was killed may have left it so."""
+        with contextlib.suppress(EngineError):
+            answer = self.call("/is_sleeping")
+            return isinstance(answer, dict) and answer.get("is_sleeping") is True
+        return False
 
     def _take(self, swap: Swap) -> int:
         if swap.folder is None:
@@ -307,9 +267,12 @@ class Server:
         return f"{self.log} says: " + " | ".join(line[-300:] for line in quoted)
 
     def stop(self) -> None:
-        """Ends it, where it is ours, for good: whoever is starting it gives up."""
+        """Ends it, where it is ours, for good: whoever is starting it gives up. Another one is not left asleep."""
         self._over = True
         self._end()
+        if self._asleep and self.command is None:
+            with contextlib.suppress(EngineError):
+                self._does("/wake_up", {})
 
     def _end(self) -> None:
         process, self.process = self.process, None  # whoever starts it and whoever stops it may both be here

@@ -10,7 +10,7 @@ import torch
 
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.links import LAYER, apart, obstacle, places_of
-from gspo.backends.vllm.server import Engine
+from gspo.backends.vllm.ports import Engine
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer, Transfer
 from gspo.config.rollout import SamplerConfig
 

@@ -10,7 +10,7 @@ import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.backends.vllm.errors import EngineError
 from gspo.learner.weights import PolicyWeights
-from gspo.types import Sampling
+from gspo.types import Rollout, Sampling
 from tests.backends.vllm.engine.servers import (  # fmt: skip
     ENGINE_ARGS,
     MODELS,
@@ -38,6 +38,13 @@ def updates(name):
             change(policy.model.model, 0.05, version)
             sampler.load(PolicyWeights(policy, version))
             tell(gap=float(gaps(sampler, policy, version).max()))
+        sampler.sleep_level = 2
+        expected = [r.tokens.tolist() for r in sampler.generate(prompts(), 2, Sampling(8))]
+        sampler.begin(Rollout.begun(prompts()[0]), 0, Sampling(90)).cancel()
+        sampler.rest()
+        sampler.load(PolicyWeights(policy, 4))
+        tell(slept=[r.tokens.tolist() for r in sampler.generate(prompts(), 2, Sampling(8))] == expected)
+        sampler.sleep_level = 0
         rollouts, models = interrupt(sampler, policy, 0.02, routes=True)
         tell(versions=len(models), whole=all(int(r.sampled.sum()) == 90 for r in rollouts))
         sampler.server._engine.step = broken

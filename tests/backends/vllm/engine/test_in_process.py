@@ -31,7 +31,7 @@ def facts_of(*arguments):
 def test_updates_interruptions_and_a_lost_engine(name):
     facts = facts_of("updates", name)
     assert len(facts["gap"]) == 3 and max(facts["gap"]) < 4e-5
-    assert facts["versions"][0] > 1 and facts["whole"] == [True]
+    assert facts["slept"] == [True] and facts["versions"][0] > 1 and facts["whole"] == [True]
     assert (
         facts["again"] == [8]
         and "started again (failure 1 in a row): vLLM, in this process: RuntimeError: out of memory" in facts["said"][0][0]

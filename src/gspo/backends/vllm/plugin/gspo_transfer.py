@@ -5,7 +5,7 @@ sizes of what follows, [2] int64, then bytes [total]: a table as JSON, and the t
 two -1 say that the trainer has given up. No wait is longer than its limit.
 
 Where trainer and workers share a device the bytes stay where they are ("ipc"): a ticket is broadcast in their place, that
-says where they lie. All wait for one another before the next layer, so that no more than one is held for them.
+says where they lie. All wait for one another before the next layer is made: of few layers at a time the bytes are there.
 """
 
 import json
@@ -180,6 +180,7 @@ def shared(group, device, seconds):
         ended([begun(group, words)], seconds)
         head, body = fetched(words, device)
         yield from unpacked(body, head)
+        del body  # a GPU's memory goes back to the trainer with it
         ended([group.barrier()], seconds)
 
 
