@@ -22,9 +22,9 @@ class ModelEngine(Engine):
         super().__init__(pace, False)
         self.model, self.turn = None, threading.Lock()
 
-    def post(self, path, body):
+    def post(self, path, body, query):
         if path != "/collective_rpc":
-            return super().post(path, body)
+            return super().post(path, body, query)
         with self.turn:
             self.model = AutoModelForCausalLM.from_pretrained(body["args"][0], dtype=torch.float32).eval()
         return {"results": [None]}
