@@ -1,6 +1,6 @@
 """Three ways of new weights to a vLLM engine on the same machine: a folder, broadcast (gloo), and where they lie ("ipc").
 
-    GSPO_VLLM_PYTHON=.venv-vllm/bin/python python benchmarks/ways.py [--rounds 7] [--layers 8]
+    PYTHONPATH=. GSPO_VLLM_PYTHON=.venv-vllm/bin/python python benchmarks/ways.py [--rounds 7] [--layers 8]
 
 One real server on a CPU, a dense model with random weights. Each round takes all three in turn; the seconds are of what
 is done before the engine has the weights, without the check that follows. The ratios are to the folder's time of

@@ -49,6 +49,8 @@ class Engine:
             if query.get("tags") == "kv_cache" and self.table is None:
                 raise RuntimeError("its cache comes after its weights")
             self.asleep -= {query["tags"]} if query else {"weights", "kv_cache"}
+            if not self.asleep:
+                self.running.set()
         return {}
 
     def work(self, method, *args):
@@ -59,6 +61,8 @@ class Engine:
             return {"read": Path(json.loads(args[0])[2]).read_bytes().hex()}
         if "weights" in self.asleep and method != "gspo_join":
             raise RuntimeError("there is no memory for weights: it sleeps")
+        if self.running.is_set() and method != "gspo_join":
+            raise RuntimeError("it samples while its weights change")
         if method == "gspo_join":
             self.group = joined(*args)
         elif method == "gspo_receive":
@@ -133,8 +137,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(500, {"error": str(error)})
 
     def do_GET(self):
-        asleep = {"is_sleeping": bool(self.server.engine.asleep)}
-        self.answer(200, asleep if self.path == "/is_sleeping" else self.server.engine.counts)
+        engine = self.server.engine
+        asleep = {"is_sleeping": bool(engine.asleep) or not engine.running.is_set()}
+        self.answer(200, asleep if self.path == "/is_sleeping" else engine.counts)
 
     def answer(self, status, body):
         sent = json.dumps(body).encode()

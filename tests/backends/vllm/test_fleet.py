@@ -184,6 +184,19 @@ def test_a_server_that_a_killed_run_left_asleep_is_woken(fleet_of, tmp_path):
     assert other.call("/is_sleeping") == {"is_sleeping": False}
 
 
+def test_a_server_that_was_left_paused_samples_no_sooner_than_its_weights_are_whole(fleet_of, tmp_path):
+    """vLLM calls it asleep, and wakes it as its weights wake, which is before they come."""
+    _, ports = fleet_of(1)
+    server = Server(f"http://127.0.0.1:{ports[0]}")
+    server.call("/pause", {})
+    server.start()
+    fleet_of.weights(2).save(tmp_path / "next")
+    assert server.swap(Swap(2, tmp_path / "next")) == 1  # the stand-in refuses weights while it samples
+    assert server.call("/is_sleeping") == {"is_sleeping": True}
+    server.wake()
+    assert server.call("/is_sleeping") == {"is_sleeping": False}
+
+
 def test_one_that_does_not_sleep_is_left_out(fleet_of, engines):
     sampler, ports = fleet_of(2)
     sampler.sleep_level = 1
@@ -296,8 +309,10 @@ def test_one_that_comes_back_with_other_weights_is_not_taken(fleet_of, engines, 
     sampler.generate(PROMPTS, 1, LONG)
     Bigrams(7, sampler.model.config.vocab_size).save(tmp_path / "others")
     sampler.fleet.members[1].engine.answers = lambda: False  # until it holds them
-    url = engines.start(ports[1], "stale")
-    Server(url).call("/collective_rpc", {"args": [str(tmp_path / "others")]})
+    others = Server(engines.start(ports[1], "stale"))
+    others.call("/pause", {})
+    others.call("/collective_rpc", {"args": [str(tmp_path / "others")]})
+    others.call("/resume", {})
     del sampler.fleet.members[1].engine.answers
     until(lambda: "given up" in sampler.notes[-1])
     assert "samples otherwise than an engine that was proven" in sampler.notes[-1]

@@ -114,7 +114,7 @@ def test_one_that_is_killed_in_the_middle_of_the_weights(fleet_of, engines):
     sampler, ports = fleet_of(2)
     begin = time.monotonic()
     sampler.load(fleet_of.weights(2, between=lambda: engines.kill(ports[1])))
-    assert time.monotonic() - begin < 30 and len(sampler.fleet.serving) == 1  # not as long as a layer may take
+    assert time.monotonic() - begin < 10 and len(sampler.fleet.serving) == 1  # not as long as a layer may take
     (note,) = sampler.notes
     assert f"{ports[1]} is left out and taken back once it answers (failure 1 in a row)" in note
     alone = tokens(sampler.generate(PROMPTS, 4, LONG))

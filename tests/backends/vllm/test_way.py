@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer
@@ -64,18 +65,17 @@ def test_on_a_cpu_both_see_the_exchange(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_gpu_whose_memory_cannot_be_shared_has_the_folder(on_gpu, tmp_path, monkeypatch):
+def test_a_gpu_whose_memory_cannot_be_shared_has_the_folder(tmp_path, monkeypatch):
     def refuses(*_, **options):
         raise RuntimeError("pidfd_getfd: Operation not permitted")
 
-    monkeypatch.undo()  # on_gpu's
-    gpu = type("Properties", (), {"uuid": "GPU-a"})
+    gpu, device = type("Properties", (), {"uuid": "GPU-a"}), torch.device("cuda", 0)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 5))
     monkeypatch.setattr("torch.empty", refuses)
-    assert way(device=on_gpu, engines=[AtPlace("GPU-a")], exchange=tmp_path) is FolderTransfer
+    assert way(device=device, engines=[AtPlace("GPU-a")], exchange=tmp_path) is FolderTransfer
     with pytest.raises(ValueError, match=r"it cannot read the trainer's memory .*Operation not permitted.*, or set"):
-        way("ipc", on_gpu, [AtPlace("GPU-a")], exchange=tmp_path)
+        way("ipc", device, [AtPlace("GPU-a")], exchange=tmp_path)
 
 
 @pytest.mark.parametrize(

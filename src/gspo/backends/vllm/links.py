@@ -113,8 +113,10 @@ def unreadable(engine: Engine, device: torch.device, exchange: Path) -> str:
     said = secrets.token_bytes(16)
     with tempfile.TemporaryDirectory(prefix="trial-", dir=exchange) as folder:
         try:
-            body = wire.room(Path(folder) / "bytes", len(said)) if device.type == "cpu" else None
-            body = torch.empty(len(said), dtype=torch.uint8, device=device) if body is None else body
+            if device.type == "cpu":
+                body = wire.room(Path(folder) / "bytes", len(said))
+            else:
+                body = torch.empty(len(said), dtype=torch.uint8, device=device)
             body.copy_(torch.frombuffer(bytearray(said), dtype=torch.uint8))
             told = engine.workers("gspo_read", wire.ticket((0, len(said)), body).numpy().tobytes().decode())
         except (EngineError, OSError, RuntimeError) as error:

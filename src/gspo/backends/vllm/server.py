@@ -206,8 +206,7 @@ class Server:
         asleep = self._asleep
         if asleep:
             self._does("/wake_up", {}, tags="weights")
-        else:
-            self._does("/pause", {}, mode="abort")
+        self._does("/pause", {}, mode="abort")  # /wake_up lets go on what was only paused, which vLLM calls asleep too
         swap.goes_on()
         taken = self._take(swap)
         for path, body in (("/reset_prefix_cache", {}), ("/update_weight_version", {"new_version": str(swap.version)})):

@@ -257,7 +257,7 @@ class IpcTransfer(BroadcastTransfer):
 
     def _packed(self, layer: Mapping[str, Tensor]) -> Packed:
         if self.device.type != "cpu":
-            return wire.packed(layer)
+            return super()._packed(layer)
         path = self.exchange / f"layer-{next(self._numbers)}"
         try:
             sizes, body = wire.packed(layer, partial(wire.room, path))
