@@ -85,13 +85,24 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.source.load_state_dict(state["source"])
     run.learner.resume(saved)
     enter_stage(run)
-    weights = run.learner.publish(state["version"])
-    for sampler in dict.fromkeys((run.sampler, run.evaluator)):
-        sampler.load(weights)
+    load(run, state["version"])
     run.guard.load_state_dict(state["guard"])
     run.good = state["good"]
     run.old_logprobs = state["old_logprobs"]
     checkpoint.tell_threads(state, run.config.model.device, run.log.warn)
+
+
+def rest(run: Run) -> None:
+    """The samplers give up the memory that the learner needs, where they can, until they are given weights."""
+    for sampler in dict.fromkeys((run.sampler, run.evaluator)):  # they may be one
+        sampler.rest()
+
+
+def load(run: Run, version: int) -> None:
+    """Gives the samplers the learner's weights, as this version. Raises SamplerError."""
+    weights = run.learner.publish(version)
+    for sampler in dict.fromkeys((run.sampler, run.evaluator)):
+        sampler.load(weights)
 
 
 def enter_stage(run: Run) -> None:
@@ -113,10 +124,10 @@ def rewind(run: Run) -> bool:
         return False
     if folder is None:
         return False
-    run.sampler.rest()  # what is loaded needs memory
+    rest(run)  # what is loaded needs memory
     run.learner.rewind(folder, run.config.guard.lr_factor)
     run.source.drop()  # sampled by weights that are gone
-    run.sampler.load(run.learner.publish(run.sampler.version + 1))
+    load(run, run.sampler.version + 1)
     run.guard.rewound()
     run.good = True
     return True

@@ -12,7 +12,7 @@ from gspo.rollout.credit import learnable
 from gspo.training import likelihoods
 from gspo.training.evaluation import evaluates, held_out
 from gspo.training.metrics import nothing_learned, of_sampling, of_updates, rollout_lines, warn_of_sampling
-from gspo.training.state import Run, enter_stage
+from gspo.training.state import Run, enter_stage, load, rest
 from gspo.types import Group, Metrics
 
 
@@ -26,8 +26,7 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     begin = time.perf_counter()
     run.log.step = run.step + 1  # what is said from here on belongs to it
     groups = list(islice(source, count))  # sample
-    for sampler in dict.fromkeys((run.sampler, run.evaluator)):
-        sampler.rest()
+    rest(run)  # engines give up memory
     run.step, sampled = run.step + 1, time.perf_counter()
 
     algorithm = run.config.algorithm
@@ -72,9 +71,7 @@ def sync(run: Run, metrics: Metrics) -> None:
     """Gives the samplers the new weights, and evaluates if it is time to. Adds both to the step's metrics."""
     begin = time.perf_counter()
     enter_stage(run)  # what proves the weights is sampled as the next step is
-    weights = run.learner.publish(run.sampler.version + 1)
-    for sampler in dict.fromkeys((run.sampler, run.evaluator)):
-        sampler.load(weights)
+    load(run, run.sampler.version + 1)
     metrics["time/sync"] = time.perf_counter() - begin
     if evaluates(run):
         metrics |= held_out(run)
