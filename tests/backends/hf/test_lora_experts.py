@@ -57,6 +57,11 @@ def logits(scorer):
     return scorer.logits(scorer.hidden(input_ids=IDS))
 
 
+def far(x, right):
+    """How far, as a share of what is right. (The largest number alone is another from processor to processor.)"""
+    return float((x - right).norm() / right.norm())
+
+
 def gradients(made):
     completions = [Completion(IDS[0], torch.tensor([False, True] * 3), torch.zeros(3), torch.zeros(3), 1.0)]
     made.model.zero_grad()
@@ -104,10 +109,11 @@ def test_gradients_and_merged_weights_equal_those_of_a_loop_over_experts(rank, t
     reference.set_experts_implementation("eager")  # grouped products know no float64
     out = functional_call(reference, merged, (IDS,)).logits.log_softmax(-1)
     out[0, :-1].gather(-1, IDS[0, 1:, None])[::2].sum().backward()
-    largest = max(float(leaf.grad.abs().max()) for leaf in leaves.values())
     assert all(leaf.grad.any() for leaf in leaves.values())
-    for name, leaf in leaves.items():
-        assert float((gradient[name] - leaf.grad).abs().max()) < 1e-6 * largest
+    assert (
+        far(torch.cat([gradient[name].flatten() for name in leaves]), torch.cat([x.grad.flatten() for x in leaves.values()]))
+        < 1e-6
+    )
     made.save_whole(tmp_path / "merged")
     for name, p in AutoModelForCausalLM.from_pretrained(tmp_path / "merged").named_parameters():
         assert float((p.detach() - merged[name].detach()).abs().max()) < 1e-6
@@ -121,7 +127,7 @@ def test_merged_it_is_the_same_model(family, tmp_path):
         for name, merged, right in (("merged", True, expected), ("below", False, below)):
             made.save_whole(tmp_path / name, merged)
             again = AutoModelForCausalLM.from_pretrained(tmp_path / name)
-            assert float((again(IDS).logits - right).abs().max() / right.abs().max()) < 3e-6
+            assert far(again(IDS).logits, right) < 3e-6
     assert not expected.equal(below)
 
 
