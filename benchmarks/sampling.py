@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,11 +39,11 @@ MODELS = {
 }
 
 
-def make_model(name: str, device: str) -> tuple[HFModel, int, int]:
+def make_model(name: str, device: str, kernels: str = "auto") -> tuple[HFModel, int, int]:
     config, vocabulary, prompt, completion = MODELS[name]
     pieces = [chr(0x4E00 + i) for i in range(vocabulary - 2)]
-    model = build_tiny(config, longest_match_tokenizer(pieces), 0, ModelConfig(device=device, autocast="none"))
-    return model, prompt, completion
+    settings = ModelConfig(device=device, autocast="none", kernels=kernels)
+    return build_tiny(config, longest_match_tokenizer(pieces), 0, settings), prompt, completion
 
 
 def make_prompts(model: HFModel, count: int, length: int) -> list[Prompt]:
@@ -52,14 +53,17 @@ def make_prompts(model: HFModel, count: int, length: int) -> list[Prompt]:
 
 
 @contextmanager
-def own_experts(model: HFModel) -> Iterator[None]:
-    """transformers' fastest experts, as it is used without gspo."""
-    ours = model.config._experts_implementation
+def as_without_gspo(model: HFModel) -> Iterator[None]:
+    """transformers' fastest experts, and its own rotary embeddings. The model must have been made without kernels."""
+    family = sys.modules[type(model.model).__module__]
+    ours, rotary = model.config._experts_implementation, family.apply_rotary_pos_emb
     model.model.set_experts_implementation("grouped_mm")
+    family.apply_rotary_pos_emb = getattr(rotary, "__wrapped__", rotary)
     try:
         yield
     finally:
         model.model.set_experts_implementation(ours)
+        family.apply_rotary_pos_emb = rotary
 
 
 def embedded(model: HFModel, prompts: list[Prompt], completion: int, stop_ids: tuple[int, ...]) -> Callable[[], int]:
@@ -84,7 +88,7 @@ def generate(model: HFModel, prompts: list[Prompt], completion: int, stop_ids: t
 
     def run() -> int:
         model.model.generation_config.eos_token_id = None
-        with own_experts(model):
+        with as_without_gspo(model):
             out = model.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
         out = out[:, ids.shape[1] :]
         if not stop_ids:
@@ -106,7 +110,7 @@ def continuous(model: HFModel, prompts: list[Prompt], completion: int, stop_ids:
 
     def run() -> int:
         attention = model.attention
-        with own_experts(model):
+        with as_without_gspo(model):
             out = model.model.generate_batch(
                 inputs=inputs, generation_config=config, continuous_batching_config=sizes, progress_bar=False
             )
@@ -168,12 +172,16 @@ def main() -> None:
     results: list[dict] = []
     for name in args.models:
         model, prompt, completion = make_model(name, args.device)
+        plain, _, _ = make_model(name, args.device, "torch")
         for case in ("equal", "ends apart"):
             stop_ids = () if case == "equal" else tuple(range(1, 1 + max(1, len(model.tokenizer) // 34)))
             for rows in args.rows:
                 prompts = make_prompts(model, rows // G, prompt)
                 engines = [e for e in args.engines if e != "continuous" or case == "equal"]
-                runs = {engine: ENGINES[engine](model, prompts, completion, stop_ids) for engine in engines}
+                runs = {
+                    engine: ENGINES[engine](model if engine == "embedded" else plain, prompts, completion, stop_ids)
+                    for engine in engines
+                }
                 by_engine = compare(runs, args.repeats, clock)
                 results.append({"model": name, "case": case, "rows": rows, "engines": by_engine})
                 line = ", ".join(

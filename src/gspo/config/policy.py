@@ -29,6 +29,9 @@ class ModelConfig:
     experts: str = opt("auto", choices=("auto", "grouped_mm", "eager"))
     """Expert kernels of a mixture of experts. `auto`: grouped_mm if the model has it; on a CPU and under
     autocast gspo's version of it."""
+    kernels: str = opt("auto", choices=("auto", "torch"))
+    """Small operations (norms, rotary embeddings, gates, experts' sums, attention at decoding) on a CPU in float32. `auto`:
+    by kernels that the machine's C++ compiler builds in seconds, once; without one as `torch`, transformers' own."""
     quantize: str = opt("none", choices=("none", "nf4", "int8"))
     """Keep the weights below adapters in 4 (`nf4`) or 8 bits (bitsandbytes, blocks of 64). Head, embeddings, routers and
     norms stay as they are. The model is read into the host's memory, as dtype, and packed weight by weight."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
+from gspo.backends.hf import fused
 from gspo.backends.hf.packed import Packed
 from gspo.objective.completions import picked
 
@@ -62,6 +63,8 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     """hidden_states [T, H], top_k_index and top_k_weights [T, k] -> [T, H], as an experts function of transformers."""
     if not _plain(self):
         return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
+    if fused.placed(self) and fused.suits(hidden_states, top_k_weights):
+        return _by_kernels(self, hidden_states, top_k_index, top_k_weights)
     count, k = top_k_index.shape
     expert, order = torch.sort(top_k_index.reshape(-1))  # [T * k]
     ends = torch.searchsorted(expert, torch.arange(self.num_experts, device=expert.device), right=True, out_int32=True)
@@ -70,6 +73,17 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     x = _product(self, "down_proj", x, ends)
     x = torch.empty_like(x).index_copy_(0, order, x)  # back in the order of the tokens
     return (x.view(count, k, -1) * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)
+
+
+def _by_kernels(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """The same by compiled kernels: without gradient all at once, else all but the products."""
+    stacks = self.gate_up_proj, self.down_proj
+    whole = all(fused.suits(stack) for stack in stacks) and not _adapters.get()
+    if whole and not torch.is_grad_enabled() and fused.multiplies():
+        return fused.experts(hidden_states, top_k_index, top_k_weights, *stacks)
+    choices = fused.sort_choices(top_k_index, self.num_experts)
+    x = fused.swiglu_halves(_product(self, "gate_up_proj", fused.sent(hidden_states, choices), choices.ends))
+    return fused.combine(_product(self, "down_proj", x, choices.ends), top_k_weights, choices)
 
 
 def _product(experts: Any, name: str, x: Tensor, ends: Tensor) -> Tensor:

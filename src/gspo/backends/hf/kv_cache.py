@@ -17,19 +17,22 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import sdpa_mask
 
+from gspo.backends.hf import fused
+
 NAME = "gspo_shared_prompt"
 
 
 class SharedCache(DynamicCache):
     """The cache of a model with full attention in every layer. It reads the prompts [P, L], then `fan_out` makes it one
-    of the completions. room: most tokens of a completion.
+    of the completions. room: most tokens of a completion. kernels: decodes by the compiled kernel, where it can.
     """
 
     layers: list[SharedLayer]  # type: ignore[assignment]
 
-    def __init__(self, layers: int, room: int) -> None:
+    def __init__(self, layers: int, room: int, kernels: bool = False) -> None:
         super().__init__()
         self.layers = [SharedLayer(room) for _ in range(layers)]
+        self.kernels = kernels
 
     def fan_out(self, prompt_of: Tensor, hide: Tensor | None) -> None:
         """From here on row i is a completion to prompt `prompt_of[i]`. hide [P, L]: padding of the prompts, if any."""
@@ -50,7 +53,7 @@ class SharedCache(DynamicCache):
         self._arrange()
 
     def _arrange(self) -> None:
-        places = Places(self.prompt_of, self.bias)
+        places = Places(self.prompt_of, self.bias, self.kernels)
         for layer in self.layers:
             layer.places = places
 
@@ -137,9 +140,11 @@ class SharedLayer(GrowingLayer):
 class Places:
     """The rows of a batch by prompt: row i completions to prompt `prompt_of[i]`, and each prompt has as many places for
     completions as the one with most of them needs. bias [P, L]: what is added to the scores of the prompts' positions.
+    kernels: attention may be by the compiled kernel.
     """
 
-    def __init__(self, prompt_of: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, prompt_of: Tensor, bias: Tensor | None, kernels: bool = False) -> None:
+        self.prompt_of, self.kernels = prompt_of, kernels
         counts = prompt_of.bincount()
         self.prompts, self.each = len(counts), int(counts.max())
         order = prompt_of.argsort(stable=True)
@@ -180,7 +185,11 @@ def attend(
     if layer is None or query.shape[2] != 1 or odd:
         raise NotImplementedError(f"{type(module).__name__} attends in a way of its own: {odd}")
     places, prompt_length = layer.places, layer.prompt_length
-    q = query.unflatten(1, (key.shape[1], -1)).squeeze(3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if places.kernels and fused.suits(query, key, value, layer.prompt_keys):
+        prompts = layer.prompt_keys, layer.prompt_values, places.prompt_of, places.bias
+        return fused.attend(query[:, :, 0], *prompts, key, value, scale)[:, None], None
+    q = query.unflatten(1, (key.shape[1], -1)).squeeze(3) * scale
     prompt = places.by_prompt(q) @ layer.prompt_keys.transpose(2, 3)  # [P, heads, each * g, L]
     if places.bias is not None:
         prompt = prompt + places.bias

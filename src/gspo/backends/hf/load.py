@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, masking_utils
 from transformers.utils.logging import disable_progress_bar
 
-from gspo.backends.hf import experts
+from gspo.backends.hf import experts, fused
 from gspo.backends.hf.files import check_weights, load_error, outline, read_config, read_outline
 from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, far, probe, windows
 from gspo.backends.hf.packed import Packed
@@ -94,6 +94,7 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     autocast = autocast_type(cfg.autocast, model.device.type, model.dtype)
     _choose_experts(model, cfg.experts, autocast, kind.sharded)
     wrapped = kind(model, tokenizer, autocast)
+    wrapped.kernels = by_kernels(cfg, model.device.type, wrapped.compute_dtype) and fused.place(model)
     if not wrapped.stop_ids:
         raise ValueError(
             "neither the tokenizer nor the model's generation config names an end-of-sequence token, so a "
@@ -115,6 +116,11 @@ def autocast_type(asked: str, device: str, weights: torch.dtype) -> torch.dtype 
     """Type of the matrix products by model.autocast on such a device; None: that of the weights, which half ones keep."""
     narrow = asked == "bfloat16" or (asked == "auto" and device == "cuda")
     return torch.bfloat16 if narrow and weights == torch.float32 else None
+
+
+def by_kernels(cfg: ModelConfig, device: str, products: torch.dtype) -> bool:
+    """Whether a model on such a device, with products in this type, is to have compiled kernels."""
+    return cfg.kernels == "auto" and device == "cpu" and products == torch.float32
 
 
 def _make_deterministic(model: PreTrainedModel) -> None:

@@ -31,13 +31,14 @@ class HFModel:
     autocast: type of the matrix products (None: that of the weights). has_full_attention: every layer is
     plain full attention, so that a 4D boolean mask describes it. logit_scale: what the head's output is
     multiplied by (Cohere, Falcon-H1; Granite divides). logit_cap: the bound c of logits that go through c
-    tanh(logit / c) (Gemma), or None.
+    tanh(logit / c) (Gemma), or None. kernels: whether small operations are by compiled kernels (fused/).
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     autocast: torch.dtype | None = None
     has_full_attention: bool = False
+    kernels: bool = False
     adapted: ClassVar[bool] = False  # whether adapters alone are trained
     sharded: ClassVar[bool] = False  # whether this process holds a part of the weights alone
     config: Any = field(init=False, repr=False)

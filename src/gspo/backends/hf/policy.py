@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
@@ -20,6 +21,8 @@ from gspo.learner import layout
 from gspo.learner.offload import Resting
 from gspo.objective.completions import picked
 from gspo.types import Batch, Outputs, Routing
+
+KERNELS = "kernels"  # in the state that is kept
 
 
 class HFPolicy:
@@ -110,13 +113,21 @@ class HFPolicy:
         return self.model.layers()
 
     def state_dict(self) -> dict[str, Any]:
-        """The critic's weights; {} without one."""
-        return {} if self.critic is None else self.critic.state_dict()
+        """The critic's weights, where there is one, and whether kernels compute."""
+        return {KERNELS: self.model.kernels} | ({} if self.critic is None else self.critic.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Continue from `state_dict()`. Warns where numbers will round otherwise."""
+        before = state.get(KERNELS, self.model.kernels)
+        if before != self.model.kernels:
+            ways = {True: "gspo's compiled kernels", False: "transformers' own operations"}
+            warnings.warn(
+                f"small operations were {ways[before]} before and are {ways[not before]} now (model.kernels, or whether "
+                "there is a C++ compiler): numbers round otherwise from here on",
+                stacklevel=2,
+            )
         if self.critic is not None:
-            self.critic.load_state_dict(state)
+            self.critic.load_state_dict({name: value for name, value in state.items() if name != KERNELS})
 
     def prove(self, trained: Iterable[nn.Parameter]) -> None:
         """Raises RuntimeError where passes read other weights than the optimizer changes. trained: its parameters."""

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from gspo.backends.hf import experts
-from gspo.backends.hf.load import autocast_type, without_weights
+from gspo.backends.hf import experts, fused
+from gspo.backends.hf.load import autocast_type, by_kernels, without_weights
 from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.model import DTYPES, HFModel
 from gspo.backends.hf.packed import BITS, BLOCK, Packed, pack
@@ -62,6 +62,8 @@ def _made(cfg: ModelConfig, lora: LoraConfig) -> HFModel:
         eager = cfg.experts == "eager" and cfg.quantize == "none"
         model.set_experts_implementation("eager" if eager else experts.NAME)
     made = HFModel(model, None, autocast_type(cfg.autocast, computed_on(cfg), DTYPES[cfg.dtype]))  # type: ignore[arg-type]
+    if by_kernels(cfg, computed_on(cfg), made.compute_dtype):
+        fused.place(model)
     if not lora.rank:
         return made
     with warnings.catch_warnings():

@@ -193,7 +193,7 @@ class HFSampler:
         ids = torch.tensor([[model.pad_id] * int(pad) + list(prompt) for pad, prompt in zip(pads, prompts)])
         cache, mask, inputs, rows = DynamicCache(config=model.config), None, {}, rows.to(model.device)
         if shared:
-            cache = SharedCache(model.config.num_hidden_layers, new)
+            cache = SharedCache(model.config.num_hidden_layers, new, model.kernels)
             mask = torch.zeros(1, 1, 1, longest + new, dtype=model.compute_dtype).expand(len(rows), -1, -1, -1)
         elif self.plain_cache:
             cache.layers = [GrowingLayer(longest + new) for _ in range(model.config.num_hidden_layers)]
@@ -226,7 +226,7 @@ class HFSampler:
         distinct = {tokens: k for k, tokens in enumerate(dict.fromkeys(prompts[i].tokens for i, _ in rows))}
         prompt_of = torch.tensor([distinct[prompts[i].tokens] for i, _ in rows])
         longest = max(map(len, distinct))
-        shared = self.shares and (len(rows) - len(distinct)) * longest >= SHARED_POSITIONS
+        shared = self.shares and (model.kernels or (len(rows) - len(distinct)) * longest >= SHARED_POSITIONS)
         cache, hidden, mask = self._prefill(list(distinct), prompt_of, new, shared)
         if trail is not None:
             trail.begin([len(tokens) for tokens in distinct], prompt_of)

@@ -1,0 +1,151 @@
+"""The compiled kernels in a model's place for its own operations, wherever they give the same numbers.
+
+What a module computes is found by trying a small copy of it, not by its name. A tensor that the kernels do not know (of
+another type, on a GPU, under autocast) goes the model's own way.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial, wraps
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from gspo.backends.hf.fused import ops
+from gspo.backends.hf.fused.build import library
+
+TRIED = 16  # numbers a row of the copies that are tried
+CLOSE = 1e-5  # largest difference that rounding explains, of numbers near 1
+MARK = "_gspo_kernels"  # on experts
+OFFSETS = (0.0, 1.0)  # what norms add to their weight
+
+
+def place(model: nn.Module) -> bool:
+    """Puts kernels into the layers of this model, in place, and into the rotary function of its family. False where there
+    are none.
+    """
+    if library() is None:
+        return False
+    found: dict[Any, Any] = {}
+    rotaries = set()
+    with torch.no_grad():
+        for module in model.modules():
+            kind = _kind(module)
+            if kind.__module__.startswith("transformers.models."):
+                rotaries.add(kind.__module__)
+            alike = kind, *module._parameters, *module._modules  # some norms of a kind have no weight
+            if alike not in found:
+                found[alike] = _norm_of(module) or _gated_of(module)
+            if (forward := found[alike]) is not None:
+                module.forward = MethodType(forward, module)
+            elif _gate_of(module):
+                setattr(module, MARK, True)
+    for name in rotaries:
+        _place_rotary(sys.modules[name])
+    return True
+
+
+def _norm_of(module: nn.Module) -> Any:
+    """The forward pass of an RMSNorm of this kind by its kernel; None for any other module."""
+    eps = next((name for name in ("variance_epsilon", "eps") if isinstance(getattr(module, name, None), float)), None)
+    weight = module._parameters.get("weight")
+    if eps is None or weight is None or weight.ndim != 1 or len(module._parameters) != 1 or module._modules:
+        return None
+    tried = nn.Parameter(torch.linspace(-1, 2, TRIED))
+    small = _copy(module, parameters={"weight": tried})
+    x = torch.randn(3, TRIED, generator=torch.Generator().manual_seed(0))
+    for offset in OFFSETS:
+        if _same(small, partial(ops.rms_norm, weight=tried, eps=getattr(small, eps), offset=offset), x):
+            return _norm(eps, offset)
+    return None
+
+
+def _kind(module: nn.Module) -> type:
+    """Its class; of one that ranks share, the class that it was made of."""
+    return next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
+
+
+def _copy(module: nn.Module, **tables: Any) -> Any:
+    """A module with other parameters or modules in it, without hooks, and without one being made."""
+    small: Any = object.__new__(_kind(module))
+    nn.Module.__init__(small)
+    kept = {name: value for name, value in vars(module).items() if name not in vars(small)}
+    vars(small).update(kept | {"_modules": dict(module._modules)} | {f"_{name}": table for name, table in tables.items()})
+    return small
+
+
+def _norm(eps: str, offset: float) -> Any:
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        if ops.suits(hidden_states, self.weight):
+            return ops.rms_norm(hidden_states, self.weight, getattr(self, eps), offset)
+        return type(self).forward(self, hidden_states)
+
+    return forward
+
+
+def _gated_of(module: nn.Module) -> Any:
+    """The forward pass of a gated layer of this kind by its kernel; None for any other module."""
+    names = ("gate_proj", "up_proj", "down_proj")
+    if not all(isinstance(getattr(module, name, None), nn.Module) for name in names) or module._parameters:
+        return None
+    draw, layers = torch.Generator().manual_seed(0), {}
+    for name in names:
+        layers[name] = skip_init(nn.Linear, TRIED, TRIED, bias=False)  # which would draw
+        layers[name].weight.copy_(torch.randn(TRIED, TRIED, generator=draw))
+    small = _copy(module, modules=module._modules | layers)
+    x = torch.randn(3, TRIED, generator=draw)
+    return _gated if _same(small, lambda x: _gated(small, x), x) else None
+
+
+def _gated(self: Any, x: Tensor) -> Tensor:
+    if not ops.suits(x):
+        return type(self).forward(self, x)
+    gate, up = self.gate_proj(x), self.up_proj(x)
+    return self.down_proj(ops.swiglu(gate, up) if ops.suits(gate, up) else self.act_fn(gate) * up)
+
+
+def _gate_of(module: nn.Module) -> bool:
+    """Whether these are experts whose gate `swiglu_halves` is."""
+    x = torch.linspace(-4, 4, 2 * TRIED)[None].repeat(2, 1).cos() * 3
+    return hasattr(module, "_apply_gate") and _same(module._apply_gate, ops.swiglu_halves, x)
+
+
+def placed(experts: Any) -> bool:
+    """Whether these experts are computed by kernels, where the tensors suit them."""
+    return getattr(experts, MARK, False)
+
+
+def _place_rotary(module: Any) -> None:
+    """Rotary embeddings of a family, by its file of transformers: for all of its models in this process."""
+    own = getattr(module, "apply_rotary_pos_emb", None)
+    if own is None or hasattr(own, "by_kernel"):
+        return
+    q = torch.randn(2, 3, 4, TRIED, generator=torch.Generator().manual_seed(0))
+    angle = torch.linspace(0, 6, 4 * TRIED).view(1, 4, TRIED)
+
+    @wraps(own)
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        if more or named or not (ops.turns(q, cos, sin) and ops.turns(k, cos, sin)):
+            return own(q, k, cos, sin, *more, **named)
+        return ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
+
+    rotate.by_kernel = True  # type: ignore[attr-defined]
+    try:
+        ours, theirs = rotate(q, q[:, :1], angle.cos(), angle.sin()), own(q, q[:, :1], angle.cos(), angle.sin())
+    except Exception:  # it takes other arguments
+        return
+    if all(a.shape == b.shape and bool((a - b).abs().max() < CLOSE) for a, b in zip(ours, theirs)):
+        module.apply_rotary_pos_emb = rotate
+
+
+def _same(own: Any, ours: Any, x: Tensor) -> bool:
+    """Whether both give the same numbers."""
+    try:
+        a, b = own(x), ours(x)
+        return bool(a.shape == b.shape and (a - b).abs().max() < CLOSE * (1 + b.abs().max()))
+    except Exception:  # a model's own code may fail in any way on what it does not know
+        return False

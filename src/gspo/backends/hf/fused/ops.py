@@ -1,0 +1,271 @@
+"""The compiled kernels as operations of torch, with their gradients: float32 on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import once_differentiable
+
+from gspo.backends.hf.fused.build import library, sgemm
+
+KNOWN = (Tensor, nn.Parameter, FakeTensor)  # a subclass may have numbers elsewhere
+
+
+def suits(*tensors: Tensor) -> bool:
+    """Whether the kernels know such tensors, here and now. Tensors without numbers come out as others would, by shape."""
+    return (
+        all(type(x) in KNOWN and x.dtype is torch.float32 and x.device.type == "cpu" for x in tensors)
+        and not torch.is_autocast_enabled("cpu")
+        and library() is not None
+    )
+
+
+def multiplies() -> bool:
+    """Whether the kernels can call torch's own matrix product."""
+    return sgemm() is not None
+
+
+def _run(kernel: str, *arguments: Any) -> None:
+    """Calls it with the addresses of tensors, and all else as it is."""
+    if any(type(x) is FakeTensor for x in arguments):
+        return
+    made = library()
+    assert made is not None
+    getattr(made, kernel)(*(x.data_ptr() if isinstance(x, Tensor) else x for x in arguments), torch.get_num_threads())
+
+
+def _sizes(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+BLOCK = 64  # rows whose part of a sum is taken together, as in kernels.cpp
+
+
+def _apply(function: Any, *arguments: Any) -> Tensor:
+    """The function, without autograd's work where there is no gradient."""
+    return function.apply(*arguments) if torch.is_grad_enabled() else function.forward(_Nothing, *arguments)
+
+
+class _Nothing:
+    """In place of autograd's context."""
+
+    @staticmethod
+    def save_for_backward(*tensors: Tensor) -> None:
+        """Nothing is saved."""
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        x = x.contiguous()
+        y, rows = torch.empty_like(x), x.numel() // x.shape[-1]
+        scale = x.new_empty(rows)
+        _run("rms_norm", x, weight, y, scale, rows, x.shape[-1], eps, offset)
+        ctx.save_for_backward(x, weight, scale)
+        ctx.offset = offset
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, scale = ctx.saved_tensors
+        rows, n = len(scale), x.shape[-1]
+        dx = torch.empty_like(x)
+        dweight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        part = None if dweight is None else x.new_empty(-(-rows // BLOCK), n)
+        _run("rms_norm_backward", grad.contiguous(), x, weight, scale, dx, dweight, part, rows, n, ctx.offset)
+        return dx, dweight, None, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) (weight + offset) over the last dimension: x [..., n], weight [n]."""
+    return _apply(_RMSNorm, x, weight, eps, offset)
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        _rotate(x, y, 0, cos, sin)
+        ctx.save_for_backward(cos, sin)
+        ctx.layout = x.shape, y.stride()
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        dx = grad.new_empty_strided(*ctx.layout)
+        _rotate(grad, dx, 1, *ctx.saved_tensors)
+        return dx, None, None
+
+
+def _rotate(x: Tensor, y: Tensor, back: int, cos: Tensor, sin: Tensor) -> None:
+    strides = _sizes(*x.stride()[:3], *y.stride()[:3])
+    b, heads, length, n = x.shape
+    _run("rotary", x, strides, y, strides[3:], cos, sin, len(cos), b, heads, length, n, back)
+
+
+def turns(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether `rotary` takes these: x [B, H, L, n], cos and sin [1 or B, L, n]."""
+    return (
+        suits(x, cos, sin)
+        and x.ndim == 4 and x.stride(-1) == 1 and x.shape[-1] % 2 == 0
+        and cos.shape == sin.shape and cos.shape[1:] == (x.shape[2], x.shape[3]) and len(cos) in (1, len(x))
+        and not (cos.requires_grad or sin.requires_grad)
+    )  # fmt: skip
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x cos + rotate_half(x) sin, for what `turns`."""
+    return _apply(_Rotary, x, cos.contiguous(), sin.contiguous())
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        y, n = torch.empty_like(gate), gate.shape[-1]
+        _run("swiglu", gate, up, y, gate.numel() // n, n, n)
+        ctx.save_for_backward(gate, up)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        gate, up = ctx.saved_tensors
+        dgate, dup, n = torch.empty_like(gate), torch.empty_like(up), gate.shape[-1]
+        _run("swiglu_backward", grad.contiguous(), gate, up, dgate, dup, gate.numel() // n, n, n, n)
+        return dgate, dup
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) up: [..., n]."""
+    return _apply(_SwiGLU, gate, up)
+
+
+class _Halves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        rows, n = x.shape[0], x.shape[1] // 2
+        y = x.new_empty(rows, n)
+        _run("swiglu", x, x[:, n:], y, rows, n, 2 * n)
+        ctx.save_for_backward(x)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        dx, n = torch.empty_like(x), x.shape[1] // 2
+        _run("swiglu_backward", grad.contiguous(), x, x[:, n:], dx, dx[:, n:], len(x), n, 2 * n, 2 * n)
+        return dx
+
+
+def swiglu_halves(x: Tensor) -> Tensor:
+    """silu(gate) up of x = [gate, up]: [rows, 2 n] -> [rows, n]."""
+    return _apply(_Halves, x)
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Choices of experts [T, k], sorted by expert. order [T k]: the choices; place [T k]: where each has come to stand; ends
+    [experts] int32: the end of each expert's.
+    """
+
+    order: Tensor
+    place: Tensor
+    ends: Tensor
+    k: int
+
+
+def sort_choices(chosen: Tensor, experts: int) -> Sorted:
+    """chosen [T, k] int64, sorted; those of one expert keep their order."""
+    chosen = chosen.contiguous()
+    order, place = torch.empty_like(chosen).view(-1), torch.empty_like(chosen).view(-1)
+    ends = torch.empty(experts, dtype=torch.int32)
+    if type(chosen) is not FakeTensor:
+        made = library()
+        assert made is not None
+        made.sort_choices(chosen.data_ptr(), order.data_ptr(), place.data_ptr(), ends.data_ptr(), chosen.numel(), experts)
+    return Sorted(order, place, ends, chosen.shape[1])
+
+
+class _Sent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, choices: Sorted) -> Tensor:
+        ctx.choices = choices
+        return x.index_select(0, choices.order // choices.k)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _combined(grad.contiguous(), ctx.choices, None), None
+
+
+def sent(x: Tensor, choices: Sorted) -> Tensor:
+    """Each token's row for each of its choices, in their order: x [T, n] -> [T k, n]."""
+    return _Sent.apply(x, choices)
+
+
+def _combined(x: Tensor, choices: Sorted, weights: Tensor | None) -> Tensor:
+    tokens, n = len(x) // choices.k, x.shape[1]
+    out = x.new_empty(tokens, n)
+    _run("combine", x, choices.place, weights, out, tokens, choices.k, n)
+    return out
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, choices: Sorted) -> Tensor:
+        x, weights = x.contiguous(), weights.contiguous()
+        ctx.choices = choices
+        ctx.save_for_backward(x, weights)
+        return _combined(x, choices, weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weights = ctx.saved_tensors
+        dx, dweights, place = torch.empty_like(x), torch.empty_like(weights), ctx.choices.place
+        _run("combine_backward", grad.contiguous(), x, place, weights, dx, dweights, *weights.shape, x.shape[1])
+        return dx, dweights, None
+
+
+def combine(x: Tensor, weights: Tensor, choices: Sorted) -> Tensor:
+    """Back from what `sent` gave: x [T k, n], weights [T, k] -> [T, n]."""
+    return _Combine.apply(x, weights, choices)
+
+
+def experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """All of a layer's experts, without gradient: x [T, H], chosen and weights [T, k], gate_up [E, 2 I, H], down [E, H, I]
+    -> [T, H].
+    """
+    (tokens, n), (count, _, width), k = x.shape, down.shape, chosen.shape[1]
+    out, made = torch.empty_like(x), x.new_empty(tokens * k, n)
+    arguments = (x.contiguous(), chosen.contiguous(), weights.contiguous(), gate_up, down, made, out)
+    _run("experts", *arguments, tokens, k, n, width, count, sgemm())
+    return out
+
+
+def attend(
+    q: Tensor, prompt_keys: Tensor, prompt_values: Tensor, prompt_of: Tensor, bias: Tensor | None, keys: Tensor,
+    values: Tensor, scale: float,
+) -> Tensor:  # fmt: skip
+    """Attention of one token a row: q [B, H, D] over its prompt's keys and values [P, H', L, D], with bias [P, L] added to
+    the scores, and over its own [B, H', T, D] -> [B, H, D].
+    """
+    (rows, heads, n), (_, groups, length, _), own = q.shape, prompt_keys.shape, keys.shape[2]
+    if keys.stride() != values.stride() or keys.stride()[2:] != (n, 1):
+        keys, values = keys.contiguous(), values.contiguous()  # a first token, as the layer made it
+    q = q.contiguous()
+    out = torch.empty_like(q)
+    strides = _sizes(*keys.stride()[:2])
+    given = q, prompt_keys, prompt_values, prompt_of, bias, keys, values, strides, out
+    _run("attend", *given, rows, groups, heads // groups, n, length, own, scale)
+    return out

@@ -1,0 +1,344 @@
+"""The compiled kernels: against naive computations in float64, in a model, and where there is no compiler."""
+
+import copy
+import math
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.activations import ACT2FN
+
+from gspo.backends.hf import fused
+from gspo.backends.hf.fused import build, modules, ops
+from gspo.backends.hf.lora import adapted
+from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.hf.tiny import build_tiny
+from gspo.config.policy import LoraConfig, ModelConfig
+from gspo.types import Sampling
+from tests.backends.hf.families import FAMILIES, TOKENIZER, prompts
+
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C++ compiler here")
+SMALL = st.integers(1, 70)
+
+
+def random(seed, *shape, size=1.0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * size
+
+
+def check(ours, naive, *inputs, limit=2e-6):
+    """Values and gradients of both, the naive ones in float64, as shares of the largest."""
+    single = [x.clone().requires_grad_() for x in inputs]
+    double = [x.double().requires_grad_() for x in inputs]
+    a, b = ours(*single), naive(*double)
+    direction = random(9, *a.shape)
+    gradients = [torch.autograd.grad((y * direction.to(y.dtype)).sum(), x) for y, x in ((a, single), (b, double))]
+    for mine, exact in zip([a, *gradients[0]], [b, *gradients[1]]):
+        assert mine.shape == exact.shape and mine.dtype == torch.float32
+        assert (mine - exact).abs().max() <= limit * (1 + exact.abs().max())
+    with torch.no_grad():
+        assert torch.equal(ours(*inputs), a)
+
+
+@settings(deadline=None, max_examples=40)
+@given(SMALL, SMALL, st.sampled_from([0.0, 1.0]), st.booleans())
+def test_norms(rows, n, offset, strided):
+    def naive(x, weight):
+        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (weight + offset)
+
+    x = random(0, 3, rows, n)
+    shape = (lambda x: x.transpose(0, 1)) if strided else (lambda x: x)
+    check(lambda x, w: ops.rms_norm(shape(x), w, 1e-6, offset), lambda x, w: naive(shape(x), w), x, random(1, n))
+
+
+def test_norms_of_frozen_weights_have_no_gradient_of_them():
+    x, weight = random(0, 9, 5).requires_grad_(), random(1, 5)
+    ops.rms_norm(x, weight, 1e-6).sum().backward()
+    assert x.grad is not None and weight.grad is None
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 40), st.integers(1, 20), st.booleans())
+def test_rotary_embeddings(batch, heads, length, half, each):
+    cos, sin = random(1, batch if each else 1, length, 2 * half), random(2, batch if each else 1, length, 2 * half)
+
+    def naive(x):
+        x = x.transpose(1, 2)
+        turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+        return x * cos[:, None].double() + turned * sin[:, None].double()
+
+    assert ops.turns(random(0, batch, length, heads, 2 * half).transpose(1, 2), cos, sin)
+    check(lambda x: ops.rotary(x.transpose(1, 2), cos, sin), naive, random(0, batch, length, heads, 2 * half))
+
+
+@settings(deadline=None, max_examples=40)
+@given(SMALL, SMALL, st.sampled_from([0.1, 3.0, 40.0]))
+def test_gates(rows, n, size):
+    gate, up = random(0, rows, n, size=size), random(1, rows, n)
+    check(ops.swiglu, lambda gate, up: F.silu(gate) * up, gate, up)
+    check(ops.swiglu_halves, lambda x: F.silu(x[:, :n]) * x[:, n:], torch.cat([gate, up], 1))
+
+
+def test_the_exponential():
+    """By the gate: silu(x) = x / (1 + exp(-x)), from where exp(-x) overflows to where it vanishes."""
+    x = torch.linspace(-80, 80, 20001)
+    exact = x.double() / (1 + (-x.double()).exp())
+    ours = ops.swiglu(x, torch.ones_like(x))
+    assert ((ours - exact).abs() <= 3e-7 * exact.abs() + 1e-30).all()
+    odd = torch.tensor([math.nan, math.inf, -200.0])
+    assert [*map(str, ops.swiglu(odd, torch.ones(3)).tolist())][:2] == ["nan", "inf"]
+    assert abs(ops.swiglu(odd, torch.ones(3))[2]) < 1e-30
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 200), st.integers(1, 6), st.integers(1, 4), st.integers(1, 20))
+def test_experts(tokens, count, k, n):
+    k, width = min(k, count), 8
+    chosen = random(0, tokens, count).topk(k).indices
+    weights, gate_up, down = random(1, tokens, k).abs(), random(2, count, 2 * width, n), random(3, count, n, width)
+    choices = ops.sort_choices(chosen, count)
+    expert, order = chosen.flatten().sort(stable=True)
+    assert torch.equal(choices.order, order) and torch.equal(choices.ends, expert.bincount(minlength=count).cumsum(0).int())
+    assert torch.equal(choices.order[choices.place], torch.arange(tokens * k))
+
+    def naive(x, weights, gate_up, down):
+        out = 0
+        for j in range(k):
+            halves = torch.einsum("th,tih->ti", x, gate_up[chosen[:, j]])
+            gated = F.silu(halves[:, :width]) * halves[:, width:]
+            out = out + weights[:, j, None] * torch.einsum("ti,thi->th", gated, down[chosen[:, j]])
+        return out
+
+    def ours(x, weights, gate_up, down):
+        if not torch.is_grad_enabled():
+            return ops.experts(x, chosen, weights, gate_up, down)
+        x = ops.sent(x, choices)
+        x = torch.cat([part @ gate_up[e].T for e, part in enumerate(x.tensor_split(choices.ends[:-1].tolist()))])
+        x = ops.swiglu_halves(x)
+        x = torch.cat([part @ down[e].T for e, part in enumerate(x.tensor_split(choices.ends[:-1].tolist()))])
+        return ops.combine(x, weights, choices)
+
+    inputs = random(4, tokens, n), weights, gate_up, down
+    single, double = [x.clone().requires_grad_() for x in inputs], [x.double().requires_grad_() for x in inputs]
+    a, b = ours(*single), naive(*double)
+    for mine, exact in zip([a, *torch.autograd.grad(a.sum(), single)], [b, *torch.autograd.grad(b.sum(), double)]):
+        assert (mine - exact).abs().max() <= 5e-6 * exact.abs().max() + 1e-30
+    with torch.no_grad():
+        assert (ours(*inputs) - b).abs().max() <= 5e-6 * b.abs().max()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 12), st.integers(1, 3), st.integers(1, 3), st.sampled_from([4, 7, 24, 32, 40, 64, 128]),
+    st.integers(1, 30), st.integers(1, 30), st.booleans(),
+)  # fmt: skip
+def test_attention_at_decoding(rows, groups, each, n, length, own, padded):
+    q, prompt_of = random(0, rows, groups * each, n), torch.arange(rows) % 3
+    prompt_keys, prompt_values = random(1, 3, groups, length, n), random(2, 3, groups, length, n)
+    keys, values = (random(seed, rows, groups, own + 5, n)[:, :, :own] for seed in (3, 4))
+    bias = torch.zeros(3, length)
+    bias[1, : length // 2] = torch.finfo(torch.float32).min
+    out = ops.attend(q, prompt_keys, prompt_values, prompt_of, bias if padded else None, keys, values, 0.3)
+    all_keys, all_values = (
+        torch.cat([prompt[prompt_of], mine], 2).repeat_interleave(each, 1).double()
+        for prompt, mine in ((prompt_keys, keys), (prompt_values, values))
+    )
+    scores = (q.double()[:, :, None] @ all_keys.transpose(2, 3))[:, :, 0] * 0.3
+    if padded:
+        scores[..., :length] += bias[prompt_of, None].double()
+    exact = (scores.softmax(-1)[:, :, None] @ all_values)[:, :, 0]
+    assert (out - exact).abs().max() < 3e-6
+
+
+def numbers(model: HFModel):
+    """Hidden states and gradients of some rows."""
+    ids = torch.arange(2, 2 + 2 * 23).view(2, 23) % len(TOKENIZER)
+    model.model.zero_grad()
+    hidden = model.hidden(input_ids=ids)
+    (hidden * random(5, *hidden.shape)).sum().backward()
+    return [hidden.detach(), *(p.grad for p in model.model.parameters() if p.grad is not None)]
+
+
+def both(family, seed=0):
+    return (build_tiny(FAMILIES[family], TOKENIZER, seed, ModelConfig(device="cpu", kernels=k)) for k in ("torch", "auto"))
+
+
+PLACED = {
+    "qwen3_moe": (9, 0, 2), "qwen3": (9, 2, 0), "llama": (5, 2, 0), "mixtral": (5, 0, 2), "olmoe": (9, 0, 2),
+    "cohere": (0, 2, 0), "granite": (5, 2, 0), "gemma2": (9, 0, 0), "gemma3": (13, 0, 0), "gpt2": (0, 0, 0),
+    "bloom": (0, 0, 0), "mamba": (3, 0, 0),
+}  # fmt: skip  # norms, gated layers and experts; gemma's gate is a GELU
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_computes_the_same(family):
+    plain, by_kernels = both(family)
+    names = [getattr(vars(m).get("forward"), "__qualname__", "") for m in by_kernels.model.modules()]
+    experts = sum(fused.placed(m) for m in by_kernels.model.modules())
+    counted = sum("_norm." in name for name in names), names.count("_gated"), experts
+    assert counted == PLACED[family] and by_kernels.kernels
+    assert not any("forward" in vars(m) or fused.placed(m) for m in plain.model.modules())
+    theirs, ours = numbers(plain), numbers(by_kernels)
+    assert len(theirs) == len(ours)
+    for a, b in zip(theirs, ours):
+        assert (a - b).abs().max() <= 2e-5 * a.abs().max() + 1e-12
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "llama", "gemma3"])
+def test_completions_are_the_same(family):
+    plain, by_kernels = both(family)
+    request = prompts(3, 11, 7, 7, 25), 4, Sampling(max_new_tokens=20, stop_ids=(1, 5, 6), seed=3)
+    for a, b in zip(HFSampler(plain).generate(*request), HFSampler(by_kernels).generate(*request)):
+        assert torch.equal(a.tokens, b.tokens) and (a.logp - b.logp).abs().max() < 1e-5
+
+
+def test_a_model_with_adapters_samples_by_kernels_too():
+    _, model = both("qwen3_moe")
+    made = adapted(model, LoraConfig(rank=2, targets=["all-linear", "experts"]))
+    assert made.kernels and any(fused.placed(m) for m in made.model.modules())
+    request = prompts(3, 11), 2, Sampling(max_new_tokens=9, seed=3)
+    for a, b in zip(HFSampler(made).generate(*request), HFSampler(next(both("qwen3_moe"))).generate(*request)):
+        assert torch.equal(a.tokens, b.tokens) and (a.logp - b.logp).abs().max() < 1e-5  # B is 0 yet
+
+
+def test_no_number_depends_on_the_threads():
+    _, model = both("qwen3_moe")
+    threads, found = torch.get_num_threads(), []
+    x, chosen = random(0, 2000, 32), random(1, 2000, 4).topk(2).indices
+    block = model.model.model.layers[0]
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            inputs = x.clone().requires_grad_()
+            weight = block.input_layernorm.weight
+            weight.grad = None
+            choices = ops.sort_choices(chosen, 4)
+            there_and_back = ops.combine(ops.sent(inputs, choices), torch.ones(2000, 2), choices)
+            ops.rms_norm(there_and_back, weight, 1e-6).square().sum().backward()
+            found.append([inputs.grad, weight.grad])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
+
+
+def test_what_the_kernels_do_not_know_goes_the_models_own_way():
+    _, model = both("qwen3_moe")
+    norm, x = model.model.model.norm, random(0, 3, 32)
+    assert ops.suits(x) and not ops.suits(x.double()) and not ops.suits(x.to("meta"))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not ops.suits(x)
+    assert norm(x.double()).dtype == torch.float64
+    assert not build_tiny(FAMILIES["qwen3"], TOKENIZER, 0, ModelConfig(device="cpu", autocast="bfloat16")).kernels
+    assert not build_tiny(FAMILIES["qwen3"], TOKENIZER, 0, ModelConfig(device="cpu", dtype="bfloat16")).kernels
+
+
+def test_a_copy_of_a_model_has_its_own_weights():
+    _, model = both("llama")
+    other = copy.deepcopy(model.model)
+    with torch.no_grad():
+        other.model.norm.weight.mul_(2)
+    x = random(0, 3, 32)
+    assert torch.equal(other.model.norm(x), 2 * model.model.model.norm(x))
+
+
+class Shifted(torch.nn.Module):
+    """Named and made as an RMSNorm, and another thing."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(8)), 1e-6
+
+    def forward(self, x):
+        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight + 1e-3
+
+
+class Gelu(torch.nn.Module):
+    def __init__(self, act="gelu"):
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = (torch.nn.Linear(8, 8) for _ in range(3))
+        self.act_fn = ACT2FN[act]
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def test_modules_are_known_by_what_they_compute():
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        assert modules._norm_of(Shifted()) is None
+        assert modules._gated_of(Gelu()) is None and modules._gated_of(Gelu("silu")) is not None
+    torch.set_rng_state(state)
+    build_tiny(FAMILIES["llama"], TOKENIZER)
+    model = build_tiny(FAMILIES["llama"], TOKENIZER).model
+    state = torch.get_rng_state()
+    modules.place(model)
+    assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn
+
+
+TOLD = """
+import logging, sys
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+from gspo.backends.hf.fused import build
+print(build.library() is not None)
+"""
+
+
+def told(tmp_path, **changes):
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")} | changes
+    command = [sys.executable, "-c", TOLD]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout.strip() == "True", done.stderr
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_library_is_compiled_once(tmp_path):
+    real, count = build.shutil.which("g++") or build.shutil.which("clang++"), tmp_path / "count"
+    compiler = script(tmp_path / "compiler", f'case "$*" in *-shared*) echo x >> {count};; esac; exec {real} "$@"')
+    assert told(tmp_path, CXX=compiler)[0] and told(tmp_path, CXX=compiler)[0]
+    assert count.read_text() == "x\n"
+    assert [file.suffix for file in (tmp_path / "cache" / "gspo").iterdir()] == [".so"]
+
+
+def test_without_a_compiler_or_with_one_that_fails(tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert told(tmp_path, PATH=str(empty), CXX="") == (False, "")
+    fails = script(tmp_path / "fails", 'case "$*" in *-shared*) echo "no such flag" >&2; exit 1;; esac')
+    found, said = told(tmp_path, CXX=fails)
+    assert not found and "no such flag" in said and list((tmp_path / "cache" / "gspo").iterdir()) == []
+
+
+def test_a_broken_library_in_the_cache(tmp_path):
+    assert told(tmp_path)[0]
+    (file,) = (tmp_path / "cache" / "gspo").iterdir()
+    file.write_bytes(b"not a library")
+    found, said = told(tmp_path)
+    assert found and not said  # it is compiled again
+
+
+def test_without_kernels_a_model_is_as_it_was(monkeypatch):
+    monkeypatch.setattr(modules, "library", lambda: None)
+    model = build_tiny(FAMILIES["qwen3"], TOKENIZER)
+    assert not model.kernels and not any("forward" in vars(m) for m in model.model.modules())
+
+
+def test_a_resumed_run_that_computes_otherwise_warns():
+    plain, by_kernels = (HFPolicy(model) for model in both("llama"))
+    with pytest.warns(UserWarning, match="transformers' own operations before and are gspo's compiled kernels now"):
+        by_kernels.load_state_dict(plain.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain.load_state_dict(plain.state_dict())
+        plain.load_state_dict({})  # of an earlier gspo
