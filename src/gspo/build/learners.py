@@ -76,6 +76,11 @@ def learner_of(config: Config, policy: HFPolicy, reference: HFPolicy | None) -> 
 
 def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
     """The optimizer of a run of so many updates."""
+    if config.optimizer.name == "adamw_8bit" and policy.device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f'optimizer.name = "adamw_8bit": bitsandbytes has no such kernels for {policy.device.type}: set "adamw", or '
+            'model.device = "cpu"'
+        )
     offload = config.train.offload_optimizer and policy.device.type != "cpu"
     biases = [p for name, p in policy.model.named_parameters() if name.endswith("bias")]
     return Optimizer(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates, offload, biases)

@@ -15,6 +15,7 @@ from gspo.learner.ranks import OneRank, Ranks
 from gspo.types import Completion
 
 T = TypeVar("T")
+OFFLOAD = 'train.offload_optimizer = true (with optimizer.name = "adamw")'
 MORE = "more ranks (scale.ranks), or divide the experts of a mixture among them (scale.experts)"
 Readers = list[list[int]]  # the numbers of the completions that each rank reads, ascending
 
@@ -109,7 +110,7 @@ class MicroBatches:
             found = OutOfMemory(text, min(read, self.max_tokens) // 2)
             self.keep(found)
             return found
-        offload = "" if several else "on a GPU train.offload_optimizer = true, "
+        offload = "" if several else f"on a GPU {OFFLOAD}, "
         last = f"start {MORE}" if several else "train adapters (lora.rank)"
         return RuntimeError(
             f"out of memory with one completion of {read} tokens: set train.gradient_checkpointing = true, {offload}lower "
@@ -127,7 +128,7 @@ def outside_of_passes(what: str, ranks: Ranks) -> Iterator[None]:
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
-        one = "on a GPU set train.offload_optimizer = true, or start several ranks (scale.ranks)"
+        one = f"on a GPU set {OFFLOAD}, or start several ranks (scale.ranks)"
         several = "start more ranks (scale.ranks), or divide fewer copies of the model among them (scale.replicas)"
         raise RuntimeError(
             f"out of memory on rank {ranks.number} {what}, where smaller micro-batches change nothing: "

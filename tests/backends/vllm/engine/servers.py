@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from gspo.backends.hf.lora import adapted
+from gspo.backends.hf.lora import adapted, packed
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.backends.vllm.open import sampler_of
@@ -50,9 +50,10 @@ def change(model, size, seed):
         p.add_(size * torch.randn(p.shape, generator=g).to(p.dtype))
 
 
-def adapted_policy(name, rank=4, dtype="float32"):
-    """A tiny policy with adapters that do something."""
-    policy = HFPolicy(adapted(policy_of(name, dtype).model, LoraConfig(rank=rank)))
+def adapted_policy(name, rank=4, dtype="float32", targets=("all-linear",), quantize="none"):
+    """A tiny policy with adapters that do something, on weights of few bits where `quantize` says so."""
+    model = adapted(policy_of(name, dtype).model, LoraConfig(rank=rank, targets=[*targets]))
+    policy = HFPolicy(model if quantize == "none" else packed(model, ModelConfig(device="cpu", quantize=quantize)))
     change_adapters(policy, 0.3, 0)
     return policy
 

@@ -11,10 +11,16 @@ from gspo.learner.weights import PolicyWeights
 from tests.backends.vllm.engine.servers import ENGINE_ARGS, MODELS, PYTHON, adapted_policy, change_adapters, gaps, served
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
 
+EXPERTS = {"targets": ("all-linear", "experts")}
+FEW = {"quantize": "nf4"}  # bits a weight
 
-@pytest.mark.parametrize(("name", "as_adapter"), [("dense", True), ("moe", False)])
-def test_three_updates_of_an_adapter(name, as_adapter):
-    policy = adapted_policy(name)
+
+@pytest.mark.parametrize(
+    ("name", "as_adapter", "options"),
+    [("dense", True, {}), ("moe", False, {}), ("moe", False, EXPERTS), ("dense", True, FEW), ("moe", False, EXPERTS | FEW)],
+)
+def test_three_updates_of_an_adapter(name, as_adapter, options):
+    policy = adapted_policy(name, **options)
     with served(policy, rank=4) as sampler:
         assert sampler.server.adapters == as_adapter
         for version in range(1, 4):
@@ -27,6 +33,18 @@ def test_three_updates_of_an_adapter(name, as_adapter):
         change_adapters(policy, 0.3, 9)  # the engine is not told
         with pytest.raises(EngineError, match="disagree about version 3"):
             sampler.check(PolicyWeights(policy, sampler.version))
+
+
+def test_a_run_on_experts_of_few_bits_logs_how_far_the_engine_is_from_the_trainer(tmp_path):
+    build_tiny(MODELS["moe"], longest_match_tokenizer(PIECES)).save(tmp_path / "model")
+    config = settings(
+        tmp_path / "run", model={"path": str(tmp_path / "model"), **FEW}, lora={"rank": 4, "targets": [*EXPERTS["targets"]]},
+        sampler={"engine": "vllm", "python": PYTHON, "engine_args": ENGINE_ARGS}, train={"steps": 4}, eval={"every": 0},
+    )  # fmt: skip
+    folder = gspo.train(None, ROWS, likes_a, config=config).folder
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    print([line["mismatch/kl"] for line in steps])
+    assert len(steps) == 4 and all(abs(line["mismatch/kl"]) < 1e-7 for line in steps)
 
 
 def test_a_run_with_adapters_resumes(tmp_path):

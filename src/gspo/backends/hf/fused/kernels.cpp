@@ -281,11 +281,18 @@ template <int N> static void look(const float *weight, const float *values, floa
             for (i64 i = 0; i < n; i++) out[i] += weight[p] * values[p * n + i];
         return;
     }
-    V sum[N ? N / 8 : 1];
-    std::memcpy(sum, out, N * sizeof(float));
-    for (i64 p = 0; p < count; p++)
-        for (int i = 0; i < N / 8; i++) sum[i] += weight[p] * load(values + p * n + i * 8);
-    std::memcpy(out, sum, N * sizeof(float));
+    constexpr int chains = N <= 32 ? 4 : N <= 64 ? 2 : 1, size = N ? N / 8 : 1;  // sums that do not wait for each other
+    V sum[chains][size] = {};
+    std::memcpy(sum[0], out, N * sizeof(float));
+    i64 p = 0;
+    for (; p + chains <= count; p += chains)
+        for (int c = 0; c < chains; c++)
+            for (int i = 0; i < size; i++) sum[c][i] += weight[p + c] * load(values + (p + c) * n + i * 8);
+    for (; p < count; p++)
+        for (int i = 0; i < size; i++) sum[0][i] += weight[p] * load(values + p * n + i * 8);
+    for (int c = 1; c < chains; c++)
+        for (int i = 0; i < size; i++) sum[0][i] += sum[c][i];
+    std::memcpy(out, sum[0], N * sizeof(float));
 }
 
 // One row's head group of `attend`: `each` queries q, their scores over all keys, and what they look at.
@@ -317,7 +324,13 @@ extern "C" {
 void attend(const float *q, const float *prompt_k, const float *prompt_v, const i64 *prompt_of, const float *bias,
             const float *own_k, const float *own_v, const i64 *strides, float *out, i64 rows, i64 groups, i64 each, i64 n,
             i64 length, i64 own, float scale, int threads) {
-    const auto known = n == 24 ? attend_group<24> : n == 32 ? attend_group<32> : n == 64 ? attend_group<64> : n == 128 ? attend_group<128> : attend_group<0>;
+    const auto known = n == 24    ? attend_group<24>
+                       : n == 32  ? attend_group<32>
+                       : n == 64  ? attend_group<64>
+                       : n == 80  ? attend_group<80>
+                       : n == 96  ? attend_group<96>
+                       : n == 128 ? attend_group<128>
+                                  : attend_group<0>;
 #pragma omp parallel num_threads(threads) if (rows * groups * each * (length + own) > SMALL / 16)
     {
         std::vector<float> score(length + own);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +39,8 @@ def _run(kernel: str, *arguments: Any) -> None:
     getattr(made, kernel)(*(x.data_ptr() if isinstance(x, Tensor) else x for x in arguments), torch.get_num_threads())
 
 
-def _sizes(*numbers: int) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64)
+def _sizes(*numbers: int) -> Any:
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 BLOCK = 64  # rows whose part of a sum is taken together, as in kernels.cpp
@@ -105,9 +106,9 @@ class _Rotary(torch.autograd.Function):
 
 
 def _rotate(x: Tensor, y: Tensor, back: int, cos: Tensor, sin: Tensor) -> None:
-    strides = _sizes(*x.stride()[:3], *y.stride()[:3])
     b, heads, length, n = x.shape
-    _run("rotary", x, strides, y, strides[3:], cos, sin, len(cos), b, heads, length, n, back)
+    strides = _sizes(*x.stride()[:3]), _sizes(*y.stride()[:3])
+    _run("rotary", x, strides[0], y, strides[1], cos, sin, len(cos), b, heads, length, n, back)
 
 
 def turns(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
