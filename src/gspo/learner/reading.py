@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gspo.learner import layout
+from gspo.learner.host import on_host
 from gspo.learner.memory import MicroBatches, Readers
 from gspo.learner.ports import Policy
 from gspo.learner.ranks import Ranks
@@ -52,11 +53,14 @@ def _micro_batch(policy: Policy, completions: Sequence[Completion], routing: boo
     batch = layout.build(completions, policy.shares_prompts)
     out = policy.forward(batch, routing=routing, replay=replay)
     lengths, nothing = batch.length.tolist(), [None] * len(completions)
-    logps = out.logp.cpu().split(lengths)
-    values = nothing if out.values is None else out.values.cpu().split(lengths)
+    given = {"logp": out.logp, "values": out.values, "routes": None if out.routing is None else out.routing.own}
+    known = {name: x for name, x in given.items() if x is not None}
+    host = dict(zip(known, on_host(list(known.values()))))
+    logps = host["logp"].split(lengths)
+    values = host["values"].split(lengths) if "values" in host else nothing
     routes = nothing
-    if out.routing is not None:
-        routes = out.routing.own.cpu()[batch.path].split([len(completion.tokens) for completion in completions])
+    if "routes" in host:
+        routes = host["routes"][batch.path].split([len(completion.tokens) for completion in completions])
     return [Reading(*reading) for reading in zip(logps, routes, values)]
 
 

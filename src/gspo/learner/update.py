@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gspo.learner import layout
+from gspo.learner.host import nonzero, on_host
 from gspo.learner.in_one_order import in_one_order
 from gspo.learner.memory import MicroBatches, Readers, outside_of_passes
 from gspo.learner.optimizer import Optimizer
@@ -70,17 +71,21 @@ class Updater:
         """
         denominator = objective.denominator(completions)
         gathered: dict[str, list[Tensor]] = defaultdict(list)
-        total, passed, any_passed = torch.zeros((), dtype=torch.float64), 0, False
+        losses, passed, any_passed = list[Tensor](), 0, False
         for part in self.micro_batches.deal(tried, self.policy.shares_prompts, readers):
             must = part.last and not any_passed
             done = self._pass(objective, [tried[i] for i in part.indices], denominator, must, part.counts)
             any_passed |= done.passes
             if part.counts:
                 passed += done.tokens if done.passes else 0
-                total += done.loss.cpu().double()
+                losses.append(done.loss)
                 for name, value in done.stats.items():
                     gathered[name].append(value)
-        return Share({name: torch.cat(values).cpu() for name, values in gathered.items()}, float(total), passed)
+        total = torch.zeros((), dtype=torch.float64)
+        *values, lost = on_host([*map(torch.cat, gathered.values()), torch.stack(losses or [total])])
+        for loss in lost:
+            total += loss.double()
+        return Share(dict(zip(gathered, values)), float(total), passed)
 
     def _pass(
         self, objective: Objective, completions: Sequence[Completion], denominator: float, must: bool, counts: bool
@@ -153,5 +158,7 @@ def stopped(out: Outputs, leaves: Outputs) -> list[tuple[Tensor, Any]]:
 
 
 def worth_passing(gradients: Sequence[tuple[Tensor, Any]]) -> bool:
-    """Whether the policy's backward pass would add anything."""
-    return any(bool(gradient.any()) for _, gradient in gradients)
+    """Whether the policy's backward pass would add anything. Of a gradient [N] it finds the places that do, which the head's
+    own backward pass asks for again.
+    """
+    return any(len(nonzero(gradient)) > 0 if gradient.ndim == 1 else bool(gradient.any()) for _, gradient in gradients)

@@ -193,7 +193,7 @@ def over(forest: Forest, device: torch.device) -> dict[str, Any]:
     """What a model on `device` is given beside its tokens, in one row. Any other attention than this one fails on the empty
     mask.
     """
-    prepared = Blocks(forest.to(device)) if device.type == "cuda" else PreparedForest(forest)
+    prepared = Blocks(forest, device) if device.type == "cuda" else PreparedForest(forest)
     return {"attention_mask": torch.empty(1, 1, 0, 0, dtype=torch.bool, device=device), "forest": prepared}
 
 

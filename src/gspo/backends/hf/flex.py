@@ -23,10 +23,10 @@ OPTIONS = {"FORCE_USE_FLEX_ATTENTION": True}
 
 
 class Blocks:
-    """A forest made ready for a GPU's kernel. depth: tokens on its longest path."""
+    """A forest, which is in the host's memory, made ready for a GPU's kernel. depth: tokens on its longest path."""
 
-    def __init__(self, forest: Forest) -> None:
-        self.forest = forest
+    def __init__(self, forest: Forest, device: torch.device | None = None) -> None:
+        self.forest = forest if device is None else forest.to(device)
         self.depth = int(forest.position.max()) + 1
         self.windows: list[int | None] = []  # of each layer that looked, in their order
         self.masks: dict[int | None, BlockMask] = {}

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gspo.learner.host import nonzero
+
 BLOCK = 1 << 24  # elements of a block of logits: 64 MiB in float32
 KEPT = 1 << 26  # exponentials kept for the backward pass, which forms all others again: 256 MiB in float32
 ROUND = 64  # the words of a block are a multiple of this, for the sake of the matrix products
@@ -261,7 +263,7 @@ class _LogProbs(torch.autograd.Function):
         d_logp = torch.zeros_like(top) if d_logp is None else d_logp
         if pull is not None and d_entropy is None:
             return (pull * d_logp[:, None]).to(states.dtype), *(None,) * 7
-        live = (d_logp if d_entropy is None else d_logp.abs() + d_entropy.abs()).nonzero()[:, 0]
+        live = nonzero(d_logp if d_entropy is None else d_logp.abs() + d_entropy.abs())
         every = torch.zeros_like(states) if len(live) < len(top) else None
         if every is not None:  # the tokens of clipped completions take no part
             states, targets, top, total, d_logp = (x[live] for x in (states, targets, top, total, d_logp))

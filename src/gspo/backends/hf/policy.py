@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gspo.backends.hf import attention
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel, probe
+from gspo.backends.hf.one_sequence import one_sequence_a_row
 from gspo.backends.hf.routers import missing, routers, unseen
 from gspo.backends.hf.routing import Record, Replay, checkpoint_contexts, choices, record
 from gspo.backends.hf.routing import replay as replay_routes
@@ -165,9 +166,13 @@ class HFPolicy:
         """One forward pass: log-probabilities at the sampling temperature, and what else is asked for."""
         return self.model.run(lambda: self._forward(batch, entropy, routing, replay))
 
+    @one_sequence_a_row()
     def _forward(self, batch: Batch, entropy: bool, routing: bool, replay: bool) -> Outputs:
-        rows = self._rows(batch)
-        device = self.model.device
+        rows, device = self._rows(batch), self.model.device
+
+        def there(x: Tensor) -> Tensor:
+            return x.to(device, non_blocking=True)  # a GPU is still at work on the pass before this one
+
         # Only the checkpointed layers look at the mode: dropout is 0 in either.
         for model in self.models:
             model.train(self.gradient_checkpointing and torch.is_grad_enabled())
@@ -176,16 +181,16 @@ class HFPolicy:
             recorded, logits = None, self.router_logits and torch.is_grad_enabled()
             if routing and self.sparse:
                 recorded = stack.enter_context(record(self.model.model, entropy=True, logits=logits))
-            inputs: dict[str, Any] = {"input_ids": rows.tokens.to(device), "position_ids": rows.position.to(device)}
-            inputs["attention_mask"] = None if rows.mask is None else rows.mask.to(device)
+            inputs: dict[str, Any] = {"input_ids": there(rows.tokens), "position_ids": there(rows.position)}
+            inputs["attention_mask"] = None if rows.mask is None else there(rows.mask)
             if rows.forest is not None:
                 inputs |= attention.over(rows.forest, device)
             hidden = self.model.hidden(**inputs)
-            routed = None if recorded is None else _routing(recorded, replayed, rows.place.to(device), logits)
-        before = rows.before.to(device)
+            routed = None if recorded is None else _routing(recorded, replayed, there(rows.place), logits)
+        before = there(rows.before)
         states = picked(hidden.flatten(0, 1), before)  # [N, H]
         values = None if self.critic is None else self.critic(states, before, inputs)
-        targets = batch.forest.tokens[batch.node].to(device)
+        targets = there(batch.forest.tokens[batch.node])
         logp, entropies = self.model.head.logprobs(states, targets, self.temperature, entropy)
         return Outputs(logp, None if entropies is None else entropies.detach(), routed, values)
 

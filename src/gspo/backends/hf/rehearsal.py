@@ -5,21 +5,19 @@ tensors that have shapes and types but no numbers. Only config.json is read.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import masking_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.backends.hf import experts, fused
 from gspo.backends.hf.load import autocast_type, by_kernels, without_weights
 from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.model import DTYPES, HFModel
+from gspo.backends.hf.one_sequence import one_sequence_a_row
 from gspo.backends.hf.packed import BITS, BLOCK, Packed, pack
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.learner.holding import Held, Kept
@@ -33,7 +31,7 @@ def rehearsed(cfg: ModelConfig, lora: LoraConfig, length: int) -> tuple[Held, Ke
     `length` tokens keeps, None where its code needs numbers to run. Raises ValueError as loading does.
     """
     model = _made(cfg, lora)
-    with FakeTensorMode(), _Grouped(), _one_sequence_a_row():
+    with FakeTensorMode(), _Grouped(), one_sequence_a_row():
         _hollowed(model.model)
         if cfg.quantize != "none":
             pack(model.model, cfg.quantize, CPU, experts.takes_adapters, Hollow)
@@ -69,20 +67,6 @@ def _made(cfg: ModelConfig, lora: LoraConfig) -> HFModel:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the model was given from Python")
         return adapted(made, lora)
-
-
-@contextmanager
-def _one_sequence_a_row() -> Iterator[None]:
-    """Has transformers look for no further sequences in a row. Without numbers it would make a mask for them."""
-    name = "find_packed_sequence_indices"
-    found = getattr(masking_utils, name, None)
-    try:
-        if found is not None:
-            setattr(masking_utils, name, lambda *args, **kwargs: None)
-        yield
-    finally:
-        if found is not None:
-            setattr(masking_utils, name, found)
 
 
 def _hollowed(model: nn.Module) -> None:

@@ -163,7 +163,7 @@ class Replay:
                 f"[{len(self.routers)}, tokens, k] is needed. They come from another model"
             )
         self.top = int(routes.max()) if routes.numel() else -1
-        self.routes = routes.to(next(self.routers[0].parameters()).device)  # one copy, not one a layer
+        self.routes = routes.to(next(self.routers[0].parameters()).device, non_blocking=True)  # one copy, not one a layer
         self._own: list[Tensor | None] = [None] * len(self.routers)
 
     def own(self) -> Tensor:

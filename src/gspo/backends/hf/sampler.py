@@ -19,6 +19,7 @@ from gspo.backends.hf.model import HFModel, far, probe
 from gspo.backends.hf.quantize import round_weights
 from gspo.backends.hf.sampled_routes import Trail
 from gspo.backends.hf.stopping import Ends, cut, decode
+from gspo.learner.host import on_host
 from gspo.ports import Weights, key_of
 from gspo.types import Prompt, Rollout, Sampling
 
@@ -191,7 +192,8 @@ class HFSampler:
         model, longest = self.model, max(map(len, prompts))
         pads = torch.tensor([[longest - len(prompt)] for prompt in prompts])  # on the left
         ids = torch.tensor([[model.pad_id] * int(pad) + list(prompt) for pad, prompt in zip(pads, prompts)])
-        cache, mask, inputs, rows = DynamicCache(config=model.config), None, {}, rows.to(model.device)
+        cache, mask, inputs = DynamicCache(config=model.config), None, {}
+        there = rows.to(model.device, non_blocking=True)
         if shared:
             cache = SharedCache(model.config.num_hidden_layers, new, model.kernels)
             mask = torch.zeros(1, 1, 1, longest + new, dtype=model.compute_dtype).expand(len(rows), -1, -1, -1)
@@ -199,19 +201,20 @@ class HFSampler:
             cache.layers = [GrowingLayer(longest + new) for _ in range(model.config.num_hidden_layers)]
             # On a CPU a mask of zeros is faster than none: transformers then packs the heads that share keys.
             if pads.any() or model.device.type == "cpu":
-                hide = (torch.arange(longest + new) < pads)[rows.cpu(), None, None].to(model.device)
+                hide = (torch.arange(longest + new) < pads)[rows, None, None].to(model.device, non_blocking=True)
                 mask = torch.zeros(hide.shape, dtype=model.compute_dtype, device=model.device)
                 mask.masked_fill_(hide, torch.finfo(mask.dtype).min)
         if pads.any():
             place = torch.arange(longest) - pads
             inputs = {"attention_mask": (place >= 0).long(), "position_ids": place.clamp(min=0)}
-            inputs = {name: value.to(model.device) for name, value in inputs.items()}
-        hidden = model.hidden(input_ids=ids.to(model.device), past_key_values=cache, **inputs)[:, -1]
+            inputs = {name: value.to(model.device, non_blocking=True) for name, value in inputs.items()}
+        ids = ids.to(model.device, non_blocking=True)
+        hidden = model.hidden(input_ids=ids, past_key_values=cache, **inputs)[:, -1]
         if isinstance(cache, SharedCache):
-            cache.fan_out(rows, torch.arange(longest) < pads if pads.any() else None)
+            cache.fan_out(there, torch.arange(longest) < pads if pads.any() else None)
         else:
-            cache.reorder_cache(rows)  # type: ignore[arg-type]  # any integer type will do
-        return cache, hidden[rows], mask
+            cache.reorder_cache(there)  # type: ignore[arg-type]  # any integer type will do
+        return cache, hidden[there], mask
 
     def _decode(
         self,
@@ -230,12 +233,12 @@ class HFSampler:
         cache, hidden, mask = self._prefill(list(distinct), prompt_of, new, shared)
         if trail is not None:
             trail.begin([len(tokens) for tokens in distinct], prompt_of)
-        position = torch.tensor([[len(prompts[i].tokens)] for i, _ in rows], device=device)
-        uniforms = _uniforms(sampling.seed, rows, new).to(device)
+        position = torch.tensor([[len(prompts[i].tokens)] for i, _ in rows]).to(device, non_blocking=True)
+        uniforms = _uniforms(sampling.seed, rows, new).to(device, non_blocking=True)
         tokens = torch.full((new, len(rows)), model.pad_id, device=device)
         logps = torch.zeros(new, len(rows), device=device)
         ends = Ends(model.tokenizer, sampling, len(rows), device)
-        live = torch.arange(len(rows), device=device)  # the rows still decoded
+        live, numbers = torch.arange(len(rows), device=device), list(range(len(rows)))  # the rows still decoded
         for t in range(new):
             tokens[t, live], logps[t, live] = draw(model.logits(hidden), uniforms[t, live], sampling)
             ended_before = ends.count
@@ -244,8 +247,8 @@ class HFSampler:
                 tell(ends.count)
             if ends.count == len(rows):
                 break
-            if ends.count > ended_before and (keep := ends.worth_dropping(live.tolist())) is not None:
-                places = torch.tensor(keep, device=device)
+            if ends.count > ended_before and (keep := ends.worth_dropping(numbers)) is not None:
+                places, numbers = torch.tensor(keep).to(device, non_blocking=True), [numbers[place] for place in keep]
                 cache.reorder_cache(places)  # type: ignore[arg-type]
                 live, position = live[places], position[places]
                 mask = None if mask is None else mask[places]
@@ -257,7 +260,8 @@ class HFSampler:
                 trail.add(live)
         if not torch.isfinite(logps).all():
             raise RuntimeError("the model's logits are not finite: its weights hold inf or nan, or overflow its dtype")
-        return tokens.T.cpu(), logps.T.cpu(), ends
+        tokens, logps = on_host([tokens, logps])
+        return tokens.T, logps.T, ends
 
     def _rollout(self, prompt: Prompt, sampling: Sampling, tokens: Tensor, logp: Tensor, length: int, stop: str) -> Rollout:
         start = len(prompt.tokens)

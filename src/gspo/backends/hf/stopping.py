@@ -48,8 +48,9 @@ class Ends:
         ended = torch.isin(block, self.ids)
         first = ended.int().argmax(0)
         ending = block.gather(0, first[None])[0]
-        hit, first, ending = torch.stack([ended.any(0).long(), first, ending]).tolist()
-        texts = block.T.tolist() if self.scan else []
+        seen = [ended.any(0).long()[None], first[None], ending[None], *([block] if self.scan else [])]
+        hit, first, ending, *sampled = torch.cat(seen).tolist()  # at once: each waits for a GPU
+        texts = [list(row) for row in zip(*sampled)]
         for row, length in enumerate(self.length):
             if length:
                 continue
