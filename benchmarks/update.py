@@ -75,6 +75,12 @@ def operations(model: HFModel, batch: list[Completion]) -> float:
     return 6 * (weights * len(forest.tokens) + config.vocab_size * config.hidden_size * sampled) + 12 * heads * looks
 
 
+def reads(batch: list[Completion], budget: int) -> tuple[int, int]:
+    """Tokens that padded rows read of micro-batches as `shared` deals them, and those that it reads itself."""
+    forests = [layout.build([batch[i] for i in part], True).forest for part in layout.micro_batches(batch, budget, True)]
+    return sum(map(layout.places, forests)), sum(len(forest.tokens) for forest in forests)
+
+
 def peak(run: Callable[[], None], device: torch.device) -> float:
     """GiB of one more pass above what stands before it."""
     release()
@@ -109,6 +115,7 @@ def compare(model: HFModel, shape: tuple[int, ...], rate: float, options: argpar
         row = {"layout": name, "seconds": statistics.median(own), "ratio": statistics.median(ratios)}
         row |= {"low": low, "high": high, "repeats": options.repeats, "GiB": peak(runs[name], model.device)}
         row |= {"roofline": needed / row["seconds"] if options.clock == "wall" else math.nan}
+        row |= dict(zip(("places", "tokens"), reads(batch, options.budget)))
         results.append({"shape": shape} | row)
         line += f"  {name} {row['seconds']:.3f} s, {row['roofline']:.0%} of the roofline, {row['GiB']:.2f} GiB"
         line += f" ({row['ratio']:.2f} [{low:.2f}, {high:.2f}])"

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
 
 import chain  # noqa: E402
+import gathering  # noqa: E402
 import head  # noqa: E402
 import models  # noqa: E402
 import pictures  # noqa: E402
@@ -158,3 +159,38 @@ def test_the_pictures_show_what_was_measured(tmp_path):
         "mixture, P 512 R 64 G 8": 3,
     }
     assert all(set(by) == {"padded rows", "TRL"} for _, by, _ in rows["An update"])
+
+
+def timed(*rows):
+    return [gathering.Timed(f"{saved:g}", int(1000 * saved), 1000, padded, shared) for saved, padded, shared in rows]
+
+
+def test_the_rule_shares_from_where_sharing_was_faster():
+    found = gathering.rule(timed((1.05, 1.0, 1.3), (1.2, 1.2, 1.3), (1.8, 1.8, 1.3), (4.5, 4.5, 1.3)))
+    assert found.gathering == 1.46  # the middle of 1.2 and 1.8 by ratio, rounded down
+    assert (found.lost, found.worst, found.most) == (0, "", 0)
+    assert f"GATHERING_ON_GPU = {found.gathering:g}`" in gathering.said(found)
+
+
+def test_a_rule_of_one_number_loses_least_where_the_times_are_not_in_order():
+    # Sharing 1.3 times would save a hundredth, and 1.5 times costs a half.
+    found = gathering.rule(timed((1.3, 1.01, 1.0), (1.5, 1.0, 1.5), (3.0, 2.0, 1.0)))
+    assert 1.5 <= found.gathering < 3.0
+    assert found.worst == "1.3" and found.most == pytest.approx(0.01) and found.lost == pytest.approx(0.01 / 3)
+    assert "1% at worst (1.3)" in gathering.said(found)
+
+
+def test_where_sharing_never_pays_or_both_take_the_same_time_rows_are_padded():
+    for found in (gathering.rule(timed((1.5, 1.0, 1.1), (4.0, 1.0, 2.0))), gathering.rule(timed((1.5, 1.0, 1.0)))):
+        assert found.gathering is None and found.lost == 0 and "= None" in gathering.said(found)
+
+
+def test_where_sharing_always_pays_no_shape_is_shared_that_spares_less_than_was_timed():
+    found = gathering.rule(timed((1.4, 1.0, 0.9), (2.0, 1.0, 0.5)))
+    assert 1.39 <= found.gathering < 1.4
+
+
+def test_what_each_layout_reads_is_counted_as_the_layout_counts_it():
+    batch = update.completions(40, 8, 4, 2)
+    assert update.reads(batch, 10_000) == (2 * 4 * 48, 2 * (40 + 4 * 8))
+    assert update.reads(batch, 80) == (2 * 4 * 48, 2 * (40 + 4 * 8))  # in two micro-batches

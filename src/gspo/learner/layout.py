@@ -16,6 +16,8 @@ from torch import Tensor
 from gspo.types import Batch, Completion, Forest, TokenColumns
 
 GATHERING = 1.15  # tokens that padded rows may read in the time of one of `shared` (docs/log.md)
+# The same on a GPU. None: nobody has timed it there, and "auto" pads. `make gpu` times it, and its report says what to set.
+GATHERING_ON_GPU: float | None = None
 
 
 @dataclass(frozen=True)
@@ -159,12 +161,21 @@ def leaves(forest: Forest) -> Tensor:
     return (forest.last == torch.arange(len(forest.last))).nonzero()[:, 0]
 
 
-def worth_sharing(forest: Forest) -> bool:
+def places(forest: Forest) -> int:
+    """Tokens that its padded rows read, padding included."""
+    return len(leaves(forest)) * (int(forest.position.max()) + 1)
+
+
+def gathering(device: torch.device) -> float | None:
+    """Tokens that padded rows may read in the time of one of `shared` on such a device; None where that is not known."""
+    return GATHERING_ON_GPU if device.type == "cuda" else GATHERING
+
+
+def worth_sharing(forest: Forest, gathering: float = GATHERING) -> bool:
     """Whether `shared` is faster than `padded`: it reads each token once and pads nothing, but gathers what attention reads
-    from one row, layer by layer.
+    from one row, layer by layer. gathering: as of the function of that name.
     """
-    places = len(leaves(forest)) * (int(forest.position.max()) + 1)
-    return places > GATHERING * len(forest.tokens)
+    return places(forest) > gathering * len(forest.tokens)
 
 
 def padded(batch: Batch, pad_id: int) -> Rows:

@@ -125,6 +125,22 @@ def test_an_update_is_the_cpus_and_waits_three_times_with_one_micro_batch(label)
         assert Counter(sync.kind for sync in seen) == {NUMBER: 1, TO_HOST: 1, SIZE: passes + turns}, Counter(seen)
 
 
+@pytest.mark.parametrize("least, read", [(None, "padded"), (1.2, "shared"), (9.0, "padded")])
+def test_auto_on_a_gpu_goes_by_what_was_timed_there(least, read, monkeypatch):
+    """The batch spares 1.5 times: three prompts of 4, 9 and 1 tokens with three completions each."""
+    monkeypatch.setattr(layout, "GATHERING_ON_GPU", least)
+    asked = []
+    for name in ("padded", "shared"):
+        real = getattr(layout, name)
+        monkeypatch.setattr(layout, name, lambda *given, name=name, real=real: (asked.append(name), real(*given))[1])
+    with fake_gpu():
+        policy = learner_of("cuda", layout="auto").policy
+        policy.forward(layout.build(batch_of("qwen3"), policy.shares_prompts))
+    assert asked == [read]
+    assert policy.layout == ("padded" if least is None else "auto")
+    assert bool(policy.unshared) == (least is None)
+
+
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])
 def test_a_reading_waits_once_a_pass(name):
     learner = learner_of("cpu", name, replay="R2" if name == "qwen3_moe" else "none", budget=45)

@@ -30,8 +30,9 @@ class HFPolicy:
     """A causal language model of transformers as ports.Policy.
 
     temperature: the sampling temperature at which log-probabilities are taken. layout: "padded", "packed", "shared", or
-    "auto": for each batch the faster of the first and the last, on a GPU the first. rests: the model waits in the
-    host's memory while it is not `awake`. Raises ValueError for a layout that the model cannot be read in.
+    "auto": for each batch the faster of the first and the last, and the first where that is not known (layout.gathering).
+    rests: the model waits in the host's memory while it is not `awake`. Raises ValueError for a layout that the model
+    cannot be read in.
     """
 
     def __init__(
@@ -62,32 +63,33 @@ class HFPolicy:
             enable = getattr(one, "activation_checkpointing_enable", one.gradient_checkpointing_enable)  # its newer name
             enable({"use_reentrant": False, "context_fn": checkpoint_contexts})
 
-    def _possible(self, layout: str, models: list[HFModel]) -> str:
-        """The layout, where these models can be read in it."""
+    def _possible(self, asked: str, models: list[HFModel]) -> str:
+        """The layout that is asked for, where these models can be read in it."""
         name = type(models[0].model).__name__
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout = {layout!r}: allowed are {', '.join(LAYOUTS)}")
-        if layout == "packed" and not models[0].has_full_attention:
+        if asked not in LAYOUTS:
+            raise ValueError(f"layout = {asked!r}: allowed are {', '.join(LAYOUTS)}")
+        if asked == "packed" and not models[0].has_full_attention:
             raise ValueError(
                 'train.layout = "packed" needs full attention in every layer, which '
                 f'{name} has not: use train.layout = "padded"'
             )
-        if layout == "auto" and models[0].device.type == "cuda":  # until it has been timed there
+        if asked == "auto" and layout.gathering(models[0].device) is None:
             self.unshared = 'on a GPU prompts are shared only where train.layout = "shared" says so'
             return "padded"
-        if layout not in ("auto", "shared"):
-            return layout
+        if asked not in ("auto", "shared"):
+            return asked
         why = next((why for model in models if (why := attention.refusal(model))), "")
-        if why and layout == "shared":
+        if why and asked == "shared":
             raise ValueError(f'train.layout = "shared" does not work with {name} here: {why}. Use train.layout = "padded"')
         self.unshared = why and f"{name} cannot share prompts: {why}"
-        return "padded" if why else layout
+        return "padded" if why else asked
 
     def _rows(self, batch: Batch) -> layout.Rows:
         """How this batch is read."""
         if self.layout == "packed":
             return layout.packed(batch)
-        if self.layout == "shared" or (self.layout == "auto" and layout.worth_sharing(batch.forest)):
+        least = layout.gathering(self.model.device) if self.layout == "auto" else None
+        if self.layout == "shared" or (least is not None and layout.worth_sharing(batch.forest, least)):
             return layout.shared(batch)
         return layout.padded(batch, self.model.pad_id)
 
