@@ -96,9 +96,13 @@ def test_few_compiled_kernels_for_all_forests():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= before + 3 < flex.GRAPHS
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", ["qwen3_moe", "gemma3", "gpt2"])
-def test_a_model_reads_a_forest_by_blocks(name, monkeypatch):
-    monkeypatch.setattr(flex, "kernel", lambda: flex_attention)
+def test_a_model_reads_a_forest_by_blocks(name, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(flex, "kernel", lambda: flex_attention)
+    elif shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler")
     model = tiny(name)
     batch = completions(model)
     policy = HFPolicy(model, layout="shared")
