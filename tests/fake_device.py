@@ -10,7 +10,6 @@ Not tested by this: CUDA's own kernels, and what they or torch's C++ code wait f
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,10 +17,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from gspo.backends.hf import flex
 
 aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -119,9 +121,12 @@ class FakeGPU:
         self.staged.clear()
         self.operations = 0
 
-    def table(self) -> dict[Sync, int]:
-        """How often each."""
-        return dict(Counter(self.syncs))
+    @contextmanager
+    def watched(self) -> Iterator[list[Sync]]:
+        """What is waited for within."""
+        self.clear()
+        yield (seen := [])
+        seen += self.syncs
 
     def copied(self, source: Tensor, target_is_gpu: bool, non_blocking: bool) -> None:
         """Notes a copy between the devices."""
@@ -144,6 +149,15 @@ def _place() -> str:
             library = f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back
     return library
+
+
+def plain_flex(
+    query: Tensor, key: Tensor, value: Tensor, block_mask: Any, scale: float, enable_gqa: bool, kernel_options: Any
+) -> Tensor:
+    """FlexAttention without its kernel, which this device has not: all pairs, under the same mask."""
+    place = torch.arange(query.shape[2], device=query.device)
+    pairs = block_mask.mask_mod(None, None, place[:, None], place[None])
+    return F.scaled_dot_product_attention(query, key, value, pairs, scale=scale, enable_gqa=enable_gqa)
 
 
 def _on_gpu(tree: Any) -> bool:
@@ -319,6 +333,7 @@ def fake_gpu() -> Iterator[FakeGPU]:
             return run_backward(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(flex, "kernel", lambda: plain_flex)
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
         patch.setattr(torch, "inference_mode", torch.no_grad)  # it knows no tensors of other classes
