@@ -156,9 +156,9 @@ class Batch(TokenColumns):
     """What one forward pass reads, and the flat views that the equations read: N sampled tokens of S completions.
 
     path: the forest token that each token of each completion is, one completion after the other. node [N]: those of the
-    sampled tokens. completion [N]: the completion each belongs to, ascending. turn [N]: the turn of that completion, 0 where
-    it has one alone. length [S]: |y_i|. advantage [S] or [N]. The other views are [N]. routes [T, layers, k] int16: the
-    experts that pi_old chose for each forest token.
+    sampled tokens. completion [N]: the completion each belongs to, ascending. turn [N]: the turn of that completion, 0
+    where it has one alone. length [S]: |y_i|. turn_length [turns]: the same of each turn. advantage [S] or [N]. The
+    other views are [N]. routes [T, layers, k] int16: the experts that pi_old chose for each forest token.
     """
 
     forest: Forest
@@ -171,6 +171,7 @@ class Batch(TokenColumns):
     advantage: Tensor
     routes: Tensor | None = None
     turn: Tensor | None = None
+    turn_length: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with every tensor on `device`."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from gspo.objective.completions import Completions
 from gspo.types import Batch, Completion, Forest, TokenColumns
 
 GATHERING = 1.15  # tokens that padded rows may read in the time of one of `shared` (docs/log.md)
@@ -72,12 +73,14 @@ def build(completions: Sequence[Completion], share: bool = False) -> Batch:
     node = torch.cat(nodes)
     if (forest.parent[node] < 0).any() or (length == 0).any():
         raise ValueError("a completion needs at least one sampled token, and a prompt token before it")
+    y = Completions.of(length, torch.cat([turns(completion) for completion in completions]))
     return Batch(
         forest=forest,
         path=torch.cat(paths),
         node=node,
-        completion=torch.repeat_interleave(torch.arange(len(completions)), length),
-        turn=torch.cat([turns(completion) for completion in completions]),
+        completion=y.completion,
+        turn=y.turn,
+        turn_length=y.turns().length,
         length=length,
         logp_mu=torch.cat([completion.logp_mu for completion in completions]),
         logp_old=torch.cat([completion.logp_old for completion in completions]),

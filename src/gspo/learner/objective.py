@@ -64,7 +64,7 @@ class PolicyObjective:
 
     def terms(self, out: Outputs, batch: Batch) -> tuple[Tensor, Stats]:
         """The loss of each completion [S]; the KL term and the auxiliary loss are averaged over tokens as the loss is."""
-        logp, y = out.logp, Completions(batch.completion, batch.length, batch.turn)
+        logp, y = out.logp, Completions(batch.completion, batch.length, batch.turn, batch.turn_length)
         A, weight = batch.advantage.to(logp), None
         if self.correction != "none":
             weight = corrections.weights(self.correction, self.row.level, batch.logp_old, batch.logp_mu, y)

@@ -14,12 +14,13 @@ class Completions:
 
     completion [N] int64: the token's completion, ascending. length [S]: |y_i|, the number of sampled tokens of each
     completion. turn [N] int64: the turn of its completion that the token belongs to, those of a turn together; None: each
-    completion is one turn.
+    completion is one turn. turn_length [turns]: tokens of each turn, where they are known: to count them waits for a GPU.
     """
 
     completion: Tensor
     length: Tensor
     turn: Tensor | None = None
+    turn_length: Tensor | None = None
 
     @staticmethod
     def of(lengths: Tensor, turn: Tensor | None = None) -> Completions:
@@ -33,7 +34,7 @@ class Completions:
             return self
         new = (self.completion.diff() != 0) | (self.turn.diff() != 0)
         number = torch.cat([new.new_zeros(min(1, len(self.turn))), new]).long().cumsum(0)
-        return Completions(number, torch.bincount(number))
+        return Completions(number, torch.bincount(number) if self.turn_length is None else self.turn_length)
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over each completion's tokens: [N] -> [S]."""

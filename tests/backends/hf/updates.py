@@ -51,7 +51,8 @@ def batch_of(name):
     made = []
     for i, c in enumerate(completions(tiny(name))):
         old = c.logp_mu + 0.01 * torch.randn(len(c.logp_mu), generator=g) * (i % 2)
-        made.append(dataclasses.replace(c, logp_mu=old, logp_old=old, advantage=1.0 - 2.0 * (i % 3)))
+        value = 1.0 - 2.0 * (i % 3)
+        made.append(dataclasses.replace(c, logp_mu=old, logp_old=old, advantage=value, reward=value))
     return made
 
 
@@ -75,10 +76,9 @@ def learner_of(device, name="qwen3", autocast="none", dtype="float32", layout="p
 
 def waits_of(case):
     """How often the host waits in an update: for the gradient's norm, for all metrics with the loss, and in each pass for
-    the tokens that have a gradient. Of turns it also asks how many tokens each has.
+    the tokens that have a gradient.
     """
-    passes = len(layout.micro_batches(batch_of(case.get("name", "qwen3")), case.get("budget", 10_000)))
-    return 2 + passes * (2 if case.get("algorithm") == "gspo_turn" else 1)
+    return 2 + len(layout.micro_batches(batch_of(case.get("name", "qwen3")), case.get("budget", 10_000)))
 
 
 def step(device, watched=nullcontext, **case):
