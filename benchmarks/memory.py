@@ -4,6 +4,7 @@
 
 Each run is a process of its own, on a CPU. measured: its memory at its fullest, read every ms, less what the same run takes
 with a model of next to nothing. without files: the same without pages of files, among them weights that are never written.
+On a GPU (tests/gpu) it is what torch's allocator had given out at the fullest.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def settings(name: str, folder: Path) -> dict[str, Any]:
+def settings(name: str, folder: Path, device: str) -> dict[str, Any]:
     """Of a run of two steps."""
     made: dict[str, Any] = {
-        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "model": {"path": str(folder / "model"), "device": device},
         "rollout": {"num_prompts": 4, "num_generations": 4, "max_completion_length": COMPLETION},
         "train": {"steps": 2, "micro_batch_tokens": 16 * (PROMPT + COMPLETION), "layout": "padded"},
         "eval": {"num_prompts": 0}, "log": {"dir": str(folder / "runs")},
@@ -90,7 +91,7 @@ def varied(prompts: list[str], completions: list[str], **columns: Any) -> list[f
     return [float(number % 4) for number in range(len(completions))]
 
 
-def one(name: str, folder: Path) -> None:
+def one(name: str, folder: Path, device: str) -> None:
     """Prints what the run took and what was foretold, as JSON."""
     import torch
 
@@ -99,40 +100,48 @@ def one(name: str, folder: Path) -> None:
     from gspo.config.files import from_dict
 
     torch.set_num_threads(2)
-    given = settings(name, folder)
+    given = settings(name, folder, device)
     memory = plan(from_dict(given), Lengths(PROMPT, COMPLETION), Machines()).memory
     rows = [{"prompt": f"{i:03}".ljust(PROMPT, "a")} for i in range(64)]
     begin = taken(os.getpid())
     gspo.train(None, rows, varied, config=from_dict(given))
     told = {"begin": begin, "foretold": memory.fullest}
+    if device != "cpu":
+        told["peak"] = torch.cuda.max_memory_allocated()
     print(json.dumps(told | {"parts": memory.standing | memory.passing | {"less": -memory.apart}}))
 
 
-def write_model(name: str, folder: Path) -> None:
-    """Of the case, with random weights."""
+def write_model(name: str, folder: Path, **more: int) -> None:
+    """Of the case, with random weights. more: other sizes than COMMON's."""
     from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 
     sizes = CASES[name][0]
-    build_tiny(tiny_qwen3_moe(**COMMON | sizes), longest_match_tokenizer(PIECES)).save(folder / "model")
+    build_tiny(tiny_qwen3_moe(**COMMON | more | sizes), longest_match_tokenizer(PIECES)).save(folder / "model")
+
+
+def run(name: str, device: str = "cpu", **more: int) -> dict[str, Any]:
+    """What a run of the case told, with the bytes that were measured: all, and without pages of files. more: sizes."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        write_model(name, folder, **more)
+        told = watched([sys.executable, __file__, "--one", name, str(folder), device])
+    return told | {"measured": [told["peak"]] * 2} if "peak" in told else told
 
 
 def main() -> None:
     """Prints a line a case."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--only", choices=CASES, action="append", help="one case; may be given several times")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     if options.one:
-        one(options.one[0], Path(options.one[1]))
+        one(options.one[0], Path(options.one[1]), options.one[2])
         return
     print(f"{'MiB':28} {'measured':>9} {'without files':>13} {'foretold':>9} {'ratio':>6}", flush=True)
     alone = [0.0, 0.0]
     for name in [NOTHING, *(options.only or [name for name in CASES if name != NOTHING])]:
-        with tempfile.TemporaryDirectory() as made:
-            folder = Path(made)
-            write_model(name, folder)
-            told = watched([sys.executable, __file__, "--one", name, str(folder)])
+        told = run(name)
         measured = [size / 2**20 - less for size, less in zip(told["measured"], alone)]
         foretold = told["foretold"] / 2**20
         if name == NOTHING:

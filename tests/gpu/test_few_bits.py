@@ -1,0 +1,44 @@
+"""Weights and moments of few bits, where bitsandbytes is installed."""
+
+import pytest
+import torch
+
+from gspo.config.policy import OptimizerConfig
+from gspo.learner.optimizer import Optimizer
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def needs_its_library():
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (pip install 'gspo[quantized]')")
+
+
+def steps(name, device, count=50):
+    """A weight after updates with gradients around a drift, the same for all."""
+    g = torch.Generator().manual_seed(0)
+    p = torch.nn.Parameter(torch.zeros(128, 256, device=device))
+    optimizer = Optimizer([p], OptimizerConfig(name=name, lr=1e-3, max_grad_norm=1e9), count, 0)
+    drift = torch.randn(128, 256, generator=g)
+    for _ in range(count):
+        p.grad = (drift + torch.randn(128, 256, generator=g)).to(device)
+        optimizer.step(0.0)
+    return p.detach().cpu()
+
+
+def test_moments_of_8_bits_take_nearly_adamws_steps(device, report):
+    wide, narrow = steps("adamw", device), steps("adamw_8bit", device)
+    error = float((narrow - wide).norm() / wide.norm())
+    report.check("AdamW with moments of 8 bits against AdamW: relative error of 50 steps", error, least=1e-5, most=0.05)
+    ours = float((wide - steps("adamw", "cpu")).norm() / wide.norm())
+    report.check("AdamW against the CPU's: relative error of 50 steps", ours, most=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_packed_weights(kind, device, report):
+    from gspo.backends.hf.packed import Packed
+
+    weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(0))
+    here, there = Packed(weight, kind).whole(), Packed(weight.to(device), kind).whole().cpu()
+    error = float((here - there).abs().max() / here.abs().max())
+    report.check(f"weights of {kind} against the CPU's: largest error, of the largest weight", error, most=1e-5)

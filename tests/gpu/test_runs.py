@@ -1,0 +1,56 @@
+"""Whole runs, as `gspo train` makes them: with the embedded sampler, with adapters on weights of few bits, and with vLLM."""
+
+import importlib.util
+import json
+import math
+import os
+
+import pytest
+
+import gspo
+from gspo.config.files import from_dict
+from tests.tiny_run import ROWS, likes_a, model, settings
+
+pytestmark = pytest.mark.gpu
+KL = 1e-2  # nats a token between sampler and trainer, under autocast to bfloat16
+ENGINE = os.environ.get("GSPO_VLLM_PYTHON", "")
+
+
+def lines(folder, device, **changes):
+    """The metrics of a run of two steps."""
+    model().save(folder / "model")
+    made = settings(folder / "runs", **changes)
+    made["model"] = {"path": str(folder / "model"), "device": device} | changes.get("model", {})
+    made["train"] = made["train"] | {"steps": 2}
+    gspo.train(None, ROWS, likes_a, config=from_dict(made))
+    run = next(path for path in (folder / "runs").rglob("metrics.jsonl"))
+    return [line for line in map(json.loads, run.read_text().splitlines()) if "loss" in line]
+
+
+def tell(report, what, found):
+    assert len(found) == 2 and all(math.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in found)
+    report.check(f"a run with {what}: updates that were skipped", sum(line["updates/skipped"] for line in found), most=0)
+    report.check(f"a run with {what}: KL of sampler and trainer, nats a token", found[0]["mismatch/kl"], most=KL)
+
+
+def test_with_the_embedded_sampler(device, report, tmp_path):
+    tell(report, "the embedded sampler", lines(tmp_path, device))
+
+
+def test_with_offloaded_moments(device, report, tmp_path):
+    train = {"offload_optimizer": True, "offload_reference": True}
+    found = lines(tmp_path, device, train=train, algorithm={"beta": 0.01})
+    tell(report, "moments and reference in the host's memory", found)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_with_adapters_on_weights_of_four_bits(device, report, tmp_path):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (pip install 'gspo[quantized]')")
+    tell(report, "adapters on nf4", lines(tmp_path, device, lora={"rank": 4}, model={"quantize": "nf4"}))
+
+
+def test_with_vllm(device, report, tmp_path):
+    if not ENGINE and importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed here; GSPO_VLLM_PYTHON may name the Python of another environment that has it")
+    sampler = {"engine": "vllm", "engine_args": {"gpu_memory_utilization": 0.4}}
+    tell(report, "vLLM", lines(tmp_path, device, sampler=sampler | ({"python": ENGINE} if ENGINE else {})))
