@@ -31,6 +31,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "gspo"
 # What the host waits for. A copy from memory that is not pinned waits as well unless it says `non_blocking`; then it is only
 # staged, which is counted apart.
 NUMBER, TO_HOST, SIZE, TO_DEVICE = "a number", "a copy to the host", "a size", "a copy to the device"
+ALL = "all that was asked"
 STAGED = "a staged copy"
 # The size of what these give depends on numbers. bincount and histc look at the least and the largest.
 SIZED = {
@@ -128,13 +129,14 @@ class FakeGPU:
         yield (seen := [])
         seen += self.syncs
 
-    def copied(self, source: Tensor, target_is_gpu: bool, non_blocking: bool) -> None:
-        """Notes a copy between the devices."""
-        if not target_is_gpu:
-            self.waits(TO_HOST)  # also one that says `non_blocking`: to memory not pinned
-        elif not non_blocking:
+    def copied(self, host: Tensor | None, to_host: bool, non_blocking: bool) -> None:
+        """Notes a copy between the devices. host: what lies in the host's memory; None: room that is made for it."""
+        pinned = id(host) in self.pinned
+        if to_host and not (non_blocking and pinned):  # else it comes while the GPU works on
+            self.waits(TO_HOST)
+        elif not to_host and not non_blocking:
             self.waits(TO_DEVICE)
-        elif id(source) not in self.pinned:
+        elif not pinned:
             self.waits(STAGED)
 
 
@@ -209,7 +211,11 @@ class _Operations(TorchDispatchMode):
         elif func in COPIES:
             target, source = isinstance(args[0], OnGPU), args[1] if len(args) > 1 else args[0]
             if isinstance(source, OnGPU) != target and (source.ndim or not target):
-                gpu.copied(source, target, bool(kwargs.get("non_blocking") or (len(args) > 2 and args[2])))
+                gpu.copied(
+                    source if target else args[0],
+                    not target,
+                    bool(kwargs.get("non_blocking") or (len(args) > 2 and args[2])),
+                )
             return
         mixed = [tuple(x.shape) for x in given if not isinstance(x, OnGPU) and x.ndim]
         if mixed:
@@ -262,7 +268,7 @@ class _Calls(TorchFunctionMode):
         made = func(*args, **kwargs)
         if not target:
             return made
-        self.gpu.copied(made, True, non_blocking=False)
+        self.gpu.copied(made, to_host=False, non_blocking=False)
         return OnGPU(made)
 
     def _moved(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -280,7 +286,7 @@ class _Calls(TorchFunctionMode):
                 kept.append(value)
         here = isinstance(x, OnGPU)
         if target is not None and target != here:
-            self.gpu.copied(x, target, non_blocking)
+            self.gpu.copied(None if here else x, here, non_blocking)
             with torch._C.DisableTorchFunction():
                 x = _Moved.apply(x)
             here = target
@@ -335,6 +341,7 @@ def fake_gpu() -> Iterator[FakeGPU]:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(flex, "kernel", lambda: plain_flex)
         patch.setattr(torch.cuda, "device_count", lambda: 1)
+        patch.setattr(torch.cuda, "synchronize", lambda device=None: gpu.waits(ALL))
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
         patch.setattr(torch, "inference_mode", torch.no_grad)  # it knows no tensors of other classes
         patch.setattr(torch.autocast, "__init__", begin)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.fake_device import NUMBER, SIZE, STAGED, TO_DEVICE, TO_HOST, OnGPU, fake_gpu
+from tests.fake_device import ALL, NUMBER, SIZE, STAGED, TO_DEVICE, TO_HOST, OnGPU, fake_gpu
 
 WAITS = [
     (lambda x: x.sum().item(), NUMBER),
@@ -14,6 +14,9 @@ WAITS = [
     (lambda x: x.to("cpu", torch.float64), TO_HOST),
     (lambda x: x.tolist(), TO_HOST),
     (lambda x: torch.empty(2, 3).copy_(x), TO_HOST),
+    (lambda x: torch.empty(2, 3).copy_(x, non_blocking=True), TO_HOST),
+    (lambda x: torch.empty_like(x, device="cpu", pin_memory=True).copy_(x), TO_HOST),
+    (lambda x: torch.cuda.synchronize(), ALL),
     (lambda x: x.nonzero(), SIZE),
     (lambda x: x[x > 0], SIZE),
     (lambda x: x.masked_select(x > 0), SIZE),
@@ -45,6 +48,7 @@ def test_what_does_not_wait_is_not_counted():
         torch.where(x > 0, x, y).masked_fill(x > 1, 0).sum().backward()
         torch.ones(2).to("cuda", non_blocking=True)
         pinned = torch.empty_like(x, device="cpu", pin_memory=True)
+        pinned.copy_(x.detach(), non_blocking=True)
         pinned.to("cuda", non_blocking=True)
     assert not gpu.syncs and [sync.kind for sync in gpu.staged] == [STAGED]
     assert isinstance(x.grad, OnGPU) and pinned.device.type == "cpu"

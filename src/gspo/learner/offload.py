@@ -47,13 +47,19 @@ class Offloaded:
             for parameter in part:
                 parameter.grad = None
                 self._keep(parameter, self.adamw.state.pop(parameter))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Waits until what was kept is there: once, and not for each copy."""
+        if any(parameter.device.type == "cuda" for parameter in self.parameters):
+            torch.cuda.synchronize()
 
     def _keep(self, parameter: nn.Parameter, state: dict[str, Tensor]) -> None:
         host = self.host.setdefault(parameter, {})
         for name, value in state.items():
             if name not in host:
                 host[name] = room(value, parameter.device)
-            host[name].copy_(value)
+            host[name].copy_(value, non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
         """As AdamW's own."""
@@ -68,6 +74,7 @@ class Offloaded:
                 self._keep(parameter, state["state"][i])
             else:
                 self.host.pop(parameter, None)
+        self._settle()
 
 
 class Resting:

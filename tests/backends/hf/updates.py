@@ -28,6 +28,7 @@ CASES = {
     "dense, three micro-batches": {"budget": 45},
     "dense, checkpointing": {"checkpointing": True},
     "dense, KL": {"beta": 0.01},
+    "dense, offloaded moments": {"offload": True},
     "dense, adapters": {"rank": 4},
     "dense, critic": {"algorithm": "ppo", "critic": "shared"},
     "dense, critic of its own": {"algorithm": "ppo", "critic": "copy"},
@@ -57,7 +58,7 @@ def batch_of(name):
 
 
 def learner_of(device, name="qwen3", autocast="none", dtype="float32", layout="padded", budget=10_000, checkpointing=False,
-               algorithm="gspo", critic="", replay="none", rank=0, beta=0.0, aux_loss=0.0):  # fmt: skip
+               algorithm="gspo", critic="", replay="none", rank=0, beta=0.0, aux_loss=0.0, offload=False):  # fmt: skip
     cfg = ModelConfig(device=device, autocast=autocast, dtype=dtype)
     model = build_tiny(FAMILIES[name], TOKENIZER, 0, cfg)
     if rank:
@@ -68,17 +69,19 @@ def learner_of(device, name="qwen3", autocast="none", dtype="float32", layout="p
     )  # fmt: skip
     reference = HFPolicy(build_tiny(FAMILIES[name], TOKENIZER, 1, cfg)) if beta else None
     row, config, _ = resolve(AlgorithmConfig(name=algorithm, beta=beta, aux_loss=aux_loss))
-    optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=1e-3), 10, 0)
+    optimizer = Optimizer(policy.parameters(), OptimizerConfig(lr=1e-3), 10, 0, offload=offload)
     return PolicyLearner(
         policy, optimizer, PolicyObjective(row, config, 9), budget, router_replay=replay, reference=reference
     )
 
 
 def waits_of(case):
-    """How often the host waits in an update: for the gradient's norm, for all metrics with the loss, and in each pass for
-    the tokens that have a gradient.
+    """How often the host waits in an update: for the gradient's norm, for all metrics with the loss, in each pass for the
+    tokens that have a gradient, and for moments that go to the host.
     """
-    return 2 + len(layout.micro_batches(batch_of(case.get("name", "qwen3")), case.get("budget", 10_000)))
+    return (
+        2 + ("offload" in case) + len(layout.micro_batches(batch_of(case.get("name", "qwen3")), case.get("budget", 10_000)))
+    )
 
 
 def step(device, watched=nullcontext, **case):
