@@ -108,7 +108,6 @@ class FakeGPU:
     def __init__(self) -> None:
         self.syncs: list[Sync] = []
         self.staged: list[Sync] = []
-        self.operations = 0
         self.inside = False  # a call from Python that was given tensors of this device: what it makes is there too
         self.pinned: set[int] = set()
 
@@ -120,7 +119,6 @@ class FakeGPU:
         """Begins to count again."""
         self.syncs.clear()
         self.staged.clear()
-        self.operations = 0
 
     @contextmanager
     def watched(self) -> Iterator[list[Sync]]:
@@ -179,7 +177,6 @@ class _Operations(TorchDispatchMode):
         here = [x for x in given if isinstance(x, OnGPU)]
         if not here and (given or not gpu.inside):
             return func(*args, **kwargs)
-        gpu.operations += 1
         self._check(func, args, kwargs, given)
         held = {id(x.elem): x for x in here}
         out = KERNELS.get(func, func)(*tree_map(_held, args), **tree_map(_held, kwargs))
