@@ -27,7 +27,7 @@ test-vllm: .venv/test .venv-vllm/done
 
 # What a first person with a GPU runs: writes gpu-report.md and gpu-report.json, to send back. DRY=1: all of it on a CPU, small.
 gpu: .venv/test
-	$(if $(DRY),GSPO_GPU_DRY=1 )$(BIN)/python -m pytest -m gpu tests/gpu
+	$(if $(DRY),GSPO_GPU_DRY=1 )$(BIN)/python -m pytest -o timeout=3600 -m gpu tests/gpu
 
 # For long what `make test` does briefly: kills, conversations and requests at random.
 campaign: .venv/test

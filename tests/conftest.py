@@ -27,6 +27,7 @@ LONG = (
     "build/test_copies", "build/test_heartbeat", "build/test_torchrun", "build/test_episodes_on_ranks",
     "rewards/test_compiler",
     "vllm/test_fleet", "vllm/test_transfer", "vllm/test_welcome", "rollout/test_asynchronous_episodes", "hf/test_on_paper",
+    "hf/test_fake_device", "test_gpu_suite",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ def test_all_come_to_the_host_by_one_copy():
         assert [sync.kind for sync in gpu.syncs] == [TO_HOST]
     for actual, expected in zip(here, TENSORS):
         assert actual.dtype == expected.dtype and torch.equal(actual, expected)
+        assert actual.untyped_storage().nbytes() == expected.numel() * expected.element_size()  # and nothing of the others
 
 
 def test_what_is_there_stays_as_it_is():

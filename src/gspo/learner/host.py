@@ -20,7 +20,7 @@ def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     parts = torch.cat([tensors[i].contiguous().flatten().view(torch.uint8) for i in order]).cpu()
     found: dict[int, Tensor] = {}
     for i, part in zip(order, parts.split([tensors[i].numel() * tensors[i].element_size() for i in order])):
-        found[i] = part.view(tensors[i].dtype).view(tensors[i].shape)
+        found[i] = part.view(tensors[i].dtype).view(tensors[i].shape).clone()  # else one would keep all others
     return [found[i] for i in range(len(tensors))]
 
 
