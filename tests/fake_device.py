@@ -52,6 +52,14 @@ KERNELS: dict[Any, Callable[..., Tensor]] = {
 }
 
 
+# What torch says of it: room for anything.
+ANSWERS: dict[str, Any] = {
+    "device_count": 1, "current_device": 0, "get_device_capability": (9, 0), "mem_get_info": (1 << 40, 1 << 40),
+    "memory_reserved": 0, "memory_allocated": 0, "max_memory_allocated": 0, "reset_peak_memory_stats": None,
+    "get_rng_state": torch.zeros(0), "set_rng_state": None,
+}  # fmt: skip
+
+
 class Sync(NamedTuple):
     """One wait: what for, and where in gspo's code (`file:line`), or in whose if not in gspo's."""
 
@@ -85,6 +93,9 @@ class OnGPU(Tensor):
         if isinstance(self, torch.nn.Parameter):
             copied._is_param = True  # as torch marks a parameter of another class
         return memo.setdefault(id(self), copied)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.elem.__reduce_ex__(protocol)  # as files have it
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"OnGPU({self.elem!r})"
@@ -232,14 +243,19 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func is torch._C._nn._parse_to:  # of a module's `to`, which then asks each tensor
+            return func(*args, **kwargs)
         if func in (Tensor.to, Tensor.cpu, Tensor.cuda):
             return self._moved(func, args, kwargs)
+        if func in (Tensor.storage, Tensor.untyped_storage, Tensor.data_ptr):
+            return func(_held(args[0]))
         if func is Tensor.tolist and isinstance(args[0], OnGPU):
             self.gpu.waits(NUMBER if not args[0].ndim else TO_HOST)
             return args[0].elem.tolist()
         if func is Tensor.numpy and isinstance(args[0], OnGPU):
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
-        target = _device(kwargs.pop("device", None))
+        if target := _device(kwargs.get("device")):
+            kwargs.pop("device")
         pin = kwargs.pop("pin_memory", False)
         before, self.gpu.inside = self.gpu.inside, _on_gpu((args, kwargs)) if target is None else target
         try:
@@ -248,7 +264,7 @@ class _Calls(TorchFunctionMode):
                 return made
             out = func(*args, **kwargs)
             if target is False and isinstance(out, OnGPU):  # torch.empty_like(x, device="cpu")
-                out = torch.empty_like(out.elem)
+                out = out.elem
             elif target and isinstance(out, Tensor) and not isinstance(out, OnGPU):  # torch.zeros_like(x, device="cuda")
                 out = OnGPU(out)
         finally:
@@ -337,9 +353,9 @@ def fake_gpu() -> Iterator[FakeGPU]:
 
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(flex, "kernel", lambda: plain_flex)
-        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        for name, answer in ANSWERS.items():
+            patch.setattr(torch.cuda, name, lambda *given, answer=answer: answer)
         patch.setattr(torch.cuda, "synchronize", lambda device=None: gpu.waits(ALL))
-        patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
         patch.setattr(torch, "inference_mode", torch.no_grad)  # it knows no tensors of other classes
         patch.setattr(torch.autocast, "__init__", begin)
         patch.setattr(torch.autograd, "_engine_run_backward", backward)

@@ -50,6 +50,8 @@ def test_what_does_not_wait_is_not_counted():
         pinned = torch.empty_like(x, device="cpu", pin_memory=True)
         pinned.copy_(x.detach(), non_blocking=True)
         pinned.to("cuda", non_blocking=True)
+        zeros, meta = torch.zeros_like(x, device="cpu"), torch.zeros(2, device="meta")
+        assert zeros.tolist() == [[0.0] * 3] * 2 and meta.device.type == "meta"
     assert not gpu.syncs and [sync.kind for sync in gpu.staged] == [STAGED]
     assert isinstance(x.grad, OnGPU) and pinned.device.type == "cpu"
 
@@ -72,7 +74,7 @@ def test_numbers_gradients_and_ties_are_the_cpus():
     expected = model[0].weight.grad.clone()
     model.zero_grad()
     with fake_gpu():
-        model.to("cuda")
+        model.to(device="cuda", dtype=torch.float32)
         assert model[1].weight is model[0].weight and model[0].weight.device == torch.device("cuda", 0)
         model(index.to("cuda")).square().sum().backward()
         assert torch.equal(model[0].weight.grad.cpu(), expected)

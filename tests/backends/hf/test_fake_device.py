@@ -1,18 +1,23 @@
 """Whole updates and the embedded sampler on a GPU that is not there: numbers, devices, and what the host waits for."""
 
+import json
 from collections import Counter
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import gspo
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny
+from gspo.config.files import from_dict
 from gspo.config.policy import ModelConfig
 from gspo.learner import layout
 from gspo.types import Prompt, Sampling
 from tests.backends.hf.families import FAMILIES, TOKENIZER
 from tests.backends.hf.updates import CASES, batch_of, learner_of, step, waits_of
 from tests.fake_device import ALL, NUMBER, SIZE, TO_HOST, fake_gpu
+from tests.tiny_run import ROWS, likes_a, model, settings
 
 
 @pytest.mark.filterwarnings("ignore:the model was given from Python")
@@ -90,3 +95,32 @@ def test_the_sampler_draws_what_it_draws_on_a_cpu_and_waits_every_fourth_token(n
     # The stop tokens there; transformers' look at the padding of the prompts; all finite; tokens and likelihoods back.
     rest = 5 + 2 * ("routes" in options and name == "qwen3_moe")
     assert len(gpu.syncs) - len(looks) == rest, Counter(gpu.syncs)
+
+
+def run(folder, device):
+    """The metrics of a run of two steps with two evaluations, what it sampled, and the model that it wrote."""
+    made = settings(folder / device, train={"steps": 2, "layout": "padded"}, eval={"every": 2, "num_prompts": 4})
+    made["model"] = {"path": str(folder / "model"), "device": device, "autocast": "none"}
+    run = gspo.train(None, ROWS, likes_a, config=from_dict(made)).folder
+    read = (
+        [json.loads(line) for line in (run / name).read_text().splitlines()] for name in ("metrics.jsonl", "rollouts.jsonl")
+    )
+    return *read, load_file(run / "model" / "model.safetensors")
+
+
+def test_a_whole_run_loads_samples_learns_evaluates_and_saves(tmp_path):
+    model().save(tmp_path / "model")
+    expected, sampled, weights = run(tmp_path, "cpu")
+    with fake_gpu() as gpu:
+        metrics, texts, written = run(tmp_path, "cuda")
+    assert [line["completion"] for line in texts] == [line["completion"] for line in sampled]
+    for line, wanted in zip(metrics[1:], expected[1:]):  # the first is an evaluation
+        for name in ("loss", "grad_norm", "entropy", "kl", "moe/volatility"):  # experts have another kernel there
+            assert line[name] == pytest.approx(wanted[name], rel=1e-4), name
+    assert weights.keys() == written.keys()
+    assert max(float((weights[name] - x).abs().max()) for name, x in written.items()) < 1e-4
+    # Two steps of four updates, two evaluations.
+    waits = Counter((sync.kind, sync.place.partition(":")[0]) for sync in gpu.syncs)
+    assert waits[NUMBER, "learner/optimizer.py"] == waits[SIZE, "learner/host.py"] == 8
+    sampling, reading = 4, waits[TO_HOST, "learner/host.py"] - 8 - 4
+    assert waits[TO_HOST, "backends/hf/stopping.py"] == 2 * sampling and reading == 3, waits
