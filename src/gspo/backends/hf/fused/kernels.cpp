@@ -207,28 +207,32 @@ void experts(const float *x, const i64 *chosen, const float *weight, const float
             expert.push_back(e);
         }
     const i64 tasks = static_cast<i64>(first.size());
-#pragma omp parallel num_threads(threads) if (tokens * k * n > SMALL / 4)
-    {
-        std::vector<float> rows(BLOCK * n), wide(BLOCK * 2 * width), narrow(BLOCK * width);
-        const float one = 1.0f, zero = 0.0f;
-        const int size_n = static_cast<int>(n), size_w = static_cast<int>(width), size_2w = 2 * size_w;
-#pragma omp for schedule(dynamic)
-        for (i64 task = 0; task < tasks; task++) {
-            const int m = static_cast<int>(last[task] - first[task]);
-            for (i64 i = 0; i < m; i++)
-                std::memcpy(&rows[i * n], x + order[first[task] + i] / k * n, n * sizeof(float));
-            const i64 e = expert[task];
-            sgemm("T", "N", &size_2w, &m, &size_n, &one, gate_up + e * 2 * width * n, &size_n, rows.data(), &size_n, &zero,
-                  wide.data(), &size_2w);
-            for (i64 i = 0; i < m; i++) {
-                const float *a = &wide[i * 2 * width], *b = a + width;
-                float *to = &narrow[i * width];
+    const float one = 1.0f, zero = 0.0f;
+    const int size_n = static_cast<int>(n), size_w = static_cast<int>(width), size_2w = 2 * size_w;
+    const auto compute = [&](i64 task, float *rows, float *wide, float *narrow) {
+        const int m = static_cast<int>(last[task] - first[task]);
+        for (i64 i = 0; i < m; i++) std::memcpy(rows + i * n, x + order[first[task] + i] / k * n, n * sizeof(float));
+        const i64 e = expert[task];
+        sgemm("T", "N", &size_2w, &m, &size_n, &one, gate_up + e * 2 * width * n, &size_n, rows, &size_n, &zero, wide, &size_2w);
+        for (i64 i = 0; i < m; i++) {
+            const float *a = wide + i * 2 * width, *b = a + width;
+            float *to = narrow + i * width;
 #pragma omp simd
-                for (i64 j = 0; j < width; j++) to[j] = a[j] * sigmoid(a[j]) * b[j];
-            }
-            sgemm("T", "N", &size_n, &m, &size_w, &one, down + e * n * width, &size_w, narrow.data(), &size_w, &zero,
-                  made + first[task] * n, &size_n);
+            for (i64 j = 0; j < width; j++) to[j] = a[j] * sigmoid(a[j]) * b[j];
         }
+        float *to = made + first[task] * n;
+        sgemm("T", "N", &size_n, &m, &size_w, &one, down + e * n * width, &size_w, narrow, &size_w, &zero, to, &size_n);
+    };
+    if (tokens * k * n > SMALL / 4 && threads > 1) {
+#pragma omp parallel num_threads(threads)
+        {
+            std::vector<float> rows(BLOCK * n), wide(BLOCK * 2 * width), narrow(BLOCK * width);
+#pragma omp for schedule(dynamic)
+            for (i64 task = 0; task < tasks; task++) compute(task, rows.data(), wide.data(), narrow.data());
+        }
+    } else {  // outside of any team: in one of one thread each product would start threads of its own
+        std::vector<float> rows(BLOCK * n), wide(BLOCK * 2 * width), narrow(BLOCK * width);
+        for (i64 task = 0; task < tasks; task++) compute(task, rows.data(), wide.data(), narrow.data());
     }
     combine(made, place.data(), weight, out, tokens, k, n, threads);
 }
