@@ -74,7 +74,8 @@ def test_rotary_embeddings(batch, heads, length, half, each):
         turned = torch.cat([-x[..., half:], x[..., :half]], -1)
         return x * cos[:, None].double() + turned * sin[:, None].double()
 
-    assert ops.turns(random(0, batch, length, heads, 2 * half).transpose(1, 2), cos, sin)
+    q, k = (random(0, batch, length, count, 2 * half).transpose(1, 2) for count in (heads, 1))
+    assert ops.turns(q, k, cos, sin) and not ops.turns(q, k, cos[..., 1:], sin[..., 1:])
     check(lambda x: ops.rotary(x.transpose(1, 2), cos, sin), naive, random(0, batch, length, heads, 2 * half))
 
 

@@ -129,7 +129,7 @@ def _place_rotary(module: Any) -> None:
 
     @wraps(own)
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        if more or named or not (ops.turns(q, cos, sin) and ops.turns(k, cos, sin)):
+        if more or named or not ops.turns(q, k, cos, sin):
             return own(q, k, cos, sin, *more, **named)
         return ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
 

@@ -18,11 +18,10 @@ KNOWN = (Tensor, nn.Parameter, FakeTensor)  # a subclass may have numbers elsewh
 
 def suits(*tensors: Tensor) -> bool:
     """Whether the kernels know such tensors, here and now. Tensors without numbers come out as others would, by shape."""
-    return (
-        all(type(x) in KNOWN and x.dtype is torch.float32 and x.device.type == "cpu" for x in tensors)
-        and not torch.is_autocast_enabled("cpu")
-        and library() is not None
-    )
+    for x in tensors:
+        if type(x) not in KNOWN or x.dtype is not torch.float32 or x.device.type != "cpu":
+            return False
+    return not torch.is_autocast_enabled("cpu") and library() is not None
 
 
 def multiplies() -> bool:
@@ -31,12 +30,11 @@ def multiplies() -> bool:
 
 
 def _run(kernel: str, *arguments: Any) -> None:
-    """Calls it with the addresses of tensors, and all else as it is."""
-    if any(type(x) is FakeTensor for x in arguments):
+    """Calls it with the addresses of tensors, and all else as it is. Where the first has no numbers, none has."""
+    if type(arguments[0]) is FakeTensor:
         return
-    made = library()
-    assert made is not None
-    getattr(made, kernel)(*(x.data_ptr() if isinstance(x, Tensor) else x for x in arguments), torch.get_num_threads())
+    given = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
+    getattr(library(), kernel)(*given, torch.get_num_threads())
 
 
 def _sizes(*numbers: int) -> Any:
@@ -111,12 +109,13 @@ def _rotate(x: Tensor, y: Tensor, back: int, cos: Tensor, sin: Tensor) -> None:
     _run("rotary", x, strides[0], y, strides[1], cos, sin, len(cos), b, heads, length, n, back)
 
 
-def turns(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether `rotary` takes these: x [B, H, L, n], cos and sin [1 or B, L, n]."""
+def turns(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether `rotary` takes these: q and k [B, H or H', L, n], cos and sin [1 or B, L, n]."""
     return (
-        suits(x, cos, sin)
-        and x.ndim == 4 and x.stride(-1) == 1 and x.shape[-1] % 2 == 0
-        and cos.shape == sin.shape and cos.shape[1:] == (x.shape[2], x.shape[3]) and len(cos) in (1, len(x))
+        suits(q, k, cos, sin)
+        and q.ndim == k.ndim == 4 and q.stride(3) == k.stride(3) == 1 and q.shape[3] % 2 == 0
+        and cos.shape == sin.shape and len(cos) in (1, len(q))
+        and cos.shape[1:] == q.shape[2:] == k.shape[2:] and len(q) == len(k)
         and not (cos.requires_grad or sin.requires_grad)
     )  # fmt: skip
 
