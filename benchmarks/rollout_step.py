@@ -28,12 +28,14 @@ TASKS = {0: "chain", 6: "worked examples"}  # by the examples before each questi
 
 
 def commands(model: Path, examples: int) -> dict[str, list[str]]:
-    """What starts each worker. TRL is faster compiled, where there is a C++ compiler; gspo does not compile."""
+    """What starts each worker. With a C++ compiler TRL is faster compiled, and gspo has its kernels."""
     arguments = [str(model), "--examples", str(examples)]
     ours = [sys.executable, str(HERE / "ours_step.py"), *arguments]
     theirs = [str(trl_environment()), str(HERE / "trl_step.py"), *arguments]
     recompute = json.dumps({"algorithm": {"old_logprobs": "recompute"}})
+    plain = json.dumps({"model": {"kernels": "torch"}})
     by_name = {"gspo": ours, "gspo, pi_old recomputed": [*ours, "--changes", recompute], "TRL": theirs}
+    by_name["gspo, kernels = torch"] = [*ours, "--changes", plain]
     if shutil.which("g++"):
         by_name["TRL, torch_compile"] = [*theirs, "--trial", json.dumps(COMPILED)]
     return by_name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -81,7 +81,8 @@ class HFSampler:
         with self.mode():
             rows = torch.zeros(2, dtype=torch.long)
             cache = self._prefill([tuple(tokens[0, :4].tolist())], rows, 1, shared)[0]
-            hidden = self._read(cache, torch.full((2, 1), 4, device=model.device), input_ids=tokens[:, 4:].expand(2, 1))
+            with self._attending(cache):
+                hidden = self._read(cache, torch.full((2, 1), 4, device=model.device), input_ids=tokens[:, 4:].expand(2, 1))
             return not far(model, hidden, model.hidden(input_ids=tokens)[:, 4:].expand_as(hidden))
 
     def _read(self, cache: Cache, position: Tensor, **inputs: Tensor) -> Tensor:
@@ -90,8 +91,11 @@ class HFSampler:
         """
         if "position_ids" in self.model.inputs:
             inputs["position_ids"] = position
-        with shared_attention(self.model.config) if isinstance(cache, SharedCache) else nullcontext():
-            return self.model.hidden(past_key_values=cache, **inputs)
+        return self.model.hidden(past_key_values=cache, **inputs)
+
+    def _attending(self, cache: Cache) -> AbstractContextManager[None]:
+        """Around a loop of `_read`: the attention that knows such a cache."""
+        return shared_attention(self.model.config) if isinstance(cache, SharedCache) else nullcontext()
 
     def rest(self) -> None:
         """Nothing is held between two calls."""
@@ -239,25 +243,26 @@ class HFSampler:
         logps = torch.zeros(new, len(rows), device=device)
         ends = Ends(model.tokenizer, sampling, len(rows), device)
         live, numbers = torch.arange(len(rows), device=device), list(range(len(rows)))  # the rows still decoded
-        for t in range(new):
-            tokens[t, live], logps[t, live] = draw(model.logits(hidden), uniforms[t, live], sampling)
-            ended_before = ends.count
-            ends.look(tokens, t)
-            if tell and ends.count > ended_before:
-                tell(ends.count)
-            if ends.count == len(rows):
-                break
-            if ends.count > ended_before and (keep := ends.worth_dropping(numbers)) is not None:
-                places, numbers = torch.tensor(keep).to(device, non_blocking=True), [numbers[place] for place in keep]
-                cache.reorder_cache(places)  # type: ignore[arg-type]
-                live, position = live[places], position[places]
-                mask = None if mask is None else mask[places]
-            inputs = {"input_ids": tokens[t, live][:, None]}
-            if mask is not None:
-                inputs["attention_mask"] = mask[..., : longest + t + 1]
-            hidden = self._read(cache, position + t, **inputs)[:, -1]
-            if trail is not None:
-                trail.add(live)
+        with self._attending(cache):
+            for t in range(new):
+                tokens[t, live], logps[t, live] = draw(model.logits(hidden), uniforms[t, live], sampling)
+                ended_before = ends.count
+                ends.look(tokens, t)
+                if tell and ends.count > ended_before:
+                    tell(ends.count)
+                if ends.count == len(rows):
+                    break
+                if ends.count > ended_before and (keep := ends.worth_dropping(numbers)) is not None:
+                    places, numbers = torch.tensor(keep).to(device, non_blocking=True), [numbers[place] for place in keep]
+                    cache.reorder_cache(places)  # type: ignore[arg-type]
+                    live, position = live[places], position[places]
+                    mask = None if mask is None else mask[places]
+                inputs = {"input_ids": tokens[t, live][:, None]}
+                if mask is not None:
+                    inputs["attention_mask"] = mask[..., : longest + t + 1]
+                hidden = self._read(cache, position + t, **inputs)[:, -1]
+                if trail is not None:
+                    trail.add(live)
         if not torch.isfinite(logps).all():
             raise RuntimeError("the model's logits are not finite: its weights hold inf or nan, or overflow its dtype")
         tokens, logps = on_host([tokens, logps])
