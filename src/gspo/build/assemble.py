@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from gspo.backends.hf import fused
+from gspo.backends.hf.load import by_kernels
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.process import EngineHost
@@ -203,13 +205,16 @@ def assembled(
 
 
 def note_what_is_not_done(log: RunLog, policy: HFPolicy, config: Config) -> None:
-    """Says so where train.layout = "auto" cannot share prompts, where there is nothing to offload from, and where experts
-    are chosen unseen.
+    """Says so where train.layout = "auto" cannot share prompts, where there is nothing to offload from, where a CPU has no
+    kernels, and where experts are chosen unseen.
     """
     if policy.unseen:
         log.event("warning", f"{policy.unseen}: there are no moe/ metrics, and a change of routing is not noticed")
     if policy.unshared:
         log.event("info", f"trains on padded rows: {policy.unshared}")
+    model = policy.model
+    if not model.kernels and by_kernels(config.model, model.device.type, model.compute_dtype):
+        log.event("info", f"no compiled kernels, so steps take longer: {fused.missing()}")
     if policy.device.type == "cpu" and (config.train.offload_optimizer or config.train.offload_reference):
         log.event("info", "train.offload_optimizer and train.offload_reference move nothing: the model is on a CPU")
 

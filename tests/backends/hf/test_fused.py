@@ -1,6 +1,7 @@
 """The compiled kernels: against naive computations in float64, in a model, and where there is no compiler."""
 
 import copy
+import json
 import math
 import os
 import subprocess
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.activations import ACT2FN
 
+import gspo
 from gspo.backends.hf import fused
 from gspo.backends.hf.fused import build, modules, ops
 from gspo.backends.hf.lora import adapted
@@ -23,7 +25,9 @@ from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.types import Sampling
+from tests import tiny_run
 from tests.backends.hf.families import FAMILIES, TOKENIZER, prompts
+from tests.tiny_run import settings as settings_of
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C++ compiler here")
 SMALL = st.integers(1, 70)
@@ -47,15 +51,15 @@ def check(ours, naive, *inputs, limit=2e-6):
         assert torch.equal(ours(*inputs), a)
 
 
-@settings(deadline=None, max_examples=40)
-@given(SMALL, SMALL, st.sampled_from([0.0, 1.0]), st.booleans())
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(SMALL, st.integers(2, 70), st.sampled_from([0.0, 1.0]), st.booleans())  # of one number alone the gradient is rounding
 def test_norms(rows, n, offset, strided):
     def naive(x, weight):
         return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (weight + offset)
 
     x = random(0, 3, rows, n)
     shape = (lambda x: x.transpose(0, 1)) if strided else (lambda x: x)
-    check(lambda x, w: ops.rms_norm(shape(x), w, 1e-6, offset), lambda x, w: naive(shape(x), w), x, random(1, n))
+    check(lambda x, w: ops.rms_norm(shape(x), w, 1e-6, offset), lambda x, w: naive(shape(x), w), x, random(1, n), limit=1e-5)
 
 
 def test_norms_of_frozen_weights_have_no_gradient_of_them():
@@ -64,7 +68,7 @@ def test_norms_of_frozen_weights_have_no_gradient_of_them():
     assert x.grad is not None and weight.grad is None
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=40, derandomize=True)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 40), st.integers(1, 20), st.booleans())
 def test_rotary_embeddings(batch, heads, length, half, each):
     cos, sin = random(1, batch if each else 1, length, 2 * half), random(2, batch if each else 1, length, 2 * half)
@@ -79,7 +83,7 @@ def test_rotary_embeddings(batch, heads, length, half, each):
     check(lambda x: ops.rotary(x.transpose(1, 2), cos, sin), naive, random(0, batch, length, heads, 2 * half))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=40, derandomize=True)
 @given(SMALL, SMALL, st.sampled_from([0.1, 3.0, 40.0]))
 def test_gates(rows, n, size):
     gate, up = random(0, rows, n, size=size), random(1, rows, n)
@@ -98,7 +102,7 @@ def test_the_exponential():
     assert abs(ops.swiglu(odd, torch.ones(3))[2]) < 1e-30
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=40, derandomize=True)
 @given(st.integers(1, 200), st.integers(1, 6), st.integers(1, 4), st.integers(1, 20))
 def test_experts(tokens, count, k, n):
     k, width = min(k, count), 8
@@ -135,7 +139,7 @@ def test_experts(tokens, count, k, n):
         assert (ours(*inputs) - b).abs().max() <= 5e-6 * b.abs().max()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=60, derandomize=True)
 @given(
     st.integers(1, 12), st.integers(1, 3), st.integers(1, 3), st.sampled_from([4, 7, 24, 32, 40, 64, 128]),
     st.integers(1, 30), st.integers(1, 30), st.booleans(),
@@ -284,10 +288,8 @@ def test_modules_are_known_by_what_they_compute():
 
 
 TOLD = """
-import logging, sys
-logging.basicConfig(level=logging.INFO, format="%(message)s")
 from gspo.backends.hf.fused import build
-print(build.library() is not None)
+print(build.library() is not None, build.missing())
 """
 
 
@@ -295,7 +297,8 @@ def told(tmp_path, **changes):
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")} | changes
     command = [sys.executable, "-c", TOLD]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout.strip() == "True", done.stderr
+    found, _, why = done.stdout.strip().partition(" ")
+    return found == "True", why
 
 
 def script(path, text):
@@ -315,7 +318,7 @@ def test_the_library_is_compiled_once(tmp_path):
 def test_without_a_compiler_or_with_one_that_fails(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert told(tmp_path, PATH=str(empty), CXX="") == (False, "")
+    assert told(tmp_path, PATH=str(empty), CXX="") == (False, "no C++ compiler was found ($CXX, g++ or clang++)")
     fails = script(tmp_path / "fails", 'case "$*" in *-shared*) echo "no such flag" >&2; exit 1;; esac')
     found, said = told(tmp_path, CXX=fails)
     assert not found and "no such flag" in said and list((tmp_path / "cache" / "gspo").iterdir()) == []
@@ -329,10 +332,16 @@ def test_a_broken_library_in_the_cache(tmp_path):
     assert found and not said  # it is compiled again
 
 
-def test_without_kernels_a_model_is_as_it_was(monkeypatch):
-    monkeypatch.setattr(modules, "library", lambda: None)
-    model = build_tiny(FAMILIES["qwen3"], TOKENIZER)
-    assert not model.kernels and not any("forward" in vars(m) for m in model.model.modules())
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_without_kernels_a_model_is_as_it_was_and_the_run_says_so(monkeypatch, tmp_path, kernels):
+    monkeypatch.setattr(build, "_outcome", lambda: (None, "no C++ compiler was found"))
+    tiny_run.model().save(tmp_path / "model")
+    config = settings_of(tmp_path / "run", model={"path": str(tmp_path / "model"), "kernels": kernels}, train={"steps": 1})
+    model = gspo.train(None, tiny_run.ROWS, tiny_run.likes_a, config=config).model
+    assert not any("forward" in vars(m) for m in model.modules())
+    told = [json.loads(line)["text"] for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    expected = "no compiled kernels, so steps take longer: no C++ compiler was found"
+    assert (expected in told) == (kernels == "auto")
 
 
 def test_a_resumed_run_that_computes_otherwise_warns():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import logging
 import os
 import platform
 import shutil
@@ -16,7 +15,6 @@ from typing import Any
 
 import torch
 
-log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("kernels.cpp")
 COMPILERS = ("g++", "clang++")  # $CXX before these
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-std=c++17")
@@ -36,22 +34,30 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
-@cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels; None where there is no compiler, or none that can build them."""
+    return _outcome()[0]
+
+
+def missing() -> str:
+    """Why there are no kernels; "" where there are."""
+    return _outcome()[1]
+
+
+@cache
+def _outcome() -> tuple[ctypes.CDLL | None, str]:
     compiler = next((found for name in (os.environ.get("CXX"), *COMPILERS) if name and (found := shutil.which(name))), None)
     if compiler is None:
-        return None
+        return None, f"no C++ compiler was found ($CXX, {' or '.join(COMPILERS)})"
     try:
         made = _loaded(compiler)
     except (OSError, subprocess.SubprocessError) as error:
         told = getattr(error, "stderr", None) or str(error)
-        log.info("kernels for this processor could not be compiled by %s: %s", compiler, told.strip()[-500:])
-        return None
+        return None, f"{compiler} could not compile them: {told.strip()[-500:]}"
     for name, arguments in SIGNATURES.items():
         function = getattr(made, name)
         function.argtypes, function.restype = arguments, None
-    return made
+    return made, ""
 
 
 @cache
