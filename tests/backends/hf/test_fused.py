@@ -187,7 +187,7 @@ def test_a_model_computes_the_same(family):
     plain, by_kernels = both(family)
     names = [getattr(vars(m).get("forward"), "__qualname__", "") for m in by_kernels.model.modules()]
     experts = sum(fused.placed(m) for m in by_kernels.model.modules())
-    counted = sum("_norm." in name for name in names), names.count("_gated"), experts
+    counted = sum("_norm." in name for name in names), sum("_gated." in name for name in names), experts
     assert counted == PLACED[family] and by_kernels.kernels
     assert not any("forward" in vars(m) or fused.placed(m) for m in plain.model.modules())
     theirs, ours = numbers(plain), numbers(by_kernels)
@@ -274,6 +274,94 @@ class Gelu(torch.nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
+class Norm(torch.nn.Module):
+    """An RMSNorm in a way of its own."""
+
+    def __init__(self, way, size=8):
+        super().__init__()
+        self.weight, self.eps, self.way = torch.nn.Parameter(torch.ones(size)), 1e-6, way
+
+    def forward(self, x):
+        if self.way == "outside":
+            return x / (x.square().mean(-1, keepdim=True).sqrt() + self.eps) * self.weight
+        if self.way == "another's":
+            return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * self.weight
+        if self.way == "wide":
+            return (x.double() / (x.double().square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight).float()
+        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight
+
+
+class Clamped(Gelu):
+    def __init__(self, limit):
+        super().__init__("silu")
+        self.limit = limit
+
+    def forward(self, x):
+        gate, up = self.gate_proj(x).clamp(max=self.limit), self.up_proj(x).clamp(-self.limit, self.limit)
+        return self.down_proj(self.act_fn(gate) * up)
+
+    def _apply_gate(self, x):
+        gate, up = x.clamp(-self.limit, self.limit).chunk(2, -1)
+        return self.act_fn(gate) * up
+
+
+def test_near_relatives_are_told_apart():
+    with torch.no_grad():
+        for way, known in (("usual", True), ("outside", False), ("another's", False), ("wide", False)):
+            assert (modules._norm_of(Norm(way)) is not None) == known, way
+        for limit, known in ((math.inf, True), (16.0, False), (5.0, False)):
+            assert (modules._gated_of(Clamped(limit)) is not None) == known
+            assert modules._gate_of(Clamped(limit)) == known
+    layers = torch.nn.ModuleList([Clamped(math.inf), Clamped(16.0)])
+    modules.place(layers)  # each by itself
+    assert ["forward" in vars(layer) for layer in layers] == [True, False]
+
+
+def test_odd_calls_go_the_modules_own_way():
+    norm, x = torch.nn.ModuleList([Norm("usual", 8)]), random(0, 3, 8)
+    modules.place(norm)
+    expected = Norm("usual", 8)(x)
+    assert (norm[0](x) - expected).abs().max() < 1e-6
+    assert torch.equal(norm[0](x=x), expected)
+    one = torch.nn.ModuleList([Norm("usual", 1)])  # torch broadcasts its weight
+    modules.place(one)
+    assert torch.equal(one[0](x), Norm("usual", 1)(x))
+    wrong = torch.nn.ModuleList([Norm("usual", 5)])
+    modules.place(wrong)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        wrong[0](x)
+
+
+def test_experts_that_are_laid_out_otherwise():
+    _, model = both("qwen3_moe")
+    block = model.model.model.layers[0].mlp.experts
+    x, weights, chosen = random(0, 9, 32), random(1, 9, 2).abs(), random(2, 9, 4).topk(2).indices
+    with torch.no_grad():
+        expected = block(x, chosen, weights)
+        assert (block(x.t().contiguous().t(), chosen.int(), weights) - expected).abs().max() < 1e-6
+        for name in ("gate_up_proj", "down_proj"):
+            stack = getattr(block, name)
+            setattr(block, name, torch.nn.Parameter(stack.transpose(1, 2).contiguous().transpose(1, 2)))
+        assert (block(x, chosen, weights) - expected).abs().max() < 1e-6
+        with pytest.raises(IndexError, match="an expert that is not there: there are 4"):
+            block(x, chosen + 3, weights)
+    with pytest.raises(IndexError, match="an expert that is not there"):
+        block(x, chosen - 3, weights)
+    block.to(torch.bfloat16)
+    out = block(x, chosen, weights)
+    assert out.dtype == torch.float32 and (out - expected).norm() < 0.05 * expected.norm()
+
+
+def test_traced_and_saved_modules_compute_without_kernels(tmp_path):
+    _, model = both("llama")
+    layer, x = model.model.model.layers[0], random(0, 3, 32)
+    for module in (layer.input_layernorm, layer.mlp):
+        for traced in (torch.export.export(module, (x,)).module(), torch.jit.trace(module, (x,))):
+            assert (traced(x) - module(x)).abs().max() < 1e-5
+        torch.save(module, tmp_path / "module.pt")
+        assert (torch.load(tmp_path / "module.pt", weights_only=False)(x) - module(x)).abs().max() < 1e-5
+
+
 def test_modules_are_known_by_what_they_compute():
     state = torch.get_rng_state()
     with torch.no_grad():
@@ -293,9 +381,9 @@ print(build.library() is not None, build.missing())
 """
 
 
-def told(tmp_path, **changes):
+def told(tmp_path, code=TOLD, **changes):
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")} | changes
-    command = [sys.executable, "-c", TOLD]
+    command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     found, _, why = done.stdout.strip().partition(" ")
     return found == "True", why
@@ -307,10 +395,38 @@ def script(path, text):
     return str(path)
 
 
+RACE = """
+import threading
+from gspo.backends.hf.fused import build
+found = []
+threads = [threading.Thread(target=lambda: found.append(build.library() is not None)) for _ in range(4)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+print(all(found) and len(found) == 4 and build.library() is not None)
+"""
+
+
+def test_threads_that_ask_at_once(tmp_path):
+    assert told(tmp_path, RACE) == (True, "")
+
+
+def test_a_cache_that_is_not_safe_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with build._folder() as folder:
+        assert folder == tmp_path / "gspo"
+    folder.chmod(0o777)  # anybody may put a library there
+    with build._folder() as other:
+        assert other != folder and other.is_dir()
+    assert not other.exists()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(build.Path, "home", lambda: exec('raise RuntimeError("no home")'))
+    with build._folder() as other:
+        assert other.is_dir()
+
+
 def test_the_library_is_compiled_once(tmp_path):
     real, count = build.shutil.which("g++") or build.shutil.which("clang++"), tmp_path / "count"
     compiler = script(tmp_path / "compiler", f'case "$*" in *-shared*) echo x >> {count};; esac; exec {real} "$@"')
-    assert told(tmp_path, CXX=compiler)[0] and told(tmp_path, CXX=compiler)[0]
+    assert told(tmp_path, CXX=compiler)[0] and told(tmp_path, CXX=f"{compiler} -g0")[0] and told(tmp_path, CXX=compiler)[0]
     assert count.read_text() == "x\n"
     assert [file.suffix for file in (tmp_path / "cache" / "gspo").iterdir()] == [".so"]
 
@@ -320,8 +436,9 @@ def test_without_a_compiler_or_with_one_that_fails(tmp_path):
     empty.mkdir()
     assert told(tmp_path, PATH=str(empty), CXX="") == (False, "no C++ compiler was found ($CXX, g++ or clang++)")
     fails = script(tmp_path / "fails", 'case "$*" in *-shared*) echo "no such flag" >&2; exit 1;; esac')
-    found, said = told(tmp_path, CXX=fails)
+    found, said = told(tmp_path, CXX=fails, PATH=str(empty))
     assert not found and "no such flag" in said and list((tmp_path / "cache" / "gspo").iterdir()) == []
+    assert told(tmp_path, CXX=fails) == (True, "")  # the next one
 
 
 def test_a_broken_library_in_the_cache(tmp_path):
@@ -351,4 +468,6 @@ def test_a_resumed_run_that_computes_otherwise_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plain.load_state_dict(plain.state_dict())
-        plain.load_state_dict({})  # of an earlier gspo
+        plain.load_state_dict({})  # of an earlier gspo, which had none
+    with pytest.warns(UserWarning, match="numbers round otherwise"):
+        by_kernels.load_state_dict({})

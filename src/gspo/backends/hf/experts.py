@@ -63,7 +63,7 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     """hidden_states [T, H], top_k_index and top_k_weights [T, k] -> [T, H], as an experts function of transformers."""
     if not _plain(self):
         return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
-    if fused.placed(self) and fused.suits(hidden_states, top_k_weights):
+    if fused.placed(self) and fused.suits(hidden_states, top_k_weights) and _wide(self):
         return _by_kernels(self, hidden_states, top_k_index, top_k_weights)
     count, k = top_k_index.shape
     expert, order = torch.sort(top_k_index.reshape(-1))  # [T * k]
@@ -133,6 +133,11 @@ def _rounded(weight: Tensor) -> Tensor:
         copy = weight.to(dtype)
         kept[id(weight)] = weight, weight._version, copy
     return copy
+
+
+def _wide(experts: Any) -> bool:
+    """Whether the products come out in float32."""
+    return all(stack.dtype == torch.float32 for stack in (experts.gate_up_proj, experts.down_proj))
 
 
 def _plain(experts: Any) -> bool:

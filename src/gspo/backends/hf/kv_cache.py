@@ -186,7 +186,8 @@ def attend(
         raise NotImplementedError(f"{type(module).__name__} attends in a way of its own: {odd}")
     places, prompt_length = layer.places, layer.prompt_length
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if places.kernels and fused.suits(query, key, value, layer.prompt_keys):
+    same = key.shape == value.shape and layer.prompt_keys.shape == layer.prompt_values.shape
+    if places.kernels and same and fused.suits(query, key, value, layer.prompt_keys):
         prompts = layer.prompt_keys, layer.prompt_values, places.prompt_of, places.bias
         return fused.attend(query[:, :, 0], *prompts, key, value, scale)[:, None], None
     q = query.unflatten(1, (key.shape[1], -1)).squeeze(3) * scale

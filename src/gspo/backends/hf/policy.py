@@ -121,7 +121,7 @@ class HFPolicy:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`. Warns where numbers will round otherwise."""
-        before = state.get(KERNELS, self.model.kernels)
+        before = state.get(KERNELS, False)  # an earlier gspo had none
         if before != self.model.kernels:
             ways = {True: "gspo's compiled kernels", False: "transformers' own operations"}
             warnings.warn(

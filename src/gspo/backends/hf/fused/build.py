@@ -6,9 +6,13 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ SOURCE = Path(__file__).with_name("kernels.cpp")
 COMPILERS = ("g++", "clang++")  # $CXX before these
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-std=c++17")
 SECONDS = 120  # for the compiler
+_lock = threading.Lock()
 P, N, F, I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rms_norm": (P, P, P, P, N, N, F, F, I),
@@ -32,6 +37,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "experts": (P, P, P, P, P, P, P, N, N, N, N, N, P, I),
     "attend": (P, P, P, P, P, P, P, P, P, N, N, N, N, N, N, F, I),
 }
+ANSWERS = ("sort_choices", "experts")  # with a number
 
 
 def library() -> ctypes.CDLL | None:
@@ -46,18 +52,17 @@ def missing() -> str:
 
 @cache
 def _outcome() -> tuple[ctypes.CDLL | None, str]:
-    compiler = next((found for name in (os.environ.get("CXX"), *COMPILERS) if name and (found := shutil.which(name))), None)
-    if compiler is None:
-        return None, f"no C++ compiler was found ($CXX, {' or '.join(COMPILERS)})"
-    try:
-        made = _loaded(compiler)
-    except (OSError, subprocess.SubprocessError) as error:
-        told = getattr(error, "stderr", None) or str(error)
-        return None, f"{compiler} could not compile them: {told.strip()[-500:]}"
-    for name, arguments in SIGNATURES.items():
-        function = getattr(made, name)
-        function.argtypes, function.restype = arguments, None
-    return made, ""
+    asked = [shlex.split(name) for name in (os.environ.get("CXX", ""), *COMPILERS)]
+    found = [[there, *more] for name, *more in filter(None, asked) if (there := shutil.which(name))]
+    problem = f"no C++ compiler was found ($CXX, {' or '.join(COMPILERS)})"
+    for compiler in found:
+        try:
+            with _lock:  # threads of one process would compile into one file
+                return _loaded(compiler), ""
+        except (OSError, AttributeError, subprocess.SubprocessError) as error:
+            told = getattr(error, "stderr", None) or str(error)
+            problem = f"{' '.join(compiler)} could not compile them: {told.strip()[-500:]}"
+    return None, problem
 
 
 @cache
@@ -70,24 +75,32 @@ def sgemm() -> int | None:
         return None
 
 
-def _loaded(compiler: str) -> ctypes.CDLL:
-    path = _built(compiler)
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError:  # damaged, or of another system
-        path.unlink()
-        return ctypes.CDLL(str(_built(compiler)))
+def _loaded(compiler: list[str]) -> ctypes.CDLL:
+    with _folder() as folder:
+        path = _built(compiler, folder)
+        try:
+            return _declared(path)
+        except (OSError, AttributeError):  # damaged, or of another system
+            path.unlink()
+            return _declared(_built(compiler, folder))
 
 
-def _built(compiler: str) -> Path:
+def _declared(path: Path) -> ctypes.CDLL:
+    made = ctypes.CDLL(str(path))
+    for name, arguments in SIGNATURES.items():
+        function = getattr(made, name)
+        function.argtypes, function.restype = arguments, I if name in ANSWERS else None
+    return made
+
+
+def _built(compiler: list[str], folder: Path) -> Path:
     """The library's file, compiled unless an earlier process has done it."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=SECONDS, check=True).stdout
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=SECONDS, check=True).stdout
     known = "\n".join([SOURCE.read_text(encoding="utf-8"), *FLAGS, version, _processor()])
-    folder = _folder()
     path = folder / f"kernels-{hashlib.sha256(known.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         made = folder / f"{path.name}.{os.getpid()}.new"  # other processes may compile at the same time
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(made)]
+        command = [*compiler, *FLAGS, str(SOURCE), "-o", str(made)]
         try:
             subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
             made.replace(path)
@@ -96,16 +109,21 @@ def _built(compiler: str) -> Path:
     return path
 
 
-def _folder() -> Path:
-    """Where libraries are kept: this user's cache, or where that cannot be written, a folder of this process."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gspo"
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Where libraries are kept: this user's cache. Where others can write there, or this user cannot, a folder for now."""
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gspo"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="gspo-"))
+        state = folder.stat()
+        own = state.st_uid == os.getuid() and not state.st_mode & 0o022 and os.access(folder, os.W_OK)
+    except (OSError, RuntimeError):  # a user without a home
+        own = False
+    if own:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="gspo-") as made:  # what is loaded stays loaded
+        yield Path(made)
 
 
 def _processor() -> str:

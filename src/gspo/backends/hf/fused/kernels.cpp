@@ -1,6 +1,6 @@
 // Small operations of a transformer on a CPU, each in one pass over memory: float32, rows of contiguous numbers.
-// A plain C interface and no header of torch, so that it compiles in seconds. Whatever the number of threads, each sum is
-// taken in one order.
+// A plain C interface and no header of torch, so that it compiles in seconds. Whatever the number of threads, each sum but
+// those of matrix products is taken in one order.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -145,10 +145,13 @@ void swiglu_backward(const float *g, const float *gate, const float *up, float *
 }
 
 // Sorts the choices [count] of experts, those of one expert in their order: order [count] are the choices, place [count] where
-// each has come to stand, ends [experts] the end of each expert's.
-void sort_choices(const i64 *chosen, i64 *order, i64 *place, int32_t *ends, i64 count, i64 experts) {
+// each has come to stand, ends [experts] the end of each expert's. Returns 0 where there is no such expert, else 1.
+int sort_choices(const i64 *chosen, i64 *order, i64 *place, int32_t *ends, i64 count, i64 experts) {
     std::vector<i64> next(experts, 0);
-    for (i64 i = 0; i < count; i++) next[chosen[i]]++;
+    for (i64 i = 0; i < count; i++) {
+        if (chosen[i] < 0 || chosen[i] >= experts) return 0;
+        next[chosen[i]]++;
+    }
     i64 total = 0;
     for (i64 e = 0; e < experts; e++) {
         const i64 size = next[e];
@@ -161,6 +164,7 @@ void sort_choices(const i64 *chosen, i64 *order, i64 *place, int32_t *ends, i64 
         order[to] = i;
         place[i] = to;
     }
+    return 1;
 }
 
 // out [tokens, n] = sum over the k choices of a token of weight [tokens, k] times their row of x [tokens * k, n]. weight may be
@@ -195,11 +199,12 @@ void combine_backward(const float *g, const float *x, const i64 *place, const fl
 
 // All of a layer's experts without gradient: x [tokens, n], chosen and weight [tokens, k], gate_up [experts, 2 width, n], down
 // [experts, n, width] -> out [tokens, n]. A thread takes some rows of one expert at a time. made [tokens * k, n] is room.
-void experts(const float *x, const i64 *chosen, const float *weight, const float *gate_up, const float *down, float *made,
+// Returns as `sort_choices`.
+int experts(const float *x, const i64 *chosen, const float *weight, const float *gate_up, const float *down, float *made,
              float *out, i64 tokens, i64 k, i64 n, i64 width, i64 count, sgemm_t sgemm, int threads) {
     std::vector<i64> order(tokens * k), place(tokens * k), first, last, expert;
     std::vector<int32_t> ends(count);
-    sort_choices(chosen, order.data(), place.data(), ends.data(), tokens * k, count);
+    if (!sort_choices(chosen, order.data(), place.data(), ends.data(), tokens * k, count)) return 0;
     for (i64 e = 0; e < count; e++)
         for (i64 at = e ? ends[e - 1] : 0; at < ends[e]; at += BLOCK) {
             first.push_back(at);
@@ -235,6 +240,7 @@ void experts(const float *x, const i64 *chosen, const float *weight, const float
         for (i64 task = 0; task < tasks; task++) compute(task, rows.data(), wide.data(), narrow.data());
     }
     combine(made, place.data(), weight, out, tokens, k, n, threads);
+    return 1;
 }
 
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from functools import partial, wraps
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,9 @@ from torch.nn.utils import skip_init
 from gspo.backends.hf.fused import ops
 from gspo.backends.hf.fused.build import library
 
-TRIED = 16  # numbers a row of the copies that are tried
-CLOSE = 1e-5  # largest difference that rounding explains, of numbers near 1
+TRIED = 23  # numbers a row of the copies that are tried: what looks at groups of numbers does not take so many
+CLOSE = 1e-5  # largest difference that rounding explains, as a share of a row's largest number
+SIZES = (1.0, 1e-4, 30.0, 1e4)  # of the numbers that are tried: some families clamp large ones
 MARK = "_gspo_kernels"  # on experts
 OFFSETS = (0.0, 1.0)  # what norms add to their weight
 
@@ -37,16 +38,21 @@ def place(model: nn.Module) -> bool:
             kind = _kind(module)
             if kind.__module__.startswith("transformers.models."):
                 rotaries.add(kind.__module__)
-            alike = kind, *module._parameters, *module._modules  # some norms of a kind have no weight
+            alike = kind, *module._parameters, *module._modules, *_plain(module)
             if alike not in found:
                 found[alike] = _norm_of(module) or _gated_of(module)
             if (forward := found[alike]) is not None:
                 module.forward = MethodType(forward, module)
-            elif _gate_of(module):
-                setattr(module, MARK, True)
+            elif hasattr(module, "_apply_gate"):
+                setattr(module, MARK, _gate_of(module))
     for name in rotaries:
         _place_rotary(sys.modules[name])
     return True
+
+
+def _plain(module: nn.Module) -> list[tuple[str, Any]]:
+    """What else tells modules of a class apart: one layer may clamp, and the next not."""
+    return sorted((name, value) for name, value in vars(module).items() if isinstance(value, (bool, int, float, str)))
 
 
 def _norm_of(module: nn.Module) -> Any:
@@ -57,11 +63,20 @@ def _norm_of(module: nn.Module) -> Any:
         return None
     tried = nn.Parameter(torch.linspace(-1, 2, TRIED))
     small = _copy(module, parameters={"weight": tried})
-    x = torch.randn(3, TRIED, generator=torch.Generator().manual_seed(0))
+    x = _rows(*SIZES, 1e20)  # the square of the last is no float32
     for offset in OFFSETS:
-        if _same(small, partial(ops.rms_norm, weight=tried, eps=getattr(small, eps), offset=offset), x):
-            return _norm(eps, offset)
+        own_eps, ours = getattr(small, eps), partial(ops.rms_norm, weight=tried, offset=offset)
+        if not _same(small, partial(ours, eps=own_eps), x):
+            continue
+        setattr(small, eps, 0.1)  # it may be the eps of something else
+        return _norm(eps, offset) if _same(small, partial(ours, eps=0.1), x) else None
     return None
+
+
+def _rows(*sizes: float) -> Tensor:
+    """Rows of random numbers of these sizes."""
+    rows = torch.randn(len(sizes), TRIED, generator=torch.Generator().manual_seed(0))
+    return rows * torch.tensor(sizes)[:, None]
 
 
 def _kind(module: nn.Module) -> type:
@@ -79,10 +94,13 @@ def _copy(module: nn.Module, **tables: Any) -> Any:
 
 
 def _norm(eps: str, offset: float) -> Any:
-    def forward(self: Any, hidden_states: Tensor) -> Tensor:
-        if ops.suits(hidden_states, self.weight):
-            return ops.rms_norm(hidden_states, self.weight, getattr(self, eps), offset)
-        return type(self).forward(self, hidden_states)
+    def forward(self: Any, *given: Any, **named: Any) -> Tensor:
+        weight: Tensor = self.weight
+        x: Any = given[0] if len(given) == 1 and not named else None
+        fits = x is not None and ops.suits(x, weight) and weight.shape == x.shape[-1:]
+        if fits and weight.is_contiguous() and weight.numel():
+            return ops.rms_norm(x, weight, getattr(self, eps), offset)
+        return type(self).forward(self, *given, **named)
 
     return forward
 
@@ -97,21 +115,25 @@ def _gated_of(module: nn.Module) -> Any:
         layers[name] = skip_init(nn.Linear, TRIED, TRIED, bias=False)  # which would draw
         layers[name].weight.copy_(torch.randn(TRIED, TRIED, generator=draw))
     small = _copy(module, modules=module._modules | layers)
-    x = torch.randn(3, TRIED, generator=draw)
-    return _gated if _same(small, lambda x: _gated(small, x), x) else None
+    ours = _gated()
+    return ours if _same(small, partial(ours, small), _rows(*SIZES)) else None
 
 
-def _gated(self: Any, x: Tensor) -> Tensor:
-    if not ops.suits(x):
-        return type(self).forward(self, x)
-    gate, up = self.gate_proj(x), self.up_proj(x)
-    return self.down_proj(ops.swiglu(gate, up) if ops.suits(gate, up) else self.act_fn(gate) * up)
+def _gated() -> Any:
+    def forward(self: Any, *given: Any, **named: Any) -> Tensor:
+        if len(given) != 1 or named or not ops.suits(given[0]):
+            return type(self).forward(self, *given, **named)
+        gate, up = self.gate_proj(given[0]), self.up_proj(given[0])
+        known = ops.suits(gate, up) and gate.shape == up.shape and gate.shape[-1]
+        return self.down_proj(ops.swiglu(gate, up) if known else self.act_fn(gate) * up)
+
+    return forward
 
 
 def _gate_of(module: nn.Module) -> bool:
     """Whether these are experts whose gate `swiglu_halves` is."""
-    x = torch.linspace(-4, 4, 2 * TRIED)[None].repeat(2, 1).cos() * 3
-    return hasattr(module, "_apply_gate") and _same(module._apply_gate, ops.swiglu_halves, x)
+    x = _rows(*SIZES, *SIZES)
+    return _same(cast(Any, module)._apply_gate, ops.swiglu_halves, torch.cat([x, x.flip(0)], 1))
 
 
 def placed(experts: Any) -> bool:
@@ -124,8 +146,8 @@ def _place_rotary(module: Any) -> None:
     own = getattr(module, "apply_rotary_pos_emb", None)
     if own is None or hasattr(own, "by_kernel"):
         return
-    q = torch.randn(2, 3, 4, TRIED, generator=torch.Generator().manual_seed(0))
-    angle = torch.linspace(0, 6, 4 * TRIED).view(1, 4, TRIED)
+    q = torch.randn(2, 3, 4, 2 * TRIED, generator=torch.Generator().manual_seed(0))
+    angle = torch.linspace(0, 6, 8 * TRIED).view(1, 4, 2 * TRIED)
 
     @wraps(own)
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
@@ -143,9 +165,9 @@ def _place_rotary(module: Any) -> None:
 
 
 def _same(own: Any, ours: Any, x: Tensor) -> bool:
-    """Whether both give the same numbers."""
+    """Whether both give the same numbers, row by row."""
     try:
         a, b = own(x), ours(x)
-        return bool(a.shape == b.shape and (a - b).abs().max() < CLOSE * (1 + b.abs().max()))
+        return bool(a.shape == b.shape and ((a - b).abs() <= CLOSE * a.abs().amax(-1, keepdim=True)).all())
     except Exception:  # a model's own code may fail in any way on what it does not know
         return False

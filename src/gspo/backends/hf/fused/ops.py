@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from gspo.backends.hf.fused.build import library, sgemm
 
@@ -17,11 +18,16 @@ KNOWN = (Tensor, nn.Parameter, FakeTensor)  # a subclass may have numbers elsewh
 
 
 def suits(*tensors: Tensor) -> bool:
-    """Whether the kernels know such tensors, here and now. Tensors without numbers come out as others would, by shape."""
+    """Whether the kernels know such tensors, here and now. Tensors without numbers come out as others would, by shape, but
+    for a program that is traced: no tracer sees a kernel.
+    """
     for x in tensors:
         if type(x) not in KNOWN or x.dtype is not torch.float32 or x.device.type != "cpu":
             return False
-    return not torch.is_autocast_enabled("cpu") and library() is not None
+        if type(x) is FakeTensor and get_proxy_mode() is not None:
+            return False
+    traced = torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or torch.compiler.is_exporting()
+    return not traced and library() is not None
 
 
 def multiplies() -> bool:
@@ -29,12 +35,12 @@ def multiplies() -> bool:
     return sgemm() is not None
 
 
-def _run(kernel: str, *arguments: Any) -> None:
+def _run(kernel: str, *arguments: Any) -> Any:
     """Calls it with the addresses of tensors, and all else as it is. Where the first has no numbers, none has."""
     if type(arguments[0]) is FakeTensor:
-        return
+        return True
     given = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
-    getattr(library(), kernel)(*given, torch.get_num_threads())
+    return getattr(library(), kernel)(*given, torch.get_num_threads())
 
 
 def _sizes(*numbers: int) -> Any:
@@ -172,6 +178,9 @@ def swiglu_halves(x: Tensor) -> Tensor:
     return _apply(_Halves, x)
 
 
+NOT_THERE = "a router chose an expert that is not there: there are {}"
+
+
 @dataclass(frozen=True)
 class Sorted:
     """Choices of experts [T, k], sorted by expert. order [T k]: the choices; place [T k]: where each has come to stand; ends
@@ -185,14 +194,16 @@ class Sorted:
 
 
 def sort_choices(chosen: Tensor, experts: int) -> Sorted:
-    """chosen [T, k] int64, sorted; those of one expert keep their order."""
-    chosen = chosen.contiguous()
+    """chosen [T, k], sorted; those of one expert keep their order. Raises IndexError for an expert that is not there."""
+    chosen = chosen.long().contiguous()
     order, place = torch.empty_like(chosen).view(-1), torch.empty_like(chosen).view(-1)
     ends = torch.empty(experts, dtype=torch.int32)
     if type(chosen) is not FakeTensor:
         made = library()
         assert made is not None
-        made.sort_choices(chosen.data_ptr(), order.data_ptr(), place.data_ptr(), ends.data_ptr(), chosen.numel(), experts)
+        given = [x.data_ptr() for x in (chosen, order, place, ends)]
+        if not made.sort_choices(*given, chosen.numel(), experts):
+            raise IndexError(NOT_THERE.format(experts))
     return Sorted(order, place, ends, chosen.shape[1])
 
 
@@ -244,12 +255,14 @@ def combine(x: Tensor, weights: Tensor, choices: Sorted) -> Tensor:
 
 def experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """All of a layer's experts, without gradient: x [T, H], chosen and weights [T, k], gate_up [E, 2 I, H], down [E, H, I]
-    -> [T, H].
+    -> [T, H]. Raises IndexError as `sort_choices`.
     """
     (tokens, n), (count, _, width), k = x.shape, down.shape, chosen.shape[1]
-    out, made = torch.empty_like(x), x.new_empty(tokens * k, n)
-    arguments = (x.contiguous(), chosen.contiguous(), weights.contiguous(), gate_up, down, made, out)
-    _run("experts", *arguments, tokens, k, n, width, count, sgemm())
+    stacks = gate_up.contiguous(), down.contiguous()
+    out, made = x.new_empty(tokens, n), x.new_empty(tokens * k, n)
+    arguments = (x.contiguous(), chosen.long().contiguous(), weights.contiguous(), *stacks, made, out)
+    if not _run("experts", *arguments, tokens, k, n, width, count, sgemm()):
+        raise IndexError(NOT_THERE.format(count))
     return out
 
 
