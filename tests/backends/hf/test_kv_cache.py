@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gspo.backends.hf import sampler as sampling
-from gspo.backends.hf.kv_cache import FIRST_BLOCK, NAME, Places, SharedCache, attend
+from gspo.backends.hf.kv_cache import FIRST_BLOCK, NAME, Places, SharedCache, attend, shared_attention
 from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.sampler import HFSampler
 from gspo.config.policy import LoraConfig
@@ -109,3 +109,14 @@ def test_adapters_and_half_precision():
         first = len(actual.prompt.tokens)  # later ones may differ by a rounding
         assert actual.tokens[first] == expected.tokens[first]
         assert abs(float(actual.logp[first] - expected.logp[first])) < 0.05
+
+
+def test_another_thread_reads_the_model_while_it_decodes():
+    model, ids = tiny("qwen3"), torch.tensor([[2, 3, 4, 5]])
+    expected = model.hidden(input_ids=ids)
+    with shared_attention(model.config):
+        assert torch.equal(model.hidden(input_ids=ids), expected)
+        with shared_attention(model.config):
+            pass
+        assert model.attention == NAME  # the first is still within
+    assert model.attention == "sdpa"

@@ -81,7 +81,8 @@ def test_each_engine_is_compared_by_itself(probed):
     policy, _, probes = probed
     off = [dataclasses.replace(probe, logp=probe.logp - 0.1) for probe in probes]
     good, bad, again = compare(PolicyWeights(policy, 1), [probes, off, probes])
-    assert good == again and good.mean < 1e-6 and good.tokens == 64 and bad.mean == pytest.approx(0.1, abs=1e-5)
+    assert good.mean == pytest.approx(again.mean, abs=1e-6) and good.tokens == again.tokens  # rounding, by place in a batch
+    assert good.mean < 1e-6 and good.tokens == 64 and bad.mean == pytest.approx(0.1, abs=1e-5)
 
 
 def test_what_two_engines_sample_with_the_same_seeds(probed):

@@ -7,6 +7,7 @@ goes over both parts together, so the numbers are those of plain attention, but 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import sdpa_mask
 
 from gspo.backends.hf import fused
+from gspo.backends.hf.model import OWN_ATTENTION
 
 NAME = "gspo_shared_prompt"
 
@@ -175,13 +177,17 @@ def attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     **more: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """Attention of one new token a row, query [B, H, 1, D], as an attention function of transformers.
 
-    The mask is not read: the layer knows its padding. Raises NotImplementedError for attention of other kinds.
+    The mask is not read: the layer knows its padding. Where the keys are of no shared cache it is the model's own. Raises
+    NotImplementedError for attention of other kinds.
     """
     layer: SharedLayer | None = getattr(key, "layer", None)
     odd = [name for name in ("softcap", "s_aux", "position_bias") if more.get(name) is not None]
+    if layer is None and not odd:  # a plain pass, of another thread
+        own = AttentionInterface()[OWN_ATTENTION if more.get("forest") is not None else "sdpa"]
+        return own(module, query, key, value, attention_mask, scaling=scaling, **more)
     if layer is None or query.shape[2] != 1 or odd:
         raise NotImplementedError(f"{type(module).__name__} attends in a way of its own: {odd}")
     places, prompt_length = layer.places, layer.prompt_length
@@ -206,15 +212,26 @@ AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
+_lock = threading.Lock()
+_within: dict[int, tuple[int, str]] = {}  # by a configuration's id: threads that are within, and what it had before
+
+
 @contextmanager
 def shared_attention(config: Any) -> Iterator[None]:
-    """The model of this configuration decodes with `attend` within. Not for several threads with one model."""
-    before = config._attn_implementation
-    config._attn_implementation = NAME
+    """The model of this configuration decodes with `attend` within; what else reads it meanwhile gets its own attention."""
+    with _lock:
+        count, before = _within.get(id(config), (0, config._attn_implementation))
+        _within[id(config)] = count + 1, before
+        config._attn_implementation = NAME
     try:
         yield
     finally:
-        config._attn_implementation = before
+        with _lock:
+            count, before = _within.pop(id(config))
+            if count > 1:
+                _within[id(config)] = count - 1, before
+            else:
+                config._attn_implementation = before
 
 
 FIRST_BLOCK = 128  # positions that a fresh buffer has room for, beyond the prompt

@@ -95,7 +95,7 @@ def _declared(path: Path) -> ctypes.CDLL:
 
 def _built(compiler: list[str], folder: Path) -> Path:
     """The library's file, compiled unless an earlier process has done it."""
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=SECONDS, check=True).stdout
+    version = subprocess.run([*compiler, "-v"], capture_output=True, text=True, timeout=SECONDS, check=True).stderr
     known = "\n".join([SOURCE.read_text(encoding="utf-8"), *FLAGS, version, _processor()])
     path = folder / f"kernels-{hashlib.sha256(known.encode()).hexdigest()[:16]}.so"
     if not path.exists():

@@ -1,18 +1,12 @@
-"""The compiled kernels: against naive computations in float64, in a model, and where there is no compiler."""
+"""Kernels in a model: the same numbers, and only where a module computes what they do."""
 
 import copy
 import json
 import math
-import os
-import subprocess
-import sys
 import warnings
 
 import pytest
 import torch
-import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers.activations import ACT2FN
 
 import gspo
@@ -30,136 +24,10 @@ from tests.backends.hf.families import FAMILIES, TOKENIZER, prompts
 from tests.tiny_run import settings as settings_of
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C++ compiler here")
-SMALL = st.integers(1, 70)
 
 
 def random(seed, *shape, size=1.0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * size
-
-
-def check(ours, naive, *inputs, limit=2e-6):
-    """Values and gradients of both, the naive ones in float64, as shares of the largest."""
-    single = [x.clone().requires_grad_() for x in inputs]
-    double = [x.double().requires_grad_() for x in inputs]
-    a, b = ours(*single), naive(*double)
-    direction = random(9, *a.shape)
-    gradients = [torch.autograd.grad((y * direction.to(y.dtype)).sum(), x) for y, x in ((a, single), (b, double))]
-    for mine, exact in zip([a, *gradients[0]], [b, *gradients[1]]):
-        assert mine.shape == exact.shape and mine.dtype == torch.float32
-        assert (mine - exact).abs().max() <= limit * (1 + exact.abs().max())
-    with torch.no_grad():
-        assert torch.equal(ours(*inputs), a)
-
-
-@settings(deadline=None, max_examples=40, derandomize=True)
-@given(SMALL, st.integers(2, 70), st.sampled_from([0.0, 1.0]), st.booleans())  # of one number alone the gradient is rounding
-def test_norms(rows, n, offset, strided):
-    def naive(x, weight):
-        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (weight + offset)
-
-    x = random(0, 3, rows, n)
-    shape = (lambda x: x.transpose(0, 1)) if strided else (lambda x: x)
-    check(lambda x, w: ops.rms_norm(shape(x), w, 1e-6, offset), lambda x, w: naive(shape(x), w), x, random(1, n), limit=1e-5)
-
-
-def test_norms_of_frozen_weights_have_no_gradient_of_them():
-    x, weight = random(0, 9, 5).requires_grad_(), random(1, 5)
-    ops.rms_norm(x, weight, 1e-6).sum().backward()
-    assert x.grad is not None and weight.grad is None
-
-
-@settings(deadline=None, max_examples=40, derandomize=True)
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 40), st.integers(1, 20), st.booleans())
-def test_rotary_embeddings(batch, heads, length, half, each):
-    cos, sin = random(1, batch if each else 1, length, 2 * half), random(2, batch if each else 1, length, 2 * half)
-
-    def naive(x):
-        x = x.transpose(1, 2)
-        turned = torch.cat([-x[..., half:], x[..., :half]], -1)
-        return x * cos[:, None].double() + turned * sin[:, None].double()
-
-    q, k = (random(0, batch, length, count, 2 * half).transpose(1, 2) for count in (heads, 1))
-    assert ops.turns(q, k, cos, sin) and not ops.turns(q, k, cos[..., 1:], sin[..., 1:])
-    check(lambda x: ops.rotary(x.transpose(1, 2), cos, sin), naive, random(0, batch, length, heads, 2 * half))
-
-
-@settings(deadline=None, max_examples=40, derandomize=True)
-@given(SMALL, SMALL, st.sampled_from([0.1, 3.0, 40.0]))
-def test_gates(rows, n, size):
-    gate, up = random(0, rows, n, size=size), random(1, rows, n)
-    check(ops.swiglu, lambda gate, up: F.silu(gate) * up, gate, up)
-    check(ops.swiglu_halves, lambda x: F.silu(x[:, :n]) * x[:, n:], torch.cat([gate, up], 1))
-
-
-def test_the_exponential():
-    """By the gate: silu(x) = x / (1 + exp(-x)), from where exp(-x) overflows to where it vanishes."""
-    x = torch.linspace(-80, 80, 20001)
-    exact = x.double() / (1 + (-x.double()).exp())
-    ours = ops.swiglu(x, torch.ones_like(x))
-    assert ((ours - exact).abs() <= 3e-7 * exact.abs() + 1e-30).all()
-    odd = torch.tensor([math.nan, math.inf, -200.0])
-    assert [*map(str, ops.swiglu(odd, torch.ones(3)).tolist())][:2] == ["nan", "inf"]
-    assert abs(ops.swiglu(odd, torch.ones(3))[2]) < 1e-30
-
-
-@settings(deadline=None, max_examples=40, derandomize=True)
-@given(st.integers(1, 200), st.integers(1, 6), st.integers(1, 4), st.integers(1, 20))
-def test_experts(tokens, count, k, n):
-    k, width = min(k, count), 8
-    chosen = random(0, tokens, count).topk(k).indices
-    weights, gate_up, down = random(1, tokens, k).abs(), random(2, count, 2 * width, n), random(3, count, n, width)
-    choices = ops.sort_choices(chosen, count)
-    expert, order = chosen.flatten().sort(stable=True)
-    assert torch.equal(choices.order, order) and torch.equal(choices.ends, expert.bincount(minlength=count).cumsum(0).int())
-    assert torch.equal(choices.order[choices.place], torch.arange(tokens * k))
-
-    def naive(x, weights, gate_up, down):
-        out = 0
-        for j in range(k):
-            halves = torch.einsum("th,tih->ti", x, gate_up[chosen[:, j]])
-            gated = F.silu(halves[:, :width]) * halves[:, width:]
-            out = out + weights[:, j, None] * torch.einsum("ti,thi->th", gated, down[chosen[:, j]])
-        return out
-
-    def ours(x, weights, gate_up, down):
-        if not torch.is_grad_enabled():
-            return ops.experts(x, chosen, weights, gate_up, down)
-        x = ops.sent(x, choices)
-        x = torch.cat([part @ gate_up[e].T for e, part in enumerate(x.tensor_split(choices.ends[:-1].tolist()))])
-        x = ops.swiglu_halves(x)
-        x = torch.cat([part @ down[e].T for e, part in enumerate(x.tensor_split(choices.ends[:-1].tolist()))])
-        return ops.combine(x, weights, choices)
-
-    inputs = random(4, tokens, n), weights, gate_up, down
-    single, double = [x.clone().requires_grad_() for x in inputs], [x.double().requires_grad_() for x in inputs]
-    a, b = ours(*single), naive(*double)
-    for mine, exact in zip([a, *torch.autograd.grad(a.sum(), single)], [b, *torch.autograd.grad(b.sum(), double)]):
-        assert (mine - exact).abs().max() <= 5e-6 * exact.abs().max() + 1e-30
-    with torch.no_grad():
-        assert (ours(*inputs) - b).abs().max() <= 5e-6 * b.abs().max()
-
-
-@settings(deadline=None, max_examples=60, derandomize=True)
-@given(
-    st.integers(1, 12), st.integers(1, 3), st.integers(1, 3), st.sampled_from([4, 7, 24, 32, 40, 64, 128]),
-    st.integers(1, 30), st.integers(1, 30), st.booleans(),
-)  # fmt: skip
-def test_attention_at_decoding(rows, groups, each, n, length, own, padded):
-    q, prompt_of = random(0, rows, groups * each, n), torch.arange(rows) % 3
-    prompt_keys, prompt_values = random(1, 3, groups, length, n), random(2, 3, groups, length, n)
-    keys, values = (random(seed, rows, groups, own + 5, n)[:, :, :own] for seed in (3, 4))
-    bias = torch.zeros(3, length)
-    bias[1, : length // 2] = torch.finfo(torch.float32).min
-    out = ops.attend(q, prompt_keys, prompt_values, prompt_of, bias if padded else None, keys, values, 0.3)
-    all_keys, all_values = (
-        torch.cat([prompt[prompt_of], mine], 2).repeat_interleave(each, 1).double()
-        for prompt, mine in ((prompt_keys, keys), (prompt_values, values))
-    )
-    scores = (q.double()[:, :, None] @ all_keys.transpose(2, 3))[:, :, 0] * 0.3
-    if padded:
-        scores[..., :length] += bias[prompt_of, None].double()
-    exact = (scores.softmax(-1)[:, :, None] @ all_values)[:, :, 0]
-    assert (out - exact).abs().max() < 3e-6
 
 
 def numbers(model: HFModel):
@@ -373,80 +241,6 @@ def test_modules_are_known_by_what_they_compute():
     state = torch.get_rng_state()
     modules.place(model)
     assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn
-
-
-TOLD = """
-from gspo.backends.hf.fused import build
-print(build.library() is not None, build.missing())
-"""
-
-
-def told(tmp_path, code=TOLD, **changes):
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")} | changes
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    found, _, why = done.stdout.strip().partition(" ")
-    return found == "True", why
-
-
-def script(path, text):
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-RACE = """
-import threading
-from gspo.backends.hf.fused import build
-found = []
-threads = [threading.Thread(target=lambda: found.append(build.library() is not None)) for _ in range(4)]
-[thread.start() for thread in threads], [thread.join() for thread in threads]
-print(all(found) and len(found) == 4 and build.library() is not None)
-"""
-
-
-def test_threads_that_ask_at_once(tmp_path):
-    assert told(tmp_path, RACE) == (True, "")
-
-
-def test_a_cache_that_is_not_safe_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with build._folder() as folder:
-        assert folder == tmp_path / "gspo"
-    folder.chmod(0o777)  # anybody may put a library there
-    with build._folder() as other:
-        assert other != folder and other.is_dir()
-    assert not other.exists()
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(build.Path, "home", lambda: exec('raise RuntimeError("no home")'))
-    with build._folder() as other:
-        assert other.is_dir()
-
-
-def test_the_library_is_compiled_once(tmp_path):
-    real, count = build.shutil.which("g++") or build.shutil.which("clang++"), tmp_path / "count"
-    compiler = script(tmp_path / "compiler", f'case "$*" in *-shared*) echo x >> {count};; esac; exec {real} "$@"')
-    assert told(tmp_path, CXX=compiler)[0] and told(tmp_path, CXX=f"{compiler} -g0")[0] and told(tmp_path, CXX=compiler)[0]
-    assert count.read_text() == "x\n"
-    assert [file.suffix for file in (tmp_path / "cache" / "gspo").iterdir()] == [".so"]
-
-
-def test_without_a_compiler_or_with_one_that_fails(tmp_path):
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert told(tmp_path, PATH=str(empty), CXX="") == (False, "no C++ compiler was found ($CXX, g++ or clang++)")
-    fails = script(tmp_path / "fails", 'case "$*" in *-shared*) echo "no such flag" >&2; exit 1;; esac')
-    found, said = told(tmp_path, CXX=fails, PATH=str(empty))
-    assert not found and "no such flag" in said and list((tmp_path / "cache" / "gspo").iterdir()) == []
-    assert told(tmp_path, CXX=fails) == (True, "")  # the next one
-
-
-def test_a_broken_library_in_the_cache(tmp_path):
-    assert told(tmp_path)[0]
-    (file,) = (tmp_path / "cache" / "gspo").iterdir()
-    file.write_bytes(b"not a library")
-    found, said = told(tmp_path)
-    assert found and not said  # it is compiled again
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
