@@ -77,10 +77,20 @@ def test_the_call_is_made_again_elsewhere_at_the_same_level():
     assert counts == {"scoring/moved": 1} and later == {"scoring/moved": 0}
 
 
-def test_a_machine_that_is_lost_before_the_worker_is_ready():
-    config = RewardConfig(functions=["tests.rewards.graders:length"], workers=2)
+def test_a_machine_that_is_lost_before_the_worker_is_ready(tmp_path, monkeypatch):
+    (tmp_path / "held.py").write_text("""
+import time
+from pathlib import Path
+from tests.rewards.graders import length
+
+while not Path(__file__).with_suffix(".go").exists():
+    time.sleep(0.02)
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = RewardConfig(functions=["held:length"], workers=2)
     with Rewards(config, TaskConfig(), place=Cluster) as rewards:
         os.kill(rewards.workers[0].process.pid, signal.SIGKILL)
+        (tmp_path / "held.go").touch()  # no worker is ready before
         with pytest.warns(UserWarning, match="lost: it burns"):
             rewards.wait()
         assert [worker.place.name for worker in rewards.workers] == ["10.0.0.2", "10.0.0.1"]
