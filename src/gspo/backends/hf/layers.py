@@ -56,6 +56,16 @@ def multiplied(model: nn.Module) -> Iterator[nn.Parameter]:
             yield from (p for p in module.parameters(recurse=False) if p.ndim == STACKED or (plain and p.ndim > 1))
 
 
+def stacked(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """The weights that hold all experts of a layer, an expert a row: their module with its name, and their own. Routers and
+    convolutions have none.
+    """
+    left_out = {part for router in routers(model) for part in router.modules()}
+    for name, module in model.named_modules():
+        if module not in left_out and not isinstance(module, nn.modules.conv._ConvNd):
+            yield from ((name, module, own) for own, p in module.named_parameters(recurse=False) if p.ndim == STACKED)
+
+
 def _layer(name: str) -> str:
     """What travels together: the weights of a layer, or of what is beside the layers."""
     numbered = re.match(r".*?\.\d+\.", name)

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from gspo.backends.hf import experts
 from gspo.backends.hf.files import base_of, is_adapter, of_the_base
-from gspo.backends.hf.layers import STACKED
+from gspo.backends.hf.layers import stacked
 from gspo.backends.hf.load import load_model, ready, wrap_model
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.packed import Packed, pack, quiet
@@ -127,13 +127,7 @@ def _taken_for_experts(model: PreTrainedModel, name: str) -> bool:
 
 def stacks(model: PreTrainedModel) -> list[str]:
     """The weights that hold all experts of a layer, named as in every layer. Raises ValueError where there are none."""
-    left_out = {part for router in routers(model) for part in router.modules()}
-    left_out |= {module for module in model.modules() if isinstance(module, nn.modules.conv._ConvNd)}
-    found = {
-        re.sub(r".*?\.\d+\.", "", f"{name}.{weight}", count=1)
-        for name, module in model.named_modules() if module not in left_out
-        for weight, p in module.named_parameters(recurse=False) if p.ndim == STACKED
-    }  # fmt: skip
+    found = {re.sub(r".*?\.\d+\.", "", f"{name}.{weight}", count=1) for name, _, weight in stacked(model)}
     if not found or not routers(model):
         what = "its experts are linear layers" if routers(model) else "this model has no experts"
         raise ValueError(f'lora.targets = [..., "{EXPERTS}"]: {what}: leave it out, "{ALL_LINEAR}" takes every linear layer')

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gspo.backends.hf.layers import STACKED
+from gspo.backends.hf.layers import stacked
 from gspo.backends.hf.routers import routers
 
 BLOCK = 64
@@ -139,23 +139,20 @@ def pack(
     """
     kept = {model.get_output_embeddings()} | {part for router in routers(model) for part in router.modules()}
     whose = f'model.quantize = "{kind}": the {{}} of a {model.config.model_type} {{}}: leave it out'
-    linear, stacks = [], []
+    linear, stacks = [], [found for found in stacked(model) if ".lora_" not in found[0]]
     for name, module in model.named_modules():
         if module in kept or ".lora_" in name or isinstance(module, nn.modules.conv._ConvNd):
             continue
         if type(module) is nn.Linear:  # others multiply in a way of their own
             linear.append(name)
-        here = [weight for weight, p in module.named_parameters(recurse=False) if p.ndim == STACKED]
-        if here and not packs(module):
-            raise ValueError(whose.format("experts", "are stacked in a way of their own, which is not packed here"))
-        stacks += [(name, weight) for weight in here]
+    if not all(packs(module) for _, module, _ in stacks):
+        raise ValueError(whose.format("experts", "are stacked in a way of their own, which is not packed here"))
     if not linear:
         raise ValueError(whose.format("layers", "are no linear layers of torch, so there is nothing to pack"))
     for name in linear:
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, PackedLinear(model.get_submodule(name), kind, device, make))  # type: ignore[arg-type]
-    for name, each in stacks:
-        module = model.get_submodule(name)
+    for _, module, each in stacks:
         weight = module._parameters.pop(each)
         assert weight is not None
         setattr(module, each, make(weight.to(device), kind))
