@@ -13,6 +13,7 @@ from gspo.backends.hf import load
 from gspo.backends.hf.files import read_config
 from gspo.backends.hf.on_paper import on_paper
 from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.tiny import build_tiny
 from gspo.build.memory import MicroBatch
 from gspo.build.plan import Lengths, checked, plan, told, work_of
 from gspo.cli import main
@@ -20,6 +21,7 @@ from gspo.config.files import from_dict
 from gspo.learner import costs, layout
 from gspo.learner.costs import GIB, Machines, Spread, Work
 from gspo.types import Completion
+from tests.backends.hf.families import FAMILIES, TOKENIZER
 from tests.public_models import PAPER, folder_of
 from tests.tiny_run import model
 
@@ -277,3 +279,23 @@ def test_the_stage_that_samples_most_is_counted_and_each_must_fit(tmp_path):
     assert "[[stage]]" not in told(config(path), Lengths(100), machines, None)[0]
     with pytest.raises(ValueError, match=r"stage\[0\]\.max_completion_length = 10000000 leaves no room"):
         told(config(path, stage=[{"at": 5, "max_completion_length": 10**7}]), Lengths(100), machines, None)
+
+
+def test_an_adapters_folder_is_counted_as_the_model_below(tmp_path):
+    below, adapter = folder_of(tmp_path, "30B-A3B"), tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(below)}))
+    alone = {"scale": {"ranks": 1}}
+    one, other = (plan(config(path, **alone), LENGTHS, Machines()) for path in (below, adapter))
+    assert one.memory == other.memory and one.paper == other.paper
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "gone")}))
+    with pytest.raises(ValueError, match=r"model.path = '.*adapter': the base model of this adapter: .*gone'"):
+        plan(config(adapter, **alone), LENGTHS, Machines())
+
+
+@pytest.mark.parametrize("family", ["mamba", "gpt2", "bloom"])
+def test_families_of_other_kinds_have_a_plan(tmp_path, family):
+    build_tiny(FAMILIES[family], TOKENIZER).save(tmp_path)
+    made = plan(config(tmp_path, scale={"ranks": 1}), LENGTHS, Machines())
+    assert made.memory.fullest > made.memory.state > 0 and made.compute > 0
+    assert (made.paper.shape.queries == 0) == (family == "mamba")

@@ -71,7 +71,7 @@ def read_outline(cfg: ModelConfig) -> Outline:
     """
     check_path(cfg)
     pick_device(cfg.device)
-    if is_adapter(cfg.path) and not (Path(cfg.path) / "config.json").is_file():
+    if _is_bare(cfg.path):
         with of_the_base(cfg):
             return read_outline(base_of(cfg))
     config = read_config(cfg)
@@ -79,8 +79,11 @@ def read_outline(cfg: ModelConfig) -> Outline:
 
 
 def read_config(cfg: ModelConfig) -> Any:
-    """The config.json of the model that `cfg` names. Raises ValueError for what is wrong with it."""
+    """The config.json of the model that `cfg` names, or of that below its adapter. Raises ValueError for what is wrong."""
     check_folder(cfg)
+    if _is_bare(cfg.path):
+        with of_the_base(cfg):
+            return read_config(base_of(cfg))
     options = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(cfg.path, **options)
@@ -117,6 +120,11 @@ def _commit(name: str, file: str, revision: str | None) -> str:
 def is_adapter(path: str) -> bool:
     """Whether a model's folder holds an adapter and no model of its own."""
     return (Path(path) / ADAPTER).is_file()
+
+
+def _is_bare(path: str) -> bool:
+    """Whether it is an adapter's folder without the settings of the model below."""
+    return is_adapter(path) and not (Path(path) / "config.json").is_file()
 
 
 def base_of(cfg: ModelConfig) -> ModelConfig:

@@ -150,10 +150,12 @@ def layers_of(model: Any, there: int) -> tuple[Layer, ...]:
 
 
 def shape_of(model: Any, taken: int, there: int) -> Shape:
-    """What the arithmetic depends on, by the configuration; the experts' width by their weights."""
+    """What the arithmetic depends on, by the configuration; the experts' width by their weights. Without attention there are
+    no queries and keys.
+    """
     config = model.config.get_text_config()
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    size = getattr(config, "head_dim", None) or hidden // heads
+    hidden, heads = config.hidden_size, getattr(config, "num_attention_heads", None) or 0
+    size = getattr(config, "head_dim", None) or hidden // max(heads, 1)
     experts = experts_of(model, there)
     modules = [module for module in model.modules() if experts & set(module.parameters(recurse=False))]
     numbers = sum(p.numel() // there for p in modules[0].parameters(recurse=False)) if modules else 0
