@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 LIMITS = {"none": (1e-9, 1e-4), "bfloat16": (1e-2, 0.3)}
 NEW = 64  # tokens at most
 EACH = 4  # tokens between two looks for the end of completions
-ONCE = 8  # waits of a batch: prompts, stop tokens, results
+ONCE = 8  # waits of a batch: prompts and results
 
 
 def tiny(name, device, autocast):

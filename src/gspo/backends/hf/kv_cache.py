@@ -85,28 +85,33 @@ class GrowingLayer(DynamicLayer):
             self.dtype, self.device, self.length = key_states.dtype, key_states.device, key_states.shape[2]
             self.keys, self.values, self.is_initialized = key_states, value_states, True
             return key_states, value_states
-        end = self.length + key_states.shape[2]
-        if end > self.keys.shape[2]:
-            self._move(None, end)
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
-        self.length = end
+        at = self.longer(key_states.shape[2])
+        end = self.length
+        self.keys[:, :, at:end] = key_states
+        self.values[:, :, at:end] = value_states
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def longer(self, count: int) -> int:
+        """Takes `count` more positions, which the caller writes; returns the first."""
+        at, self.length = self.length, self.length + count
+        if self.length > self.keys.shape[2]:
+            self._move(None, at, self.length)
+        return at
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep, drop or repeat rows: row i becomes the present row `beam_idx[i]`."""
-        self._move(beam_idx, self.length + 1)
+        self._move(beam_idx, self.length, self.length + 1)
 
-    def _move(self, rows: Tensor | None, need: int) -> None:
-        """New buffers for all rows or for `rows`, with room for `need` positions."""
+    def _move(self, rows: Tensor | None, written: int, need: int) -> None:
+        """New buffers for all rows or for `rows`, with what is written and room for `need` positions."""
         size = self.keys.shape[2]
         if need > size:
             size, self.spare = max(need, min(self.room, need + self.spare)), 2 * self.spare
         for name in ("keys", "values"):
-            old = getattr(self, name)[:, :, : self.length]
+            old = getattr(self, name)[:, :, :written]
             old = old if rows is None else old.index_select(0, rows)
             new = old.new_empty(*old.shape[:2], size, old.shape[3])
-            new[:, :, : self.length] = old
+            new[:, :, :written] = old
             setattr(self, name, new)
 
 

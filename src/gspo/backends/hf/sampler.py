@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from gspo.backends.hf import routers, routing
+from gspo.backends.hf import decoding, fused, routers, routing
 from gspo.backends.hf.experts import rounded_once
 from gspo.backends.hf.kv_cache import GrowingLayer, SharedCache, shared_attention
 from gspo.backends.hf.model import HFModel, far, probe
@@ -59,6 +59,8 @@ class HFSampler:
         was_training = self.model.model.training
         self.model.model.eval()
         try:
+            if self.plain_cache and self.model.kernels:
+                decoding.place(self.model.model)
             self.shares = self.plain_cache and self.model.device.type == "cpu" and self._shares_well()
             why = "" if self._decodes_well(shared=False) else "gives other results with its key-value cache than without"
         except Exception as error:  # some families want a cache of their own
@@ -77,13 +79,18 @@ class HFSampler:
             return False
 
     def _decodes_well(self, shared: bool) -> bool:
-        model, tokens = self.model, probe(self.model, 5)
+        model, tokens, start = self.model, probe(self.model, 6), 4
         with self.mode():
+            whole = model.hidden(input_ids=tokens)
             rows = torch.zeros(2, dtype=torch.long)
-            cache = self._prefill([tuple(tokens[0, :4].tolist())], rows, 1, shared)[0]
+            cache = self._prefill([tuple(tokens[0, :start].tolist())], rows, 2, shared)[0]
             with self._attending(cache):
-                hidden = self._read(cache, torch.full((2, 1), 4, device=model.device), input_ids=tokens[:, 4:].expand(2, 1))
-            return not far(model, hidden, model.hidden(input_ids=tokens)[:, 4:].expand_as(hidden))
+                for at in range(start, 6):  # a cache takes its first token in another way than those after it
+                    position, token = torch.full((2, 1), at, device=model.device), tokens[:, at, None].expand(2, 1)
+                    hidden = self._read(cache, position, input_ids=token)
+                    if far(model, hidden, whole[:, at, None].expand_as(hidden)):
+                        return False
+        return True
 
     def _read(self, cache: Cache, position: Tensor, **inputs: Tensor) -> Tensor:
         """Hidden states [B, 1, H] of one more token a row, which stands at `position` [B, 1]: some hybrids cannot tell where
@@ -243,9 +250,10 @@ class HFSampler:
         logps = torch.zeros(new, len(rows), device=device)
         ends = Ends(model.tokenizer, sampling, len(rows), device)
         live, numbers = torch.arange(len(rows), device=device), list(range(len(rows)))  # the rows still decoded
+        head = model.head
         with self._attending(cache):
             for t in range(new):
-                tokens[t, live], logps[t, live] = draw(model.logits(hidden), uniforms[t, live], sampling)
+                tokens[t, live], logps[t, live] = draw(head.logits(hidden), uniforms[t, live], sampling, model.kernels)
                 ended_before = ends.count
                 ends.look(tokens, t)
                 if tell and ends.count > ended_before:
@@ -283,20 +291,24 @@ class HFSampler:
         )
 
 
-def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """A token a row by inverse CDF: logits [B, V], uniforms [B] in [0, 1) -> ids [B], log-probabilities [B].
+def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling, kernels: bool = False) -> tuple[Tensor, Tensor]:
+    """A token a row by inverse CDF: logits [B, V], uniforms [B] in [0, 1) -> ids [B], log-probabilities [B]. kernels: by the
+    compiled one, where it can.
 
     Temperature comes first, then top-k, then top-p (the likeliest tokens whose sum reaches it), as is usual.
     """
     if sampling.temperature == 0:
         best, at = logits.max(-1)
         return at, best * 0  # nan where the logits are not finite
+    truncated = 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1
+    if kernels and not truncated and fused.suits(logits, uniforms):
+        return fused.draw(logits, uniforms, sampling.temperature)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
     ids: Tensor | None = None
     last: int | Tensor = logits.shape[-1] - 1
     size = logits.shape[-1]
-    if 0 < sampling.top_k < size or sampling.top_p < 1:
+    if truncated:
         logits, ids = logits.topk(min(sampling.top_k or size, size))  # likeliest first
         last = logits.shape[-1] - 1
         if sampling.top_p < 1:

@@ -23,10 +23,9 @@ class Ends:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, rows: int, device: torch.device) -> None:
         special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        ids = [*sampling.stop_ids, *(special[s] for s in sampling.stop if s in special)]
+        self.ids = {*sampling.stop_ids, *(special[s] for s in sampling.stop if s in special)}
         texts = [s for s in sampling.stop if s not in special]
         self.new, self.stop_ids = sampling.max_new_tokens, sampling.stop_ids
-        self.ids = torch.tensor(ids, device=device, dtype=torch.long)
         self.scan = [StopStrings(tokenizer, texts) for _ in range(rows)] if texts else []
         self.length = [0] * rows
         self.stop = ["length"] * rows
@@ -44,24 +43,24 @@ class Ends:
         """
         if (t + 1) % self.every and t + 1 < self.new:
             return
-        block = tokens[self.seen : t + 1]
-        ended = torch.isin(block, self.ids)
-        first = ended.int().argmax(0)
-        ending = block.gather(0, first[None])[0]
-        seen = [ended.any(0).long()[None], first[None], ending[None], *([block] if self.scan else [])]
-        hit, first, ending, *sampled = torch.cat(seen).tolist()  # at once: each waits for a GPU
-        texts = [list(row) for row in zip(*sampled)]
-        for row, length in enumerate(self.length):
-            if length:
-                continue
-            if self.scan and (stop_at := self.scan[row].add(texts[row][: first[row] if hit[row] else None])):
-                self.length[row], self.stop[row] = stop_at, "stop"
-            elif hit[row]:
-                self.length[row] = self.seen + first[row] + 1
-                self.stop[row] = "eos" if ending[row] in self.stop_ids else "stop"
-            elif t + 1 == self.new:
-                self.length[row] = self.new
+        sampled = tokens[self.seen : t + 1].tolist()  # at once: each waits for a GPU
+        if self.scan or t + 1 == self.new or not all(map(self.ids.isdisjoint, sampled)):
+            self._note([list(ids) for ids in zip(*sampled)], t + 1 == self.new)
         self.seen = t + 1
+
+    def _note(self, sampled: Sequence[list[int]], last: bool) -> None:
+        """The ends among the tokens of each row since the last look. last: no more are sampled."""
+        for row, ids in enumerate(sampled):
+            if self.length[row]:
+                continue
+            first = None if self.ids.isdisjoint(ids) else next(at for at, token in enumerate(ids) if token in self.ids)
+            if self.scan and (stop_at := self.scan[row].add(ids[:first])):
+                self.length[row], self.stop[row] = stop_at, "stop"
+            elif first is not None:
+                self.length[row] = self.seen + first + 1
+                self.stop[row] = "eos" if ids[first] in self.stop_ids else "stop"
+            elif last:
+                self.length[row] = self.new
 
     def worth_dropping(self, live: Sequence[int]) -> list[int] | None:
         """Places in `live` (rows still decoded) of the completions that still run; None while too few have ended

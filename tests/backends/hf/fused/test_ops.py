@@ -141,3 +141,60 @@ def test_attention_at_decoding(rows, groups, each, n, length, own, padded):
         scores[..., :length] += bias[prompt_of, None].double()
     exact = (scores.softmax(-1)[:, :, None] @ all_values)[:, :, 0]
     assert (out - exact).abs().max() < 3e-6
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(
+    st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.sampled_from([4, 6, 24, 32, 64, 128]),
+    st.integers(1, 20), st.integers(0, 20), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_a_step_of_attention_is_its_parts(rows, groups, each, n, length, own, normed, alone):
+    q, prompt_of = random(0, rows, groups * each, n), torch.arange(rows) % 3
+    k, v = random(5, rows, groups, n), random(6, rows, groups, n)
+    prompts = random(1, 3, groups, length, n), random(2, 3, groups, length, n), prompt_of, None
+    keys, values = (random(seed, rows, groups, own + 5, n) for seed in (3, 4))
+    norms = (1 + random(7, n), 1 + random(8, n), 1e-3, 0.5) if normed else None
+    cos, sin = random(9, 1 if alone else rows, n), random(10, 1 if alone else rows, n)
+
+    def ready(x, weight):
+        x = ops.rms_norm(x.contiguous(), weight, *norms[2:]) if normed else x
+        return ops.rotary(x[:, :, None], cos[:, None], sin[:, None])[:, :, 0]
+
+    mine = keys.clone(), values.clone()
+    mine[0][:, :, own], mine[1][:, :, own] = ready(k, norms and norms[1]), v
+    seen = [x[:, :, : own + 1] for x in mine]
+    exact = ops.attend(ready(q, norms and norms[0]), *prompts, *seen, 0.3)
+    out = ops.attend_step(q, k, v, norms, (cos, sin), prompts, (keys, values, own), 0.3)
+    assert (out - exact).abs().max() < 1e-5
+    assert torch.equal(values, mine[1]) and (keys - mine[0]).abs().max() < 1e-5
+
+
+@settings(deadline=None, max_examples=80, derandomize=True)
+@given(
+    st.integers(1, 40), st.sampled_from([1, 2, 63, 64, 65, 200, 3001]), st.sampled_from([0.3, 1.0, 2.5]), st.integers(0, 9)
+)
+def test_words_are_drawn_by_inverse_cdf(rows, n, temperature, seed):
+    logits = random(seed, rows, n, size=4.0)
+    logits[:, ::3] -= 1e30  # impossible, but for the only word
+    uniforms = torch.rand(rows, generator=torch.Generator().manual_seed(seed))
+    uniforms[0] = 0.0
+    uniforms[-1] = 1 - 2**-24
+    words, logp = ops.draw(logits, uniforms, temperature)
+    exact = (logits.double() / temperature).log_softmax(-1)
+    cdf = exact.exp().cumsum(-1)
+    mine = exact.gather(1, words[:, None])[:, 0]
+    assert (mine - logp).abs().max() < 1e-5 * (1 + mine.abs().max())
+    assert n == 1 or (words % 3 != 0).all()
+    below = cdf.gather(1, words[:, None])[:, 0] - mine.exp()
+    assert (below <= uniforms + 1e-6).all() and (uniforms <= below + mine.exp() + 1e-6).all()
+
+
+def test_words_of_logits_that_are_not_finite():
+    for bad in (torch.nan, torch.inf):
+        for place in (0, 3, 99):
+            logits = random(0, 2, 100)
+            logits[1, place] = bad
+            words, logp = ops.draw(logits, torch.tensor([0.5, 0.5]), 1.0)
+            assert logp[0].isfinite() and logp[1].isnan() and ((words >= 0) & (words < 100)).all()
+    words, logp = ops.draw(torch.full((1, 7), -torch.inf), torch.tensor([0.5]), 1.0)
+    assert logp.isnan() and words == 0

@@ -1,4 +1,4 @@
-"""kernels.cpp made into a library: by the machine's own compiler, in about a second, once for each processor and source."""
+"""The C++ of this folder made into a library: by the machine's own compiler, in about a second, once for each processor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = [Path(__file__).with_name(name) for name in ("kernels.cpp", "attention.cpp")]
+HEADER = Path(__file__).with_name("numbers.h")
 COMPILERS = ("g++", "clang++")  # $CXX before these
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-std=c++17")
 SECONDS = 120  # for the compiler
@@ -35,7 +36,9 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "combine": (P, P, P, P, N, N, N, I),
     "combine_backward": (P, P, P, P, P, P, N, N, N, I),
     "experts": (P, P, P, P, P, P, P, N, N, N, N, N, P, I),
+    "draw": (P, P, F, P, P, N, N, I),
     "attend": (P, P, P, P, P, P, P, P, P, N, N, N, N, N, N, F, I),
+    "attend_step": (P, P, P, P, P, F, F, P, P, N, P, P, P, P, P, P, P, P, N, N, N, N, N, N, F, I),
 }
 ANSWERS = ("sort_choices", "experts")  # with a number
 
@@ -96,11 +99,13 @@ def _declared(path: Path) -> ctypes.CDLL:
 def _built(compiler: list[str], folder: Path) -> Path:
     """The library's file, compiled unless an earlier process has done it."""
     version = subprocess.run([*compiler, "-v"], capture_output=True, text=True, timeout=SECONDS, check=True).stderr
-    known = "\n".join([SOURCE.read_text(encoding="utf-8"), *FLAGS, version, _processor()])
+    known = "\n".join(
+        [*(source.read_text(encoding="utf-8") for source in (*SOURCES, HEADER)), *FLAGS, version, _processor()]
+    )
     path = folder / f"kernels-{hashlib.sha256(known.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         made = folder / f"{path.name}.{os.getpid()}.new"  # other processes may compile at the same time
-        command = [*compiler, *FLAGS, str(SOURCE), "-o", str(made)]
+        command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", str(made)]
         try:
             subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
             made.replace(path)

@@ -1,60 +1,19 @@
 // Small operations of a transformer on a CPU, each in one pass over memory: float32, rows of contiguous numbers.
 // A plain C interface and no header of torch, so that it compiles in seconds. Whatever the number of threads, each sum but
 // those of matrix products is taken in one order.
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <vector>
+#include "numbers.h"
 
-using i64 = int64_t;
 using sgemm_t = void (*)(const char *, const char *, const int *, const int *, const int *, const float *, const float *,
                          const int *, const float *, const int *, const float *, float *, const int *);
 
-static const i64 BLOCK = 64;       // rows whose part of a sum is taken together
-static const i64 SMALL = 16384;    // numbers below which threads cost more than they give
-
-// exp(x) to 2 units in the last place, NaN for NaN; in a form that compilers vectorise.
-static inline float fast_exp(float x) {
-    float y = x > 88.3f ? 88.3f : x;
-    y = y < -87.3f ? -87.3f : y;
-    const float n = std::nearbyint(y * 1.44269504f);
-    float r = y - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    union { int32_t i; float f; } scale;
-    scale.i = (static_cast<int32_t>(n) + 127) << 23;
-    return p * scale.f;
-}
-
-static inline float sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
-
-static inline float dot(const float *a, const float *b, i64 n) {
-    float s = 0.0f;
-#pragma omp simd reduction(+ : s)
-    for (i64 i = 0; i < n; i++) s += a[i] * b[i];
-    return s;
-}
+static const i64 BLOCK = 64;  // rows whose part of a sum is taken together
 
 extern "C" {
 
 // y = x r (w + offset), r = 1 / sqrt(mean(x^2) + eps) of each row; x, y [rows, n], w [n], r [rows].
 void rms_norm(const float *x, const float *w, float *y, float *r, i64 rows, i64 n, float eps, float offset, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (rows * n > SMALL)
-    for (i64 row = 0; row < rows; row++) {
-        const float *in = x + row * n;
-        float *out = y + row * n;
-        const float scale = 1.0f / std::sqrt(dot(in, in, n) / n + eps);
-        r[row] = scale;
-#pragma omp simd
-        for (i64 i = 0; i < n; i++) out[i] = in[i] * scale * (w[i] + offset);
-    }
+    for (i64 row = 0; row < rows; row++) r[row] = norm_row(x + row * n, w, y + row * n, n, eps, offset);
 }
 
 // Its gradients from g [rows, n]: dx [rows, n], and dw [n] unless it is null. part [blocks of rows, n] is room for sums.
@@ -107,12 +66,7 @@ void rotary(const float *x, const i64 *xs, float *y, const i64 *ys, const float 
                     out[i + half] = high * c[i + half] - low * s[i];
                 }
             } else {
-#pragma omp simd
-                for (i64 i = 0; i < half; i++) {
-                    const float low = in[i], high = in[i + half];
-                    out[i] = low * c[i] - high * s[i];
-                    out[i + half] = high * c[i + half] + low * s[i + half];
-                }
+                turn_row(in, c, s, out, half);
             }
         }
     }
@@ -243,113 +197,44 @@ int experts(const float *x, const i64 *chosen, const float *weight, const float 
     return 1;
 }
 
-}
-
-// Eight numbers that are computed at once.
-using V = float __attribute__((vector_size(32)));
-
-static inline V load(const float *from) {
-    V v;
-    std::memcpy(&v, from, sizeof v);
-    return v;
-}
-
-// The sums of eight vectors: neighbours, pairs and halves are added in turn.
-static inline V sums(const V *a) {
-    V one[4], two[2];
-    for (int i = 0; i < 4; i++)
-        one[i] = __builtin_shufflevector(a[2 * i], a[2 * i + 1], 0, 8, 2, 10, 4, 12, 6, 14) +
-                 __builtin_shufflevector(a[2 * i], a[2 * i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
-    for (int i = 0; i < 2; i++)
-        two[i] = __builtin_shufflevector(one[2 * i], one[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
-                 __builtin_shufflevector(one[2 * i], one[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
-    return __builtin_shufflevector(two[0], two[1], 0, 1, 2, 3, 8, 9, 10, 11) +
-           __builtin_shufflevector(two[0], two[1], 4, 5, 6, 7, 12, 13, 14, 15);
-}
-
-// to [count] = q [n] times each of `count` keys, plus `more` unless it is null. N: n, where it is known beforehand; else 0.
-template <int N>
-static void scores(const float *q, const float *keys, const float *more, float *to, i64 count, i64 any, float scale) {
-    const i64 n = N ? N : any, eights = n % 8 ? 0 : count / 8 * 8;
-    for (i64 p = 0; p < eights; p += 8) {
-        V part[8] = {};
-        for (int j = 0; j < 8; j++)
-            for (i64 i = 0; i < n; i += 8) part[j] += load(q + i) * load(keys + (p + j) * n + i);
-        const V all = sums(part) * scale;
-        std::memcpy(to + p, &all, sizeof all);
-    }
-    for (i64 p = eights; p < count; p++) to[p] = dot(q, keys + p * n, n) * scale;
-    for (i64 p = 0; more && p < count; p++) to[p] += more[p];
-}
-
-// out [n] += the sum of count values [n], each by its weight.
-template <int N> static void look(const float *weight, const float *values, float *out, i64 count, i64 any) {
-    const i64 n = N ? N : any;
-    if (!N) {
-        for (i64 p = 0; p < count; p++)
-#pragma omp simd
-            for (i64 i = 0; i < n; i++) out[i] += weight[p] * values[p * n + i];
-        return;
-    }
-    constexpr int chains = N <= 32 ? 4 : N <= 64 ? 2 : 1, size = N ? N / 8 : 1;  // sums that do not wait for each other
-    V sum[chains][size] = {};
-    std::memcpy(sum[0], out, N * sizeof(float));
-    i64 p = 0;
-    for (; p + chains <= count; p += chains)
-        for (int c = 0; c < chains; c++)
-            for (int i = 0; i < size; i++) sum[c][i] += weight[p + c] * load(values + (p + c) * n + i * 8);
-    for (; p < count; p++)
-        for (int i = 0; i < size; i++) sum[0][i] += weight[p] * load(values + p * n + i * 8);
-    for (int c = 1; c < chains; c++)
-        for (int i = 0; i < size; i++) sum[0][i] += sum[c][i];
-    std::memcpy(out, sum[0], N * sizeof(float));
-}
-
-// One row's head group of `attend`: `each` queries q, their scores over all keys, and what they look at.
-template <int N>
-static void attend_group(const float *q, const float *prompt_k, const float *prompt_v, const float *bias, const float *own_k,
-                         const float *own_v, float *score, float *out, i64 each, i64 any, i64 length, i64 own, float scale) {
-    const i64 n = N ? N : any, all = length + own;
-    for (i64 h = 0; h < each; h++) {
-        float *to = out + h * n, most, sum = 0.0f;
-        scores<N>(q + h * n, prompt_k, bias, score, length, n, scale);
-        scores<N>(q + h * n, own_k, nullptr, score + length, own, n, scale);
-        most = score[0];
-#pragma omp simd reduction(max : most)
-        for (i64 p = 0; p < all; p++) most = std::max(most, score[p]);
-#pragma omp simd reduction(+ : sum)
-        for (i64 p = 0; p < all; p++) sum += score[p] = fast_exp(score[p] - most);
-        std::memset(to, 0, n * sizeof(float));
-        look<N>(score, prompt_v, to, length, n);
-        look<N>(score + length, own_v, to, own, n);
-        for (i64 i = 0; i < n; i++) to[i] /= sum;
-    }
-}
-
-extern "C" {
-
-// Attention of one token a row: q [rows, groups * each, n]. A row looks at its prompt's keys and values, [prompts, groups,
-// length, n], to whose scores bias [prompts, length] is added (null: nothing), and at `own` of its own, [rows, groups, own, n],
-// a row and a group of them the given strides apart. -> out [rows, groups * each, n].
-void attend(const float *q, const float *prompt_k, const float *prompt_v, const i64 *prompt_of, const float *bias,
-            const float *own_k, const float *own_v, const i64 *strides, float *out, i64 rows, i64 groups, i64 each, i64 n,
-            i64 length, i64 own, float scale, int threads) {
-    const auto known = n == 24    ? attend_group<24>
-                       : n == 32  ? attend_group<32>
-                       : n == 64  ? attend_group<64>
-                       : n == 80  ? attend_group<80>
-                       : n == 96  ? attend_group<96>
-                       : n == 128 ? attend_group<128>
-                                  : attend_group<0>;
-#pragma omp parallel num_threads(threads) if (rows * groups * each * (length + own) > SMALL / 16)
+// A word a row by inverse CDF: logits [rows, n] / temperature, uniform [rows] in [0, 1) -> word [rows] and its log-probability
+// logp [rows], NaN where logits are not finite.
+void draw(const float *logits, const float *uniform, float temperature, i64 *word, float *logp, i64 rows, i64 n, int threads) {
+    const i64 blocks = (n + BLOCK - 1) / BLOCK;
+#pragma omp parallel num_threads(threads) if (rows * n > SMALL)
     {
-        std::vector<float> score(length + own);
+        std::vector<float> p(n);
+        std::vector<double> mass(blocks);
 #pragma omp for schedule(static)
-        for (i64 at = 0; at < rows * groups; at++) {
-            const i64 row = at / groups, group = at % groups, prompt = prompt_of[row];
-            const i64 start = (prompt * groups + group) * length * n, start_own = row * strides[0] + group * strides[1];
-            known(q + at * each * n, prompt_k + start, prompt_v + start, bias ? bias + prompt * length : nullptr,
-                  own_k + start_own, own_v + start_own, score.data(), out + at * each * n, each, n, length, own, scale);
+        for (i64 row = 0; row < rows; row++) {
+            const float *in = logits + row * n;
+            float most = in[0] / temperature;
+            double all = 0.0;
+#pragma omp simd reduction(max : most)
+            for (i64 i = 0; i < n; i++) most = std::max(most, in[i] / temperature);
+            for (i64 b = 0; b < blocks; b++) {
+                float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+                for (i64 i = b * BLOCK; i < std::min(n, (b + 1) * BLOCK); i++) {
+                    const float less = in[i] / temperature - most, e = fast_exp(less);
+                    p[i] = less < -87.0f ? 0.0f : e;  // a word that is impossible stays so
+                    sum += p[i];
+                }
+                mass[b] = sum;
+                all += sum;
+            }
+            const double target = uniform[row] * all;
+            double below = 0.0;
+            i64 at = 0, found = 0;  // the last possible word so far: rounding may put the target beyond all of them
+            for (i64 b = 0; b < blocks && below + mass[b] <= target; b++) below += mass[b], at += BLOCK;
+            bool past = false;
+            for (at = std::min(at, (n - 1) / BLOCK * BLOCK); at < n && !past; at++) {
+                below += p[at];
+                if (p[at] > 0.0f) found = at;
+                past = below > target;
+            }
+            word[row] = found;
+            logp[row] = static_cast<float>((in[found] / temperature - most) - std::log(all));
         }
     }
 }

@@ -62,7 +62,7 @@ def _norm_of(module: nn.Module) -> Any:
     if eps is None or weight is None or weight.ndim != 1 or len(module._parameters) != 1 or module._modules:
         return None
     tried = nn.Parameter(torch.linspace(-1, 2, TRIED))
-    small = _copy(module, parameters={"weight": tried})
+    small = copy_of(module, parameters={"weight": tried})
     x = _rows(*SIZES, 1e20)  # the square of the last is no float32
     for offset in OFFSETS:
         own_eps, ours = getattr(small, eps), partial(ops.rms_norm, weight=tried, offset=offset)
@@ -84,7 +84,7 @@ def _kind(module: nn.Module) -> type:
     return next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
 
 
-def _copy(module: nn.Module, **tables: Any) -> Any:
+def copy_of(module: nn.Module, **tables: Any) -> Any:
     """A module with other parameters or modules in it, without hooks, and without one being made."""
     small: Any = object.__new__(_kind(module))
     nn.Module.__init__(small)
@@ -102,7 +102,20 @@ def _norm(eps: str, offset: float) -> Any:
             return ops.rms_norm(x, weight, getattr(self, eps), offset)
         return type(self).forward(self, *given, **named)
 
+    forward.norm = eps, offset  # type: ignore[attr-defined]
     return forward
+
+
+def norm_of(module: nn.Module) -> tuple[Tensor, float, float] | None:
+    """The weight, eps and offset of an RMSNorm that is computed by its kernel; None for any other module."""
+    name, offset = getattr(getattr(module, "forward", None), "norm", ("", 0.0))
+    return (cast(Tensor, module.weight), float(getattr(module, name)), offset) if name else None
+
+
+def turns_by_kernel(module: nn.Module) -> bool:
+    """Whether the rotary embeddings of this module's family are computed by the kernel."""
+    own = getattr(sys.modules.get(_kind(module).__module__), "apply_rotary_pos_emb", None)
+    return hasattr(own, "by_kernel")
 
 
 def _gated_of(module: nn.Module) -> Any:
@@ -114,7 +127,7 @@ def _gated_of(module: nn.Module) -> Any:
     for name in names:
         layers[name] = skip_init(nn.Linear, TRIED, TRIED, bias=False)  # which would draw
         layers[name].weight.copy_(torch.randn(TRIED, TRIED, generator=draw))
-    small = _copy(module, modules=module._modules | layers)
+    small = copy_of(module, modules=module._modules | layers)
     ours = _gated()
     return ours if _same(small, partial(ours, small), _rows(*SIZES)) else None
 

@@ -266,6 +266,14 @@ def experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: T
     return out
 
 
+def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """A word a row by inverse CDF: logits [B, V] / temperature, uniforms [B] in [0, 1) -> words [B], log p of them [B]."""
+    logits, uniforms, (rows, n) = logits.contiguous(), uniforms.contiguous(), logits.shape
+    words, logp = torch.empty(rows, dtype=torch.long), torch.empty(rows)
+    _run("draw", logits, uniforms, temperature, words, logp, rows, n)
+    return words, logp
+
+
 def attend(
     q: Tensor, prompt_keys: Tensor, prompt_values: Tensor, prompt_of: Tensor, bias: Tensor | None, keys: Tensor,
     values: Tensor, scale: float,
@@ -281,4 +289,22 @@ def attend(
     strides = _sizes(*keys.stride()[:2])
     given = q, prompt_keys, prompt_values, prompt_of, bias, keys, values, strides, out
     _run("attend", *given, rows, groups, heads // groups, n, length, own, scale)
+    return out
+
+
+def attend_step(
+    q: Tensor, k: Tensor, v: Tensor, norms: tuple[Tensor, Tensor, float, float] | None, angles: tuple[Tensor, Tensor],
+    prompts: tuple[Tensor, Tensor, Tensor, Tensor | None], cache: tuple[Tensor, Tensor, int], scale: float,
+) -> Tensor:  # fmt: skip
+    """`attend` from a layer's projections on, at one new token a row: q [B, H, D], k and v [B, H', D], all contiguous.
+
+    norms: weights [D] of an RMSNorm of each head of q and of k, its eps and offset. angles: cos and sin [1 or B, D].
+    prompts: keys, values, prompt_of and bias, as there. cache: keys and values [B, H', room, D], and how many there are: the
+    new ones are written behind them. -> [B, H, D].
+    """
+    (rows, heads, n), (_, groups, length, _), (keys, values, own) = q.shape, prompts[0].shape, cache
+    out = torch.empty_like(q)
+    strides = _sizes(*keys.stride()[:2])
+    given = q, k, v, *(norms or (None, None, 0.0, 0.0)), *angles, len(angles[0]), *prompts, keys, values, strides, out
+    _run("attend_step", *given, rows, groups, heads // groups, n, length, own, scale)
     return out
