@@ -25,22 +25,23 @@ ARGUMENTS = {
 }  # fmt: skip  # others may mean that a layer does more
 WIDTH = 8  # of the hidden states that a copy reads
 TRIED = 3  # tokens of the prompts, and of the completions, that a copy reads
-CLOSE = 1e-5  # largest difference that rounding explains, as a share of the largest number
+FAR = 100_000  # the place of the first of them: a layer may do more far from the beginning
+CLOSE = 1e-5  # largest difference that rounding explains, as a share of the largest number, whatever the size of the numbers
 
 
 def place(model: nn.Module) -> int:
     """Lets attention layers of this model decode by the kernel, in place, where its other kernels are. Returns how many."""
-    found = [module for module in model.modules() if _looks_known(module) and _gives_the_same(module)]
+    found = [module for module in model.modules() if {*PROJECTIONS} <= {*module._modules} and _gives_the_same(module)]
     for module in found:
-        module.forward = MethodType(_forward, module)
+        module.forward = MethodType(forward, module)
     return len(found)
 
 
-def _forward(self: Any, *given: Any, **named: Any) -> Any:
-    cache = named.get("past_key_values")
-    if isinstance(cache, SharedCache) and cache.kernels and not given and not torch.is_grad_enabled():
-        layer = cache.layers[self.layer_idx]
-        out = _step(self, layer, named["hidden_states"], *named["position_embeddings"])
+def forward(self: Any, *given: Any, **named: Any) -> Any:
+    """The forward pass of a layer that was placed: by the kernel where that knows all there is, else the layer's own."""
+    cache, angles = named.get("past_key_values"), named.get("position_embeddings")
+    if isinstance(cache, SharedCache) and cache.kernels and angles is not None and not given and not torch.is_grad_enabled():
+        out = _step(self, cache.layers[self.layer_idx], named["hidden_states"], *angles)
         if out is not None:
             return out, None
     return type(self).forward(self, *given, **named)
@@ -52,36 +53,44 @@ def _step(module: Any, layer: SharedLayer, hidden: Tensor, cos: Tensor, sin: Ten
     """
     if not layer.length or hidden.shape[1] != 1:
         return None
-    q, k, v = module.q_proj(hidden), module.k_proj(hidden), module.v_proj(hidden)
     rows, n, places, norms = len(hidden), layer.keys.shape[3], layer.places, _norms(module)
-    known = q, k, v, cos, sin, layer.prompt_keys, layer.prompt_values, layer.keys, layer.values, *(norms or ())[:2]
-    if not fused.suits(*known) or not cos.shape == sin.shape == (len(cos), 1, n) or len(cos) not in (1, rows):
+    fits = cos.shape == sin.shape == (len(cos), 1, n) and len(cos) in (1, rows)
+    if not fits or norms is False or not fused.suits(hidden, cos, sin, layer.keys, layer.values, *layer.prompt):
+        return None
+    q, k, v = module.q_proj(hidden), module.k_proj(hidden), module.v_proj(hidden)
+    if not fused.suits(q, k, v):
         return None
     at = layer.longer(1)
     q, k, v = (x.contiguous().view(rows, -1, n) for x in (q, k, v))
-    prompts = layer.prompt_keys, layer.prompt_values, places.prompt_of, places.bias
+    prompts = *layer.prompt, places.prompt_of, places.bias
     angles = cos.contiguous()[:, 0], sin.contiguous()[:, 0]
-    out = fused.attend_step(q, k, v, norms, angles, prompts, (layer.keys, layer.values, at), module.scaling)
+    out = fused.attend_step(
+        q, k, v, None if norms is True else norms, angles, prompts, (layer.keys, layer.values, at), module.scaling
+    )
     attended: Tensor = module.o_proj(out.view(rows, 1, -1))
     return attended
 
 
-def _norms(module: Any) -> tuple[Tensor, Tensor, float, float] | None:
-    """The weights of its norms of queries and of keys, their eps and offset; None where it has none."""
-    if "q_norm" not in module._modules:
-        return None
-    of_q, of_k = fused.norm_of(module.q_norm), fused.norm_of(module.k_norm)
-    assert of_q is not None and of_k is not None
-    return of_q[0], of_k[0], *of_q[1:]
+def _norms(module: Any) -> tuple[Tensor, Tensor, float, float] | bool:
+    """The weights of its norms of queries and of keys, their eps and offset; True where it has none, False where they are
+    not the kernel's.
+    """
+    norms = [module._modules[name] for name in NORMS if name in module._modules]
+    if not norms:
+        return True
+    found = [fused.norm_of(norm) for norm in norms]
+    hooked = any(norm._forward_hooks or norm._forward_pre_hooks for norm in norms)
+    if len(found) == 1 or hooked or found[0] is None or found[1] is None or found[0][1:] != found[1][1:]:
+        return False
+    (of_q, eps, offset), (of_k, *_) = found[0], found[1]
+    fit = fused.suits(of_q, of_k) and of_q.shape == of_k.shape == (module.head_dim,)
+    return (of_q, of_k, eps, offset) if fit and of_q.is_contiguous() and of_k.is_contiguous() else False
 
 
 def _looks_known(module: Any) -> bool:
     """Whether a module is an attention layer of the parts that are known here, with the kernels' norms and embeddings."""
     parts, needed = module._modules, (("head_dim", int), ("scaling", float), ("layer_idx", int))
-    if not {*PROJECTIONS} <= {*parts} <= {*PROJECTIONS, *NORMS} or module._parameters or "forward" in vars(module):
-        return False
-    norms = [fused.norm_of(parts[name]) for name in NORMS if name in parts]
-    if len(norms) == 1 or None in norms or len({norm[1:] for norm in norms if norm}) > 1:
+    if not {*parts} <= {*PROJECTIONS, *NORMS} or module._parameters or "forward" in vars(module) or _norms(module) is False:
         return False
     if not all(isinstance(getattr(module, name, None), kind) for name, kind in needed) or not fused.turns_by_kernel(module):
         return False
@@ -92,15 +101,20 @@ def _looks_known(module: Any) -> bool:
 def _gives_the_same(module: Any) -> bool:
     """Whether a copy of it, with projections and norms of random numbers, decodes as by its own forward pass."""
     try:
-        small = _small(module)
-        own, ours = (_decoded(small, forward) for forward in (type(small).forward, _forward))
-        return bool((own - ours).abs().max() <= CLOSE * own.abs().max())
+        if not _looks_known(module):
+            return False
+        return all(_agree(_small(module, size), size) for size in fused.SIZES)  # some families clamp large numbers
     except Exception:  # a model's own code may fail in any way on what it does not know
         return False
 
 
-def _small(module: Any) -> Any:
-    """A copy of this attention layer that reads hidden states of `WIDTH` numbers."""
+def _agree(small: Any, size: float) -> bool:
+    own, ours = (_decoded(small, size, by_kernel) for by_kernel in (False, True))
+    return bool((own - ours).abs().max() <= CLOSE * own.abs().max())
+
+
+def _small(module: Any, size: float) -> Any:
+    """A copy of this attention layer that reads hidden states of `WIDTH` numbers of this size."""
     draw, n, config = torch.Generator().manual_seed(0), module.head_dim, module.config
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     sizes = {name: (WIDTH, count * n) for name, count in zip(PROJECTIONS, (heads, groups, groups))}
@@ -114,23 +128,31 @@ def _small(module: Any) -> Any:
         layers[name].forward = MethodType(norm.forward.__func__, layers[name])
     small = fused.copy_of(module, modules=layers)
     small.layer_idx = 0
+    if _norms(module) is True:
+        small.scaling /= size**2  # else one score is far above the others, or all are 0
     return small.eval()
 
 
-def _decoded(small: Any, forward: Any) -> Tensor:
-    """What it makes of some tokens of three completions to two prompts, [3, TRIED, WIDTH]."""
+def _decoded(small: Any, size: float, by_kernel: bool) -> Tensor:
+    """What it makes of some tokens of three completions to two prompts, [3, TRIED, WIDTH]. size: of the hidden states."""
     draw, cache, rows = torch.Generator().manual_seed(1), SharedCache(1, TRIED, kernels=True), torch.tensor([0, 1, 1])
-    hidden = torch.randn(3, 2 * TRIED, WIDTH, generator=draw)
+    hidden = torch.randn(3, 2 * TRIED, WIDTH, generator=draw) * size
     angles = 6 * torch.rand(1, 2 * TRIED, small.head_dim, generator=draw)
 
-    def read(forward: Any, some: Tensor, places: slice) -> Tensor:
-        cos_sin = angles[:, places].cos(), angles[:, places].sin()
-        out = forward(small, hidden_states=some, position_embeddings=cos_sin, attention_mask=None, past_key_values=cache)
-        first: Tensor = out[0]
+    def read(some: Tensor, places: slice) -> Tensor:
+        cos_sin, ids = (angles[:, places].cos(), angles[:, places].sin()), FAR + torch.arange(2 * TRIED)[places]
+        where = {"position_embeddings": cos_sin, "position_ids": ids[None], "cache_position": ids}
+        first: Tensor = small(hidden_states=some, attention_mask=None, past_key_values=cache, **where)[0]
         return first
 
     with shared_attention(small.config):
-        read(type(small).forward, hidden[:2, :TRIED], slice(TRIED))
+        read(hidden[:2, :TRIED], slice(TRIED))
         cache.fan_out(rows, None)
-        places = range(TRIED, 2 * TRIED)
-        return torch.cat([read(forward, hidden[:, at : at + 1], slice(at, at + 1)) for at in places], 1)
+        out = [read(hidden[:, TRIED, None], slice(TRIED, TRIED + 1))]
+        for at in range(TRIED + 1, 2 * TRIED):
+            some, places = hidden[:, at, None], slice(at, at + 1)
+            cos_sin = angles[:, places].cos(), angles[:, places].sin()
+            found = _step(small, cache.layers[0], some, *cos_sin) if by_kernel else read(some, places)
+            assert found is not None  # else nothing would be tried
+            out.append(found)
+        return torch.cat(out, 1)

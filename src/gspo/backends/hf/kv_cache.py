@@ -123,6 +123,11 @@ class SharedLayer(GrowingLayer):
     prompt_length = 0
     places: Places
 
+    @property
+    def prompt(self) -> tuple[Tensor, Tensor]:
+        """The prompts' keys and values."""
+        return self.prompt_keys, self.prompt_values
+
     def get_seq_length(self) -> int:
         """Positions written, the prompt's included."""
         return self.prompt_length + self.length

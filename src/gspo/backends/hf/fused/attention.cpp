@@ -115,7 +115,7 @@ void attend(const float *q, const float *prompt_k, const float *prompt_v, const 
     }
 }
 
-// All that a layer does between its projections and its output's: q [rows, groups * each, n], new keys k and values v [rows,
+// All that a layer does, n even, between its projections and its output's: q [rows, groups * each, n], new keys k and values v [rows,
 // groups, n]. Each n numbers of q and k are normalised, unless their weights w are null, and turned by cos and sin [1 or rows,
 // n]; the key and the value are put behind the `own` that are there, and all is looked at as by `attend` -> out.
 void attend_step(const float *q, const float *k, const float *v, const float *q_w, const float *k_w, float eps, float offset,

@@ -6,7 +6,7 @@
 using sgemm_t = void (*)(const char *, const char *, const int *, const int *, const int *, const float *, const float *,
                          const int *, const float *, const int *, const float *, float *, const int *);
 
-static const i64 BLOCK = 64;  // rows whose part of a sum is taken together
+static const i64 BLOCK = 64;  // rows, or words, whose part of a sum is taken together
 
 extern "C" {
 
@@ -198,7 +198,7 @@ int experts(const float *x, const i64 *chosen, const float *weight, const float 
 }
 
 // A word a row by inverse CDF: logits [rows, n] / temperature, uniform [rows] in [0, 1) -> word [rows] and its log-probability
-// logp [rows], NaN where logits are not finite.
+// logp [rows]: NaN for a row with NaN or inf in it, or in which no word is possible (-inf).
 void draw(const float *logits, const float *uniform, float temperature, i64 *word, float *logp, i64 rows, i64 n, int threads) {
     const i64 blocks = (n + BLOCK - 1) / BLOCK;
 #pragma omp parallel num_threads(threads) if (rows * n > SMALL)

@@ -24,8 +24,8 @@ static inline float fast_exp(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    union { int32_t i; float f; } scale;
-    scale.i = (static_cast<int32_t>(n) + 127) << 23;
+    union { uint32_t i; float f; } scale;
+    scale.i = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
     return p * scale.f;
 }
 
