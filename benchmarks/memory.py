@@ -2,14 +2,17 @@
 
     python benchmarks/memory.py [--only NAME ...]
 
-Each run is a process of its own, on a CPU. measured: its memory at its fullest, read every ms, less what the same run takes
-with a model of next to nothing. without files: the same without pages of files, among them weights that are never written.
-On a GPU (tests/gpu) it is what torch's allocator had given out at the fullest.
+Each run is a process of its own, on a CPU. whole: its memory at its fullest, read every ms, less what the same run takes
+with a model of next to nothing. Among it are pages of the file of weights that nobody reads any more, once weights were
+packed or put together; the system takes them back when it needs them. needed: what is in no file, and the weights that lie
+in one and are read to the end. On a GPU (tests/gpu) both are what torch's allocator had given out at the fullest.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib.util
 import json
 import os
 import subprocess
@@ -83,11 +86,26 @@ def watched(line: list[str]) -> dict[str, Any]:
     if process.returncode:
         raise RuntimeError(f"{line} ended with status {process.returncode}")
     told: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return told | {"measured": [a - b for a, b in zip(most, told["begin"])]}
+    whole, written = (a - b for a, b in zip(most, told["begin"]))
+    return told | {"measured": [whole, written + told["read"]]}
+
+
+def read_in_files() -> int:
+    """Bytes of this process's weights that lie in a file that is mapped, and are never written."""
+    import torch
+
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".safetensors")]
+    spans = [[int(end, 16) for end in line[0].split("-")] for line in maps]
+    frozen = [x for x in gc.get_objects() if issubclass(type(x), torch.nn.Parameter) and not x.requires_grad]
+    return sum({x.data_ptr(): x.nbytes for x in frozen if any(a <= x.data_ptr() < b for a, b in spans)}.values())
+
+
+read: list[int] = []  # of each step
 
 
 def varied(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-    """A reward that no two completions share, so that all are trained on."""
+    """A reward that few completions share, so that all are trained on; it looks at the process meanwhile."""
+    read.append(read_in_files())
     return [float(number % 4) for number in range(len(completions))]
 
 
@@ -100,12 +118,15 @@ def one(name: str, folder: Path, device: str) -> None:
     from gspo.config.files import from_dict
 
     torch.set_num_threads(2)
+    for module in ("peft", "bitsandbytes"):  # what they take is none of the model's
+        if importlib.util.find_spec(module):
+            importlib.import_module(module)
     given = settings(name, folder, device)
     memory = plan(from_dict(given), Lengths(PROMPT, COMPLETION), Machines()).memory
     rows = [{"prompt": f"{i:03}".ljust(PROMPT, "a")} for i in range(64)]
     begin = taken(os.getpid())
     gspo.train(None, rows, varied, config=from_dict(given))
-    told = {"begin": begin, "foretold": memory.fullest}
+    told = {"begin": begin, "foretold": memory.fullest, "read": max(read)}
     if device != "cpu":
         told["peak"] = torch.cuda.max_memory_allocated()
     print(json.dumps(told | {"parts": memory.standing | memory.passing | {"less": -memory.apart}}))
@@ -120,7 +141,7 @@ def write_model(name: str, folder: Path, **more: int) -> None:
 
 
 def run(name: str, device: str = "cpu", **more: int) -> dict[str, Any]:
-    """What a run of the case told, with the bytes that were measured: all, and without pages of files. more: sizes."""
+    """What a run of the case told, with the bytes that were measured: whole, and needed. more: sizes."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         write_model(name, folder, **more)
@@ -138,7 +159,7 @@ def main() -> None:
     if options.one:
         one(options.one[0], Path(options.one[1]), options.one[2])
         return
-    print(f"{'MiB':28} {'measured':>9} {'without files':>13} {'foretold':>9} {'ratio':>6}", flush=True)
+    print(f"{'MiB':28} {'whole':>9} {'needed':>9} {'foretold':>9} {'ratio':>6}", flush=True)
     alone = [0.0, 0.0]
     for name in [NOTHING, *(options.only or [name for name in CASES if name != NOTHING])]:
         told = run(name)
@@ -146,8 +167,8 @@ def main() -> None:
         foretold = told["foretold"] / 2**20
         if name == NOTHING:
             alone = measured
-        whole, written = measured
-        print(f"{name:28} {whole:9.0f} {written:13.0f} {foretold:9.0f} {foretold / whole:6.2f}", flush=True)
+        whole, needed = measured
+        print(f"{name:28} {whole:9.0f} {needed:9.0f} {foretold:9.0f} {foretold / needed:6.2f}", flush=True)
         if options.verbose:
             print({k: round(v / 2**20) for k, v in told["parts"].items()})
 
