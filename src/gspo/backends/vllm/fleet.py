@@ -207,10 +207,11 @@ class Fleet:
                 return False
             if member.life != life or member.state not in (State.WAITS, State.COMES):
                 return True
+            if member.left:  # who sees it serve has heard of it
+                away = time.monotonic() - member.left
+                self.tell(f"the vLLM engine {member.engine.name} is back after {away:.1f} s, and was proven")
+            member.left = 0.0
             self._turn_to(member, State.SERVES)
-            left, member.left = member.left, 0.0
-        if left:
-            self.tell(f"the vLLM engine {member.engine.name} is back after {time.monotonic() - left:.1f} s, and was proven")
         return True
 
     def leave_out(self, member: Member, life: int, failure: Exception, final: bool = False) -> None:
