@@ -225,7 +225,7 @@ void draw(const float *logits, const float *uniform, float temperature, i64 *wor
             }
             const double target = uniform[row] * all;
             double below = 0.0;
-            i64 at = 0, found = 0;  // the last possible word so far: rounding may put the target beyond all of them
+            i64 at = 0, found = 0;  // the last possible word so far: rounding may put the target beyond its block
             for (i64 b = 0; b < blocks && below + mass[b] <= target; b++) below += mass[b], at += BLOCK;
             bool past = false;
             for (at = std::min(at, (n - 1) / BLOCK * BLOCK); at < n && !past; at++) {
