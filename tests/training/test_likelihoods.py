@@ -50,9 +50,7 @@ def test_replay_of_the_policys_own_choices_changes_no_number(tmp_path, replay):
         assert n["moe/overruled"] == 0
         for name in m:
             summed = name.startswith(("mismatch/", "ratio/"))  # in another order
-            # Those that are rounding alone, as the noise floor: R2 has pi_old from a pass of its own.
-            limit = {"rel": 1e-9, "abs": 1e-8}
-            assert n[name] == (pytest.approx(m[name], **limit) if summed else m[name]), name
+            assert n[name] == (pytest.approx(m[name], rel=1e-9) if summed else m[name]), name
 
 
 @pytest.mark.parametrize("replay", ["R2", "R3"])

@@ -94,11 +94,11 @@ def far(one, two):
     return float((one - two).norm() / two.norm())
 
 
-def test_a_weight_is_rounded_once_around_a_loop():
+def test_a_weight_is_while_sampling_around_a_loop():
     wrapped, ids = mixture(), torch.tensor([[2, 3, 4]])
     stacked = [p for p in wrapped.model.parameters() if p.ndim == 3]
     with torch.no_grad():
-        with Products() as products, wrapped.precision(), experts.rounded_once():
+        with Products() as products, wrapped.precision(), experts.while_sampling():
             first, *_ = (wrapped.hidden(input_ids=ids) for _ in range(3))
             assert products.casts == len(stacked)
             for weight in stacked:
@@ -108,7 +108,7 @@ def test_a_weight_is_rounded_once_around_a_loop():
         with Products() as products:
             wrapped.hidden(input_ids=ids)
         assert products.casts == len(stacked)
-    with Products() as products, wrapped.precision(), experts.rounded_once():
+    with Products() as products, wrapped.precision(), experts.while_sampling():
         wrapped.hidden(input_ids=ids).sum().backward()
         assert products.casts == len(stacked) and all(p.grad is not None for p in stacked)
 
@@ -117,7 +117,7 @@ def test_a_weight_is_rounded_once_around_a_loop():
 def test_weights_that_are_made_for_each_pass_are_no_others():
     """A new one may have the id of one that is gone."""
     weights = [torch.full((2, 8, 8), float(i)) for i in range(4)]
-    with torch.autocast("cpu", torch.bfloat16), experts.rounded_once():
+    with torch.autocast("cpu", torch.bfloat16), experts.while_sampling():
         for i in range(4):
             made = weights[i] * 1.0
             assert experts._rounded(made).eq(i).all()

@@ -45,9 +45,9 @@ def suits(device: torch.device, autocast: bool) -> bool:
 
 
 @contextmanager
-def rounded_once() -> Iterator[None]:
-    """For a loop of forward passes without gradient: each weight is rounded once, as autocast does with those of linear
-    layers, and all copies are kept to its end.
+def while_sampling() -> Iterator[None]:
+    """For the many passes that sample. Each weight is rounded once, as autocast does with those of linear layers, and all
+    copies are kept to the end; kernels compute a layer's experts at once.
     """
     if _kept.get() is not None:
         yield
@@ -76,10 +76,12 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
 
 
 def _by_kernels(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """The same by compiled kernels: without gradient all at once, else all but the products."""
+    """The same by compiled kernels: while sampling all at once, else all but the products. Passes that read likelihoods take
+    the products of updates: at other shapes the same product rounds otherwise.
+    """
     stacks = self.gate_up_proj, self.down_proj
     whole = all(fused.suits(stack) for stack in stacks) and not _adapters.get()
-    if whole and not torch.is_grad_enabled() and fused.multiplies():
+    if whole and _kept.get() is not None and not torch.is_grad_enabled() and fused.multiplies():
         return fused.experts(hidden_states, top_k_index, top_k_weights, *stacks)
     choices = fused.sort_choices(top_k_index, self.num_experts)
     x = fused.swiglu_halves(_product(self, "gate_up_proj", fused.sent(hidden_states, choices), choices.ends))

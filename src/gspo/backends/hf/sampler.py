@@ -13,7 +13,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from gspo.backends.hf import decoding, fused, routers, routing
-from gspo.backends.hf.experts import rounded_once
+from gspo.backends.hf.experts import while_sampling
 from gspo.backends.hf.kv_cache import GrowingLayer, SharedCache, shared_attention
 from gspo.backends.hf.model import HFModel, far, probe
 from gspo.backends.hf.quantize import round_weights
@@ -145,7 +145,7 @@ class HFSampler:
                 before = len(rollouts)
                 tell = None if progress is None else lambda count, base=before: progress(base + count)
                 recording = routing.record(self.model.model) if sampling.routes else nullcontext()
-                with self.mode(), self.model.precision(), rounded_once(), recording as record:
+                with self.mode(), self.model.precision(), while_sampling(), recording as record:
                     trail = Trail(record) if record is not None and self.sparse else None
                     tokens, logps, ends = self._decode(prompts, rows, sampling, tell, trail)
                 for at, (row, *completion) in enumerate(zip(rows, tokens, logps, ends.length, ends.stop)):
