@@ -62,6 +62,19 @@ def test_all_wins_stay_finite_and_in_order():
     assert sum(strengths) == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize("games_each", [1, 500])
+def test_equal_records_are_equal_strengths_in_any_order(games_each):
+    """Where each has met each as often, a strength depends on the number of wins alone."""
+    draw = np.random.default_rng(0)
+    for _ in range(200):
+        n = int(draw.integers(2, 9))
+        played = [(i, j, draw.choice([0, 0.5, 1])) for i, j in itertools.combinations(range(n), 2)] * games_each
+        games, order = wins(n, played), draw.permutation(n)
+        strengths, won = bradley_terry(games), games.sum(1)
+        assert len({*zip(won, strengths)}) == len({*won})
+        assert bradley_terry(games[np.ix_(order, order)]) == [strengths[i] for i in order]
+
+
 def test_a_cycle_makes_equals():
     outcomes = [(0, 1, 1), (1, 2, 1), (2, 0, 1)]
     assert rewards(3, outcomes) == pytest.approx([0, 0, 0], abs=1e-12)

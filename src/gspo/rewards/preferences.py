@@ -17,6 +17,7 @@ METHODS = ("bradley_terry", "win_rate")
 STEPS = 100  # at most, of Newton's method, which takes about ten
 CLOSE = 1e-12  # gradient at which it has converged, as a share of the games
 ROUNDING = 1e-12  # of the objective, relative: a step that lowers it by less may be a step up
+DIGITS = 8  # of a strength behind the point: further ones depend on the order of completions and on the processor
 
 
 def wins(n: int, outcomes: Iterable[tuple[int, int, float]]) -> np.ndarray:
@@ -46,7 +47,8 @@ def bradley_terry(games: np.ndarray, prior: float = 1.0) -> list[float | None]:
 
         sum_ij W_ij log sigmoid(theta_i - theta_j) + prior/2 sum_i [log sigmoid(theta_i) + log sigmoid(-theta_i)],
 
-    which is strictly concave; found by Newton's method with step halving.
+    which is strictly concave; found by Newton's method with step halving, and rounded: completions with the same games have
+    equal strengths.
     """
     if not (math.isfinite(prior) and prior > 0):
         raise ValueError(f"prior = {prior}: must be above 0, or a completion that always won would have no finite strength")
@@ -68,7 +70,7 @@ def bradley_terry(games: np.ndarray, prior: float = 1.0) -> list[float | None]:
             step = step / 2
         theta, value = theta + step, better
     played = (games + games.T).sum(1) > 0
-    return [float(strength) if has_played else None for strength, has_played in zip(theta, played)]
+    return [round(float(strength), DIGITS) + 0.0 if has_played else None for strength, has_played in zip(theta, played)]
 
 
 def win_rate(games: np.ndarray) -> list[float | None]:
