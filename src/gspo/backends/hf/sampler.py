@@ -84,7 +84,7 @@ class HFSampler:
             whole = model.hidden(input_ids=tokens)
             rows = torch.zeros(2, dtype=torch.long)
             cache = self._prefill([tuple(tokens[0, :start].tolist())], rows, 2, shared)[0]
-            with self._attending(cache):
+            with self._attending(cache), while_sampling():
                 for at in range(start, 6):  # a cache takes its first token in another way than those after it
                     position, token = torch.full((2, 1), at, device=model.device), tokens[:, at, None].expand(2, 1)
                     hidden = self._read(cache, position, input_ids=token)

@@ -91,6 +91,14 @@ def test_completions_are_the_same(family):
         assert torch.equal(a.tokens, b.tokens) and (a.logp - b.logp).abs().max() < 1e-5
 
 
+def test_experts_that_a_kernel_computes_otherwise_are_noticed_before_anything_is_sampled(monkeypatch):
+    _, model = both("qwen3_moe")
+    HFSampler(model)
+    monkeypatch.setattr(fused, "experts", lambda *given: 1.1 * ops.experts(*given))
+    with pytest.raises(RuntimeError, match="gives other results with its key-value cache"):
+        HFSampler(model)
+
+
 def test_a_model_with_adapters_samples_by_kernels_too():
     _, model = both("qwen3_moe")
     made = adapted(model, LoraConfig(rank=2, targets=["all-linear", "experts"]))
