@@ -94,7 +94,7 @@ def far(one, two):
     return float((one - two).norm() / two.norm())
 
 
-def test_a_weight_is_while_sampling_around_a_loop():
+def test_a_weight_is_rounded_once_around_a_loop():
     wrapped, ids = mixture(), torch.tensor([[2, 3, 4]])
     stacked = [p for p in wrapped.model.parameters() if p.ndim == 3]
     with torch.no_grad():

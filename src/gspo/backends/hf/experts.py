@@ -23,7 +23,7 @@ from gspo.backends.hf.packed import Packed
 from gspo.objective.completions import picked
 
 NAME = "gspo"  # in transformers' table of expert kernels
-# Weights by their id, the versions that were copied, and the copies.
+# While sampling: weights by their id, the versions that were copied, and the copies. Else None.
 _kept: ContextVar[dict[int, tuple[Tensor, int, Tensor]] | None] = ContextVar("kept", default=None)
 ALIGNED = 8  # numbers: grouped products want rows that begin at a multiple of 16 bytes
 

@@ -227,18 +227,18 @@ def test_odd_calls_go_the_modules_own_way():
         wrong[0](x)
 
 
-@pytest.mark.parametrize("around", [while_sampling, nullcontext])
-def test_experts_that_are_laid_out_otherwise(around):
+@pytest.mark.parametrize("around, limit", [(while_sampling, 1e-6), (nullcontext, 1e-5)])
+def test_experts_that_are_laid_out_otherwise(around, limit):
     _, model = both("qwen3_moe")
     block = model.model.model.layers[0].mlp.experts
     x, weights, chosen = random(0, 9, 32), random(1, 9, 2).abs(), random(2, 9, 4).topk(2).indices
     with torch.no_grad(), around():
         expected = block(x, chosen, weights)
-        assert (block(x.t().contiguous().t(), chosen.int(), weights) - expected).abs().max() < 1e-5
+        assert (block(x.t().contiguous().t(), chosen.int(), weights) - expected).abs().max() < limit
         for name in ("gate_up_proj", "down_proj"):
             stack = getattr(block, name)
             setattr(block, name, torch.nn.Parameter(stack.transpose(1, 2).contiguous().transpose(1, 2)))
-        assert (block(x, chosen, weights) - expected).abs().max() < 1e-5
+        assert (block(x, chosen, weights) - expected).abs().max() < limit
         with pytest.raises(IndexError, match="an expert that is not there: there are 4"):
             block(x, chosen + 3, weights)
     with pytest.raises(IndexError, match="an expert that is not there"):
