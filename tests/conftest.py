@@ -40,7 +40,7 @@ def every_figure(tmp_path_factory):
     """The reports of runs with the same metrics show the same figures, those of the first such run of this process: to draw
     them takes longer than a tiny run. Yields what draws them, for tests/report, which has all of its own drawn.
     """
-    from gspo.report import page
+    from gspo.report import plots
     from gspo.report.read import read_run
 
     drawn = {}
@@ -57,7 +57,7 @@ def every_figure(tmp_path_factory):
         shown = ((d, Path(shutil.copy(d.light, out)), Path(shutil.copy(d.dark, out))) for d in drawn[kind])
         return [replace(d, light=light, dark=dark) for d, light, dark in shown]
 
-    every = page.draw
+    every = plots.draw
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "draw", draw)
+        patch.setattr(plots, "draw", draw)
         yield every

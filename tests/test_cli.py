@@ -92,6 +92,11 @@ assert main(["train", "missing.toml"]) == 2
 assert main(["config", "--train.steps=0"]) == 2
 heavy = {"torch", "transformers", "numpy", "datasets", "matplotlib", "rich", "reasoning_gym", "gspo.api"} & set(sys.modules)
 assert not heavy, heavy
+import gc
+from gspo.build.processes import importing
+with importing():
+    import gspo.build.crew, gspo.api
+assert "matplotlib" not in sys.modules and gc.isenabled()  # only whoever writes a report needs it
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

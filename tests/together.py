@@ -39,7 +39,7 @@ def together(work, size, *arguments, seconds=120.0, waits=60.0):
     than `seconds`.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.together", "gspo.build.crew", "gspo.backends.hf.sharded"])
+    context.set_forkserver_preload(["tests.together", "tests.warm"])
     _store, port = hosted("127.0.0.1", size, seconds)
     answers = context.Queue()
     started = [

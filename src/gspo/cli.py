@@ -17,6 +17,7 @@ from io import UnsupportedOperation
 from pathlib import Path
 from typing import Any
 
+from gspo.build.processes import importing
 from gspo.config.files import from_dict, load, to_dict, to_toml
 from gspo.config.names import nearest_key
 from gspo.config.ranks import LOST, SHORT
@@ -184,7 +185,8 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         print(f"model   {export(arguments.run, arguments.out, arguments.merge, arguments.push)}")
         return 0
     if arguments.command == "demo":
-        from gspo.demo import stages
+        with importing():
+            from gspo.demo import stages
 
         kind = "agent" if arguments.agent else "completion"
         return stages.play(demo_folder(arguments), arguments.seed, arguments.resume, kind)
@@ -193,7 +195,8 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
 
         return compare(arguments.study, arguments.dir, arguments.only, arguments.dry_run, fields)
     if arguments.command == "eval" and on_a_benchmark(arguments):
-        from gspo.benchmark.run import evaluate as evaluate_on
+        with importing():
+            from gspo.benchmark.run import evaluate as evaluate_on
 
         return evaluate_on(options_of(arguments), fields)
     config = configured(arguments, fields)
@@ -220,8 +223,8 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         return 0
     if arguments.command == "serve":
         return serve(config, arguments.resume, arguments.allow)
-    from gspo import api
-
+    with importing():
+        from gspo import api
     if arguments.command == "eval":
         return evaluate(config, arguments.out)
     call = api.train if arguments.command == "train" else api.sft
@@ -275,8 +278,8 @@ def configured(arguments: argparse.Namespace, fields: dict[str, str]) -> Any:
 
 def measure(config: Any, arguments: argparse.Namespace) -> int:
     """`gspo probe`: prints what it recommends."""
-    from gspo.probe.run import ProbeOptions, probe
-
+    with importing():
+        from gspo.probe.run import ProbeOptions, probe
     page, words = probe(
         config, ProbeOptions(arguments.dir, arguments.groups, arguments.fresh, arguments.ages, arguments.warm)
     )
@@ -286,8 +289,9 @@ def measure(config: Any, arguments: argparse.Namespace) -> int:
 
 def predict(config: Any, arguments: argparse.Namespace) -> int:
     """`gspo plan`: prints what the run would need."""
-    from gspo.build.plan import Lengths, told
-    from gspo.learner.costs import Machines
+    with importing():
+        from gspo.build.plan import Lengths, told
+        from gspo.learner.costs import Machines
 
     lengths = Lengths(arguments.prompt_tokens, arguments.completion_tokens)
     rates = arguments.flops * 1e12, arguments.bandwidth * 1e9, arguments.local_bandwidth * 1e9
@@ -298,8 +302,9 @@ def predict(config: Any, arguments: argparse.Namespace) -> int:
 
 def serve(config: Any, resume: bool, allow: Sequence[str] = ()) -> int:
     """`gspo serve`: until Ctrl-C, which saves what was trained."""
-    from gspo.runs.checkpoint import stop_signals
-    from gspo.serving.start import serve
+    with importing():
+        from gspo.runs.checkpoint import stop_signals
+        from gspo.serving.start import serve
 
     with serve(config=config, resume=resume, allow=allow) as model, stop_signals(lambda text: None) as stop:
         # For the shell that the agent runs in; the key is of this run alone.

@@ -2,11 +2,11 @@
 
 import pytest
 
-from gspo.report import page
+from gspo.report import plots
 
 
 @pytest.fixture(autouse=True, scope="module")
 def own_figures(every_figure):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "draw", every_figure)
+        patch.setattr(plots, "draw", every_figure)
         yield

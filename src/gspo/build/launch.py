@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.backends.vllm.exchange import sweep
-from gspo.build.processes import WATCH, PlaceLost, Rank, Start, here, say
+from gspo.build.processes import WATCH, PlaceLost, Rank, Start, here, importing, say
 from gspo.config.names import RESUME
 from gspo.config.ranks import AGENTS, BEGAN, KEY, LOST, PARENT, RESTARTS, SHORT, check_ranks, placed
 from gspo.config.schema import Config
@@ -51,8 +51,8 @@ def take_part(config: Config, arguments: Sequence[str]) -> int | None:
             return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say)
     if number == 0:
         return None
-    from gspo.build.crew import follow  # takes seconds
-
+    with importing():
+        from gspo.build.crew import follow
     follow(config.scale)
     return 0
 

@@ -1,7 +1,8 @@
-"""The processes of the ranks on this machine, and what `launch` asks of them wherever they run."""
+"""The processes of the ranks on this machine, what `launch` asks of them wherever they run, and how a process begins."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -20,6 +21,16 @@ ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # ask a run to end
 def say(text: str) -> None:
     """A line beside those of the run."""
     print(f"gspo: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """No search for garbage meanwhile: there is none in what is imported, and looking takes a sixth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def stay() -> None:

@@ -10,17 +10,19 @@ import tomllib
 from collections.abc import Sequence
 from html import escape as html_escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 import tomli_w
 
 from gspo.report import numbers, samples
 from gspo.report.events import sandbox, warnings
-from gspo.report.plots import Drawn, draw
 from gspo.report.read import read_lines, read_run, run_names
 from gspo.report.summary import Told, get, headline, lead, origin, tell, tiles
 from gspo.safe import own_folder, replace_file, visible, without_secrets
+
+if TYPE_CHECKING:
+    from gspo.report.plots import Drawn
 
 FIRST = ("accuracy", "reward", "loss")  # figures that come first
 NEXT = ("completions", "reward_parts", "length", "grad_norm")  # those that come beside one that would stand alone
@@ -32,12 +34,14 @@ def write_report(run_dirs: Sequence[str | Path]) -> Path:
     One run gives `report.html`, several in the same figures `comparison.html`. Raises ValueError where a folder has no
     metrics, or where its `figures` is a link.
     """
+    from gspo.report import plots  # half a second, which ranks that write no report need not take
+
     folders = [Path(folder) for folder in run_dirs]
     if not folders:
         raise ValueError("gspo report: name at least one run folder")
     runs = [read_run(folder, name) for folder, name in zip(folders, run_names(folders))]
     own_folder(folders[0] / "figures")
-    drawn = draw(folders)
+    drawn = plots.draw(folders)
     settings, texts = zip(*map(_settings, folders))
     told = [tell(folder, run, table) for folder, run, table in zip(folders, runs, settings)]
     if len(runs) == 1:
