@@ -9,6 +9,9 @@ this rank (of those whose arguments contain `part`), or at the third item that a
     slow    it takes `part` seconds longer
 """
 
+import atexit
+import contextlib
+import ctypes
 import functools
 import importlib
 import inspect
@@ -16,10 +19,16 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
+import traceback
 from pathlib import Path
+from types import SimpleNamespace
+
+from tests.build.started import NAMED
 
 REACHED = Path("reached")
+PR_SET_NAME = 15
 
 
 def act(what, part):
@@ -72,20 +81,84 @@ def arm(what, rank, place, call, part=""):
     setattr(holder, name, broken)
 
 
+class Forked:
+    """The process of a rank that was forked, as `subprocess` has it."""
+
+    def __init__(self, pid):
+        self.pid, self.status = pid, None
+
+    def poll(self):
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def live(arguments, environment):
+    """What a process does that has just been forked, in place of one that Python has just begun."""
+    os.setsid()
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the store is the launcher's
+    os.environ.clear()
+    os.environ.update(environment)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_NAME, NAMED.format(environment["RANK"]).encode())
+    status = 1
+    try:
+        status = begin(arguments)
+        threading._shutdown()
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(status)
+
+
+@contextlib.contextmanager
+def forked(command, ranks, variables):
+    """Ranks as `here` starts them, but forked from this process, which has imported what they need: a life of a rank takes
+    seconds less. test_launch.py starts them by `here`.
+    """
+    from gspo.build.processes import of_rank
+
+    started = []
+    try:
+        for number in range(ranks):
+            environment = of_rank(variables, number, ranks, number)
+            sys.stdout.flush()
+            pid = os.fork()
+            if pid == 0:
+                live(command[command.index("gspo") + 1 :], environment)
+            started.append(Forked(pid))
+        yield started
+    finally:
+        for process in started:
+            process.send_signal(signal.SIGKILL)
+            while process.poll() is None:
+                time.sleep(0.01)
+
+
 def lead_and_follow():
     """The launcher starts ranks that are as faulty as itself."""
     from gspo.build import launch
-    from gspo.build.processes import here
+    from gspo.build.processes import importing
 
-    def started(command, ranks, variables):
-        return here([sys.executable, "-m", "tests.build.faulty", *command[command.index("gspo") + 1 :]], ranks, variables)
+    with importing():
+        importlib.import_module("tests.warm")
+    launch.launch = functools.partial(launch.launch, start=forked)
 
-    launch.launch = functools.partial(launch.launch, start=started)
 
-
-if __name__ == "__main__":
+def begin(arguments):
+    """`gspo ARGUMENTS`, with the fault of this life. Returns the exit status."""
     from gspo.cli import main
 
+    sys.modules["gspo.report.plots"] = SimpleNamespace(draw=lambda folders: [])  # figures would take longer than the run
     if "RANK" in os.environ:
         faults = json.loads(os.environ["FAULTS"])
         life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -93,4 +166,8 @@ if __name__ == "__main__":
             arm(*faults[life])
     else:
         lead_and_follow()
-    sys.exit(main())
+    return main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(begin(sys.argv[1:]))

@@ -10,7 +10,7 @@ import pytest
 from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
 from gspo.backends.vllm.process import free_ports
 from tests.agents.talking import tokenizer
-from tests.build.started import ROOT, begin, finished, weights
+from tests.build.started import FORKED, ROOT, begin, finished, weights
 
 pytestmark = pytest.mark.timeout(400)
 SETTINGS = """
@@ -65,7 +65,7 @@ def played(place, name, *arguments):
     """A run of that name: its metrics, and its episodes."""
     exchange = place / f"{name}-exchange"
     exchange.mkdir()
-    status, output = finished(begin(place, name, f"--sampler.exchange={exchange}", *arguments), 300)
+    status, output = finished(begin(place, name, f"--sampler.exchange={exchange}", *arguments, faults=FORKED), 300)
     assert status == 0, output
     lines = ([json.loads(line) for line in (place / name / f"{kind}.jsonl").read_text().splitlines()]
              for kind in ("metrics", "rollouts"))  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.build.started import begin, completions, finished, weights
+from tests.build.started import FORKED, begin, completions, finished, weights
 
 pytestmark = pytest.mark.timeout(400)
 HSDP, EXPERTS = ("--scale.ranks=4", "--scale.replicas=2"), ("--scale.ranks=4", "--scale.experts=4")
@@ -26,7 +26,7 @@ def alike(place, name, other):
 
 @pytest.mark.parametrize("name, scale", [("hsdp", HSDP), ("experts", EXPERTS)])
 def test_four_ranks_make_the_run_of_one(place, single, name, scale):
-    status, output = finished(begin(place, name, "--train.steps=6", *scale), 300)
+    status, output = finished(begin(place, name, "--train.steps=6", *scale, faults=FORKED), 300)
     assert status == 0, output
     apart = alike(place, name, single)
     print(f"{name}: weights differ by {apart:.2g}")
@@ -36,7 +36,7 @@ def test_four_ranks_make_the_run_of_one(place, single, name, scale):
 def test_a_run_goes_on_with_fewer_and_with_more_ranks(place, single):
     for steps, scale in ((2, HSDP), (4, ("--scale.ranks=2", "--scale.experts=2")), (6, EXPERTS)):
         resume = ["--resume"] if steps > 2 else []
-        status, output = finished(begin(place, "reshaped", f"--train.steps={steps}", *scale, *resume), 300)
+        status, output = finished(begin(place, "reshaped", f"--train.steps={steps}", *scale, *resume, faults=FORKED), 300)
         assert status == 0, output
     apart = alike(place, "reshaped", single)
     print(f"4, 2 and 4 ranks: weights differ by {apart:.2g}")
