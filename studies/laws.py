@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,14 +72,20 @@ class Found:
 
     results: Sequence[Result]
 
-    def at(self, place: Place) -> dict[int, Result]:
+    @cached_property
+    def _looked_up(self) -> dict[Place, dict[int, Result]]:
+        """What `at` was asked for: the tables ask thousands of times."""
+        return {}
+
+    def at(self, place: Place) -> Mapping[int, Result]:
         """By seed, what was found at a place."""
-        found = {}
-        for each in self.results:
-            seed = each["settings"]["seed"]
-            if each["settings"] == ProbeCell(place.point, seed).settings:
-                found.update((seed, age) for age in each["ages"] if age["age"] == place.age)
-        return found
+        if place not in self._looked_up:
+            found = self._looked_up[place] = {}
+            for each in self.results:
+                seed = each["settings"]["seed"]
+                if each["settings"] == ProbeCell(place.point, seed).settings:
+                    found.update((seed, age) for age in each["ages"] if age["age"] == place.age)
+        return self._looked_up[place]
 
     def values(self, place: Place, quantity: Quantity) -> dict[int, float]:
         """By seed; without those that have none."""

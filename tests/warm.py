@@ -1,7 +1,7 @@
 """What each rank of a test would import, and have transformers make, by itself. The server that forks ranks does it once."""
 
 import pytest  # noqa: F401
-import torch._dynamo  # noqa: F401
+import torch._dynamo
 import torch.distributed.fsdp  # noqa: F401
 import transformers.models.qwen3.modeling_qwen3
 import transformers.models.qwen3_moe.modeling_qwen3_moe  # noqa: F401

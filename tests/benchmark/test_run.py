@@ -16,6 +16,7 @@ from gspo.cli import main
 from gspo.rewards.sandbox import drivers
 from tests.rewards.endpoint import listening, said
 from tests.rewards.sandbox.boxes import without_compiler
+from tests.study.forked import ForkedGspo
 
 SMALL = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 256}
 SETTINGS = ["--eval.num_generations", "2", "--eval.max_completion_length", "24"]
@@ -83,12 +84,12 @@ def test_what_is_missing_is_sampled_as_it_was(place, first, tmp_path):
 def test_a_kill_at_any_moment_loses_no_reply(place, first, tmp_path):
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "gspo", *words(place, out, "--sampler.batch_size", "4")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = ForkedGspo(command, stdout=subprocess.DEVNULL)
     path, begin = out / "replies.jsonl", time.monotonic()
     while time.monotonic() - begin < 120 and process.poll() is None and (not path.exists() or path.stat().st_size < 2000):
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
     there = path.read_bytes()
     assert b"\n" in there and not (out / "results.json").exists()
     assert main(command[3:]) == 0
@@ -114,11 +115,11 @@ def test_a_kill_while_replies_are_scored_loses_no_mark(place, tmp_path):
     ]
     (out / "replies.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     path, before, begin = out / "marks.jsonl", path_size(out / "marks.jsonl"), time.monotonic()
-    process = subprocess.Popen([sys.executable, "-m", "gspo", *asked], stdout=subprocess.DEVNULL)
+    process = ForkedGspo([sys.executable, "-m", "gspo", *asked], stdout=subprocess.DEVNULL)
     while time.monotonic() - begin < 120 and process.poll() is None and path_size(path) <= before:
         time.sleep(0.002)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL and not (out / "results.json").exists()
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL and not (out / "results.json").exists()
     there = path.read_bytes()
     assert 0 < there.count(b"\n") < len(lines)
     assert main(asked) == 0

@@ -11,6 +11,7 @@ from gspo.data.benchmarks.codeforces import codeforces_row
 from gspo.report.read import read_lines
 from gspo.study.compare import compare
 from tests.data.benchmarks.test_codeforces import ROW
+from tests.study.forked import fork_cells
 
 PROBLEMS = [{"problem": f"{i}+1=", "answer": str(i + 1)} for i in range(24)]
 STUDY = """
@@ -42,7 +43,8 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(300)
-def test_a_study_on_a_benchmark(place):
+def test_a_study_on_a_benchmark(place, monkeypatch):
+    fork_cells(monkeypatch)
     (place / "aime.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
     (place / "study.toml").write_text(STUDY)
     assert compare(place / "study.toml", place / "out") == 0

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from tests.build.started import NAMED
+from tests.forked import Forked
 
 REACHED = Path("reached")
 PR_SET_NAME = 15
@@ -81,23 +82,6 @@ def arm(what, rank, place, call, part=""):
     setattr(holder, name, broken)
 
 
-class Forked:
-    """The process of a rank that was forked, as `subprocess` has it."""
-
-    def __init__(self, pid):
-        self.pid, self.status = pid, None
-
-    def poll(self):
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.status = os.waitstatus_to_exitcode(status) if pid else None
-        return self.status
-
-    def send_signal(self, number):
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-
 def live(arguments, environment):
     """What a process does that has just been forked, in place of one that Python has just begun."""
     os.setsid()
@@ -140,8 +124,7 @@ def forked(command, ranks, variables):
     finally:
         for process in started:
             process.send_signal(signal.SIGKILL)
-            while process.poll() is None:
-                time.sleep(0.01)
+            process.wait()
 
 
 def lead_and_follow():

@@ -34,6 +34,7 @@ num_prompts = 4
 dir = "run"
 """
 PROBE = ["probe", "run.toml", "--groups", "32", "--fresh", "48", "--warm", "1", "--ages", "0,3"]
+SHORT = [*PROBE, "--groups", "16", "--fresh", "16"]  # where no advice is needed
 LIKES = """
 def likes_a(prompts, completions, **columns):
     return [c.count("a") / max(1, len(c)) for c in completions]
@@ -86,7 +87,7 @@ def test_ctrl_c_keeps_the_ages_that_were_measured(here, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(probe_run, "measure", interrupted)
-    assert main([*PROBE, "--dir", "probed"]) == 130
+    assert main([*SHORT, "--dir", "probed"]) == 130
     assert "interrupted; what was measured until then is in probed" in capsys.readouterr().err
     assert [age["age"] for age in json.loads((here / "probed/probe.json").read_text())["ages"]] == [0]
     assert (here / "probed/probe.html").exists()
@@ -103,7 +104,7 @@ def test_what_was_measured_is_there_where_the_next_age_fails(here, capsys, monke
         raise RuntimeError("the engine is dead")
 
     monkeypatch.setattr(probe_run, "measure", broken)
-    assert main([*PROBE, "--dir", "probed"]) == 1
+    assert main([*SHORT, "--dir", "probed"]) == 1
     assert "the engine is dead" in capsys.readouterr().err and (here / "probed/measured.npz").exists()
 
 

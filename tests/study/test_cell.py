@@ -6,14 +6,16 @@ import time
 
 import pytest
 
+from tests.study.forked import ForkedGspo
 from tests.study.test_cells import begun, cells
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells of a parent's end on Linux alone")
 @pytest.mark.timeout(200)
 def test_cells_of_a_study_that_is_killed_save_and_end(place):
-    process, _, _, metrics = begun(place, 4000)
-    assert cells(place)
+    """The study is a fork; its cell is started, for what it asks of the kernel must outlast that."""
+    process, _, metrics = begun(place, 4000, ForkedGspo)
+    assert cells(place, process)
     process.send_signal(signal.SIGKILL)
     process.wait(60)
     deadline = time.monotonic() + 60

@@ -1,3 +1,5 @@
+"""How the cells of a study run, and how they end."""
+
 import contextlib
 import dataclasses
 import os
@@ -14,34 +16,43 @@ from gspo.config.files import as_config, to_toml
 from gspo.study.cells import CellOutcome, finished, run_cells
 from gspo.study.compare import compare
 from gspo.study.spec import read
+from tests.study.forked import ForkedGspo, fork_cells
 from tests.study.studies import BASE, write
 
 
-def cells(place):
-    """The command lines of the cells that run in this folder."""
-    running = []
+def cells(place, *others):
+    """The processes that run in this folder, beside this one and the others: cells."""
+    running = set()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (folder / "cwd").readlink() == place and b"seed3.toml" in (words := (folder / "cmdline").read_bytes()):
-                running.append(words)
-    return running
+            if (folder / "cwd").readlink() == place:
+                running.add(int(folder.name))
+    return running - {os.getpid(), *(process.pid for process in others)}
 
 
-def begun(place, steps):
-    """A study of one cell that has made some of its steps: its process, its file, its command and the cell's metrics."""
+def begun(place, steps, start=subprocess.Popen):
+    """A study of one cell that has made some of its steps: its process, its file and the cell's metrics. start: makes the
+    process.
+    """
     study = write(place, BASE.replace("steps = 3", f"steps = {steps}").replace("[3, 4]", "[3]"))
-    command = [sys.executable, "-m", "gspo.cli", "compare", str(study), "--dir", "out", "--only", "runs/GRPO"]
-    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
+    command = [sys.executable, "-m", "gspo", "compare", str(study), "--dir", "out", "--only", "runs/GRPO"]
+    process = start(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
     metrics = place / "out" / "cells" / "runs" / "GRPO" / "seed3" / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return process, study, command, metrics
+    return process, study, metrics
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_study_that_is_stopped_goes_on(place, number):
-    process, study, command, metrics = begun(place, 400)
+def test_a_study_that_is_stopped_goes_on(place, monkeypatch, number):
+    """Ctrl-C with processes that a user would have. What a cell is told is the same for the others: there forks do."""
+    start = subprocess.Popen
+    if number != signal.SIGINT:
+        fork_cells(monkeypatch)
+        start = ForkedGspo
+    process, study, metrics = begun(place, 400, start)
+    assert cells(place, process)
     process.send_signal(number)
     assert process.wait(60) == 130
     assert not cells(place)
@@ -49,11 +60,13 @@ def test_a_study_that_is_stopped_goes_on(place, number):
     assert 3 < done < 400
     assert list((metrics.parent / "checkpoints").glob(f"step_{done:06d}"))  # it saved the step it was in
     write(place, BASE.replace("steps = 3", f"steps = {done + 1}").replace("[3, 4]", "[3]"))
+    fork_cells(monkeypatch)
     assert compare(study, "out", only="runs/GRPO") == 0
     assert metrics.read_text().count("\n") == done + 1
 
 
-def test_what_fails_in_the_study_itself_lets_the_running_cells_save(place):
+def test_what_fails_in_the_study_itself_lets_the_running_cells_save(place, monkeypatch):
+    fork_cells(monkeypatch)
     broken = '[variants.broken]\ntask = {source = "letters:lost"}\n'
     text = BASE.replace("steps = 3", "steps = 4000").replace("[3, 4]", "[3]").replace("last = 2", "last = 2\nworkers = 2")
     whole, _, lost = read(write(place, text + broken), place / "out").cells
@@ -83,7 +96,8 @@ def test_a_file_of_the_users_folder_is_not_pythons(place, monkeypatch):
     assert (outcome.status, outcome.reason) == ("done", "")
 
 
-def test_what_is_finished_is_kept_and_what_fails_says_why(place):
+def test_what_is_finished_is_kept_and_what_fails_says_why(place, monkeypatch):
+    fork_cells(monkeypatch)
     broken = '[variants.broken]\ntask = {source = "letters:lost", config = {api_key = "sk-1234"}}\n'
     done, _, lost = read(write(place, BASE.replace("[3, 4]", "[3]") + broken), place / "out").cells
     folder = Path(done.config.log.dir)
