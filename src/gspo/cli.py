@@ -187,7 +187,6 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if arguments.command == "demo":
         with importing():
             from gspo.demo import stages
-
         kind = "agent" if arguments.agent else "completion"
         return stages.play(demo_folder(arguments), arguments.seed, arguments.resume, kind)
     if arguments.command == "compare":
@@ -197,7 +196,6 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if arguments.command == "eval" and on_a_benchmark(arguments):
         with importing():
             from gspo.benchmark.run import evaluate as evaluate_on
-
         return evaluate_on(options_of(arguments), fields)
     config = configured(arguments, fields)
     if arguments.command == "probe":
@@ -212,15 +210,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     if arguments.command == "plan":
         return predict(config, arguments)
     if arguments.command == "config":
-        from gspo.config.checks import check_queries
-        from gspo.data.tables import check_sources
-        from gspo.learner.algorithm import resolve
-
-        check_queries(config)
-        check_sources(config.task, config.stage, config.refresh)
-        config = dataclasses.replace(config, algorithm=resolve(config.algorithm)[1])
-        print(to_toml(config, comments=True, secrets=True), end="")
-        return 0
+        return show(config)
     if arguments.command == "serve":
         return serve(config, arguments.resume, arguments.allow)
     with importing():
@@ -276,6 +266,18 @@ def configured(arguments: argparse.Namespace, fields: dict[str, str]) -> Any:
     return from_dict(recommended(folder, to_dict(load(arguments.config, fields)), fields))
 
 
+def show(config: Any) -> int:
+    """`gspo config`: prints the settings of a run, once they are known to fit together."""
+    from gspo.config.checks import check_queries
+    from gspo.data.tables import check_sources
+    from gspo.learner.algorithm import resolve
+
+    check_queries(config)
+    check_sources(config.task, config.stage, config.refresh)
+    print(to_toml(dataclasses.replace(config, algorithm=resolve(config.algorithm)[1]), comments=True, secrets=True), end="")
+    return 0
+
+
 def measure(config: Any, arguments: argparse.Namespace) -> int:
     """`gspo probe`: prints what it recommends."""
     with importing():
@@ -292,7 +294,6 @@ def predict(config: Any, arguments: argparse.Namespace) -> int:
     with importing():
         from gspo.build.plan import Lengths, told
         from gspo.learner.costs import Machines
-
     lengths = Lengths(arguments.prompt_tokens, arguments.completion_tokens)
     rates = arguments.flops * 1e12, arguments.bandwidth * 1e9, arguments.local_bandwidth * 1e9
     text, fits = told(config, lengths, Machines(*rates, arguments.machine), arguments.memory)
@@ -305,7 +306,6 @@ def serve(config: Any, resume: bool, allow: Sequence[str] = ()) -> int:
     with importing():
         from gspo.runs.checkpoint import stop_signals
         from gspo.serving.start import serve
-
     with serve(config=config, resume=resume, allow=allow) as model, stop_signals(lambda text: None) as stop:
         # For the shell that the agent runs in; the key is of this run alone.
         print(f"export OPENAI_BASE_URL={model.base_url}\nexport OPENAI_API_KEY={model.api_key}", flush=True)

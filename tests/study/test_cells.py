@@ -38,7 +38,7 @@ def begun(place, steps, start=subprocess.Popen):
     command = [sys.executable, "-m", "gspo", "compare", str(study), "--dir", "out", "--only", "runs/GRPO"]
     process = start(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
     metrics = place / "out" / "cells" / "runs" / "GRPO" / "seed3" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
         time.sleep(0.05)
     return process, study, metrics
@@ -73,7 +73,7 @@ def test_what_fails_in_the_study_itself_lets_the_running_cells_save(place, monke
     metrics = Path(whole.config.log.dir) / "metrics.jsonl"
 
     def tell(outcome, remaining):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150
         while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
             time.sleep(0.05)
         raise OSError("the screen is gone")

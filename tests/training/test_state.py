@@ -1,9 +1,7 @@
 """Checkpoints of a run: what is killed, stopped or short of disk goes on as if nothing had happened."""
 
-import contextlib
 import multiprocessing
 import os
-import pty
 import random
 import signal
 import sys
@@ -161,14 +159,19 @@ def run_in_a_process(folder, resume, output):
 
 
 def start(folder, resume=False):
-    """A process of its own, and where it writes. It is forked off one that has loaded the libraries and nothing else."""
+    """A process of its own, and where it writes."""
     output = folder.with_suffix(".out")
     output.unlink(missing_ok=True)
+    return begun(run_in_a_process, folder, resume, output), output
+
+
+def begun(work, *arguments):
+    """A process that does it, forked off one that has loaded the libraries and nothing else."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload([__name__])
-    process = processes.Process(target=run_in_a_process, args=(folder, resume, output))
+    process = processes.Process(target=work, args=arguments)
     process.start()
-    return process, output
+    return process
 
 
 def wait_for(path, mark, count, process):
@@ -208,25 +211,34 @@ def test_kill_9_at_random_points_and_ctrl_c_lose_nothing(tmp_path):
     assert numbers(folder) == numbers(whole)
 
 
+def run_on_a_terminal(folder, terminal):
+    """A run of 500 steps as the leader of the session that has this terminal."""
+    os.setsid()
+    file = os.open(terminal, os.O_RDWR)  # the first that it opens becomes its own
+    assert os.tcgetpgrp(file) == os.getpgrp()
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        os.dup2(file, stream.fileno())
+    os.close(file)
+    torch.set_num_threads(1)
+    train(folder, train={"steps": 500, "save_every": 500})
+
+
 def test_a_closed_terminal_saves(tmp_path):
     """The kernel's own signal, sent when a terminal is closed, to the session that has it."""
-    code = (
-        "import sys; from tests.training.whole import train\ntrain(sys.argv[1], train={'steps': 500, 'save_every': 500})\n"
-    )
-    process, terminal = pty.fork()
-    if not process:
-        os.execv(sys.executable, [sys.executable, "-c", code, str(tmp_path / "run")])
+    terminal, other = os.openpty()
+    process = begun(run_on_a_terminal, tmp_path / "run", os.ttyname(other))
     try:
         shown = b""
         while b"sampling" not in shown and b"step 1" not in shown:
             shown += os.read(terminal, 4096)
         while not (tmp_path / "run" / "metrics.jsonl").read_text().count("\n"):
             os.read(terminal, 4096)
+        os.close(other)
         os.close(terminal)
-        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+        process.join()
+        assert process.exitcode == 0
     finally:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(process, signal.SIGKILL)
+        process.kill()
     (saved,) = checkpoint.steps(tmp_path / "run" / "checkpoints")
     assert numbers(tmp_path / "run")[-1]["step"] == checkpoint.load_state(saved)["step"] < 500
 

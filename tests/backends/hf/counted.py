@@ -1,15 +1,8 @@
-"""What two ranks really send (tests/backends/hf/test_on_paper.py): a process of each counts its collectives.
+"""What two ranks really send (tests/backends/hf/test_on_paper.py): a process of each counts its collectives."""
 
-Arguments: rank, folder with the models, file to write.
-"""
-
-import json
-import sys
 from collections import Counter
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,7 +13,7 @@ from gspo.config.scale import ScaleConfig
 from gspo.learner import layout
 from gspo.types import Completion
 
-RANKS, ROWS, LENGTH = 2, 4, 64
+RANKS, ROWS, LENGTH = 2, 4, 16
 CASES = {
     "fsdp": ("moe", 1, 1, False, "none"),
     "fsdp, checkpointing": ("moe", 1, 1, True, "none"),
@@ -125,13 +118,9 @@ def casts(loaded, checkpointing):
     return alive
 
 
-if __name__ == "__main__":
-    rank, folder, out = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    torch.manual_seed(rank)
+def counts(ranks, folder):
+    """What a rank counts with the models in a folder: in each case, and with autocast."""
+    torch.manual_seed(ranks.number)
     found = {name: count(folder, *case) for name, case in CASES.items()}
     loaded = load_sharded(ModelConfig(path=str(folder / "moe"), device="cpu", autocast="bfloat16"), ScaleConfig(), RANKS)
-    found["casts"] = [casts(loaded, checkpointing) for checkpointing in (False, True)]
-    out.write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    return found | {"casts": [casts(loaded, checkpointing) for checkpointing in (False, True)]}

@@ -90,14 +90,20 @@ def test_weights_that_autocast_rounds_anyway_change_no_number(tmp_path, dense, t
 def in_shards(ranks, path, scale, cases):
     from gspo.backends.hf.sharded import load_sharded
 
-    models = [(case, [load_sharded(cfg_of(path), scale, ranks.size) for _ in range(2)]) for case in cases]
-    return [learned(model, case, ranks, frozen if dict(case.more) else None) for case, (model, frozen) in models]
+    load = functools.partial(load_sharded, cfg_of(path), scale, ranks.size)
+    return [learned(load(), case, ranks, load() if dict(case.more) else None) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory):
+    """The folder of a model: what is learned alone from a folder is learned once."""
+    return functools.cache(lambda dense, tied: model_in(tmp_path_factory.mktemp("models") / "model", dense, tied))
 
 
 @functools.cache
 def alone(path, case, autocast="bfloat16"):
-    model, frozen = (load_model(cfg_of(path, autocast=autocast)) for _ in range(2))
-    return learned(model, case, reference=frozen if dict(case.more) else None)
+    load = functools.partial(load_model, cfg_of(path, autocast=autocast))
+    return learned(load(), case, reference=load() if dict(case.more) else None)
 
 
 @pytest.mark.timeout(300)
@@ -110,8 +116,8 @@ def alone(path, case, autocast="bfloat16"):
         (False, False, 4, ScaleConfig(experts=2, replicas=2)),
     ],
 )
-def test_ranks_learn_what_one_process_learns_in_bfloat16(tmp_path, dense, tied, size, scale):
-    path = model_in(tmp_path / "model", dense, tied)
+def test_ranks_learn_what_one_process_learns_in_bfloat16(model_of, dense, tied, size, scale):
+    path = model_of(dense, tied)
     every = together(in_shards, size, path, scale, CASES)
     for case, *found in zip(CASES, *every):
         worst, overall = apart(found[0][1], alone(path, case)[1])

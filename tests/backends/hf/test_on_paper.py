@@ -1,8 +1,6 @@
 """Models on paper: what a rank holds, and what ranks really send against the formulas."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch.distributed as dist
@@ -15,6 +13,7 @@ from gspo.learner import costs
 from gspo.learner.costs import GIB, Spread, Work
 from tests.backends.hf import counted
 from tests.public_models import folder_of
+from tests.together import together
 
 STATE = 16  # bytes that each weight in float32 takes, with its gradient and two moments
 WITHIN = 0.02
@@ -34,20 +33,7 @@ def tiny(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ranks(tiny):
     """What two real ranks counted."""
-    files = [tiny / f"{rank}.json" for rank in range(counted.RANKS)]
-    command = [sys.executable, "-m", "tests.backends.hf.counted"]
-    started = [
-        subprocess.Popen([*command, str(rank), str(tiny), str(file)], stderr=subprocess.PIPE, text=True)
-        for rank, file in enumerate(files)
-    ]
-    try:
-        for process in started:
-            error = process.communicate(timeout=200)[1]
-            assert process.returncode == 0, error[-2000:]
-    finally:
-        for process in started:
-            process.kill()
-    return [json.loads(file.read_text()) for file in files]
+    return together(counted.counts, counted.RANKS, tiny, seconds=200.0)
 
 
 def total(ranks, case, phase, what):

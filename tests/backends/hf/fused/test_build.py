@@ -1,8 +1,9 @@
 """The library: compiled once, by what is there, and kept where it is safe."""
 
+import multiprocessing
 import os
-import subprocess
-import sys
+import shutil
+import threading
 
 import pytest
 
@@ -11,18 +12,27 @@ from gspo.backends.hf.fused import build
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C++ compiler here")
 
 
-TOLD = """
-from gspo.backends.hf.fused import build
-print(build.library() is not None, build.missing())
-"""
+def asked():
+    """Whether there is a library, and why not."""
+    return build.library() is not None, build.missing()
 
 
-def told(tmp_path, code=TOLD, **changes):
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")} | changes
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    found, _, why = done.stdout.strip().partition(" ")
-    return found == "True", why
+def told(folder, ask=asked, **changes):
+    """What a process says that has looked for no library yet. It is forked off this one, which has imported torch."""
+
+    def answer():
+        os.environ |= {"XDG_CACHE_HOME": str(folder / "cache")} | changes
+        build._outcome.cache_clear()
+        said.put(ask())
+
+    processes = multiprocessing.get_context("fork")
+    said = processes.SimpleQueue()
+    process = processes.Process(target=answer)
+    process.start()
+    process.join(120)
+    process.kill()
+    assert process.exitcode == 0
+    return said.get()
 
 
 def script(path, text):
@@ -31,18 +41,30 @@ def script(path, text):
     return str(path)
 
 
-RACE = """
-import threading
-from gspo.backends.hf.fused import build
-found = []
-threads = [threading.Thread(target=lambda: found.append(build.library() is not None)) for _ in range(4)]
-[thread.start() for thread in threads], [thread.join() for thread in threads]
-print(all(found) and len(found) == 4 and build.library() is not None)
-"""
+def race():
+    """What four threads of a process say that ask at once."""
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(asked())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [*found, asked()]
 
 
-def test_threads_that_ask_at_once(tmp_path):
-    assert told(tmp_path, RACE) == (True, "")
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A folder whose cache has a library, compiled for such a race by its compiler, which writes an x in `count` each time;
+    and what was said.
+    """
+    folder = tmp_path_factory.mktemp("compiled")
+    real = build.shutil.which("g++") or build.shutil.which("clang++")
+    script(folder / "compiler", f'case "$*" in *-shared*) echo x >> {folder}/count;; esac; exec {real} "$@"')
+    return folder, told(folder, race, CXX=str(folder / "compiler"))
+
+
+def test_threads_that_ask_at_once(compiled):
+    assert compiled[1] == [(True, "")] * 5
 
 
 def test_a_cache_that_is_not_safe_is_not_used(tmp_path, monkeypatch):
@@ -59,12 +81,12 @@ def test_a_cache_that_is_not_safe_is_not_used(tmp_path, monkeypatch):
         assert other.is_dir()
 
 
-def test_the_library_is_compiled_once(tmp_path):
-    real, count = build.shutil.which("g++") or build.shutil.which("clang++"), tmp_path / "count"
-    compiler = script(tmp_path / "compiler", f'case "$*" in *-shared*) echo x >> {count};; esac; exec {real} "$@"')
-    assert told(tmp_path, CXX=compiler)[0] and told(tmp_path, CXX=f"{compiler} -g0")[0] and told(tmp_path, CXX=compiler)[0]
-    assert count.read_text() == "x\n"
-    assert [file.suffix for file in (tmp_path / "cache" / "gspo").iterdir()] == [".so"]
+def test_the_library_is_compiled_once(compiled):
+    folder, _ = compiled
+    compiler = folder / "compiler"
+    assert told(folder, CXX=f"{compiler} -g0")[0] and told(folder, CXX=str(compiler))[0]
+    assert (folder / "count").read_text() == "x\n"
+    assert [file.suffix for file in (folder / "cache" / "gspo").iterdir()] == [".so"]
 
 
 def test_without_a_compiler_or_with_one_that_fails(tmp_path):
@@ -77,9 +99,12 @@ def test_without_a_compiler_or_with_one_that_fails(tmp_path):
     assert told(tmp_path, CXX=fails) == (True, "")  # the next one
 
 
-def test_a_broken_library_in_the_cache(tmp_path):
-    assert told(tmp_path)[0]
+def test_a_broken_library_in_the_cache(tmp_path, compiled):
+    folder, _ = compiled
+    shutil.copytree(folder / "cache", tmp_path / "cache")
     (file,) = (tmp_path / "cache" / "gspo").iterdir()
     file.write_bytes(b"not a library")
-    found, said = told(tmp_path)
-    assert found and not said  # it is compiled again
+    before = (folder / "count").read_text()
+    assert told(tmp_path, CXX=str(folder / "compiler")) == (True, "")  # it is compiled again
+    assert (folder / "count").read_text() == before + "x\n" and file.stat().st_size > 10_000
+    (folder / "count").write_text(before)
