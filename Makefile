@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-# What Python has compiled is kept, whatever is set outside: to compile gspo anew takes each of its processes half a second.
+# What Python has compiled is kept, whatever is set outside: each process would compile gspo anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Processes that run the tests, each takes up to a gigabyte: while tests of ranks and servers wait, a third has a core.
