@@ -31,15 +31,8 @@ LONG = (
 )  # fmt: skip
 
 
-LEAST = 400  # seconds that each test has: a limit is there for what hangs, and machines may be slow and busy
-
-
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not any(name in item.nodeid for name in LONG))
-    for item in items:
-        limit = item.get_closest_marker("timeout")
-        if limit is not None and limit.args[0] < LEAST:
-            item.add_marker(pytest.mark.timeout(LEAST), append=False)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -79,7 +79,6 @@ def cell(folder, **changes):
         return probe_cell.run_cell(point, 0, SIZES, folder)
 
 
-@pytest.mark.timeout(300)
 def test_a_cell_with_jitter(jittered):
     """Routing alone differs at age 0: R3 takes the experts of the sampler and sees no difference, R2 takes the trainer's."""
     first, last = jittered["ages"]
@@ -95,7 +94,6 @@ def test_a_cell_with_jitter(jittered):
     json.dumps(jittered, allow_nan=False)
 
 
-@pytest.mark.timeout(300)
 def test_an_undisturbed_cell_starts_on_policy(tmp_path):
     first = cell(tmp_path, experts=0, ages=(0,))["ages"][0]
     assert first["ratios"]["sampler"]["sd_token"] < 1e-5 and first["agreement"] is None
@@ -400,7 +398,6 @@ class Quick(Workers):
     stop_at, at_once = 0, False
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("at_once", "kept"), [(False, 2), (True, 0)])
 def test_who_is_asked_to_stop_lets_the_running_cells_end(results, at_once, kept):
     workers = Quick(mechanism.STUDY, 2, time.monotonic() + 1e6)
@@ -409,7 +406,6 @@ def test_who_is_asked_to_stop_lets_the_running_cells_end(results, at_once, kept)
     assert len(mechanism.STUDY.kept()) == kept and workers.failed == []
 
 
-@pytest.mark.timeout(60)
 def test_a_cell_that_does_not_fit_into_the_time_is_not_begun(results):
     ours = mechanism.cells(["length"])[:7]
     cheapest = min(ours, key=lambda cell: cell.cost)

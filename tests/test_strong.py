@@ -143,7 +143,6 @@ def small(monkeypatch):
     monkeypatch.setattr(plots, "draw", lambda folders: [])
 
 
-@pytest.mark.timeout(300)
 def test_a_cell(small, tmp_path):
     names, cold = ("grpo", "gspo auto", "no ratio"), {name: strong.choices(name)[4] for name in strong.VARIANTS}
     added = strong.merged(cold["gspo auto"], {"algorithm": strong.ADDED["gspo auto centred"][1]})
@@ -160,7 +159,6 @@ def test_a_cell(small, tmp_path):
     assert again == [run for run in found if run["variant"] in some]
 
 
-@pytest.mark.timeout(120)
 def test_a_run_that_ends_with_an_error_has_lost(small, tmp_path, monkeypatch):
     """Whatever reward it had reached."""
     monkeypatch.setattr(strong_cell.world, "worth", lambda prompts, completions, **columns: "nothing")

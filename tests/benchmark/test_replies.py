@@ -78,7 +78,6 @@ with Lines(Path(sys.argv[1]), Reply) as lines:
 """
 
 
-@pytest.mark.timeout(120)
 def test_what_was_said_to_be_there_is_there_after_a_kill(tmp_path):
     path, last = tmp_path / "replies.jsonl", -1
     for _ in range(3):

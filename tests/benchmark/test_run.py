@@ -80,7 +80,6 @@ def test_what_is_missing_is_sampled_as_it_was(place, first, tmp_path):
     assert sorted(replies(out), key=key) == sorted(replies(first), key=key)
 
 
-@pytest.mark.timeout(300)
 def test_a_kill_at_any_moment_loses_no_reply(place, first, tmp_path):
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "gspo", *words(place, out, "--sampler.batch_size", "4")]
@@ -101,7 +100,6 @@ def test_a_kill_at_any_moment_loses_no_reply(place, first, tmp_path):
     }
 
 
-@pytest.mark.timeout(300)
 def test_a_kill_while_replies_are_scored_loses_no_mark(place, tmp_path):
     """Replies enough for several parts that are scored together, so that it is seen on its way."""
     out, many = tmp_path / "scored", 20
@@ -174,7 +172,6 @@ def refusing(status, *problems, after=0.3):
     return answer
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_problem_that_the_server_refuses_costs_no_other_its_replies(place, tmp_path, capsys, status):
     out = tmp_path / "refused"
@@ -201,7 +198,6 @@ def test_what_is_refused_everywhere_is_no_result(place, tmp_path, capsys):
     assert "60 of 60 replies are missing" in capsys.readouterr().err and not (out / "results.json").exists()
 
 
-@pytest.mark.timeout(300)
 def test_a_problem_that_takes_too_long_costs_no_other_its_replies(place, tmp_path, capsys):
     out, slow = tmp_path / "slow", ["0 + 1?"]
 
@@ -276,7 +272,6 @@ def test_words_that_need_a_benchmark_are_refused_without_one(capsys):
     assert "--preset: is for a benchmark" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(300)
 def test_ctrl_c_says_how_to_go_on(place, tmp_path):
     out = tmp_path / "stopped"
     with listening(lambda body: (1.0, said("\\boxed{1}"))) as server:
@@ -297,7 +292,6 @@ HUMANEVAL = {
 }  # fmt: skip
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "asked, drivers", [([], ("bwrap", "landlock")), (["--code.sandbox", "landlock"], ("landlock",)),
                        (["--code.sandbox", "none"], ("none",))]
@@ -327,7 +321,6 @@ CONTEST = {
 }
 
 
-@pytest.mark.timeout(300)
 def test_a_codeforces_rating_from_eight_submissions(tmp_path, capsys):
     rows = [CODEFORCES | {"id": f"1/{index}", "index": index} for index in "AB"]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -342,7 +335,6 @@ def test_a_codeforces_rating_from_eight_submissions(tmp_path, capsys):
     assert rated["place"] == 1 and rated["bound"] == "at least" and rated["of"] == 201
 
 
-@pytest.mark.timeout(300)
 def test_problems_that_cannot_be_judged_are_left_out_and_said(tmp_path, capsys, monkeypatch):
     """From a configuration and a split of a data set, as from the Hub."""
     import datasets
@@ -379,7 +371,6 @@ def test_problems_that_cannot_be_judged_are_left_out_and_said(tmp_path, capsys, 
 WRONG = {"canonical_solution": "    return 2\n"}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("bad, kept", [([1], 1), ([0, 1], 0)])
 def test_problems_whose_own_solution_is_wrong_are_known_before_sampling(tmp_path, capsys, bad, kept):
     rows = [HUMANEVAL | {"task_id": f"HumanEval/{i}"} | (WRONG if i in bad else {}) for i in range(2)]
@@ -399,7 +390,6 @@ def test_problems_whose_own_solution_is_wrong_are_known_before_sampling(tmp_path
         assert "there is no problem that can be judged: 2 problems left out" in errors and not (tmp_path / "out").exists()
 
 
-@pytest.mark.timeout(300)
 def test_without_compiler_or_sandbox_nothing_is_sampled(tmp_path, capsys, monkeypatch):
     (tmp_path / "rows.jsonl").write_text(json.dumps(CODEFORCES | {"id": "1/A", "index": "A"}) + "\n")
     given = ["--benchmark", "codeforces", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]

@@ -42,7 +42,6 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.timeout(300)
 def test_a_study_on_a_benchmark(place, monkeypatch):
     fork_cells(monkeypatch)
     (place / "aime.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
@@ -67,7 +66,6 @@ log.dir = "run"
 RIGHT, WRONG = (f"```python\nprint(sum(map(int, input().split())){more})\n```" for more in ("", " + 1"))
 
 
-@pytest.mark.timeout(300)
 def test_training_on_programs_that_are_judged_by_tests(tmp_path, monkeypatch):
     """Of a model that was shown a right program and a wrong one."""
     monkeypatch.chdir(tmp_path)

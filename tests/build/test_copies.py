@@ -24,7 +24,6 @@ def large(place):
     return folder
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("command", ["train", "serve"])
 def test_a_copy_that_does_not_fit_is_refused_before_the_model_is_loaded(place, large, command):
     given = "--scale.ranks=2", f"--model.path={large}", "--train.steps=2"

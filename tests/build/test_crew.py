@@ -14,8 +14,6 @@ from gspo.config.scale import ScaleConfig
 from gspo.learner.ranks import RankLost, noticed
 from tests import tiny_run
 
-pytestmark = pytest.mark.timeout(200)
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):

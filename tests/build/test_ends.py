@@ -10,8 +10,6 @@ import pytest
 from tests.backends.vllm.stand_in_model import as_python
 from tests.build.started import begin, finished, left, wait_for
 
-pytestmark = pytest.mark.timeout(200)
-
 
 def asked_to_end(place, name, number, command, *arguments, begun):
     """A command with an engine of its own is asked to end: while that starts, or (begun) when it samples, which takes long.

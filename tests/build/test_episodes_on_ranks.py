@@ -12,7 +12,6 @@ from gspo.backends.vllm.process import free_ports
 from tests.agents.talking import tokenizer
 from tests.build.started import FORKED, ROOT, begin, finished, weights
 
-pytestmark = pytest.mark.timeout(400)
 SETTINGS = """
 model.path = "{place}/talker"
 task = {{source = "{place}/rows.jsonl", environment = "quiz:Quiz"}}

@@ -11,7 +11,6 @@ import pytest
 from gspo.backends.vllm.process import free_ports
 from tests.build.started import ROOT, begin, completions, finished, kill, left, ranks_of, steps, wait_for, weights
 
-pytestmark = pytest.mark.timeout(600)
 SAMPLE, UPDATE = "gspo.backends.hf.sampler:HFSampler.generate", "gspo.learner.update:Updater._pass"
 SHARD, MOMENTS = "gspo.backends.hf.sharded:save_file", "gspo.backends.hf.policy:HFPolicy.save_moments"
 SYNC, SUMS = "gspo.backends.hf.sharded:ShardedModel.tensors", "gspo.runs.disk:write_sums"

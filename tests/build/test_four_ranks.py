@@ -4,7 +4,6 @@ import pytest
 
 from tests.build.started import FORKED, begin, completions, finished, weights
 
-pytestmark = pytest.mark.timeout(400)
 HSDP, EXPERTS = ("--scale.ranks=4", "--scale.replicas=2"), ("--scale.ranks=4", "--scale.experts=4")
 
 

@@ -16,7 +16,6 @@ from gspo.config.ranks import LOST
 from tests.build.started import begin, finished, ranks_of, wait_for
 from tests.build.test_faults import SAMPLE, SUMS, nothing_left, same
 
-pytestmark = pytest.mark.timeout(300)
 LIMIT, LONG = 4.0, 12  # seconds
 
 

@@ -15,7 +15,6 @@ from gspo.build.processes import here
 from gspo.config.ranks import LOST
 from tests.build.started import begin, completions, finished, ranks_of, steps, wait_for, weights
 
-pytestmark = pytest.mark.timeout(300)
 NO_ROLLOUTS = "--log.rollouts=false", "--log.token_rollouts=0"
 
 

@@ -12,8 +12,6 @@ import pytest
 from gspo.build.processes import here, of_rank
 from gspo.config.ranks import PARENT
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_ranks_of_this_machine_know_their_numbers_and_are_killed_in_the_end(tmp_path):
     script = "import json, time; open(os.environ['RANK'], 'w').write(json.dumps(dict(os.environ))); time.sleep(60)"

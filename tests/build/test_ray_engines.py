@@ -19,7 +19,6 @@ from tests.build.ray_cluster import OWN, cluster_of
 from tests.build.started import processes
 
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: make test-ray"),
 ]
 SERVES = """

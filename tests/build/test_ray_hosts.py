@@ -11,7 +11,6 @@ from gspo.config.files import from_dict
 from tests.build.ray_cluster import another_machine, can_mount, cluster_of
 from tests.build.started import begin, finished
 
-pytestmark = pytest.mark.timeout(300)
 VLLM = "--sampler.engine=vllm", f"--sampler.python={sys.executable}"
 
 

@@ -13,7 +13,6 @@ from gspo.build.ray_launch import in_rows, needed
 from tests.build.ray_cluster import OWN, cluster_of
 from tests.build.started import begin, completions, finished, steps, wait_for, weights
 
-pytestmark = pytest.mark.timeout(300)
 with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: make test-ray")
 
 

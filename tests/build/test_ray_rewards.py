@@ -45,7 +45,6 @@ from tests.build.started import begin, finished, processes, steps, variables_of,
 from tests.data.tools import rollout
 from tests.data.wishes import all_end
 
-pytestmark = pytest.mark.timeout(300)
 with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: make test-ray")
 MODULE = """
 import os, subprocess, time
@@ -376,7 +375,6 @@ def seated():
     return seat, theirs
 
 
-@pytest.mark.timeout(60)
 def test_a_flood_of_empty_messages_ends():
     """The worker writes faster than they can be read, and never stops."""
     seat, worker = seated()

@@ -12,7 +12,6 @@ from gspo.learner.ranks import OneRank
 from gspo.runs.folder import SMALLER, RunFolder
 from tests.build.started import begin, completions, finished, weights
 
-pytestmark = pytest.mark.timeout(300)
 FORWARD = "gspo.backends.hf.policy:HFPolicy.forward"
 
 

@@ -10,7 +10,6 @@ import pytest
 from gspo.backends.vllm.process import free_ports
 from tests.build.started import ROOT, begin, completions, finished, weights
 
-pytestmark = pytest.mark.timeout(400)
 STAGES = """
 [refresh]
 every = 2

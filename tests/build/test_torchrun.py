@@ -6,8 +6,6 @@ from gspo.backends.vllm.process import free_ports
 from tests.build.started import begin, finished, kill, left
 from tests.build.test_faults import SAMPLE, UPDATE, same
 
-pytestmark = pytest.mark.timeout(400)
-
 
 def options(restarts, nodes=1, port=0):
     return (

@@ -14,8 +14,6 @@ from gspo.learner.crew import OVER, LeadingLearner, follow
 from tests.backends.hf.test_sharded import Case, completions, learner_of, model_in, routes_of, weights_of
 from tests.together import sent, together
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def led(ranks, path, folder):
     from gspo.backends.hf.sharded import load_sharded

@@ -13,7 +13,6 @@ from gspo.learner.ranks import OneRank, RankLost, noticed, whole
 from gspo.ports import RewardsFailed, SamplerError
 from tests.together import sent, together
 
-pytestmark = pytest.mark.timeout(120)
 GONE = "Connection closed by peer [127.0.0.1]:53633. This is typically caused by a remote worker crashing"  # says gloo
 
 

@@ -12,7 +12,6 @@ from tests.backends.hf.test_sharded import Case, completions, learner_of, model_
 from tests.together import together
 
 MOMENTS = "exp_avg", "exp_avg_sq"
-pytestmark = pytest.mark.timeout(120)
 
 
 class Others(OneRank):

@@ -53,7 +53,6 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.timeout(300)
 def test_a_probe_and_a_run_that_takes_its_advice(here, capsys):
     assert main([*PROBE, "--dir", "probed"]) == 0
     out = capsys.readouterr().out
@@ -77,7 +76,6 @@ def test_a_probe_and_a_run_that_takes_its_advice(here, capsys):
     assert "--dir probed: exists already; give another" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(300)
 def test_ctrl_c_keeps_the_ages_that_were_measured(here, capsys, monkeypatch):
     measured = probe_run.measure
 

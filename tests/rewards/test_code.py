@@ -129,7 +129,6 @@ def test_fields_that_only_a_table_gives_are_no_matter(reward):
 
 
 @pytest.mark.skipif(not shutil.which("g++", path="/usr/bin"), reason="there is no /usr/bin/g++: install the package g++")
-@pytest.mark.timeout(400)
 def test_the_fence_names_the_language(reward):
     text = "```cpp\n#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b; }\n```"
     assert reward(text, tests=TESTS) == 1.0

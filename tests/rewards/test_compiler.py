@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from tests.rewards.sandbox.boxes import box_of, without_compiler
 
@@ -33,7 +31,6 @@ print(json.dumps([
 """
 
 
-@pytest.mark.timeout(300)
 def test_each_reward_that_needs_the_compiler_says_so_before_the_run():
     box_of("landlock")
     made = subprocess.run([*without_compiler(), sys.executable, "-c", ASKED], check=True, capture_output=True, text=True)
@@ -61,7 +58,6 @@ print(main(["eval", "run.toml", *words]))
 """
 
 
-@pytest.mark.timeout(300)
 def test_no_run_begins_without_the_compiler(tmp_path):
     box_of("landlock")
     made = build_tiny(tiny_qwen3_moe(hidden=32, expert_width=32, context=32), longest_match_tokenizer(["0", "1", "?"]), 0)

@@ -28,7 +28,6 @@ def completed(*completions):
     return humaneval(completions, **{name: [value] * len(completions) for name, value in columns.items()})
 
 
-@pytest.mark.timeout(120)
 def test_humaneval_takes_bodies_and_whole_functions_and_nothing_that_is_merely_equal():
     found = completed(
         CANONICAL,
@@ -44,7 +43,6 @@ def test_humaneval_takes_bodies_and_whole_functions_and_nothing_that_is_merely_e
     assert found == [1, 1, 1, 0, 0, 0, 0, 0, 0]
 
 
-@pytest.mark.timeout(120)
 def test_the_checks_of_a_wrong_canonical_solution_are_an_error():
     assert called(box_of("auto"), START, "add", CANONICAL, CHECK) == [[[1, 2], 3], [[], 1]]
     with pytest.raises(RuntimeError, match="the canonical solution of add does not pass its checks"):
@@ -55,7 +53,6 @@ STDIN = [{"input": "1 2\n", "output": "3\n"}, {"input": "2 2\n", "output": "4\n"
 CALLS = [{"arguments": [[1, 2], 3], "value": [4, 5]}]
 
 
-@pytest.mark.timeout(120)
 def test_livecodebench_runs_programs_and_functions():
     good = fenced("a, b = map(int, input().split())\nprint(a + b)")
     method = "class Solution:\n    def add(self, xs: List[int], y: int) -> List[int]:\n        return {}"
@@ -91,7 +88,6 @@ MODULES_OF_ONE_NAME = {
 }
 
 
-@pytest.mark.timeout(120)
 def test_a_module_that_has_something_of_its_own_name_is_the_module():
     found = [fenced(f"a, b = map(int, input().split())\nprint({value})") for value in MODULES_OF_ONE_NAME.values()]
     assert livecodebench(found, [STDIN] * 4, [None] * 4) == [1] * 4
@@ -109,7 +105,6 @@ def judged(completion, checker=None, tests=STDIN, seconds=2.0):
     return codeforces([completion], [tests], [checker], [seconds], [256.0])
 
 
-@pytest.mark.timeout(240)
 def test_codeforces_compares_outputs_or_asks_the_checker():
     add = "a, b = map(int, input().split())\nprint(a + b{})"
     assert judged(fenced(add.format(""))) == [1]
@@ -123,7 +118,6 @@ def test_codeforces_compares_outputs_or_asks_the_checker():
         judged(fenced(add.format("")), "raise SystemExit(3)")
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "row, found",
     [
@@ -143,7 +137,6 @@ def test_a_problem_that_can_judge_no_reply_is_known_without_one(row, found):
     assert "SyntaxError" in why or "(" not in str(row.get("checker"))[-1:] + str(row.get("canonical"))[-3:]
 
 
-@pytest.mark.timeout(240)
 def test_codeforces_compiles_cpp():
     assert judged(fenced(CPP, "cpp")) == [1]
     assert judged(fenced(CPP.replace("a + b", "a - b"), "c++")) == [0]
@@ -153,7 +146,6 @@ def test_codeforces_compiles_cpp():
 ROW = {"tests": STDIN, "function": None}
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("sandbox", ["bwrap", "landlock", "none"])
 def test_programs_of_benchmarks_run_in_the_sandbox_that_is_asked_for(sandbox):
     box_of(sandbox)  # skips where it is not to be had
@@ -174,7 +166,6 @@ def test_columns_come_without_thinking():
     assert programs.Programs(CodeConfig()).humaneval.spoken
 
 
-@pytest.mark.timeout(120)
 def test_programs_have_their_own_time_and_each_completion_a_call_of_its_own():
     """reward.timeout is for functions that may hang; a checker that fails costs its completion alone."""
     config = RewardConfig(functions=["gspo.rewards.programs:codeforces"], timeout=0.5)

@@ -112,7 +112,6 @@ def test_what_cannot_work_stops_before_the_run(functions, sections, message, tmp
 COPY, REVERSE = "```\nprint(input())\n```\n", "```\nprint(input()[::-1])\n```\n"
 
 
-@pytest.mark.timeout(300)
 def test_a_run_with_programs_learns_to_write_the_right_ones(tmp_path):
     sandbox = box_of("bwrap").driver
     tokenizer = longest_match_tokenizer(["0", "1", "copy ", "turn ", COPY, REVERSE])

@@ -168,7 +168,6 @@ def exact(rollouts, sampler):
     return within, across
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("k", [1, 2])
 def test_each_token_has_the_likelihood_of_the_weights_that_sampled_it(k):
     sampler = Pieces()
@@ -196,7 +195,6 @@ class Waits(Talk):
                 await asyncio.sleep(0.01)
 
 
-@pytest.mark.timeout(120)
 def test_a_slow_environment_stops_the_trainer_only_when_it_would_be_too_old():
     Waits.go, Waits.there = threading.Event(), threading.Semaphore(0)
     sampler = Pieces(size=LONGEST)
@@ -238,7 +236,6 @@ class Breaks(Talk):
             await asyncio.sleep(1e6)
 
 
-@pytest.mark.timeout(120)
 def test_environments_that_raise_or_hang_are_data():
     sampler = Pieces()
     with playing(sampler, Breaks, timeout=0.4) as source:
@@ -259,7 +256,6 @@ def test_what_episodes_count_is_0_where_others_of_the_batch_counted_it():
     assert metrics["reward/late"] == pytest.approx(3 / (P + 1)) and metrics["reward/turns"] == pytest.approx(5 / 3)
 
 
-@pytest.mark.timeout(120)
 def test_a_lost_sampler_is_heard_of_and_what_had_ended_is_kept():
     sampler = Pieces()
     with playing(sampler) as source:
@@ -272,7 +268,6 @@ def test_a_lost_sampler_is_heard_of_and_what_had_ended_is_kept():
     assert {one["stop"] for flight in state["flights"] for one in flight["rollouts"]} >= {""}
 
 
-@pytest.mark.timeout(120)
 def test_a_resumed_run_keeps_what_ended_and_begins_the_rest_again(tmp_path):
     """Of two episodes of a row one has ended, when the run is saved."""
 
@@ -312,7 +307,6 @@ def test_a_resumed_run_keeps_what_ended_and_begins_the_rest_again(tmp_path):
     assert begun_again.error is None and set(begun_again.version[begun_again.sampled].tolist()) == {1}
 
 
-@pytest.mark.timeout(120)
 def test_what_is_dropped_is_ended():
     class Counts(Talk):
         there, ended = threading.Semaphore(0), threading.Semaphore(0)

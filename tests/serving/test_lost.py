@@ -58,7 +58,6 @@ def trained(url, key, step):
     return post(SimpleNamespace(base_url=url, api_key=key), "/train", body(groups))
 
 
-@pytest.mark.timeout(300)
 def test_a_client_is_told_to_come_again_and_finds_the_next_life_where_the_first_was(place):
     port = f"--serve.port={free_ports(1)[0]}"
     process = begin(place, "served", "--scale.ranks=2", port, command="serve", faults=[KILLED])

@@ -11,7 +11,6 @@ from tests.study.test_cells import begun, cells
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells of a parent's end on Linux alone")
-@pytest.mark.timeout(400)
 def test_cells_of_a_study_that_is_killed_save_and_end(place):
     """The study is a fork; its cell is started, for what it asks of the kernel must outlast that."""
     process, _, metrics = begun(place, 4000, ForkedGspo)

@@ -85,7 +85,6 @@ def test_what_fails_in_the_study_itself_lets_the_running_cells_save(place, monke
     assert list((metrics.parent / "checkpoints").glob(f"step_{done:06d}"))  # it saved the step it was in
 
 
-@pytest.mark.timeout(200)
 def test_a_file_of_the_users_folder_is_not_pythons(place, monkeypatch):
     paths = os.environ["PYTHONPATH"].split(os.pathsep)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path != str(place)))

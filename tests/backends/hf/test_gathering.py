@@ -13,7 +13,6 @@ from tests.backends.hf.counted import Counting
 from tests.backends.hf.test_sharded import model_in
 from tests.together import together
 
-pytestmark = pytest.mark.timeout(120)
 UNEVEN = (*"efghijk",)  # with others, as many tokens as 2 or 4 ranks do not divide
 
 

@@ -77,7 +77,6 @@ def given(ranks, path, scale, folder):
         assert same(layers, files(folder)) and len(layers) > 20
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("experts", [1, 2])
 def test_the_leader_of_two_ranks_gets_the_same(tmp_path, experts):
     path = model_in(tmp_path / "model")

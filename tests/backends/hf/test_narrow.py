@@ -71,7 +71,6 @@ def apart(found, expected):
     return float(max(each.values())), float(torch.cat([(found[n] - g).flatten() for n, g in expected.items()]).norm() / norm)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "dense, tied, kernel", [(True, True, "auto"), (True, False, "auto"), (False, False, "eager"), (False, False, "auto")]
 )
@@ -106,7 +105,6 @@ def alone(path, case, autocast="bfloat16"):
     return learned(load(), case, reference=load() if dict(case.more) else None)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "dense, tied, size, scale",
     [
@@ -152,7 +150,6 @@ def proven(ranks, path):
     return str(error.value), model.model.model.layers[0].self_attn.q_proj.weight.dtype
 
 
-@pytest.mark.timeout(120)
 def test_the_proof_knows_rounded_weights_from_stale_ones(tmp_path):
     for error, kept in together(proven, 2, model_in(tmp_path / "model", True)):
         assert "model.layers.0." in error and "not what the optimizer changes" in error and kept == torch.float32

@@ -192,7 +192,6 @@ def crews(ranks, models):
     return [in_shards(ranks, path, crew.scale, crew.cases) for crew, path in models]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "size, every",
     [
@@ -233,7 +232,6 @@ def uneven(ranks, path):
     return errors
 
 
-@pytest.mark.timeout(120)
 def test_tied_embeddings_that_the_ranks_do_not_divide_are_refused_and_would_be_noticed(tmp_path):
     path = model_in(tmp_path, dense=True, tied=True, pieces=PIECES)
     for refused, noticed in together(uneven, 2, path):
@@ -264,7 +262,6 @@ def drifted(ranks, path):
     return [*errors, str(error.value)]
 
 
-@pytest.mark.timeout(120)
 def test_a_copy_that_differs_and_an_optimizer_of_other_tensors_are_noticed(folder):
     for copies, optimizer in together(drifted, 2, folder(True, False)):
         assert "model.norm.weight" in copies and "copies of it differ" in copies
@@ -279,7 +276,6 @@ def every_algorithm(ranks, path):
     return [(case, learned(load_sharded(ModelConfig(path=path, device="cpu"), scale, 2), case, ranks)) for case in cases]
 
 
-@pytest.mark.timeout(300)
 def test_every_algorithm_learns_the_same_and_the_same_crew_learns_it_twice(folder):
     path = folder(False, False)
     first, again = (together(every_algorithm, 2, path)[0] for _ in range(2))
@@ -331,7 +327,6 @@ def odd_updates(ranks, path, readers):
     return found
 
 
-@pytest.mark.timeout(120)
 def test_what_one_rank_meets_alone_is_met_by_all(folder):
     path, readers = folder(False, False), deal(completions(1), 2)
     assert all(readers) and sorted(readers[0] + readers[1]) == list(range(8))
@@ -386,7 +381,6 @@ def resumed(ranks, folder, scale):
     return weights_of(learner)
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("tied", [False, True])
 def test_what_two_ranks_have_written_goes_on_on_one_two_and_four(folder, tmp_path, tied):
     path, saved = folder(False, tied), tmp_path / "saved"
@@ -414,7 +408,6 @@ def test_what_two_ranks_have_written_goes_on_on_one_two_and_four(folder, tmp_pat
     assert max(float((weights[name] - x.detach()).abs().max()) for name, x in whole_one.policy.weights()) < 1e-6
 
 
-@pytest.mark.timeout(120)
 def test_the_files_are_those_that_transformers_writes(folder, tmp_path):
     """By names, shapes and numbers, and a folder that anything can load."""
     from safetensors.torch import load_file

@@ -14,7 +14,6 @@ from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.server import WORKERS, Server
 from gspo.backends.vllm.swap import Swap
 
-pytestmark = pytest.mark.timeout(60)
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 

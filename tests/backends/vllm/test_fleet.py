@@ -27,7 +27,6 @@ from gspo.ports import SamplerError
 from gspo.types import Prompt, Reading, Rollout, Sampling
 from tests.backends.vllm.engines import PACE, STAND_IN, until
 
-pytestmark = pytest.mark.timeout(120)
 PROMPTS = [Prompt(str(i), "", (2, 3 + i)) for i in range(8)]
 LONG = Sampling(40, seed=5)
 

@@ -20,7 +20,6 @@ RANK = {
 TELLS = "import json, os, sys; print(json.dumps(dict(os.environ))); sys.stdout.flush(); sys.stdin.read()"
 
 
-@pytest.mark.timeout(60)
 def test_what_a_started_server_finds_in_its_environment(tmp_path, monkeypatch):
     """A real process, started by what might be a rank of a run."""
     for name, value in (RANK | {"CUDA_VISIBLE_DEVICES": "0,1", "HF_HOME": "/hub", "NCCL_DEBUG": "INFO"}).items():
@@ -46,7 +45,6 @@ def test_whoever_sets_a_variable_is_heard():
     assert environment({"VLLM_CPU_KVCACHE_SPACE": "7"}, {"VLLM_CPU_KVCACHE_SPACE": "8"})["VLLM_CPU_KVCACHE_SPACE"] == "8"
 
 
-@pytest.mark.timeout(60)
 def test_an_end_takes_what_the_server_has_started(tmp_path):
     """Also where the server itself has gone."""
     code = "import os, time\nprint(os.fork(), flush=True)\ntime.sleep(600)"
@@ -64,7 +62,6 @@ def test_an_end_takes_what_the_server_has_started(tmp_path):
         time.sleep(0.01)
 
 
-@pytest.mark.timeout(60)
 def test_its_standard_input_closes_when_its_trainer_is_gone(tmp_path):
     """By that a server of ours ends, whatever has killed the trainer."""
     reads = "import sys; sys.stdin.read(); print('closed', flush=True)"

@@ -7,8 +7,6 @@ from gspo.ports import SamplerError
 from gspo.types import Prompt
 from tests.backends.vllm.test_fleet import LONG, PROMPTS, expected, fleet_of, tokens  # noqa: F401
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def refuses(member, status, but=lambda body: False):
     """Has an engine refuse its requests, as one whose limits are others, or with a door-keeper of its own."""

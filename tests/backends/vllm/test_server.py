@@ -91,7 +91,6 @@ def test_a_server_of_ours_has_a_key_of_its_own(tmp_path):
     assert one.headers == {"Authorization": f"Bearer {key}"} and Server("http://127.0.0.1:1").headers == {}
 
 
-@pytest.mark.timeout(60)
 def test_a_server_with_a_key_answers_nobody_else(tmp_path):
     """What stands in front of vLLM's routes, in front of others, and all that is asked of a server."""
     program = tmp_path / "program.py"
@@ -137,7 +136,6 @@ def another_program(port=0):
         listening.shutdown()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("late", [False, True], ids=["before it begins", "while it begins"])
 def test_a_port_that_another_program_took_meanwhile_is_left_to_it(tmp_path, late):
     with ExitStack() as stack:
@@ -162,7 +160,6 @@ def test_a_port_that_another_program_took_meanwhile_is_left_to_it(tmp_path, late
         assert len(begun) == 1 + late
 
 
-@pytest.mark.timeout(60)
 def test_a_server_that_finds_no_port_says_so(tmp_path):
     with another_program() as port:
         command = [sys.executable, "-c", LISTENS, str(port)]

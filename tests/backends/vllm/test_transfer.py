@@ -21,7 +21,6 @@ from gspo.ports import SamplerError
 from tests.backends.vllm.engines import until
 from tests.backends.vllm.test_fleet import LONG, PROMPTS, Bigrams, tokens
 
-pytestmark = pytest.mark.timeout(120)
 CPU = torch.device("cpu")
 
 

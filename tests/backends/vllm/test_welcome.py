@@ -16,7 +16,6 @@ from tests.backends.vllm.engines import until
 from tests.backends.vllm.test_fleet import LONG, PROMPTS, fleet_of  # noqa: F401
 from tests.backends.vllm.test_transfer import CPU, Layered
 
-pytestmark = pytest.mark.timeout(120)
 ODD = [
     ("answers", OSError(24, "Too many open files")), ("swap", KeyError("results")), ("swap", ValueError("JSON")),
     ("swap", MemoryError()), ("swap", RuntimeError("can't start new thread")), ("ask", TypeError("NoneType")),

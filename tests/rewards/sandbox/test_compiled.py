@@ -19,7 +19,6 @@ LEAKS = [
 """What succeeds without a sandbox."""
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(not shutil.which("g++", path="/usr/bin"), reason="there is no /usr/bin/g++: install the package g++"),
 ]
 

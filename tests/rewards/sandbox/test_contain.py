@@ -16,7 +16,6 @@ from tests.rewards.sandbox.attacks import CONTAIN, LEAKS, program
 TOKEN = "gspo-attack-token-5150"
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the attempts use the numbers of x86-64"),
 ]
 

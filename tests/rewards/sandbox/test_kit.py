@@ -64,7 +64,6 @@ with kit.scratch(os.getuid()) as folder:
 """
 
 
-@pytest.mark.timeout(60)
 def test_folders_of_killed_processes_are_removed(cache, tmp_path, monkeypatch):
     """And not those of living ones, in another container too: their numbers say nothing here."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -54,7 +54,6 @@ ENDS = {
 
 
 @pytest.mark.parametrize("source", ENDS)
-@pytest.mark.timeout(120)
 def test_each_end_has_its_word(box, source):
     (outcome,) = box.run(Program(source), [Case("")], Limits(seconds=0.5, memory=1 << 28, output=100_000))
     word, detail = ENDS[source]
@@ -82,7 +81,6 @@ def test_a_stream_that_is_closed_runs_no_further_test(box):
 STOPS = "import os, signal\nif input() == 'stop': os.kill(os.getppid(), signal.SIGSTOP)\nelse: print('well')"
 
 
-@pytest.mark.timeout(120)
 def test_a_runner_that_says_nothing_any_more_is_not_waited_for_again(monkeypatch):
     waits, outcome = [], open._Process.outcome
     monkeypatch.setattr(open._Process, "outcome", lambda *given: waits.append(1) or outcome(*given))
@@ -98,7 +96,6 @@ def test_a_runner_that_says_nothing_any_more_is_not_waited_for_again(monkeypatch
 CPP = "#include <bits/stdc++.h>\nint main() { long a, b; std::cin >> a >> b; std::cout << a * b; }"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(not shutil.which("g++", path="/usr/bin"), reason="there is no /usr/bin/g++: install the package g++")
 def test_cpp_compiles_once_and_says_what_is_wrong(box):
     assert [o.stdout for o in box.run(Program(CPP, "cpp"), [Case("3 4"), Case("5 6")])] == ["12", "30"]

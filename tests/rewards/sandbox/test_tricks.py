@@ -15,8 +15,6 @@ from tests.rewards.sandbox.tricks import CHEAT, EXHAUST, FILES, FOOLS, HONEST, S
 
 TIGHT = Limits(seconds=0.5, memory=1 << 28, output=100_000, scratch=8 << 20, threads=16)
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.mark.parametrize("name", CHEAT)
 def test_no_trick_makes_an_answer_right(box, name):

@@ -13,7 +13,6 @@ def started(code):
     return subprocess.Popen([sys.executable, "-S", "-c", code])
 
 
-@pytest.mark.timeout(60)
 def test_a_process_is_waited_for_as_long_as_it_works(monkeypatch):
     status, seconds, why = watch.watched(started("raise SystemExit(7)").pid, 5.0)
     assert (status, why) == (7, b"") and seconds < 5
@@ -61,7 +60,6 @@ time.sleep(0.6)
 """
 
 
-@pytest.mark.timeout(60)
 def test_what_an_ended_thread_ran_was_no_idleness(monkeypatch):
     monkeypatch.setattr(watch, "PATIENCE", 0.3)
     status, seconds, why = watch.watched(started(LONG_THREAD).pid, 1.0)
@@ -76,7 +74,6 @@ time.sleep(60)
 """
 
 
-@pytest.mark.timeout(60)
 def test_what_an_ended_child_ran_still_counts():
     burn = "import time\nwhile time.process_time() < 0.5: pass"
     process = subprocess.Popen([sys.executable, "-S", "-c", SLEEPY_PARENT, burn], stdout=subprocess.PIPE)

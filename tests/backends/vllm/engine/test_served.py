@@ -4,8 +4,6 @@ import asyncio
 import copy
 from types import SimpleNamespace
 
-import pytest
-
 from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
 from tests.agents.talking import tokenizer
 from tests.backends.vllm.engine.servers import PYTHON, SMALL
@@ -30,7 +28,6 @@ def interrupted(rollouts):
     return met
 
 
-@pytest.mark.timeout(600)
 def test_an_update_interrupts_turns_and_each_token_keeps_its_version_and_likelihood(tmp_path):
     """One batch is learned from while the next one is sampled."""
     metrics, rollouts = [], []

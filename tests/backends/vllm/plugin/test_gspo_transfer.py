@@ -18,7 +18,6 @@ from gspo.backends.vllm.links import Link
 from gspo.backends.vllm.plugin import gspo_transfer as wire
 from gspo.backends.vllm.threads import at_once
 
-pytestmark = pytest.mark.timeout(120)
 CPU, LIMIT = torch.device("cpu"), 60.0  # seconds that starts may take on a busy machine
 RECEIVER = f"""
 import json, sys
