@@ -139,11 +139,11 @@ COMPILER := test -x /usr/bin/g++
 	@touch $@
 
 # verifiers wants an older openai than gspo is tested with; all else is pinned as elsewhere.
-.venv-verifiers/done: constraints.txt pyproject.toml
-	$(PYTHON) -m venv .venv-verifiers
+.venv-verifiers/done: .venv/test
+	$(call on_top,.venv-verifiers)
 	grep -v '^openai==' constraints.txt > .venv-verifiers/constraints.txt
 	.venv-verifiers/bin/python -m pip --disable-pip-version-check install -q -c .venv-verifiers/constraints.txt \
-		-e '.[verifiers,vllm]' pytest pytest-timeout
+		-e '.[verifiers]'
 	@touch $@
 
 # vLLM wants other versions than gspo is tested with. On a GPU: make test-vllm VLLM=vllm WORKERS=1

@@ -36,8 +36,8 @@ def NAME(*arguments, **named): return E()
     "reply, passed",
     [
         (lambda row: row["canonical"], 164),
-        (lambda row: f"```python\n{row['start']}{row['canonical']}\n```", 164),
-        (lambda row: "    return None\n", 0),
+        pytest.param(lambda row: f"```python\n{row['start']}{row['canonical']}\n```", 164, marks=pytest.mark.slow),
+        pytest.param(lambda row: "    return None\n", 0, marks=pytest.mark.slow),
         (lambda row: EQUAL.replace("NAME", row["function"]), 0),
     ],
     ids=["canonical", "canonical in a block", "return None", "equal to everything"],

@@ -79,7 +79,9 @@ def test_ranks_and_actors_that_are_killed_cost_the_steps_since_the_last_checkpoi
 
 
 @with_ray
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "closed"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)], ids=["ctrl-c", "closed"]
+)
 def test_a_terminals_signals_save_and_end_the_runs_own_cluster(place, number):
     name = f"stopped-{number:d}"
     process = on_ray(place, name, "--train.steps=1000", "--train.save_every=500", env=OWN, start_new_session=True)

@@ -297,6 +297,7 @@ def rewards_of(place, name):
     return [(row["step"], row["completion"], row["reward"], row["error"]) for row in lines]
 
 
+@pytest.mark.slow
 @with_ray
 def test_a_run_goes_on_where_the_leader_dies(cluster, place):
     """One CPU of each node is taken, so that each has one of the two ranks."""

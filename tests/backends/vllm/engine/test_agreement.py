@@ -16,9 +16,13 @@ from tests.backends.vllm.engine.servers import change, gaps, policy_of, prompts,
 
 @pytest.mark.parametrize(
     ("name", "dtype", "limit", "ties"),
-    [("moe, untied", "float32", 1e-5, 0), ("dense", "float32", 1e-5, 0), ("moe", "bfloat16", 0.1, 0.02),
-     ("dense", "bfloat16", 0.1, 0)],
-)  # fmt: skip
+    [
+        ("dense", "float32", 1e-5, 0),
+        pytest.param("moe, untied", "float32", 1e-5, 0, marks=pytest.mark.slow),
+        pytest.param("moe", "bfloat16", 0.1, 0.02, marks=pytest.mark.slow),
+        pytest.param("dense", "bfloat16", 0.1, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_five_weight_updates(name, dtype, limit, ties):
     """ties: the share of tokens whose routers may be so near a tie that rounding sends them to other experts."""
     policy = policy_of(name, dtype)

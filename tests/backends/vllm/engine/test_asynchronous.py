@@ -41,6 +41,7 @@ def train(folder, k, steps, resume=False):
     return gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config, resume=resume)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2])
 def test_a_run_that_samples_ahead_loses_no_prompt(tmp_path, k):
     folder = train(tmp_path / "run", k, steps=6).folder

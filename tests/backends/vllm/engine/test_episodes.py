@@ -19,6 +19,7 @@ from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON, change,
 from tests.rollout.test_asynchronous_episodes import exact, playing, steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2])
 def test_each_token_has_the_likelihood_of_the_weights_that_sampled_it(k):
     policy = HFPolicy(build_tiny(MOE, tokenizer("chatml")))
@@ -58,6 +59,7 @@ def lines(folder, name):
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_and_loses_no_prompt(tmp_path):
     folder = tmp_path / "run"
     program = "import sys; from tests.backends.vllm.engine.test_episodes import train; train(sys.argv[1], 1000)"

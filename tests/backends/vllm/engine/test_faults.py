@@ -52,6 +52,7 @@ def in_group(path, group):
         return False
 
 
+@pytest.mark.slow
 def test_out_of_memory(engine):
     """It may have no more memory than it has, and is then asked for more than before."""
     _, sampler, _ = engine
@@ -66,6 +67,7 @@ def test_out_of_memory(engine):
     print(sampler.said[-2:])
 
 
+@pytest.mark.slow
 def test_hung(engine):
     policy, sampler, expected = engine
     process = sampler.server.process
@@ -76,6 +78,7 @@ def test_hung(engine):
     assert process.poll() is not None
 
 
+@pytest.mark.slow
 def test_killed_before_a_weight_update(engine):
     policy, sampler, expected = engine
     os.killpg(sampler.server.process.pid, signal.SIGKILL)

@@ -84,6 +84,7 @@ def test_one_is_killed_while_they_sample(fleet):
                       "back after": back}))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_an_engine_is_killed(tmp_path):
     """Every step has the completions that it would have had."""
     folders = []

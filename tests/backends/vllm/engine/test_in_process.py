@@ -27,7 +27,7 @@ def facts_of(*arguments):
     return facts
 
 
-@pytest.mark.parametrize("name", ["moe", "dense"])
+@pytest.mark.parametrize("name", ["moe", pytest.param("dense", marks=pytest.mark.slow)])
 def test_updates_interruptions_and_a_lost_engine(name):
     facts = facts_of("updates", name)
     assert len(facts["gap"]) == 3 and max(facts["gap"]) < 4e-5
@@ -39,11 +39,13 @@ def test_updates_interruptions_and_a_lost_engine(name):
     assert facts["stale"] == ["vLLM and the trainer disagree about version "[:40]]
 
 
+@pytest.mark.slow
 def test_an_adapter():
     facts = facts_of("adapter")
     assert facts["adapters"] == [True, True] and max(facts["gap"]) < 4e-5
 
 
+@pytest.mark.slow
 def test_a_run(tmp_path):
     facts = facts_of("run", str(tmp_path / "run"))
     assert facts["step"] == [1, 2, 3, 4]

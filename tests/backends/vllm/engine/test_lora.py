@@ -17,7 +17,13 @@ FEW = {"quantize": "nf4"}  # bits a weight
 
 @pytest.mark.parametrize(
     ("name", "as_adapter", "options"),
-    [("dense", True, {}), ("moe", False, {}), ("moe", False, EXPERTS), ("dense", True, FEW), ("moe", False, EXPERTS | FEW)],
+    [
+        ("moe", False, EXPERTS | FEW),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [("dense", True, {}), ("moe", False, {}), ("moe", False, EXPERTS), ("dense", True, FEW)]
+        ),
+    ],
 )
 def test_three_updates_of_an_adapter(name, as_adapter, options):
     policy = adapted_policy(name, **options)
@@ -35,6 +41,7 @@ def test_three_updates_of_an_adapter(name, as_adapter, options):
             sampler.check(PolicyWeights(policy, sampler.version))
 
 
+@pytest.mark.slow
 def test_a_run_on_experts_of_few_bits_logs_how_far_the_engine_is_from_the_trainer(tmp_path):
     build_tiny(MODELS["moe"], longest_match_tokenizer(PIECES)).save(tmp_path / "model")
     config = settings(
@@ -47,6 +54,7 @@ def test_a_run_on_experts_of_few_bits_logs_how_far_the_engine_is_from_the_traine
     assert len(steps) == 4 and all(abs(line["mismatch/kl"]) < 1e-7 for line in steps)
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters_resumes(tmp_path):
     def train(steps, resume=False):
         tiny = build_tiny(MODELS["dense"], longest_match_tokenizer(PIECES))

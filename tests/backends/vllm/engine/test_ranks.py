@@ -41,6 +41,7 @@ def run(folder, name, *arguments):
     return [row["completion"] for row in rows], weights, metrics
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_two_ranks_and_two_engines_make_the_run_of_one(tmp_path):
     build_tiny(UNTIED, longest_match_tokenizer(PIECES), 0).save(tmp_path / "model")

@@ -59,6 +59,7 @@ def test_interrupted_completions_hold_the_experts_of_the_weights_of_their_time(m
     assert min(share[v, o] for v, o in changes if v != o and sum(map(len, changes[v, o]))) > 0.01
 
 
+@pytest.mark.slow
 def test_a_run_replays_them(tmp_path):
     tiny = build_tiny(MOE, longest_match_tokenizer(PIECES))
     config = settings(

@@ -56,6 +56,7 @@ def test_bad_input_is_refused_before_training(tmp_path, sampler, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_benchmark_is_answered(tmp_path):
     build_tiny(MOE, longest_match_tokenizer([*map(chr, range(32, 127)), "\n"])).save(tmp_path / "model")
     rows = [{"problem": f"{i}+1=", "answer": i + 1} for i in range(4)]

@@ -63,7 +63,10 @@ class Interrupted(PolicyWeights):
             yield layer
 
 
-@pytest.mark.parametrize(("way", "kind"), [("broadcast", BroadcastTransfer), ("ipc", IpcTransfer)])
+WAYS = [("broadcast", BroadcastTransfer), pytest.param("ipc", IpcTransfer, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("way", "kind"), WAYS)
 def test_one_engine(way, kind):
     """A dense model with a tied head; then one that is half loaded, and one that is killed."""
     policy = policy_of("dense")
@@ -103,6 +106,7 @@ def test_one_engine(way, kind):
         assert tokens(sampler.generate(prompts(), 4, LONG)) == expected and sampler.server.process is not process
 
 
+@pytest.mark.slow
 def test_an_engine_that_sleeps_while_the_learner_updates():
     """vLLM's scheduler and its states are real; a worker on a CPU keeps its memory. Of a mixture, given where it lies."""
     policy = policy_of("moe")
@@ -120,6 +124,7 @@ def test_an_engine_that_sleeps_while_the_learner_updates():
             assert tokens(sampler.generate(prompts(), 4, LONG)) == expected and not sampler.said
 
 
+@pytest.mark.slow
 def test_two_engines_of_two_workers_each():
     """A mixture, its experts apart on the way: tensor parallelism takes its part of each."""
     policy = policy_of("moe")
@@ -133,6 +138,7 @@ def test_two_engines_of_two_workers_each():
         assert sampler.counts()["sync/copies"] == 1 + 2 * 2 and len(sampler.fleet.serving) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_runs_are_the_same_by_either_way_and_on_two_ranks(tmp_path):
     """Every completion, and the weights: bit by bit in one process, but for rounding on two ranks."""
