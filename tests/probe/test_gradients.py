@@ -52,7 +52,9 @@ def test_on_policy_all_of_a_family_are_one(name):
     torch.testing.assert_close(found[name], found[like], rtol=1e-6, atol=1e-7)
 
 
-def test_a_sketch_keeps_products():
+@pytest.mark.parametrize("block", [1 << 22, 1 << 12], ids=["kept places", "drawn again"])
+def test_a_sketch_keeps_products(monkeypatch, block):
+    monkeypatch.setattr("gspo.probe.gradients.BLOCK", block)
     g = torch.Generator().manual_seed(0)
     parameters = [nn.Parameter(torch.zeros(300, 700)), nn.Parameter(torch.zeros(50)), nn.Parameter(torch.zeros(90_001))]
     sketch = Sketch(parameters, size=4096)

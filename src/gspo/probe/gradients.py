@@ -6,7 +6,7 @@ a group is read once, and then walked back once for each objective. Of a gradien
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +33,10 @@ class Sketch:
 
     def __init__(self, parameters: Iterable[nn.Parameter], size: int = SIZE) -> None:
         self.parameters = list(parameters)
-        count = sum(p.numel() for p in self.parameters)
-        self.exact = count <= size
-        self.size, self.width = size, count if self.exact else size
+        self.count = sum(p.numel() for p in self.parameters)
+        self.exact = self.count <= size
+        self.size, self.width = size, self.count if self.exact else size
+        self.drawn: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def of(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """[size] float32, on the CPU; of gradients in the order of the parameters, None for 0."""
@@ -50,11 +51,18 @@ class Sketch:
         return torch.zeros(self.size) if kept is None else kept.cpu()
 
     def _add(self, kept: Tensor, x: Tensor, number: int) -> None:
-        drawn = torch.Generator(x.device).manual_seed(number)
+        for part, (place, sign) in zip(x.split(BLOCK), self.drawn.get(number) or self._draw(x, number)):
+            kept.index_add_(0, place, part.float() * sign)
+
+    def _draw(self, x: Tensor, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Places and signs of a parameter's numbers, a block at a time, always the same; of a small model they are kept."""
+        drawn, few = torch.Generator(x.device).manual_seed(number), self.count <= BLOCK
         for part in x.split(BLOCK):
             place = torch.randint(0, 2 * self.size, part.shape, generator=drawn, device=x.device)  # and a sign
-            sign = 1.0 - 2.0 * (place >= self.size)
-            kept.index_add_(0, place % self.size, part.float() * sign)
+            found = place % self.size, 1.0 - 2.0 * (place >= self.size)
+            if few:
+                self.drawn[number] = [found]
+            yield found
 
 
 def coefficients(objective: PolicyObjective, on_policy: bool = False) -> Coefficients:
