@@ -38,6 +38,7 @@ def same(a, b):
     return a.keys() == b.keys() and max(float((a[name] - b[name]).abs().max()) for name in a) < 1e-6
 
 
+@pytest.mark.slow
 def test_torchrun_starts_the_ranks_of_the_same_run(place):
     settings = ["--reward.functions=exact", "--rollout.num_prompts=4", "--rollout.num_generations=4", "--optimizer.lr=1e-3"]
     settings += ["--rollout.max_completion_length=6", "--guard.action=off"]

@@ -74,6 +74,7 @@ def played(place, name, *arguments):
     return metrics, [(row["step"], row["prompt_id"], row["dialogue"], row["advantage"]) for row in rollouts]
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_from_the_episodes_of_one(quiz):
     """With a learning rate that changes no weight, which update comes between two tokens makes no difference."""
     still = "--optimizer.lr=1e-12"

@@ -69,9 +69,10 @@ def nothing_left(place, name):
 @pytest.mark.parametrize(
     "name, faults",
     [
-        (
+        pytest.param(
             "leader",
             [("kill", 0, SAMPLE, 4), ("kill", 0, UPDATE, 4), ("kill", 0, SYNC, 4), ("kill", 0, SHARD, 2, "step_000004")],
+            marks=pytest.mark.slow,
         ),
         (
             "follower",
@@ -82,7 +83,11 @@ def nothing_left(place, name):
                 ("kill", 1, SHARD, 2, "step_000004"),
             ],
         ),
-        ("late", [("kill", 1, MOMENTS, 2), ("kill", 0, MOMENTS, 1, "step_000004"), ("kill", 0, SUMS, 1, "step_000004")]),
+        pytest.param(
+            "late",
+            [("kill", 1, MOMENTS, 2), ("kill", 0, MOMENTS, 1, "step_000004"), ("kill", 0, SUMS, 1, "step_000004")],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(place, unbroken, name, faults):
@@ -96,6 +101,7 @@ def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(place, 
     nothing_left(place, f"killed-{name}")
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_takes_its_experts_with_it(place):
     """The other one does not have them. Both come from the checkpoint, with their moments."""
     experts = "--scale.experts=2"
@@ -118,6 +124,7 @@ def engine(place):
     process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_while_an_engine_gets_weights_or_samples(place, engine, victim):
     exchange = place / f"exchange-{victim}"
@@ -145,7 +152,7 @@ def test_what_a_run_leaves_whose_restarts_are_used_up(place, engine):
     (place / "listing").unlink()
 
 
-@pytest.mark.parametrize("where", [SUMS, "gspo.api:report_of"])
+@pytest.mark.parametrize("where", [pytest.param(SUMS, marks=pytest.mark.slow), "gspo.api:report_of"])
 def test_what_the_leader_does_alone_may_take_longer_than_ranks_wait(place, unbroken, where):
     name = f"slow-{where.rpartition(':')[2]}"
     fault = "slow", 0, where, 1, 25

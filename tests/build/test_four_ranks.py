@@ -23,7 +23,7 @@ def alike(place, name, other):
     return max(float((ours[key] - theirs[key]).abs().max()) for key in theirs)
 
 
-@pytest.mark.parametrize("name, scale", [("hsdp", HSDP), ("experts", EXPERTS)])
+@pytest.mark.parametrize("name, scale", [pytest.param("hsdp", HSDP, marks=pytest.mark.slow), ("experts", EXPERTS)])
 def test_four_ranks_make_the_run_of_one(place, single, name, scale):
     status, output = finished(begin(place, name, "--train.steps=6", *scale, faults=FORKED), 300)
     assert status == 0, output

@@ -19,6 +19,7 @@ from tests.build.test_faults import SAMPLE, SUMS, nothing_left, same
 LIMIT, LONG = 4.0, 12  # seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [SAMPLE, SUMS])
 def test_a_leader_that_hangs_while_the_others_wait_for_it_is_lost_after_the_time_limit(place, unbroken, where):
     name = f"hanging-leader-{where.rpartition(':')[2]}"

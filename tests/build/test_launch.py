@@ -76,6 +76,7 @@ def test_files_of_the_folder_stand_in_for_no_library(tmp_path, monkeypatch):
     assert launch(["--version"], 2, 0, print) == 0
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_lost_after_the_time_limit(place, unbroken):
     process = begin(place, "hangs", "--scale.ranks=2", "--train.steps=6", "--scale.timeout=5")
     wait_for(lambda: steps(place, "hangs") >= 2)
@@ -89,6 +90,7 @@ def test_a_rank_that_hangs_is_lost_after_the_time_limit(place, unbroken):
     assert completions(place, "hangs") == completions(place, unbroken)
 
 
+@pytest.mark.slow
 def test_restarts_are_counted_and_the_work_is_kept(place):
     process = begin(place, "used-up", "--scale.ranks=2", "--train.steps=1000", "--scale.restarts=0")
     wait_for(lambda: steps(place, "used-up") >= 3)
@@ -117,6 +119,7 @@ def test_ranks_end_with_whoever_started_them(place):
     assert list((place / "orphans" / "checkpoints").glob("step_*/state.pt"))  # the leader has saved
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_while_it_loads_costs_a_restart(place, unbroken):
     process = begin(place, "loading", "--scale.ranks=2", "--train.steps=6")
     wait_for(lambda: len(ranks_of(process)) == 2)
@@ -126,6 +129,7 @@ def test_a_rank_that_is_killed_while_it_loads_costs_a_restart(place, unbroken):
     assert completions(place, "loading") == completions(place, unbroken)
 
 
+@pytest.mark.slow
 def test_a_restart_resumes_no_run_of_another_command(place, unbroken):
     before = (place / unbroken / "metrics.jsonl").read_bytes()
     process = begin(place, unbroken, "--scale.ranks=2", "--train.steps=9")
@@ -136,7 +140,7 @@ def test_a_restart_resumes_no_run_of_another_command(place, unbroken):
     assert (place / unbroken / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("begun", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_run_that_was_asked_to_end_is_not_started_again(place, begun):
     name = f"asked-{begun}"
     process = begin(place, name, "--scale.ranks=2", "--train.steps=1000")
@@ -149,6 +153,7 @@ def test_a_run_that_was_asked_to_end_is_not_started_again(place, begun):
     assert not ranks_of(process)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_no_run_and_hangs_no_rank(place):
     process = begin(
         place, "full", "--scale.ranks=2", "--train.steps=3", "--train.save_every=2", *NO_ROLLOUTS, preexec_fn=little_room
@@ -162,13 +167,13 @@ def test_a_full_disk_ends_no_run_and_hangs_no_rank(place):
     "arguments, message",
     [
         (["--reward.functions=letters:fails"], "the grader's disk is full"),
-        (["--task.source=nothing.jsonl"], "nothing.jsonl"),
+        pytest.param(["--task.source=nothing.jsonl"], "nothing.jsonl", marks=pytest.mark.slow),
         (["--scale.experts=3"], "scale.experts = 3"),
         (["--scale.replicas=3"], "scale.replicas = 3"),
         (["--lora.rank=4"], "lora.rank = 4"),
         (["--algorithm.name=ppo"], "algorithm.name = 'ppo'"),
         (["--train.layout=packed"], "train.layout = 'packed'"),
-        (["--model.path=nowhere/at/all"], "nowhere/at/all"),
+        pytest.param(["--model.path=nowhere/at/all"], "nowhere/at/all", marks=pytest.mark.slow),
     ],
 )
 def test_an_error_of_its_own_ends_a_run_once(place, arguments, message):

@@ -254,6 +254,7 @@ def test_the_estimate_of_activations_is_near_what_a_pass_saves(tmp_path, sizes, 
     assert out.logp.requires_grad and 0.7 < estimate / found < 1.4, f"{estimate:.0f} for {found}"
 
 
+@pytest.mark.slow
 def test_the_table_of_the_documentation_is_what_is_predicted():
     made = PAPER
     old = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")

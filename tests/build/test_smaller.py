@@ -24,7 +24,7 @@ def warned(place, name):
     return [event["text"] for event in events if event["kind"] == "warning" and "micro-batches" in event["text"]]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_run_whose_rank_has_too_little_memory_goes_on_with_smaller_micro_batches(place, unbroken, victim):
     name, fault = f"short-{victim}", ("tokens", victim, FORWARD, 5, 30)
     process = begin(place, name, "--scale.ranks=2", "--train.steps=6", faults=[fault] * 4)

@@ -90,6 +90,7 @@ def engine(place):
     process.wait()
 
 
+@pytest.mark.slow
 def test_what_an_asynchronous_sampler_begins_ahead_is_learned_at_its_own_stage(staged, engine):
     """With a learning rate that changes no weight, which update comes between two tokens makes no difference."""
     (staged / "staged-exchange").mkdir()

@@ -17,7 +17,7 @@ def options(restarts, nodes=1, port=0):
 KILLED = [("kill", 0, SAMPLE, 4), ("kill", 1, UPDATE, 4)]
 
 
-@pytest.mark.parametrize("nodes, faults", [(1, KILLED), (2, KILLED[:1])])
+@pytest.mark.parametrize("nodes, faults", [pytest.param(1, KILLED, marks=pytest.mark.slow), (2, KILLED[:1])])
 def test_ranks_that_are_killed_are_started_again_and_go_on_from_the_last_checkpoint(place, unbroken, nodes, faults):
     """Of two agents of torchrun each counts the restarts that its own ranks have caused."""
     name = f"torchrun-{nodes}"

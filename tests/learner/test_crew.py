@@ -150,7 +150,7 @@ def routed(ranks, path, case):
     return told, held, count, weights_of(local)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", [Case(replay="R2"), Case(replay="R3"), Case(replay="R2", layout="auto")])
 def test_routes_are_where_they_are_used_and_nowhere_else(tmp_path, case, size):
     from gspo.backends.hf.load import load_model

@@ -44,7 +44,7 @@ def begun(place, steps, start=subprocess.Popen):
     return process, study, metrics
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_study_that_is_stopped_goes_on(place, monkeypatch, number):
     """Ctrl-C with processes that a user would have. What a cell is told is the same for the others: there forks do."""
     start = subprocess.Popen

@@ -52,6 +52,7 @@ def test_a_study_from_start_to_end_and_again(place, capsys):
     assert [(r["status"], r["steps"]) for r in rows(place / "out")] == [("done", "4")] + [("not run", "")] * 3
 
 
+@pytest.mark.slow
 def test_a_study_whose_output_nobody_reads_any_more_goes_on(place):
     study = write(place, BASE.replace("[3, 4]", "[3]"))
     command = [sys.executable, "-m", "gspo", "compare", str(study), "--dir", "out"]

@@ -109,9 +109,9 @@ def alone(path, case, autocast="bfloat16"):
     "dense, tied, size, scale",
     [
         (True, True, 2, ScaleConfig()),
-        (False, False, 2, ScaleConfig()),
+        pytest.param(False, False, 2, ScaleConfig(), marks=pytest.mark.slow),
         (False, True, 2, ScaleConfig(experts=2)),
-        (False, False, 4, ScaleConfig(experts=2, replicas=2)),
+        pytest.param(False, False, 4, ScaleConfig(experts=2, replicas=2), marks=pytest.mark.slow),
     ],
 )
 def test_ranks_learn_what_one_process_learns_in_bfloat16(model_of, dense, tied, size, scale):

@@ -26,6 +26,7 @@ from tests.together import together
 SMALL = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 64}
 DENSE = {"model_type": "qwen3", "num_experts": None, "num_experts_per_tok": None, "moe_intermediate_size": None}
 UPDATES = 3
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 FOLLOWED = {"loss", "grad_norm", "lr", "updates/skipped", "skipped/completions", "skipped/backward"}  # known to all ranks
 
 
@@ -196,12 +197,12 @@ def crews(ranks, models):
     "size, every",
     [
         (2, [Crew(True, False, ScaleConfig(), (*PLAIN, *HARD))]),
-        (2, [Crew(True, True, ScaleConfig(), PLAIN), Crew(False, False, ScaleConfig(), MIXTURES)]),
+        slow(2, [Crew(True, True, ScaleConfig(), PLAIN), Crew(False, False, ScaleConfig(), MIXTURES)]),
         (2, [Crew(False, True, ScaleConfig(experts=2), (*MIXTURES, *HARD))]),
-        (4, [Crew(False, False, ScaleConfig(experts=4), (*MIXTURES, *HARD))]),
-        (4, [Crew(False, True, ScaleConfig(experts=2), MIXTURES[:3]), Crew(False, False, ScaleConfig(), MIXTURES[:4])]),
+        slow(4, [Crew(False, False, ScaleConfig(experts=4), (*MIXTURES, *HARD))]),
+        slow(4, [Crew(False, True, ScaleConfig(experts=2), MIXTURES[:3]), Crew(False, False, ScaleConfig(), MIXTURES[:4])]),
         (4, [Crew(False, False, ScaleConfig(experts=2, replicas=2), MIXTURES)]),
-        (4, [Crew(True, True, ScaleConfig(replicas=2), PLAIN), Crew(True, False, ScaleConfig(), PLAIN)]),
+        slow(4, [Crew(True, True, ScaleConfig(replicas=2), PLAIN), Crew(True, False, ScaleConfig(), PLAIN)]),
     ],
     ids=lambda x: None if isinstance(x, int) else "; ".join(map(str, x)),
 )
@@ -381,7 +382,7 @@ def resumed(ranks, folder, scale):
     return weights_of(learner)
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_two_ranks_have_written_goes_on_on_one_two_and_four(folder, tmp_path, tied):
     path, saved = folder(False, tied), tmp_path / "saved"
     after, rewound = together(written, 2, path, str(saved))[0]

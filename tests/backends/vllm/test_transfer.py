@@ -125,7 +125,9 @@ def test_one_that_is_killed_in_the_middle_of_the_weights(fleet_of, engines):
     assert sampler.check(fleet_of.weights(3)) < 1e-5 and len(sampler.notes) == 2
 
 
-@pytest.mark.parametrize("width", [0, 8_000_000])  # of a layer that a socket takes whole, and of one that it does not
+@pytest.mark.parametrize(
+    "width", [pytest.param(0, marks=pytest.mark.slow), 8_000_000]
+)  # of a layer that a socket takes whole, and of one that it does not
 def test_one_that_hangs_in_the_middle_of_the_weights(fleet_of, engines, monkeypatch, width):
     """The others and the trainer wait as long as the limits say, and no longer."""
     sampler, ports = fleet_of(3)
