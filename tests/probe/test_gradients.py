@@ -42,6 +42,26 @@ def test_each_reads_its_own_view():
     torch.testing.assert_close(found["y"], -2 * found["x"])
 
 
+def test_objectives_with_the_same_coefficients_are_walked_back_once(monkeypatch):
+    """One range clips, two do not, and of another view everything differs."""
+    policy, batch, walked, grad = Bigram(), completions(shift=0.5), [], torch.autograd.grad
+    other = [dataclasses.replace(c, advantage=-2 * c.advantage) for c in batch]
+    monkeypatch.setattr(
+        "gspo.probe.gradients.torch.autograd.grad", lambda *given, **more: walked.append(more) or grad(*given, **more)
+    )
+    of = {}
+    for epsilon in (1e-9, 20.0, 30.0):
+        row, config, _ = resolve(AlgorithmConfig(name="gspo", epsilon=epsilon, epsilon_high=epsilon))
+        of[epsilon] = coefficients(PolicyObjective(row, config, 9))
+    wanted = {f"{view} {epsilon}": (view, each) for view in "ab" for epsilon, each in of.items()}
+    found = of_group(policy, {"a": batch, "b": other}, wanted, Sketch(policy.parameters()), 10_000)
+    assert [more["retain_graph"] for more in walked if "retain_graph" in more] == [True, True, True, False]
+    for view in "ab":
+        assert torch.equal(found[f"{view} 20.0"], found[f"{view} 30.0"])
+        assert not torch.equal(found[f"{view} 1e-09"], found[f"{view} 20.0"])
+    assert not torch.equal(found["a 20.0"], found["b 20.0"])
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_on_policy_all_of_a_family_are_one(name):
     """Mean over tokens of A grad log pi, or their sum, whatever the stale likelihoods say."""

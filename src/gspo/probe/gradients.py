@@ -1,7 +1,8 @@
 """The gradient of each group by many objectives at once.
 
 Every objective's gradient is sum_t c_t grad log pi(y_t): they differ in the coefficients alone, which its equation gives. So
-a group is read once, and then walked back once for each objective. Of a gradient a sketch is kept, which keeps products.
+a group is read once, and then walked back once for each objective that has coefficients of its own. Of a gradient a sketch
+is kept, which keeps products.
 """
 
 from __future__ import annotations
@@ -97,12 +98,25 @@ def of_group(
         }
         with torch.enable_grad():
             logp = policy.forward(next(iter(batches.values())), replay=replay).logp
-        weights = {name: of(logp, batches[view]) for name, (view, of) in wanted.items()}
-        for number, (name, weight) in enumerate(weights.items()):
+        once = apart({name: of(logp, batches[view]) for name, (view, of) in wanted.items()})
+        for number, (weight, names) in enumerate(once):
             with in_one_order(policy.device):
                 gradients = torch.autograd.grad(
-                    logp, sketch.parameters, weight, retain_graph=number < len(weights) - 1, allow_unused=True
+                    logp, sketch.parameters, weight, retain_graph=number < len(once) - 1, allow_unused=True
                 )
             kept = sketch.of(gradients)
-            total[name] = total[name] + kept if name in total else kept
+            for name in names:
+                total[name] = total[name] + kept if name in total else kept
     return total
+
+
+def apart(weights: Mapping[str, Tensor]) -> list[tuple[Tensor, list[str]]]:
+    """Each of the coefficients once, with the names of all that have the same: ranges that clip nothing here are alike."""
+    found: list[tuple[Tensor, list[str]]] = []
+    for name, weight in weights.items():
+        names = next((names for other, names in found if torch.equal(other, weight)), None)
+        if names is None:
+            found.append((weight, [name]))
+        else:
+            names.append(name)
+    return found
