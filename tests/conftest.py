@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.slow import runs
+
 # Tiny models run faster on one thread, above all beside others; what the tests start inherits it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -31,8 +33,12 @@ LONG = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: not any(name in item.nodeid for name in LONG))
+def pytest_collection_modifyitems(config, items):
+    wanted = os.environ.get("SLOW", "")
+    left_out = [item for item in items if item.get_closest_marker("slow") and not runs(item.nodeid, wanted)]
+    config.hook.pytest_deselected(items=left_out)
+    kept = [item for item in items if item not in left_out]
+    items[:] = sorted(kept, key=lambda item: not any(name in item.nodeid for name in LONG))
 
 
 @pytest.fixture(autouse=True, scope="session")
