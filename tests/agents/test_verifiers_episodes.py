@@ -119,7 +119,7 @@ def test_episodes_go_on_across_weight_updates():
         source = AsynchronousSource(Curriculum([Pool(TASK, prompts, 0)]), episodes, AlreadyScored(), config, SAMPLING)
         rollouts = [rollout for step in steps(source, sampler, 3) for rollout in step]
     assert len(rollouts) == 18 and all(rollout.reward is not None for rollout in rollouts)
-    assert sum(exact_by_version(rollouts, sampler)) > 3
+    assert sum(exact_by_version(rollouts, sampler)) > 5
 
 
 def test_of_several_agents_the_one_that_is_trained_counts():

@@ -124,26 +124,40 @@ def engine(place):
     process.wait()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_is_killed_while_an_engine_gets_weights_or_samples(place, engine, victim):
+@pytest.fixture(scope="module")
+def through(engine):
+    """Makes the options of a run that samples from the engine, with an exchange folder of its own."""
+
+    def options(exchange):
+        exchange.mkdir()
+        return "--sampler.engine=vllm", f"--sampler.urls=[{engine!r}]", f"--sampler.exchange={exchange}"
+
+    return options
+
+
+@pytest.fixture(scope="module")
+def sampled(place, through):
+    """The name of a run of 6 steps that samples from the engine."""
+    given = through(place / "exchange-whole")
+    status, output = finished(begin(place, "engine", "--scale.ranks=2", "--train.steps=6", *given))
+    assert status == 0, output
+    return "engine"
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_rank_that_is_killed_while_an_engine_gets_weights_or_samples(place, through, sampled, victim):
     exchange = place / f"exchange-{victim}"
-    exchange.mkdir()
-    given = "--sampler.engine=vllm", f"--sampler.urls=[{engine!r}]", f"--sampler.exchange={exchange}"
-    if victim == 0:
-        status, output = finished(begin(place, "engine", "--scale.ranks=2", "--train.steps=6", *given))
-        assert status == 0, output
+    given = through(exchange)
     sampling = ("kill", 0, ENGINE, 4) if victim == 0 else ("wait", 0, ENGINE, 4)
     name = f"killed-engine-{victim}"
     go_through(place, name, [("kill", victim, SHARD, 7, f"{exchange}/"), sampling], *given)
-    assert same(place, name, "engine")
+    assert same(place, name, sampled)
     nothing_left(place, name)
     assert not list(exchange.iterdir())
 
 
-def test_what_a_run_leaves_whose_restarts_are_used_up(place, engine):
-    (place / "exchange").mkdir()
-    given = "--sampler.engine=vllm", f"--sampler.urls=[{engine!r}]", f"--sampler.exchange={place / 'exchange'}"
+def test_what_a_run_leaves_whose_restarts_are_used_up(place, through):
+    given = through(place / "exchange")
     fault = "kill", 0, SHARD, 7, f"{place}/exchange/"
     process = begin(place, "over", "--scale.ranks=2", "--train.steps=6", "--scale.restarts=0", *given, faults=[fault])
     status, output = finished(process)

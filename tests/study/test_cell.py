@@ -10,7 +10,6 @@ from tests.study.forked import ForkedGspo
 from tests.study.test_cells import begun, cells
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells of a parent's end on Linux alone")
 def test_cells_of_a_study_that_is_killed_save_and_end(place):
     """The study is a fork; its cell is started, for what it asks of the kernel must outlast that."""

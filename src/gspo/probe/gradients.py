@@ -56,7 +56,7 @@ class Sketch:
             kept.index_add_(0, place, part.float() * sign)
 
     def _draw(self, x: Tensor, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Places and signs of a parameter's numbers, a block at a time, always the same; of a small model they are kept."""
+        """Places and signs of a parameter's numbers, always the same. They are kept where one block holds a whole model."""
         drawn, few = torch.Generator(x.device).manual_seed(number), self.count <= BLOCK
         for part in x.split(BLOCK):
             place = torch.randint(0, 2 * self.size, part.shape, generator=drawn, device=x.device)  # and a sign

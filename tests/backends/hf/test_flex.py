@@ -80,7 +80,6 @@ def test_values_and_gradients(window, monkeypatch):
         assert float((a - b).abs().max()) < 1e-12
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_few_compiled_kernels_for_all_forests():
     flex.kernel.cache_clear()

@@ -18,10 +18,11 @@ FEW = {"quantize": "nf4"}  # bits a weight
 @pytest.mark.parametrize(
     ("name", "as_adapter", "options"),
     [
+        ("dense", True, FEW),
         ("moe", False, EXPERTS | FEW),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in [("dense", True, {}), ("moe", False, {}), ("moe", False, EXPERTS), ("dense", True, FEW)]
+            for each in [("dense", True, {}), ("moe", False, {}), ("moe", False, EXPERTS)]
         ),
     ],
 )
