@@ -349,7 +349,7 @@ def test_updates_and_a_death_while_they_sample(fleet_of, engines):
     """Each token has the likelihood of the weights whose version it carries, whoever sampled it."""
     sampler, ports = fleet_of(3)
     jobs = [
-        sampler.begin(Rollout.begun(prompt), 10 * i + j, Sampling(150)) for j in range(4) for i, prompt in enumerate(PROMPTS)
+        sampler.begin(Rollout.begun(prompt), 10 * i + j, Sampling(600)) for j in range(4) for i, prompt in enumerate(PROMPTS)
     ]
     for version in range(2, 6):
         time.sleep(0.1)
@@ -357,7 +357,7 @@ def test_updates_and_a_death_while_they_sample(fleet_of, engines):
         if version == 3:
             engines.kill(ports[0])
     rollouts = [job.result() for job in jobs]
-    assert all(int(r.sampled.sum()) == 150 and r.stop == "length" for r in rollouts)
+    assert all(int(r.sampled.sum()) == 600 and r.stop == "length" for r in rollouts)
     assert any(len(r.version[r.sampled].unique()) > 2 for r in rollouts)
     for r in rollouts:
         read = {v: fleet_of.weights(v).logp(r.tokens) for v in r.version[r.sampled].unique().tolist()}
