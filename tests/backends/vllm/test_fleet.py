@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -413,3 +414,33 @@ def test_a_start_that_fails_ends_the_others(tmp_path, tiny):
         sampler.fleet.start()
     assert not servers[0].answers() and servers[0].process is None
     sampler.close()
+
+
+def test_who_closes_waits_for_the_end_of_probes(engines, tmp_path, tiny):
+    """As after Ctrl-C: of what is cut off asyncio tells a page of traceback, or a thread waits for it forever."""
+    (port,) = free_ports(1)
+    sampler = VLLMSampler(tiny, [Server(engines.start(port))], tmp_path, 1.0)
+    sampler.fleet.start()
+    weights, begun, ended, told = Bigrams(1, tiny.config.vocab_size), [], [], []
+    sampler.load(weights)
+
+    async def ask(body, timeout):
+        begun.append(body)
+        try:
+            await asyncio.sleep(60.0)
+        finally:
+            await asyncio.sleep(0.2)  # as a connection takes to close
+            ended.append(body)
+
+    def check():
+        with pytest.raises(CancelledError) as error:
+            sampler.check(weights)
+        told.append(error)
+
+    sampler.fleet.members[0].engine.ask = ask
+    waits = threading.Thread(target=check, daemon=True)
+    waits.start()
+    until(lambda: begun)
+    sampler.close()
+    waits.join(20.0)
+    assert told and len(ended) == len(begun)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gspo.agents.loop_thread import cancelled
 from gspo.backends.hf.model import HFModel
 from gspo.backends.vllm.errors import EngineError, Refused, blamed
 from gspo.backends.vllm.fleet import STRIKES, Fleet, LeftOut, Member
@@ -67,8 +68,7 @@ class VLLMSampler:
 
         async def end() -> None:
             self.fleet.over()  # first: what ends now is no failure of an engine
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
+            await cancelled(asyncio.all_tasks() - {asyncio.current_task()})  # asyncio complains of those that do not end
             await self.fleet.hang_up()
 
         with contextlib.suppress(TimeoutError):
