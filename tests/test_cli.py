@@ -299,7 +299,7 @@ def test_ctrl_c_while_loading_says_what_works(place):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=place, text=True)
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=150)
+    _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert error.endswith("gspo: interrupted before anything was begun: start it again without --resume\n")
 

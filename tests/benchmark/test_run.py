@@ -281,7 +281,7 @@ def test_ctrl_c_says_how_to_go_on(place, tmp_path):
         while time.monotonic() - begin < 120 and (not (out / "replies.jsonl").exists() or not replies(out)):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=150)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"interrupted; the same command goes on with what is left" in errors and b"Traceback" not in errors
 

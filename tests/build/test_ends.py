@@ -34,8 +34,8 @@ def asked_to_end(place, name, number, command, *arguments, begun):
         time.sleep(2.0)
     assert process.poll() is None
     process.send_signal(number)
-    status, output = finished(process)
-    wait_for(lambda: not left("TMPDIR", str(scratch)))
+    status, output = finished(process)  # where it samples already, it finishes its step: a minute
+    wait_for(lambda: not left("TMPDIR", str(scratch)), 20)
     return status, output, exchange, scratch
 
 
