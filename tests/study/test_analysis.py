@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from gspo.config.training import GuardConfig
 from gspo.report.read import RunMetrics
 from gspo.study.analysis import Interval, bootstrap, interval, measure, paired, verdict
+from gspo.training.guard import ALARM, Guard
 
 
 def run(rewards, **columns):
@@ -41,6 +43,27 @@ def test_a_collapse_is_a_fall_beyond_noise():
     assert measure(run([-0.1] * 20 + [-1.0] * 10), "", 10)["collapsed"] is True
     rare = np.random.default_rng(0).binomial(256, 0.01, 300) / 256  # ends below half of its best, by chance
     assert measure(run(rare.tolist()), "", 10)["collapsed"] is False
+
+
+@pytest.mark.parametrize("columns", [{"stage": [0] * 20 + [1] * 10}, {"queries/dropped": [0] * 20 + [3] + [0] * 9}])
+def test_harder_queries_are_no_collapse(columns):
+    rewards = [0.8] * 20 + [0.1] * 10
+    assert measure(run(rewards, **columns), "", 10)["collapsed"] is False
+    later = {name: values + [values[-1]] * 10 for name, values in columns.items()}
+    assert measure(run(rewards + [0.01] * 10, **later), "", 10)["collapsed"] is True  # of the best since then
+
+
+@pytest.mark.parametrize("drop, collapse", [(0.5, 0.4), (0.5, 0.6), (0.3, 0.5)])
+@pytest.mark.parametrize("at", [None, 30])
+def test_the_guard_and_a_study_judge_alike(drop, collapse, at):
+    """With any share, and where a stage begins: an alarm of the guard at the last step is a collapse of the cell."""
+    config = GuardConfig(window=4, collapse=collapse, patience=1)
+    rewards = np.random.default_rng(0).normal([0.8] * 30 + [0.8 * drop] * 30, 0.01).tolist()
+    lines = run(rewards, stage=[float(at is not None and i >= at) for i in range(60)]).lines
+    guard = Guard(config)
+    levels = [guard.see(line).metrics["guard/level"] for line in lines]
+    expected = at is None and drop < collapse
+    assert (levels[-1] == ALARM) == expected == measure(RunMetrics("a", lines), "", 10, config)["collapsed"]
 
 
 def test_students_t_by_hand():

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from gspo.config.training import GuardConfig
 from gspo.report.read import RunMetrics, is_number
 from gspo.rollout.statistics import student
-from gspo.training.reward_fall import RewardFall
+from gspo.training.reward_fall import RewardFall, other_queries
 
 RESAMPLES = 10_000
-COLLAPSED = 0.5  # share of the best
-WINDOW = 5  # steps of the shortest mean that the test for a fall looks at
+GUARD = GuardConfig()
 MEANS = {
     "clipped": "clip_ratio/tokens",
     "numerics": "clip_ratio/numerics",
@@ -45,10 +45,9 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def measure(run: RunMetrics, metric: str, last: int) -> dict[str, Any]:
+def measure(run: RunMetrics, metric: str, last: int, guard: GuardConfig = GUARD) -> dict[str, Any]:
     """A cell's numbers. reward: mean of the `last` steps. best: the highest mean of as many steps. fall: how far the reward
-    ends below it. mean: of all steps, the area under the curve. metric: its last value. collapsed: whether the reward
-    ends below half of its best.
+    ends below it. mean: of all steps, the area under the curve. metric: its last value. collapsed: by the test of `guard`.
     """
     _, rewards = run.series("reward")
     width = min(last, len(rewards))
@@ -62,7 +61,7 @@ def measure(run: RunMetrics, metric: str, last: int) -> dict[str, Any]:
         "seconds": float(run.series("time/step")[1].sum()),
     }
     row["fall"] = row["best"] - row["reward"]
-    row["collapsed"] = collapsed(run)
+    row["collapsed"] = collapsed(run, guard)
     if metric:
         values = run.series(metric)[1]
         row["metric"] = float(values[-1]) if len(values) else math.nan
@@ -72,13 +71,17 @@ def measure(run: RunMetrics, metric: str, last: int) -> dict[str, Any]:
     return row
 
 
-def collapsed(run: RunMetrics) -> bool:
-    """Whether the reward ends below half of its best and noise does not explain it, by the guard's test."""
-    test, fall = RewardFall(WINDOW), None
+def collapsed(run: RunMetrics, guard: GuardConfig = GUARD) -> bool:
+    """Whether the reward ends below the share guard.collapse of its best and noise does not explain it, by the guard's test:
+    the best since the queries were last changed.
+    """
+    test, fall, stage = RewardFall(guard.window), None, 0.0
     for line in run.lines:
+        if other_queries(line, stage):
+            test, fall, stage = RewardFall(guard.window), None, line.get("stage", stage)
         if is_number(line.get("reward")):
             fall = test.see(line)
-    return fall is not None and fall.share < COLLAPSED
+    return fall is not None and fall.share < guard.collapse
 
 
 def interval(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)) -> Interval:

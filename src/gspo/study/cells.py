@@ -43,10 +43,10 @@ def finished(cell: Cell) -> bool:
                 f"{folder}: holds a cell of another study: {key} = {was!r} there, {is_now!r} in this one. {remedy}"
             )
     steps = [line.get("step", 0) for line in read_lines(folder / "metrics.jsonl")]
-    return max(steps, default=0) >= cell.config.train.steps or collapsed(cell)
+    return max(steps, default=0) >= cell.config.train.steps or stopped(cell)
 
 
-def collapsed(cell: Cell) -> bool:
+def stopped(cell: Cell) -> bool:
     """Whether the guard has stopped the cell's run. It ends there: resumed, it would be stopped again."""
     return any(event.get("kind") == "collapse" for event in read_lines(Path(cell.config.log.dir) / "events.jsonl"))
 
@@ -79,7 +79,7 @@ class Running:
         if status is None:
             return None
         seconds = time.monotonic() - self.begin
-        if status == 0 or collapsed(self.cell):
+        if status == 0 or stopped(self.cell):
             return CellOutcome(self.cell, "done", seconds=seconds)
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         reason = next((line for line in reversed(lines) if "error:" in line.lower()), lines[-1] if lines else "")

@@ -13,7 +13,7 @@ from gspo.runs.progress import Progress, Terminal
 from gspo.safe import own_folder
 from gspo.study import page, spec
 from gspo.study.analysis import measure
-from gspo.study.cells import CellOutcome, collapsed, finished, run_cells
+from gspo.study.cells import CellOutcome, finished, run_cells, stopped
 from gspo.study.figures import draw_setting
 from gspo.study.measures import bounds
 
@@ -97,8 +97,8 @@ def _collect(
         row["reason"] = outcome.reason if outcome else ""
         if status == "done":
             run = read_run(cell.config.log.dir, cell.name)
-            row |= measure(run, study.metric, study.last)
-            row["collapsed"] |= collapsed(cell)
+            row |= measure(run, study.metric, study.last, cell.config.guard)
+            row["collapsed"] |= stopped(cell)
             runs.setdefault(cell.setting, {}).setdefault(cell.variant, []).append(run)
         rows.append(row)
     return rows, runs

@@ -14,7 +14,7 @@ from typing import Any
 
 from gspo.config.training import GuardConfig
 from gspo.runs.log import is_number
-from gspo.training.reward_fall import RewardFall
+from gspo.training.reward_fall import RewardFall, other_queries
 
 RECENT = 20  # steps of a recent median
 ENOUGH = 8  # steps before one is judged against it
@@ -114,12 +114,9 @@ class Guard:
         )
 
     def _compare_anew(self, metrics: Mapping[str, Any]) -> None:
-        """Forgets what earlier steps were like where a stage or a refresh has changed what is sampled: harder queries have
-        lower rewards, and a higher temperature more entropy, though the policy is the same.
-        """
-        stage = metrics.get("stage", self._stage)
-        if stage != self._stage or any(metrics.get(f"queries/{name}") for name in ("dropped", "returned", "new")):
-            self._stage, self._fall = stage, RewardFall(self.config.window)
+        """Forgets what earlier steps were like where other queries are sampled, or at another temperature."""
+        if other_queries(metrics, self._stage):
+            self._stage, self._fall = metrics.get("stage", self._stage), RewardFall(self.config.window)
             self._recent.clear()
 
     def _signals(self, metrics: Mapping[str, Any]) -> list[tuple[str, int, str]]:

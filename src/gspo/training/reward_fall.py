@@ -24,6 +24,14 @@ ROUNDING = 1e-9  # of the best: what rewards without any noise may differ by
 DEEP = 1.5  # standard deviations of single rewards from the mean to the floor, where rewards may be negative
 
 
+def other_queries(metrics: Mapping[str, Any], stage: float) -> bool:
+    """Whether a stage after `stage` or a refresh has changed what is sampled at this step. Harder queries have lower rewards
+    though the policy is the same: rewards before it are nothing to compare with.
+    """
+    changed = any(metrics.get(f"queries/{name}") for name in ("dropped", "returned", "new"))
+    return changed or metrics.get("stage", stage) != stage
+
+
 @dataclass(frozen=True)
 class Fall:
     """The mean reward of the last `steps` steps, the best that as many had before, and the floor that both are counted from.
