@@ -19,7 +19,7 @@ CURVES = (
     ("reward", "Reward", "reward", "step", "reward", False, "Mean reward of the training batches against steps"),
     ("reward-tokens", "Reward, by tokens", "reward", "tokens_total", "reward", False, "The same against sampled tokens"),
     ("reward-seconds", "Reward, by time", "reward", "seconds", "reward", False, "The same against seconds of the cell"),
-    ("accuracy", "Held-out accuracy", "share", "step", "eval/accuracy", False, "On prompts that no cell was trained on"),
+    ("accuracy", "Held-out accuracy", "share", "step", "eval/accuracy", False, "On the prompts that each cell holds out"),
     (
         "clipped",
         "Clipped tokens",
