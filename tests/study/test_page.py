@@ -14,7 +14,15 @@ from gspo.study.spec import Cell, Study
 
 
 def row(variant, seed, reward, status="done", **more):
-    known = {"collapsed": False, "fall": 0.0, "clipped": 0.1, "volatility": math.nan, "seconds": 60.0, "seconds_train": 1.0}
+    known = {
+        "collapsed": False,
+        "fall": 0.0,
+        "clipped": 0.1,
+        "volatility": math.nan,
+        "seconds": 60.0,
+        "seconds_train": 1.0,
+        "steps": 9,
+    }
     here = {"setting": "runs", "variant": variant, "seed": seed, "status": status, "reason": ""}
     return here | (known | {"reward": reward} if status == "done" else {}) | more
 
@@ -35,6 +43,10 @@ def test_a_summary_by_hand():
     assert "difference" not in grpo and "verdict" not in grpo  # it is the baseline
     assert (gspo["cells"], gspo["collapsed"], gspo["reward"].mean) == (2, 1, pytest.approx(0.35))
     assert (gspo["difference"].n, gspo["difference"].mean) == (2, pytest.approx(0.2))  # the seeds that both have
+    wide = summarise(
+        STUDY, [row("GRPO", seed, 0.5, clipped=share, fall=share) for seed, share in enumerate((0, 0, 0.9))], "reward"
+    )
+    assert wide[0]["clipped"].low == wide[0]["fall"].low == 0 and wide[0]["clipped"].high == 1  # a share
     assert gspo["verdict"].startswith("reward of the last 2 steps: GSPO collapsed in 1 of 2 seeds.")
 
 
@@ -57,7 +69,9 @@ def test_the_tables_hold_each_cell_and_no_nan(tmp_path):
 def test_the_page_says_it_all_as_text(tmp_path):
     text = write_html(STUDY, ROWS, {"reward": summarise(STUDY, ROWS, "reward")}, {}, tmp_path).read_text()
     assert "NaN or one &amp; other" in text and "Fixed &lt;first&gt;." in text and "5 of 6 cells" in text
-    assert "Variants do not differ." in text
+    assert "the same number of steps. Variants do not differ." in text and "below 50% of its best" in text
+    ended = write_html(STUDY, [row("GRPO", 0, 0.1), row("GSPO", 0, 0.1, steps=5)], {}, {}, tmp_path).read_text()
+    assert "the same model to begin with. Variants do not differ." in ended  # one ended early
     assert "seed 2: failed. &lt;out of memory&gt;" in text and "1 of 2" in text and "10.00%" in text
 
 

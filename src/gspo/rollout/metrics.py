@@ -23,7 +23,8 @@ def sampled_metrics(groups: Sequence[Group]) -> dict[str, float]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = [[rollout.reward for rollout in group.rollouts if rollout.reward is not None] for group in groups]
     failed = float(sum(rollout.reward is None for rollout in rollouts))
-    return batch_metrics(rollouts) | reward_noise(scored) | {"rollouts/failed": failed}
+    ends = {f"reward_{end.__name__}/{name}": end(part) for name, part in _parts(rollouts).items() for end in (min, max)}
+    return batch_metrics(rollouts) | reward_noise(scored) | ends | {"rollouts/failed": failed}
 
 
 def reward_noise(scored: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -47,8 +48,6 @@ def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Means over scored rollouts of the reward and its parts, and the lengths of all."""
     scored = [r.reward for r in rollouts if r.reward is not None]
     lengths = [int(r.sampled.sum()) for r in rollouts]
-    names = sorted({name for r in rollouts for name in r.reward_parts})
-    parts = {name: [v for r in rollouts if (v := r.reward_parts.get(name)) is not None] for name in names}
     metrics = {
         "reward": sum(scored) / len(scored) if scored else float("nan"),
         "completions/mean_length": sum(lengths) / max(1, len(lengths)),
@@ -56,7 +55,17 @@ def batch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "completions/clipped_ratio": sum(r.stop == "length" for r in rollouts) / max(1, len(rollouts)),
         "tokens": sum(lengths),
     }
-    return metrics | {f"reward/{name}": sum(values) / len(values) for name, values in parts.items() if values}
+    return metrics | {f"reward/{name}": sum(values) / len(values) for name, values in _parts(rollouts).items()}
+
+
+def _parts(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
+    """What each reward function gave, without the completions that it had no opinion on."""
+    parts: dict[str, list[float]] = {name: [] for name in sorted({name for r in rollouts for name in r.reward_parts})}
+    for rollout in rollouts:
+        for name, value in rollout.reward_parts.items():
+            if value is not None:
+                parts[name].append(value)
+    return {name: values for name, values in parts.items() if values}
 
 
 def staleness(rollouts: Sequence[Rollout], version: int) -> float:

@@ -19,8 +19,16 @@ BETTER = (
 )  # fmt: skip
 SHARES = (
     "*/accuracy*", "*/win_rate", "clip_ratio/*", "*/clipped_ratio", "*/repetition", "frac_*", "skipped/*", "mismatch/ess",
-    "mismatch/beyond_2x", "moe/volatility", "moe/tokens_changed", "moe/sampler_agreement", "refill/signal",
-    "groups/teaching",
+    "mismatch/beyond_2x", "mismatch/prob_*", "moe/volatility", "moe/tokens_changed", "moe/sampler_agreement",
+    "moe/overruled", "refill/signal", "groups/teaching", "correction/zero", "rollouts/in_parts",
+)  # fmt: skip
+# Counts, times, sizes, spreads and averages of what has no sign.
+NEVER_NEGATIVE = (
+    "step", "*seconds*", "time/*", "*tokens*", "reward_se", "reward_std*", "rollouts/failed", "turns/*", "trajectories/*",
+    "groups/dropped", "stage*", "queries/*", "refill/*", "*/mean_length", "guard/level", "correction/weight_*", "ratio/*",
+    "mismatch/kl", "mismatch/weight_*", "staleness", "kl", "kl_ref", "entropy", "value/loss", "grad_norm", "lr", "updates*",
+    "moe/max_violation", "moe/aux_loss", "moe/router_entropy", "clip/*", "engines/*", "sync/*", "eval/failed",
+    "eval/prompts",
 )  # fmt: skip
 
 
@@ -30,12 +38,17 @@ def better(metric: str) -> int:
 
 
 def bounds(metric: str, runs: Iterable[RunMetrics]) -> tuple[float, float]:
-    """What a value cannot go beyond: 0 and 1 of a share, and of rewards where the runs' reach from 0 to 1 and no further."""
+    """What a value cannot go beyond: 0 and 1 of a share, 0 of what has no sign, and 0 and 1 of rewards, or of one reward
+    function, where those of the runs reach from 0 to 1 and no further.
+    """
     if any(fnmatch(metric, pattern) for pattern in SHARES):
         return 0.0, 1.0
-    if metric not in ("reward", "eval/reward"):
+    if any(fnmatch(metric, pattern) for pattern in NEVER_NEGATIVE):
+        return 0.0, math.inf
+    kind, slash, function = metric.removeprefix("eval/").partition("/")
+    if kind != "reward":
         return UNBOUNDED
-    ends = [run.series(name)[1] for run in runs for name in ("reward_min", "reward_max")]
+    ends = [run.series(f"{end}{slash}{function}")[1] for run in runs for end in ("reward_min", "reward_max")]
     if not ends or not all(len(values) for values in ends):
         return UNBOUNDED
     low, high = min(float(values.min()) for values in ends), max(float(values.max()) for values in ends)

@@ -14,13 +14,17 @@ from gspo.report.page import escape, figure, table, write_page
 from gspo.report.plots import Drawn
 from gspo.runs.log import finite
 from gspo.safe import replace_file
-from gspo.study.analysis import Interval, bootstrap, interval, paired, verdict
-from gspo.study.measures import UNBOUNDED, better
+from gspo.study.analysis import MEANS, Interval, bootstrap, interval, paired, verdict
+from gspo.study.measures import UNBOUNDED, better, bounds
 from gspo.study.spec import Study
 from gspo.study.terms import told
 
 CellRow = dict[str, Any]
 MEASURES = ("reward", "mean", "metric")
+BESIDE = {"fall": (0.0, math.inf), "seconds": (0.0, math.inf)} | {
+    name: bounds(MEANS[name], ()) for name in ("clipped", "volatility", "seconds_train")
+}
+"""What stands beside a measure, and its bounds."""
 COLUMNS = (
     *("setting", "variant", "seed", "status", "reason", "steps", "reward", "best", "fall", "mean", "metric"),
     *("collapsed", "tokens", "seconds"),
@@ -45,13 +49,13 @@ def named(study: Study, by: str) -> tuple[str, str]:
 
 
 def summarise(
-    study: Study, rows: Sequence[CellRow], by: str, bounds: tuple[float, float] = UNBOUNDED
+    study: Study, rows: Sequence[CellRow], by: str, limits: tuple[float, float] = UNBOUNDED
 ) -> list[dict[str, Any]]:
     """For each setting and variant: means and intervals of `by` (one of MEASURES), the paired difference to the baseline,
-    and a verdict. bounds: of the measure's values.
+    and a verdict. limits: of the measure's values.
     """
     metric, words = named(study, by)
-    width = bounds[1] - bounds[0]
+    width = limits[1] - limits[0]
     lines = []
     for setting in study.settings:
         values = {v: _values(rows, setting, v, by) for v in study.variants(setting)}
@@ -62,9 +66,8 @@ def summarise(
                 "setting": setting, "variant": variant, "cells": len(here),
                 "collapsed": sum(bool(row["collapsed"]) for row in here),
             }  # fmt: skip
-            line[by] = interval(list(each.values()), bounds)
-            for name in ("fall", "clipped", "volatility", "seconds", "seconds_train"):
-                line[name] = interval([row[name] for row in here])
+            line[by] = interval(list(each.values()), limits)
+            line |= {name: interval([row[name] for row in here], ends) for name, ends in BESIDE.items()}
             if variant != study.baseline:
                 differences = paired(each, base)
                 line["difference"] = interval(differences, (-width, width))
@@ -101,7 +104,7 @@ def write_html(
     parts = [
         f"<h1>{escape(study.title)}</h1>",
         f'<p class="lead">{count} of {len(rows)} cells: {len(study.settings)} setting{"s" * (len(study.settings) > 1)}, '
-        f"seeds {escape(', '.join(map(str, study.seeds)))}. {escape(told(study.cells))}</p>",
+        f"seeds {escape(', '.join(map(str, study.seeds)))}. {escape(told(study.cells, _steps(study, rows)))}</p>",
         f"<p>{escape(study.plan)}</p>" if study.plan else "",
         _failures(failed),
     ]
@@ -116,12 +119,24 @@ def write_html(
     parts.append(
         '<p class="note">Reward: mean of the last '
         f"{study.last} steps of a cell. Intervals: 95 %, Student's t over seeds; in round brackets the percentile "
-        "bootstrap of the paired differences, which is too narrow for few seeds. Collapsed: the reward ended below half of "
-        "its best, and noise does not explain it.</p>"
+        "bootstrap of the paired differences, which is too narrow for few seeds. Collapsed: the reward ended below "
+        f"{_share(study)} of its best, and noise does not explain it, or the guard stopped the run.</p>"
     )
     path = folder / "compare.html"
     write_page(path, study.title, "\n".join(part for part in parts if part))
     return path
+
+
+def _steps(study: Study, rows: Sequence[CellRow]) -> dict[str, int]:
+    """Of each cell that is done, by its name."""
+    done = {(row["setting"], row["variant"], row["seed"]): row["steps"] for row in rows if row["status"] == "done"}
+    return {cell.name: done[at] for cell in study.cells if (at := (cell.setting, cell.variant, cell.seed)) in done}
+
+
+def _share(study: Study) -> str:
+    """guard.collapse of the cells, in words."""
+    shares = {cell.config.guard.collapse for cell in study.cells}
+    return f"{shares.pop():.0%}" if len(shares) == 1 else "the share guard.collapse"
 
 
 def _failures(failed: Sequence[CellRow]) -> str:
