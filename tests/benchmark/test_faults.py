@@ -1,8 +1,10 @@
+import random
 from concurrent.futures import Future
 
 import pytest
 
 from gspo.benchmark.endpoint import Said
+from gspo.benchmark.faults import named
 from gspo.benchmark.replies import Lines, Reply
 from gspo.benchmark.sampling import by_chance, keys, sample
 from gspo.rewards.http_client import Failed, Unreadable
@@ -27,6 +29,14 @@ def served(tmp_path, fate, problems=40, n=8, most=4, again=False, each=False, na
         todo = list(keys(prompts, n, replies.lines))
         faults = sample(replies, by_chance(todo) if again else todo, begin, most, lambda phase, done, total: None, each)
         return faults, asked, len(replies.lines)
+
+
+def test_problems_are_named_in_their_order_whichever_ended_first():
+    ids = ["aime-2", "aime-10", "aime-10b", "7", "x³"]
+    for seed in range(20):
+        mixed = random.Random(seed).sample(ids, len(ids))
+        assert named(mixed) == "problems 7, aime-2, aime-10, aime-10b, x³"
+        assert named({id: f"HTTP {id}" for id in mixed}).endswith("x³ (HTTP 7)")
 
 
 LATE, WITHIN, LOST = Failed("slow", late=True), Failed("HTTP 500", 500), Failed("cannot be reached")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from gspo.benchmark.replies import Key
@@ -84,8 +85,10 @@ class Faults:
 
 
 def named(problems: dict[str, str] | Iterable[str]) -> str:
-    """Some problems by their ids, with the first one's reason where there are reasons."""
-    ids = list(problems)
+    """Some problems by their ids, with the first one's reason where there are reasons. In the order of their ids: which
+    request ends first is chance.
+    """
+    ids = sorted(problems, key=lambda id: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", id)])
     more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
     why = f" ({problems[ids[0]]})" if isinstance(problems, dict) else ""
     return f"problem{'s' * (len(ids) > 1)} {', '.join(ids[:SHOWN])}{more}{why}"
