@@ -1,6 +1,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from gspo.benchmark.manifest import NAME
@@ -15,7 +16,7 @@ def test_differences_are_paired_by_problem():
     new = {name: c + 2 for name, c in old.items()}
     found = paired(new, 32, old, 32, NAMES)
     assert found.like.mean == pytest.approx(2 / 32)
-    assert found.like.low == pytest.approx(found.like.high)  # every problem gained as much
+    assert found.like == found.these  # every problem gained as much: what is left is the noise of sampling
     assert (
         "avg, over problems like these: new is better than old by +0.062" in found.words and "at 30 problems" in found.words
     )
@@ -33,6 +34,27 @@ def test_what_holds_for_these_problems_alone_is_said_so():
     found = paired(new, 64, old, 64, NAMES)
     assert found.these.resolved and not found.like.resolved
     assert "Over these problems alone it is higher" in found.words
+
+
+@pytest.mark.parametrize("problems, n", [(2, 2), (5, 2), (5, 16), (30, 4)])
+@pytest.mark.parametrize("chances", [(0.7, 0.7), (0.2, 2.0), (5.0, 1.0)])
+def test_the_interval_over_these_problems_covers(problems, n, chances):
+    """The difference of the true chances, also with few problems, few replies, and chances near 0 or 1."""
+    draw, covered = np.random.default_rng(0), 0
+    for _ in range(300):
+        old = draw.beta(*chances, problems)
+        new = np.clip(old + draw.normal(0, 0.15, problems), 0, 1)
+        right = [dict(enumerate(draw.binomial(n, side).tolist())) for side in (new, old)]
+        these = paired(right[0], n, right[1], n, NAMES).these
+        covered += these.low - 1e-12 <= (new - old).mean() <= these.high + 1e-12
+    assert covered / 300 > 0.92
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_few_problems_that_agree_are_not_certain(n):
+    found = paired({"a": n, "b": n}, n, {"a": 0, "b": 0}, n, NAMES)
+    assert found.like.high == 1 and found.like.low < 0.9
+    assert paired({"a": 1}, n, {"a": 0}, n, NAMES).words.endswith("no verdict.")
 
 
 def test_one_reply_a_problem_leaves_the_narrow_interval_open():

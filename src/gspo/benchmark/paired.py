@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gspo.benchmark import manifest as manifests
 from gspo.benchmark.replies import REFUSAL, Mark, read
 from gspo.benchmark.results import LIKE, THESE, counted
-from gspo.rollout.statistics import Z95
+from gspo.benchmark.scores import Bounded, over_like, over_these
 from gspo.study.analysis import Interval, interval, verdict
 
 
@@ -75,12 +75,9 @@ def paired(
     """The difference of two models. a, b: right replies to each problem, of n and of m."""
     differences = [a[problem] / n - b[problem] / m for problem in a]
     mean, count = sum(differences) / len(differences), len(differences)
-    these = Interval(mean, math.nan, math.nan, count)
-    if n > 1 and m > 1:
-        within = sum(_variance(a[problem], n) + _variance(b[problem], m) for problem in a)
-        half = Z95 * math.sqrt(within) / count
-        these = Interval(mean, max(-1.0, mean - half), min(1.0, mean + half), count)
-    like = interval(differences, (-1.0, 1.0))
+    theirs = [b[problem] for problem in a]
+    these = _difference(over_these(list(a.values()), n), over_these(theirs, m), count)
+    like = _like(differences, these, over_like([c / n for c in a.values()]), over_like([c / m for c in theirs]))
     text = verdict(*names, like, 0, count, f"avg, {LIKE}", 1, "problem")
     if like.n > 1 and not like.resolved and these.resolved:
         more = "higher" if mean > 0 else "lower"
@@ -98,9 +95,28 @@ def _unscored(name: str, side: Finished) -> str:
     return f" Of {name} {counted(side.unscored)} could not be scored{refused}: wrong here, whatever the model knows."
 
 
-def _variance(c: int, n: int) -> float:
-    """Of a problem's share of right replies, as sampling makes it."""
-    return c * (n - c) / (n * n * (n - 1))
+def _difference(a: Bounded, b: Bounded, count: int) -> Interval:
+    """a - b, and its interval from those of both: each end is as far off as the two ends that lead there are together
+    (Newcombe, Statistics in Medicine 17, 1998, method 10). `count` problems. NaN where one has none.
+    """
+    mean = a.value - b.value
+    if math.isnan(a.low + b.low):
+        return Interval(mean, math.nan, math.nan, count)
+    down, up = math.hypot(a.value - a.low, b.high - b.value), math.hypot(a.high - a.value, b.value - b.low)
+    return Interval(mean, max(-1.0, mean - down), min(1.0, mean + up), count)
+
+
+def _like(differences: Sequence[float], these: Interval, a: Bounded, b: Bounded) -> Interval:
+    """The mean difference over problems like these: Student's t, where no narrower than sampling alone makes it. A few
+    problems may differ by the same by chance; with one reply each nothing but both sides' own intervals tells of it.
+    """
+    like = interval(differences, (-1.0, 1.0))
+    floor = these
+    if math.isnan(these.low) and like.low == like.high:
+        floor = _difference(a, b, like.n)
+    if like.n < 2 or math.isnan(floor.low):
+        return like
+    return Interval(like.mean, min(like.low, floor.low), max(like.high, floor.high), like.n)
 
 
 def _names(mine: Mapping[str, Any], theirs: Mapping[str, Any], first: Path, second: Path) -> tuple[str, str]:

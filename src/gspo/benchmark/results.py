@@ -13,6 +13,7 @@ from typing import Any
 from gspo.benchmark.faults import named
 from gspo.benchmark.replies import REFUSED, Key, Mark, Reply
 from gspo.benchmark.scores import Bounded, ladder, majority, over_like, over_these, passes
+from gspo.rollout.statistics import standard_error
 from gspo.runs.log import finite, to_json
 from gspo.safe import replace_file
 from gspo.types import Prompt
@@ -131,8 +132,7 @@ def write(
 ) -> None:  # fmt: skip
     """Writes results.json, and samples.jsonl in the form of lm-evaluation-harness: a line a problem with its replies."""
     name, n = manifest["benchmark"], made["samples"]
-    low, high = made[LIKE]
-    stderr = {f"avg@{n}_stderr,none": (high - low) / (2 * 1.96)}
+    stderr = {f"avg@{n}_stderr,none": standard_error([row["correct"] / n for row in rows])}
     kept = [{key: value for key, value in row.items() if key not in ("votes", "right")} for row in rows]
     results = {
         "results": {name: {"alias": name, f"avg@{n},none": made["avg"], **stderr}},

@@ -21,6 +21,13 @@ def student(freedom: int) -> float:
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
+def standard_error(values: Sequence[float]) -> float:
+    """Of their mean; NaN for fewer than two."""
+    n = len(values)
+    mean = sum(values) / n if n else math.nan
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n) if n > 1 else math.nan
+
+
 def accuracy_interval(shares: Sequence[float]) -> tuple[float, float, float]:
     """Mean of the prompts' shares of correct completions, and its 95 % interval.
 
@@ -32,7 +39,7 @@ def accuracy_interval(shares: Sequence[float]) -> tuple[float, float, float]:
     if n == 0:
         return math.nan, math.nan, math.nan
     p = sum(shares) / n
-    variance = sum((share - p) ** 2 for share in shares) / max(1, n - 1) / n
+    variance = standard_error(shares) ** 2 if n > 1 else 0.0
     return p, *wilson(p, variance, n, student(max(1, n - 1)))
 
 
