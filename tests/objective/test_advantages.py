@@ -33,6 +33,17 @@ def test_roundings_of_a_weighted_sum_are_no_signal():
     ]
 
 
+@pytest.mark.parametrize("rewards", [[1e8, 1e8 + 0.01], [0.0, 1e-9], [-1e6, -1e6 + 1e-5], [1e-11, 2e-11]])
+def test_small_differences_that_are_no_rounding_teach(rewards):
+    assert adv_of(rewards) == pytest.approx([-(2**-0.5), 2**-0.5], rel=1e-4)
+
+
+def adv_of(rewards):
+    return group_advantages(
+        torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards), dtype=torch.int64)
+    ).tolist()
+
+
 def test_scales():
     rewards, groups = [1.0, 0.0, 4.0, 0.0], [0, 0, 1, 1]
     assert adv(rewards, groups, "none") == pytest.approx([0.5, -0.5, 2, -2])

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+ROUNDING = 1e-12
+"""What rewards may differ by, as a share of 1 + their size, and count as equal: more than a weighted sum's rounding."""
+
 
 def group_advantages(rewards: Tensor, group: Tensor, scale: str = "group") -> Tensor:
     """A_i = (r_i - mean(r)) / std(r), mean and std over the completions of one group (GSPO, Eq. 6).
 
     rewards [S] float, group [S] int64: the group each completion belongs to -> [S] float64. std is the sample standard
     deviation. scale: "group"; "batch" divides by the standard deviation of all S rewards; "none" divides by nothing
-    (Dr.GRPO). A group whose rewards are all equal (up to the rounding of a weighted sum) gives zeros exactly. Raises
+    (Dr.GRPO). A group whose rewards are all equal up to ROUNDING gives zeros exactly. Raises
     ValueError for a reward that is not finite, and for a group of one, which has no baseline.
     """
     r, mean, std = _standards(rewards, group, scale)
@@ -58,7 +61,7 @@ def _standards(rewards: Tensor, group: Tensor, scale: str) -> tuple[Tensor, Tens
     mean = (zeros.index_add(0, index, r) / count)[index]
     low = zeros.scatter_reduce(0, index, r, "amin", include_self=False)
     high = zeros.scatter_reduce(0, index, r, "amax", include_self=False)
-    flat = high - low <= 1e-12 + 1e-9 * torch.maximum(high.abs(), low.abs())
+    flat = high - low <= ROUNDING * (1 + torch.maximum(high.abs(), low.abs()))
     if scale == "none":
         std = torch.ones_like(r)
     elif scale == "batch":

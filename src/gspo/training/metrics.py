@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gspo.objective.advantages import ROUNDING
 from gspo.rollout.credit import Learnable, completion_of
 from gspo.rollout.metrics import describe, in_parts, staleness
 from gspo.training.state import Run
@@ -62,7 +63,8 @@ def warn_of_sampling(run: Run, metrics: Metrics) -> None:
     if metrics["frac_reward_zero_std"] == 1:
         run.log.warn(
             "in every group of a step all completions got the same reward, so nothing was learned from them. Is the "
-            "task too easy or too hard, or does the reward never see what it looks for? Look at rollouts.jsonl"
+            "task too easy or too hard, or does the reward never see what it looks for? Look at rollouts.jsonl. Rewards "
+            f"that differ by less than {ROUNDING:g} count as the same: a weight in reward.weights makes them larger"
         )
     if metrics["completions/clipped_ratio"] > 0.5:
         run.log.warn(
