@@ -321,6 +321,7 @@ def serve(config: Any, resume: bool, allow: Sequence[str] = ()) -> int:
 def evaluate(config: Any, out: Path | None) -> int:
     """`gspo eval`: prints the metrics, and writes the completions."""
     from gspo import api
+    from gspo.rollout.failures import cause, eval_errors
     from gspo.rollout.metrics import describe
     from gspo.runs.log import to_json
 
@@ -337,9 +338,11 @@ def evaluate(config: Any, out: Path | None) -> int:
             file.writelines(to_json(describe(rollout, column)) for group in groups for rollout in group.rollouts)
     low, high = (metrics[f"eval/accuracy_{end}"] for end in ("low", "high"))
     print(f"model {config.model.path}")
-    failed, count = metrics["eval/failed"], sum(len(group.rollouts) for group in groups)
-    note = f"; {failed:.0f} of {count} completions were not scored and count as wrong" if failed else ""
+    failed, errors = metrics["eval/failed"], eval_errors(groups)
+    note = f"; {failed:.0f} of {len(errors)} completions were not scored and count as wrong" if failed else ""
     print(f"accuracy {metrics['eval/accuracy']:.4f}  (95 % interval {low:.4f} to {high:.4f}){note}")
+    if failed:
+        print(visible(cause(errors)))
     for name, value in sorted(metrics.items()):
         if not name.startswith("eval/accuracy"):
             print(f"{name.removeprefix('eval/')} {value:.4g}")

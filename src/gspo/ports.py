@@ -289,10 +289,12 @@ class PromptSource(Protocol):
 class RolloutSource(Protocol):
     """Groups for the trainer, batch after batch.
 
-    metrics: what sampling took for the last batch, in seconds, and what was counted.
+    metrics: what sampling took for the last batch, in seconds, and what was counted. unused: of the completions that were
+    sampled for it and are not in it, why each has no reward, or None.
     """
 
     metrics: dict[str, float]
+    unused: Sequence[str | None]
 
     @property
     def stale(self) -> bool:

@@ -234,3 +234,11 @@ def test_an_environments_groups_are_refilled(tmp_path):
 def test_what_a_refill_does_not_go_with(tmp_path, sections, why):
     with pytest.raises(ValueError, match=why):
         train(tmp_path / "run", **sections)
+
+
+def test_why_what_is_left_over_has_no_reward_is_kept():
+    """A group that failed wholly is refilled, so its batch does not show it."""
+    source = source_of(lambda number: (None, None, None) if number == 1 else (1.0, 0.0, None), 1)
+    assert batch(source) == [0, 2, 3, 4]
+    none = "no reward function had an opinion"
+    assert source.unused == [none, none, none, None, None, none]  # of prompts 1 and 5

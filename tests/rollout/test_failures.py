@@ -4,7 +4,7 @@ import pytest
 
 from gspo.data.bounds import NO_OPINION
 from gspo.rewards.graders import Late
-from gspo.rollout.failures import FAILING, Failures, all_failed, commonest, failed
+from gspo.rollout.failures import AGAIN, FAILING, Failures, all_failed, commonest, errors, eval_errors, failed
 from gspo.types import Group
 from tests.data.tools import rollout
 
@@ -19,12 +19,11 @@ def test_a_batch_that_failed_names_its_commonest_error():
     assert all_failed([]) == all_failed(batch(None, "x")) == ""
     why = all_failed(batch("f: one", "f: two", "f: two"))
     assert why == (
-        "none of 3 completions got a reward, most of them for this reason: f: two; since all failed, mend what gives the "
-        "reward"
+        "none of 3 completions got a reward; the commonest reason, of 2 (67%): f: two; mend what gives the reward"
     )
     assert all_failed(batch(f"f: {Late(0.1)}")).endswith("what gives the reward, or raise reward.timeout")
-    assert all_failed(batch(NO_OPINION)).endswith("had an opinion: return a number, 0 for a bad completion")
-    assert commonest([one.rollouts[0] for one in batch(None, None)]) == ""
+    assert all_failed(batch(NO_OPINION)).endswith("had an opinion; return a number, 0 for a bad completion")
+    assert commonest(errors(batch(None, None))) == ("", 0)
 
 
 def test_a_completion_without_a_first_value_counts_as_failed():
@@ -44,9 +43,33 @@ def test_a_completion_without_a_first_value_counts_as_failed():
 def test_when_a_run_ends(steps, ends):
     """At its first step if a reward raises, else after several in a row."""
     failures = Failures()
-    for number, errors in enumerate(steps, 1):
-        why = failures.see(batch(*errors))
+    for number, reasons in enumerate(steps, 1):
+        why = failures.see(batch(*reasons))
         if why:
             assert number == ends and ("steps in a row" in why) is (number > 1)
             return
     assert ends is None
+
+
+def test_errors_that_differ_in_what_they_quote_are_of_one_kind():
+    found = errors(batch(None, "f: lost", "f: lost", *(f"f: ValueError: could not read 'x{i}' at {i}e+3" for i in range(3))))
+    assert commonest(found) == ("f: ValueError: could not read 'x0' at 0e+3", 3)
+    assert commonest(errors(batch("f: can't", "f: can't go", *(f"f: bad 'cut off {word}" for word in "abc"))))[1] == 3
+    scored = batch(None)[0].rollouts[0]
+    unscored = [Group(scored.prompt, [replace(scored, reward_parts={"f": None, "g": 1.0})])]
+    assert eval_errors(batch(None, "f: x") + unscored) == [None, "f: x", "the first reward function had no opinion"]
+
+
+def test_a_failing_part_of_a_step_is_told_again_only_after_a_while():
+    """Whatever the completions are that its error quotes: but for numbers it reads as the first time."""
+    failures, said = Failures(), []
+    for step in range(1, AGAIN + 2):
+        text, news = failures.told(errors(batch(None, f"f: bad '{step}'", f"f: bad '{step}'", "g: gone")), step)
+        assert text == (
+            f"step {step}: 3 of 4 completions got no reward; the commonest reason, of 2 (50%): f: bad '1'; mend what gives "
+            "the reward"
+        )
+        said += [step] if news else []
+    assert said == [1, AGAIN + 1]
+    assert failures.told(errors(batch("g: gone", None)), AGAIN + 2)[1], "another error is news"
+    assert failures.told(errors(batch(None, None)), AGAIN + 3) == ("", False)

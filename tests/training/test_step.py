@@ -1,5 +1,7 @@
 """A step: on policy at its first update, whole where its sampler dies, counted where its rewards fail."""
 
+import html
+import re
 import warnings
 from functools import cache
 
@@ -50,6 +52,56 @@ def test_a_reward_that_fails_everywhere_ends_the_run_at_its_first_step(tmp_path,
     assert set(REQUIRED) <= set(m)
     assert lines(tmp_path / "run" / "rollouts.jsonl")[0]["error"]
     assert not (tmp_path / "run" / "model").exists() and not list((tmp_path / "run" / "checkpoints").glob("step*"))
+
+
+def fails_mostly(what):
+    """A reward for groups of which no completion but the first is scored: `what` makes of its number what is returned."""
+
+    def reward(prompts, completions, **columns):
+        return [1.0 if i % 4 == 0 else what(i) for i in range(len(completions))]
+
+    return reward
+
+
+@pytest.mark.parametrize("refill", [0, 1], ids=["", "refill"])
+@pytest.mark.parametrize(
+    ("alone", "why"),
+    [
+        (lambda number: 1e200 * number, r"returned 1e\+200, which is beyond 1e\+09: scale the reward down"),
+        (lambda number: None, "no reward function had an opinion; return a number"),
+    ],
+)
+def test_a_reward_that_fails_for_most_is_named_in_the_terminal_and_the_report(tmp_path, capsys, alone, why, refill):
+    options = {"eval": {"every": 0}, "train": {"steps": 3, "save_every": 9}, "rollout": {"refill": refill}}
+    assert run(tmp_path / "run", fails_mostly(alone), **options).finished
+    count = 24 * (1 + refill)
+    told = rf"{count} of {count // 3 * 4} completions got no reward; the commonest reason, of {count} \(75%\): .*{why}"
+    said = capsys.readouterr()
+    assert len(re.findall(told, said.err + said.out)) == 1, "not at every step"
+    page = html.unescape((tmp_path / "run" / "report.html").read_text())
+    (line,) = re.findall(rf"<li>{told}.*?</li>", page)
+    assert "(3 times, first in step 1, last in step 3)" in line
+
+
+def test_an_error_that_quotes_its_completion_is_named_once(tmp_path, capsys):
+    """Each completion is a call of its own here, and fails with words of its own."""
+
+    seen = []
+
+    def reward(prompts, completions, **columns):
+        assert len(completions) == 1
+        seen.append(completions)
+        if len(seen) % 4 == 0:
+            return [1.0]
+        raise ValueError(f"cannot read {completions[0]!r}")
+
+    run(tmp_path / "run", reward, eval={"every": 0}, train={"steps": 3, "save_every": 9})
+    said = capsys.readouterr()
+    assert (said.err + said.out).count(
+        "completions got no reward; the commonest reason, of 24 (75%): reward: ValueError"
+    ) == 1
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("completions got no reward") == 1
 
 
 def test_an_evaluation_that_fails_everywhere_ends_the_run_before_its_first_step(tmp_path):

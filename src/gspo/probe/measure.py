@@ -30,6 +30,7 @@ from gspo.probe.walk import publish, updates
 from gspo.rollout.credit import teaches
 from gspo.rollout.synchronous import SynchronousSource, sample_groups
 from gspo.training import likelihoods
+from gspo.training.metrics import check_rewards
 from gspo.training.state import Run
 from gspo.types import Group
 
@@ -126,7 +127,7 @@ class Bench:
         sampling = dataclasses.replace(self.run.sampling, seed=SEED + 1000 * self.run.config.train.seed + self.drawn)
         n = self.run.config.rollout.num_generations
         groups, _ = sample_groups(sampler, self.run.scorer, prompts, n, sampling, self.run.screen.phase)
-        self.run.failures.check(groups, self.run.step)
+        check_rewards(self.run, groups)
         if not self.plan.teaching:
             return groups
         rows = self.reader.credited(groups, self.run.config.algorithm)

@@ -12,6 +12,7 @@ from gspo.learner.layout import split
 from gspo.ports import Sampler
 from gspo.rollout.credit import learnable
 from gspo.training import likelihoods
+from gspo.training.metrics import check_rewards
 from gspo.training.state import Run
 
 EMPTY = 10  # batches in a row that may have no group to train on
@@ -52,7 +53,7 @@ def updates(run: Run) -> Iterator[None]:
     while True:
         run.step += 1
         batch_groups = list(islice(groups, run.config.rollout.num_prompts))
-        run.failures.check(batch_groups, run.step)
+        check_rewards(run, batch_groups)
         algorithm = run.config.algorithm
         batch = learnable(batch_groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)
         parts = split(batch.groups, algorithm.mini_batches or 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -56,6 +56,7 @@ class AsynchronousSource:
         self.metrics: dict[str, float] = {}
 
     stale = True
+    unused: Sequence[str | None] = ()
 
     def fresh(self) -> list[Rollout]:
         """Those by which the sampler proved the present weights."""

@@ -11,6 +11,7 @@ from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import rollout_at
 from gspo.ports import PromptSource, Report, Sampler, SamplerError, Scorer
 from gspo.rollout.credit import teaches, trained_on
+from gspo.rollout.failures import errors
 from gspo.rollout.metrics import sampled_metrics
 from gspo.rollout.stages import sampling_at
 from gspo.rollout.synchronous import added, sample_groups
@@ -37,6 +38,7 @@ class DynamicSamplingSource:
         self.sampling, self.report = sampling, report
         self.done = 0
         self.metrics: dict[str, float] = {}
+        self.unused: Sequence[str | None] = ()
 
     def __iter__(self) -> Iterator[Group]:
         while True:
@@ -71,7 +73,9 @@ class DynamicSamplingSource:
             "refill/signal": sum(teaching) / len(teaching),
             "refill/unused": max(0, sum(teaching) - size),
         }
-        return [sampled[i] for i in choose(size, teaching)]
+        chosen = choose(size, teaching)
+        self.unused = errors([group for i, group in enumerate(sampled) if i not in chosen])
+        return [sampled[i] for i in chosen]
 
     def _round(self, count: int, before: int) -> tuple[list[Group], dict[str, float]]:
         """The groups of the next prompts. before: groups that the batch has already."""

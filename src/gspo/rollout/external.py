@@ -16,6 +16,8 @@ PROBES, PROBE_TOKENS = 8, 32
 class ExternalSource:
     """The groups that `give` took last, as a RolloutSource. It asks for no prompts."""
 
+    unused: Sequence[str | None] = ()
+
     def __init__(self, sampler: Sampler, sampling: Sampling) -> None:
         self.sampler, self.sampling = sampler, sampling
         self.groups: Sequence[Group] = ()

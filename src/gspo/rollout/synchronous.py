@@ -46,6 +46,8 @@ class SynchronousSource:
     metrics: the seconds that sampling took for the last batch handed out, and what the scorer counted.
     """
 
+    unused: Sequence[str | None] = ()
+
     def __init__(
         self,
         prompts: PromptSource,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gspo.data.bounds import NO_OPINION
 from gspo.ports import RewardsFailed
 from gspo.rollout.evaluation import evaluate
-from gspo.rollout.failures import all_failed, commonest
+from gspo.rollout.failures import all_failed, cause, eval_errors
 from gspo.rollout.metrics import describe
 from gspo.training.state import Run
 from gspo.types import Metrics
@@ -40,10 +40,9 @@ def held_out(run: Run) -> Metrics:
     if why and not run.step and NO_OPINION not in why:
         raise RewardsFailed(f"the evaluation before step 1: {why}")
     if metrics["eval/failed"]:
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
-        cause = commonest(rollouts) or "the first reward function had no opinion"
+        errors = eval_errors(groups)
         run.log.warn(
-            f"step {run.step}: {metrics['eval/failed']:.0f} of {len(rollouts)} held-out completions were not scored, and "
-            f"count as wrong in eval/accuracy. Most of them: {cause}"
+            f"step {run.step}: {metrics['eval/failed']:.0f} of {len(errors)} held-out completions were not scored, and "
+            f"count as wrong in eval/accuracy; {cause(errors)}"
         )
     return metrics

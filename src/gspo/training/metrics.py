@@ -7,6 +7,7 @@ from typing import Any
 
 from gspo.objective.advantages import ROUNDING
 from gspo.rollout.credit import Learnable, completion_of
+from gspo.rollout.failures import errors
 from gspo.rollout.metrics import describe, in_parts, staleness
 from gspo.training.state import Run
 from gspo.types import Group, Metrics, Update
@@ -71,6 +72,18 @@ def warn_of_sampling(run: Run, metrics: Metrics) -> None:
             "more than half of a step's completions reached rollout.max_completion_length: raise it, or have the model end "
             "sooner (task.template_args = {enable_thinking = false} for models that think)"
         )
+
+
+def check_rewards(run: Run, groups: Sequence[Group]) -> None:
+    """Warns of completions without a reward: on the screen when it is news, in the log at each step. Raises RewardsFailed
+    where the run cannot go on so.
+    """
+    run.failures.check(groups, run.step)
+    text, news = run.failures.told([*errors(groups), *run.source.unused], run.step)
+    if text and news:
+        run.log.warn(text)
+    elif text:
+        run.log.event("warning", text)
 
 
 def rollout_lines(run: Run, groups: Sequence[Group], batch: Learnable) -> list[Metrics]:

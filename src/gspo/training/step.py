@@ -11,7 +11,7 @@ from gspo.ports import SamplerError
 from gspo.rollout.credit import learnable
 from gspo.training import likelihoods
 from gspo.training.evaluation import evaluates, held_out
-from gspo.training.metrics import nothing_learned, of_sampling, of_updates, rollout_lines, warn_of_sampling
+from gspo.training.metrics import check_rewards, nothing_learned, of_sampling, of_updates, rollout_lines, warn_of_sampling
 from gspo.training.state import Run, enter_stage, load, rest
 from gspo.types import Group, Metrics
 
@@ -53,7 +53,7 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     finally:
         if lost is not None:
             raise lost
-    run.failures.check(groups, run.step)
+    check_rewards(run, groups)
     return metrics, collapsed
 
 
