@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import gspo
 from gspo.cli import main, short_warnings, way_on
 from gspo.config.files import from_dict, load
-from gspo.config.names import RESUME
+from gspo.config.names import ELSEWHERE, RESUME, all_keys
 from gspo.config.schema import Config
 from gspo.options import parser, take_fields
 from tests.tiny_run import model
@@ -329,3 +330,16 @@ def test_an_interrupted_command_says_how_to_go_on(place, monkeypatch, words, way
     plain, fields = take_fields(words.split())
     said = way_on(parser().parse_args(plain), fields)
     assert said.startswith(way) and bool(said) == bool(way)
+
+
+@pytest.mark.parametrize("form", ["--{} 1", "--{}=1", "--{-} 1", "--{-}=1", "{}=1", "--section.{-}=1"])
+def test_a_name_of_another_program_leads_to_ours_however_it_is_written(capsys, form):
+    """Also names of ours without their section, in which the nearest key has the same name."""
+    ours = {name: rf"did you mean (--)?[a-z_]+\.{name}\?" for name in (key.partition(".")[2] for key in all_keys())}
+    wanted = {name: re.escape(f"what other programs call {name} is {key} here") for name, key in ELSEWHERE.items()} | ours
+    wanted["lr"] = r"did you mean (--)?optimizer\.lr\?"
+    for name, answer in wanted.items():
+        words = form.replace("{-}", name.replace("_", "-")).replace("{}", name).split()
+        assert main(["config", *words] if "section" in form else ["train", "none.toml", *words]) == 2
+        said = capsys.readouterr().err
+        assert re.search(answer, said), (words, said)

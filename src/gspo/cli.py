@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import UnsupportedOperation
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gspo.build.processes import importing
 from gspo.config.files import from_dict, load, to_dict, to_toml
@@ -109,11 +109,8 @@ def told(argv: list[str]) -> int:
         words, fields = take_fields(argv)
         arguments, unknown = parser().parse_known_args(words)
         debug = arguments.debug
-        if unknown and not unknown[0].startswith("-"):
-            raise ValueError(f"{unknown[0]}: unexpected argument; see `gspo {arguments.command} --help`")
         if unknown:
-            guess = nearest_key(unknown[0].lstrip("-")) or f"; see `gspo {arguments.command} --help`"
-            raise ValueError(f"{unknown[0]}: unknown option; fields are given as --section.key VALUE{guess}")
+            refuse(unknown[0], arguments.command)
         if fields and arguments.command in ("report", "export", "demo"):
             raise ValueError(f"--{next(iter(fields))}: `gspo {arguments.command}` takes no configuration fields")
         arguments.words = argv
@@ -142,6 +139,16 @@ def told(argv: list[str]) -> int:
             raise
         print(f"gspo: {visible(str(error))}", file=sys.stderr)
         return OF_RANKS[type(error).__name__]
+
+
+def refuse(word: str, command: str) -> NoReturn:
+    """Raises ValueError for a word that the command does not know, with the field that was probably meant."""
+    name, option = word.partition("=")[0], word.startswith("-")
+    guess = nearest_key(name, "--") if option or name != word else ""
+    what = "unknown option" if option else "unexpected argument"
+    if guess or option:
+        what += "; fields are given as --section.key VALUE"
+    raise ValueError(f"{name if option else word}: {what}{guess or f'; see `gspo {command} --help`'}")
 
 
 def way_on(arguments: argparse.Namespace, fields: dict[str, str]) -> str:

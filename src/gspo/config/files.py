@@ -98,7 +98,7 @@ def nested(overrides: typing.Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for key, value in overrides.items():
         section, _, name = key.partition(".")
         if not (section and name):
-            raise ValueError(f"--{key}: fields are given as --section.key VALUE{nearest_key(key)}")
+            raise ValueError(f"--{key}: fields are given as --section.key VALUE{nearest_key(key, '--')}")
         tables.setdefault(section, {})[name] = _Typed(value) if isinstance(value, str) else value
     return tables
 

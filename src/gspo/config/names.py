@@ -111,16 +111,17 @@ def all_keys() -> list[str]:
     return [f"{name}.{f.name}" for name, cls in SECTIONS.items() for f in dataclasses.fields(cls)]
 
 
-def nearest_key(word: str) -> str:
+def nearest_key(word: str, sign: str = "") -> str:
     """What an unknown key probably means, to stand at the end of an error: ours for another program's name, or the nearest
-    of the word's own section, else of all; "" where nothing is near. `word`: with or without a section.
+    of the word's own section, else of all; "" where nothing is near. `word`: with or without a section, also as others
+    write options: `--learning-rate=1`. sign: what stands before our key where the word was written.
     """
-    section, _, name = word.rpartition(".")
+    section, _, name = word.partition("=")[0].lstrip("-").replace("-", "_").rpartition(".")
     if name in ELSEWHERE:
         return f"; what other programs call {name} is {ELSEWHERE[name]} here"
     every = all_keys()
     for keys in ([key for key in every if key.startswith(f"{section}.")], every):
         names = [key.partition(".")[2] for key in keys]
         if close := difflib.get_close_matches(name[:100], names, 1, 0.7):
-            return f", did you mean {keys[names.index(close[0])]}?"
+            return f", did you mean {sign}{keys[names.index(close[0])]}?"
     return ""
