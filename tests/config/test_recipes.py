@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import warnings
 from pathlib import Path
 
@@ -11,13 +12,14 @@ from transformers import AutoTokenizer
 
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.cli import main
-from gspo.config.checks import check_training
+from gspo.config.checks import check_required, check_training
 from gspo.config.files import load, to_toml
 from gspo.config.training import EvalConfig
 from gspo.config.unused import check_unused
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import load_prompts
 from gspo.learner.algorithm import resolved
+from gspo.options import parser, take_fields
 from gspo.rewards.scorer import Rewards
 from gspo.types import Rollout
 
@@ -52,6 +54,22 @@ def test_a_recipe_resolves(path):
     if path in (GSM8K, PAPER):
         check_training(config)
         assert config.log.dir == f"runs/{path.stem}"
+
+
+def test_what_a_header_says_to_type_is_accepted():
+    """Its options exist, and go together with the recipe."""
+    typed = [
+        shlex.split(line.lstrip("# "))[1:]
+        for path in RECIPES
+        for line in path.read_text().replace("\\\n#", " ").splitlines()
+        if line.startswith("#     gspo ")
+    ]
+    assert {path.stem for path in (GSM8K, PAPER)} == {Path(words[1]).stem for words in typed}
+    for words in typed:
+        plain, fields = take_fields(words)
+        arguments = parser().parse_args(plain)
+        config = load(ROOT / arguments.config, fields)
+        (check_required if arguments.command == "eval" else check_training)(config)
 
 
 def test_the_demo_recipes_are_the_demos_own():
