@@ -137,7 +137,7 @@ def told(argv: list[str]) -> int:
     except Exception as error:
         if type(error).__name__ not in OF_RANKS:  # another error is one of gspo's own
             raise
-        print(f"gspo: {visible(str(error))}", file=sys.stderr)
+        print(f"gspo: {visible(without_logins(str(error)))}", file=sys.stderr)
         return OF_RANKS[type(error).__name__]
 
 

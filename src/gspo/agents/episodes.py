@@ -20,6 +20,7 @@ from gspo.agents.tool_calls import UnknownConvention
 from gspo.data.bounds import unfit
 from gspo.data.chat_template import Encoder
 from gspo.ports import Job, Sampler, SamplerError, Speaker, Weights, seed_of
+from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout, Sampling
 
 Make = Callable[[Mapping[str, Any]], Environment]
@@ -160,7 +161,7 @@ class Episode:
             raise
         except (Exception, SystemExit) as error:  # a failed episode is data
             reason = "timed out" if isinstance(error, TimeoutError) else str(error)
-            return self._rollout(None, f"environment: {type(error).__name__}: {reason}"[:300])
+            return self._rollout(None, without_logins(f"environment: {type(error).__name__}: {reason}")[:300])
         if problem := next(filter(None, map(unfit, [*self.rewards, sum(self.rewards)])), ""):
             return self._rollout(None, f"environment: its reward is {problem}")
         rollout = self._rollout(sum(self.rewards), None)

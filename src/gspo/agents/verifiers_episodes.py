@@ -27,7 +27,7 @@ from gspo.data import bounds
 from gspo.data.chat_template import Encoder
 from gspo.data.verifiers_tasks import check_installed, tasks_of, taskset_options
 from gspo.ports import Sampler, Speaker
-from gspo.safe import without_secrets
+from gspo.safe import without_logins, without_secrets
 from gspo.types import Prompt, Rollout, Sampling
 
 AT_ONCE = 256  # episodes: harnesses may be processes or containers
@@ -155,7 +155,7 @@ class VerifiersEpisodes(WholeEpisodes):
 
 
 def _failed(prompt: Prompt, why: str, dialogue: tuple[dict[str, Any], ...] = ()) -> Rollout:
-    error = f"environment: {why}"[:300]
+    error = without_logins(f"environment: {why}")[:300]
     return replace(Rollout.begun(prompt), stop="error", error=error, dialogue=dialogue)
 
 

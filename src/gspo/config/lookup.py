@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gspo.config.near import nearest
 from gspo.config.values import type_of
+from gspo.safe import without_logins
 
 if TYPE_CHECKING:
     import torch
@@ -84,8 +85,8 @@ def unknown_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line of at most 300 characters."""
-    text = " ".join(str(error).split())
+    """An exception in one line of at most 300 characters, without secrets: it may get into any file."""
+    text = without_logins(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
 
 

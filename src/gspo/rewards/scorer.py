@@ -31,6 +31,7 @@ from gspo.rewards.graders import Result, RewardFunction, RewardInput, uncomparab
 from gspo.rewards.places import Here, Place
 from gspo.rewards.programs import PATIENCE, columns_of
 from gspo.rewards.way import Way
+from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout
 
 HERE = "this machine"
@@ -261,7 +262,9 @@ class Rewards:
         reward = None if errors else sum(opinions)
         if reward is not None and (problem := unfit(reward)):
             reward, errors = None, [f"the weighted sum is {problem}, or lower reward.weights"]
-        return dataclasses.replace(rollout, reward=reward, reward_parts=parts, error="; ".join(errors) or None)
+        return dataclasses.replace(
+            rollout, reward=reward, reward_parts=parts, error=without_logins("; ".join(errors)) or None
+        )
 
     def _row(self, rollout: Rollout) -> RewardInput:
         prompt = rollout.prompt
