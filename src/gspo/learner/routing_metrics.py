@@ -58,8 +58,8 @@ def mean_of(sums: Stats, name: str) -> float | None:
 def routing_metrics(stats: Stats) -> dict[str, Any]:
     """moe/volatility: share of pi_old's choices of experts that pi_theta does not make, for the same tokens, mean and by
     layer; moe/tokens_changed: share of tokens with a change in at least one layer. moe/overruled: share of the routers'
-    own choices that Routing Replay set aside. moe/max_violation: load of the busiest expert over the mean load, minus 1,
-    mean over layers. moe/router_entropy: nats. moe/aux_loss: before its weight. {} for a dense model. stats: as
+    own choices that Routing Replay set aside. moe/max_violation: the load of the busiest expert divided by the mean load,
+    minus 1; mean over layers. moe/router_entropy: nats. moe/aux_loss: before its weight. {} for a dense model. stats: as
     `routing_sums` gives them.
     """
     if "load" not in stats:
