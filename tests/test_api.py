@@ -1,6 +1,8 @@
 """gspo from Python: what is refused, and what a run leaves. The rooms' tests have whole runs."""
 
+import inspect
 import pydoc
+import re
 import rlcompleter
 from importlib import resources
 
@@ -8,6 +10,7 @@ import pytest
 
 import gspo
 from tests import tiny_run
+from tests.tiny_run import ROWS, likes_a
 
 
 def test_a_result_is_what_the_run_left(tmp_path):
@@ -124,3 +127,21 @@ def test_what_would_choose_among_rows_that_are_all_evaluated_is_refused(section,
 def test_a_configuration_in_the_place_of_the_model_is_told_its_own(call):
     with pytest.raises(ValueError, match=r"this is a configuration: pass it as config="):
         call("run.toml")
+
+
+@pytest.mark.parametrize("given", ["optimizer.lr", b"optimizer.lr", [3], "o"], ids=repr)
+def test_one_name_is_not_taken_for_a_list_of_its_letters(tmp_path, given):
+    """In any public function that takes several names."""
+    takers = {
+        (name, parameter.name)
+        for name in gspo.__all__
+        for parameter in inspect.signature(getattr(gspo, name)).parameters.values()
+        if re.search(r"(Sequence|Collection|Iterable|list|set)\[str\]", str(parameter.annotation)) and name != "Trajectory"
+    }  # what a Trajectory has as its logs is only shown
+    assert takers == {("train", "allow"), ("sft", "allow"), ("serve", "allow")}
+    for name, parameter in sorted(takers):
+        data = {} if name == "serve" else {"dataset": ROWS}
+        more = {"reward": likes_a} if name == "train" else {}
+        with pytest.raises(ValueError, match=rf"{parameter} = .*: expected a list of keys, as in allow=\[.optimizer\.lr.\]"):
+            call = getattr(gspo, name)("model", **data, **more, log={"dir": str(tmp_path / "r")}, **{parameter: given})
+            call.__enter__()

@@ -10,6 +10,7 @@ from gspo.config.files import to_dict
 from gspo.config.names import all_keys, nearest_key
 from gspo.config.schema import SECTIONS, STAGE, Config
 from gspo.config.unused import ALWAYS, unused
+from gspo.config.values import shown
 from gspo.safe import without_secrets
 
 # May differ between a run and its resumption: where it is, what it shows, when it stops.
@@ -35,6 +36,8 @@ NOT_SERVED = "rollout.num_prompts"
 
 def check_allowed(keys: Collection[str]) -> None:
     """Whether these may be changed on purpose. Raises ValueError with the reason where one may not."""
+    if isinstance(keys, (str, bytes)) or not all(isinstance(key, str) for key in keys):
+        raise ValueError(f'allow = {shown(keys)}: expected a list of keys, as in allow=["optimizer.lr"]')
     for key in keys:
         if key in ON_PURPOSE:
             continue
