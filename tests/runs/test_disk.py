@@ -151,8 +151,14 @@ def test_damage_is_found_in_any_file(tmp_path):
     assert disk.damage(tmp_path) == ""  # an earlier gspo wrote no checksums
     disk.write_sums(tmp_path)
     assert disk.damage(tmp_path) == ""
-    (tmp_path / "more").write_text("not ours")
+    (tmp_path / ".DS_Store").write_text("not ours")
     assert disk.damage(tmp_path) == ""
+    whole = (tmp_path / disk.SUMS).read_text()
+    for line in whole.splitlines(keepends=True):
+        (tmp_path / disk.SUMS).write_text(whole.replace(line, ""))
+        path = tmp_path / line.rstrip().partition("  ")[2]
+        assert disk.damage(tmp_path) == f"{path} is not in SHA256SUMS: the file was added, or its line was taken out"
+    (tmp_path / disk.SUMS).write_text(whole)
     for name in ("a", "deep/b", "two  spaces"):
         (tmp_path / name).write_text("x")
         assert disk.damage(tmp_path) == f"{tmp_path / name} is damaged: its checksum is not the one in SHA256SUMS"

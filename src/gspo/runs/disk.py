@@ -106,7 +106,9 @@ def write_sums(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """Which file of `folder` is not what `write_sums` saw, in words; "" where all are, or there are no checksums."""
+    """Which file of `folder` is not what `write_sums` saw, in words; "" where all are, or there are no checksums. Hidden
+    files that others put there are passed over.
+    """
     if not (folder / SUMS).exists():
         return ""
     *lines, rest = (folder / SUMS).read_text(encoding="utf-8", errors="replace").split("\n")
@@ -125,6 +127,10 @@ def damage(folder: Path) -> str:
             return f"{path} cannot be read ({error})"
         if not same:
             return f"{path} is damaged: its checksum is not the one in {SUMS}"
+    listed = {SUMS, *(line.partition("  ")[2] for line in lines)}
+    for path in sorted(folder.rglob("[!.]*")):
+        if path.is_file() and path.relative_to(folder).as_posix() not in listed:
+            return f"{path} is not in {SUMS}: the file was added, or its line was taken out"
     return ""
 
 
