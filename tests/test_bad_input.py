@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM
 import gspo
 from gspo.cli import main
 from gspo.config.schema import SECTIONS
+from gspo.options import name_or_place, parser
+from gspo.options import place as place_on_the_command_line
 from tests import bad_files
 from tests.tiny_run import ROWS, likes_a, model, settings
 
@@ -397,3 +399,34 @@ def test_a_data_set_with_splits(tmp_path):
         gspo.train(TINY.model, splits, likes_a, **given)
     with pytest.raises(ValueError, match="got a DatasetDict with train, test: choose one split"):
         gspo.sft(TINY.model, splits, tokenizer=TINY.tokenizer, log={"dir": tmp_path / "run"})
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize("path", [LONG, "x/" * 2500 + "x", "é" * 200], ids=["name", "path", "bytes"])
+def test_a_path_that_no_system_takes_is_refused_with_its_key(place, monkeypatch, capsys, path):
+    """Every option of every command that names a file or a folder, and every such field."""
+    monkeypatch.chdir(place)
+    commands = parser()._subparsers._group_actions[0].choices
+    places = {place_on_the_command_line, name_or_place}
+    words = {
+        (name, action.option_strings[0]) for name, sub in commands.items() for action in sub._actions
+        if action.option_strings and action.type in places
+    }  # fmt: skip
+    assert {("train", "--from-probe"), ("eval", "--data"), ("export", "--out"), ("demo", "--dir")} <= words
+    fields = {
+        f"{section}.{f.name}" for section, cls in SECTIONS.items() for f in dataclasses.fields(cls) if f.metadata.get("path")
+    }
+    assert {"log.dir", "model.path", "task.source", "judge.cache"} <= fields
+    given = {
+        **{(command, "recipe.toml", option, path): option for command, option in words},
+        **{("config", f"--{key}={path}"): key for key in fields},
+        ("train", path): "configuration file", ("compare", path): "study", ("report", path): "RUN_DIR",
+        ("export", path): "RUN",
+    }  # fmt: skip
+    for words, key in given.items():
+        assert main([*words]) == 2
+        said = capsys.readouterr().err
+        assert key in said and f"a path of {len(path):,} characters" in said and "give a shorter one" in said, said
+        assert len(said) < 400 and "Errno" not in said, said

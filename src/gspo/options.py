@@ -103,7 +103,9 @@ def _reading(command: Callable[..., argparse.ArgumentParser]) -> None:
     subparser = command(
         "report", "write the report of a run with its figures, or one page that compares several runs", fields=False
     )
-    subparser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run folders; the page is written into the first")
+    subparser.add_argument(
+        "runs", nargs="+", type=place, metavar="RUN_DIR", help="run folders; the page is written into the first"
+    )
     subparser = command("export", "write the trained model of a run as a plain Hugging Face folder", fields=False)
     subparser.add_argument("run", type=place, metavar="RUN", help="run folder, checkpoint or model folder")
     subparser.add_argument("--out", type=place, metavar="DIR", help="where to (default: RUN/export)")
@@ -174,7 +176,7 @@ def _evaluating(subparser: argparse.ArgumentParser) -> None:
         ("url", "URL", "OpenAI-compatible endpoint that samples, such as http://127.0.0.1:8000/v1"),
         ("key-variable", "NAME", "environment variable with the endpoint's API key (default: OPENAI_API_KEY, if it is set)"),
     ):
-        group.add_argument(f"--{name}", metavar=metavar, help=text)
+        group.add_argument(f"--{name}", metavar=metavar, help=text, type=name_or_place)
     for name, metavar, text in (
         ("dir", "DIR", "folder of the evaluation; one that was stopped goes on (default: runs/eval/BENCHMARK-MODEL)"),
         ("against", "DIR", "compare with the finished evaluation in this folder, paired by problem"),
@@ -191,7 +193,15 @@ def _evaluating(subparser: argparse.ArgumentParser) -> None:
 
 def place(path: str) -> Path:
     """A path of the command line; shells leave the ~ of `--dir=~/runs` to programs."""
-    return Path(from_home("path", path))
+    return Path(name_or_place(path))
+
+
+def name_or_place(word: str) -> str:
+    """A word that may be a path. Raises ArgumentTypeError, which argparse shows."""
+    try:
+        return from_home("path", word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def positive(text: str) -> float:

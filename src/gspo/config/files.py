@@ -27,6 +27,9 @@ from gspo.config.stages import StageConfig
 from gspo.config.values import alternatives, in_range, shown, typed
 from gspo.safe import without_secrets
 
+LONGEST_NAME, LONGEST_PATH = 255, 4000
+"""Of a file, in bytes. Systems take 4,096; the rest is for what a run writes below its folder."""
+
 
 @cache
 def docs(section: type) -> dict[str, str]:
@@ -68,8 +71,9 @@ def load_of_run(path: Path, remedy: str) -> Config:
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
     """The tables of a TOML file, which errors call `what`. Raises ValueError that says where in the file the fault is."""
+    place = Path(from_home(what, str(path)))
     try:
-        text = Path(from_home(what, str(path))).read_text(encoding="utf-8-sig")
+        text = place.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ValueError(f"{path}: no such {what}") from None
     except (OSError, ValueError) as error:  # a path may hold NUL
@@ -207,7 +211,15 @@ def in_new_words(section: str, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_home(key: str, path: str) -> str:
-    """A path with ~ and ~user as folders. Raises ValueError where there is no such user."""
+    """A path with ~ and ~user as folders. Raises ValueError where there is no such user, or no system takes such a path."""
+    if (
+        len(path.encode(errors="replace")) > LONGEST_PATH
+        or max(len(part.encode(errors="replace")) for part in path.split("/")) > LONGEST_NAME
+    ):
+        raise ValueError(
+            f"{key} = {shown(path)}: a path of {len(path):,} characters; at most {LONGEST_NAME} bytes for a name and "
+            f"{LONGEST_PATH:,} in all can be opened: give a shorter one"
+        )
     whole = os.path.expanduser(path) if path.startswith("~") else path
     if whole.startswith("~"):
         raise ValueError(f"{key} = {path!r}: there is no user of that name, whose home ~ would be; give the whole path")
