@@ -146,12 +146,13 @@ def test_a_kill_in_the_middle_of_a_replacement_leaves_the_old_or_the_new(tmp_pat
 
 def test_damage_is_found_in_any_file(tmp_path):
     (tmp_path / "deep").mkdir()
-    for name in ("a", "deep/b", "two  spaces"):
+    for name in ("a.json", "deep/b.safetensors", "two  spaces.pt"):
         (tmp_path / name).write_text(name)
     assert disk.damage(tmp_path) == ""  # an earlier gspo wrote no checksums
     disk.write_sums(tmp_path)
     assert disk.damage(tmp_path) == ""
-    (tmp_path / ".DS_Store").write_text("not ours")
+    for name in (".DS_Store", "model.gguf", "notes.md"):
+        (tmp_path / name).write_text("not ours")
     assert disk.damage(tmp_path) == ""
     whole = (tmp_path / disk.SUMS).read_text()
     for line in whole.splitlines(keepends=True):
@@ -159,7 +160,7 @@ def test_damage_is_found_in_any_file(tmp_path):
         path = tmp_path / line.rstrip().partition("  ")[2]
         assert disk.damage(tmp_path) == f"{path} is not in SHA256SUMS: the file was added, or its line was taken out"
     (tmp_path / disk.SUMS).write_text(whole)
-    for name in ("a", "deep/b", "two  spaces"):
+    for name in ("a.json", "deep/b.safetensors", "two  spaces.pt"):
         (tmp_path / name).write_text("x")
         assert disk.damage(tmp_path) == f"{tmp_path / name} is damaged: its checksum is not the one in SHA256SUMS"
         (tmp_path / name).write_text(name)
@@ -168,5 +169,5 @@ def test_damage_is_found_in_any_file(tmp_path):
         (tmp_path / disk.SUMS).write_text(text)
         assert disk.damage(tmp_path) == f"{tmp_path / disk.SUMS} is damaged"
         (tmp_path / disk.SUMS).write_text(whole)
-    os.remove(tmp_path / "a")
-    assert disk.damage(tmp_path) == f"{tmp_path / 'a'} is missing"
+    os.remove(tmp_path / "a.json")
+    assert disk.damage(tmp_path) == f"{tmp_path / 'a.json'} is missing"

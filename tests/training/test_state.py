@@ -83,6 +83,16 @@ def test_resume_refuses_another_run(tmp_path):
         train(tmp_path / "run")
 
 
+def test_no_file_of_a_checkpoint_goes_unverified(tmp_path):
+    folder = train(tmp_path / "run", train={"steps": 1}).folder
+    (saved,) = checkpoint.steps(folder / "checkpoints")
+    whole = (saved / disk.SUMS).read_text()
+    assert whole.count("\n") > 5
+    for line in whole.splitlines(keepends=True):
+        (saved / disk.SUMS).write_text(whole.replace(line, ""))
+        assert f"is not in {disk.SUMS}" in disk.damage(saved), line
+
+
 @pytest.mark.parametrize(
     "source", [{"position": 2, "waiting": []}, {"position": 2, "flights": []}, {"position": 2}], ids=str
 )

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from gspo.safe import replace_file
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
+READ = (".safetensors", ".pt", ".json", ".jsonl", ".toml", ".jinja", ".model")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LITTLE = 1 << 20  # bytes: a disk with less to give is full
 # Beside a folder NAME: what will be it, what was it before, and what is being deleted.
@@ -106,8 +107,8 @@ def write_sums(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """Which file of `folder` is not what `write_sums` saw, in words; "" where all are, or there are no checksums. Hidden
-    files that others put there are passed over.
+    """Which file of `folder` is not what `write_sums` saw, in words; "" where all are, or there are no checksums. Files
+    that others put there, such as a GGUF or notes, are passed over; of the kinds that are read again none may be unlisted.
     """
     if not (folder / SUMS).exists():
         return ""
@@ -129,7 +130,7 @@ def damage(folder: Path) -> str:
             return f"{path} is damaged: its checksum is not the one in {SUMS}"
     listed = {SUMS, *(line.partition("  ")[2] for line in lines)}
     for path in sorted(folder.rglob("[!.]*")):
-        if path.is_file() and path.relative_to(folder).as_posix() not in listed:
+        if path.suffix in READ and path.is_file() and path.relative_to(folder).as_posix() not in listed:
             return f"{path} is not in {SUMS}: the file was added, or its line was taken out"
     return ""
 
