@@ -112,6 +112,18 @@ def test_tool_calls_become_messages_and_malformed_ones_stay_text():
     assert turns(talk, ASK)[0].message["content"] == CALL  # nobody offered a tool
 
 
+def test_the_schema_of_a_tool_says_what_an_argument_in_tags_is():
+    said = "<tool_call><function=lookup><parameter=key>42</parameter><parameter=n>42</parameter></function></tool_call>"
+    talk = chat("chatml", speaker=Says("chatml", (said, "eos")))
+    encoder = Encoder(copy.copy(talk.encoder.tokenizer), TaskConfig())
+    encoder.template += "{# <function= #}"
+    parameters = {"type": "object", "properties": {"key": {"type": "string"}, "n": {"type": "integer"}}}
+    tools = [{"type": "function", "function": {"name": "lookup", "parameters": parameters}}]
+    (turn,) = turns(Chat(talk.speaker, encoder, talk.sampling, 4096), ASK, tools=tools)
+    (call,) = turn.message["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"key": "42", "n": 42}
+
+
 @pytest.mark.parametrize(
     "said",
     ['{"name": "lookup", "arguments": ' + "[" * 2000, r'{"name": "\ud800", "arguments": {}}'],

@@ -2,6 +2,7 @@ import copy
 
 import pytest
 
+from gspo.agents.tool_arguments import typed
 from gspo.agents.tool_calls import Malformed, bare, convention, functions, listed, tagged
 from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
@@ -24,7 +25,8 @@ from tests.agents.tool_templates import BARE, FAMILIES
     ],
 )  # fmt: skip
 def test_conventions(parse, text, found):
-    assert parse(text) == found
+    beside, calls = parse(text)
+    assert (beside, typed(calls, ())) == found
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,8 @@ def test_what_a_family_writes_is_read_back(family, calls, beside):
         turn["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": a}} for name, a in calls]
     begun, whole = encoder.render(asked, add_generation_prompt=True), encoder.render([*asked, turn])
     words = whole.removeprefix(begun).removesuffix("<|eos|>")
-    assert convention(template)(words) == (beside, calls)
+    before, found = convention(template)(words)
+    assert (before, typed(found, ())) == (beside, calls)
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,15 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from gspo.agents.calls import TEXT, Call, Calls, Message, content_of, follow
+from gspo.agents.tool_arguments import Tools, typed
 from gspo.agents.tool_calls import CONVENTIONS, LLAMA, Malformed, UnknownConvention, convention
 from gspo.data.chat_template import Encoder
 from gspo.ports import Speaker
 from gspo.types import Prompt, Rollout, Sampling
-
-Tools = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Chat:
     ) -> list[Call]:  # fmt: skip
         """`n` turns. id: theirs are `id`-0, `id`-1 ... Raises ValueError for messages that cannot be read."""
         text, tokens, rendered = self.encoded(messages, tools)
-        return await self._ask(messages, rendered, text, tokens, options, n, id, bool(tools))
+        return await self._ask(messages, rendered, text, tokens, options, n, id, tools)
 
     async def complete(self, text: str, options: TurnOptions = TurnOptions(), n: int = 1, id: str = "") -> list[Call]:
         """`n` continuations of a text."""
@@ -114,7 +112,7 @@ class Chat:
 
     async def _ask(
         self, messages: Sequence[Message], rendered: Sequence[Message], text: str, tokens: tuple[int, ...],
-        options: TurnOptions, n: int, id: str, tools: bool = False,
+        options: TurnOptions, n: int, id: str, tools: Tools = (),
     ) -> list[Call]:  # fmt: skip
         if not tokens:
             raise ValueError("the prompt has no tokens: there is nothing to go on from")
@@ -151,7 +149,7 @@ class Chat:
         return replace(self.sampling, max_new_tokens=max_new_tokens, stop=stop, seed=0, **changed)
 
     def _call(
-        self, id: str, messages: Sequence[Message], rendered: Sequence[Message], text: str, rollout: Rollout, tools: bool,
+        self, id: str, messages: Sequence[Message], rendered: Sequence[Message], text: str, rollout: Rollout, tools: Tools,
         sampling: Sampling,
     ) -> Call:  # fmt: skip
         sampled = rollout.tokens[rollout.sampled].tolist()
@@ -159,7 +157,7 @@ class Chat:
         content = words
         for end in sampling.stop if rollout.stop == "stop" else ():
             content = content.partition(end)[0]
-        message = self._message(id, content) if tools else {"role": "assistant", "content": content}
+        message = self._message(id, content, tools) if tools else {"role": "assistant", "content": content}
         wrong = [
             f"{name} {getattr(sampling, name):g} (trained at {getattr(self.sampling, name):g})"
             for name in ("temperature", "top_p", "top_k")
@@ -168,11 +166,12 @@ class Chat:
         unfit = f"sampled at {', '.join(wrong)}" if wrong else ""
         return Call(id, list(messages), message, rendered, text, self.decode(sampled), words, rollout, unfit)
 
-    def _message(self, id: str, content: str) -> Message:
+    def _message(self, id: str, content: str, tools: Tools) -> Message:
         """A turn with the tool calls that it makes."""
         assert self._parse is not None  # or the tools were refused
         try:
             beside, parsed = self._parse(content)
+            parsed = typed(parsed, tools)
             texts = [json.dumps(arguments) for _, arguments in parsed]
         except (Malformed, RecursionError) as error:  # also a thousand opening brackets
             self.malformed += 1

@@ -1,17 +1,20 @@
 """Tool calls in a completion, by the conventions of the chat templates that are in use.
 
 A convention is told by a marker in the template. A tokenizer may also bring a response template, which transformers reads;
-it counts where no marker does.
+it counts where no marker does. Arguments in tags have no type here (`Untyped`): tool_arguments.py gives them theirs.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+
+from gspo.agents.tool_arguments import Untyped
 
 Found = tuple[str, list[tuple[str, dict[str, Any]]]]  # the text beside the calls, and each call's name and arguments
 Parse = Callable[[str], Found]
@@ -39,7 +42,7 @@ def functions(text: str) -> Found:
         if named is None:
             raise Malformed(f"expected <function=NAME> ... </function>, got {body!r:.80}")
         pairs = re.findall(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", named[2], re.DOTALL)
-        calls.append((named[1], {name: _value(value) for name, value in pairs}))
+        calls.append((named[1], {name: Untyped(value) for name, value in pairs}))
     return _outside(text, "<tool_call>"), calls
 
 
@@ -49,7 +52,7 @@ def keyed(text: str) -> Found:
     for body in _between(text, "<tool_call>", "</tool_call>"):
         pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", body, re.DOTALL)
         name = body.partition("<arg_key>")[0].strip()
-        calls.append((_name(name), {key.strip(): _value(value) for key, value in pairs}))
+        calls.append((_name(name), {key.strip(): Untyped(value) for key, value in pairs}))
     return _outside(text, "<tool_call>"), calls
 
 
@@ -65,7 +68,7 @@ def invoked(text: str, opens: str, tag: str) -> Found:
         shape = rf'<{tag}parameter name="([^"\n]+)"(?: string="(true|false)")?>(.*?)</{tag}parameter>'
         for name, inner in named:
             pairs = re.findall(shape, inner, re.DOTALL)
-            calls.append((name, {key: value if as_text == "true" else _value(value) for key, as_text, value in pairs}))
+            calls.append((name, {key: _marked(value, as_text) for key, as_text, value in pairs}))
     return _outside(text, f"<{opens}>"), calls
 
 
@@ -268,12 +271,12 @@ def _checked(call: Any) -> tuple[str, dict[str, Any]]:
     return call["name"], values
 
 
-def _value(text: str) -> Any:
-    """A parameter in tags: JSON where it is, else text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def _marked(text: str, as_text: str) -> Any:
+    """A parameter in a tag whose mark may tell a text from JSON."""
+    if as_text == "false":
+        with contextlib.suppress(ValueError):
+            return json.loads(text)
+    return text if as_text else Untyped(text)
 
 
 def _is_text(name: str) -> bool:

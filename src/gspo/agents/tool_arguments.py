@@ -1,0 +1,103 @@
+"""The types of arguments that a tool call writes as bare text: those of the tool's schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+Tools = Sequence[dict[str, Any]]  # as a chat template reads them
+Arguments = dict[str, Any]
+
+
+class Untyped(str):
+    """An argument in tags, which no mark says the type of."""
+
+
+def typed(calls: Sequence[tuple[str, Arguments]], tools: Tools) -> list[tuple[str, Arguments]]:
+    """Calls whose `Untyped` arguments have the types of the tools' JSON schemas: what may be no text is read as JSON, what
+    may be a text and nothing that its JSON is stays as it stands. Where no schema says a type: JSON where it is, else text.
+    """
+    schemas = {function.get("name"): function.get("parameters") for function in map(_function, tools)}
+    return [(name, {key: _value(value, schemas.get(name), key) for key, value in values.items()}) for name, values in calls]
+
+
+def _function(tool: Any) -> dict[str, Any]:
+    function = tool.get("function", tool) if isinstance(tool, dict) else {}
+    return function if isinstance(function, dict) else {}
+
+
+def _value(value: Any, schema: Any, key: str) -> Any:
+    if not isinstance(value, Untyped):
+        return value
+    text, types = str(value), _types(_property(schema, key), schema)
+    if types == {"string"}:
+        return text
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return _python(text, types)
+    return parsed if types is None or "string" not in types or _of(parsed) & types else text
+
+
+def _python(text: str, types: set[str] | None) -> Any:
+    """None and truth values as some templates write them (Qwen3-Coder), where the schema has such."""
+    known = {"True": (True, "boolean"), "False": (False, "boolean"), "None": (None, "null")}
+    value, name = known.get(text.strip(), (text, "string"))
+    return value if types is not None and name in types else text
+
+
+def _property(schema: Any, key: str) -> Any:
+    if not isinstance(schema, dict):
+        return None
+    properties = schema.get("properties")
+    found = properties.get(key) if isinstance(properties, dict) else None
+    return schema.get("additionalProperties") if found is None else found
+
+
+def _types(schema: Any, root: Any, depth: int = 8) -> set[str] | None:
+    """What a value may be, by its schema within `root`; None where it does not say. depth: of what refers to itself."""
+    if not isinstance(schema, dict) or not depth:
+        return None
+    said: list[set[str] | None] = []
+    if "type" in schema:
+        names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        said.append({str(name) for name in names})
+    if isinstance(schema.get("enum"), list) or "const" in schema:
+        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]]
+        said.append({name for value in values for name in _of(value)})
+    if isinstance(schema.get("$ref"), str):
+        said.append(_types(_referred(schema["$ref"], root), root, depth - 1))
+    for name in ("anyOf", "oneOf"):
+        if isinstance(schema.get(name), list):
+            each = [_types(one, root, depth - 1) for one in schema[name]]
+            known = [types for types in each if types is not None]
+            said.append({name for types in known for name in types} if len(known) == len(each) else None)
+    if isinstance(schema.get("allOf"), list):
+        said += [_types(one, root, depth - 1) for one in schema["allOf"]]
+    known = [types for types in said if types is not None]
+    if not known:
+        return None
+    nullable = {"null"} if schema.get("nullable") is True else set()  # as OpenAPI writes it
+    return set.intersection(*known) | nullable
+
+
+def _referred(path: str, root: Any) -> Any:
+    """The schema that "#/$defs/NAME" stands for."""
+    found = root
+    for name in path.removeprefix("#").strip("/").split("/"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _of(value: Any) -> set[str]:
+    """The types of JSON schemas that a value has."""
+    if value is None:
+        return {"null"}
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int):
+        return {"number", "integer"}
+    if isinstance(value, float):
+        return {"number", "integer"} if value.is_integer() else {"number"}
+    return {"string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"}

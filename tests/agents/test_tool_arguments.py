@@ -1,0 +1,85 @@
+import copy
+import json
+
+import pytest
+
+from gspo.agents.tool_arguments import Untyped, typed
+from gspo.agents.tool_calls import convention
+from gspo.config.rollout import TaskConfig
+from gspo.data.chat_template import Encoder
+from tests.agents.talking import tokenizer
+from tests.agents.tool_templates import BARE, FAMILIES
+
+TEXTS = ["12345", "1.5", "-0", "1e5", "NaN", "true", "True", "null", "None", '{"a": 1}', "[1, 2]", '"quoted"', "", " 1 "]
+VALUES = {
+    "string": TEXTS, "integer": [0, -7, 10**30], "number": [1.5, 3, 1e300], "boolean": [True, False], "null": [None],
+    "object": [{}, {"a": "1", "b": [None, "true"]}], "array": [[], ["1", 1, {"a": "null"}]],
+}  # fmt: skip
+
+
+def tool(properties, **more):
+    parameters = {"type": "object", "properties": properties, **more}
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+def same(found, given):
+    return json.dumps(found) == json.dumps(given)  # 1 == True == 1.0
+
+
+@pytest.mark.parametrize("type", VALUES)
+@pytest.mark.parametrize("family", FAMILIES | BARE)
+def test_arguments_of_every_type_come_back_as_they_were(family, type):
+    """Rendered by a template with the family's marks, with the schemas of the tool that is called."""
+    wrapped = copy.copy(tokenizer("chatml"))
+    wrapped.chat_template = template = (FAMILIES | BARE)[family]
+    encoder = Encoder(wrapped, TaskConfig())
+    asked = [{"role": "user", "content": "hi"}]
+    arguments = {f"k{i}": value for i, value in enumerate(VALUES[type])}
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    whole = encoder.render([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
+    words = whole.removeprefix(encoder.render(asked, add_generation_prompt=True)).removesuffix("<|eos|>")
+    ((name, found),) = typed(convention(template)(words)[1], [tool({key: {"type": type} for key in arguments})])
+    assert name == "f" and same(found, arguments)
+
+
+TEXT, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": ["string", "null"]}, "12", "12"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"anyOf": [TEXT, {"type": "null"}]}, "true", "true"),
+        ({"anyOf": [TEXT, INTEGER]}, "12", 12),
+        ({"anyOf": [TEXT, INTEGER]}, "1.5", "1.5"),
+        ({"oneOf": [TEXT, NUMBER]}, "1.5", 1.5),
+        ({"anyOf": [TEXT, {}]}, "12", 12),  # any value
+        ({"allOf": [{"$ref": "#/$defs/Name"}], "description": "d"}, "12", "12"),
+        ({"$ref": "#/$defs/Name"}, "12", "12"),
+        ({"$ref": "#/$defs/Self"}, "12", 12),
+        ({"$ref": "elsewhere.json"}, "12", 12),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"const": 1}, "1", 1),
+        ({"type": "string", "nullable": True}, "null", None),
+        ({"type": "string"}, "[" * 5000, "[" * 5000),
+        ({"type": "boolean"}, "True", True),  # as Qwen3-Coder's template writes it
+        ({"type": ["integer", "null"]}, "None", None),
+        ({"type": "integer"}, "several", "several"),  # the tool is to say what is wrong
+        ({"type": "string"}, "None", "None"),
+        ({}, "12", 12), ({}, "True", "True"), (None, "12", 12), (True, "null", None), ({"description": "d"}, "a b", "a b"),
+    ],
+)  # fmt: skip
+def test_what_a_schema_says(schema, text, value):
+    defs = {"Name": TEXT, "Self": {"$ref": "#/$defs/Self"}}
+    for one in (tool({"x": schema}, **{"$defs": defs}), tool({"x": schema}, **{"$defs": defs})["function"]):
+        ((_, found),) = typed([("f", {"x": Untyped(text)})], [one])
+        assert same(found["x"], value) and type(found["x"]) is type(value)
+
+
+def test_arguments_that_no_property_names():
+    others = tool({}, additionalProperties=TEXT)
+    calls = [("f", {"x": Untyped("1"), "y": "2"}), ("unknown", {"x": Untyped("1")})]
+    assert typed(calls, [others]) == [("f", {"x": "1", "y": "2"}), ("unknown", {"x": 1})]
+    for nothing in (tool(None), {"type": "function"}, {}, {"function": None}, {"function": {"name": "f"}}):
+        assert typed(calls, [nothing])[0] == ("f", {"x": 1, "y": "2"})
