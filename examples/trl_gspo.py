@@ -17,7 +17,14 @@ from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen
 # TRL's settings of the loss that is replaced here.
 REPLACED = (
     "beta", "epsilon", "epsilon_high", "delta", "loss_type", "importance_sampling_level", "top_entropy_quantile",
-    "entropy_coef", "off_policy_mask_threshold", "use_liger_kernel",
+    "off_policy_mask_threshold", "use_liger_kernel", "use_bias_correction_kl", "sapo_temperature_pos",
+    "sapo_temperature_neg", "vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg", "entropy_coef",
+    "use_adaptive_entropy", "entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max",
+)  # fmt: skip
+# What TRL gives to models that read images, which this loss does not hand on.
+IMAGES = (
+    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
+    "token_type_ids", "mm_token_type_ids", "image_position_ids",
 )  # fmt: skip
 
 
@@ -40,10 +47,13 @@ class GSPOTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, **more)
 
     def _compute_loss(self, model, inputs):
+        for name in IMAGES:
+            if inputs.get(name) is not None:
+                raise ValueError(f"{name}: this loss reads text alone: leave out rows with images, or take a model of text")
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        logp, entropy, _ = self._get_per_token_logps_and_entropies(
-            model, ids, seen, inputs["completion_ids"].size(1), compute_entropy=True
+        logp, entropy, aux_loss = self._get_per_token_logps_and_entropies(
+            model, ids, seen, inputs["completion_ids"].size(1), compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
         )
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         old = inputs.get("old_per_token_logps")
@@ -54,6 +64,9 @@ class GSPOTrainer(GRPOTrainer):
             self._metrics[mode][name].append(value)
         if mask.any():  # else all completions were cut off and are left out
             self._metrics[mode]["entropy"].append(float(entropy[mask.bool()].mean()))
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * aux_loss
+            self._metrics[mode]["aux_loss"].append(float(aux_loss))
         return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
 
 
