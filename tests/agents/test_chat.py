@@ -163,6 +163,7 @@ def test_seeds_stops_and_lengths_reach_the_sampler():
         ([], "at least one"),
         ([{"content": "x"}], "no role"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "no text"),
+        ([{"role": "user", "content": "x", "images": ["a.png"]}], "a message has 'images', which is no text"),
         ([{"role": "user", "content": "x " * 5000}], "reads at most 4096"),
     ],
 )

@@ -131,6 +131,11 @@ def test_completions_end_with_eos_once():
         ),
         ([{"role": "user", "content": [{"type": "input_audio"}]}], {}, "a part that is no text"),
         ([{"role": "user", "content": [{"video": "a.mp4"}]}], {}, "a part that is no text"),  # as Qwen's templates read it
+        *(
+            ([{"role": "user", "content": "1", key: value}], {}, f"message 0 has '{key}', which is no text.* text alone")
+            for key, value in (("images", ["a.png"]), ("audio", {"id": "x"}), ("videos", [b"x"]), ("x", {"bytes": b"x"}))
+        ),
+        ([{"role": "user", "content": [{"type": "text", "text": "1", "image": "a"}]}], {}, "a part with more than text"),
         ([{"role": "user", "content": {"text": "1"}}], {}, "has a dict for its content"),
         (7, {}, "is an int; expected a string or a list"),
         (None, {}, "is a NoneType; expected a string or a list"),

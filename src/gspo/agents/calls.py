@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gspo.data.chat_template import text_of
+from gspo.data.chat_template import check_text_alone, text_of
 from gspo.types import Rollout
 
 Message = dict[str, Any]
@@ -54,8 +54,9 @@ class Call:
 
 
 def content_of(message: Message) -> str:
-    """A message's text: that of its parts, where it has several. Raises ValueError for a part that is no text."""
+    """A message's text: that of its parts, where it has several. Raises ValueError for what is no text."""
     try:
+        check_text_alone(message)
         return text_of(message.get("content"))
     except ValueError as error:
         raise ValueError(f"a message {error}") from None

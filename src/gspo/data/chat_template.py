@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from gspo.config.near import nearest
 from gspo.config.rollout import TaskConfig
 from gspo.config.values import type_of
+from gspo.data.media import is_media
+
+_ALONE = (
+    "the policy reads and is trained on text alone, whatever its model can read. Leave such parts out, or the rows that need"
+    " them"
+)
 
 
 class Encoder:
@@ -152,9 +158,17 @@ def check_messages(prompt: Any) -> None:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise ValueError(f"message {i} is {message!r:.80}; expected {{'role': ..., 'content': ...}}")
         try:
+            check_text_alone(message)
             text_of(message["content"])
         except ValueError as error:
             raise ValueError(f"message {i} {error}") from None
+
+
+def check_text_alone(message: Mapping[str, Any]) -> None:
+    """Raises ValueError for a message that brings an image or sound beside its content, as some templates read it."""
+    for name, value in message.items():
+        if name not in ("content", "tool_calls") and is_media(str(name), value):
+            raise ValueError(f"has {name!r}, which is no text: {_ALONE}")
 
 
 def text_of(content: Any) -> str:
@@ -169,8 +183,7 @@ def text_of(content: Any) -> str:
         raise ValueError(f"has {type_of(content)} for its content: a text is expected")
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(
-                f"has a part that is no text, {part!r:.80}: the policy reads and is trained on text alone, whatever its "
-                "model can read. Leave such parts out, or the rows that need them"
-            )
+            raise ValueError(f"has a part that is no text, {part!r:.80}: {_ALONE}")
+        if any(is_media(str(name), value) for name, value in part.items() if name != "text"):
+            raise ValueError(f"has a part with more than text, {part!r:.80}: {_ALONE}")
     return "".join(part["text"] for part in content)

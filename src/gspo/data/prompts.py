@@ -15,6 +15,7 @@ from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
 from gspo.config.values import type_of
 from gspo.data.chat_template import Encoder, check_messages
+from gspo.data.media import is_media
 from gspo.data.overlap import WORDS, Overlap
 from gspo.data.reasoning_gym import PREFIX
 from gspo.data.sources import Table
@@ -22,8 +23,6 @@ from gspo.data.tables import cell, plain, prompt_column, read_tables
 from gspo.types import Prompt
 
 T = TypeVar("T")
-MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-"""Columns by which rows bring more than text with their prompts."""
 
 
 @dataclass(frozen=True)
@@ -227,21 +226,13 @@ def _prompt(
 
 def _check_text_alone(columns: Mapping[str, Any]) -> None:
     """Raises ValueError where a row comes with what the policy does not read."""
-    for name in MEDIA:
-        if not _is_empty(columns.get(name)):
+    for name, value in columns.items():
+        if is_media(str(name), value):
             raise ValueError(
                 f"a column {name!r} belongs to the prompt: the policy reads and is trained on text alone, whatever its "
                 "model can read. Leave such rows out, or drop the column if the text is enough; one that only rewards read "
-                "needs another name"
+                "needs another name, and no image in it"
             )
-
-
-def _is_empty(value: Any) -> bool:
-    """Whether a cell holds nothing: None, something of length 0, or NaN, as pandas has it."""
-    try:
-        return len(value) == 0
-    except TypeError:  # it has no length, as an array of no dimension
-        return value is None or bool(value != value)
 
 
 def _completion(row: Mapping[str, Any], column: str) -> str:
