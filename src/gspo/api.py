@@ -15,6 +15,7 @@ from gspo.config.origin import GIVEN, kind
 from gspo.config.rewards import RewardConfig
 from gspo.config.schema import Config
 from gspo.config.unused import check_unused
+from gspo.learner.algorithm import resolved
 from gspo.ports import RewardsFailed
 from gspo.report.page import report_of
 from gspo.report.read import read_lines
@@ -94,7 +95,7 @@ def sft(
     """Trains `model` to imitate the rows of `dataset`, which have `prompt` and `completion`. Arguments as in `train`."""
     settings = configured(config, sections, model, tokenizer, dataset)
     check_required(settings)
-    check_unused(settings, "sft")
+    check_unused(settings, "sft", filled=resolved(Config())[0])
     with assemble.imitating(settings, resume, Given(model, tokenizer, dataset), allow) as (run, hf):
         metrics = fit(run) or last_line(run.log.folder.path)
         finished = _finish(run)

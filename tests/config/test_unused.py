@@ -10,7 +10,7 @@ import pytest
 from gspo.config.checks import check_serving, check_training
 from gspo.config.files import from_dict
 from gspo.config.names import all_keys
-from gspo.config.schema import SECTIONS
+from gspo.config.schema import SECTIONS, Config
 from gspo.config.unused import check_unused
 from gspo.learner.algorithm import resolved
 
@@ -111,6 +111,7 @@ BLOCKED = {
     "guard.patience": {"guard": {"action": "off"}},
     "guard.window": {"guard": {"action": "off"}},
     "guard.collapse": {"guard": {"action": "off"}},
+    "guard.lr_factor": {"guard": {"action": "rewind", "max_rewinds": 0}},
     "eval.top_p": {"eval": {"temperature": 0}},
     "eval.top_k": {"eval": {"temperature": 0}},
     "eval.every": {"eval": {"num_prompts": 0}},
@@ -139,7 +140,7 @@ BLOCKED = {
 VALUES = {
     "model.device": "cpu", "model.path": "other", "task.source": "others.jsonl", "reward.functions": ["math"],
     "reward.weights": [2.0], "reward.env": ["KEY"], "lora.targets": ["q_proj"], "rollout.stop": ["x"],
-    "algorithm.name": "luspo",
+    "algorithm.name": "luspo", "algorithm.scale_rewards": "batch",
     "algorithm.epsilon": 2e-3, "algorithm.epsilon_high": 2e-3, "algorithm.constants": {"tau_neg": 1.2},
     "log.trackers": ["wandb"],
     "sampler.urls": ["http://127.0.0.1:9000"], "reward_model.url": "http://127.0.0.1:9000", "judge.url": "http://127.0.0.1:9000",
@@ -239,10 +240,61 @@ def test_each_command_refuses_what_it_does_not_read(command, tables, message):
         check_unused(from_dict(tables), command)
 
 
+# What `gspo sft` and `gspo serve` read, sections as a whole or without some; all else they refuse.
+LEARNING = "model lora optimizer scale log train"
+USED = {
+    "sft": (
+        f"{LEARNING} task eval.num_prompts",
+        "log.rollouts log.token_rollouts train.offload_reference task.environment task.max_turns task.step_timeout",
+    ),
+    "serve": (
+        f"{LEARNING} algorithm sampler rollout guard serve code.sandbox task.system task.template task.template_args",
+        "train.batch_size rollout.num_prompts rollout.num_generations rollout.refill rollout.delay rollout.max_staleness "
+        "rollout.top_p rollout.top_k sampler.sleep_level code.sandbox",
+    ),
+}
+# What must be set too for it, where that is something else than in `gspo train`.
+ALSO = {
+    "sft": {"train.seed": {"lora": {"rank": 2}}},
+    "serve": {
+        "train.steps": {"optimizer": {"schedule": "cosine"}}, "algorithm.credit": {"algorithm": {"name": "grpo"}},
+        "algorithm.discount": {"algorithm": {"name": "grpo", "credit": "turn"}},
+    },
+}  # fmt: skip
+
+
+def checked(command, *tables):
+    """The settings are read for `gspo sft` or `gspo serve`, which say what has no effect."""
+    source = {"task": {"source": "rows.jsonl"}} if command == "sft" else {}
+    config = from_dict(merged({"model": {"path": "m"}}, source, *tables))
+    if command == "serve":
+        check_serving(config)
+        return resolved(config, samples=False)
+    check_unused(config, command, filled=resolved(Config())[0])
+
+
+def read_by(command, key):
+    used, but = (words.split() for words in USED[command])
+    return bool({key, key.split(".")[0]} & set(used)) and key not in but
+
+
+@pytest.mark.parametrize("command", USED)
+@pytest.mark.parametrize("key", all_keys())
+def test_a_command_reads_a_field_or_refuses_it(command, key):
+    section, name = key.split(".")
+    flip, needs = {section: {name: other(key)}}, ALSO[command].get(key, NEEDS.get(key))
+    if read_by(command, key):
+        checked(command, needs or {}, flip)
+        return
+    for beside in ({}, needs or {}):
+        with pytest.raises(ValueError, match=rf"{section}.*{name}" if not beside else ""):
+            checked(command, beside, flip)
+
+
 def test_what_gspo_config_prints_can_be_used_again():
     for command in ("train", "sft"):
         tables = BASE if command == "train" else {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}}
-        check_unused(resolved(from_dict(tables))[0], command)
+        check_unused(resolved(from_dict(tables))[0], command, resolved(Config())[0])
 
 
 def test_an_evaluation_reads_a_runs_own_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
-from gspo.build.models import check_routers
+from gspo.build.models import check_experts, check_routers
 from gspo.build.smaller import make_smaller
 from gspo.config.schema import Config
 from gspo.learner.imitation import Imitation
@@ -22,6 +22,7 @@ def learning(
     """The policy of a run by rewards, and its learner. config: resolved."""
     policy = policy_of(config, model)
     learner = learner_of(config, policy, reference)
+    check_experts(config, model)
     check_routers(config, model)
     share(learner, config, ranks)
     return policy, learner
@@ -38,6 +39,7 @@ def supervised_learning(
     config: Config, model: HFModel, reference: HFPolicy | None = None, ranks: Ranks | None = None
 ) -> tuple[HFPolicy, LocalLearner]:  # fmt: skip
     """The policy of a supervised run, and its learner."""
+    check_experts(config, model)
     policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
     optimizer = optimizer_of(config, policy, config.train.steps)
     learner = LocalLearner(policy, optimizer, Imitation(), config.train.micro_batch_tokens)

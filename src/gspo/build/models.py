@@ -172,13 +172,17 @@ def all_rows(config: Config) -> Config:
     )
 
 
-def check_routers(config: Config, model: HFModel) -> None:
-    """Raises ValueError where there is no routing to replay, or none that can be, no load to balance, or no experts."""
+def check_experts(config: Config, model: HFModel) -> None:
+    """Raises ValueError where there are no experts whose kernels could be chosen."""
     if config.model.experts != "auto" and not model.model._can_set_experts_implementation():
         raise ValueError(
             f"model.experts = {config.model.experts!r}: {type(model.model).__name__} has no experts whose kernels can be "
             'chosen: set it to "auto"'
         )
+
+
+def check_routers(config: Config, model: HFModel) -> None:
+    """Raises ValueError where there is no routing to replay, or none that can be, or no load to balance."""
     if config.algorithm.aux_loss and not routers.routers(model.model):
         raise ValueError(
             f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {routers.missing(model.model)}, so there is no load to "

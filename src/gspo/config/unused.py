@@ -81,6 +81,10 @@ ALWAYS = (
         'it is for guard.action = "rewind": set that too, or leave it out',
     ),
     Unused(
+        ("guard.lr_factor",), lambda c: not c.guard.max_rewinds,
+        "guard.max_rewinds = 0, so the run never goes back: raise that, or leave it out",
+    ),
+    Unused(
         ("task.split",), lambda c: not kinds(c) & {"hub", "saved"},
         "the source has no splits to choose from: leave it out",
     ),
@@ -190,15 +194,15 @@ TRAIN = (
         "completions have one turn without an environment: set task.environment, or leave it out",
     ),
 )  # fmt: skip
-FILLED = ("epsilon", "epsilon_high", "mini_batches", "scale_rewards", "critic")  # `gspo config` writes them into any file
 SFT = (
     Unused(
         (
             *every("reward"), *every("reward_model"), *every("judge"), *every("sampler"), *every("rollout"), *every("guard"),
             *every("serve"), *every("refresh"),
-            *every("algorithm", *FILLED),
+            *every("algorithm"),
             *every("eval", "num_prompts"), *every("log", "dir", "trackers", "project"),
             "task.environment", "task.max_turns", "task.step_timeout",
+            "train.offload_reference",
         ),
         lambda c: True,
         "`gspo sft` imitates rows and samples nothing: leave it out, or keep the settings of `gspo train` in another file",
@@ -218,24 +222,32 @@ SERVE = (
         lambda c: True,
         "agents bring their own prompts and rewards to `gspo serve`: leave it out",
     ),
+    Unused(
+        ("train.steps",), lambda c: c.optimizer.schedule == "constant",
+        'agents decide how many steps there are, and the learning rate does not fall with optimizer.schedule = "constant": '
+        "leave it out",
+    ),
 )  # fmt: skip
 COMMANDS = {"train": ALWAYS + TRAIN, "sft": SFT + ALWAYS, "serve": SERVE + ALWAYS, "eval": ALWAYS}
 """`gspo eval` reads its part of a run's own file, so it refuses only what nobody would read."""
 
 
-def unused(config: Config, rules: Iterable[Unused]) -> Iterable[tuple[str, str]]:
-    """Each key that is set and has no effect, with the remedy."""
+def unused(config: Config, rules: Iterable[Unused], filled: Config | None = None) -> Iterable[tuple[str, str]]:
+    """Each key that is set and has no effect, with the remedy. filled: what counts as not set, beside the defaults."""
     for rule in rules:
         for key in rule.keys:
             section, name = key.split(".")
             value = getattr(getattr(config, section), name)
-            if value != getattr(SECTIONS[section](), name) and rule.when(config):
+            unset = [getattr(SECTIONS[section](), name), *([getattr(getattr(filled, section), name)] if filled else [])]
+            if value not in unset and rule.when(config):
                 yield key, f"{key} = {shown(value)} has no effect: {rule.remedy}"
 
 
-def check_unused(config: Config, command: str) -> None:
-    """Refuses what `command` (train, sft, serve or eval) would not read. Raises ValueError with key, value and remedy."""
+def check_unused(config: Config, command: str, filled: Config | None = None) -> None:
+    """Refuses what `command` (train, sft, serve or eval) would not read. filled: the defaults as `gspo config` writes them
+    into any file, with the algorithm's own. Raises ValueError with key, value and remedy.
+    """
     if config.stage and command in ("sft", "serve"):
         raise ValueError(f"stage[0].at = {config.stage[0].at} has no effect: `gspo {command}` has no stages: leave it out")
-    for _, text in unused(config, COMMANDS[command]):
+    for _, text in unused(config, COMMANDS[command], filled):
         raise ValueError(text)
