@@ -6,11 +6,14 @@ import torch
 from gspo.backends.hf.files import Outline, outline
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
+from gspo.build.assemble import note_what_is_not_done
 from gspo.build.given import Given
-from gspo.build.models import check_routers, models_of, named, outline_of, prompts_of, room
+from gspo.build.models import check_experts, check_routers, models_of, named, outline_of, prompts_of, room
 from gspo.config.files import from_dict
 from gspo.config.policy import ModelConfig
 from gspo.data.prompts import Notice
+from gspo.runs.folder import RunFolder
+from gspo.runs.log import RunLog
 from tests import tiny_run
 from tests.backends.hf.families import TOKENIZER, tiny
 from tests.data.tools import TEMPLATE, characters, text
@@ -115,12 +118,12 @@ def test_routers_are_there_where_they_are_needed():
         with pytest.raises(ValueError, match=f"algorithm.{next(iter(section))} = "):
             check_routers(from_dict({"algorithm": section}), dense)
     check_routers(from_dict({}), dense)
-    check_routers(from_dict({"model": {"experts": "eager"}}), mixture)
+    check_experts(from_dict({"model": {"experts": "eager"}}), mixture)
     with pytest.raises(ValueError, match=r"model\.experts = 'eager': LlamaForCausalLM has no experts"):
-        check_routers(from_dict({"model": {"experts": "eager"}}), dense)
+        check_experts(from_dict({"model": {"experts": "eager"}}), dense)
 
 
-def test_a_mixture_whose_routing_is_unseen_is_not_called_dense():
+def test_a_mixture_whose_routing_is_unseen_is_not_called_dense(tmp_path, capsys):
     """Doge's experts are chosen by no router of their own. It is refused as that, and a run says so at its start."""
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     doge = build_tiny(
@@ -130,5 +133,11 @@ def test_a_mixture_whose_routing_is_unseen_is_not_called_dense():
     for section in ({"aux_loss": 0.1}, {"router_replay": "R2"}):
         with pytest.raises(ValueError, match="DogeForCausalLM is a mixture of experts whose routing gspo does not see"):
             check_routers(from_dict({"algorithm": section}), doge)
-    assert "does not see" in HFPolicy(doge).unseen
+    policy = HFPolicy(doge)
+    assert "does not see" in policy.unseen
+    with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder) as log:
+        note_what_is_not_done(log, policy, from_dict({"train": {"offload_optimizer": True}}))
+    told = capsys.readouterr().err  # by the terminal
+    assert f"warning: {policy.unseen}: there are no moe/ metrics" in told
+    assert "warning: train.offload_optimizer and train.offload_reference move nothing: the model is on a CPU" in told
     assert HFPolicy(tiny("llama")).unseen == HFPolicy(tiny("qwen3_moe")).unseen == ""

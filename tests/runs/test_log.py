@@ -1,10 +1,12 @@
 """The files of a run: cut back to a checkpoint, always valid JSON."""
 
+import ast
 import json
 import math
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +28,18 @@ def test_metrics_are_on_the_disk_at_once(tmp_path):
         log.metrics({"step": 1, "reward": 0.1 + 0.2, "kl": math.nan, "ratio": {"max": math.inf}})
         assert read(folder) == [{"step": 1, "reward": 0.1 + 0.2, "kl": None, "ratio": {"max": None}}]
         log.close()
+
+
+def test_whoever_warns_warns_in_the_terminal_too():
+    """`event` writes into the file alone, so nobody but `warn` may write one of the kind "warning"."""
+    source, kinds = Path(__file__).parents[2] / "src" / "gspo", []
+    for path in sorted(source.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "event":
+                kind = (node.args or [keyword.value for keyword in node.keywords if keyword.arg == "kind"])[0]
+                assert isinstance(kind, ast.Constant), f"{path.relative_to(source)}:{node.lineno}: say the kind itself"
+                kinds.append((kind.value, str(path.relative_to(source))))
+    assert [where for kind, where in kinds if kind == "warning"] == ["runs/log.py"] and len(kinds) > 3
 
 
 def test_metrics_of_an_earlier_step_do_not_date_events_back(tmp_path):

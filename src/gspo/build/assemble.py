@@ -209,14 +209,14 @@ def note_what_is_not_done(log: RunLog, policy: HFPolicy, config: Config) -> None
     kernels, and where experts are chosen unseen.
     """
     if policy.unseen:
-        log.event("warning", f"{policy.unseen}: there are no moe/ metrics, and a change of routing is not noticed")
+        log.warn(f"{policy.unseen}: there are no moe/ metrics, and a change of routing is not noticed")
     if policy.unshared:
         log.event("info", f"trains on padded rows: {policy.unshared}")
     model = policy.model
     if not model.kernels and by_kernels(config.model, model.device.type, model.compute_dtype):
         log.event("info", f"no compiled kernels, so steps take longer: {fused.missing()}")
     if policy.device.type == "cpu" and (config.train.offload_optimizer or config.train.offload_reference):
-        log.event("info", "train.offload_optimizer and train.offload_reference move nothing: the model is on a CPU")
+        log.warn("train.offload_optimizer and train.offload_reference move nothing: the model is on a CPU")
 
 
 def listen(learner: LocalLearner, log: RunLog) -> None:
