@@ -3,12 +3,14 @@ import math
 
 import pytest
 import torch
-from transformers import Trainer
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer
+from transformers.pytorch_utils import Conv1D
 
 from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
-from gspo.build.learners import optimizer_of
+from gspo.build.learners import norms_and_biases, optimizer_of
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, OptimizerConfig
 from gspo.learner.optimizer import Optimizer, lr_at
@@ -72,6 +74,31 @@ def test_weight_decay_leaves_out_norms_and_biases(family, shape):
     assert kept and shrunk == theirs - one
     assert all("norm" in name or "ln_" in name or name.endswith(("bias", "sinks")) for name in kept)
     assert any("embed" in name or "wte" in name for name in shrunk)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        *((family, {}) for family in FAMILIES), ("cohere", {"use_qk_norm": True}), ("gpt_oss", _EXPERTS),
+        ("olmo2", _EXPERTS), ("phi", _EXPERTS), ("stablelm", _EXPERTS | {"qk_layernorm": True}),
+        ("glm4", _EXPERTS | {"pad_token_id": 0}),
+        ("cohere2", _EXPERTS),
+    ],
+)  # fmt: skip
+def test_of_each_family_all_matrices_decay_but_no_norm(family, shape):
+    """A norm gives its weights another scale, whatever their shape: with one along another axis they are no matrix."""
+    with torch.device("meta"):
+        shape = FAMILIES.get(family, {"model_type": family}) | shape
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape, vocab_size=64))
+    kept = [model.get_parameter(name) for name in norms_and_biases(model)]
+    optimizer = Optimizer(model.parameters(), OptimizerConfig(weight_decay=0.1), 1, 0, kept=kept)
+    decays = {p for group in optimizer.adamw.param_groups if group["weight_decay"] for p in group["params"]}
+    multiplied = (nn.Linear, nn.Embedding, nn.Conv1d, Conv1D)
+    matrices = {m.weight for m in model.modules() if isinstance(m, multiplied)}
+    stacked = {p for name, p in model.named_parameters() if ".experts." in name and "bias" not in name}
+    norms = {p for m in model.modules() if "norm" in type(m).__name__.lower() for p in m.parameters()}
+    assert norms and matrices | stacked <= decays and not norms & decays
+    assert "use_qk_norm" not in shape or any(p.ndim > 1 for p in norms)
 
 
 def test_adapters_decay():

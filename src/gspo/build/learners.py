@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
@@ -84,5 +86,15 @@ def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
             'model.device = "cpu"'
         )
     offload = config.train.offload_optimizer and policy.device.type != "cpu"
-    biases = [p for name, p in policy.model.named_parameters() if name.endswith("bias")]
-    return Optimizer(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates, offload, biases)
+    names = norms_and_biases(policy.model.model)
+    kept = [p for name, p in policy.model.named_parameters() if name in names]
+    return Optimizer(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates, offload, kept)
+
+
+def norms_and_biases(model: nn.Module) -> set[str]:
+    """Names of what weight decay leaves out, whatever its shape: Cohere's norms have one vector a head."""
+    names = set()
+    for path, module in model.named_modules():
+        norm = "Norm" in type(module).__name__ or "norm" in path.rpartition(".")[2].lower()
+        names |= {name for name, _ in module.named_parameters(path, recurse=False) if norm or name.endswith("bias")}
+    return names

@@ -54,13 +54,13 @@ def adamw_of(groups: list[dict[str, Any]], config: OptimizerConfig, fused: bool)
 class Optimizer:
     """One optimizer step a call. `max_bad` updates in a row with a non-finite loss or gradient are skipped and counted;
     one more raises RuntimeError. scale: factor of the scheduled learning rate. offload: AdamW's moments wait in the host's
-    memory between steps. Weight decay leaves out what has fewer than two dimensions (norms, most biases) and `biases`, those
-    that have more, as the experts' of a mixture.
+    memory between steps. Weight decay leaves out what has fewer than two dimensions (most norms and biases) and `kept`:
+    norms by head and the biases of experts have more.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], config: OptimizerConfig, total_updates: int, max_bad: int,
-        offload: bool = False, biases: Iterable[nn.Parameter] = (),
+        offload: bool = False, kept: Iterable[nn.Parameter] = (),
     ):  # fmt: skip
         self.parameters = list(parameters)
         self.order: list[nn.Parameter]  # in which AdamW's state counts whole weights
@@ -71,17 +71,17 @@ class Optimizer:
         self.updates = 0
         self.scale = 1.0
         self.bad_in_a_row = 0
-        self.adamw = adamw_of(self._groups(set(biases)), config, all(p.is_floating_point() for p in self.parameters))
+        self.adamw = adamw_of(self._groups(set(kept)), config, all(p.is_floating_point() for p in self.parameters))
         self.moments: torch.optim.Optimizer | Offloaded = self.adamw
         if offload:
             self.moments = Offloaded(self.adamw, [p for group in self.adamw.param_groups for p in group["params"]])
 
-    def _groups(self, biases: set[nn.Parameter]) -> list[dict[str, Any]]:
+    def _groups(self, left_out: set[nn.Parameter]) -> list[dict[str, Any]]:
         """Those that decay and those that do not; one group of all where none does. Shards of one mesh of ranks each."""
         if not self.config.weight_decay:
             self.order = self.parameters
             return [{"params": same} for same in by_mesh(self.parameters)]
-        decays = {p: p.ndim > 1 and p not in biases for p in self.parameters}
+        decays = {p: p.ndim > 1 and p not in left_out for p in self.parameters}
         decayed, kept = ([p for p in self.parameters if decays[p] == which] for which in (True, False))
         self.order, self.undecayed = decayed + kept, len(kept)
         groups = [{"params": same} for same in by_mesh(decayed)]
