@@ -15,13 +15,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import UnsupportedOperation
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from gspo.build.processes import importing
 from gspo.config.files import from_dict, load, to_dict, to_toml
-from gspo.config.names import nearest_key
 from gspo.config.ranks import LOST, SHORT
-from gspo.options import OF_A_BENCHMARK, parser, take_fields
+from gspo.options import OF_A_BENCHMARK, parser, refuse, take_fields
 from gspo.safe import visible, without_logins
 
 OUT_OF_MEMORY = (
@@ -139,16 +138,6 @@ def told(argv: list[str]) -> int:
             raise
         print(f"gspo: {visible(without_logins(str(error)))}", file=sys.stderr)
         return OF_RANKS[type(error).__name__]
-
-
-def refuse(word: str, command: str) -> NoReturn:
-    """Raises ValueError for a word that the command does not know, with the field that was probably meant."""
-    name, option = word.partition("=")[0], word.startswith("-")
-    guess = nearest_key(name, "--") if option or name != word else ""
-    what = "unknown option" if option else "unexpected argument"
-    if guess or option:
-        what += "; fields are given as --section.key VALUE"
-    raise ValueError(f"{name if option else word}: {what}{guess or f'; see `gspo {command} --help`'}")
 
 
 def way_on(arguments: argparse.Namespace, fields: dict[str, str]) -> str:

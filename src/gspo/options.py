@@ -10,6 +10,7 @@ from typing import NoReturn
 from gspo import __version__
 from gspo.config.field import SEEDS
 from gspo.config.files import from_home
+from gspo.config.names import nearest_key
 
 FIELDS = "Set any configuration field with --section.key VALUE. `gspo config` lists all fields with meaning and unit."
 
@@ -249,3 +250,13 @@ def take_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
                 raise ValueError(f"{key}: a value is missing (one that begins with -- is given as {key}=VALUE)")
         fields[key[2:]] = value
     return plain_words, fields
+
+
+def refuse(word: str, command: str) -> NoReturn:
+    """Raises ValueError for a word that the command does not know, with the field that was probably meant."""
+    name, option = word.partition("=")[0], word.startswith("-")
+    guess = nearest_key(name, "--") if option or name != word else ""
+    what = "unknown option" if option else "unexpected argument"
+    if guess or option:
+        what += "; fields are given as --section.key VALUE"
+    raise ValueError(f"{name if option else word}: {what}{guess or f'; see `gspo {command} --help`'}")
