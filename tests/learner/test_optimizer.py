@@ -123,6 +123,18 @@ def trained(optimizer, state=None):
     return [p.detach().clone() for p in optimizer.parameters]
 
 
+def test_a_norm_that_decayed_in_a_checkpoint_is_not_passed_over():
+    def made(kept):
+        weights = [torch.nn.Parameter(torch.ones(2, 3)) for _ in range(3)] + [torch.nn.Parameter(torch.ones(3))]
+        return Optimizer(weights, OptimizerConfig(lr=0.1, weight_decay=0.1), 9, 0, kept=weights[:kept])
+
+    before = made(0)
+    trained(before)
+    with pytest.raises(ValueError, match=r"an earlier gspo, which let norms or biases decay too"):
+        made(1).load_state_dict(before.state_dict())
+    trained(made(0), before.state_dict())
+
+
 @pytest.mark.parametrize("offload", [False, True])
 def test_what_an_earlier_gspo_let_decay_is_refused_unless_it_still_does(offload):
     """Its checkpoints have one group; without norms and biases, as in adapters, it means the same."""

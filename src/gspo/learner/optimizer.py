@@ -151,14 +151,16 @@ class Optimizer:
             return
         adamw, sharded = state["adamw"], any(isinstance(p, DTensor) for p in self.parameters)
         kept = [] if sharded else self.adamw.state_dict()["param_groups"][1:]
-        if self.config.weight_decay and len(adamw["param_groups"]) == 1:  # all decayed, as they still do in adapters
-            if self.undecayed:
+        if self.config.weight_decay:
+            decayed = sum(len(group["params"]) for group in adamw["param_groups"] if group["weight_decay"])
+            if decayed != len(self.order) - self.undecayed:
                 raise ValueError(
                     f"optimizer.weight_decay = {self.config.weight_decay:g}: the checkpoint is of an earlier gspo, which "
-                    "let norms and biases decay too, so this run cannot go on as it began: resume it with the gspo that "
+                    "let norms or biases decay too, so this run cannot go on as it began: resume it with the gspo that "
                     "wrote the checkpoint, or start another run from the checkpoint's model"
                 )
-            adamw = adamw | {"param_groups": adamw["param_groups"] + kept}
+            if len(adamw["param_groups"]) == 1:  # all decay, as in adapters
+                adamw = adamw | {"param_groups": adamw["param_groups"] + kept}
         self.moments.load_state_dict(self._in_shards(adamw) if sharded else adamw)
 
     def take_moments(self) -> None:
