@@ -7,6 +7,7 @@ from gspo.config.files import from_dict, load_of_run, to_toml
 from gspo.config.names import all_keys
 from gspo.config.resume import FREE, ON_PURPOSE, check_allowed, same_run
 from gspo.config.schema import SECTIONS, Config
+from gspo.config.unused import check_unused
 from gspo.learner.algorithm import resolved
 
 
@@ -44,9 +45,20 @@ def test_what_makes_it_another_run_may_not(tables, message):
 
 def test_what_a_served_run_does_not_read_is_not_compared():
     old = from_dict({"rollout": {"num_prompts": 8}})
-    assert same_run(old, Config(), served=True) == []
+    assert same_run(old, Config(), command="serve") == []
     with pytest.raises(ValueError, match=r"rollout\.num_prompts = 32 cannot be changed"):
         same_run(old, Config())
+
+
+@pytest.mark.parametrize(
+    "command, tables",
+    [("sft", {"algorithm": {"epsilon": 0.1}}), ("sft", {"guard": {"window": 9}}), ("serve", {"task": {"size": 9}})],
+)
+def test_what_its_command_never_read_may_be_taken_out(command, tables):
+    """An earlier gspo let it be set, and this one refuses it."""
+    with pytest.raises(ValueError, match="has no effect"):
+        check_unused(from_dict(tables), command)
+    same_run(from_dict(tables), Config(), command=command)
 
 
 @pytest.mark.parametrize("name", ["grpo", "sapo", "ppo", "dapo"])

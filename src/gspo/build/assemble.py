@@ -119,7 +119,7 @@ def serving(
     config, odd = resolved(config, samples=False)
     with (
         crew.joined(config.scale) as ranks,
-        claimed(config, resume, allowed, served=True) as (folder, last),
+        claimed(config, resume, allowed, "serve") as (folder, last),
         engine_hosts(config) as hosts,
     ):
         heard: list[Warning] = []
@@ -135,7 +135,7 @@ def serving(
             return sources[0]
 
         loaded = Loaded(model, reference, odd, heard, ranks=ranks, hosts=hosts)
-        with assembled(config, loaded, folder, last, source, AlreadyScored(), served=True) as run:
+        with assembled(config, loaded, folder, last, source, AlreadyScored(), "serve") as run:
             yield run, sources[0], model
 
 
@@ -158,11 +158,11 @@ class Loaded:
 @contextmanager
 def assembled(
     config: Config, loaded: Loaded, folder: RunFolder | None, last: Path | None,
-    source: Callable[[Any, Sampling, Report], RolloutSource], scorer: Scorer, served: bool = False,
+    source: Callable[[Any, Sampling, Report], RolloutSource], scorer: Scorer, command: str = "train",
 ) -> Iterator[Run]:  # fmt: skip
     """A run of loaded parts, with its samplers and its folder, and restored from the checkpoint `last` if there is one.
 
-    served: it is a run of `gspo serve`; nobody knows how many steps it will have.
+    command: train, or serve, of which nobody knows how many steps it will have.
     """
     model, row = loaded.model, ALGORITHMS[config.algorithm.name]
     policy, local = learning(config, model, loaded.reference, loaded.ranks)
@@ -171,7 +171,7 @@ def assembled(
     sampling = dataclasses.replace(sampling, routes=policy.sparse)
     with (
         samplers_of(config, policy, learner.publish(0), Path(config.log.dir), loaded.hosts) as (sampler, evaluator),
-        open_run(config, folder, last, f"{config.algorithm.name} training", served) as (log, screen, state),
+        open_run(config, folder, last, f"{config.algorithm.name} training", command) as (log, screen, state),
     ):
         for text in loaded.odd:
             log.warn(text)
@@ -235,7 +235,7 @@ def imitating(
     given = given or Given()
     check_optimizer(config)
     check_packed(config)
-    with crew.joined(config.scale) as ranks, claimed(config, resume, allowed) as (folder, last):
+    with crew.joined(config.scale) as ranks, claimed(config, resume, allowed, "sft") as (folder, last):
         heard: list[Warning] = []
         with own_warnings(heard.append):
             with loading("the rows"):
@@ -250,7 +250,7 @@ def imitating(
         policy, local = supervised_learning(config, model, ranks=ranks)
         learner: SupervisedLearner = LeadingLearner(local, ranks) if ranks else local
         completions = [sft.imitated(row.prompt.tokens, row.completion) for row in rows]
-        with open_run(config, folder, last, "supervised fine-tuning") as (log, screen, state):
+        with open_run(config, folder, last, "supervised fine-tuning", "sft") as (log, screen, state):
             tell(log, heard, model)
             note_what_is_not_done(log, policy, config)
             listen(local, log)

@@ -9,7 +9,7 @@ from typing import Any
 from gspo.config.files import to_dict
 from gspo.config.names import all_keys, nearest_key
 from gspo.config.schema import SECTIONS, STAGE, Config
-from gspo.config.unused import ALWAYS, unused
+from gspo.config.unused import COMMANDS, unused
 from gspo.config.values import shown
 from gspo.safe import without_secrets
 
@@ -51,11 +51,11 @@ def check_allowed(keys: Collection[str]) -> None:
         )
 
 
-def same_run(old: Config, new: Config, allowed: Collection[str] = (), served: bool = False, begun: int = 0) -> list[str]:
+def same_run(old: Config, new: Config, allowed: Collection[str] = (), command: str = "train", begun: int = 0) -> list[str]:
     """What `new` changes, in words. Raises ValueError where it would continue another run than `old`, naming the first such
     option in the order of the sections: others may follow from it, as a clip range does from the algorithm's name. A secret
-    may change: none is kept to compare with, and keys are replaced now and then. served: it is a run of `gspo serve`.
-    begun: the last step that was sampled for: stages up to it are past, later ones may change.
+    may change: none is kept to compare with, and keys are replaced now and then. command: train,
+    sft or serve. begun: the last step that was sampled for: stages up to it are past, later ones may change.
     """
     changes = []
     past = [[stage for stage in config.stage if stage.at <= begun] for config in (old, new)]
@@ -68,9 +68,9 @@ def same_run(old: Config, new: Config, allowed: Collection[str] = (), served: bo
                 f"[[{STAGE}]] up to step {begun} cannot be changed in a resumed run, which has begun it: it was "
                 f"{was!r}. Set it back; stages after step {begun} may change"
             )
-        if served and key == NOT_SERVED:
+        if command == "serve" and key == NOT_SERVED:
             continue
-        if not may_differ(key, allowed) and not left_out(key, old, new):
+        if not may_differ(key, allowed) and not left_out(key, old, new, command):
             way = f', or allow it by --allow {key} (from Python: allow=["{key}"])' if key in ON_PURPOSE else ""
             raise ValueError(
                 f"{key} = {is_now!r} cannot be changed in a resumed run: it began with {was!r}. Set it back{way}, or start "
@@ -97,11 +97,11 @@ def may_differ(key: str, allowed: Collection[str] = ()) -> bool:
     return bool({key.partition(".")[0], key} & {*FREE, *allowed})
 
 
-def left_out(key: str, old: Config, new: Config) -> bool:
-    """Whether a setting was only taken out that had no effect and would have none now: an earlier gspo let it be set."""
+def left_out(key: str, old: Config, new: Config, command: str = "train") -> bool:
+    """Whether a setting was only taken out that `command` never reads, nor would now: an earlier gspo let it be set."""
     section, _, name = key.partition(".")
     if key == STAGE or getattr(getattr(new, section), name) != getattr(SECTIONS[section](), name):
         return False
     was = {name: getattr(getattr(old, section), name)}
     put_back = dataclasses.replace(new, **{section: dataclasses.replace(getattr(new, section), **was)})
-    return all(key in dict(unused(config, ALWAYS)) for config in (old, put_back))
+    return all(key in dict(unused(config, COMMANDS[command])) for config in (old, put_back))

@@ -25,12 +25,12 @@ PACKAGE = Path(__file__).parents[1]  # of gspo
 
 @contextmanager
 def claimed(
-    config: Config, resume: bool, allowed: Collection[str] = (), served: bool = False
+    config: Config, resume: bool, allowed: Collection[str] = (), command: str = "train"
 ) -> Iterator[tuple[RunFolder | None, Path | None]]:
     """To resume: the run's folder, locked before anything of it is read, and its newest checkpoint. Else (None, None).
 
-    allowed: settings that may differ on purpose. served: it is a run of `gspo serve`. Raises ValueError for those that may
-    not, RuntimeError for a damaged checkpoint.
+    allowed: settings that may differ on purpose. command: train, sft or serve. Raises ValueError for those that may not,
+    RuntimeError for a damaged checkpoint.
     """
     check_trackers(config.log.trackers)
     check_allowed(allowed)
@@ -45,7 +45,7 @@ def claimed(
         last = checkpoint.latest(folder.checkpoints)
         if last is not None:
             checkpoint.check(last)
-        same_run(begun_with(folder, last), config, allowed, served, sampled_for(config, last))
+        same_run(begun_with(folder, last), config, allowed, command, sampled_for(config, last))
         yield folder, last
 
 
@@ -66,17 +66,17 @@ def sampled_for(config: Config, last: Path | None) -> int:
 
 @contextmanager
 def open_run(
-    config: Config, folder: RunFolder | None, last: Path | None, title: str, served: bool = False
+    config: Config, folder: RunFolder | None, last: Path | None, title: str, command: str = "train"
 ) -> Iterator[tuple[RunLog, Progress, dict[str, Any] | None]]:
     """The log and the screen of a run, in a new folder if there is none yet, and the state to go on from, if any.
 
-    served: it is a run of `gspo serve`; nobody knows how many steps it will have.
+    command: train, sft or serve, of which nobody knows how many steps it will have.
     """
     with ExitStack() as stack:
         begun = sampled_for(config, last)
         toml, changes = to_toml(config), []
         if folder is not None:
-            changes = same_run(begun_with(folder, last), config, ON_PURPOSE, served, begun)
+            changes = same_run(begun_with(folder, last), config, ON_PURPOSE, command, begun)
         if folder is None:
             folder = stack.enter_context(RunFolder.create(config.log.dir, toml))
         disk.write_text(folder.config, toml)
@@ -84,7 +84,7 @@ def open_run(
         start = state["step"] if state else 0
         settings = without_secrets(to_dict(config))
         trackers = open_trackers(config.log.trackers, folder.path, config.log.project, settings, start)
-        screen = stack.enter_context(Progress(None if served else config.train.steps, start, title=title))
+        screen = stack.enter_context(Progress(None if command == "serve" else config.train.steps, start, title=title))
         log = stack.enter_context(RunLog(folder, trackers, screen))
         log.rewind(state["log"] if state else {})
         log.step = start
