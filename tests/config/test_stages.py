@@ -8,6 +8,7 @@ from gspo.config.checks import check_training
 from gspo.config.files import docs, from_dict, load
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import StageConfig, longest, number_at, rollout_at, source_at
+from gspo.study.spec import Cell
 from gspo.study.terms import told
 
 BASE = {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}, "reward": {"functions": ["exact"]}}
@@ -117,11 +118,6 @@ def test_tasks_of_verifiers_stay(source):
 
 
 def test_a_study_says_that_variants_differ_in_stages():
-    class Cell:
-        setting = "runs"
-
-        def __init__(self, **tables):
-            self.config = from_dict(BASE | tables)
-
-    said = told([Cell(), Cell(stage=[{"at": 9, "temperature": 0.5}])])
+    changes = {"A": {}, "B": {"stage": [{"at": 9, "temperature": 0.5}]}}
+    said = told([Cell("runs", variant, 0, from_dict(BASE | tables)) for variant, tables in changes.items()], {})
     assert "Variants differ in stage." in said and "the same prompts" not in said

@@ -99,8 +99,9 @@ class RunLog:
         self.event("info", text)
         self._print(without_logins(text))
 
-    def warn(self, text: str) -> None:
-        """Print a warning and write it as an event, the first time that it is given.
+    def warn(self, text: str, aloud: bool = True) -> None:
+        """Print a warning and write it as an event, the first time that it is given. aloud: False for one that was printed
+        before in nearly these words, and is only written.
 
         A resumed run prints again what it warned of before, and does not write it twice.
         """
@@ -111,7 +112,8 @@ class RunLog:
         if text not in self._written:
             self._written.add(text)
             self.event("warning", text)
-        self._print(f"warning: {text}")
+        if aloud:
+            self._print(f"warning: {text}")
 
     def position(self) -> dict[str, int]:
         """The length in bytes of each file, for a checkpoint. What was written so far is on the disk."""

@@ -80,10 +80,8 @@ def check_rewards(run: Run, groups: Sequence[Group]) -> None:
     """
     run.failures.check(groups, run.step)
     text, news = run.failures.told([*errors(groups), *run.source.unused], run.step)
-    if text and news:
-        run.log.warn(text)
-    elif text:
-        run.log.event("warning", text)
+    if text:
+        run.log.warn(text, aloud=news)
 
 
 def rollout_lines(run: Run, groups: Sequence[Group], batch: Learnable) -> list[Metrics]:
