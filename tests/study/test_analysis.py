@@ -30,6 +30,13 @@ def test_a_cell_by_hand():
     assert row["metric"] == 0.6 and row["clipped"] == pytest.approx(0.2) and math.isnan(row["volatility"])
 
 
+def test_completions_without_a_reward_are_counted():
+    columns = {"rollouts/failed": [3.0, 1.0], "tokens": [80.0, 40.0], "completions/mean_length": [10.0, 5.0]}
+    row = measure(run([0.5, 0.5], **columns, **{"eval/failed": [4.0, 2.0]}), "", 10)
+    assert row["unscored"] == 4 / 16 and row["eval_unscored"] == 2
+    assert math.isnan(measure(run([0.5]), "", 10)["unscored"])
+
+
 def test_a_cell_that_is_shorter_than_the_window():
     row = measure(run([0.25, 0.75]), "", 10)
     assert row["reward"] == 0.5 and not row["collapsed"] and "metric" not in row

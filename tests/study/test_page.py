@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,8 @@ def row(variant, seed, reward, status="done", **more):
         "seconds": 60.0,
         "seconds_train": 1.0,
         "steps": 9,
+        "unscored": 0.0,
+        "eval_unscored": math.nan,
     }
     here = {"setting": "runs", "variant": variant, "seed": seed, "status": status, "reason": ""}
     return here | (known | {"reward": reward} if status == "done" else {}) | more
@@ -48,6 +51,20 @@ def test_a_summary_by_hand():
     )
     assert wide[0]["clipped"].low == wide[0]["fall"].low == 0 and wide[0]["clipped"].high == 1  # a share
     assert gspo["verdict"].startswith("reward of the last 2 steps: GSPO collapsed in 1 of 2 seeds.")
+
+
+def test_a_verdict_says_what_its_rewards_leave_out():
+    rows = [row(v, seed, 0.5, unscored=0.25 * (v == "GSPO"), eval_unscored=2.0) for v in ("GSPO", "GRPO") for seed in (0, 1)]
+    verdicts = [line["verdict"] for line in summarise(STUDY, rows, "reward") if "verdict" in line]
+    assert verdicts[0].endswith(" Left out, as completions without a reward: GSPO 25.0%, GRPO 0.0%.")
+    rows = [each | {"metric": 0.5, "unscored": 0.0} for each in rows]
+    assert "Left out" not in str(summarise(STUDY, rows, "reward"))
+    for metric, said in (
+        ("eval/reward/exact", "held-out completions without a reward: GSPO 2.0, GRPO 2.0."),
+        ("entropy", ""),
+    ):
+        told = summarise(replace(STUDY, metric=metric), rows, "metric")[1]["verdict"]
+        assert told.endswith(said) and ("Left out" in told) == bool(said)
 
 
 def test_the_tables_hold_each_cell_and_no_nan(tmp_path):

@@ -48,6 +48,7 @@ class Interval:
 def measure(run: RunMetrics, metric: str, last: int, guard: GuardConfig = GUARD) -> dict[str, Any]:
     """A cell's numbers. reward: mean of the `last` steps. best: the highest mean of as many steps. fall: how far the reward
     ends below it. mean: of all steps, the area under the curve. metric: its last value. collapsed: by the test of `guard`.
+    unscored: share of the completions sampled that got no reward; eval_unscored: held-out ones of the last evaluation.
     """
     _, rewards = run.series("reward")
     width = min(last, len(rewards))
@@ -62,6 +63,8 @@ def measure(run: RunMetrics, metric: str, last: int, guard: GuardConfig = GUARD)
     }
     row["fall"] = row["best"] - row["reward"]
     row["collapsed"] = collapsed(run, guard)
+    row["unscored"] = unscored(run)
+    row["eval_unscored"] = float(next(iter(run.series("eval/failed")[1][-1:]), math.nan))
     if metric:
         values = run.series(metric)[1]
         row["metric"] = float(values[-1]) if len(values) else math.nan
@@ -82,6 +85,13 @@ def collapsed(run: RunMetrics, guard: GuardConfig = GUARD) -> bool:
         if is_number(line.get("reward")):
             fall = test.see(line)
     return fall is not None and fall.share < guard.collapse
+
+
+def unscored(run: RunMetrics) -> float:
+    """The share of the completions sampled that got no reward, which no reward of a step counts."""
+    _, (failed, tokens, length) = run.rows(("rollouts/failed", "tokens", "completions/mean_length"))
+    count = float((tokens / length).sum()) if len(length) and (length > 0).all() else math.nan
+    return float(failed.sum()) / count if count else math.nan
 
 
 def interval(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)) -> Interval:

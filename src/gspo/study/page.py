@@ -21,7 +21,7 @@ from gspo.study.terms import told
 
 CellRow = dict[str, Any]
 MEASURES = ("reward", "mean", "metric")
-BESIDE = {"fall": (0.0, math.inf), "seconds": (0.0, math.inf)} | {
+BESIDE = {"fall": (0.0, math.inf), "seconds": (0.0, math.inf), "unscored": (0.0, 1.0)} | {
     name: bounds(MEANS[name], ()) for name in ("clipped", "volatility", "seconds_train")
 }
 """What stands beside a measure, and its bounds."""
@@ -74,9 +74,22 @@ def summarise(
                 line["bootstrap"] = bootstrap(differences) if len(differences) > 1 else (math.nan, math.nan)
                 line["verdict"] = verdict(
                     variant, study.baseline, line["difference"], line["collapsed"], len(here), words, better(metric)
-                )
+                ) + _unscored(metric, rows, setting, (variant, study.baseline))
             lines.append(line)
     return lines
+
+
+def _unscored(metric: str, rows: Sequence[CellRow], setting: str, variants: Sequence[str]) -> str:
+    """What a mean reward leaves out, where it leaves something out: graders fail on bad completions above all."""
+    held_out = metric.startswith("eval/")
+    if not metric.removeprefix("eval/").startswith("reward"):
+        return ""
+    key, form, what = ("eval_unscored", ".1f", "held-out completions") if held_out else ("unscored", ".1%", "completions")
+    shares = {name: interval([row[key] for row in _done(rows, setting, name)]).mean for name in variants}
+    if not any(share > 0 for share in shares.values()):
+        return ""
+    told = ", ".join(f"{name} {share:{form}}" for name, share in shares.items())
+    return f" Left out, as {what} without a reward: {told}."
 
 
 def _done(rows: Sequence[CellRow], setting: str, variant: str) -> list[CellRow]:
