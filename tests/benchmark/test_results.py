@@ -35,7 +35,7 @@ def test_figures_of_a_benchmark():
     assert (
         "avg@4   37.50 %" in text
         and f"interval {LIKE}" in text
-        and "1 reply could not be scored and counts as wrong" in text
+        and "1 reply could not be scored and counts as wrong; the commonest reason: too slow" in text
     )
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from gspo.benchmark.faults import named
-from gspo.benchmark.replies import REFUSED, Key, Mark, Reply
+from gspo.benchmark.replies import REFUSAL, REFUSED, Key, Mark, Reply
 from gspo.benchmark.scores import Bounded, ladder, majority, over_like, over_these, passes
+from gspo.rollout.failures import commonest
 from gspo.rollout.statistics import standard_error
 from gspo.runs.log import finite, to_json
-from gspo.safe import replace_file
+from gspo.safe import replace_file, visible
 from gspo.types import Prompt
 
 THESE, LIKE = "over these problems", "over problems like these"
@@ -43,6 +44,7 @@ def problem_rows(
             "truncated": sum(reply.stop == "length" for reply in said),
             "tokens": sum(reply.tokens for reply in said) / n,
             "failed": sum(mark.error is not None for mark in marked),
+            "errors": [mark.error for mark in marked if mark.error and mark.error != REFUSAL],
             "refused": sum(reply.stop == REFUSED for reply in said),
         }
         if answer is not None:
@@ -74,6 +76,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     made["truncated"] = sum(row["truncated"] for row in rows) / (n * len(rows))
     made["tokens"] = sum(row["tokens"] for row in rows) / len(rows)
     made["failed"] = sum(row["failed"] for row in rows)
+    made["why_failed"], _ = commonest([error for row in rows for error in row["errors"]])
     made["refused"] = [row["id"] for row in rows if row["refused"]]
     return made
 
@@ -106,7 +109,8 @@ def unscored(made: Mapping[str, Any]) -> str:
         return ""
     counts = "counts" if made["failed"] == 1 else "count"
     refused = f"; the endpoint refused to answer {named(made['refused'])}" if made["refused"] else ""
-    return f"{counted(made['failed'])} could not be scored and {counts} as wrong{refused}"
+    why = f"; the commonest reason: {visible(made['why_failed'])}" if made["why_failed"] else ""
+    return f"{counted(made['failed'])} could not be scored and {counts} as wrong{why}{refused}"
 
 
 def told(made: Mapping[str, Any]) -> list[str]:
@@ -133,7 +137,7 @@ def write(
     """Writes results.json, and samples.jsonl in the form of lm-evaluation-harness: a line a problem with its replies."""
     name, n = manifest["benchmark"], made["samples"]
     stderr = {f"avg@{n}_stderr,none": standard_error([row["correct"] / n for row in rows])}
-    kept = [{key: value for key, value in row.items() if key not in ("votes", "right")} for row in rows]
+    kept = [{key: value for key, value in row.items() if key not in ("votes", "right", "errors")} for row in rows]
     results = {
         "results": {name: {"alias": name, f"avg@{n},none": made["avg"], **stderr}},
         "figures": made,
