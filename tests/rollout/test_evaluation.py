@@ -25,5 +25,5 @@ def test_a_grader_that_fails_on_wrong_completions_does_not_raise_the_accuracy(gi
 def test_an_evaluation_without_any_score_is_an_error():
     tiny = tiny_run.model()
     settings = {"rollout": {"max_completion_length": 4}}
-    with pytest.raises(RuntimeError, match=r"none of 40 completions got a reward, .*ZeroDivisionError"):
+    with pytest.raises(RuntimeError, match=r"none of 40 completions got a reward; .*ZeroDivisionError"):
         gspo.evaluate(tiny.model, tiny_run.ROWS, lambda completions: 1 / 0, tokenizer=tiny.tokenizer, config=settings)
