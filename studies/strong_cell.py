@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import strong
@@ -21,7 +22,7 @@ from probe_cell import model_of, rounded
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import gspo
+import gspo.api
 from gspo.learner.learner import LocalLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS
@@ -88,7 +89,8 @@ def run(cell: strong.RunsCell, own: strong.Sections, start: Path, folder: Path) 
     """Trains from the cold start, and tells. A run that ends with an error has lost, whatever it had reached."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(start), AutoTokenizer.from_pretrained(start)
     rows = world.rows(strong.PROMPTS, cell.seed)
-    with norms_by_update() as norms:
+    # Nobody reads a run's page, and drawing it takes an eighth of the run.
+    with norms_by_update() as norms, mock.patch.object(gspo.api, "report_of"):
         try:
             gspo.train(model, rows, [world.worth], tokenizer=tokenizer, **sections(cell, own, folder))  # type: ignore[arg-type]
         except RuntimeError as error:

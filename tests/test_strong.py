@@ -78,7 +78,7 @@ def test_all_variants_have_as_many_choices_and_all_of_them_are_settings_of_a_run
             for each in every:
                 resolve(as_config(each, {}).algorithm)
     assert strong.variants("hot dense") == [name for name in strong.variants("int4") if "R2" not in name]
-    assert len({cell.name for cell in strong.sweep()}) == len(strong.sweep()) == 36
+    assert len({cell.name for cell in strong.sweep()}) == len(strong.sweep()) == 24
 
 
 def swept(cell, best=7):
@@ -90,7 +90,7 @@ def swept(cell, best=7):
 def test_runs_are_planned_with_the_best_of_the_sweep_once_it_has_ended():
     told = [swept(cell, best=4 if cell.variant == "gspo" else 7) for cell in strong.sweep()]
     assert strong.cells(told[:-1]) == strong.cells([]) == strong.sweep()
-    planned = strong.cells(told)[36:]
+    planned = strong.cells(told)[len(strong.sweep()) :]
     assert len(planned) == 8 * 8 and len({cell.name for cell in planned}) == 64
     runs = dict(planned[0].runs)
     assert runs["gspo"] == strong.choices("gspo")[4] and runs["grpo"] == strong.choices("grpo")[7]
@@ -120,9 +120,9 @@ def test_what_was_kept_is_known_again_where_there_are_no_files(tmp_path):
     study.pack()
     for file in (tmp_path / "strong" / "cells").iterdir():
         file.unlink()
-    assert len(study.kept()) == 37 and study.cells() == strong.sweep()
+    assert len(study.kept()) == 25 and study.cells() == strong.sweep()
     study.unpack()
-    assert study.done(last) and len(study.cells()) == 36 + 64
+    assert study.done(last) and len(study.cells()) == 24 + 64
 
 
 SMALL = strong.merged(
@@ -181,7 +181,7 @@ def test_p_values_are_students():
 def results(reward):
     """Of all runs that are judged: the reward of a setting, a variant and a seed."""
     made = []
-    for cell in strong.cells([swept(cell) for cell in strong.sweep()])[36:]:
+    for cell in strong.cells([swept(cell) for cell in strong.sweep()])[len(strong.sweep()) :]:
         line = {"mean": 0.1, "spike": 0.5, "collapsed": False, "clipped": {"negative": 0.5, "positive": 0.1}, "steps": 20}
         runs = [line | {"variant": name, "reward": reward(cell.setting, name, cell.seed)} for name, _ in cell.runs]
         made.append({"settings": cell.settings, "runs": runs})
