@@ -37,7 +37,7 @@ async def agent(client, fruit):
 async def main(steps, seed, folder, imitate=80):
     """Trains. Returns the share of right answers before and after."""
     made, rng = cold_start(imitate, seed, f"{folder}-cold-start"), random.Random(seed)
-    how = {"optimizer": {"lr": 7e-4}, "rollout": {"max_completion_length": 8}, "train": {"steps": steps, "seed": seed}}
+    how = {"optimizer": {"lr": 7e-4}, "rollout": {"max_completion_length": 8}, "train": {"seed": seed}}
     async with gspo.serve(made.model, tokenizer=made.tokenizer, log={"dir": folder}, **how) as model:
         client = model.openai_client()
 

@@ -20,13 +20,13 @@ def large(place):
     (folder / "model.safetensors").write_bytes(b"nothing")
     sizes = PAPER["QWEN3_MOE"] | PAPER["SIZES"]["235B-A22B"]
     (folder / "config.json").write_text(json.dumps(sizes))
-    (place / "serve.toml").write_text("train.steps = 2")
+    (place / "serve.toml").write_text("train.seed = 2")
     return folder
 
 
 @pytest.mark.parametrize("command", ["train", "serve"])
 def test_a_copy_that_does_not_fit_is_refused_before_the_model_is_loaded(place, large, command):
-    given = "--scale.ranks=2", f"--model.path={large}", "--train.steps=2"
+    given = "--scale.ranks=2", f"--model.path={large}", "--train.seed=2"
     settings = "serve.toml" if command == "serve" else "run.toml"
     status, output = finished(begin(place, f"too-large-{command}", *given, command=command, settings=settings))
     assert status == 2 and output.count("gspo: error") == 1, output

@@ -131,7 +131,7 @@ def test_a_model_on_the_host_is_not_copied():
 def test_a_run_offloads_where_it_is_told_and_has_a_gpu(offload_optimizer):
     train = TrainConfig(offload_optimizer=offload_optimizer)
     for device in ("cpu", "cuda"):
-        bare = SimpleNamespace(named_parameters=tuple)
+        bare = SimpleNamespace(named_parameters=tuple, model=torch.nn.Module())
         policy = SimpleNamespace(device=torch.device(device), parameters=weights, model=bare)
         made = learners.optimizer_of(Config(train=train), policy, 10)
         assert isinstance(made.moments, offload.Offloaded) == (offload_optimizer and device == "cuda")
