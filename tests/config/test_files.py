@@ -123,7 +123,9 @@ def strategy(field, hint):
     elif bool in kinds:
         values = st.booleans()
     else:
-        values = st.text(min_size=1).filter(lambda text: text.strip() and text[0] != "~" and not {":", "\0"} & set(text))
+        values = st.text(min_size=1, max_size=60).filter(
+            lambda text: text.strip() and text[0] != "~" and not {":", "\0"} & set(text)
+        )
     return values | st.none() if type(None) in kinds else values
 
 
