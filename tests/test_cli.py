@@ -230,6 +230,8 @@ def test_eval_prints_an_interval_and_writes_each_completion(place, monkeypatch, 
     mean = sum(completion["reward"] for completion in completions) / len(completions)
     assert shown.startswith(f"model run/model\naccuracy {mean:.4f}  (95 % interval ")
     assert mean > 0.1 and "not scored" not in shown
+    assert main(["eval", "train.toml", "--model.path=run/model", "--optimizer.lr=1"]) == 2
+    assert "--optimizer.lr: has no effect on `gspo eval`" in capsys.readouterr().err
 
 
 def test_eval_says_how_many_completions_were_not_scored(place, monkeypatch, capsys):

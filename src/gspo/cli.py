@@ -20,7 +20,7 @@ from typing import Any
 from gspo.build.processes import importing
 from gspo.config.files import from_dict, load, to_dict, to_toml
 from gspo.config.ranks import LOST, SHORT
-from gspo.options import OF_A_BENCHMARK, parser, refuse, take_fields
+from gspo.options import OF_A_BENCHMARK, check_typed, parser, refuse, take_fields
 from gspo.safe import visible, without_logins
 
 OUT_OF_MEMORY = (
@@ -193,6 +193,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         with importing():
             from gspo.benchmark.run import evaluate as evaluate_on
         return evaluate_on(options_of(arguments), fields)
+    check_typed(fields, arguments.command)
     config = configured(arguments, fields)
     if arguments.command == "probe":
         return measure(config, arguments)

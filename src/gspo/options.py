@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,6 +11,7 @@ from gspo import __version__
 from gspo.config.field import SEEDS
 from gspo.config.files import from_home
 from gspo.config.names import nearest_key
+from gspo.config.unused import OF_TRAINING
 
 FIELDS = "Set any configuration field with --section.key VALUE. `gspo config` lists all fields with meaning and unit."
 
@@ -260,3 +261,10 @@ def refuse(word: str, command: str) -> NoReturn:
     if guess or option:
         what += "; fields are given as --section.key VALUE"
     raise ValueError(f"{name if option else word}: {what}{guess or f'; see `gspo {command} --help`'}")
+
+
+def check_typed(keys: Iterable[str], command: str) -> None:
+    """Refuses fields of the command line that only `gspo train` reads. Raises ValueError with the key and the remedy."""
+    for key in keys:
+        if command == "eval" and key in OF_TRAINING:
+            raise ValueError(f"--{key}: has no effect on `gspo eval`, which trains nothing: leave it out")

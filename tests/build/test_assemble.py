@@ -1,5 +1,6 @@
 """What a configuration becomes, without a step of training."""
 
+import dataclasses
 import warnings
 
 import pytest
@@ -9,7 +10,10 @@ import gspo
 from gspo.build import assemble
 from gspo.build.given import Given, configured
 from gspo.build.models import models_of
+from gspo.config.unused import OF_TRAINING
+from gspo.options import check_typed
 from gspo.rollout.dynamic_sampling import DynamicSamplingSource
+from gspo.rollout.evaluation import evaluate
 from gspo.rollout.synchronous import SynchronousSource
 from gspo.runs import checkpoint
 from tests import tiny_run
@@ -125,3 +129,31 @@ def test_a_resumed_run_has_the_state_of_its_checkpoint(tmp_path):
         saved = checkpoint.latest(tmp_path / "run" / "checkpoints") / checkpoint.MODEL
         there = type(tiny.model).from_pretrained(saved)
         assert all(torch.equal(a, b) for a, b in zip(there.parameters(), model.model.parameters()))
+
+
+class Unread:
+    """A section of which only some fields may be read."""
+
+    def __init__(self, section, name, but):
+        self._section, self._name, self._but = section, name, but
+
+    def __getattr__(self, field):
+        if field not in self._but:
+            raise AssertionError(f"{self._name}.{field} was read")
+        return getattr(self._section, field)
+
+
+def test_an_evaluation_reads_nothing_that_may_not_be_typed_for_it(tmp_path):
+    tiny = tiny_run.model()
+    made = config(tmp_path / "run", tiny)
+    for section in {key.split(".")[0] for key in OF_TRAINING} - {"rollout", "eval"}:  # which are copied, whole
+        here = getattr(made, section)
+        read = [field.name for field in dataclasses.fields(here) if f"{section}.{field.name}" not in OF_TRAINING]
+        object.__setattr__(made, section, Unread(here, section, read))
+    with assemble.evaluating(made, given(tiny)) as arguments:
+        metrics, _ = evaluate(**arguments)
+    assert metrics["eval/prompts"] == len(tiny_run.ROWS)
+    for key in OF_TRAINING:
+        with pytest.raises(ValueError, match=rf"--{key}: has no effect on `gspo eval`"):
+            check_typed(["eval.num_generations", key], "eval")
+    check_typed(OF_TRAINING, "train")

@@ -229,7 +229,13 @@ SERVE = (
     ),
 )  # fmt: skip
 COMMANDS = {"train": ALWAYS + TRAIN, "sft": SFT + ALWAYS, "serve": SERVE + ALWAYS, "eval": ALWAYS}
-"""`gspo eval` reads its part of a run's own file, so it refuses only what nobody would read."""
+"""`gspo eval` reads its part of a run's own file, so of that it refuses only what nobody would read."""
+OF_TRAINING = (
+    *every("optimizer"), *every("algorithm"), *every("guard"), *every("serve"), *every("refresh"), *every("log"),
+    *every("train", "seed"), "eval.every", "rollout.num_prompts", "rollout.num_generations", "rollout.refill",
+    "rollout.delay", "rollout.mask_truncated_completions",
+)  # fmt: skip
+"""What `gspo eval` does not read, and nobody can mean for it who types it."""
 
 
 def unused(config: Config, rules: Iterable[Unused], filled: Config | None = None) -> Iterable[tuple[str, str]]:
