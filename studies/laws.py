@@ -13,6 +13,7 @@ from mechanism import DIALS, Point, ProbeCell
 
 from gspo.report.read import is_number
 from gspo.study.analysis import Interval, interval
+from gspo.study.measures import NO_SIGN, UNBOUNDED
 
 SEEDS_NEEDED, POINTS_NEEDED = 3, 3
 OFF = math.log(1.25)  # from the line
@@ -96,9 +97,9 @@ class Found:
         """Those that ran at all of these places."""
         return sorted(set.intersection(*(set(self.at(place)) for place in line))) if line else []
 
-    def spelled(self, place: Place, quantity: Quantity, form: str) -> str:
-        """A cell of a table; with n where some of the seeds that ran have no number."""
-        value = interval([*self.values(place, quantity).values()])
+    def spelled(self, place: Place, quantity: Quantity, form: str, bounds: tuple[float, float] = UNBOUNDED) -> str:
+        """A cell of a table; with n where some of the seeds that ran have no number. bounds: of what was measured."""
+        value = interval([*self.values(place, quantity).values()], bounds)
         return spelled(value, form) + f" (n = {value.n})" * (0 < value.n < len(self.at(place)))
 
 
@@ -143,18 +144,18 @@ def foretold(point: Point) -> Quantity:
     return lambda age: math.sqrt(age["ratios"]["sampler"]["kl"] * point.length / 2)
 
 
-COLUMNS: dict[str, tuple[Callable[[Point], Quantity], str]] = {
-    "sd of token": (lambda p: of_ratio("sd_token"), ".4f"),
-    "sd of log s": (lambda p: of_ratio("sd_completion"), ".5f"),
-    "drift": (lambda p: of_ratio("drift"), "+z.5f"),
-    "abs. drift / sd": (lambda p: drift, ".2f"),
-    "foretold": (foretold, ".2f"),
-    "KL": (lambda p: of_ratio("kl"), ".1e"),
-    "tail index": (lambda p: of_ratio("tail"), ".1f"),
-    "experts changed": (lambda p: experts_changed, ".2%"),
-    "exponent of sd(log s) by length": (lambda p: lambda age: age["law"] and age["law"][0], "+z.2f"),
-    "update: gspo auto - grpo": (lambda p: ahead("gspo auto"), "+z.3f"),
-    "gspo 0.03 - grpo": (lambda p: ahead("gspo 0.03"), "+z.3f"),
+COLUMNS: dict[str, tuple[Callable[[Point], Quantity], str, tuple[float, float]]] = {
+    "sd of token": (lambda p: of_ratio("sd_token"), ".4f", NO_SIGN),
+    "sd of log s": (lambda p: of_ratio("sd_completion"), ".5f", NO_SIGN),
+    "drift": (lambda p: of_ratio("drift"), "+z.5f", UNBOUNDED),
+    "abs. drift / sd": (lambda p: drift, ".2f", NO_SIGN),
+    "foretold": (foretold, ".2f", NO_SIGN),
+    "KL": (lambda p: of_ratio("kl"), ".1e", NO_SIGN),
+    "tail index": (lambda p: of_ratio("tail"), ".1f", NO_SIGN),
+    "experts changed": (lambda p: experts_changed, ".2%", (0.0, 1.0)),
+    "exponent of sd(log s) by length": (lambda p: lambda age: age["law"] and age["law"][0], "+z.2f", UNBOUNDED),
+    "update: gspo auto - grpo": (lambda p: ahead("gspo auto"), "+z.3f", UNBOUNDED),
+    "gspo 0.03 - grpo": (lambda p: ahead("gspo 0.03"), "+z.3f", UNBOUNDED),
 }
 
 
@@ -170,7 +171,7 @@ def ratios(found: Found, dial: str) -> str:
     rows = [["", "n", *columns]]
     for place in places(dial):
         count = len(found.at(place))
-        cells = [found.spelled(place, of(place.point), form) for of, form in columns.values()]
+        cells = [found.spelled(place, of(place.point), form, ends) for of, form, ends in columns.values()]
         rows.append([place.label, str(count), *cells] if count else [place.label, NOT_RUN, *[""] * len(columns)])
     return markdown(rows)
 
@@ -179,8 +180,8 @@ def merits(found: Found, dial: str, here: Sequence[Place], part: str) -> str:
     """A number of each objective's gradient at these places."""
     rows = [_head(here)]
     for name in sound(dial, OBJECTIVES):
-        form = ".2f" if part == "direction" else ".3f"
-        rows.append([TITLES.get(name, name), *(found.spelled(place, of_merit(part, name), form) for place in here)])
+        form, ends = (".2f", (-1.0, 1.0)) if part == "direction" else (".3f", UNBOUNDED)
+        rows.append([TITLES.get(name, name), *(found.spelled(place, of_merit(part, name), form, ends) for place in here)])
     return markdown(rows)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -412,3 +413,14 @@ def test_a_cell_that_does_not_fit_into_the_time_is_not_begun(results):
     workers = Quick(mechanism.STUDY, 2, time.monotonic() + cheapest.cost + 1)
     workers.run(ours)
     assert [each["settings"] for each in mechanism.STUDY.kept()] == [cheapest.settings]
+
+
+def test_no_interval_of_the_page_goes_beyond_what_was_measured():
+    """A cosine ends at -1 and 1, a spread at 0."""
+    page = (ROOT / "docs" / "mechanism.md").read_text()
+    directions = re.findall(r"^Direction of the gradient.*?\n\n(.*?)\n\n", page, re.M | re.S)
+    ends = [float(end) for table in directions for pair in re.findall(r"\[(.*?), (.*?)\]", table) for end in pair]
+    assert len(ends) > 100 and min(ends) >= -1 and max(ends) <= 1
+    ratios = re.findall(r"^Log-ratios to the sampler.*?\n\n(.*?)\n\n", page, re.M | re.S)
+    cells = [line.split("|")[3] for table in ratios for line in table.splitlines()[2:] if "[" in line]
+    assert len(cells) > 20 and all(float(cell.partition("[")[2].partition(",")[0]) >= 0 for cell in cells)

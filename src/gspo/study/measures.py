@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 
 from gspo.report.read import RunMetrics
 
-UNBOUNDED = (-math.inf, math.inf)
+UNBOUNDED, NO_SIGN = (-math.inf, math.inf), (0.0, math.inf)
 # The first pattern that a name matches decides. 1: more is better, -1: less is. All other metrics have no better.
 BETTER = (
     ("eval/failed", -1), ("eval/accuracy", 1), ("eval/win_rate", 1), ("eval/reward*", 1), ("reward_*", 0), ("reward*", 1),
@@ -44,7 +44,7 @@ def bounds(metric: str, runs: Iterable[RunMetrics]) -> tuple[float, float]:
     if any(fnmatch(metric, pattern) for pattern in SHARES):
         return 0.0, 1.0
     if any(fnmatch(metric, pattern) for pattern in NEVER_NEGATIVE):
-        return 0.0, math.inf
+        return NO_SIGN
     kind, slash, function = metric.removeprefix("eval/").partition("/")
     if kind != "reward":
         return UNBOUNDED

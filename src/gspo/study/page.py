@@ -15,13 +15,13 @@ from gspo.report.plots import Drawn
 from gspo.runs.log import finite
 from gspo.safe import replace_file
 from gspo.study.analysis import MEANS, Interval, bootstrap, interval, paired, verdict
-from gspo.study.measures import UNBOUNDED, better, bounds
+from gspo.study.measures import NO_SIGN, UNBOUNDED, better, bounds
 from gspo.study.spec import Study
 from gspo.study.terms import told
 
 CellRow = dict[str, Any]
 MEASURES = ("reward", "mean", "metric")
-BESIDE = {"fall": (0.0, math.inf), "seconds": (0.0, math.inf), "unscored": (0.0, 1.0)} | {
+BESIDE = {"fall": NO_SIGN, "seconds": NO_SIGN, "unscored": (0.0, 1.0)} | {
     name: bounds(MEANS[name], ()) for name in ("clipped", "volatility", "seconds_train")
 }
 """What stands beside a measure, and its bounds."""
