@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def gradient(
 
 def main(batches: int = 50) -> None:
     """Prints one line an algorithm."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(f"{'algorithm':12} {'clipped':>8} {'float64':>10} {'float32':>10}   max relative error, {batches} batches")
     for name, row in ALGORITHMS.items():
         worst = dict.fromkeys((torch.float64, torch.float32), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 import typing
@@ -79,7 +80,10 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    if "--check" in sys.argv:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail where it is out of date")
+    options = parser.parse_args()
+    if options.check:
         if not TARGET.exists() or TARGET.read_text() != page():
             sys.exit(f"{TARGET.name} is out of date: run `make docs`")
     else:

@@ -4,6 +4,7 @@ only compares.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -132,9 +133,12 @@ def page(old: str, made: Callable[[], str] = table) -> str:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail where it is out of date")
+    options = parser.parse_args()
     for name, made in PAGES.items():
         old = (HERE / name).read_text(encoding="utf-8")
-        if "--check" not in sys.argv:
+        if not options.check:
             (HERE / name).write_text(page(old, made), encoding="utf-8")
         elif old != page(old, made):
             sys.exit(f"{name} is out of date: run `make docs`")

@@ -9,6 +9,7 @@ steps. The recommendation holds where it is at most .02 below the best mean of a
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -120,6 +121,7 @@ def tell(results: Path, told: Mapping[str, Mapping[str, Any]]) -> None:
 
 def main() -> int:
     """Goes on with whatever is missing."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     os.chdir(HERE.parent)
     subprocess.run([sys.executable, HERE / "prepare.py"], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     told = {setting: probed(setting) for setting in SETTINGS}

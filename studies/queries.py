@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import string
-import sys
 from typing import Any
 
 LETTERS = string.ascii_lowercase
@@ -43,4 +43,6 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", help="where the model goes")
+    main(parser.parse_args().folder)

@@ -8,6 +8,7 @@ Figures of curves need the cells themselves (studies/evidence.py); without them 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import re
@@ -184,16 +185,21 @@ def difference(column: str, a: tuple[str, str, str], b: tuple[str, str, str]) ->
 
 def main() -> None:
     """Writes, compares, or prints."""
-    if "--pairs" in sys.argv:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", action="store_true", help="print the differences of pairs")
+    parser.add_argument("--check", action="store_true", help="fail where a page is out of date")
+    parser.add_argument("--tables", action="store_true", help="draw no figures")
+    options = parser.parse_args()
+    if options.pairs:
         print("\n".join(difference(*pair) for pair in PAIRS))
         return
-    if "--check" in sys.argv:
+    if options.check:
         if old := [path.name for path, text in pages().items() if path.read_text(encoding="utf-8") != text]:
             sys.exit(f"{', '.join(old)}: out of date: run python studies/report.py")
         return
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
-    if "--tables" not in sys.argv:
+    if not options.tables:
         figures()
 
 

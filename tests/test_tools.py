@@ -84,3 +84,16 @@ def test_what_could_not_be_installed_is_tried_again(tmp_path):
     make(".venv/sandbox")
     assert (tmp_path / ".venv/sandbox").exists()
     assert "told()" in make("-n", "test") and "bubblewrap" not in make("-n", "test")
+
+
+def test_no_script_takes_an_option_that_it_does_not_know_for_none():
+    """`probe.py --list` began two hours of work. Those of a cell are told by another script what to do."""
+    scripts = [
+        path for folder in ("studies", "benchmarks", "docs", "tools") for path in sorted((ROOT / folder).glob("*.py"))
+    ]
+    run_by_hand = [path for path in scripts if "__main__" in path.read_text() and not path.stem.endswith("_cell")]
+    assert len(run_by_hand) > 20
+    assert [path.name for path in run_by_hand if "parse_args(" not in path.read_text()] == []
+    words = [sys.executable, str(ROOT / "studies" / "probe.py"), "--list"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert ended.returncode == 2 and "unrecognized arguments: --list" in ended.stderr
