@@ -3,17 +3,19 @@
 GSPO_REQUIRE names what must be there, with commas in between: the Makefile sets it.
 """
 
-import importlib
+import subprocess
+import sys
 
 import pytest
 
 
 def check_required(wanted):
-    """Raises UsageError, which fails the whole run, where a library is not there or cannot be imported."""
+    """Raises UsageError, which fails the whole run, where a library is not there or cannot be imported. In a process of
+    its own: Ray reads its environment when it is imported, and tests set that later.
+    """
     for name in filter(None, wanted.split(",")):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
+        ended = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, text=True)
+        if ended.returncode:
             raise pytest.UsageError(
-                f"GSPO_REQUIRE = {wanted!r}: {name} cannot be imported, so its tests would be skipped: {error}"
-            ) from error
+                f"GSPO_REQUIRE = {wanted!r}: {name} cannot be imported, so its tests would be skipped:\n{ended.stderr}"
+            )
