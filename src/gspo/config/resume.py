@@ -54,8 +54,8 @@ def check_allowed(keys: Collection[str]) -> None:
 def same_run(old: Config, new: Config, allowed: Collection[str] = (), command: str = "train", begun: int = 0) -> list[str]:
     """What `new` changes, in words. Raises ValueError where it would continue another run than `old`, naming the first such
     option in the order of the sections: others may follow from it, as a clip range does from the algorithm's name. A secret
-    may change: none is kept to compare with, and keys are replaced now and then. command: train,
-    sft or serve. begun: the last step that was sampled for: stages up to it are past, later ones may change.
+    may change: none is kept to compare with, and keys are replaced now and then. command: train, sft or
+    serve. begun: the last step that was sampled for: stages up to it are past, later ones may change.
     """
     changes = []
     past = [[stage for stage in config.stage if stage.at <= begun] for config in (old, new)]

@@ -105,8 +105,9 @@ class Failures:
         why, _ = commonest(errors)
         if not why:
             return "", False
-        last, example = self._told.get(kind(why), (None, why))
-        news = last is None or step - last >= AGAIN
-        self._told[kind(why)] = step if news or last is None else last, example
+        last, example = self._told.get(kind(why), (step - AGAIN, why))
+        news = step - last >= AGAIN
+        if news:
+            self._told[kind(why)] = step, example
         lost = sum(error is not None for error in errors)
         return f"step {step}: {lost} of {len(errors)} completions got no reward; {cause(errors, example)}", news
