@@ -65,7 +65,8 @@ def begin(place, name, *arguments, command="train", settings="run.toml", faults=
         own = {"FAULTS": json.dumps([*faults]), "PYTHONPATH": path, "TMPDIR": str(place / f"{name}-tmp")}
         options["env"] = os.environ | own | options.pop("env", {})
     starter = [sys.executable, *(["-m", "torch.distributed.run", *torchrun] if torchrun else [])]
-    words = [*starter, "-m", "tests.build.faulty" if faults else "gspo", command, settings, f"--log.dir={name}"]
+    words = [*starter, "-m", "tests.build.faulty" if faults else "gspo", command, settings]
+    words += [] if command == "eval" else [f"--log.dir={name}"]  # which has no folder
     return subprocess.Popen(
         [*words, *arguments], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
     )
@@ -127,9 +128,11 @@ def steps(place, name):
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-def wait_for(what, seconds=90):
+def wait_for(what, seconds=90, process=None):
+    """process: where it ends before, its output says why."""
     end = time.monotonic() + seconds
     while not what():
+        assert process is None or process.poll() is None or what(), finished(process)[1]
         assert time.monotonic() < end, "nothing happened"
         time.sleep(0.02)
 

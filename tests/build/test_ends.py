@@ -27,10 +27,10 @@ def asked_to_end(place, name, number, command, *arguments, begun):
             return [path.stat().st_ino for path in exchange.glob("gspo-*/weights")]
         return []
 
-    wait_for(weights)
+    wait_for(weights, process=process)
     if begun:  # the first update has put others into their place
         first = weights()
-        wait_for(lambda: weights() not in ([], first))
+        wait_for(lambda: weights() not in ([], first), process=process)
         time.sleep(2.0)
     assert process.poll() is None
     process.send_signal(number)

@@ -79,7 +79,7 @@ def test_files_of_the_folder_stand_in_for_no_library(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_lost_after_the_time_limit(place, unbroken):
     process = begin(place, "hangs", "--scale.ranks=2", "--train.steps=6", "--scale.timeout=5")
-    wait_for(lambda: steps(place, "hangs") >= 2)
+    wait_for(lambda: steps(place, "hangs") >= 2, process=process)
     stopped = ranks_of(process)[1]
     os.kill(stopped, signal.SIGSTOP)
     try:
@@ -93,7 +93,7 @@ def test_a_rank_that_hangs_is_lost_after_the_time_limit(place, unbroken):
 @pytest.mark.slow
 def test_restarts_are_counted_and_the_work_is_kept(place):
     process = begin(place, "used-up", "--scale.ranks=2", "--train.steps=1000", "--scale.restarts=0")
-    wait_for(lambda: steps(place, "used-up") >= 3)
+    wait_for(lambda: steps(place, "used-up") >= 3, process=process)
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     status, output = finished(process)
     assert status == 1 and "scale.restarts = 0: go on with --resume" in output
@@ -103,7 +103,7 @@ def test_restarts_are_counted_and_the_work_is_kept(place):
 
 def test_ctrl_c_finishes_the_step_and_saves(place):
     process = begin(place, "stopped", "--scale.ranks=2", "--train.steps=1000", "--train.save_every=500")
-    wait_for(lambda: steps(place, "stopped") >= 1)
+    wait_for(lambda: steps(place, "stopped") >= 1, process=process)
     process.send_signal(signal.SIGINT)
     status, output = finished(process, 60)
     assert status == 130 and "SIGINT: finishing this step, then saving" in output, output
@@ -112,7 +112,7 @@ def test_ctrl_c_finishes_the_step_and_saves(place):
 
 def test_ranks_end_with_whoever_started_them(place):
     process = begin(place, "orphans", "--scale.ranks=2", "--train.steps=1000", "--train.save_every=500")
-    wait_for(lambda: steps(place, "orphans") >= 1)
+    wait_for(lambda: steps(place, "orphans") >= 1, process=process)
     left = ranks_of(process).values()
     process.kill()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), 60)
@@ -122,7 +122,7 @@ def test_ranks_end_with_whoever_started_them(place):
 @pytest.mark.slow
 def test_a_rank_that_is_killed_while_it_loads_costs_a_restart(place, unbroken):
     process = begin(place, "loading", "--scale.ranks=2", "--train.steps=6")
-    wait_for(lambda: len(ranks_of(process)) == 2)
+    wait_for(lambda: len(ranks_of(process)) == 2, process=process)
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     status, output = finished(process)
     assert status == 0 and "rank 1 was ended by SIGKILL" in output, output
@@ -133,7 +133,7 @@ def test_a_rank_that_is_killed_while_it_loads_costs_a_restart(place, unbroken):
 def test_a_restart_resumes_no_run_of_another_command(place, unbroken):
     before = (place / unbroken / "metrics.jsonl").read_bytes()
     process = begin(place, unbroken, "--scale.ranks=2", "--train.steps=9")
-    wait_for(lambda: len(ranks_of(process)) == 2)
+    wait_for(lambda: len(ranks_of(process)) == 2, process=process)
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     status, output = finished(process)
     assert status == 2 and "the folder exists and is not empty" in output, output
@@ -144,7 +144,7 @@ def test_a_restart_resumes_no_run_of_another_command(place, unbroken):
 def test_a_run_that_was_asked_to_end_is_not_started_again(place, begun):
     name = f"asked-{begun}"
     process = begin(place, name, "--scale.ranks=2", "--train.steps=1000")
-    wait_for(lambda: len(ranks_of(process)) == 2)
+    wait_for(lambda: len(ranks_of(process)) == 2, process=process)
     if begun:  # its samplers are made after its folder is claimed, before it listens to signals
         wait_for(lambda: (place / name / "config.toml").exists())
     process.send_signal(signal.SIGTERM)
