@@ -1,5 +1,6 @@
 """The sandboxes that this machine has, for tests to run in each of them."""
 
+import dataclasses
 import functools
 import os
 import shutil
@@ -42,3 +43,8 @@ def without_compiler():
     if shutil.which("unshare") is None or subprocess.run([*words, "true"], check=False, capture_output=True).returncode:
         pytest.skip("a mount namespace, in which there is no compiler, cannot be made here")
     return words
+
+
+def in_time(limits, words):
+    """Ample time where, by its words, another limit must end the program: beside others it takes more of the processor."""
+    return limits if "timeout" in words else dataclasses.replace(limits, seconds=8.0)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from gspo.rewards.sandbox.types import Case, Limits, Program
-from tests.rewards.sandbox.boxes import box_of
+from tests.rewards.sandbox.boxes import box_of, in_time
 from tests.rewards.sandbox.compiled import CONTAIN, EXHAUST, SPEND, SURVIVE
 
 TOKEN, INPUT = "gspo-attack-token-5151", "what another test is given"
@@ -61,7 +61,7 @@ def test_the_compiler_uses_up_nothing(box, name):
 @pytest.mark.parametrize("name", SPEND)
 def test_a_program_uses_up_nothing(box, name):
     source, words = SPEND[name]
-    (outcome,) = box.run(Program(source, "cpp"), [Case("")], Limits(seconds=0.5, memory=1 << 28, output=100_000, threads=16))
+    (outcome,) = box.run(Program(source, "cpp"), [Case("")], in_time(TIGHT, words))
     assert outcome.status in words.split("|"), outcome
 
 

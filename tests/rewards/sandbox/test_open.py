@@ -13,7 +13,7 @@ from gspo.rewards.sandbox import drivers, open
 from gspo.rewards.sandbox.kit import no_compiler
 from gspo.rewards.sandbox.open import Sandbox, open_sandbox, told
 from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
-from tests.rewards.sandbox.boxes import SUM, box_of, opened
+from tests.rewards.sandbox.boxes import SUM, box_of, in_time, opened
 
 
 def test_programs_functions_and_their_outcomes(box):
@@ -55,8 +55,9 @@ ENDS = {
 
 @pytest.mark.parametrize("source", ENDS)
 def test_each_end_has_its_word(box, source):
-    (outcome,) = box.run(Program(source), [Case("")], Limits(seconds=0.5, memory=1 << 28, output=100_000))
     word, detail = ENDS[source]
+    limits = in_time(Limits(seconds=0.5, memory=1 << 28, output=100_000), word)
+    (outcome,) = box.run(Program(source), [Case("")], limits)
     assert outcome.status == word and detail in outcome.detail
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from gspo.rewards.code import CodeTest, same_stdout
 from gspo.rewards.sandbox.types import Case, Limits, Program
+from tests.rewards.sandbox.boxes import in_time
 from tests.rewards.sandbox.tricks import CHEAT, EXHAUST, FILES, FOOLS, HONEST, SURVIVE
 
 TIGHT = Limits(seconds=0.5, memory=1 << 28, output=100_000, scratch=8 << 20, threads=16)
@@ -47,12 +48,11 @@ def test_a_runner_that_compares_inside_takes_them_for_right(name):
 def test_nothing_is_used_up(box, name):
     source, words = EXHAUST[name]
     begin = time.monotonic()
-    first, second = box.run(
-        Program(f"if input() == 'attack':\n exec({source!r})\nelse: print('well')"), [Case("attack"), Case("x")], TIGHT
-    )
+    program = Program(f"if input() == 'attack':\n exec({source!r})\nelse: print('well')")
+    first, second = box.run(program, [Case("attack"), Case("x")], in_time(TIGHT, words))
     if not (box.driver == "landlock" and name in ("a full folder", "a large file", "empty files", "folders")):
         assert first.status in words.split("|"), first
-    assert first.seconds < 3 and time.monotonic() - begin < 60
+    assert first.seconds < 10 and time.monotonic() - begin < 60
     assert second.stdout == "well\n", second
 
 
