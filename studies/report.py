@@ -21,6 +21,7 @@ import numpy as np
 from foretold import table as outcomes
 from laws import tables
 from mechanism import STUDY
+from pictures import draw as draw_mechanism
 from strong import STUDY as TRAINED
 from strong_told import TABLES as OF_TRAINING
 
@@ -160,7 +161,8 @@ def draw_ranges(theme: Theme, path: Path) -> None:
 
 
 def figures() -> None:
-    """All figures of the page, light and dark."""
+    """All figures of both pages, light and dark."""
+    draw_mechanism(STUDY.kept(), IMAGES)
     for name, draw in {"evidence-differences": draw_differences, "evidence-clip": draw_ranges}.items():
         draw(LIGHT, IMAGES / f"{name}.png")
         draw(DARK, IMAGES / f"{name}-dark.png")

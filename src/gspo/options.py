@@ -29,7 +29,7 @@ def parser() -> Parser:
     top = Parser(
         prog="gspo",
         description="Train language models with Group Sequence Policy Optimization (GSPO).",
-        epilog="Start with `gspo demo`: it trains a tiny mixture of experts in under four minutes on a CPU.",
+        epilog="Start with `gspo demo`: it trains a tiny mixture of experts in a few minutes on a CPU.",
     )
     top.add_argument("--version", action="version", version=f"gspo {__version__}")
     top.add_argument("--debug", action="store_true", help="show the full traceback of an error")
