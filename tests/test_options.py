@@ -3,7 +3,7 @@
 import pytest
 
 from gspo.config.field import SEEDS
-from gspo.options import parser, take_fields
+from gspo.options import owners_of, parser, refuse, take_fields
 
 
 def test_fields_are_taken_out_wherever_they_stand():
@@ -23,3 +23,14 @@ def test_a_seed_is_a_whole_number_of_its_range(text):
         ValueError, match=rf"--seed: '{text[:40]}': must be a whole number from 0 to {SEEDS}; see `gspo demo"
     ):
         parser().parse_args(["demo", f"--seed={text}"])
+
+
+def test_an_option_of_another_command_is_said_to_be_of_that():
+    for command in ("train", "eval", "report"):
+        for option in ("--memory", "--resume", "--only", "--benchmark", "--seed"):
+            if command in owners_of(option):
+                continue
+            with pytest.raises(ValueError, match=rf"^{option}: unknown option: it is of `gspo {owners_of(option)[0]}`.*; "):
+                refuse(f"{option}=1", command)
+    assert owners_of("--resume") == ["train", "sft", "serve", "demo"] and owners_of("--memory") == ["plan"]
+    assert owners_of("--nothing") == owners_of("word") == []

@@ -75,6 +75,7 @@ def train(
     _check_given(settings, functions, eval_dataset)
     given = Given(model, tokenizer, dataset, eval_dataset, functions)
     with assemble.training(settings, resume, given, allow) as (run, hf):
+        _tell_what_is_done(run)
         metrics = trainer.train(run) or last_line(run.log.folder.path)
         finished = _finish(run)
         folder = run.log.folder.path
@@ -97,6 +98,7 @@ def sft(
     check_required(settings)
     check_unused(settings, "sft", filled=resolved(Config())[0])
     with assemble.imitating(settings, resume, Given(model, tokenizer, dataset), allow) as (run, hf):
+        _tell_what_is_done(run)
         metrics = fit(run) or last_line(run.log.folder.path)
         finished = _finish(run)
         folder = run.log.folder.path
@@ -175,6 +177,12 @@ def _check_given(settings: Config, functions: Sequence[Callable[..., Any]], eval
 def last_line(folder: Path) -> dict[str, Any]:
     """The newest metrics of a run; {} where it has none yet."""
     return (list(read_lines(folder / "metrics.jsonl")) or [{}])[-1]
+
+
+def _tell_what_is_done(run: Run | SupervisedRun) -> None:
+    """A word where a run that is resumed had ended."""
+    if run.step >= run.config.train.steps:
+        run.log.note(f"all {run.config.train.steps} steps are done already: nothing is trained; raise train.steps to go on")
 
 
 def _finish(run: Run | SupervisedRun) -> bool:

@@ -256,11 +256,20 @@ def take_fields(argv: list[str]) -> tuple[list[str], dict[str, str]]:
 def refuse(word: str, command: str) -> NoReturn:
     """Raises ValueError for a word that the command does not know, with the field that was probably meant."""
     name, option = word.partition("=")[0], word.startswith("-")
+    owners = ", ".join(f"`gspo {other}`" for other in owners_of(name))
     guess = nearest_key(name, "--") if option or name != word else ""
     what = "unknown option" if option else "unexpected argument"
-    if guess or option:
+    if owners:
+        what += f": it is of {owners}"
+    if guess or (option and not owners):
         what += "; fields are given as --section.key VALUE"
     raise ValueError(f"{name if option else word}: {what}{guess or f'; see `gspo {command} --help`'}")
+
+
+def owners_of(option: str) -> list[str]:
+    """The commands that have an option."""
+    commands = next(action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return [name for name, command in commands.items() if option in command._option_string_actions]
 
 
 def check_typed(keys: Iterable[str], command: str) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from gspo.config.rollout import TaskConfig
-from gspo.data.chat_template import Encoder
+from gspo.data.chat_template import Encoder, arguments_of
 from tests.data.tools import TEMPLATE, characters, text
 
 
@@ -167,3 +167,27 @@ def test_bad_prompts(prompt, task, message):
 def test_template_arguments_without_effect_are_refused(template, task, message):
     with pytest.raises(ValueError, match=message):
         Encoder(characters(template), TaskConfig(template_args={"enable_thinkng": True}, **task))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("enable_thinkin", r"does not use it, did you mean enable_thinking\?"),
+        *((name, "does not use it") for name in ("thinking", "think", "role", "no", "here", "loop", "m", "raise_exceptio")),
+        ("messages", "gspo gives it itself"), ("add_generation_prompt", "gspo gives it itself"),
+    ],
+)  # fmt: skip
+def test_a_part_of_the_template_is_no_argument_of_it(name, message):
+    with pytest.raises(ValueError, match=rf"task\.template_args\.{name}: .*{message}"):
+        Encoder(characters(TEMPLATE), TaskConfig(template_args={name: False}))
+
+
+def test_arguments_are_what_a_template_takes_from_outside():
+    text = (
+        "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{% generation %}{{ messages[0].content }}"
+        "{% endgeneration %}{% macro f(a) %}{{ a }}{{ date }}{% endmacro %}{{ f(1) }}{% set own = 2 %}{{ own }}"
+        "{% for m in messages %}{% if m.stop %}{% break %}{% endif %}{% endfor %}"
+    )
+    assert arguments_of(text) == {"thinking", "messages", "date"}
+    with pytest.raises(ValueError, match="the chat template cannot be read"):
+        arguments_of("{% for %}")

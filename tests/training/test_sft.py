@@ -25,6 +25,9 @@ def test_cold_start_learns_and_resumes_bit_equal(tmp_path):
     fit("parts", 20)
     fit("parts", 40, resume=True)
     assert numbers(tmp_path / "parts") == numbers(whole.folder)
+    fit("parts", 40, resume=True)
+    told = [event["text"] for event in lines(tmp_path / "parts" / "events.jsonl")]
+    assert sum("all 40 steps are done already" in text for text in told) == 1
 
 
 def test_a_full_disk_in_the_middle_is_warned_of(tmp_path, monkeypatch):

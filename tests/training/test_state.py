@@ -75,6 +75,16 @@ def test_resume_goes_on_from_an_earlier_end(tmp_path):
     assert [m["step"] for m in numbers(tmp_path / "run")] == [0, 1, 2, 3, 4, 5, 6]
 
 
+def test_a_run_that_had_ended_says_so(tmp_path, capsys):
+    """Only where nothing is left to train, and its numbers stay."""
+    train(tmp_path / "run", train={"steps": 2})
+    assert "done already" not in capsys.readouterr().out
+    before = numbers(tmp_path / "run")
+    assert train(tmp_path / "run", resume=True, train={"steps": 2}).finished
+    assert "all 2 steps are done already: nothing is trained; raise train.steps to go on" in capsys.readouterr().out
+    assert numbers(tmp_path / "run") == before
+
+
 def test_resume_refuses_another_run(tmp_path):
     train(tmp_path / "run", train={"steps": 2})
     with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.1 cannot be changed in a resumed run"):

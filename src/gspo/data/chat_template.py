@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -16,6 +15,30 @@ _ALONE = (
     "the policy reads and is trained on text alone, whatever its model can read. Leave such parts out, or the rows that need"
     " them"
 )
+
+_GIVEN = ("messages", "conversation", "add_generation_prompt", "continue_final_message", "tokenize")
+
+
+def arguments_of(template: str) -> set[str]:
+    """The names that a chat template takes from whoever applies it. Raises ValueError where it is no Jinja."""
+    from jinja2 import Environment, TemplateError, meta
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        """The block by which transformers marks what an assistant says."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    try:
+        return meta.find_undeclared_variables(
+            Environment(extensions=["jinja2.ext.loopcontrols", Generation]).parse(template)
+        )
+    except TemplateError as error:
+        raise ValueError(f"the chat template cannot be read: {error}") from None
 
 
 class Encoder:
@@ -41,11 +64,12 @@ class Encoder:
             if self.template is None:
                 why = "task.template is none" if template else "the tokenizer has no chat template"
                 raise ValueError(f"task.template_args.{name}: has no effect, for {why}; remove it")
-            if name not in self.template:
-                raise ValueError(f"task.template_args.{name}: the chat template does not use it{self._close(name)}")
-
-    def _close(self, name: str) -> str:
-        return nearest(name, sorted(set(re.findall(r"\w+", self.template or ""))))
+            if name in _GIVEN:
+                raise ValueError(f"task.template_args.{name}: gspo gives it itself; remove it")
+            if name not in (used := arguments_of(self.template)):
+                raise ValueError(
+                    f"task.template_args.{name}: the chat template does not use it{nearest(name, sorted(used))}"
+                )
 
     def prompt(self, prompt: str | list[dict[str, Any]]) -> tuple[tuple[int, ...], bool]:
         """Token ids of a prompt, and whether it ends inside an open <think>.
