@@ -16,8 +16,10 @@ from gspo.config.rewards import RewardConfig
 from gspo.config.schema import Config
 from gspo.config.unused import check_unused
 from gspo.learner.algorithm import resolved
+from gspo.learner.memory import OutOfMemory
+from gspo.learner.ranks import RankLost
 from gspo.ports import RewardsFailed
-from gspo.report.page import report_of
+from gspo.report.page import reported
 from gspo.report.read import read_lines
 from gspo.rollout import evaluation
 from gspo.rollout.failures import all_failed
@@ -74,12 +76,11 @@ def train(
     check_training(settings, resume)
     _check_given(settings, functions, eval_dataset)
     given = Given(model, tokenizer, dataset, eval_dataset, functions)
-    with assemble.training(settings, resume, given, allow) as (run, hf):
+    with reported(RankLost, OutOfMemory) as told, assemble.training(settings, resume, given, allow) as (run, hf):
+        told.append(folder := run.log.folder.path)
         _tell_what_is_done(run)
-        metrics = trainer.train(run) or last_line(run.log.folder.path)
+        metrics = trainer.train(run) or last_line(folder)
         finished = _finish(run)
-        folder = run.log.folder.path
-    report_of(folder)
     return Result(folder, hf.model, hf.tokenizer, metrics, finished)
 
 
@@ -97,12 +98,14 @@ def sft(
     settings = configured(config, sections, model, tokenizer, dataset)
     check_required(settings)
     check_unused(settings, "sft", filled=resolved(Config())[0])
-    with assemble.imitating(settings, resume, Given(model, tokenizer, dataset), allow) as (run, hf):
+    with (
+        reported(RankLost, OutOfMemory) as told,
+        assemble.imitating(settings, resume, Given(model, tokenizer, dataset), allow) as (run, hf),
+    ):
+        told.append(folder := run.log.folder.path)
         _tell_what_is_done(run)
-        metrics = fit(run) or last_line(run.log.folder.path)
+        metrics = fit(run) or last_line(folder)
         finished = _finish(run)
-        folder = run.log.folder.path
-    report_of(folder)
     return Result(folder, hf.model, hf.tokenizer, metrics, finished)
 
 

@@ -4,12 +4,13 @@ import base64
 import json
 import re
 import tomllib
+from contextlib import nullcontext, suppress
 from html.parser import HTMLParser
 
 import pytest
 import tomli_w
 
-from gspo.report.page import escape, write_report
+from gspo.report.page import escape, reported, write_report
 from gspo.report.read import read_run
 from tests.report.fake_run import make
 from tests.report.rows import rollouts, row
@@ -242,9 +243,33 @@ def test_a_page_without_evaluations_or_of_a_failed_run(talked):
     assert '<div class="failure">&lt;script&gt;' in html
 
 
+def test_a_collapse_stands_where_an_error_would(talked):
+    events = '{"step": 2, "kind": "collapse", "text": "the mean reward fell from <b>.9 to .1"}\n'
+    (talked / "events.jsonl").write_text(events)
+    html = write_report([talked]).read_text()
+    assert '<div class="failure">the mean reward fell from &lt;b&gt;.9 to .1</div>' in html
+
+
+def test_a_run_that_an_error_ended_is_reported_and_the_error_goes_on(run, tmp_path, monkeypatch):
+    class GoesOn(Exception):
+        pass
+
+    for error, written in ((KeyError("x"), True), (GoesOn(), False), (KeyboardInterrupt(), False), (None, True)):
+        (run / "report.html").unlink(missing_ok=True)
+        with suppress(type(error)) if error else nullcontext(), reported(GoesOn) as folders:
+            folders.append(run)
+            if error:
+                raise error
+        assert (run / "report.html").exists() == written
+    monkeypatch.setattr("gspo.report.page.write_report", lambda folders: 1 / 0)
+    with pytest.raises(RuntimeError, match="of the run"), reported() as folders:
+        folders.append(run)
+        raise RuntimeError("of the run")
+
+
 def test_several_runs_have_a_table_and_leave_the_reports_alone(run, tmp_path):
     second = make(tmp_path / "grpo", steps=20, seed=1, gain=0.2, name="grpo", warnings=("second",))
-    before = (run / "report.html").read_bytes()
+    before = write_report([run]).read_bytes()
     path = write_report([run, second])
     assert path == run / "comparison.html" and (run / "report.html").read_bytes() == before
     page = Page(path.read_text())

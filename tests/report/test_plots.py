@@ -99,6 +99,32 @@ def test_the_ratio_stands_against_the_clip_range(run):
     assert ax.get_ylabel() == "ratio − 1, 10⁻³"
 
 
+def test_a_range_that_adapts_is_that_of_each_step(tmp_path):
+    ranges = [3e-4, 0.1, 5e-4]
+    ratio = {"ratio/mean": 1.0, "ratio/std": 0.01, "ratio/noise_floor": 1e-7}
+    folder = write(
+        tmp_path / "run",
+        [ratio | {"step": s, "clip/epsilon": e, "clip/epsilon_high": 2 * e} for s, e in enumerate(ranges, 1)],
+    )
+    ends = {tuple(line.get_ydata()) for line in axes("ratio", folder).lines}
+    assert {tuple(-e for e in ranges), tuple(2 * e for e in ranges)} <= ends
+    assert tuple(ranges) in {tuple(line.get_ydata()) for line in axes("noise", folder).lines}
+
+
+def test_every_run_keeps_its_colour_and_a_lone_line_its_name(tmp_path):
+    plain = write(tmp_path / "plain", [{"step": s, "reward": 0.5} for s in (1, 2)])
+    both = write(tmp_path / "both", [{"step": s, "reward": 0.4, "entropy": 1.0} for s in (1, 2)])
+    rewards, lone = axes("reward", plain, both), axes("entropy", plain, both)
+    assert len(lone.lines) == 1 and lone.lines[0].get_color() == rewards.lines[1].get_color() != rewards.lines[0].get_color()
+    assert [text.get_text() for text in lone.figure.legends[0].get_texts()] == ["both"]
+
+
+def test_one_spike_lifts_no_window_on_a_logarithmic_axis(tmp_path):
+    steps = [{"step": s, "kl": 1.0 if s == 150 else 1e-6} for s in range(1, 301)]
+    _, bold = axes("kl", write(tmp_path / "run", steps)).lines
+    assert max(bold.get_ydata()) < 1e-5
+
+
 def test_every_axis_has_its_unit(run):
     for plot in PLOTS:
         if plots._with_keys(plot, [read_run(run)]) is not None:
@@ -125,7 +151,7 @@ def test_a_short_run_beside_a_long_one_is_not_smoothed(tmp_path):
     assert [len(line.get_ydata()) for line in ax.lines] == [300, 300, 10]
     assert ax.lines[2].get_ydata().tolist() == [0, 1] * 5
     assert [text.get_text() for text in ax.figure.legends[0].get_texts()] == ["300", "10"]  # nothing of what has no line
-    assert ax.get_xlabel() == "step (bold: mean of 25 steps)"
+    assert ax.get_xlabel() == "step (bold: running mean, where a thin line shows)"
 
 
 @pytest.mark.parametrize(

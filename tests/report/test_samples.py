@@ -39,6 +39,18 @@ def test_tokens_are_coloured_by_their_log_ratio(tmp_path):
     assert '<i class="" ' in html
 
 
+def test_what_is_rounding_has_no_colour(tmp_path):
+    rollouts(tmp_path, [row(1, "p", 1.0, tokens=["a", "b"], log_ratio=[-2.4e-7, 1e-7], logp=[-0.5, -1.0])])
+    html = samples.coloured(tmp_path / "rollouts.jsonl", escape)
+    assert html.count('<i class="" title=') == 2 and "−1e-05" in html
+
+
+def test_prompts_that_share_no_word_are_not_called_similar(tmp_path):
+    for last, words in (("4+7=", "Completions of two prompts,"), ("4+2= too", "Completions of two similar prompts,")):
+        rollouts(tmp_path, [row(1, "4+2=", 1.0), row(2, last, 1.0)])
+        assert words in samples.before_and_after(tmp_path, escape)
+
+
 def test_a_long_completion_loses_its_middle(tmp_path):
     n = samples.MOST_TOKENS + 7
     rollouts(tmp_path, [row(1, "p", 1.0, tokens=["t"] * n, log_ratio=[0.1] * n, logp=[-1.0] * n)])

@@ -42,8 +42,13 @@ def test_a_served_run_evaluates_nothing_and_is_not_told_of_it():
 
 
 def test_a_failed_run_says_what_it_had_reached():
-    assert lead(told(*REWARDED, error="no", planned=9)).startswith("Until then: mean reward 0.25 → 0.50.")
+    assert lead(told(*REWARDED, error="no", planned=9)).startswith(
+        "Until then: mean reward 0.25 → 0.50 (the last in step 2)."
+    )
     assert "Not finished" not in lead(told(*REWARDED, error="no", planned=9))
+    told_of = {name: note for name, _, note in tiles(told(*REWARDED, {"moe/volatility": 0.1}, error="no", planned=9))}
+    assert told_of["Reward"] == "steps 1 and 2"
+    assert {name: note for name, _, note in tiles(told(*REWARDED))}["Reward"] == "first and last step"
     assert lead(told(*REWARDED, planned=9)).endswith("Not finished: 2 of 9 steps.")
 
 

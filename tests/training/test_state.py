@@ -85,6 +85,23 @@ def test_a_run_that_had_ended_says_so(tmp_path, capsys):
     assert numbers(tmp_path / "run") == before
 
 
+def test_a_failed_resume_leaves_no_page_of_success(tmp_path):
+    folder, calls = tmp_path / "run", []
+    train(folder, train={"steps": 2})
+    assert "Failed" not in (folder / "report.html").read_text()
+
+    def fails_later(prompts, completions, **columns):
+        calls.append(1)
+        if len(calls) > 2:
+            raise OSError("the disk is full")
+        return [0.0] * len(completions)
+
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        train(folder, resume=True, train={"steps": 9}, reward=fails_later)
+    page = (folder / "report.html").read_text()
+    assert "of 9 steps" in page and "Failed after" in page and "the disk is full" in page
+
+
 def test_resume_refuses_another_run(tmp_path):
     train(tmp_path / "run", train={"steps": 2})
     with pytest.raises(ValueError, match=r"optimizer\.lr = 0\.1 cannot be changed in a resumed run"):

@@ -87,7 +87,8 @@ def unknown_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -
 def describe(error: BaseException) -> str:
     """An exception in one line of at most 300 characters, without secrets: it may get into any file."""
     text = without_logins(" ".join(str(error).split()))
-    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
+    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= 300 else f"{text[:200]} … {text[-97:]}"
 
 
 def pick_device(name: str, key: str = "model.device") -> torch.device:

@@ -67,9 +67,11 @@ def finish(
     top: float | None = None,
     zero: bool = False,
     dots: bool = False,
+    alone: bool = False,
 ) -> None:
     """Title, unit of the y axis, few ticks, and a legend below the axes, off the data. log: a logarithmic y axis. top: where
-    it ends. zero: it begins at 0. dots: room beside the outermost points.
+    it ends. zero: it begins at 0. dots: room beside the outermost points. alone:
+    a single line has a legend too.
     """
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
@@ -85,7 +87,7 @@ def finish(
     ax.set_title(_short(title), loc="left", weight="bold", fontsize=12.5, pad=9, y=1.0, parse_math=False)
     handles, labels = ax.get_legend_handles_labels()
     shown = [(h, _short(label)) for h, label in zip(handles, labels) if label]
-    rows = _legend(figure, shown) if len(shown) > 1 else 0
+    rows = _legend(figure, shown) if len(shown) > (0 if alone else 1) else 0
     # Fixed margins in inches: the axes of all figures are alike on the page, whatever their legends are.
     width, height = SIZE[0], SIZE[1] + 0.21 * rows
     figure.set_size_inches(width, height)

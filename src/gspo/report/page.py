@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from html import escape as html_escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,24 @@ def report_of(folder: Path) -> None:
         )
 
 
+@contextmanager
+def reported(*but: type[BaseException]) -> Iterator[list[Path]]:
+    """Writes the reports of the runs whose folders are put into the list, once they are closed: also where an error ended
+    them, or a page of before would go on telling of success. but: errors after which the run goes on in another process.
+    """
+    folders: list[Path] = []
+    try:
+        yield folders
+    except BaseException as error:
+        if not isinstance(error, (KeyboardInterrupt, *but)):  # who asks twice to end wants it at once
+            with suppress(Exception):  # it is the run's own error that counts
+                for folder in folders:
+                    report_of(folder)
+        raise
+    for folder in folders:
+        report_of(folder)
+
+
 def write_page(path: Path, title: str, body: str) -> None:
     """Writes `body` (HTML) as a page that needs no other file."""
     css = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
@@ -100,7 +119,7 @@ def _report(folder: Path, told: Told, drawn: list[Drawn], text: str) -> tuple[st
     parts = [
         f'<p class="origin">{escape(origin(told))}</p>',
         f"<h1>{escape(title)}</h1>",
-        f'<div class="failure">{escape(told.error)}</div>' if told.error else "",
+        f'<div class="failure">{escape(why)}</div>' if (why := told.error or told.collapsed) else "",
         f'<p class="lead">{escape(lead(told) + programs + below)}</p>',
         _tiles(told),
         f'<div class="figures first">{"".join(map(figure, shown))}</div>' if shown else "",

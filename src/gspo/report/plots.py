@@ -121,15 +121,25 @@ def _ratio_band(ax: Axes, run: RunMetrics, theme: Theme) -> None:
     if len(x) > 1:
         _band(ax, x, mean, spread, theme, "± standard deviation")
     for key, sign, label in (("clip/epsilon", -1, "clip range"), ("clip/epsilon_high", 1, "")):
-        values = run.series(key)[1]
-        if len(values):
-            ax.axhline(sign * values[-1], color=theme.ink, lw=1.4, ls="--", label=label)
+        if len(run.series(key)[1]):
+            _limit(ax, run, key, sign, theme, label)
+
+
+def _limit(ax: Axes, run: RunMetrics, key: str, sign: int, theme: Theme, label: str, log: bool = False) -> None:
+    """An end of the clip range: a line across, or where the range adapts, that of each step."""
+    steps, values = run.series(key)
+    style: Any = {"color": theme.ink, "lw": 1.4, "ls": "--", "label": label}
+    if len(set(values.tolist())) == 1:
+        ax.axhline(sign * values[-1], **style)
+    else:
+        if log:
+            steps, values = steps[values > 0], values[values > 0]
+        ax.step(steps, sign * values, where="mid", **style)
 
 
 def _range_line(ax: Axes, run: RunMetrics, theme: Theme) -> None:
-    values = run.series("clip/epsilon")[1]
-    if len(values):
-        ax.axhline(values[-1], color=theme.ink, lw=1.4, ls="--", label="clip range (epsilon)")
+    if len(run.series("clip/epsilon")[1]):
+        _limit(ax, run, "clip/epsilon", 1, theme, "clip range (epsilon)", log=True)
 
 
 def _stage_lines(ax: Axes, run: RunMetrics, theme: Theme) -> None:
@@ -198,7 +208,8 @@ PLOTS = (
          compare="KL from the sampler, within a step"),
     Plot("length", "Completion length", "tokens", "Mean over the completions of each step.",
          (("completions/mean_length", "mean"), ("stage/max_completion_length", "the stage's limit"))),
-    Plot("truncated", "Truncated completions", "% of completions", "Completions cut off at the length limit.",
+    Plot("truncated", "Truncated completions", "% of completions", "Completions cut off at a limit: of "
+         "their length or, in an environment, of their turns.",
          (("completions/clipped_ratio", ""),), 100),
     Plot("no_signal", "Groups without a signal", "% of groups", "Groups whose completions all got the same reward: they "
          "teach nothing.", (("frac_reward_zero_std", ""),), 100, top=102),
@@ -260,14 +271,14 @@ def _with_keys(plot: Plot, runs: list[RunMetrics]) -> Plot | None:
 def _draw_one(plot: Plot, runs: list[RunMetrics], theme: Theme) -> Figure:
     with canvas(theme) as (figure, ax):
         if len(runs) == 1:
-            lines = [] if plot.only_marks else [(runs[0], key, label) for key, label in plot.keys]
+            lines = [] if plot.only_marks else [*enumerate((runs[0], key, label) for key, label in plot.keys)]
         else:
             key = plot.keys[0][0]
-            lines = [(run, key, run.name) for run in runs if len(run.series(key)[0])]
+            lines = [(i, (run, key, run.name)) for i, run in enumerate(runs) if len(run.series(key)[0])]
         windows = {
             _line(ax, plot, *line, theme.series[i % len(theme.series)], DASHES[i // len(theme.series) % len(DASHES)])
-            for i, line in enumerate(lines)
-        } - {0}
+            for i, line in lines
+        }
         if len(runs) == 1 and plot.marks is not None:
             plot.marks(ax, runs[0], theme)
         if len(runs) == 1:
@@ -275,9 +286,10 @@ def _draw_one(plot: Plot, runs: list[RunMetrics], theme: Theme) -> Figure:
         title = plot.title if len(runs) == 1 else plot.compare or plot.title
         if plot.prefix and (len(runs) > 1 or len(plot.keys) == 1):
             title += f": {plot.keys[0][1]}"
-        finish(figure, ax, title, plot.unit, log=plot.log, top=plot.top, zero=plot.scale == 100, dots=plot.dots)
-        bold = f"mean of {2 * min(windows) + 1} steps" if len(windows) == 1 else "running mean"
-        ax.set_xlabel(f"step (bold: {bold})" if windows else "step")
+        how: Any = {"log": plot.log, "top": plot.top, "zero": plot.scale == 100, "dots": plot.dots, "alone": len(runs) > 1}
+        finish(figure, ax, title, plot.unit, **how)
+        bold = f"mean of {2 * max(windows) + 1} steps" if len(windows) == 1 else "running mean, where a thin line shows"
+        ax.set_xlabel(f"step (bold: {bold})" if any(windows) else "step")
     return figure
 
 
@@ -293,7 +305,9 @@ def _line(ax: Axes, plot: Plot, run: RunMetrics, key: str, label: str, colour: s
     if window:
         ax.plot(x, y, color=colour, lw=0.7, alpha=0.3)
         ones = np.ones(2 * window + 1)
-        y = np.convolve(y, ones, mode="same") / np.convolve(np.ones(len(y)), ones, mode="same")
+        values = np.log(y) if plot.log else y  # on a logarithmic axis one spike would lift all of its window
+        y = np.convolve(values, ones, mode="same") / np.convolve(np.ones(len(y)), ones, mode="same")
+        y = np.exp(y) if plot.log else y
     dot = "o" if len(x) == 1 or (plot.dots and len(x) <= MOST_DOTS) else None
     ax.plot(x, y, style, color=colour, lw=1.9, label=label, marker=dot, ms=5)
     return window

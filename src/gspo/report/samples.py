@@ -18,6 +18,7 @@ MOST_TOKENS = 2000  # shown of one completion; longer ones lose their middle
 MOST_COLOURED = 6  # completions whose tokens are coloured
 MOST_ROWS = 512  # of a step that are looked through for a pair
 SHADES = 4
+ROUNDING = 1e-5  # of a log-probability: what differs by less looks alike
 Escape = Callable[[Any], str]
 
 
@@ -38,11 +39,14 @@ def before_and_after(folder: Path, escape: Escape) -> str:
             f'<div class="card"><h3>{name}: step {escape(row["step"])}</h3><p class="about">{escape(_about(row))}</p>'
             f"{_conversation(row, escape)}{_right(row, escape)}</div>"
         )
-    same = prompt_text(pair[0]) == prompt_text(pair[1])
-    which = "Two completions of the same prompt" if same else "Completions of two similar prompts"
+    texts = [prompt_text(row) for row in pair]
+    shared = set(texts[0].split()) & set(texts[1].split())
+    which = "Completions of two similar prompts" if shared else "Completions of two prompts"
+    which = "Two completions of the same prompt" if texts[0] == texts[1] else which
     return (
         f'<h2>A completion before and after</h2><p class="note">{which}, one from the beginning and one from the end of '
-        f'training. Each is typical: its reward is the median of its step.</p><div class="pair">{"".join(cards)}</div>'
+        "training. Each is ordinary: of the completions that could stand here, it has the median reward or one near it.</p>"
+        f'<div class="pair">{"".join(cards)}</div>'
     )
 
 
@@ -110,7 +114,7 @@ def coloured(path: Path, escape: Escape) -> str:
     if not rows:
         return ""
     sizes = sorted(abs(v) for row in rows for v in row["log_ratio"] if v is not None)
-    top = (sizes[int(0.98 * (len(sizes) - 1))] if sizes else 0.0) or 1e-6
+    top = max(sizes[int(0.98 * (len(sizes) - 1))] if sizes else 0.0, ROUNDING)
     cards = [
         f'<div class="card"><p class="about">{escape(_about(row))}</p>'
         f"{_conversation(row, escape, partial(_tokens, row, top, escape))}{_right(row, escape)}</div>"
@@ -162,7 +166,8 @@ def _about(row: dict[str, Any]) -> str:
         value = row.get(key)
         if isinstance(value, (int, float)):
             facts.append(f"{name} {value:{'+' if key == 'advantage' else ''}.2f}".replace("-", "−"))
-    facts.append("reached the length limit" if row.get("stop") == "length" else "")
+    limit = "a limit of length or turns" if row.get("dialogue") else "the length limit"
+    facts.append(f"reached {limit}" if row.get("stop") == "length" else "")
     facts.append(f"error: {row['error']}" if row.get("error") else "")
     return ", ".join(s for s in facts if s)
 

@@ -16,8 +16,8 @@ Tile = tuple[str, str, str]  # name, value, what else to know
 
 class Told(NamedTuple):
     """A run as the page tells of it. supervised: it imitated rows. served: agents handed over what it learned from. error:
-    what ended it, "" for nothing. collapsed: the guard stopped it. planned: steps that it was to have, 0 if that is not
-    known.
+    what ended it, "" for nothing. collapsed: why the guard stopped it, "" where it did not. planned: steps that it was to
+    have, 0 if that is not known.
     """
 
     run: RunMetrics
@@ -25,7 +25,7 @@ class Told(NamedTuple):
     supervised: bool
     served: bool
     error: str
-    collapsed: bool
+    collapsed: str
     planned: int
 
 
@@ -41,7 +41,7 @@ def tell(folder: Path, run: RunMetrics, config: dict[str, Any]) -> Told:
         "loss" in keys and "reward" not in keys,
         served,
         ended(folder, "error", run),
-        bool(ended(folder, "collapse", run)),
+        ended(folder, "collapse", run),
         planned,
     )
 
@@ -89,7 +89,9 @@ def lead(told: Told) -> str:
     run, sentences = told.run, []
     ended_badly = bool(told.error or told.collapsed)
     if ended_badly and _result(told):
-        sentences.append(f"Until then: {_result(told)[:1].lower()}{_result(told)[1:]}.")
+        of = "eval/accuracy" if len(run.series("eval/accuracy")[0]) else "reward" if ends(run, "reward") else "loss"
+        last = f" (the last in step {run.series(of)[0][-1]:.0f})"
+        sentences.append(f"Until then: {_result(told)[:1].lower()}{_result(told)[1:]}{last}.")
     sentences += _certainty(run)
     if len(run.series("eval/accuracy")[0]) and ends(run, "reward"):
         sentences.append(f"Mean reward in training {change(ends(run, 'reward'), '{:.2f}')}.")
@@ -132,9 +134,10 @@ def tiles(told: Told) -> list[Tile]:
     found: list[Tile] = []
     if len(run.series("eval/accuracy")[0]):
         found.append(("Held-out accuracy", numbers.accuracy(run), "first and last evaluation"))
-    count = len(run.series("reward")[0] if ends(run, "reward") else run.series("loss")[0])
+    key = "reward" if ends(run, "reward") else "loss"
+    count = len(run.series(key)[0])
     few = max(1, count // 12)
-    where = f"mean of the first and last {few} steps" if few > 1 else "first and last step" if count > 1 else "one step"
+    where = f"mean of the first and last {few} steps" if few > 1 else _ends_at(run, key) if count > 1 else "one step"
     if ends(run, "reward"):
         found.append(("Reward", change(ends(run, "reward"), "{:.2f}"), where))
     elif ends(run, "loss"):
@@ -143,6 +146,13 @@ def tiles(told: Told) -> list[Tile]:
         name = key.removeprefix("completion/").replace("_", " ").capitalize()
         found.append((f"{name} completions", ARROW.join(map(percent, ends(run, key))), where))
     return found + _watched(run, config, where) + _of_updates(run) + _of_sampling(run) + _of_queries(run)
+
+
+def _ends_at(run: RunMetrics, key: str) -> str:
+    """Of which steps a metric's first and last values are: a run that failed may have no last ones."""
+    steps = run.series(key)[0]
+    whole = steps[-1] == numbers.steps(run)
+    return "first and last step" if whole else f"steps {steps[0]:.0f} and {steps[-1]:.0f}"
 
 
 def _watched(run: RunMetrics, config: dict[str, Any], where: str) -> list[Tile]:
@@ -165,7 +175,8 @@ def _of_updates(run: RunMetrics) -> list[Tile]:
     found = []
     if mean(run, "clip_ratio/tokens") is not None:
         low, high = (run.series(k)[1] for k in ("clip/epsilon", "clip/epsilon_high"))
-        span = f"range −{low[-1]:.3g} to +{high[-1]:.3g}" if len(low) and len(high) else "mean over the run"
+        at = " at the end" if len(set(low.tolist())) > 1 else ""
+        span = f"range −{low[-1]:.3g} to +{high[-1]:.3g}{at}" if len(low) and len(high) else "mean over the run"
         found.append(("Clipped tokens", percent(mean(run, "clip_ratio/tokens")), span))
     if mean(run, "moe/volatility") is not None:
         agree = mean(run, "moe/sampler_agreement")
@@ -197,7 +208,7 @@ def _of_sampling(run: RunMetrics) -> list[Tile]:
     found = []
     if ends(run, "completions/mean_length"):
         cut = mean(run, "completions/clipped_ratio")
-        text = f"tokens; {percent(cut)} truncated" if cut is not None else "tokens"
+        text = f"tokens; {percent(cut)} cut off at a limit" if cut is not None else "tokens"
         found.append(("Completion length", change(ends(run, "completions/mean_length"), "{:.0f}"), text))
     times, speed, tokens = (run.series(k)[1] for k in ("time/step", "tokens_per_second", "tokens"))
     if len(times):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from gspo.build import assemble
@@ -12,7 +11,7 @@ from gspo.build.given import Given, Source, configured
 from gspo.config.checks import check_serving
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
-from gspo.report.page import report_of
+from gspo.report.page import reported
 from gspo.runs import checkpoint
 from gspo.serving.connections import listener
 from gspo.serving.model import ServedModel, served
@@ -48,13 +47,7 @@ class Serving:
     def __enter__(self) -> ServedModel:
         with ExitStack() as stack:
             listening = stack.enter_context(listener(self.config.serve))
-            over: list[Path] = []
-
-            def report() -> None:
-                for folder in over:
-                    report_of(folder)
-
-            stack.callback(report)  # last, when all is written down
+            over = stack.enter_context(reported())  # ends last, when all is written down
             run, source, hf = stack.enter_context(assemble.serving(self.config, self.resume, self.given, self.allow))
             begun = run.step
 
