@@ -68,7 +68,7 @@ def test_it_needs_nothing_else(page):
 
 
 def test_dark_and_phone_are_provided_for(run):
-    html = (run / "report.html").read_text()
+    html = write_report([run]).read_text()
     assert html.count('<source media="(prefers-color-scheme: dark)"') == 15
     assert "@media (prefers-color-scheme: dark)" in html and 'name="viewport"' in html
     assert not re.search(r"https?://", html)
