@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo.api
+import gspo.report.page
 from gspo.learner.learner import LocalLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS
@@ -90,7 +91,7 @@ def run(cell: strong.RunsCell, own: strong.Sections, start: Path, folder: Path) 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(start), AutoTokenizer.from_pretrained(start)
     rows = world.rows(strong.PROMPTS, cell.seed)
     # Nobody reads a run's page, and drawing it takes an eighth of the run.
-    with norms_by_update() as norms, mock.patch.object(gspo.api, "report_of"):
+    with norms_by_update() as norms, mock.patch.object(gspo.report.page, "report_of"):
         try:
             gspo.train(model, rows, [world.worth], tokenizer=tokenizer, **sections(cell, own, folder))  # type: ignore[arg-type]
         except RuntimeError as error:

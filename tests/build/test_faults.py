@@ -166,7 +166,7 @@ def test_what_a_run_leaves_whose_restarts_are_used_up(place, through):
     (place / "listing").unlink()
 
 
-@pytest.mark.parametrize("where", [pytest.param(SUMS, marks=pytest.mark.slow), "gspo.api:report_of"])
+@pytest.mark.parametrize("where", [pytest.param(SUMS, marks=pytest.mark.slow), "gspo.report.page:report_of"])
 def test_what_the_leader_does_alone_may_take_longer_than_ranks_wait(place, unbroken, where):
     name = f"slow-{where.rpartition(':')[2]}"
     fault = "slow", 0, where, 1, 25
