@@ -21,7 +21,7 @@ import numpy as np
 from foretold import table as outcomes
 from laws import tables
 from mechanism import STUDY
-from pictures import draw as draw_mechanism
+from mechanism_pictures import draw as draw_mechanism
 from strong import STUDY as TRAINED
 from strong_told import TABLES as OF_TRAINING
 

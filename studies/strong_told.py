@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,8 @@ CLAIMS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
 CENTRED = (("gspo centred", "gspo"), ("gspo auto centred", "gspo auto"))
 SHOWN = "int4"  # and not counted for centring
 EQUAL = 0.02
+OF_REWARDS, WIDEST = (-1.0, 1.0), 2.0  # bounds of a reward, and of a difference of two
+NOT_JUDGED = "not judged: at an end of the sweep"
 ALPHA, POWER = 0.05, 0.8
 Rewards = dict[str, dict[str, dict[int, float]]]
 """By setting, variant and seed."""
@@ -52,11 +56,11 @@ def quantile(share: float, freedom: int) -> float:
     return low
 
 
-def within(values: Sequence[float], share: float) -> Interval:
-    """Mean and the interval that leaves out this share, by Student's t."""
+def within(values: Sequence[float], share: float, most: float = WIDEST) -> Interval:
+    """Mean and the interval that leaves out this share, by Student's t. most: no value is further from 0."""
     x = np.asarray(values, float)
     half = quantile(share, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
-    return Interval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), len(x))
+    return Interval(float(x.mean()), max(float(x.mean() - half), -most), min(float(x.mean() + half), most), len(x))
 
 
 def p_value(differences: Sequence[float]) -> float:
@@ -104,7 +108,7 @@ def rewards(told: Sequence[Mapping[str, Any]]) -> Rewards:
     """The primary outcome."""
     made: Rewards = {}
     for run in told:
-        made.setdefault(run["setting"], {}).setdefault(run["variant"], {})[run["seed"]] = run["reward"]
+        made.setdefault(run["setting"], {}).setdefault(run["variant"], {})[run["seed"]] = run["mean"]
     return made
 
 
@@ -121,9 +125,9 @@ def settings(results: Sequence[Mapping[str, Any]]) -> str:
             "n",
             "rate",
             "range",
-            "reward",
             "all steps",
             "over seeds",
+            "last steps",
             "collapsed",
             "spike",
             "clipped, A < 0 / A > 0",
@@ -137,30 +141,45 @@ def _line(variant: str, here: Sequence[Mapping[str, Any]]) -> list[str]:
     if not here:
         return [variant, NOT_RUN]
     rate, range_ = spell_choice(variant, here[0]["setting"], here[0]["choice"])
-    values = [run["reward"] for run in here]
+    values = [run["mean"] for run in here]
     clipped = [run["clipped"] for run in here if run["clipped"]]
     clips = [np.mean([each[sign] or 0.0 for each in clipped]) for sign in ("negative", "positive")] if clipped else []
     spikes = [run["spike"] for run in here if run["spike"] is not None]
     return [
-        variant, str(len(here)), rate, range_, spelled(interval(values), ".3f"),
-        f"{np.mean([run['mean'] for run in here]):.3f}", f"{np.std(values, ddof=1):.3f}" if len(values) > 1 else "",
+        variant, str(len(here)), rate, range_, spelled(interval(values, OF_REWARDS), ".3f"),
+        f"{np.std(values, ddof=1):.3f}" if len(values) > 1 else "", f"{np.mean([run['reward'] for run in here]):.3f}",
         str(sum(run["collapsed"] for run in here)), f"{np.mean(spikes):.2f}" if spikes else "",
         " / ".join(f"{clip:.0%}" for clip in clips),
     ]  # fmt: skip
 
 
 def spell_choice(variant: str, setting: str, choice: Mapping[str, Any]) -> tuple[str, str]:
-    """Rate and range, each with a star where it is at the end of what was swept."""
-    own, rate = choice["algorithm"], choice["optimizer"]["lr"]
-    plain = strong.ADDED.get(variant, (variant, {}))[0]
-    every = strong.VARIANTS[plain]
-    rates = strong.RATES if len(every) > 1 else strong.ALONE
-    ends = [each * (strong.HOT if setting.startswith("hot") else 1.0) for each in (rates[0], rates[-1])]
+    """Rate and range, each with a star where something beyond it might be better."""
+    rate, own = choice["optimizer"]["lr"], choice["algorithm"]
     value = own.get("epsilon", own.get("constants"))
-    same = [each.get("epsilon", each.get("constants")) == value for each in every]
-    text = next(iter(value.values())) if isinstance(value, dict) else value
-    spelled_out = "" if text is None else text if isinstance(text, str) else f"{text:g}"
-    return f"{rate:g}{'*' * (rate in ends)}", spelled_out + "*" * (len(every) > 1 and (same[0] or same[-1]))
+    value = next(iter(value.values())) if isinstance(value, dict) else value
+    bound = own.get("epsilon_high", value)
+    text = "" if value is None else "none" if bound == strong.NONE else value if isinstance(value, str) else f"{value:g}"
+    rate_ends, range_ends = ends(variant, setting, choice)
+    return f"{rate:g}{'*' * rate_ends}", text + "*" * range_ends
+
+
+def ends(variant: str, setting: str, choice: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether its rate is at an end of those that were swept, and its range the tightest: the widest is none at all."""
+    every = strong.VARIANTS[strong.ADDED.get(variant, (variant, {}))[0]]
+    rates = strong.RATES if len(every) > 1 else strong.ALONE
+    times = strong.HOT if setting.startswith("hot") else 1.0
+    tightest = all(choice["algorithm"][key] == value for key, value in every[0].items())
+    return choice["optimizer"]["lr"] in (times * rates[0], times * rates[-1]), len(every) > 1 and tightest
+
+
+def starred(told: Sequence[Mapping[str, Any]], names: Sequence[str], where: Sequence[str]) -> bool:
+    """Whether one of these variants was at an end of the sweep in one of these settings."""
+    return any(
+        any(ends(run["variant"], run["setting"], run["choice"]))
+        for run in told
+        if run["variant"] in names and run["setting"] in where
+    )
 
 
 def differences(told: Rewards, setting: str, one: str, other: str) -> list[float]:
@@ -180,47 +199,76 @@ def complete(results: Sequence[Mapping[str, Any]]) -> bool:
     return len(cells) == len(strong.SEEDS) * len(strong.SETTINGS)
 
 
+@dataclass(frozen=True)
+class Tested:
+    """A claim with what it is judged by. values: a difference a seed, none further from 0 than most. end: whether one of its
+    variants was at an end of the sweep.
+    """
+
+    title: str
+    place: str
+    values: Sequence[float]
+    most: float
+    equal: bool
+    end: bool
+
+    def row(self, level: float, corrected: float, first: float) -> list[str]:
+        """Of the table. level: Holm's for this claim; first: that of the smallest p."""
+        found = within(self.values, level, self.most)
+        near = self.equal and max(-found.low, found.high) < EQUAL
+        verdict = f"equal within {EQUAL:g}" if near else "above" if found.mean > 0 else "below"
+        if corrected > ALPHA and not near:
+            verdict = f"not resolved; {len(self.values)} seeds find {found_by(self.values, first):.3f}"
+        told = spelled(found, "+z.3f")
+        return [self.title, self.place, str(found.n), told, f"{corrected:.3f}", NOT_JUDGED if self.end else verdict]
+
+
+def tested(judged: Sequence[Mapping[str, Any]]) -> list[Tested]:
+    """All claims of the plan, with the runs that are judged."""
+    told, made = rewards(judged), []
+    for one, other, where, equal in CLAIMS:
+        place = ", ".join(where) if len(where) < len(EVERYWHERE) else "everywhere"
+        end = starred(judged, (one, other), where)
+        made.append(Tested(f"{one} - {other}", place, by_seed(told, where, one, other), WIDEST, equal, end))
+    mixtures, dense = (by_seed(told, side, "gspo", "grpo") for side in zip(*CONTROLS))
+    end = starred(judged, ("gspo", "grpo"), [*itertools.chain(*CONTROLS)])
+    less = [a - b for a, b in zip(mixtures, dense)]
+    return [*made, Tested("gspo - grpo, mixtures less dense", "where both are", less, 2 * WIDEST, False, end)]
+
+
 def claims(results: Sequence[Mapping[str, Any]]) -> str:
     """A row for each claim, by its mean over settings, then what each setting shows."""
     if not complete(results):
         return f"{NOT_RUN.capitalize()}: claims are judged where all seeds of all settings are there.\n"
-    told = rewards(runs(results))
-    titles = [f"{one} - {other}" for one, other, _, _ in CLAIMS]
-    each = [by_seed(told, where, one, other) for one, other, where, _ in CLAIMS]
-    places = [", ".join(where) if len(where) < len(EVERYWHERE) else "everywhere" for _, _, where, _ in CLAIMS]
-    halves = [by_seed(told, side, "gspo", "grpo") for side in zip(*CONTROLS)]
-    each.append([a - b for a, b in zip(*halves)])
-    titles, places = [*titles, "gspo - grpo, mixtures less dense"], [*places, "where both are"]
-    equals = [*(equal for *_, equal in CLAIMS), False]
-    p = [p_value(values) for values in each]
+    every = tested(runs(results))
+    p = [p_value(each.values) for each in every]
     rows = [["difference", "settings", "n", "of the reward, corrected interval", "p, Holm", "verdict"]]
-    for title, place, values, equal, level, corrected in zip(titles, places, each, equals, levels(p), holm(p)):
-        found = within(values, level)
-        near = equal and max(-found.low, found.high) < EQUAL
-        verdict = f"equal within {EQUAL:g}" if near else "above" if found.mean > 0 else "below"
-        if corrected > ALPHA and not near:
-            verdict = f"not resolved; {len(values)} seeds find {found_by(values, ALPHA / len(p)):.3f}"
-        rows.append([title, place, str(found.n), spelled(found, "+z.3f"), f"{corrected:.3f}", verdict])
+    rows += [each.row(level, corrected, ALPHA / len(p)) for each, level, corrected in zip(every, levels(p), holm(p))]
+    told = rewards(runs(results))
     shown: list[list[str]] = [["each setting alone, 95 %", *strong.SETTINGS]]
     for one, other, where, _ in CLAIMS:
-        alone = [
-            interval(differences(told, setting, one, other)) if setting in where else None for setting in strong.SETTINGS
-        ]
-        shown.append([f"{one} - {other}", *("" if each is None else spelled(each, "+z.3f") for each in alone)])
+        alone = [_alone(told, setting, one, other) if setting in where else "" for setting in strong.SETTINGS]
+        shown.append([f"{one} - {other}", *alone])
     return f"{markdown(rows)}\n{markdown(shown)}"
+
+
+def _alone(told: Rewards, setting: str, one: str, other: str) -> str:
+    return spelled(interval(differences(told, setting, one, other), (-WIDEST, WIDEST)), "+z.3f")
 
 
 def centring(results: Sequence[Mapping[str, Any]]) -> str:
     """Of each form, each setting and the verdict by the rule of the plan."""
     if not complete(results):
         return f"{NOT_RUN.capitalize()}: the rule needs all seeds of all settings.\n"
-    told = rewards(runs(results))
+    judged = runs(results)
+    told = rewards(judged)
     rows = [["", *strong.SETTINGS, "mean of those counted, 97.5 %", "verdict"]]
     for one, other in CENTRED:
         sides = [[name for name in side if name != SHOWN] for side in (MIXTURES, DENSE)]
         total = within([float(np.mean(pair)) for pair in zip(*(by_seed(told, side, one, other) for side in sides))], 0.025)
         verdict = "kept" if total.low > 0 else "lost" if total.high < 0 else "not resolved, not kept"
-        alone = [spelled(interval(differences(told, setting, one, other)), "+z.3f") for setting in strong.SETTINGS]
+        verdict = f"{NOT_JUDGED}, not kept" if starred(judged, (one, other), EVERYWHERE) else verdict
+        alone = [_alone(told, setting, one, other) for setting in strong.SETTINGS]
         rows.append([f"{one} - {other}", *alone, spelled(total, "+z.3f"), verdict])
     return markdown(rows)
 

@@ -19,7 +19,7 @@ import foretold  # noqa: E402
 import jitter  # noqa: E402
 import laws  # noqa: E402
 import mechanism  # noqa: E402
-import pictures  # noqa: E402
+import mechanism_pictures  # noqa: E402
 import probe_cell  # noqa: E402
 import report  # noqa: E402
 import world  # noqa: E402
@@ -338,10 +338,10 @@ def test_every_dial_has_its_tables_on_the_page():
 
 
 def test_every_picture_is_drawn_and_stands_on_the_page(tmp_path):
-    pictures.draw(mechanism.STUDY.kept(), tmp_path)
+    mechanism_pictures.draw(mechanism.STUDY.kept(), tmp_path)
     drawn = sorted(path.name for path in tmp_path.iterdir())
     named = re.findall(r'images/(mechanism-\S+\.png)"', report.MECHANISM.read_text())
-    assert drawn == sorted(named) and len(drawn) == 2 * len(pictures.PICTURES)
+    assert drawn == sorted(named) and len(drawn) == 2 * len(mechanism_pictures.PICTURES)
     assert all((report.IMAGES / name).is_file() for name in drawn)
 
 

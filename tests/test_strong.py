@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -74,16 +75,28 @@ def test_all_variants_have_as_many_choices_and_all_of_them_are_settings_of_a_run
     with strong_cell.centring():
         for variant in strong.VARIANTS:
             every = strong.choices(variant)
-            assert len(every) == 12 and len({json.dumps(each) for each in every}) == 12
+            assert len(every) == 30 and len({json.dumps(each) for each in every}) == 30
+            assert [len(part) for part in strong.parts(variant)] == [12, 18]
             for each in every:
                 resolve(as_config(each, {}).algorithm)
     assert strong.variants("hot dense") == [name for name in strong.variants("int4") if "R2" not in name]
-    assert len({cell.name for cell in strong.sweep()}) == len(strong.sweep()) == 24
+    assert len({cell.name for cell in strong.sweep()}) == len(strong.sweep()) == 3 * 2 * 8 * 2
+
+
+def test_the_first_sweep_is_a_part_of_the_wider_one():
+    rates, ranges = ({each["optimizer"]["lr"] for each in strong.parts(name)[0]} for name in ("gspo", "no ratio"))
+    assert rates == {3e-4, 1e-3, 3e-3, 1e-2} and min(ranges) == 1e-4 and max(ranges) == 0.032
+    assert {each["algorithm"]["epsilon"] for each in strong.parts("gspo")[0]} == {0.01, 0.05, 0.2}
+    wider = strong.parts("grpo")[1]
+    assert {each["algorithm"]["epsilon_high"] for each in wider} == {0.04, 0.133, 0.4, 2.7, strong.NONE}
 
 
 def swept(cell, best=7):
     """What a cell of the sweep would have told: of all choices that of this number was best."""
-    runs = [{"variant": cell.variant, "reward": 0.1 if i != best else 0.2 + cell.seed / 1e4} for i in range(12)]
+    first = 12 * cell.part
+    runs = [
+        {"variant": cell.variant, "mean": 0.2 + cell.seed / 1e4 if first + i == best else 0.1} for i in range(len(cell.runs))
+    ]
     return {"settings": cell.settings, "runs": runs}
 
 
@@ -93,8 +106,12 @@ def test_runs_are_planned_with_the_best_of_the_sweep_once_it_has_ended():
     planned = strong.cells(told)[len(strong.sweep()) :]
     assert len(planned) == 8 * 8 and len({cell.name for cell in planned}) == 64
     runs = dict(planned[0].runs)
+    assert (
+        dict(strong.cells([swept(cell, best=20) for cell in strong.sweep()])[-1].runs)["gspo"]["algorithm"]["epsilon"]
+        == 0.002
+    )
     assert runs["gspo"] == strong.choices("gspo")[4] and runs["grpo"] == strong.choices("grpo")[7]
-    assert [cell.seed for cell in planned[:8]] == [0] * 8 and "gspo R2" not in dict(planned[1].runs)
+    assert [cell.seed for cell in planned[:8]] == [8] * 8 and "gspo R2" not in dict(planned[1].runs)
     told[0]["settings"] = told[0]["settings"] | {"last": 1}  # another plan's
     assert strong.cells(told) == strong.sweep()
 
@@ -120,9 +137,9 @@ def test_what_was_kept_is_known_again_where_there_are_no_files(tmp_path):
     study.pack()
     for file in (tmp_path / "strong" / "cells").iterdir():
         file.unlink()
-    assert len(study.kept()) == 25 and study.cells() == strong.sweep()
+    assert len(study.kept()) == 96 + 1 and study.cells() == strong.sweep()
     study.unpack()
-    assert study.done(last) and len(study.cells()) == 24 + 64
+    assert study.done(last) and len(study.cells()) == 96 + 64
 
 
 SMALL = strong.merged(
@@ -145,8 +162,7 @@ def small(monkeypatch):
 
 def test_a_cell(small, tmp_path):
     names, cold = ("grpo", "gspo auto", "no ratio"), {name: strong.choices(name)[4] for name in strong.VARIANTS}
-    added = strong.merged(cold["gspo auto"], {"algorithm": strong.ADDED["gspo auto centred"][1]})
-    chosen = {name: cold[name] for name in names} | {"gspo auto centred": added}
+    chosen = {name: cold[name] for name in (*names, "gspo auto centred")}
     cell = strong.RunsCell("int4", 0, chosen=json.dumps(chosen))
     found = strong_cell.run_cell(cell, tmp_path)["runs"]
     assert [run["variant"] for run in found] == [*chosen] and all(run["steps"] == 2 for run in found)
@@ -182,8 +198,8 @@ def results(reward):
     """Of all runs that are judged: the reward of a setting, a variant and a seed."""
     made = []
     for cell in strong.cells([swept(cell) for cell in strong.sweep()])[len(strong.sweep()) :]:
-        line = {"mean": 0.1, "spike": 0.5, "collapsed": False, "clipped": {"negative": 0.5, "positive": 0.1}, "steps": 20}
-        runs = [line | {"variant": name, "reward": reward(cell.setting, name, cell.seed)} for name, _ in cell.runs]
+        line = {"reward": 0.1, "spike": 0.5, "collapsed": False, "clipped": {"negative": 0.5, "positive": 0.1}, "steps": 20}
+        runs = [line | {"variant": name, "mean": reward(cell.setting, name, cell.seed)} for name, _ in cell.runs]
         made.append({"settings": cell.settings, "runs": runs})
     return made
 
@@ -210,6 +226,27 @@ def test_claims_are_judged_together():
         assert "not resolved; 8 seeds find 0.0" in lines[name]
     some = results(noise)
     assert strong_told.claims(some[:-1]).startswith("Not run") and strong_told.centring(some[:-1]).startswith("Not run")
+
+
+def test_a_claim_with_a_choice_at_an_end_is_shown_and_not_judged():
+    every = results(lambda setting, variant, seed: 0.1 * ("gspo" in variant) + noise(setting, variant, seed))
+    for cell in every:
+        if "dense" in cell["settings"]["setting"]:
+            dict(cell["settings"]["runs"])["grpo"]["optimizer"]["lr"] = strong.RATES[-1]
+    lines = strong_told.claims(every).splitlines()
+    ended = {line.strip("| ").split(" | ")[0] for line in lines if "not judged: at an end of the sweep" in line}
+    assert ended == {"gspo - grpo", "grpo_dual - grpo", "gspo - grpo, mixtures less dense"}  # replay: on mixtures alone
+    for cell in every:
+        for _, own in cell["settings"]["runs"]:
+            own["optimizer"]["lr"] = strong.RATES[0] * (3 if "hot" in cell["settings"]["setting"] else 1)
+    ended = strong_told.centring(every)
+    assert ended.count("not judged: at an end of the sweep, not kept") == 1  # auto's rates go further down
+
+
+def test_no_interval_leaves_what_can_be():
+    wild = strong_told.claims(results(lambda setting, variant, seed: 1.0 if (seed + len(variant)) % 2 else -1.0))
+    found = [float(each) for each in re.findall(r"[+-]?\d\.\d{3}(?=[],])", wild)]
+    assert len(found) > 40 and 1.9 < max(map(abs, found)) <= 2.0
 
 
 def test_it_is_the_mixture_that_is_helped_where_its_controls_are_not():
@@ -248,9 +285,12 @@ def test_tables_show_choices_and_what_is_lost():
     assert "| gspo | 7 | 0.003 | 0.05 |" in table and "| no ratio | 7 | 0.0039 |  |" in table
     assert "| gspo auto centred | 7 | 0.0039 | auto | -0.1" in table and "50% / 10%" in table
     assert "| cispo | 7 | 0.009 | 5 |" in table  # hot
-    assert strong_told.spell_choice("gspo", "dense", strong.choices("gspo")[0]) == ("0.0003*", "0.01*")
-    hot = strong.judged("hot", {"mixture": {name: strong.choices("gspo")[0] for name in strong.variants("hot")}})
-    assert strong_told.spell_choice("gspo R2", "hot", hot["gspo R2"]) == ("0.0009*", "0.01*")
+    own = strong.VARIANTS["gspo"]
+    low, high = ({"optimizer": {"lr": rate}, "algorithm": each} for rate, each in ((3e-4, own[0]), (1e-1, own[-1])))
+    assert strong_told.spell_choice("gspo", "dense", low) == ("0.0003*", "0.002*")
+    assert strong_told.spell_choice("gspo", "dense", high) == ("0.1*", "none")  # nothing is wider
+    hot = strong.judged("hot", {"mixture": dict.fromkeys(strong.variants("hot"), low)})
+    assert strong_told.spell_choice("gspo R2", "hot", hot["gspo R2"]) == ("0.0009*", "0.002*")
     assert strong_told.settings([]).count("not run.") == 8
 
 

@@ -97,3 +97,9 @@ def test_no_script_takes_an_option_that_it_does_not_know_for_none():
     words = [sys.executable, str(ROOT / "studies" / "probe.py"), "--list"]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert ended.returncode == 2 and "unrecognized arguments: --list" in ended.stderr
+
+
+def test_no_two_scripts_have_one_name():
+    """Tests put these folders on the path: of two with one name, each process would have the one that it imported first."""
+    names = [path.stem for folder in ("tools", "benchmarks", "studies") for path in (ROOT / folder).glob("*.py")]
+    assert len(names) > 50 and sorted(names) == sorted(set(names))
