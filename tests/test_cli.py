@@ -288,6 +288,26 @@ def test_output_that_was_closed_before_it_began_ends_no_command(place):
         assert ended.stderr == ("" if status == 0 else "gspo: error: missing.toml: no such configuration file\n")
 
 
+FALLS = """
+seen = 0
+def falls(prompts, completions, **columns):
+    global seen
+    seen += len(completions)
+    return [float(seen <= 16 * 4)] * len(completions)
+"""
+
+
+def test_a_run_that_the_guard_stops_has_failed(place, capsys, monkeypatch):
+    """Nobody asked it to end: a script that trains and then goes on must not take it for a run that was interrupted."""
+    monkeypatch.chdir(place)
+    (place / "falls.py").write_text(FALLS)
+    guard = ["--guard.action=stop", "--guard.window=2", "--guard.patience=1"]
+    words = ["train", "train.toml", "--reward.functions=falls:falls", "--train.steps=30", "--log.dir=fell"]
+    assert main([*words, *guard, "--eval.every=0"]) == 1
+    told = capsys.readouterr()
+    assert "stopped fell" in told.out and "stopped, since the run collapsed" in told.err + told.out
+
+
 WAITS = """
 import sys, time
 def rows():

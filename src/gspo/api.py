@@ -35,7 +35,7 @@ from gspo.types import Group
 class Result:
     """What a run leaves: its folder, the trained transformers model and its tokenizer, and the last metrics.
 
-    finished: False where it was asked to stop before its last step.
+    finished: False where it ended before its last step: it was asked to, or the guard stopped it (collapsed).
     """
 
     folder: Path
@@ -43,11 +43,12 @@ class Result:
     tokenizer: Any
     metrics: dict[str, Any]
     finished: bool
+    collapsed: bool = False
 
     def __repr__(self) -> str:
         shown = ("step", "reward", "loss", "eval/accuracy")
         numbers = ", ".join(f"{name} = {self.metrics[name]:.4g}" for name in shown if is_number(self.metrics.get(name)))
-        state = "finished" if self.finished else "not finished"
+        state = "finished" if self.finished else "collapsed" if self.collapsed else "not finished"
         return f"Result({str(self.folder)!r}, {state}{': ' if numbers else ''}{numbers})"
 
 
@@ -81,7 +82,7 @@ def train(
         _tell_what_is_done(run)
         metrics = trainer.train(run) or last_line(folder)
         finished = _finish(run)
-    return Result(folder, hf.model, hf.tokenizer, metrics, finished)
+    return Result(folder, hf.model, hf.tokenizer, metrics, finished, run.collapsed)
 
 
 def sft(

@@ -73,7 +73,8 @@ def interruptible() -> Iterator[None]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command. Returns the exit status: 0, 1 for a failed run, 2 for bad input, 130 when interrupted.
+    """Runs one command. Returns the exit status: 0, 1 for a run that failed or that the guard stopped, 2 for bad input, 130
+    when interrupted.
 
     Where nobody reads the output any more (`| head`), it ends without a word.
     """
@@ -220,7 +221,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     report = result.folder / "report.html"
     if report.is_file():
         print(visible(f"report  {report}"))
-    return 0 if result.finished else 130
+    return 0 if result.finished else 1 if result.collapsed else 130
 
 
 def on_a_benchmark(arguments: argparse.Namespace) -> bool:
