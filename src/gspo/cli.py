@@ -73,8 +73,7 @@ def interruptible() -> Iterator[None]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command. Returns the exit status: 0, 1 for a run that failed or that the guard stopped, 2 for bad input, 130
-    when interrupted.
+    """Runs one command. Returns the exit status: 0, 1 for a failed or collapsed run, 2 for bad input, 130 when interrupted.
 
     Where nobody reads the output any more (`| head`), it ends without a word.
     """
