@@ -23,7 +23,8 @@ from laws import tables
 from mechanism import STUDY
 from mechanism_pictures import draw as draw_mechanism
 from strong import STUDY as TRAINED
-from strong_told import TABLES as OF_TRAINING
+from strong_seen import TABLES as SEEN_OF_TRAINING
+from strong_told import TABLES as TOLD_OF_TRAINING
 
 from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
 from gspo.study.analysis import interval, paired
@@ -41,6 +42,7 @@ CURVES = (
     ("4 mini-batches", "reward"), ("4 epochs x 4 mini-batches", "reward"), ("4 epochs x 4 mini-batches", "volatility"),
     ("int4 sampler, its own likelihoods", "reward"),
 )  # fmt: skip
+OF_TRAINING = SEEN_OF_TRAINING | TOLD_OF_TRAINING
 SEEN = ("GRPO + R2", "GSPO", "GSPO auto")  # in the picture of all differences
 Line = dict[str, Any]
 LENGTHS, RECOMPUTED = ("lengths", "100 tokens"), ("likelihoods", "int4 sampler, the paper's ranges")

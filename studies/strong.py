@@ -215,19 +215,24 @@ def sweep() -> list[RunsCell]:
     ]
 
 
-def chosen(results: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Sections]]:
-    """Of each model and variant the choice of the sweep; {} where it has not ended."""
+def swept(results: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, list[float]]]:
+    """Of each model and variant: each choice, as JSON, and the primary outcome of each seed; {} where it has not ended."""
     by_settings = {json.dumps(each["settings"], sort_keys=True): each["runs"] for each in results}
-    sums: dict[tuple[str, str], dict[str, float]] = {}
+    made: dict[tuple[str, str], dict[str, list[float]]] = {}
     for cell in sweep():
         if (found := by_settings.get(json.dumps(cell.settings, sort_keys=True))) is None:
             return {}
-        own = sums.setdefault((cell.setting, cell.variant), {})
+        own = made.setdefault((cell.setting, cell.variant), {})
         for (_, each), run in zip(cell.runs, found):
-            own[json.dumps(each)] = own.get(json.dumps(each), 0.0) + run["mean"]
+            own.setdefault(json.dumps(each), []).append(run["mean"])
+    return made
+
+
+def chosen(results: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Sections]]:
+    """Of each model and variant the choice of the sweep; {} where it has not ended."""
     made: dict[str, dict[str, Sections]] = {}
-    for (model, variant), own in sums.items():
-        made.setdefault(model, {})[variant] = json.loads(max(own, key=own.__getitem__))
+    for (model, variant), own in swept(results).items():
+        made.setdefault(model, {})[variant] = json.loads(max(own, key=lambda choice: sum(own[choice])))
     for known in made.values():
         known |= {name: merged(known[plain], {"algorithm": added}) for name, (plain, added) in ADDED.items()}
     return made

@@ -240,11 +240,12 @@ def claims(results: Sequence[Mapping[str, Any]]) -> str:
     """A row for each claim, by its mean over settings, then what each setting shows."""
     if not complete(results):
         return f"{NOT_RUN.capitalize()}: claims are judged where all seeds of all settings are there.\n"
-    every = tested(runs(results))
+    judged = runs(results)
+    every = tested(judged)
     p = [p_value(each.values) for each in every]
     rows = [["difference", "settings", "n", "of the reward, corrected interval", "p, Holm", "verdict"]]
     rows += [each.row(level, corrected, ALPHA / len(p)) for each, level, corrected in zip(every, levels(p), holm(p))]
-    told = rewards(runs(results))
+    told = rewards(judged)
     shown: list[list[str]] = [["each setting alone, 95 %", *strong.SETTINGS]]
     for one, other, where, _ in CLAIMS:
         alone = [_alone(told, setting, one, other) if setting in where else "" for setting in strong.SETTINGS]

@@ -16,6 +16,7 @@ sys.path.append(str(ROOT / "studies"))
 import report  # noqa: E402
 import strong  # noqa: E402
 import strong_cell  # noqa: E402
+import strong_seen  # noqa: E402
 import strong_told  # noqa: E402
 
 from gspo.config.files import as_config  # noqa: E402
@@ -294,5 +295,35 @@ def test_tables_show_choices_and_what_is_lost():
     assert strong_told.settings([]).count("not run.") == 8
 
 
+def test_endings_are_told_over_the_settings_that_a_variant_ran_in_the_best_first():
+    def reward(setting, variant, seed):
+        return {"no ratio": 0.9, "grpo": 0.4, "gspo R2": 0.6}.get(variant, 0.5) + 0.01 * (seed - 11.5)
+
+    every = results(reward)
+    for cell in every:
+        for run in cell["runs"]:
+            run["reward"] = 0.49 if run["variant"] == "grpo" and cell["settings"]["setting"] == "hot dense" else 0.5
+    lines = strong_seen.endings(every).splitlines()
+    assert len(lines) == 2 + len(strong.variants("mixture"))
+    half = student(7) * 0.01 * 6**0.5 / 8**0.5  # 8 seeds of this spread: variance 6e-4
+    assert lines[2] == f"| no ratio | all | 0 of 64 | 0.90 [{0.9 - half:.2f}, {0.9 + half:.2f}] |  |"
+    assert lines[3].startswith("| gspo R2 | mixtures | 0 of 40 | 0.60 [") and lines[3].endswith("| +0.30 [+0.30, +0.30] |")
+    assert lines[-1].startswith("| grpo | all | 8 of 64 | 0.40 [") and lines[-1].endswith("| +0.50 [+0.50, +0.50] |")
+    assert strong_seen.endings(every[:-1]).startswith("Not run")
+
+
+def test_the_sweep_is_told_by_rate_and_range():
+    every = [swept(cell) for cell in strong.sweep()]
+    for cell in every:
+        own = cell["settings"]
+        for run, (_, choice) in zip(cell["runs"], own["runs"]):
+            run["mean"] = choice["optimizer"]["lr"] + choice["algorithm"].get("epsilon_high", 0) / 100 + (own["seed"] - 101)
+    lines = strong_seen.sweeps(every).splitlines()
+    assert lines[0] == "| model |  | rate | 0.002 | 0.01 | 0.05 | 0.2 | none |" and len(lines) == 2 + 2 * 2 * 6
+    assert lines[7] == "| mixture | gspo | 0.1 | 0.10 | 0.10 | 0.10 | 0.10 | 10.10 |"  # the seeds' parts cancel
+    assert lines[-2] == "| dense | gspo centred | 0.03 | 0.03 | 0.03 | 0.03 | 0.03 | 10.03 |"
+    assert strong_seen.sweeps(every[1:]).startswith("Not run")
+
+
 def test_the_page_has_all_tables():
-    assert [name for _, name, _ in report.TRAINING.findall(report.MECHANISM.read_text())] == [*strong_told.TABLES]
+    assert [name for _, name, _ in report.TRAINING.findall(report.MECHANISM.read_text())] == [*report.OF_TRAINING]
