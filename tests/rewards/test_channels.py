@@ -224,7 +224,7 @@ def test_a_batch_that_raised_is_tried_again():
     ("function", "timeout", "remedy"),
     [
         (
-            lambda prompts, completions, gold: [1.0],
+            lambda prompts, completions, **columns: [float(columns["gold"][0])],
             5.0,
             r"failed \(.*All of these failed too\. Mend the function: the arguments",
         ),

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, NoReturn
 
 NOT_SUPPLIED = ("log_extra", "log_metric", "environments")
 """What TRL hands to reward functions and gspo does not."""
+ALWAYS = ("prompts", "completions")
+"""What every call gets."""
 TRL = {"completion_ids", "trainer_state", *NOT_SUPPLIED}
 """Parameters by which a function shows that it was written for TRL."""
 
@@ -48,12 +50,14 @@ class Arguments:
 
     One without **keywords gets what it names, others all columns. One that names what only TRL has is called as TRL does:
     its **keywords hold more than columns, and for a chat prompt its completion is a list with one message. Raises
-    ValueError for a function that cannot do without what gspo does not have.
+    ValueError for a function that cannot do without what gspo does not have. required: the columns without which it cannot
+    be called.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.names: set[str] | None = None
         self.like_trl = False
+        self.required: tuple[str, ...] = ()
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError):
@@ -61,13 +65,20 @@ class Arguments:
         if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
             self.names = set(parameters)
         self.like_trl = bool(TRL & set(parameters))
-        for name in NOT_SUPPLIED:
-            if name in parameters and parameters[name].default is inspect.Parameter.empty:
-                label = getattr(function, "__name__", type(function).__name__)
+        needed = [p for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        label = getattr(function, "__name__", type(function).__name__)
+        for parameter in needed:
+            if parameter.name in NOT_SUPPLIED:
                 raise ValueError(
-                    f"reward function {label}: gspo has no {name!r} for it, which TRL has: give it the default None, and "
-                    "do without it where it is None"
+                    f"reward function {label}: gspo has no {parameter.name!r} for it, which TRL has: give it the default "
+                    "None, and do without it where it is None"
                 )
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                raise ValueError(
+                    f"reward function {label}: it takes {parameter.name!r} by position alone, and gspo calls it by names: "
+                    'take the "/" or "__" out of its signature'
+                )
+        self.required = tuple(p.name for p in needed if p.name not in (*ALWAYS, *TRL))
 
     def of(self, rows: Sequence[RewardInput], text_of: Callable[[RewardInput], str]) -> dict[str, Any]:
         """The keyword arguments of a call for `rows`. All of it is the call's own: what it changes, no other call sees."""

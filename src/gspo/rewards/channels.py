@@ -122,6 +122,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self.request, self.variables, self.notice = (names, reward, task, code), reward.env, ""
         self.mark = self.marked = ""  # of the files of the rewards where it runs, and the machine of which this is known
+        self.asked: dict[str, list[str]] = {}  # by each reward, the columns without which it cannot be called
         self.changed = False  # on this machine, since it began or since this was last asked
         self.place = place or Here()
         self._spawn()
@@ -161,14 +162,16 @@ class Worker:
     def _started(self) -> str:
         """Why it cannot work, "" where it can. Raises as `_read` does."""
         match self._read(START, START):
-            case ["ready", "", str(), str(mark)] if self.begun and mark != self.mark and self.place.name != self.marked:
+            case ["ready", "", str(), str(mark), dict()] if (
+                self.begun and mark != self.mark and self.place.name != self.marked
+            ):
                 return CHANGED
-            case ["ready", "", str(notice), str(mark)]:
+            case ["ready", "", str(notice), str(mark), dict(asked)] if all(map(_is_asked, asked.items())):
                 self.changed |= self.begun and mark != self.mark
                 self.ready = self.begun = True
-                self.notice, self.mark, self.marked = notice[:300], mark, self.place.name
+                self.notice, self.mark, self.marked, self.asked = notice[:300], mark, self.place.name, asked
                 return ""
-            case ["ready", str(problem), str(), str()] if problem:
+            case ["ready", str(problem), str(), str(), dict()] if problem:
                 return problem
             case message:
                 raise Lost(_junk(message))
@@ -237,6 +240,13 @@ class Worker:
         with self.lock:
             self.closed = True
             self.place.close()
+
+
+def _is_asked(entry: Any) -> bool:
+    match entry:
+        case [str(), [*names]]:
+            return all(isinstance(name, str) for name in names)
+    return False
 
 
 def _is_result(result: Any) -> bool:

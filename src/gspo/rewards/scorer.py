@@ -23,13 +23,13 @@ from gspo.data.benchmarks.table import named
 from gspo.data.bounds import NO_OPINION, unfit
 from gspo.data.prompts import Notice
 from gspo.data.reasoning_gym import PREFIX
-from gspo.data.tables import judged_by
 from gspo.rewards import code as programs
 from gspo.rewards.arguments import TrainerState
 from gspo.rewards.channels import Channel, Thread, Worker, score_rows
-from gspo.rewards.graders import Result, RewardFunction, RewardInput, uncomparable
+from gspo.rewards.demands import Demands
+from gspo.rewards.graders import Result, RewardFunction, RewardInput
 from gspo.rewards.places import Here, Place
-from gspo.rewards.programs import PATIENCE, columns_of
+from gspo.rewards.programs import PATIENCE
 from gspo.rewards.way import Way
 from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout
@@ -73,9 +73,7 @@ class Rewards:
         for name in reward.env:
             if name not in os.environ:
                 raise ValueError(f"reward.env: there is no environment variable {name!r}; set it, or take its name out")
-        self.compared = [name for name in ("exact", "math") if name in specs]
         self.state = TrainerState()
-        self.needs = {reward.answer_column: "reward.answer_column"} if self.compared else {}
         labels = [spec.rpartition(":")[2] for spec in specs]
         labels += [getattr(f, "__name__", type(f).__name__).strip("<>") for f in functions]
         self.names = _distinct(labels)
@@ -94,15 +92,14 @@ class Rewards:
         self.callables = own | dict(zip(self.names[len(specs) :], functions))
         self.functions = {name: RewardFunction(f) for name, f in self.callables.items()}
         self.limits = {name: getattr(f, "limit", reward.timeout) for name, f in self.callables.items()}
-        for function in self.callables.values():
-            self.needs |= getattr(function, "needs", {})
         self.code = code or CodeConfig()
-        self.coded = "code" in specs
-        if self.coded:
+        self.demands = Demands(reward, self.code, specs, self.functions)
+        for function in self.callables.values():
+            self.demands.of_callable(function)
+        self.needs = self.demands.needs
+        if self.demands.coded:
             self.limits["code"] = programs.longest(self.code)
-            self.needs[self.code.tests_column] = "code.tests_column"
-        self.of_benchmarks = {spec: needed for spec in specs if (needed := columns_of(spec))}
-        self.limits |= {name: PATIENCE for name, spec in self.specs.items() if spec in self.of_benchmarks}
+        self.limits |= {name: PATIENCE for name, spec in self.specs.items() if spec in self.demands.of_benchmarks}
         self.timeout = reward.timeout
         self.ways = {name: Way() for name in self.names}
         self.moved = 0  # workers, to another machine, since this was last asked
@@ -119,44 +116,19 @@ class Rewards:
         self.state = TrainerState(step, steps)
 
     def check(self, prompts: Iterable[Prompt]) -> None:
-        """Raises ValueError when a prompt lacks a column, such as that with the right answer, or when `exact` or `math`
-        cannot compare with what it holds.
+        """Raises ValueError when a prompt lacks a column, such as that with the right answer or one that a function asks
+        for, or when `exact` or `math` cannot compare with what it holds.
         """
-        column = self._settings[1].answer_column
-        for prompt in prompts:
-            for needed, key in self.needs.items():
-                try:
-                    judged_by(prompt.columns, needed, key)
-                except ValueError as error:
-                    raise ValueError(f"prompt {prompt.id}: {error}") from None
-            for spec, columns in self.of_benchmarks.items():
-                if lacking := [column for column in columns if column not in prompt.columns]:
-                    raise ValueError(
-                        f"prompt {prompt.id}: there is no column {lacking[0]!r}, which the reward {spec} needs: it scores "
-                        "its own benchmark; take another in reward.functions"
-                    )
-            if self.coded:
-                self._check_tests(prompt)
-            if self.compared and (problem := uncomparable(prompt.columns[column])):
-                raise ValueError(
-                    f"prompt {prompt.id}: reward.answer_column = {column!r} {problem}, or score with a module:function of "
-                    f"yours in place of {' and '.join(self.compared)}"
-                )
-
-    def _check_tests(self, prompt: Prompt) -> None:
-        """Raises ValueError for a prompt without tests, before anything is sampled."""
-        try:
-            stages = programs.tests_by_stage(prompt.columns, self.code)
-            programs.function_of(prompt.columns, stages, self.code)
-        except ValueError as error:
-            raise ValueError(f"prompt {prompt.id}: {error}; mend the row, or set [code] as the data has it") from None
+        self.demands.check(prompts)
 
     def wait(self) -> None:
         """Until the workers are ready. Says what they have to say. Raises ValueError for a reward function that cannot be
-        loaded.
+        loaded, or that asks for what the prompts that were checked do not have.
         """
         for worker in sorted(self.workers, key=lambda worker: worker.place.name != ""):  # a wrong name costs no machine
             worker.wait()
+        for worker in self.workers[:1]:
+            self.demands.check_asked({name: worker.asked.get(spec, ()) for name, spec in self.specs.items()})
         for worker in self.workers:
             if worker.place.name and worker.mark != self.workers[0].mark:
                 raise ValueError(

@@ -24,9 +24,9 @@ from gspo.rewards import graders
 
 
 def serve(connection: Frames, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
-    """Says ["ready", why not, what a run shall say of it, the mark of its modules], each "" or a text; then scores what is
-    asked, a pickled (number of the call, name, rows, level), and sends ["results", number, *NextResults] until all rows are
-    done, or ["unreadable", number, why].
+    """Says ["ready", why not, what a run shall say of it, the mark of its modules, the columns that each name asks for], the
+    first three "" or a text; then scores what is asked, a pickled (number of the call, name, rows, level), and sends
+    ["results", number, *NextResults] until all rows are done, or ["unreadable", number, why].
     """
 
     def say(*message: Any) -> None:
@@ -36,9 +36,11 @@ def serve(connection: Frames, names: list[str], reward: RewardConfig, task: Task
     try:
         functions = {name: graders.load(name, reward, task, code) for name in names}
     except BaseException as error:
-        say("ready", str(error) if isinstance(error, (ValueError, RuntimeError)) else describe(error), "", "")
+        say("ready", str(error) if isinstance(error, (ValueError, RuntimeError)) else describe(error), "", "", {})
         return
-    say("ready", "", "; ".join(filter(None, (getattr(f, "notice", "") for f in functions.values()))), _mark(names))
+    notice = "; ".join(filter(None, (getattr(f, "notice", "") for f in functions.values())))
+    asked = {name: list(f.arguments.required) for name, f in functions.items() if isinstance(f, graders.RewardFunction)}
+    say("ready", "", notice, _mark(names), asked)
     with asyncio.Runner() as runner:
         while True:
             number, data = pickle.loads(connection.receive())

@@ -1,0 +1,88 @@
+"""What rewards need of the data is told before anything is sampled."""
+
+import re
+
+import pytest
+
+from tests.data.tools import rollout
+from tests.rewards.tools import in_process, named
+
+
+def prompts(*rows, task=""):
+    return [rollout("", number, task, **row).prompt for number, row in enumerate(rows)]
+
+
+def wrong(prompt, completion):
+    """Names that gspo does not have."""
+
+
+def trl(prompts, completions, completion_ids, trainer_state, answer):
+    """All of TRL's, and a column."""
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "message"),
+    [
+        (wrong, [{"answer": 1}], "reward wrong: it cannot be called without 'prompt', 'completion': it gets prompts, "
+         "completions, and columns of the data, and the data has the columns answer; rename the parameter"),
+        (lambda completions, gold: 0, [{}], "reward lambda: .* without 'gold': .* the data has no other column"),
+        (lambda completions, gold, **_: 0, [{"answer": 1}], "reward lambda: .* without 'gold'"),
+        (lambda prompts, *, gold: 0, [{f"c{i:02}": 0 for i in range(20)}], "c00, .*, c11 and 8 more; rename"),
+        (trl, [{"gold": 1}], "reward trl: .* without 'answer'"),
+    ],
+)  # fmt: skip
+def test_a_parameter_that_no_prompt_has_is_told_by_its_name(function, rows, message):
+    with in_process(function) as rewards, pytest.raises(ValueError, match=message):
+        rewards.check(prompts(*rows))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda prompts, completions, **columns: 0,
+        lambda completions, answer: 0,
+        lambda completions, gold=None: 0,
+        lambda *args, **kwargs: 0,
+        lambda **kwargs: 0,
+        trl,
+    ],
+)
+def test_what_some_prompt_has_is_there_and_a_default_is_enough(function):
+    with in_process(function) as rewards:
+        rewards.check(prompts({}, {"answer": 1}))  # where files leave a column out of a row, it is None
+        rewards.wait()
+
+
+def test_each_task_must_have_it():
+    with in_process(lambda completions, gold: 0) as rewards:
+        rewards.check(prompts({"gold": 1}, task="train.jsonl"))
+        with pytest.raises(ValueError, match=r"without 'gold': .* and eval\.jsonl has the columns answer"):
+            rewards.check(prompts({"answer": 1}, task="eval.jsonl"))
+
+
+def test_a_named_function_is_asked_where_it_runs():
+    for order in ("check first", "wait first"):
+        with named("length", "wants_answer", workers=2) as rewards:
+            told = pytest.raises(ValueError, match="reward wants_answer: it cannot be called without 'answer'")
+            if order == "check first":
+                rewards.check(prompts({"gold": 1}))
+                with told:
+                    rewards.wait()
+            else:
+                rewards.wait()
+                with told:
+                    rewards.check(prompts({"gold": 1}))
+    with named("length", "wants_answer") as rewards:
+        rewards.check(prompts({"answer": "a"}))
+        rewards.wait()
+        assert [r.reward for r in rewards.score([rollout("a", answer="a")])] != [None]
+
+
+def test_what_takes_arguments_by_position_alone_is_refused():
+    def by_position(prompts, completions, /):
+        """As gspo does not call it."""
+
+    with pytest.raises(ValueError, match=re.escape("by_position: it takes 'prompts' by position alone")):
+        in_process(by_position)
+    with in_process(lambda extra=None, /, **columns: [1.0]) as rewards:
+        assert rewards.score([rollout("a")])[0].reward == 1.0
