@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,17 +64,15 @@ def probed(setting: str) -> dict[str, Any]:
     """What the probe of a setting has told; it is run where it was not."""
     folder = PROBES / setting.replace(" ", "-").replace(",", "")
     if not (folder / "probe.json").exists():
-        sections = merged(COMMON, {"algorithm": VARIANTS["GSPO 3e-4"]}, SETTINGS[setting])
-        fields = [f"--{section}.{key}={_typed(value)}" for section, each in sections.items() for key, value in each.items()]
-        command = [sys.executable, "-m", "gspo", "probe", str(HERE / "base.toml"), "--dir", str(folder), *fields]
+        base = tomllib.loads((HERE / "base.toml").read_text(encoding="utf-8"))
+        sections = merged(base, COMMON, {"algorithm": VARIANTS["GSPO 3e-4"]}, SETTINGS[setting])
+        file = folder.with_suffix(".toml")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(tomli_w.dumps(sections), encoding="utf-8")
+        command = [sys.executable, "-m", "gspo", "probe", str(file), "--dir", str(folder)]
         subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     told: dict[str, Any] = json.loads((folder / "probe.json").read_text(encoding="utf-8"))
     return told
-
-
-def _typed(value: Any) -> str:
-    """A value as it is typed."""
-    return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
 
 
 def study(recommended: Mapping[str, Mapping[str, Any] | None]) -> str:
