@@ -1,29 +1,15 @@
 """The figures: those that the run has data for, in both renderings, whatever is missing or odd."""
 
-import json
-
 import numpy as np
 import pytest
 from matplotlib.image import imread
 
 from gspo.report import plots
-from gspo.report.canvas import DARK, DPI, LIGHT, SIZE
+from gspo.report.canvas import DARK, DPI, SIZE
 from gspo.report.plots import PLOTS, draw
 from gspo.report.read import read_run, run_names
+from tests.report.drawing import axes, write
 from tests.report.fake_run import make
-from tests.report.rows import rollouts, row
-
-
-def write(folder, lines):
-    folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
-
-
-def axes(plot_name, *folders, theme=LIGHT):
-    runs = [read_run(folder) for folder in folders]
-    plot = plots._with_keys(next(p for p in PLOTS if p.name == plot_name), runs)
-    return plots._draw_one(plot, runs, theme).axes[0]
 
 
 @pytest.fixture(scope="module")
@@ -99,18 +85,6 @@ def test_the_ratio_stands_against_the_clip_range(run):
     assert ax.get_ylabel() == "ratio − 1, 10⁻³"
 
 
-def test_a_range_that_adapts_is_that_of_each_step(tmp_path):
-    ranges = [3e-4, 0.1, 5e-4]
-    ratio = {"ratio/mean": 1.0, "ratio/std": 0.01, "ratio/noise_floor": 1e-7}
-    folder = write(
-        tmp_path / "run",
-        [ratio | {"step": s, "clip/epsilon": e, "clip/epsilon_high": 2 * e} for s, e in enumerate(ranges, 1)],
-    )
-    ends = {tuple(line.get_ydata()) for line in axes("ratio", folder).lines}
-    assert {tuple(-e for e in ranges), tuple(2 * e for e in ranges)} <= ends
-    assert tuple(ranges) in {tuple(line.get_ydata()) for line in axes("noise", folder).lines}
-
-
 def test_every_run_keeps_its_colour_and_a_lone_line_its_name(tmp_path):
     plain = write(tmp_path / "plain", [{"step": s, "reward": 0.5} for s in (1, 2)])
     both = write(tmp_path / "both", [{"step": s, "reward": 0.4, "entropy": 1.0} for s in (1, 2)])
@@ -154,47 +128,6 @@ def test_a_short_run_beside_a_long_one_is_not_smoothed(tmp_path):
     assert ax.get_xlabel() == "step (bold: running mean, where a thin line shows)"
 
 
-@pytest.mark.parametrize(
-    ("rewards", "spread", "ends"),
-    [
-        ([0.1, 0.5, 0.9], [0.3, 0.5, 0.3], (0.0, 1.0)),  # 0/1 rewards
-        ([0.5, 0.5], [0.7, 0.7], (0.0, 1.0)),  # two completions a group: 0 and 1
-        ([0.1, 0.5], [1.0, 1.0], (-0.9, 1.5)),  # spread as no reward between 0 and 1 can
-        ([-0.1, 0.5], [0.1, 0.1], (-0.2, 0.6)),
-    ],
-)
-def test_the_band_of_rewards_ends_where_they_do(tmp_path, rewards, spread, ends):
-    lines = [{"step": s, "reward": r, "reward_std": d} for s, (r, d) in enumerate(zip(rewards, spread), 1)]
-    (band,) = axes("reward", write(tmp_path / "run", lines)).collections
-    heights = band.get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == pytest.approx(ends)
-
-
-def test_the_band_goes_as_far_as_a_logged_reward(tmp_path):
-    folder = write(tmp_path / "run", [{"step": s, "reward": 0.1, "reward_std": 0.2} for s in (1, 2)])
-    for reward, end in ((0.0, 0.0), (-0.04, -0.1)):
-        rollouts(folder, [row(1, "q", 1.0), row(2, "q", reward), row(2, "q", None)])
-        (band,) = axes("reward", folder).collections
-        assert band.get_paths()[0].vertices[:, 1].min() == pytest.approx(end)
-
-
-def test_labels_stand_clear_of_the_error_bars(tmp_path):
-    keys = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
-    values = [(0.3, 0.1, 0.5), (0.6, 0.3, 0.9)]
-    ax = axes("accuracy", write(tmp_path / "run", [dict(zip(keys, v)) | {"step": s} for s, v in enumerate(values)]))
-    ax.figure.canvas.draw()
-    for text, (_, low, high) in zip(ax.texts, values):
-        below, above = (ax.transData.inverted().transform(corner)[1] for corner in text.get_window_extent().get_points())
-        assert above < 100 * low or below > 100 * high, text.get_text()
-
-
-def test_many_evaluations_are_a_band(tmp_path):
-    keys = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
-    lines = [dict(zip(keys, (0.5, 0.4, 0.6))) | {"step": s} for s in range(40)]
-    ax = axes("accuracy", write(tmp_path / "run", lines))
-    assert not ax.containers and len(ax.collections) == 1 and ax.lines[0].get_marker() == "None"
-
-
 def test_what_a_caption_says_is_drawn(tmp_path):
     lines = [{"step": s, "ratio/noise_floor": 1e-7, "ratio/std": 1e-3} for s in (1, 2)]
     (without,) = [d.caption for d in draw([write(tmp_path / "a", lines)]) if d.name == "noise"]
@@ -202,6 +135,27 @@ def test_what_a_caption_says_is_drawn(tmp_path):
         d.caption for d in draw([write(tmp_path / "b", [r | {"clip/epsilon": 1e-2} for r in lines])]) if d.name == "noise"
     ]
     assert "clip range" not in without and "clip range (dashed)" in both
+
+
+def test_a_caption_names_what_is_drawn_of_one_run_or_of_several(tmp_path):
+    lines = [{"step": s, "kl": 1e-4, "kl_ref": 1e-3} for s in (1, 2)]
+    one, other = (write(tmp_path / name, lines) for name in "ab")
+    told = [draw(runs, tmp_path / "out")[0].caption for runs in ([one], [one, other])]
+    assert told[0] == "Mean divergence of the policy from the sampler, within a step; from the reference model."
+    assert told[1] == "Mean divergence of the policy from the sampler, within a step."
+
+
+def test_parts_that_count_have_an_axis_of_their_own(tmp_path):
+    lines = [{"step": s, "reward/right": 0.5, "reward/bonus": -1.5, "reward/turns": 3.0 * s} for s in (1, 2)]
+    folder = write(tmp_path / "agent", lines)
+    assert {d.name for d in draw([folder])} == {"reward_parts", "reward_counts"}
+    for name, labels in (("reward_parts", ["right", "bonus"]), ("reward_counts", ["turns"])):
+        ax = axes(name, folder)
+        assert [line.get_label() for line in ax.lines] == labels
+    counts = write(tmp_path / "counts", [{"step": s, "reward/calls": 4.0, "reward/turns": 3.0} for s in (1, 2)])
+    assert [d.name for d in draw([counts])] == ["reward_parts"]
+    alone = write(tmp_path / "alone", [{"step": s, "reward/turns": 3.0} for s in (1, 2)])
+    assert not draw([alone])  # it is the reward
 
 
 def test_names_are_no_formulas(tmp_path):

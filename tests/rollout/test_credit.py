@@ -67,6 +67,12 @@ def test_equal_rewards_stay_in_the_denominator_of_gspo_and_leave_dapos():
     assert made(*groups).counts["reward_std"] == pytest.approx(0.5 * 2**-0.5)
 
 
+def test_no_share_of_groups_is_told_where_none_is_left():
+    """ "0 %" would say that all of them teach."""
+    counts = made([rollout(None), rollout(None)]).counts
+    assert math.isnan(counts["frac_reward_zero_std"]) and counts["groups/dropped"] == 1
+
+
 def test_completions_carry_the_samplers_likelihoods_of_sampled_tokens_only():
     completion = made([rollout(1.0, n=4), rollout(0.0)]).groups[0][0]
     assert completion.logp_mu.tolist() == [-0.5] * 4 == completion.logp_old.tolist()

@@ -40,3 +40,10 @@ def test_a_setting_has_the_figures_that_it_has_numbers_for(tmp_path):
     for one in drawn:
         light, dark = imread(one.light), imread(one.dark)
         assert light.shape == dark.shape and light[..., :3].std() > 0.02
+
+
+def test_a_caption_says_where_lines_end_and_what_stands_on_the_floor(tmp_path):
+    rows = [{"reward": 0.5, "moe/volatility": v, "clip_ratio/tokens": 0.1} for v in (1e-7, 0.01, 0.02)]
+    told = {one.name: one.caption for one in draw_setting({"GSPO": [run(*rows), run(*rows[:2])]}, tmp_path)}
+    assert all("as far as all seeds have values." in caption for caption in told.values())
+    assert told["volatility"].endswith("What is below 0.001 % stands there.") and "stands there" not in told["clipped"]

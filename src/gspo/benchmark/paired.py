@@ -11,7 +11,7 @@ from gspo.benchmark import manifest as manifests
 from gspo.benchmark.replies import REFUSAL, Mark, read
 from gspo.benchmark.results import LIKE, THESE, counted
 from gspo.benchmark.scores import Bounded, over_like, over_these
-from gspo.study.analysis import Interval, interval, verdict
+from gspo.study.analysis import Interval, interval, spelled, verdict
 
 
 class Paired(NamedTuple):
@@ -78,10 +78,10 @@ def paired(
     theirs = [b[problem] for problem in a]
     these = _difference(over_these(list(a.values()), n), over_these(theirs, m), count)
     like = _like(differences, these, over_like([c / n for c in a.values()]), over_like([c / m for c in theirs]))
-    text = verdict(*names, like, 0, count, f"avg, {LIKE}", 1, "problem")
+    text = verdict(*names, like, 0, count, f"avg, {LIKE}", 1, "problem", share=True)
     if like.n > 1 and not like.resolved and these.resolved:
         more = "higher" if mean > 0 else "lower"
-        text += f" {THESE.capitalize()} alone it is {more}: [{these.low:+z.3f}, {these.high:+z.3f}]."
+        text += f" {THESE.capitalize()} alone it is {more}: {spelled(these, share=True)}."
     if differs:
         text += f" They differ also in {', '.join(differs)}."
     return Paired(these, like, text, list(differs))

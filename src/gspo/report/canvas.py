@@ -117,9 +117,9 @@ def _legend(figure: Figure, shown: list[tuple[Any, str]]) -> int:
 def _scale_y(ax: Axes, unit: str, log: bool, top: float | None, zero: bool) -> str:
     """Limits and ticks of the y axis, without long decimals; returns its label."""
     if log:
-        ax.set_yscale("log")
         low, high = ax.dataLim.intervaly
         ax.set_ylim(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high) + 1e-9))
+        ax.set_yscale("log")  # after its limits: of one value alone matplotlib makes none without a warning
         ax.yaxis.set_major_locator(LogLocator(numticks=6))
         ax.yaxis.set_minor_locator(NullLocator())
         return unit

@@ -16,13 +16,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gspo.report.canvas import LIGHT, Theme, canvas, finish, save
-from gspo.report.read import TIMES, RunMetrics, read_run, run_names
+from gspo.report.marks import (
+    MOST_DOTS,
+    SMOOTH_FROM,
+    borders,
+    ends,
+    error_bars,
+    range_line,
+    ratio_band,
+    reward_band,
+    stage_lines,
+    tallest,
+    time_split,
+)
+from gspo.report.read import RunMetrics, read_run, run_names
 
-INTERVAL = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
-MOST_DOTS = 30  # evaluations that get a dot and an error bar each; more get a line and a band
 EXACT = ("accuracy", "lr", "range")  # without noise, or few: no running mean
+SHARE = 2.0  # what goes beyond counts something: it is no share, and no reward of 0 and 1 with a little added
+Keys = tuple[tuple[str, str], ...]
 DASHES = ("-", "--", ":")
-SMOOTH_FROM = 150  # points from which a running mean is drawn over the raw line
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,7 @@ class Plot:
     title: str
     unit: str
     caption: str
-    keys: tuple[tuple[str, str], ...] = ()
+    keys: Keys = ()
     scale: float = 1.0
     log: bool = False
     top: float | None = None
@@ -49,6 +61,19 @@ class Plot:
     prefix: str = ""
     compare: str = ""
     of_clip: str = ""
+
+    def explained(self, runs: Sequence[RunMetrics]) -> str:
+        """The caption of a figure of these runs. {labels} in it stands for what its lines are called."""
+        keys = self.keys if len(runs) == 1 else self.keys[:1]
+        words = self.caption.format(labels="; ".join(label for _, label in keys))
+        if len(runs) > 1:
+            return words
+        run = runs[0]
+        if self.of_clip and len(run.series("clip/epsilon")[0]):
+            words += f" {self.of_clip}"
+        if self.name == "time" and (most := tallest(run)) is not None:
+            words += f" The longest took {most:,.0f} s, which is beyond the figure."
+        return words + (" Thin lines: a stage begins." if borders(run) else "")
 
 
 @dataclass(frozen=True)
@@ -62,108 +87,6 @@ class Drawn:
     dark: Path
 
 
-def _ends(ax: Axes, run: RunMetrics, theme: Theme) -> None:
-    """The first and the last accuracy in figures."""
-    x, y = run.series("eval/accuracy")
-    steps, (_, *bars) = run.rows(INTERVAL)
-    reach = {step: ends for step, *ends in zip(steps, *bars)}  # the label stands clear of the error bar
-    for i in {0, len(x) - 1} if len(x) else ():
-        below = y[i] > 0.15 and (i == 0 or y[i] < y[0]) and not (i == 0 and y[-1] < y[0])
-        low, high = reach.get(x[i], (y[i], y[i]))
-        end = min(low, y[i]) if below else max(high, y[i])
-        place: Any = {"xytext": (0, -6 if below else 6), "textcoords": "offset points", "ha": "center"}
-        place["va"] = "top" if below else "bottom"
-        ax.annotate(f"{100 * y[i]:.0f} %", (x[i], end * 100), color=theme.ink, weight="bold", **place)
-
-
-def _error_bars(ax: Axes, run: RunMetrics, colour: str) -> None:
-    x, (y, low, high) = run.rows(INTERVAL)
-    if len(x) > MOST_DOTS:
-        ax.fill_between(x, low * 100, high * 100, color=colour, alpha=0.18, lw=0)
-    elif len(x):
-        spread = np.maximum([y - low, high - y], 0) * 100
-        ax.errorbar(x, y * 100, spread, fmt="none", ecolor=colour, elinewidth=1.3, capsize=2.5)
-
-
-def _band(
-    ax: Axes, x: np.ndarray, middle: np.ndarray, spread: np.ndarray, theme: Theme, label: str, share: bool = False
-) -> None:
-    """One `spread` about the middle. share: the values lie between 0 and 1, and so does the band."""
-    low, high = middle - spread, middle + spread
-    if share:
-        low, high = np.maximum(low, 0.0), np.minimum(high, 1.0)
-    ax.fill_between(x, low, high, color=theme.series[0], alpha=0.18, lw=0, label=label)
-
-
-def _between_0_and_1(mean: np.ndarray, spread: np.ndarray) -> bool:
-    """Whether values with these means and standard deviations within groups can all lie between 0 and 1: the variance is
-    then at most mean (1 - mean) (Bhatia and Davis), and its estimate from two values at most twice that.
-    """
-    return bool(((mean >= 0) & (mean <= 1)).all() and (spread**2 <= 2 * mean * (1 - mean) + 1e-9).all())
-
-
-def _reward_band(ax: Axes, run: RunMetrics, theme: Theme) -> None:
-    x, (y, spread) = run.rows(("reward", "reward_std"))
-    if len(x) > 1:
-        share = all(0 <= reward <= 1 for reward in run.rewards) and _between_0_and_1(y, spread)
-        _band(ax, x, y, spread, theme, "± standard deviation within a group", share)
-    steps, levels = run.series("guard/level")
-    for i, step in enumerate(steps[levels == 2]):
-        ax.axvspan(step - 0.5, step + 0.5, color=theme.series[1], alpha=0.25, lw=0, label="" if i else "guard: alarm")
-
-
-def _ratio_band(ax: Axes, run: RunMetrics, theme: Theme) -> None:
-    """s - 1: its mean, one standard deviation about it, and the clip range."""
-    x, (mean, spread) = run.rows(("ratio/mean", "ratio/std"))
-    mean = mean - 1
-    ax.plot(x, mean, color=theme.series[0], lw=1.6 if len(x) < SMOOTH_FROM else 0.8, label="mean",
-            marker="o" if len(x) == 1 else None)  # fmt: skip
-    if len(x) > 1:
-        _band(ax, x, mean, spread, theme, "± standard deviation")
-    for key, sign, label in (("clip/epsilon", -1, "clip range"), ("clip/epsilon_high", 1, "")):
-        if len(run.series(key)[1]):
-            _limit(ax, run, key, sign, theme, label)
-
-
-def _limit(ax: Axes, run: RunMetrics, key: str, sign: int, theme: Theme, label: str, log: bool = False) -> None:
-    """An end of the clip range: a line across, or where the range adapts, that of each step."""
-    steps, values = run.series(key)
-    style: Any = {"color": theme.ink, "lw": 1.4, "ls": "--", "label": label}
-    if len(set(values.tolist())) == 1:
-        ax.axhline(sign * values[-1], **style)
-    else:
-        if log:
-            steps, values = steps[values > 0], values[values > 0]
-        ax.step(steps, sign * values, where="mid", **style)
-
-
-def _range_line(ax: Axes, run: RunMetrics, theme: Theme) -> None:
-    if len(run.series("clip/epsilon")[1]):
-        _limit(ax, run, "clip/epsilon", 1, theme, "clip range (epsilon)", log=True)
-
-
-def _stage_lines(ax: Axes, run: RunMetrics, theme: Theme) -> None:
-    """A thin line where a stage begins."""
-    for step in borders(run):
-        ax.axvline(step - 0.5, color=theme.ink, lw=0.6, alpha=0.6, zorder=0)
-
-
-def borders(run: RunMetrics) -> list[float]:
-    """The first steps of the stages of a run."""
-    steps, stages = run.series("stage")
-    return [float(step) for step, before, stage in zip(steps[1:], stages, stages[1:]) if stage > before]
-
-
-def _time_split(ax: Axes, run: RunMetrics, theme: Theme) -> None:
-    parts = [(k, n) for k, n in TIMES if len(run.series(k)[0])]
-    x, heights = run.rows([k for k, _ in parts])
-    if len(x) == 1:  # an area needs two points
-        x, heights = np.array([x[0] - 0.4, x[0] + 0.4]), [np.repeat(h, 2) for h in heights]
-    if len(x):
-        ax.stackplot(x, heights, labels=[n for _, n in parts], colors=theme.series, alpha=0.85, lw=0)
-        ax.set_ylim(0, 1.25 * float(np.quantile(np.sum(heights, axis=0), 0.98)) or 1.0)
-
-
 CLIPS = (
     ("clip_ratio/tokens", "all"),
     ("clip_ratio/positive", "of those with A > 0"),
@@ -172,14 +95,16 @@ CLIPS = (
 )
 PLOTS = (
     Plot("accuracy", "Held-out accuracy", "% of completions", "On prompts never trained on, with 95 % intervals.",
-         (("eval/accuracy", ""),), 100, top=112, marks=_ends, dots=True),
+         (("eval/accuracy", ""),), 100, top=112, marks=ends, dots=True),
     Plot("reward", "Reward", "reward of a completion", "Mean over the completions of each step.",
-         (("reward", "mean"),), marks=_reward_band),
+         (("reward", "mean"),), marks=reward_band),
     Plot("loss", "Loss", "nats per token", "Cross-entropy of the completions that are imitated.", (("loss", ""),)),
     Plot("completions", "Kinds of completions", "% of completions", "Share of the sampled completions.", scale=100, top=102,
          prefix="completion/"),
     Plot("reward_parts", "Parts of the reward", "mean", "Mean of each reward function before it is weighted, or of "
          "what the environment measures.",
+         prefix="reward/"),
+    Plot("reward_counts", "Larger parts of the reward", "mean", "Those that are too large for the axis of the others.",
          prefix="reward/"),
     Plot("clip", "Clipped tokens", "% of tokens", "Tokens whose ratio (or that of their completion) is clipped. They "
          "give no gradient or, where the algorithm caps weights, less.", CLIPS, 100),
@@ -194,15 +119,15 @@ PLOTS = (
          "target.", (("clip/epsilon", "below 1 (epsilon)"), ("clip/epsilon_high", "above 1 (epsilon_high)")), log=True),
     Plot("ratio", "Ratio and clip range", "ratio − 1", "Importance ratio (of whole completions for sequence-level "
          "algorithms).", of_clip="Only what lies outside the clip range can be clipped.", keys=
-         (("ratio/std", "standard deviation"),), marks=_ratio_band, only_marks=True,
+         (("ratio/std", "standard deviation"),), marks=ratio_band, only_marks=True,
          compare="Spread of the ratio (standard deviation)"),
     Plot("noise", "Noise floor", "distance of ratio from 1", "The noise floor is the spread of the ratio before any update, "
          "from rounding alone.", of_clip="It should stay well below the clip range (dashed).", keys=
          (("ratio/noise_floor", "noise floor"), ("ratio/std", "spread after the updates")), log=True,
-         marks=_range_line, compare="Noise floor"),
+         marks=range_line, compare="Noise floor"),
     Plot("entropy", "Entropy", "nats per token", "Mean entropy of the policy at the tokens it was trained on.",
          (("entropy", ""),)),
-    Plot("kl", "KL divergence", "nats per token", "How far the policy has moved.",
+    Plot("kl", "KL divergence", "nats per token", "Mean divergence of the policy {labels}.",
          (("kl", "from the sampler, within a step"), ("kl_ref", "from the reference model"),
           ("mismatch/kl", "between sampler and trainer")), log=True,
          compare="KL from the sampler, within a step"),
@@ -220,7 +145,7 @@ PLOTS = (
     Plot("throughput", "Throughput", "tokens per second", "Tokens of a step divided by its time.",
          (("tokens_per_second", ""),)),
     Plot("time", "Time of a step", "seconds", "What the time of a step goes into, without evaluation.",
-         (("time/step", "whole step"),), marks=_time_split, only_marks=True),
+         (("time/step", "whole step"),), marks=time_split, only_marks=True),
     Plot("lost", "Left out", "count in a step", "Completions without a reward, groups dropped, updates skipped.",
          (("rollouts/failed", "completions without a reward"), ("groups/dropped", "dropped groups"),
           ("updates/skipped", "skipped updates"))),
@@ -243,10 +168,7 @@ def draw(run_dirs: Sequence[str | Path], out: str | Path | None = None) -> list[
         stem = plot.name if len(runs) == 1 else f"compare-{plot.name}"
         files = (out / f"{stem}.png", out / f"{stem}-dark.png")
         save(_draw_one(plot, runs, LIGHT), *files)
-        marked = len(runs) == 1 and len(runs[0].series("clip/epsilon")[0])
-        caption = f"{plot.caption} {plot.of_clip}" if plot.of_clip and marked else plot.caption
-        caption += " Thin lines: a stage begins." if len(runs) == 1 and borders(runs[0]) else ""
-        drawn.append(Drawn(plot.name, plot.title, caption, *files))
+        drawn.append(Drawn(plot.name, plot.title, plot.explained(runs), *files))
     return drawn
 
 
@@ -262,10 +184,21 @@ def _with_keys(plot: Plot, runs: list[RunMetrics]) -> Plot | None:
     if plot.name == "range" and all(len(set(run.series(k)[1].tolist())) < 2 for run in runs for k, _ in keys):
         return None  # it was fixed
     policy_loss = plot.name == "loss" and any(len(run.series("reward")[0]) for run in runs)  # says nothing
-    if not keys or policy_loss or (plot.name == "reward_parts" and len(keys) < 2):
+    if plot.prefix == "reward/":
+        keys = _alike(keys, runs, large=plot.name == "reward_counts") if len(keys) > 1 else ()
+    if not keys or policy_loss:
         return None
     values = np.concatenate([run.series(k)[1] for run in runs for k, _ in keys])
     return Plot(**{**vars(plot), "keys": keys, "log": plot.log and bool((values > 0).any())})
+
+
+def _alike(keys: Keys, runs: list[RunMetrics], large: bool) -> Keys:
+    """Of parts on one axis, those that count, and dwarf the others, get an axis of their own."""
+    most = {key: max(float(np.abs(run.series(key)[1]).max(initial=0.0)) for run in runs) for key, _ in keys}
+    counts = [pair for pair in keys if most[pair[0]] > SHARE]
+    if len(counts) == len(keys):
+        return () if large else keys
+    return tuple(counts) if large else tuple(pair for pair in keys if pair not in counts)
 
 
 def _draw_one(plot: Plot, runs: list[RunMetrics], theme: Theme) -> Figure:
@@ -282,7 +215,7 @@ def _draw_one(plot: Plot, runs: list[RunMetrics], theme: Theme) -> Figure:
         if len(runs) == 1 and plot.marks is not None:
             plot.marks(ax, runs[0], theme)
         if len(runs) == 1:
-            _stage_lines(ax, runs[0], theme)
+            stage_lines(ax, runs[0], theme)
         title = plot.title if len(runs) == 1 else plot.compare or plot.title
         if plot.prefix and (len(runs) > 1 or len(plot.keys) == 1):
             title += f": {plot.keys[0][1]}"
@@ -300,7 +233,7 @@ def _line(ax: Axes, plot: Plot, run: RunMetrics, key: str, label: str, colour: s
     if plot.log:
         x, y = x[y > 0], y[y > 0]
     if plot.dots:
-        _error_bars(ax, run, colour)
+        error_bars(ax, run, colour)
     window = len(x) // 25 if len(x) >= SMOOTH_FROM and plot.name not in EXACT else 0
     if window:
         ax.plot(x, y, color=colour, lw=0.7, alpha=0.3)

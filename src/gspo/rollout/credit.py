@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -38,7 +39,7 @@ def learnable(groups: Sequence[Group], row: Algorithm, algorithm: AlgorithmConfi
         advantages=[A.tolist() if isinstance(A, Tensor) else A for A in advantages],
         counts=sampled_metrics(groups)
         | {
-            "frac_reward_zero_std": (len(left) - len(teaching)) / max(1, len(left)),
+            "frac_reward_zero_std": (len(left) - len(teaching)) / len(left) if left else math.nan,
             "reward_std": _mean_std(left),
             "groups/dropped": float(len(groups) - len(left)),
             "groups/teaching": len(teaching) / max(1, len(groups)),

@@ -116,18 +116,25 @@ def paired(a: dict[int, float], b: dict[int, float]) -> list[float]:
     return [a[seed] - b[seed] for seed in sorted(a) if seed in b and is_number(a[seed]) and is_number(b[seed])]
 
 
+def spelled(difference: Interval, share: bool = False) -> str:
+    """A difference in figures; share: of two shares, in percentage points."""
+    if share:
+        return f"{100 * difference.mean:+z.1f} points [{100 * difference.low:+z.1f}, {100 * difference.high:+z.1f}]"
+    return f"{difference.mean:+z.3f} [{difference.low:+z.3f}, {difference.high:+z.3f}]"
+
+
 def verdict(
     name: str, baseline: str, difference: Interval, collapsed: int, of: int, measure: str = "reward", sign: int = 1,
-    unit: str = "seed",
+    unit: str = "seed", share: bool = False,
 ) -> str:  # fmt: skip
     """What the numbers allow to say, in words. difference: `name` - `baseline`, paired by `unit`. measure: what was
-    measured; sign: 1 where more of it is better, -1 where less is, 0 where neither.
+    measured, a share that is told in percent or not; sign: 1 where more of it is better, -1 where less is, 0 where neither.
     """
     words = f"{name} collapsed in {collapsed} of {of} {unit}s. " if collapsed else ""
     words = f"{measure}: {words}"
     if difference.n < 2:
         return words + f"{name} against {baseline}: {difference.n} paired {unit}{'s' * (difference.n != 1)}, no verdict."
-    span = f"{difference.mean:+z.3f} [{difference.low:+z.3f}, {difference.high:+z.3f}]"
+    span = spelled(difference, share)
     if not difference.resolved:
         return words + f"{name} against {baseline}: no difference resolvable at {difference.n} {unit}s ({span})."
     more = difference.mean > 0

@@ -83,6 +83,7 @@ class Running:
             return CellOutcome(self.cell, "done", seconds=seconds)
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         reason = next((line for line in reversed(lines) if "error:" in line.lower()), lines[-1] if lines else "")
+        reason = reason.removeprefix("gspo: error: ")
         return CellOutcome(self.cell, "stopped" if status == 130 else "failed", reason or f"exit status {status}", seconds)
 
     def stop(self) -> None:

@@ -13,30 +13,39 @@ from gspo.report.read import RunMetrics
 
 GRID = 120  # points of a line
 FLOOR = 1e-5  # of logarithmic axes
+PERCENT = "%"
 DASHES = ("-", "--", ":", "-.")
 # name, title, unit, x axis, metric, logarithmic, caption
 CURVES = (
     ("reward", "Reward", "reward", "step", "reward", False, "Mean reward of the training batches against steps"),
     ("reward-tokens", "Reward, by tokens", "reward", "tokens_total", "reward", False, "The same against sampled tokens"),
-    ("reward-seconds", "Reward, by time", "reward", "seconds", "reward", False, "The same against seconds of the cell"),
-    ("accuracy", "Held-out accuracy", "share", "step", "eval/accuracy", False, "On the prompts that each cell holds out"),
+    (
+        "reward-seconds",
+        "Reward, by time",
+        "reward",
+        "seconds",
+        "reward",
+        False,
+        "The same against the time of a cell's steps",
+    ),
+    ("accuracy", "Held-out accuracy", PERCENT, "step", "eval/accuracy", False, "On the prompts that each cell holds out"),
     (
         "clipped",
         "Clipped tokens",
-        "share",
+        PERCENT,
         "step",
         "clip_ratio/tokens",
         True,
-        "Tokens whose gradient the clip takes",
+        "Tokens whose ratio, or that of their completion, is clipped",
     ),
     (
         "volatility",
         "Routing volatility",
-        "share",
+        PERCENT,
         "step",
         "moe/volatility",
         True,
-        "Experts that pi_theta no longer chooses",
+        "Choices of an expert that are others after a step's updates",
     ),
     ("entropy", "Entropy", "nats", "step", "entropy", False, "Mean entropy at the sampled tokens"),
     ("grad-norm", "Gradient norm", "norm", "step", "grad_norm", True, "Before it is clipped"),
@@ -85,14 +94,19 @@ def draw_setting(runs: Mapping[str, Sequence[RunMetrics]], out: Path) -> list[Dr
         if not bands or (log and all((curve[1] <= FLOOR).all() for curve in bands.values())):
             continue
         files = out / f"{name}.png", out / f"{name}-dark.png"
-        _draw(bands, title, unit, x, log, *files)
-        drawn.append(Drawn(name, title, f"{caption}. Band: from the lowest seed to the highest.", *files))
+        scale = 100.0 if unit == PERCENT else 1.0
+        _draw(bands, title, unit, x, log, *files, scale)
+        words = f"{caption}. Band: from the lowest seed to the highest, as far as all seeds have values."
+        if log and any((low <= FLOOR).any() for _, _, low, _ in bands.values()):
+            words += f" What is below {FLOOR * scale:g}{' %' * (scale > 1)} stands there."
+        drawn.append(Drawn(name, title, words, *files))
     return drawn
 
 
-def _draw(bands: Bands, title: str, unit: str, x: str, log: bool, light: Path, dark: Path) -> None:
+def _draw(bands: Bands, title: str, unit: str, x: str, log: bool, light: Path, dark: Path, scale: float) -> None:
     with canvas(LIGHT) as (figure, ax):
-        for i, (variant, (grid, mean, low, high)) in enumerate(bands.items()):
+        for i, (variant, (grid, *values)) in enumerate(bands.items()):
+            mean, low, high = (scale * each for each in values)
             colour = LIGHT.series[i % len(LIGHT.series)]
             if len(bands) <= 6:
                 ax.fill_between(grid, low, high, color=colour, alpha=0.15, lw=0)
