@@ -1,5 +1,6 @@
 """What rewards need of the data is told before anything is sampled."""
 
+import functools
 import re
 
 import pytest
@@ -51,6 +52,18 @@ def test_what_some_prompt_has_is_there_and_a_default_is_enough(function):
     with in_process(function) as rewards:
         rewards.check(prompts({}, {"answer": 1}))  # where files leave a column out of a row, it is None
         rewards.wait()
+
+
+def test_a_decorator_may_give_what_the_function_within_asks_for():
+    def within(prompts, completions, judge):
+        return [judge] * len(completions)
+
+    @functools.wraps(within)
+    def given(*args, **columns):
+        return within(*args, judge=2.0, **columns)
+
+    with in_process(given) as rewards:
+        assert rewards.score([rollout("a", answer="b")])[0].reward == 2.0
 
 
 def test_each_task_must_have_it():

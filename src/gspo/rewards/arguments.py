@@ -78,7 +78,8 @@ class Arguments:
                     f"reward function {label}: it takes {parameter.name!r} by position alone, and gspo calls it by names: "
                     'take the "/" or "__" out of its signature'
                 )
-        self.required = tuple(p.name for p in needed if p.name not in (*ALWAYS, *TRL))
+        if not hasattr(function, "__wrapped__"):  # a decorator may add what the function within asks for
+            self.required = tuple(p.name for p in needed if p.name not in (*ALWAYS, *TRL))
 
     def of(self, rows: Sequence[RewardInput], text_of: Callable[[RewardInput], str]) -> dict[str, Any]:
         """The keyword arguments of a call for `rows`. All of it is the call's own: what it changes, no other call sees."""
