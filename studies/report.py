@@ -2,14 +2,13 @@
 results/mechanism.tar.xz and results/strong.tar.xz. `--check` only compares, `--tables` draws no figures.
 
 A table stands between `<!-- table: STUDY / SETTING -->` and `<!-- end -->`; those of a dial follow `<!-- dial: NAME -->`,
-those of strong.py `<!-- training: NAME -->`.
+those of strong.py `<!-- training: NAME -->`, and all verdicts `<!-- verdicts -->`.
 Figures of curves need the cells themselves (studies/evidence.py); without them the committed ones stay.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import re
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import verdicts
 from foretold import table as outcomes
 from laws import tables
 from mechanism import STUDY
@@ -27,13 +27,13 @@ from strong_seen import TABLES as SEEN_OF_TRAINING
 from strong_told import TABLES as TOLD_OF_TRAINING
 
 from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
-from gspo.study.analysis import interval, paired
 from gspo.study.spec import slug
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "evidence.md"
 MECHANISM, IMAGES = PAGE.with_name("mechanism.md"), PAGE.parent / "images"
 TABLE = re.compile(r"(<!-- table: (\w+) / (.+?) -->\n).*?(<!-- end -->)", re.S)
+VERDICTS = re.compile(r"(<!-- verdicts -->\n).*?(<!-- end -->)", re.S)
 TRAINING = re.compile(r"(<!-- training: (\w+) -->\n).*?(<!-- end -->)", re.S)
 DIAL = re.compile(r"(<!-- dial: (\w+) -->\n).*?(<!-- end -->)", re.S)
 RANGES = ("3e-5", "3e-4", "3e-3", "3e-2")  # of lengths.toml
@@ -45,16 +45,6 @@ CURVES = (
 OF_TRAINING = SEEN_OF_TRAINING | TOLD_OF_TRAINING
 SEEN = ("GRPO + R2", "GSPO", "GSPO auto")  # in the picture of all differences
 Line = dict[str, Any]
-LENGTHS, RECOMPUTED = ("lengths", "100 tokens"), ("likelihoods", "int4 sampler, the paper's ranges")
-PAIRS = (  # of the table of claims, across variants and studies: `--pairs` prints them
-    *(
-        (column, (*LENGTHS, name), (*LENGTHS, "GRPO 0.2"))
-        for name in ("GSPO 3e-2", "GSPO 3e-4")
-        for column in ("reward", "mean")
-    ),
-    *(("reward", (*RECOMPUTED, f"{name}, recomputed"), (*RECOMPUTED, f"{name}, engine")) for name in ("GSPO", "GRPO")),
-    *(("reward", ("after", "120 steps", name), ("evidence", "4 mini-batches", name)) for name in ("GSPO", "GRPO")),
-)
 
 
 def lines_of(study: str, by: str = "reward") -> list[Line]:
@@ -105,9 +95,10 @@ def pages() -> dict[Path, str]:
     def of_dial(name: str) -> str:
         return outcomes(results) if name == "foretold" else tables(results, name)
 
+    evidence = TABLE.sub(lambda m: m[1] + table(m[2], m[3]) + m[4], PAGE.read_text(encoding="utf-8"))
     mechanism = DIAL.sub(lambda m: m[1] + of_dial(m[2]) + m[3], MECHANISM.read_text(encoding="utf-8"))
     return {
-        PAGE: TABLE.sub(lambda m: m[1] + table(m[2], m[3]) + m[4], PAGE.read_text(encoding="utf-8")),
+        PAGE: VERDICTS.sub(lambda m: m[1] + verdicts.table(results, trained) + m[2], evidence),
         MECHANISM: TRAINING.sub(lambda m: m[1] + OF_TRAINING[m[2]](trained) + m[3], mechanism),
     }
 
@@ -175,28 +166,12 @@ def figures() -> None:
                 shutil.copy(drawn, IMAGES / f"evidence-{slug(setting)}-{name}{suffix}.png")
 
 
-def difference(column: str, a: tuple[str, str, str], b: tuple[str, str, str]) -> str:
-    """Paired by seed, a minus b, each (study, setting, variant): n, mean and 95 % interval by Student's t."""
-
-    def rows(study: str, setting: str, variant: str) -> dict[int, float]:
-        with open(RESULTS / f"{study}.csv", newline="", encoding="utf-8") as file:
-            lines = [row for row in csv.DictReader(file) if (row["setting"], row["variant"]) == (setting, variant)]
-        return {int(row["seed"]): float(row[column]) for row in lines}
-
-    value = interval(paired(rows(*a), rows(*b)))
-    return f"{' / '.join(a)} - {' / '.join(b)}, {column}: n = {value.n}, {spell(vars(value), '+z.3f')}"
-
-
 def main() -> None:
     """Writes, compares, or prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", action="store_true", help="print the differences of pairs")
     parser.add_argument("--check", action="store_true", help="fail where a page is out of date")
     parser.add_argument("--tables", action="store_true", help="draw no figures")
     options = parser.parse_args()
-    if options.pairs:
-        print("\n".join(difference(*pair) for pair in PAIRS))
-        return
     if options.check:
         if old := [path.name for path, text in pages().items() if path.read_text(encoding="utf-8") != text]:
             sys.exit(f"{', '.join(old)}: out of date: run python studies/report.py")

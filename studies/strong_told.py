@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -39,14 +40,22 @@ Rewards = dict[str, dict[str, dict[int, float]]]
 """By setting, variant and seed."""
 
 
+ANGLES = np.linspace(0, math.pi / 2, 20_001)
+
+
+@functools.cache
+def _areas(freedom: int) -> np.ndarray:
+    density = np.cos(ANGLES) ** (freedom - 1)
+    return np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+
+
 def beyond(t: float, freedom: int) -> float:
     """How likely |T| is above |t|, of Student's T with t = sqrt(freedom) tan(angle)."""
-    angles = np.linspace(0, math.pi / 2, 20_001)
-    density = np.cos(angles) ** (freedom - 1)
-    areas = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return float(1 - np.interp(math.atan(abs(t) / math.sqrt(freedom)), angles, areas) / areas[-1])
+    areas = _areas(freedom)
+    return float(1 - np.interp(math.atan(abs(t) / math.sqrt(freedom)), ANGLES, areas) / areas[-1])
 
 
+@functools.cache
 def quantile(share: float, freedom: int) -> float:
     """The t that |T| exceeds with this probability."""
     low, high = 0.0, 1e4
@@ -236,16 +245,19 @@ def tested(judged: Sequence[Mapping[str, Any]]) -> list[Tested]:
     return [*made, Tested("gspo - grpo, mixtures less dense", "where both are", less, 2 * WIDEST, False, end)]
 
 
+def judged(results: Sequence[Mapping[str, Any]]) -> tuple[list[Tested], list[list[str]]]:
+    """All claims, and a row for each at its corrected level."""
+    every = tested(runs(results))
+    p = [p_value(each.values) for each in every]
+    return every, [each.row(level, corrected, ALPHA / len(p)) for each, level, corrected in zip(every, levels(p), holm(p))]
+
+
 def claims(results: Sequence[Mapping[str, Any]]) -> str:
     """A row for each claim, by its mean over settings, then what each setting shows."""
     if not complete(results):
         return f"{NOT_RUN.capitalize()}: claims are judged where all seeds of all settings are there.\n"
-    judged = runs(results)
-    every = tested(judged)
-    p = [p_value(each.values) for each in every]
-    rows = [["difference", "settings", "n", "of the reward, corrected interval", "p, Holm", "verdict"]]
-    rows += [each.row(level, corrected, ALPHA / len(p)) for each, level, corrected in zip(every, levels(p), holm(p))]
-    told = rewards(judged)
+    rows = [["difference", "settings", "n", "of the reward, corrected interval", "p, Holm", "verdict"], *judged(results)[1]]
+    told = rewards(runs(results))
     shown: list[list[str]] = [["each setting alone, 95 %", *strong.SETTINGS]]
     for one, other, where, _ in CLAIMS:
         alone = [_alone(told, setting, one, other) if setting in where else "" for setting in strong.SETTINGS]
@@ -261,17 +273,26 @@ def centring(results: Sequence[Mapping[str, Any]]) -> str:
     """Of each form, each setting and the verdict by the rule of the plan."""
     if not complete(results):
         return f"{NOT_RUN.capitalize()}: the rule needs all seeds of all settings.\n"
-    judged = runs(results)
-    told = rewards(judged)
+    told = rewards(runs(results))
     rows = [["", *strong.SETTINGS, "mean of those counted, 97.5 %", "verdict"]]
-    for one, other in CENTRED:
-        sides = [[name for name in side if name != SHOWN] for side in (MIXTURES, DENSE)]
-        total = within([float(np.mean(pair)) for pair in zip(*(by_seed(told, side, one, other) for side in sides))], 0.025)
-        verdict = "kept" if total.low > 0 else "lost" if total.high < 0 else "not resolved, not kept"
-        verdict = f"{NOT_JUDGED}, not kept" if starred(judged, (one, other), EVERYWHERE) else verdict
+    for (one, other), (title, _, total, verdict) in zip(CENTRED, centred(results)):
         alone = [_alone(told, setting, one, other) for setting in strong.SETTINGS]
-        rows.append([f"{one} - {other}", *alone, spelled(total, "+z.3f"), verdict])
+        rows.append([title, *alone, spelled(total, "+z.3f"), verdict])
     return markdown(rows)
+
+
+def centred(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[float], Interval, str]]:
+    """Of each form: its difference, of which one value a seed, the interval by the rule, and the verdict."""
+    ran, made = runs(results), []
+    told = rewards(ran)
+    sides = [[name for name in side if name != SHOWN] for side in (MIXTURES, DENSE)]
+    for one, other in CENTRED:
+        values = [float(np.mean(pair)) for pair in zip(*(by_seed(told, side, one, other) for side in sides))]
+        total = within(values, 0.025)
+        verdict = "kept" if total.low > 0 else "lost" if total.high < 0 else "not resolved, not kept"
+        verdict = f"{NOT_JUDGED}, not kept" if starred(ran, (one, other), EVERYWHERE) else verdict
+        made.append((f"{one} - {other}", values, total, verdict))
+    return made
 
 
 TABLES: dict[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {
