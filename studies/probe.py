@@ -1,6 +1,6 @@
 """Is what `gspo probe` recommends as good as the best of a sweep? Probes each setting, writes probe.toml, runs and tells.
 
-    python studies/probe.py            # about two hours on two cores; what is done is kept
+    python studies/probe.py            # about two hours on two cores; what is done is kept, probes in results/probes.json
 
 The plan, written before any probe or cell of these settings ran: each setting is probed once, from the paper's settings of
 GSPO. Its recommendation is then trained on seeds 0 to 2 beside eight fixed choices. Measure: mean reward of the last 10
@@ -26,6 +26,7 @@ from gspo.report.read import is_number
 from gspo.study.compare import compare
 
 PROBES = Path("runs/probe-study")
+KEPT = HERE / "results" / "probes.json"
 NEAR = 0.02
 RECOMMENDED = "recommended"
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -62,6 +63,9 @@ def merged(*tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
 
 def probed(setting: str) -> dict[str, Any]:
     """What the probe of a setting has told; it is run where it was not."""
+    kept: dict[str, dict[str, Any]] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    if setting in kept:
+        return kept[setting]
     folder = PROBES / setting.replace(" ", "-").replace(",", "")
     if not (folder / "probe.json").exists():
         base = tomllib.loads((HERE / "base.toml").read_text(encoding="utf-8"))
@@ -71,8 +75,10 @@ def probed(setting: str) -> dict[str, Any]:
         file.write_text(tomli_w.dumps(sections), encoding="utf-8")
         command = [sys.executable, "-m", "gspo", "probe", str(file), "--dir", str(folder)]
         subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    told: dict[str, Any] = json.loads((folder / "probe.json").read_text(encoding="utf-8"))
-    return told
+    whole = json.loads((folder / "probe.json").read_text(encoding="utf-8"))
+    kept[setting] = {name: whole[name] for name in ("recommended", "name", "reasons", "notes")}
+    KEPT.write_text(f"{json.dumps(kept, indent=1)}\n", encoding="utf-8")
+    return kept[setting]
 
 
 def study(recommended: Mapping[str, Mapping[str, Any] | None]) -> str:

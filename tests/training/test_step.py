@@ -37,7 +37,7 @@ def run(folder, reward, **changes):
     ("reward", "why"),
     [
         (raises, "raises: ZeroDivisionError: no reward today"),
-        (lambda prompts, completions, answr: [1.0] * len(completions), "TypeError: .* missing 1 required .*'answr'"),
+        (lambda prompts, completions, **columns: columns["answr"], "KeyError: 'answr'"),
         (lambda prompts: [1.0], "returned 1 values for 32 completions"),
         (lambda prompts, completions: completions, "which is not a finite number"),
         (lambda prompts, completions: [1e200 * i for i in range(1, 33)], "beyond 1e.09: scale the reward down"),
