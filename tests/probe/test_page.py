@@ -44,3 +44,14 @@ def test_keeping_ones_settings_is_said_so(tmp_path, own):
     measured = found(1.0, [(YOU, own), (candidate("x"), 0.975)], noise={"x": 0.3, "yours": 0.3})
     _, text = page(tmp_path, measured)
     assert ("Keep your settings" in text) == (own == 0.97) and ("--from-probe" in text) == (own == 0.2)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_replay_is_spoken_of_where_there_is_some(tmp_path, experts):
+    measured = found(1.0, [(YOU, 0.2), (OTHER, 0.98)])
+    for age in measured.ages:
+        own = dict(age.ratios["sampler"])
+        age.ratios.clear()
+        age.ratios.update({"sampler": own} | ({"R2": own} if experts else {}))
+    _, text = page(tmp_path, measured)
+    assert ("Rows with R2 or R3" in text) == ("Where experts are replayed" in text) == experts

@@ -55,6 +55,11 @@ def _updates(found: Measured, advice: Advice, plan: ProbePlan, out: Path) -> Dra
     return Drawn("updates", "How far an update goes the right way", caption, *files)
 
 
+def replayed(found: Measured) -> bool:
+    """Whether ratios were read with experts replayed: a dense model has none."""
+    return any(name in ("R2", "R3") for age in found.ages for name in age.ratios)
+
+
 def _spread(found: Measured, out: Path) -> Drawn | None:
     """The spread of the token's log ratio by age, as it is and with experts replayed."""
     lines = {
@@ -77,7 +82,9 @@ def _spread(found: Measured, out: Path) -> Drawn | None:
         finish(sheet, ax, "How far token ratios have moved", "standard deviation of log w", log=True, dots=True)
         ax.set_xlabel("updates since the completions were sampled")
         save(sheet, *files)
-    caption = "Spread of the token's log ratio. Where experts are replayed only the smooth part is left."
+    caption = "Spread of the token's log ratio."
+    if replayed(found):
+        caption += " Where experts are replayed only the smooth part is left."
     return Drawn("spread", "How far token ratios have moved", caption, *files)
 
 

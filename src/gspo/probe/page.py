@@ -12,7 +12,7 @@ from gspo.config.files import to_toml
 from gspo.config.schema import Config
 from gspo.probe.advice import Advice, Standing
 from gspo.probe.candidates import YOURS, Candidate
-from gspo.probe.figures import draw
+from gspo.probe.figures import draw, replayed
 from gspo.probe.measure import Measured, ProbePlan
 from gspo.probe.merit import Span
 from gspo.report.page import escape, figure, table, write_page
@@ -27,6 +27,8 @@ NOTE = (
     "gradient norms. Clipped: tokens that lose their gradient, where A < 0 and where A > 0. Numerics: tokens that the "
     "difference of sampler and trainer alone would clip. Intervals: 95 %, by resampling groups."
 )
+
+REPLAYED = " Rows with R2 or R3: with the experts of the old policy, or of the sampler, replayed."
 
 
 def write(config: Config, plan: ProbePlan, found: Measured, advice: Advice, folder: Path) -> Path:
@@ -47,8 +49,7 @@ def write(config: Config, plan: ProbePlan, found: Measured, advice: Advice, fold
         f'<p class="note">{escape(NOTE)}</p>',
         f"<h2>Ratios by age</h2>{_ages(found)}",
         '<p class="note">Age: updates since the completions were sampled. Spread and drift: standard deviation and mean of '
-        "log ratios. Tail index: below 2 the variance of the token ratio is infinite. Rows with R2 or R3: with the experts "
-        "of the old policy, or of the sampler, replayed.</p>",
+        f"log ratios. Tail index: below 2 the variance of the token ratio is infinite.{REPLAYED * replayed(found)}</p>",
         f'<div class="warnings"><h2>Not measured</h2><ul>{notes}</ul></div>' if notes else "",
         f"<details><summary>Configuration</summary><pre>{escape(to_toml(config))}</pre></details>",
     ]

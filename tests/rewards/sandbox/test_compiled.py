@@ -62,9 +62,7 @@ def test_the_compiler_uses_up_nothing(box, name):
 @pytest.mark.parametrize("name", SPEND)
 def test_a_program_uses_up_nothing(box, name):
     source, words = SPEND[name]
-    limits = dataclasses.replace(
-        in_time(TIGHT, words), compile_seconds=30.0
-    )  # of the program: beside others g++ takes longer
+    limits = dataclasses.replace(in_time(TIGHT, words), compile_seconds=30.0)  # the program's are tried, not g++'s
     (outcome,) = box.run(Program(source, "cpp"), [Case("")], limits)
     assert outcome.status in words.split("|"), outcome
 
