@@ -135,6 +135,8 @@ def main() -> int:
     unpack(results)
     try:
         status = compare(file, results)
+    except KeyboardInterrupt:  # it has said so
+        return 130
     finally:
         pack(results)
     tell(results, told)
