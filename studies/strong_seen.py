@@ -12,7 +12,7 @@ import strong
 from laws import NOT_RUN, markdown, spelled
 from strong_told import MIXTURES, OF_REWARDS, WIDEST, by_seed, complete, rewards, runs, spell_choice
 
-from gspo.study.analysis import Interval, interval
+from gspo.study.analysis import interval
 
 BROKEN = 0.5  # last steps below it: broken down, since GSPO's lowest rate and tightest range end at .9
 FIRST = "no ratio"
@@ -37,11 +37,7 @@ def endings(results: Sequence[Mapping[str, Any]]) -> str:
         rows.append((interval(means, OF_REWARDS), [variant, places, broken], behind))
     rows.sort(key=lambda row: -row[0].mean)
     head = ["", "settings", "broke down", "all steps", f"{FIRST} - it, 95 %"]
-    return markdown([head, *([*first, _short(mean), behind] for mean, first, behind in rows)])
-
-
-def _short(value: Interval) -> str:
-    return spelled(value, ".2f")
+    return markdown([head, *([*first, spelled(mean, ".2f"), behind] for mean, first, behind in rows)])
 
 
 def sweeps(results: Sequence[Mapping[str, Any]]) -> str:
@@ -53,11 +49,11 @@ def sweeps(results: Sequence[Mapping[str, Any]]) -> str:
     rows = [["model", "", "rate", *titles]]
     for model, variant, rate in itertools.product(("mixture", "dense"), SWEPT, strong.RATES):
         found = {
-            json.dumps(choice["algorithm"]["epsilon_high"]): float(np.mean(means))
+            choice["algorithm"]["epsilon_high"]: float(np.mean(means))
             for text, means in every[model, variant].items()
             if (choice := json.loads(text))["optimizer"]["lr"] == rate
         }
-        cells = [f"{found[json.dumps(each['epsilon_high'])]:.2f}" for each in strong.VARIANTS[variant]]
+        cells = [f"{found[each['epsilon_high']]:.2f}" for each in strong.VARIANTS[variant]]
         rows.append([model, variant, f"{rate:g}", *cells])
     return markdown(rows)
 

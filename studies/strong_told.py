@@ -90,9 +90,12 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def found_by(differences: Sequence[float], level: float) -> float:
     """The smallest difference that as many seeds find at this level in POWER of all studies."""
-    freedom = len(differences) - 1
-    error = np.std(differences, ddof=1) / math.sqrt(len(differences))
-    return float((quantile(level, freedom) + quantile(2 * (1 - POWER), freedom)) * error)
+    return reach(len(differences), level) * float(np.std(differences, ddof=1))
+
+
+def reach(n: int, level: float) -> float:
+    """The same for n seeds, in standard deviations of the differences."""
+    return (quantile(level, n - 1) + quantile(2 * (1 - POWER), n - 1)) / math.sqrt(n)
 
 
 def levels(values: Sequence[float]) -> list[float]:

@@ -5,7 +5,6 @@ what was found, and how many seeds would find a difference of .05.
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import foretold
 import numpy as np
 import strong_told
 from laws import Found, markdown, spelled
-from strong_told import EQUAL, found_by, quantile
+from strong_told import ALPHA, EQUAL, found_by, reach
 
 from gspo.study.analysis import interval, paired
 
@@ -63,23 +62,18 @@ def seeds_for(values: Sequence[float], size: float = SIZE) -> int | None:
     """How many seeds find a difference of this size at 5 % in 80 of 100 studies, as spread as these; None: over MOST."""
     spread = float(np.std(values, ddof=1))
     low, high = 2, MOST
-    if not _enough(high, spread, size):
+    if reach(high, ALPHA) * spread > size:
         return None
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if _enough(middle, spread, size) else (middle + 1, high)
+        low, high = (low, middle) if reach(middle, ALPHA) * spread <= size else (middle + 1, high)
     return low
-
-
-def _enough(n: int, spread: float, size: float) -> bool:
-    reach = quantile(strong_told.ALPHA, n - 1) + quantile(2 * (1 - strong_told.POWER), n - 1)
-    return reach * spread / math.sqrt(n) <= size
 
 
 def power(values: Sequence[float]) -> list[str]:
     """What so many seeds find, and how many find SIZE."""
     seeds = seeds_for(values)
-    return [f"{found_by(values, strong_told.ALPHA):.3f}", f"{seeds:,}" if seeds else f"over {MOST:,}"]
+    return [f"{found_by(values, ALPHA):.3f}", f"{seeds:,}" if seeds else f"over {MOST:,}"]
 
 
 def said(values: Sequence[float]) -> str:

@@ -18,7 +18,7 @@ def test_differences_are_paired_by_problem():
     assert found.like.mean == pytest.approx(2 / 32)
     assert found.like == found.these  # every problem gained as much: what is left is the noise of sampling
     assert (
-        found.words == "avg, over problems like these: new is better than old by +6.2 points [+2.4, +10.0] at 30 problems."
+        found.words == "avg, over problems like these: new is better than old by +6.2 [+2.4, +10.0] points at 30 problems."
     )
 
 

@@ -88,7 +88,7 @@ def test_a_named_function_is_asked_where_it_runs():
     with named("length", "wants_answer") as rewards:
         rewards.check(prompts({"answer": "a"}))
         rewards.wait()
-        assert [r.reward for r in rewards.score([rollout("a", answer="a")])] != [None]
+        assert [(r.error, r.reward is None) for r in rewards.score([rollout("a", answer="a")])] == [(None, False)]
 
 
 def test_what_takes_arguments_by_position_alone_is_refused():

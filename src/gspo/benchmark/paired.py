@@ -11,7 +11,7 @@ from gspo.benchmark import manifest as manifests
 from gspo.benchmark.replies import REFUSAL, Mark, read
 from gspo.benchmark.results import LIKE, THESE, counted
 from gspo.benchmark.scores import Bounded, over_like, over_these
-from gspo.study.analysis import Interval, interval, spelled, verdict
+from gspo.study.analysis import Interval, in_points, interval, verdict
 
 
 class Paired(NamedTuple):
@@ -81,7 +81,7 @@ def paired(
     text = verdict(*names, like, 0, count, f"avg, {LIKE}", 1, "problem", share=True)
     if like.n > 1 and not like.resolved and these.resolved:
         more = "higher" if mean > 0 else "lower"
-        text += f" {THESE.capitalize()} alone it is {more}: {spelled(these, share=True)}."
+        text += f" {THESE.capitalize()} alone it is {more}: {in_points(these)}."
     if differs:
         text += f" They differ also in {', '.join(differs)}."
     return Paired(these, like, text, list(differs))

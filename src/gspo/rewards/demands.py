@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.data.tables import judged_by
@@ -16,7 +15,9 @@ SHOWN = 12  # columns that an error lists
 
 
 class Demands:
-    """What the rewards `specs` and the callables need. needs: the columns that settings name, each with its key."""
+    """What the rewards `specs` and the callables need. needs: the columns that settings and callables name, each with its
+    configuration key.
+    """
 
     def __init__(
         self, reward: RewardConfig, code: CodeConfig, specs: Sequence[str], functions: Mapping[str, RewardFunction]
@@ -27,13 +28,11 @@ class Demands:
         self.coded = "code" in specs
         if self.coded:
             self.needs[code.tests_column] = "code.tests_column"
+        for function in functions.values():
+            self.needs |= getattr(function.function, "needs", {})
         self.of_benchmarks = {spec: needed for spec in specs if (needed := columns_of(spec))}
         self.asked: dict[str, Sequence[str]] = {name: function.arguments.required for name, function in functions.items()}
         self.columns: dict[str, set[str]] = {}  # that prompts of a task have, of those that were checked
-
-    def of_callable(self, function: Callable[..., Any]) -> None:
-        """Adds the columns that a callable says it needs, each with the configuration key that names it."""
-        self.needs |= getattr(function, "needs", {})
 
     def check(self, prompts: Iterable[Prompt]) -> None:
         """Raises ValueError where prompts lack what is needed."""

@@ -94,8 +94,6 @@ class Rewards:
         self.limits = {name: getattr(f, "limit", reward.timeout) for name, f in self.callables.items()}
         self.code = code or CodeConfig()
         self.demands = Demands(reward, self.code, specs, self.functions)
-        for function in self.callables.values():
-            self.demands.of_callable(function)
         self.needs = self.demands.needs
         if self.demands.coded:
             self.limits["code"] = programs.longest(self.code)

@@ -116,11 +116,18 @@ def paired(a: dict[int, float], b: dict[int, float]) -> list[float]:
     return [a[seed] - b[seed] for seed in sorted(a) if seed in b and is_number(a[seed]) and is_number(b[seed])]
 
 
-def spelled(difference: Interval, share: bool = False) -> str:
-    """A difference in figures; share: of two shares, in percentage points."""
-    if share:
-        return f"{100 * difference.mean:+z.1f} points [{100 * difference.low:+z.1f}, {100 * difference.high:+z.1f}]"
-    return f"{difference.mean:+z.3f} [{difference.low:+z.3f}, {difference.high:+z.3f}]"
+def spell(value: Interval, form: str = ".3f", short: bool = False) -> str:
+    """An interval in figures; `short`: the mean alone. Empty where there is none."""
+    if math.isnan(value.mean):
+        return ""
+    mean = format(value.mean, form)
+    return mean if short or math.isnan(value.low) else f"{mean} [{value.low:{form}}, {value.high:{form}}]"
+
+
+def in_points(difference: Interval) -> str:
+    """A difference of two shares in figures, in percentage points."""
+    mean, low, high = (100 * x for x in (difference.mean, difference.low, difference.high))
+    return f"{spell(Interval(mean, low, high, difference.n), '+z.1f')} points"
 
 
 def verdict(
@@ -134,7 +141,7 @@ def verdict(
     words = f"{measure}: {words}"
     if difference.n < 2:
         return words + f"{name} against {baseline}: {difference.n} paired {unit}{'s' * (difference.n != 1)}, no verdict."
-    span = spelled(difference, share)
+    span = in_points(difference) if share else spell(difference, "+z.3f")
     if not difference.resolved:
         return words + f"{name} against {baseline}: no difference resolvable at {difference.n} {unit}s ({span})."
     more = difference.mean > 0

@@ -14,7 +14,7 @@ from gspo.report.page import escape, figure, table, write_page
 from gspo.report.plots import Drawn
 from gspo.runs.log import finite
 from gspo.safe import replace_file
-from gspo.study.analysis import MEANS, Interval, bootstrap, interval, paired, verdict
+from gspo.study.analysis import MEANS, bootstrap, interval, paired, spell, verdict
 from gspo.study.measures import NO_SIGN, UNBOUNDED, better, bounds
 from gspo.study.spec import Study
 from gspo.study.terms import told
@@ -179,11 +179,3 @@ def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> str:
         )
         rows.append(cells)
     return table(head, rows)
-
-
-def spell(value: Interval, form: str = ".3f", short: bool = False) -> str:
-    """An interval in figures; `short`: the mean alone. Empty where there is none."""
-    if math.isnan(value.mean):
-        return ""
-    mean = format(value.mean, form)
-    return mean if short or math.isnan(value.low) else f"{mean} [{value.low:{form}}, {value.high:{form}}]"
