@@ -36,8 +36,8 @@ def saved(folder, labels=1, template=TEMPLATE, pad=True, kind="qwen3", **config)
 REPLIES = ["a", "abcabcabc", "7", "zz top", "a" * 30, "", "b7"]
 
 
-def reward_model(folder, **fields):
-    return RewardModel(path=str(folder), device="cpu", **fields)
+def reward_model(folder, device="cpu", **fields):
+    return RewardModel(path=str(folder), device=device, **fields)
 
 
 def scores(model, completions=REPLIES, prompt="why?"):

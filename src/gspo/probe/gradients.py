@@ -92,13 +92,11 @@ def of_group(
     first = next(iter(views.values()))
     total: dict[str, Tensor] = {}
     for part in layout.micro_batches(first, max_tokens, policy.shares_prompts):
-        batches = {
-            name: layout.build([each[i] for i in part], policy.shares_prompts).to(policy.device)
-            for name, each in views.items()
-        }
+        built = {name: layout.build([each[i] for i in part], policy.shares_prompts) for name, each in views.items()}
         with torch.enable_grad():
-            logp = policy.forward(next(iter(batches.values())), replay=replay).logp
-        once = apart({name: of(logp, batches[view]) for name, (view, of) in wanted.items()})
+            logp = policy.forward(next(iter(built.values())), replay=replay).logp
+        there = {name: batch.to(policy.device) for name, batch in built.items()}
+        once = apart({name: of(logp, there[view]) for name, (view, of) in wanted.items()})
         for number, (weight, names) in enumerate(once):
             with in_one_order(policy.device):
                 gradients = torch.autograd.grad(
