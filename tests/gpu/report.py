@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
 SEND = "Please send this file and gpu-report.json back: open an issue with both."
 DRY = "It ran on a CPU (the dry form), so it says that the checks run, and nothing about a GPU."
 
@@ -51,7 +52,7 @@ class Report:
         failed = any(why.startswith("failed") for why in self.missing.values())
         return not failed and all(check.passed is not False for check in self.checks)
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder: Path = ROOT) -> Path:
         """Both files. Returns the one to read."""
         path = folder / "gpu-report.md"
         path.write_text(self.text(), encoding="utf-8")

@@ -22,6 +22,8 @@ from tests.objective.cases import value_and_gradient
 
 pytestmark = pytest.mark.gpu
 WAITS = "synchronizing CUDA operation"  # in torch's warning of one
+# Of float32 CUDA has no grouped product of experts: torch then multiplies one by one, and reads the sizes before.
+GROUPED = ("torch/nn/functional.py", "torch/autograd/graph.py")
 
 
 def test_objectives(device, report):
@@ -70,6 +72,10 @@ def test_how_often_the_host_waits(label, device, report):
     step(device, **case)  # kernels that are compiled or chosen at first may wait
     with fake_gpu() if device == "cpu" else nullcontext() as fake:
         seen = step("cuda", waits if fake is None else fake.watched, **case)[2][1]
+    if case.get("name") == "qwen3_moe" and "autocast" not in case:
+        apart = [place for place in seen if any(file in place for file in GROUPED)]
+        report.tell(f"an update ({label}): how often torch's products of experts in float32 wait", len(apart))
+        seen = [place for place in seen if place not in apart]
     report.missing |= {f"waits, {label}": str(dict(Counter(seen)))} if len(seen) > waits_of(case) else {}
     report.check(f"an update ({label}): how often the host waits", len(seen), most=waits_of(case))
 

@@ -36,9 +36,14 @@ def test_moments_of_8_bits_take_nearly_adamws_steps(device, report):
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_packed_weights(kind, device, report):
+    """Of int8 bitsandbytes does not round to the same of two neighbours everywhere: it must be as near to the weight."""
     from gspo.backends.hf.packed import Packed
 
     weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(0))
     here, there = Packed(weight, kind).whole(), Packed(weight.to(device), kind).whole().cpu()
-    error = float((here - there).abs().max() / here.abs().max())
-    report.check(f"weights of {kind} against the CPU's: largest error, of the largest weight", error, most=1e-5)
+    differ = float((here != there).double().mean())
+    report.tell(f"weights of {kind}: share that is not the CPU's", differ)
+    ratio = float((there - weight).norm() / (here - weight).norm())
+    report.check(f"weights of {kind}: rounding's error, over the CPU's", ratio, least=0.95, most=1.05)
+    error = float((Packed(weight, kind).to(device).whole().cpu() - here).abs().max())
+    report.check(f"weights of {kind} packed on the CPU: largest error of unpacking", error, most=1e-6)

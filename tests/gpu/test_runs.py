@@ -1,4 +1,6 @@
-"""Whole runs, as `gspo train` makes them: with the embedded sampler, with adapters on weights of few bits, and with vLLM."""
+"""Whole runs, as `gspo train` makes them: with the embedded sampler, with adapters on weights of few bits, and with vLLM; a
+probe; and the time of a step of models of a real size.
+"""
 
 import importlib.util
 import json
@@ -6,9 +8,13 @@ import math
 import os
 
 import pytest
+from models import MODELS
 
 import gspo
+from gspo.build.given import Given
 from gspo.config.files import from_dict
+from gspo.config.policy import ModelConfig
+from gspo.probe.run import ProbeOptions, probe
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 pytestmark = pytest.mark.gpu
@@ -54,3 +60,41 @@ def test_with_vllm(device, report, tmp_path):
         pytest.skip("vLLM is not installed here; GSPO_VLLM_PYTHON may name the Python of another environment that has it")
     sampler = {"engine": "vllm", "engine_args": {"gpu_memory_utilization": 0.4}}
     tell(report, "vLLM", lines(tmp_path, device, sampler=sampler | ({"python": ENGINE} if ENGINE else {})))
+
+
+def test_a_probe(device, report, tmp_path):
+    model().save(tmp_path / "model")
+    made = settings(tmp_path / "runs") | {"model": {"path": str(tmp_path / "model"), "device": device}}
+    made |= {"task": {"source": "given"}}
+    options = ProbeOptions(tmp_path / "probe", groups=16, fresh=16, warm=1, ages=(0, 3))
+    page, _ = probe(from_dict(made), options, Given(rows=ROWS, functions=[likes_a]))
+    told = json.loads(page.with_name("probe.json").read_text())
+    spread = {age["age"]: age["ratios"]["sampler"]["sd_token"] for age in told["ages"]}
+    report.check("a probe: spread of the log-ratios of tokens at age 0, of sampler and trainer", spread[0], most=0.1)
+    report.tell("a probe: spread of the log-ratios of tokens at age 3", spread[3])
+
+
+def by_place(prompts, completions, **columns):
+    """A reward that differs within each group, whatever a model with random weights has said."""
+    return [float(i % 4) for i in range(len(completions))]
+
+
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
+def test_a_step_of_a_real_size(kind, device, size, report, tmp_path):
+    """16 prompts of 128 tokens, 8 completions each of at most 256, in 4 mini-batches; the second step is told."""
+    MODELS[size][kind](ModelConfig(device=device, autocast="none")).save(tmp_path / "model")
+    dry = device == "cpu"
+    made = {
+        "model": {"path": str(tmp_path / "model"), "device": device},
+        "rollout": {"num_prompts": 4 if dry else 16, "num_generations": 8, "max_completion_length": 8 if dry else 256},
+        "algorithm": {"mini_batches": 4}, "eval": {"num_prompts": 0}, "log": {"dir": str(tmp_path / "runs")},
+        "train": {"steps": 2, "micro_batch_tokens": 16_384},
+    }  # fmt: skip
+    rows = [{"prompt": f"{i:03}".rjust(128, "7")} for i in range(64)]
+    gspo.train(None, rows, by_place, config=from_dict(made))
+    found = [json.loads(line) for line in next((tmp_path / "runs").rglob("metrics.jsonl")).read_text().splitlines()]
+    line = [each for each in found if "loss" in each][-1]
+    step = f"a step of {size}, {kind}"
+    for part in ("sample", "train", "step"):
+        report.tell(f"{step}, of {line['tokens']:,.0f} sampled tokens: {part}, seconds", line[f"time/{part}"])
+    report.check(f"{step}: KL of sampler and trainer, nats a token", line["mismatch/kl"], most=KL)

@@ -26,16 +26,18 @@ def test_updates_by_layout(kind, device, size, report):
     model = MODELS[size][kind](ModelConfig(device=device))
     rate = matmul_rate(device, model.compute_dtype, 512 if dry else 8192)
     options = argparse.Namespace(
-        layouts=["padded", "shared"], checkpointing=checkpointing, budget=BUDGET, clock="wall", repeats=5 if dry else 7
+        layouts=["padded", "shared"], checkpointing=checkpointing, budget=BUDGET, clock="wall", repeats=5
     )
     label = f"{kind}, {size}" + (", checkpointing" if checkpointing else "")
     report.tell(f"{label}: TFLOP/s in a large {model.compute_dtype} product", rate / 1e12)
     rows = []
     for shape in SMALL if dry else SHAPES:
-        rows += [{"model": label} | row for row in update.compare(model, shape, rate, options)]
+        timed = [{"model": label} | row for row in update.compare(model, shape, rate, options)]
+        rows += timed
+        report.speeds += timed
+        report.write()  # the next may not end
         if not dry:
             torch.cuda.empty_cache()
-    report.speeds += rows
     report.tell(f"{label}: best share of the roofline (MFU)", max(row["roofline"] for row in rows))
     timed = timed_shapes(rows)
     assert len(timed) == len(rows) / 2

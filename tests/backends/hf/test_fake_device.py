@@ -41,7 +41,7 @@ def test_an_update_is_the_cpus_and_waits_three_times_with_one_micro_batch(label)
         for name, value in wanted.items():
             assert actual[name] == pytest.approx(value, nan_ok=True, **near), name
     for actual, wanted in zip(moved, weights):
-        torch.testing.assert_close(actual, wanted, rtol=0, atol=2e-5 if case.get("layout") == "shared" else 0)
+        torch.testing.assert_close(actual, wanted, rtol=0, atol=2e-4 if case.get("layout") == "shared" else 0)
     offloads, passes = "offload" in case, 3 if "budget" in case else 1
     assert waits_of(case) == 2 + offloads + passes
     for seen in waits:
