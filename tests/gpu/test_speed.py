@@ -1,6 +1,8 @@
 """Times of an update by layout and shape, and what they say of `train.layout = "auto"`."""
 
 import argparse
+import statistics
+import time
 
 import gathering
 import pytest
@@ -9,6 +11,7 @@ import update
 from machine import free_memory, matmul_rate
 from models import MODELS
 
+from gspo.backends.hf.policy import HFPolicy
 from gspo.config.policy import ModelConfig
 
 pytestmark = pytest.mark.gpu
@@ -44,6 +47,20 @@ def test_updates_by_layout(kind, device, size, report):
     report.rules[label] = gathering.said(gathering.rule(timed))
     report.rules.pop("all models", None)  # the last word
     report.rules["all models"] = gathering.said(gathering.rule(timed_shapes(report.speeds)))
+
+
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
+def test_a_new_shape_costs_little(kind, device, report):
+    """Micro-batches have a shape of their own each, and the cache one at each token."""
+    model = MODELS["3m"][kind](ModelConfig(device=device))
+    policy, seconds = HFPolicy(model, layout="padded"), []
+    for longest in (24, 40, 41, 42, 43, 41, 42, 43):
+        run = update.one_pass(policy, update.completions(longest, 20, 4, 2), BUDGET)
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    ratio = statistics.median(seconds[2:5]) / statistics.median(seconds[5:])
+    report.check(f"{kind}, 3m: seconds of a pass of a new shape, over those of one that was seen", ratio, most=5)
 
 
 def timed_shapes(rows):

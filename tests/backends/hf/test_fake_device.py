@@ -105,6 +105,18 @@ def test_the_sampler_draws_what_it_draws_on_a_cpu_and_waits_every_fourth_token(n
     assert len(gpu.syncs) - len(looks) == rest, Counter(gpu.syncs)
 
 
+@pytest.mark.parametrize("device, kept", [("cpu", True), ("cuda", False)])
+def test_attention_that_plans_for_each_shape_is_left_out_on_a_gpu(device, kept):
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        with fake_gpu():
+            build_tiny(FAMILIES["qwen3"], TOKENIZER, 0, ModelConfig(device=device))
+        assert torch.backends.cuda.cudnn_sdp_enabled() == kept
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 def run(folder, device):
     """The metrics of a run of two steps with two evaluations, what it sampled, and the model that it wrote."""
     made = settings(folder / device, train={"steps": 2, "layout": "padded"}, eval={"every": 2, "num_prompts": 4})

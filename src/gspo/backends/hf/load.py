@@ -88,6 +88,8 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: 
 def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cfg: ModelConfig) -> M:
     """`wrap_model` of a model that has its place and its dtype, as an HFModel of this kind."""
     undo_patches()
+    if model.device.type == "cuda":
+        _attend_without_plans()
     outline(model, tokenizer)
     check_weights(model)
     _make_deterministic(model)
@@ -110,6 +112,13 @@ def ready(kind: type[M], model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
         wrapped.has_full_attention = _all_layers_full(wrapped.config) and _mask_describes(wrapped)
     model.train(was_training)
     return wrapped
+
+
+def _attend_without_plans() -> None:
+    """From here on torch leaves cuDNN's attention out, in the whole process: a backward pass may attend again. It plans
+    for each shape, and shapes are new all the time: of each micro-batch, and of the cache at each token.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def autocast_type(asked: str, device: str, weights: torch.dtype) -> torch.dtype | None:
