@@ -85,3 +85,16 @@ def test_the_style_ends_with_the_figure():
     with canvas(DARK):
         assert matplotlib.rcParams["text.color"] == DARK.ink
     assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize("style, long", [("-", False), ("--", True), (":", True)])
+def test_a_broken_line_shows_its_gaps_in_the_legend(style, long):
+    """The mark in its middle would hide them in a short one."""
+    with canvas(LIGHT) as (figure, ax):
+        for i, label in enumerate("ab"):
+            ax.plot([0, 1], [i, i], style if i else "-", marker="o", label=label)
+        finish(figure, ax, "Title", "share")
+        figure.canvas.draw()
+        (legend,) = figure.legends
+        widths = [handle.get_window_extent().width for handle in legend.legend_handles]
+    assert (min(widths) > 45) == long, widths

@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from gspo.safe import replace_file, visible
@@ -103,7 +104,9 @@ def _short(label: str) -> str:
 
 def _legend(figure: Figure, shown: list[tuple[Any, str]]) -> int:
     """The legend, in two columns if they fit; returns its rows."""
-    place: Any = {"loc": "lower left", "bbox_to_anchor": (0.04, 0.0), "borderaxespad": 0.3, "handlelength": 1.6}
+    broken = any(isinstance(handle, Line2D) and handle.get_linestyle() != "-" for handle, _ in shown)
+    length = 2.8 if broken else 1.6  # a mark hides the gaps of a short line
+    place: Any = {"loc": "lower left", "bbox_to_anchor": (0.04, 0.0), "borderaxespad": 0.3, "handlelength": length}
     for columns in (2, 1):
         legend = figure.legend(*zip(*shown), frameon=False, fontsize=10, columnspacing=1.6, ncols=columns, **place)
         for text in legend.get_texts():
