@@ -19,6 +19,7 @@ from gspo.config.files import from_dict, load
 from gspo.config.names import ELSEWHERE, RESUME, all_keys
 from gspo.config.schema import Config
 from gspo.options import parser, take_fields
+from tests.patience import PATIENCE
 from tests.tiny_run import model
 
 COMMANDS = ["train", "sft", "eval", "report", "demo", "config"]
@@ -271,7 +272,7 @@ def test_head_ends_quietly(place, words):
         os.close(theirs)
         os.read(ours, read)
         os.close(ours)
-        _, error = process.communicate(timeout=240)
+        _, error = process.communicate(timeout=PATIENCE)
         assert process.returncode == (2 if "missing.toml" in words else 0)
         assert "Broken" not in error and "Traceback" not in error and "Exception" not in error
         assert error == "" or words[0] != "config"
@@ -283,7 +284,7 @@ def test_head_ends_quietly(place, words):
 def test_output_that_was_closed_before_it_began_ends_no_command(place):
     for command, status in (("config", 0), ("report run", 0), ("train missing.toml", 2)):
         words = f"exec {sys.executable} -m gspo {command} >&-"
-        ended = subprocess.run(["sh", "-c", words], stderr=subprocess.PIPE, cwd=place, text=True, timeout=240)
+        ended = subprocess.run(["sh", "-c", words], stderr=subprocess.PIPE, cwd=place, text=True, timeout=PATIENCE)
         assert ended.returncode == status, ended.stderr
         assert ended.stderr == ("" if status == 0 else "gspo: error: missing.toml: no such configuration file\n")
 
@@ -322,7 +323,7 @@ def test_ctrl_c_while_loading_says_what_works(place):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=place, text=True)
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert error.endswith("gspo: interrupted before anything was begun: start it again without --resume\n")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gspo.rewards.sandbox.kit import no_compiler
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tools"))
@@ -95,7 +96,7 @@ def test_no_script_takes_an_option_that_it_does_not_know_for_none():
     assert len(run_by_hand) > 20
     assert [path.name for path in run_by_hand if "parse_args(" not in path.read_text()] == []
     words = [sys.executable, str(ROOT / "studies" / "probe.py"), "--list"]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     assert ended.returncode == 2 and "unrecognized arguments: --list" in ended.stderr
 
 

@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d
 
 from gspo.backends.vllm.plugin.gspo_transfer import hosted
 from gspo.config.scale import ScaleConfig
+from tests.patience import PATIENCE
 
 
 def _rank(work, number, size, port, arguments, answers, waits):
@@ -33,7 +34,7 @@ def _rank(work, number, size, port, arguments, answers, waits):
         raise
 
 
-def together(work, size, *arguments, seconds=120.0, waits=60.0):
+def together(work, size, *arguments, seconds=PATIENCE, waits=120.0):
     """What `work(ranks, *arguments)` returns on each of `size` ranks, by number. It must be a function of a module. waits:
     seconds that they wait for one another. Raises AssertionError with the first error of a rank, or where they take more
     than `seconds`.

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.cli import main
 from gspo.rewards.sandbox import drivers
+from tests.patience import PATIENCE
 from tests.rewards.endpoint import listening, said
 from tests.rewards.sandbox.boxes import without_compiler
 from tests.study.forked import ForkedGspo
@@ -88,7 +89,7 @@ def test_a_kill_at_any_moment_loses_no_reply(place, first, tmp_path):
     while time.monotonic() - begin < 120 and process.poll() is None and (not path.exists() or path.stat().st_size < 2000):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait(PATIENCE) == -signal.SIGKILL
     there = path.read_bytes()
     assert b"\n" in there and not (out / "results.json").exists()
     assert main(command[3:]) == 0
@@ -117,7 +118,7 @@ def test_a_kill_while_replies_are_scored_loses_no_mark(place, tmp_path):
     while time.monotonic() - begin < 120 and process.poll() is None and path_size(path) <= before:
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL and not (out / "results.json").exists()
+    assert process.wait(PATIENCE) == -signal.SIGKILL and not (out / "results.json").exists()
     there = path.read_bytes()
     assert 0 < there.count(b"\n") < len(lines)
     assert main(asked) == 0
@@ -281,7 +282,7 @@ def test_ctrl_c_says_how_to_go_on(place, tmp_path):
         while time.monotonic() - begin < 120 and (not (out / "replies.jsonl").exists() or not replies(out)):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert b"interrupted; the same command goes on with what is left" in errors and b"Traceback" not in errors
 

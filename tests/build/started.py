@@ -11,6 +11,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from tests import tiny_run
+from tests.patience import PATIENCE
 
 NAMED = "rank {}"  # a process that faulty.py has forked
 FORKED = (None,)  # no fault, and ranks that are forked: they begin seconds earlier
@@ -72,7 +73,7 @@ def begin(place, name, *arguments, command="train", settings="run.toml", faults=
     )
 
 
-def finished(process, seconds=150):
+def finished(process, seconds=PATIENCE):
     """Exit status and output."""
     try:
         output = process.communicate(timeout=seconds)[0]
@@ -128,7 +129,7 @@ def steps(place, name):
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-def wait_for(what, seconds=90, process=None):
+def wait_for(what, seconds=PATIENCE, process=None):
     """process: where it ends before, its output says why."""
     end = time.monotonic() + seconds
     while not what():

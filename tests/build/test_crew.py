@@ -13,6 +13,7 @@ from gspo.build import crew
 from gspo.config.scale import ScaleConfig
 from gspo.learner.ranks import RankLost, noticed
 from tests import tiny_run
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def place(tmp_path_factory):
 
 
 def run(place, *words, **more):
-    return subprocess.run([sys.executable, *words], cwd=place, capture_output=True, text=True, timeout=150, **more)
+    return subprocess.run([sys.executable, *words], cwd=place, capture_output=True, text=True, timeout=PATIENCE, **more)
 
 
 def weights(folder):

@@ -35,7 +35,7 @@ def asked_to_end(place, name, number, command, *arguments, begun):
     assert process.poll() is None
     process.send_signal(number)
     status, output = finished(process)  # where it samples already, it finishes its step: a minute
-    wait_for(lambda: not left("TMPDIR", str(scratch)), 20)
+    wait_for(lambda: not left("TMPDIR", str(scratch)))
     return status, output, exchange, scratch
 
 

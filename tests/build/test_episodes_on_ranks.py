@@ -64,7 +64,7 @@ def played(place, name, *arguments):
     """A run of that name: its metrics, and its episodes."""
     exchange = place / f"{name}-exchange"
     exchange.mkdir()
-    status, output = finished(begin(place, name, f"--sampler.exchange={exchange}", *arguments, faults=FORKED), 300)
+    status, output = finished(begin(place, name, f"--sampler.exchange={exchange}", *arguments, faults=FORKED))
     assert status == 0, output
     lines = ([json.loads(line) for line in (place / name / f"{kind}.jsonl").read_text().splitlines()]
              for kind in ("metrics", "rollouts"))  # fmt: skip

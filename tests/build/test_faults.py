@@ -30,7 +30,7 @@ def go_through(place, name, faults, *arguments):
     )  # fmt: skip
     listings, settings = [], place / name / "config.toml"
     for what, rank, where, *_ in faults:
-        wait_for(lambda: (place / "listing").exists() or process.poll() is not None, 120)
+        wait_for(lambda: (place / "listing").exists() or process.poll() is not None)
         if process.poll() is not None:
             break
         killed, before, begun = time.monotonic(), steps(place, name), settings.stat().st_mtime_ns
@@ -61,7 +61,7 @@ def same(place, name, other):
 def nothing_left(place, name):
     """Neither processes nor files, in the folder of temporary files and in memory."""
     scratch = place / f"{name}-tmp"
-    wait_for(lambda: not left("TMPDIR", str(scratch)), 20)
+    wait_for(lambda: not left("TMPDIR", str(scratch)))
     assert not list(scratch.iterdir())
     assert not [path for path in (place / name).rglob(".*") if path.suffix in (".part", ".before", ".old")]
 

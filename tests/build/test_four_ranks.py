@@ -25,7 +25,7 @@ def alike(place, name, other):
 
 @pytest.mark.parametrize("name, scale", [pytest.param("hsdp", HSDP, marks=pytest.mark.slow), ("experts", EXPERTS)])
 def test_four_ranks_make_the_run_of_one(place, single, name, scale):
-    status, output = finished(begin(place, name, "--train.steps=6", *scale, faults=FORKED), 300)
+    status, output = finished(begin(place, name, "--train.steps=6", *scale, faults=FORKED))
     assert status == 0, output
     apart = alike(place, name, single)
     print(f"{name}: weights differ by {apart:.2g}")
@@ -35,7 +35,7 @@ def test_four_ranks_make_the_run_of_one(place, single, name, scale):
 def test_a_run_goes_on_with_fewer_and_with_more_ranks(place, single):
     for steps, scale in ((2, HSDP), (4, ("--scale.ranks=2", "--scale.experts=2")), (6, EXPERTS)):
         resume = ["--resume"] if steps > 2 else []
-        status, output = finished(begin(place, "reshaped", f"--train.steps={steps}", *scale, *resume, faults=FORKED), 300)
+        status, output = finished(begin(place, "reshaped", f"--train.steps={steps}", *scale, *resume, faults=FORKED))
         assert status == 0, output
     apart = alike(place, "reshaped", single)
     print(f"4, 2 and 4 ranks: weights differ by {apart:.2g}")

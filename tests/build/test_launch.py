@@ -105,7 +105,7 @@ def test_ctrl_c_finishes_the_step_and_saves(place):
     process = begin(place, "stopped", "--scale.ranks=2", "--train.steps=1000", "--train.save_every=500")
     wait_for(lambda: steps(place, "stopped") >= 1, process=process)
     process.send_signal(signal.SIGINT)
-    status, output = finished(process, 60)
+    status, output = finished(process)
     assert status == 130 and "SIGINT: finishing this step, then saving" in output, output
     assert list((place / "stopped" / "checkpoints").glob("step_*/state.pt")) and not ranks_of(process)
 
@@ -115,7 +115,7 @@ def test_ranks_end_with_whoever_started_them(place):
     wait_for(lambda: steps(place, "orphans") >= 1, process=process)
     left = ranks_of(process).values()
     process.kill()
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), 60)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
     assert list((place / "orphans" / "checkpoints").glob("step_*/state.pt"))  # the leader has saved
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_was_asked_to_end_is_not_started_again(place, begun):
     if begun:  # its samplers are made after its folder is claimed, before it listens to signals
         wait_for(lambda: (place / name / "config.toml").exists())
     process.send_signal(signal.SIGTERM)
-    status, output = finished(process, 60)
+    status, output = finished(process)
     assert status == 130 and "restart" not in output, output
     assert not ranks_of(process)
 

@@ -95,14 +95,14 @@ def test_a_terminals_signals_save_and_end_the_runs_own_cluster(place, number):
 
 @with_ray
 def test_an_error_of_its_own_ends_a_run_once(place, cluster):
-    status, output = finished(on_ray(place, "failed", "--reward.functions=letters:fails", ranks=1, env=cluster), 60)
+    status, output = finished(on_ray(place, "failed", "--reward.functions=letters:fails", ranks=1, env=cluster))
     assert status == 1 and "the grader's disk is full" in output and "restart" not in output, output
     assert output.count("gspo: error") == 1, output
 
 
 @with_ray
 def test_a_run_for_which_the_cluster_has_no_place_says_so(place, cluster):
-    status, output = finished(on_ray(place, "large", "--scale.timeout=1", ranks=3, env=cluster), 60)
+    status, output = finished(on_ray(place, "large", "--scale.timeout=1", ranks=3, env=cluster))
     assert status == 1 and "no place for 3 CPUs in scale.timeout = 1 s: Ray has 2, 2 of them free" in output, output
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from gspo.data.processes import ASIDE, GONE, kill
 from tests.data.wishes import alive, all_end, heard, linux, started
+from tests.patience import PATIENCE
 from tests.rewards.tools import children
 
 __all__ = ["started"]
@@ -41,13 +42,13 @@ def test_nothing_that_it_started_outlives_it(started, wish, end):
         assert all(map(alive, numbers))
         return
     assert all_end(numbers)
-    process.wait(20)
+    process.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("how", [(), (ASIDE,)])
 @pytest.mark.parametrize(("wish", "status"), [("talk", 0), ("status", 7), ("signal", -signal.SIGSEGV)])
 def test_it_ends_as_its_work_did(started, wish, status, how):
-    assert started(wish, *how)[0].wait(20) == status
+    assert started(wish, *how)[0].wait(PATIENCE) == status
 
 
 @linux
@@ -55,7 +56,7 @@ def test_it_dies_with_its_keeper(started):
     process, connection = started("kill the keeper")
     with pytest.raises(GONE):
         heard(connection)
-    assert process.wait(20) == -signal.SIGKILL
+    assert process.wait(PATIENCE) == -signal.SIGKILL
 
 
 @linux

@@ -33,7 +33,7 @@ def tiny(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ranks(tiny):
     """What two real ranks counted."""
-    return together(counted.counts, counted.RANKS, tiny, seconds=200.0)
+    return together(counted.counts, counted.RANKS, tiny)
 
 
 def total(ranks, case, phase, what):
