@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,22 +106,43 @@ def study(recommended: Mapping[str, Mapping[str, Any] | None]) -> str:
     return f"# Written by probe.py.\n\n{tomli_w.dumps(table)}"
 
 
-def tell(results: Path, told: Mapping[str, Mapping[str, Any]]) -> None:
-    """The table: in each setting what was recommended, how far below the best it ended, and what was best."""
-    lines = json.loads((results / "results.json").read_text(encoding="utf-8"))["reward"]
+def judged(lines: Sequence[Mapping[str, Any]], told: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row a setting that has results: what was recommended, how far below the best mean it ended, and the verdict.
+
+    lines: a study's summary by setting and variant. behind, own: None where nothing was recommended.
+    """
+    rows: list[dict[str, Any]] = []
     for setting, probe in told.items():
         means = {
             line["variant"]: line["reward"]["mean"]
             for line in lines
             if line["setting"] == setting and is_number(line["reward"]["mean"])
         }
-        best = max(means, key=means.__getitem__)
-        if RECOMMENDED not in means:
-            print(f"{setting}: could not tell; the best is {best} ({means[best]:.3f})")
+        if not means:
             continue
-        behind = means[best] - means[RECOMMENDED]
-        verdict = "holds" if behind <= NEAR else "fails"
-        print(f"{setting}: {probe['name']} {means[RECOMMENDED]:.3f}, {behind:.3f} below {best}: {verdict}")
+        best, own = max(means, key=means.__getitem__), means.get(RECOMMENDED)
+        row = {"setting": setting, "name": probe["name"], "own": own, "best": best, "reward": means[best]}
+        behind = None if own is None else means[best] - own
+        verdict = "could not tell" if behind is None else "holds" if behind <= NEAR + 1e-9 else "fails"
+        rows.append(row | {"behind": behind, "verdict": verdict, "worst": min(means, key=means.__getitem__), "means": means})
+    return rows
+
+
+def table() -> str:
+    """What the kept results say, in Markdown: for docs/probe.md."""
+    lines = json.loads((HERE / "results" / "probe.json").read_text(encoding="utf-8"))["reward"]
+    seeds = {(line["setting"], line["variant"]): line["cells"] for line in lines}
+    rows = [["setting", "recommended", "seeds", "its reward", "best", "below it", "worst", "verdict"]]
+    rows.append(["---"] * len(rows[0]))
+    for row in judged(lines, json.loads(KEPT.read_text(encoding="utf-8"))):
+        worst = row["worst"]
+        none = row["own"] is None
+        rows.append([
+            row["setting"], row["name"] or "nothing", str(seeds.get((row["setting"], RECOMMENDED), 0)),
+            "" if none else f"{row['own']:.3f}", f"{row['best']}, {row['reward']:.3f}",
+            "" if none else f"{row['behind']:.3f}", f"{worst}, {row['means'][worst]:.3f}", row["verdict"],
+        ])  # fmt: skip
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def main() -> int:
@@ -139,7 +160,7 @@ def main() -> int:
         return 130
     finally:
         pack(results)
-    tell(results, told)
+    print(table())
     return status
 
 

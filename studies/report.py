@@ -2,7 +2,8 @@
 results/mechanism.tar.xz and results/strong.tar.xz. `--check` only compares, `--tables` draws no figures.
 
 A table stands between `<!-- table: STUDY / SETTING -->` and `<!-- end -->`; those of a dial follow `<!-- dial: NAME -->`,
-those of strong.py `<!-- training: NAME -->`, and all verdicts `<!-- verdicts -->`.
+those of strong.py `<!-- training: NAME -->`, all verdicts `<!-- verdicts -->`, and in docs/probe.md the study of the probe
+`<!-- probes -->`.
 Figures of curves need the cells themselves (studies/evidence.py); without them the committed ones stay.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import probe
 import verdicts
 from foretold import table as outcomes
 from laws import tables
@@ -31,9 +33,10 @@ from gspo.study.spec import slug
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "evidence.md"
-MECHANISM, IMAGES = PAGE.with_name("mechanism.md"), PAGE.parent / "images"
+MECHANISM, PROBE, IMAGES = PAGE.with_name("mechanism.md"), PAGE.with_name("probe.md"), PAGE.parent / "images"
 TABLE = re.compile(r"(<!-- table: (\w+) / (.+?) -->\n).*?(<!-- end -->)", re.S)
 VERDICTS = re.compile(r"(<!-- verdicts -->\n).*?(<!-- end -->)", re.S)
+PROBES = re.compile(r"(<!-- probes -->\n).*?(<!-- end -->)", re.S)
 TRAINING = re.compile(r"(<!-- training: (\w+) -->\n).*?(<!-- end -->)", re.S)
 DIAL = re.compile(r"(<!-- dial: (\w+) -->\n).*?(<!-- end -->)", re.S)
 RANGES = ("3e-5", "3e-4", "3e-3", "3e-2")  # of lengths.toml
@@ -89,7 +92,7 @@ def table(study: str, setting: str) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Both pages with today's tables."""
+    """The pages with today's tables."""
     results, trained = STUDY.kept(), TRAINED.kept()
 
     def of_dial(name: str) -> str:
@@ -99,6 +102,7 @@ def pages() -> dict[Path, str]:
     mechanism = DIAL.sub(lambda m: m[1] + of_dial(m[2]) + m[3], MECHANISM.read_text(encoding="utf-8"))
     return {
         PAGE: VERDICTS.sub(lambda m: m[1] + verdicts.table(results, trained) + m[2], evidence),
+        PROBE: PROBES.sub(lambda m: m[1] + probe.table() + m[2], PROBE.read_text(encoding="utf-8")),
         MECHANISM: TRAINING.sub(lambda m: m[1] + OF_TRAINING[m[2]](trained) + m[3], mechanism),
     }
 

@@ -51,6 +51,14 @@ def test_a_better_one_is_recommended_with_its_numbers():
     assert f"{line.update.value:.3f}" in advice.reasons[0] and "against" in advice.reasons[0]
 
 
+@pytest.mark.parametrize("updates, told", [(4, True), (5, False), (16, False)])
+def test_beyond_four_updates_a_batch_it_measures_and_recommends_nothing(updates, told):
+    advice = advise(found(1.0, [(YOU, 0.2), (OTHER, 0.98)], ages=(0, 1, updates - 1)), updates, 4)
+    assert (advice.candidate is OTHER) == told and "goes further the right way" in advice.reasons[0]
+    assert any(f"{updates} updates a batch" in reason for reason in advice.reasons) == (not told)
+    assert told or advice.candidate is None
+
+
 def test_what_is_as_good_is_kept():
     advice = advise(found(1.0, [(YOU, 0.97), (OTHER, 0.98)], noise={"other": 0.3, YOURS: 0.3}), 2, 4)
     assert advice.candidate is YOU and "No candidate is better than your settings beyond noise" in advice.reasons[0]
@@ -95,12 +103,12 @@ def test_a_right_gradient_of_noise_recommends_nothing():
 
 
 def test_only_the_ages_that_the_run_trains_at_count():
-    """At age 8 everything is turned round: a run of two updates a batch does not see it."""
+    """From age 2 on everything is turned round: a run of two updates a batch does not see it."""
     near = found(1.0, [(YOU, 0.5), (OTHER, 0.98)])
-    far = found(1.0, [(YOU, 0.98), (OTHER, 0.1)], ages=(8, 16))
+    far = found(1.0, [(YOU, 0.98), (OTHER, 0.1)], ages=(2, 3))
     both = dataclasses.replace(near, ages=near.ages + far.ages)
     assert advise(both, 2, 4).candidate is OTHER
-    assert advise(both, 17, 4).candidate is YOU
+    assert advise(both, 4, 4).candidate is YOU
 
 
 def test_a_probe_that_was_cut_short_recommends_nothing():
