@@ -92,7 +92,10 @@ FLOWS = {
 }
 
 
-@pytest.mark.parametrize("flow", FLOWS)
+SLOW = {"adapters on nf4", "moments of 8 bits", "Routing Replay", "a coarse sampler", "everything offloaded"}
+
+
+@pytest.mark.parametrize("flow", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FLOWS])
 def test_there_is_as_here(flow, tmp_path):
     model().save(tmp_path / "model")
     expected = FLOWS[flow](tmp_path, "cpu")

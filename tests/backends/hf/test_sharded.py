@@ -277,6 +277,7 @@ def every_algorithm(ranks, path):
     return [(case, learned(load_sharded(ModelConfig(path=path, device="cpu"), scale, 2), case, ranks)) for case in cases]
 
 
+@pytest.mark.slow
 def test_every_algorithm_learns_the_same_and_the_same_crew_learns_it_twice(folder):
     path = folder(False, False)
     first, again = (together(every_algorithm, 2, path)[0] for _ in range(2))
