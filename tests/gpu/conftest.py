@@ -14,7 +14,6 @@ sys.path.append(str(ROOT / "benchmarks"))
 import machine
 
 DRY = os.environ.get("GSPO_GPU_DRY") == "1"
-KEPT: list[Report] = []  # the report, once it says of which machine it is
 REPORT = pytest.StashKey[Report]()
 ROOM = 20  # GiB that the large models need
 
@@ -52,7 +51,6 @@ def report(device, request):
     if device == "cuda":
         report.machine |= {"compute capability": ".".join(map(str, torch.cuda.get_device_capability()))}
         report.machine |= {"CUDA": torch.version.cuda or torch.version.hip}
-    KEPT.append(report)
     return report
 
 
@@ -63,15 +61,12 @@ def pytest_runtest_makereport(item, call):
         said = str(call.excinfo.value).strip().partition("\n")[0]
         why = said if outcome.skipped else f"failed: {call.excinfo.typename}: {said}"
         report_of(item.config).missing[f"{item.name} ({outcome.when})"] = why
+    if call.when == "teardown" and (report := report_of(item.config)).machine:
+        report.write()  # as it stands: a GPU that hangs, or whoever ends the process, takes nothing with it
     return outcome
 
 
-def pytest_runtest_logfinish(nodeid):
-    """Kept as it stands: a GPU that hangs, or whoever ends the process, takes nothing with it."""
-    if KEPT:
-        KEPT[0].write()
-
-
 def pytest_sessionfinish(session):
-    if KEPT:
-        print(f"\nthe report: {KEPT[0].write()}, and gpu-report.json beside it")
+    report = session.config.stash.get(REPORT, None)
+    if report is not None and report.machine:
+        print(f"\nthe report: {report.write()}, and gpu-report.json beside it")

@@ -100,8 +100,8 @@ def advise(found: Measured, updates: int, groups: float) -> Advice:
         if updates > MOST and advice.candidate is not None:
             advice.candidate = None
             advice.reasons.append(
-                f"Your run makes {updates} updates a batch. Beyond {MOST} single updates did not foretell how runs end: "
-                "narrower ranges than the probe's best ended higher. Compare both by gspo compare, over seeds."
+                f"All the same nothing is recommended: your run makes {updates} updates a batch, and beyond {MOST} single "
+                "updates did not foretell how runs end. Compare the best of them with narrower ranges by gspo compare, over seeds."
             )
     return advice
 
