@@ -101,7 +101,7 @@ def advise(found: Measured, updates: int, groups: float) -> Advice:
             advice.candidate = None
             advice.reasons.append(
                 f"All the same nothing is recommended: your run makes {updates} updates a batch, and beyond {MOST} single "
-                "updates did not foretell how runs end. Compare the best of them with narrower ranges by gspo compare, over seeds."
+                "updates did not foretell how runs end. Compare the best with narrower ranges by gspo compare, over seeds."
             )
     return advice
 
