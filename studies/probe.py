@@ -34,7 +34,7 @@ PROBES = Path("runs/probe-study")
 KEPT = HERE / "results" / "probes.json"
 NEAR = 0.02
 RECOMMENDED = "recommended"
-SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+FIRST: dict[str, dict[str, dict[str, Any]]] = {
     "4 mini-batches": {},
     "4 epochs x 4 mini-batches": {"algorithm": {"epochs": 4}},
     "int4 sampler": {"sampler": {"quantize": "int4"}},
@@ -54,6 +54,7 @@ HELD_APART: dict[str, dict[str, dict[str, Any]]] = {
         "sampler": {"quantize": "fp8"}, "algorithm": {"epochs": 2, "mini_batches": 2},
     },
 }  # fmt: skip
+SETTINGS = FIRST | HELD_APART
 COMMON: dict[str, dict[str, Any]] = {"optimizer": {"lr": 5e-5}, "algorithm": {"old_logprobs": "auto"}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "GSPO 3e-4": {"name": "gspo", "epsilon": 3e-4, "epsilon_high": 4e-4},
@@ -99,7 +100,7 @@ def probed(setting: str) -> dict[str, Any]:
 def study(recommended: Mapping[str, Mapping[str, Any] | None]) -> str:
     """The study file: the fixed choices, and in each setting what was recommended there."""
     settings: dict[str, Any] = {}
-    for name, sections in (SETTINGS | HELD_APART).items():
+    for name, sections in SETTINGS.items():
         own = merged({section: each for section, each in COMMON.items() if section != "algorithm"}, sections)
         chosen = recommended[name]
         if chosen is not None:
@@ -165,7 +166,7 @@ def main() -> int:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     os.chdir(HERE.parent)
     subprocess.run([sys.executable, HERE / "prepare.py"], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    told = {setting: probed(setting) for setting in SETTINGS | HELD_APART}
+    told = {setting: probed(setting) for setting in SETTINGS}
     file, results = HERE / "probe.toml", Path(os.path.relpath(HERE / "results" / "probe"))
     file.write_text(study({setting: each["recommended"] for setting, each in told.items()}), encoding="utf-8")
     unpack(results)
