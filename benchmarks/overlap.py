@@ -35,7 +35,8 @@ def prepare(folder: Path) -> Path:
         outline = tiny_qwen3_moe(hidden=96, layers=4, experts=16, expert_width=64, top_k=2, context=256, heads=3, kv_heads=1)
         tiny = build_tiny(outline, longest_match_tokenizer(count_bits.PIECES), seed=0)
         recipe = load(stages.HERE / "cold_start.toml")
-        api.sft(tiny.model, tokenizer=tiny.tokenizer, config=recipe, log={"dir": str(folder)})
+        if not api.sft(tiny.model, tokenizer=tiny.tokenizer, config=recipe, log={"dir": str(folder)}).finished:
+            sys.exit(f"stopped before the end of the cold start; remove {folder}, then begin anew")
     return folder / "model"
 
 

@@ -8,6 +8,7 @@ worked solutions take about 56 and 204 tokens instead of 100. Two to seven minut
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from gspo import api
@@ -45,11 +46,13 @@ def main() -> None:
         low, high = NUMBERS[name]
         numbers = {"size": 64 * options.steps, "min_n": low, "max_n": high}
         print(f"{name}: {sum(p.numel() for p in tiny.model.parameters()):,} parameters")
-        api.sft(
+        made = api.sft(
             tiny.model, tokenizer=tiny.tokenizer, config=recipe, resume=(folder / "config.toml").exists(),
             task={"config": recipe.task.config | numbers},
             train={"steps": options.steps}, log={"dir": str(folder)},
         )  # fmt: skip
+        if not made.finished:  # it was asked to stop
+            sys.exit(f"{name}: stopped before its end; the same command goes on from there")
 
 
 if __name__ == "__main__":

@@ -93,10 +93,12 @@ def run(cell: strong.RunsCell, own: strong.Sections, start: Path, folder: Path) 
     # Nobody reads a run's page, and drawing it takes an eighth of the run.
     with norms_by_update() as norms, mock.patch.object(gspo.report.page, "report_of"):
         try:
-            gspo.train(model, rows, [world.worth], tokenizer=tokenizer, **sections(cell, own, folder))  # type: ignore[arg-type]
+            made = gspo.train(model, rows, [world.worth], tokenizer=tokenizer, **sections(cell, own, folder))  # type: ignore[arg-type]
         except RuntimeError as error:
             lost = {"reward": -1.0, "mean": -1.0, "spike": None, "collapsed": True, "clipped": None, "epsilon": []}
             return lost | {"steps": len(read_run(folder).lines), "lost": str(error)}
+    if not (made.finished or made.collapsed):
+        sys.exit(f"{cell.name}: stopped before its end, and not kept")
     return numbers(read_run(folder), norms)
 
 
