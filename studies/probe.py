@@ -9,7 +9,9 @@ steps. The recommendation holds where it is at most .02 below the best mean of a
 Of the first six settings two failed, both with more than 4 updates a batch, and rule 6 of gspo/probe/advice.py followed. The
 settings held apart were chosen after it, and before any probe or cell of theirs ran, to be judged in the same way by the
 rule as it then stood. All have 4 updates a batch. One has the rate at which the rule failed with 8 updates; one the longest
-completions that the model reads; one a coarse sampler and every completion read twice.
+completions that the model reads; one a coarse sampler and every completion read twice. Beside the rule a second was written
+down after their probes and before their cells, to be judged on the same cells: the narrowest of GSPO's three ranges whose
+number is at least half of the highest of the three.
 """
 
 from __future__ import annotations
@@ -93,6 +95,7 @@ def probed(setting: str) -> dict[str, Any]:
         subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     whole = json.loads((folder / "probe.json").read_text(encoding="utf-8"))
     kept[setting] = {name: whole[name] for name in ("recommended", "name", "reasons", "notes")}
+    kept[setting]["updates"] = {line["name"]: round(line["update"][0], 4) for line in whole["lines"]}
     KEPT.write_text(f"{json.dumps(kept, indent=1)}\n", encoding="utf-8")
     return kept[setting]
 
