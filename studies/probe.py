@@ -8,10 +8,10 @@ steps. The recommendation holds where it is at most .02 below the best mean of a
 
 Of the first six settings two failed, both with more than 4 updates a batch, and rule 6 of gspo/probe/advice.py followed. The
 settings held apart were chosen after it, and before any probe or cell of theirs ran, to be judged in the same way by the
-rule as it then stood. All have 4 updates a batch. One has the rate at which the rule failed with 8 updates; one the longest
-completions that the model reads; one a coarse sampler and every completion read twice. Beside the rule a second was written
-down after their probes and before their cells, to be judged on the same cells: the narrowest of GSPO's three ranges whose
-number is at least half of the highest of the three.
+rule as it then stood. All have 4 updates a batch. One has the rate at which the rule failed with 8 updates; one a coarse
+sampler and every completion read twice; one the longest completions that the model reads. Beside the rule a second was
+written down after their probes and before their cells, to be judged on the same cells: the narrowest of GSPO's three ranges
+whose number is at least half of the highest of the three.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ FIRST: dict[str, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 HELD_APART: dict[str, dict[str, dict[str, Any]]] = {
     "three times the learning rate": {"optimizer": {"lr": 1.5e-4}},
+    "fp8 sampler, 2 epochs x 2 mini-batches": {
+        "sampler": {"quantize": "fp8"}, "algorithm": {"epochs": 2, "mini_batches": 2},
+    },
     "long completions": {
         "model": {"path": "runs/study-models/long/model"},
         "task": {"config": {"min_n": 10**7, "max_n": 10**8 - 1}}, "rollout": {"max_completion_length": 240},
-    },
-    "fp8 sampler, 2 epochs x 2 mini-batches": {
-        "sampler": {"quantize": "fp8"}, "algorithm": {"epochs": 2, "mini_batches": 2},
     },
 }  # fmt: skip
 SETTINGS = FIRST | HELD_APART
