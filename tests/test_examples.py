@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -19,7 +21,12 @@ def run(name, folder):
     path = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / name], cwd=folder, env=environment, capture_output=True, text=True, timeout=400
+        [sys.executable, ROOT / "examples" / name],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

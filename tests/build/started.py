@@ -73,10 +73,10 @@ def begin(place, name, *arguments, command="train", settings="run.toml", faults=
     )
 
 
-def finished(process, seconds=PATIENCE):
+def finished(process):
     """Exit status and output."""
     try:
-        output = process.communicate(timeout=seconds)[0]
+        output = process.communicate(timeout=PATIENCE)[0]
         return process.returncode, output
     finally:
         process.kill()

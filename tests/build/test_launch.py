@@ -158,7 +158,7 @@ def test_a_full_disk_ends_no_run_and_hangs_no_rank(place):
     process = begin(
         place, "full", "--scale.ranks=2", "--train.steps=3", "--train.save_every=2", *NO_ROLLOUTS, preexec_fn=little_room
     )
-    status, output = finished(process, 100)
+    status, output = finished(process)
     assert status == 1 and "could not be written" in output and "goes on without this checkpoint" in output, output
     assert steps(place, "full") == 3 and "restart" not in output
 
@@ -178,7 +178,7 @@ def test_a_full_disk_ends_no_run_and_hangs_no_rank(place):
 )
 def test_an_error_of_its_own_ends_a_run_once(place, arguments, message):
     name = f"failed{message.partition(' ')[0].replace('/', '-')}"
-    status, output = finished(begin(place, name, "--scale.ranks=2", "--train.steps=3", *arguments), 60)
+    status, output = finished(begin(place, name, "--scale.ranks=2", "--train.steps=3", *arguments))
     assert status in (1, 2) and message in output and "restart" not in output, output
     assert output.count("gspo: error") == 1, output
 

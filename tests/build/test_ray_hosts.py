@@ -24,7 +24,7 @@ def test_a_machine_that_does_not_see_the_exchange_stops_the_run_at_its_start(pla
         with cluster_of(1) as cluster, another_machine(cluster, 1, place / "exchange"):
             given = f"--sampler.exchange={place / 'exchange'}"
             run = begin(place, "blind", "--scale.launcher=ray", "--scale.ranks=1", *VLLM, given, env=cluster)
-            status, output = finished(run, 120)
+            status, output = finished(run)
     finally:
         (place / "no-model").rename(place / "model")
     assert status == 2 and "restart" not in output, output

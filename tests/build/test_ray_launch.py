@@ -87,10 +87,10 @@ def test_a_terminals_signals_save_and_end_the_runs_own_cluster(place, number):
     process = on_ray(place, name, "--train.steps=1000", "--train.save_every=500", env=OWN, start_new_session=True)
     wait_for(lambda: steps(place, name) >= 1)
     os.killpg(process.pid, number)  # as a terminal does: to all that the user has started
-    status, output = finished(process, 60)
+    status, output = finished(process)
     assert status == 130 and f"{signal.Signals(number).name}: finishing this step, then saving" in output, output
     assert list((place / name / "checkpoints").glob("step_*/state.pt")) and not ranks_of(name)
-    wait_for(lambda: subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True).returncode, 20)
+    wait_for(lambda: subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True).returncode)
 
 
 @with_ray
@@ -111,13 +111,13 @@ def test_a_run_that_waits_for_a_place_can_be_interrupted(place, cluster):
     process = on_ray(place, "waits", ranks=3, env=cluster)
     assert any("waiting for 3 CPUs" in line for line in process.stdout)
     process.send_signal(signal.SIGINT)
-    status, output = finished(process, 90)
+    status, output = finished(process)
     assert status == 130 and "gspo: interrupted before anything was begun" in output, output
 
 
 def refused(place, **variables):
     """What a run on Ray says that cannot begin."""
-    status, output = finished(on_ray(place, "refused", env=os.environ | variables), 60)
+    status, output = finished(on_ray(place, "refused", env=os.environ | variables))
     assert status == 2, output
     return output
 

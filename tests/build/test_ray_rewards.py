@@ -429,7 +429,7 @@ def test_what_names_a_machines_own_folders_is_not_sent(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "its own")
     seat = RewardSeat()
     assert seat.begin(b"", given, str(tmp_path)) == ""
-    wait_for(lambda: "PATH" in variables_of(seat.process.pid), 20)  # in the moment of its start it shows none
+    wait_for(lambda: "PATH" in variables_of(seat.process.pid))  # in the moment of its start it shows none
     found = variables_of(seat.process.pid)
     seat.end()
     assert found["TMPDIR"] == "its own" and found["PATH"] == os.environ["PATH"]

@@ -108,7 +108,7 @@ def test_a_run_on_ray_is_the_run_without_it_whatever_dies(folder, cluster):
     os.kill(rank("two", 1), signal.SIGKILL)
     until(lambda: steps(folder, "two") > reached, process)
     assert engine not in {one[0] for one in engines("two")} and len(engines("two")) == 2
-    status, output = finished(process, 200)
+    status, output = finished(process)
     assert status == 0, output
     assert "is left out and started again" in output and "the actor of the engine at" in output, output
     assert "rank 1 was ended by SIGKILL: the run goes on from its last checkpoint (restart 1" in output, output
@@ -129,7 +129,7 @@ def test_the_engines_of_a_run_end_with_it(folder, cluster):
     until(lambda: steps(folder, "ends") >= 1, process)
     assert len(engines("ends")) == 1
     os.killpg(process.pid, signal.SIGINT)
-    status, output = finished(process, 100)
+    status, output = finished(process)
     assert status == 130 and not engines("ends"), output
     process = begin(folder, "ends", cluster, "--train.steps=1000", "--resume")
     reached = steps(folder, "ends")
