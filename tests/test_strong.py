@@ -161,6 +161,7 @@ def small(monkeypatch):
     monkeypatch.setattr(plots, "draw", lambda folders: [])
 
 
+@pytest.mark.slow
 def test_a_cell(small, tmp_path):
     names, cold = ("grpo", "gspo auto", "no ratio"), {name: strong.choices(name)[4] for name in strong.VARIANTS}
     chosen = {name: cold[name] for name in (*names, "gspo auto centred")}

@@ -85,6 +85,7 @@ def test_two_ranks_learn_from_the_episodes_of_one(quiz):
     assert max(float((ours[key] - theirs[key]).abs().max()) for key in theirs) < 1e-6
 
 
+@pytest.mark.slow
 def test_each_token_keeps_the_likelihood_of_the_weights_that_sampled_it(quiz):
     """Two ranks change the weights meanwhile."""
     metrics, _ = played(quiz, "learning", "--scale.ranks=2", "--optimizer.lr=3e-3")

@@ -32,6 +32,7 @@ def test_four_ranks_make_the_run_of_one(place, single, name, scale):
     assert apart < 1e-6
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_fewer_and_with_more_ranks(place, single):
     for steps, scale in ((2, HSDP), (4, ("--scale.ranks=2", "--scale.experts=2")), (6, EXPERTS)):
         resume = ["--resume"] if steps > 2 else []

@@ -191,6 +191,7 @@ def test_the_auxiliary_loss_reaches_the_routers_and_micro_batches_change_nothing
         assert found[0]["moe/aux_loss"] == pytest.approx(metrics["moe/aux_loss"])
 
 
+@pytest.mark.slow
 def test_the_auxiliary_loss_evens_the_load_in_a_run(tmp_path):
     runs = {
         weight: numbers(train(tmp_path / str(weight), algorithm={"aux_loss": weight}, train={"steps": 15}).folder)

@@ -39,7 +39,7 @@ def learner(trunk, scale="none", **constants):
     )
 
 
-@pytest.mark.parametrize("trunk", ["shared", "copy"])
+@pytest.mark.parametrize("trunk", ["shared", pytest.param("copy", marks=pytest.mark.slow)])
 def test_the_critic_learns_the_returns(trunk):
     made = learner(trunk, e_value=100.0, c_value=1.0)
     losses = []
@@ -104,7 +104,7 @@ def test_advantages_are_gae_of_the_old_critic():
     assert float(flat.mean()) == pytest.approx(0, abs=1e-5) and float(flat.std()) == pytest.approx(1, rel=1e-4)
 
 
-@pytest.mark.parametrize("trunk", ["shared", "copy"])
+@pytest.mark.parametrize("trunk", ["shared", pytest.param("copy", marks=pytest.mark.slow)])
 def test_ppo_learns_and_resumes_bit_for_bit(tmp_path, trunk):
     options = PPO | {"algorithm": {"name": "ppo", "critic": trunk}}
     whole = train(tmp_path / "whole", train={"steps": 12}, **options)

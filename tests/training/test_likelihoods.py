@@ -53,7 +53,7 @@ def test_replay_of_the_policys_own_choices_changes_no_number(tmp_path, replay):
             assert n[name] == (pytest.approx(m[name], rel=1e-9) if summed else m[name]), name
 
 
-@pytest.mark.parametrize("replay", ["R2", "R3"])
+@pytest.mark.parametrize("replay", [pytest.param("R2", marks=pytest.mark.slow), "R3"])
 def test_replay_in_every_layout(tmp_path, replay):
     options = FAST | {"algorithm": {"router_replay": replay}, "train": {"steps": 1}}
     whole = numbers(train(tmp_path / "a", **options).folder)

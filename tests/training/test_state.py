@@ -56,12 +56,12 @@ def test_offloading_changes_no_number_and_may_begin_at_a_resume(tmp_path, monkey
 
 
 def test_other_threads_than_before_are_warned_of(tmp_path):
-    train(tmp_path / "run", train={"steps": 3})
+    train(tmp_path / "run", train={"steps": 1})
     now = torch.get_num_threads()
     torch.set_num_threads(now + 1)
     try:
-        train(tmp_path / "run", resume=True, train={"steps": 4})
-        train(tmp_path / "run", resume=True, train={"steps": 5})
+        train(tmp_path / "run", resume=True, train={"steps": 2})
+        train(tmp_path / "run", resume=True, train={"steps": 3})
     finally:
         torch.set_num_threads(now)
     told = [event["text"] for event in lines(tmp_path / "run" / "events.jsonl")]
