@@ -13,7 +13,8 @@ from gspo.probe.measure import Age, Measured
 from gspo.probe.merit import Products
 
 D, M, R = 12, 24, 48
-RATIOS = {"sampler": dict.fromkeys(("sd_token", "sd_completion", "drift", "kl", "ess", "beyond_2x", "top", "tail"), 0.1)}
+KEYS = ("sd_token", "sd_completion", "drift", "kl", "ess", "beyond_2x", "top", "tail")
+RATIOS = {"sampler": dict.fromkeys(KEYS, 0.1) | {"kl": 1e-4}}
 
 
 def candidate(name, offered=True, likelihoods="sampler", replay="none", algorithm="gspo"):
@@ -57,6 +58,23 @@ def test_beyond_four_updates_a_batch_it_measures_and_recommends_nothing(updates,
     assert (advice.candidate is OTHER) == told and "goes further the right way" in advice.reasons[0]
     assert any(f"{updates} updates a batch" in reason for reason in advice.reasons) == (not told)
     assert told or advice.candidate is None
+
+
+@pytest.mark.parametrize(
+    "sampler, recompute, told",
+    [(2e-4, None, True), (3e-4, None, False), (3e-3, 1e-4, True), (3e-3, 3e-4, False)],
+    ids=["near", "far", "a coarse sampler, near", "a coarse sampler, far"],
+)
+def test_where_the_policy_moves_far_within_a_batch_nothing_is_recommended(sampler, recompute, told):
+    """What counts is how it moves before the last update that the run makes; a sampler's error is no movement."""
+    probed = found(1.0, [(YOU, 0.2), (OTHER, 0.98)], ages=(0, 1, 3, 6))
+    for age in probed.ages:
+        age.ratios = {"sampler": RATIOS["sampler"] | {"kl": {3: sampler, 6: 1.0}.get(age.age, 0.0)}}
+        if recompute is not None:
+            age.ratios["recompute"] = RATIOS["sampler"] | {"kl": {3: recompute, 6: 1.0}.get(age.age, 0.0)}
+    advice = advise(probed, 4, 4)
+    assert (advice.candidate is OTHER) == told and "goes further the right way" in advice.reasons[0]
+    assert any("moves by 3.0e-04 nats a token, and beyond 2e-04" in reason for reason in advice.reasons) == (not told)
 
 
 def test_what_is_as_good_is_kept():

@@ -6,6 +6,7 @@ import pytest
 
 from gspo.cli import main
 from gspo.config.files import load
+from gspo.probe import advice
 from gspo.probe import run as probe_run
 from gspo.probe.page import headline
 from gspo.probe.run import ages_of
@@ -53,7 +54,8 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_probe_and_a_run_that_takes_its_advice(here, capsys):
+def test_a_probe_and_a_run_that_takes_its_advice(here, capsys, monkeypatch):
+    monkeypatch.setattr(advice, "FAR", 1.0)  # as far as it moves here; which settings there are to take is another matter
     assert main([*PROBE, "--dir", "probed"]) == 0
     out = capsys.readouterr().out
     told = json.loads((here / "probed/probe.json").read_text())
