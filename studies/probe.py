@@ -17,6 +17,7 @@ whose number is at least half of the highest of the three.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import subprocess
@@ -26,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 from evidence import HERE, pack, unpack
 
@@ -35,6 +37,7 @@ from gspo.study.compare import compare
 PROBES = Path("runs/probe-study")
 KEPT = HERE / "results" / "probes.json"
 NEAR = 0.02
+ALIKE = 0.1  # below the best: those that end further below broke down, and say nothing of the noise among seeds
 RECOMMENDED = "recommended"
 FIRST: dict[str, dict[str, dict[str, Any]]] = {
     "4 mini-batches": {},
@@ -125,6 +128,23 @@ def study(recommended: Mapping[str, Mapping[str, Any] | None]) -> str:
     return f"# Written by probe.py.\n\n{tomli_w.dumps(table)}"
 
 
+def by_chance(rewards: Mapping[str, Sequence[float]], draws: int = 20_000) -> float:
+    """How often one of as many equal choices would end more than NEAR below the best of them, with the noise among seeds
+    that these have. rewards: of each choice, by seed. What seeds have in common is left out. nan where some are missing.
+    """
+    if len({len(each) for each in rewards.values()}) > 1:
+        return float("nan")
+    means = {name: float(np.mean(each)) for name, each in rewards.items()}
+    values = np.array([each for name, each in rewards.items() if means[name] >= max(means.values()) - ALIKE])
+    choices, seeds = values.shape
+    if choices < 2 or seeds < 2:
+        return float("nan")
+    rest = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
+    error = float(np.sqrt((rest**2).sum() / ((choices - 1) * (seeds - 1)) / seeds))
+    drawn = error * np.random.default_rng(0).normal(size=(draws, len(rewards)))
+    return float((drawn.max(1) - drawn[:, 0] > NEAR).mean())
+
+
 def judged(lines: Sequence[Mapping[str, Any]], told: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row a setting that has results: what was recommended, how far below the best mean it ended, and the verdict.
 
@@ -151,7 +171,13 @@ def table() -> str:
     """What the kept results say, in Markdown: for docs/probe.md."""
     lines = json.loads((HERE / "results" / "probe.json").read_text(encoding="utf-8"))["reward"]
     seeds = {(line["setting"], line["variant"]): line["cells"] for line in lines}
-    rows = [["setting", "recommended", "seeds", "its reward", "best", "below it", "worst", "verdict"]]
+    rewards: dict[str, dict[str, list[float]]] = {}
+    with open(HERE / "results" / "probe.csv", newline="", encoding="utf-8") as file:
+        for cell in csv.DictReader(file):
+            if cell["variant"] != RECOMMENDED and cell["status"] == "done":
+                rewards.setdefault(cell["setting"], {}).setdefault(cell["variant"], []).append(float(cell["reward"]))
+    head = ["setting", "recommended", "seeds", "its reward", "best", "below it", "worst", "verdict"]
+    rows = [[*head, "of the eight hold", "equal ones would fail"]]
     rows.append(["---"] * len(rows[0]))
     for row in judged(lines, json.loads(KEPT.read_text(encoding="utf-8"))):
         worst = row["worst"]
@@ -160,6 +186,8 @@ def table() -> str:
             row["setting"], row["name"] or "nothing", str(seeds.get((row["setting"], RECOMMENDED), 0)),
             "" if none else f"{row['own']:.3f}", f"{row['best']}, {row['reward']:.3f}",
             "" if none else f"{row['behind']:.3f}", f"{worst}, {row['means'][worst]:.3f}", row["verdict"],
+            str(sum(row["means"][name] >= row["reward"] - NEAR - 1e-9 for name in VARIANTS)),
+            "" if np.isnan(chance := by_chance(rewards[row["setting"]])) else f"{chance:.0%}",
         ])  # fmt: skip
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

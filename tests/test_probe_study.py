@@ -1,7 +1,9 @@
 """The verdicts on what `gspo probe` recommended: studies/probe.py."""
 
+import math
 import sys
 from pathlib import Path
+from statistics import NormalDist, variance
 
 import pytest
 
@@ -31,3 +33,22 @@ def test_where_nothing_was_recommended_it_could_not_tell():
 def test_a_variant_without_a_result_is_not_the_best():
     (row,) = probe.judged(lines("easy", GRPO=None, CISPO=float("nan"), SAPO=0.2, recommended=0.1), TOLD)
     assert row["best"] == "SAPO" and row["means"] == {"SAPO": 0.2, "recommended": 0.1}
+
+
+def test_how_often_an_equal_choice_would_fail_by_chance():
+    """Of two choices their differences by seed say it."""
+    one, other = [0.80, 0.90, 0.85], [0.82, 0.86, 0.89]
+    error = math.sqrt(variance([a - b for a, b in zip(one, other)]) / 3)
+    wanted = 1 - NormalDist(0, error).cdf(probe.NEAR)
+    assert 0.1 < wanted < 0.4 and probe.by_chance({"one": one, "other": other}) == pytest.approx(wanted, abs=0.01)
+    shifted = [x + shift for x, shift in zip(other, (0.0, 0.05, -0.05))]  # seeds have it in common: no noise of a choice
+    of_seeds = {"one": [x + shift for x, shift in zip(one, (0.0, 0.05, -0.05))], "other": shifted}
+    assert probe.by_chance(of_seeds) == pytest.approx(wanted, abs=0.01)
+
+
+def test_what_broke_down_says_nothing_of_the_noise_and_what_is_missing_is_said():
+    calm = {name: [0.8, 0.9, 0.7] for name in "abcdefgh"}
+    assert probe.by_chance(calm) == 0
+    assert probe.by_chance(calm | {"h": [0.1, 0.6, 0.2]}) == 0
+    wild = {name: [1e3 * math.sin(7 * i + 5 * j) for j in range(3)] for i, name in enumerate("abcdefgh")}
+    assert math.isnan(probe.by_chance(wild | {"a": [1.0]})) and math.isnan(probe.by_chance({"a": [1.0, 2.0]}))
