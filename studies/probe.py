@@ -22,6 +22,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,12 +34,13 @@ from evidence import HERE, pack, unpack
 
 from gspo.report.read import is_number
 from gspo.study.compare import compare
+from gspo.study.spec import slug
 
 PROBES = Path("runs/probe-study")
 KEPT = HERE / "results" / "probes.json"
 NEAR = 0.02
 ALIKE = 0.1  # below the best: those that end further below broke down, and say nothing of the noise among seeds
-RECOMMENDED = "recommended"
+RECOMMENDED, BASELINE = "recommended", "GSPO 3e-4"
 FIRST: dict[str, dict[str, dict[str, Any]]] = {
     "4 mini-batches": {},
     "4 epochs x 4 mini-batches": {"algorithm": {"epochs": 4}},
@@ -90,7 +92,7 @@ def probed(setting: str) -> dict[str, Any]:
     folder = PROBES / setting.replace(" ", "-").replace(",", "")
     if not (folder / "probe.json").exists():
         base = tomllib.loads((HERE / "base.toml").read_text(encoding="utf-8"))
-        sections = merged(base, COMMON, {"algorithm": VARIANTS["GSPO 3e-4"]}, SETTINGS[setting])
+        sections = merged(base, COMMON, {"algorithm": VARIANTS[BASELINE]}, SETTINGS[setting])
         file = folder.with_suffix(".toml")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(tomli_w.dumps(sections), encoding="utf-8")
@@ -119,13 +121,29 @@ def study(recommended: Mapping[str, Mapping[str, Any] | None]) -> str:
         "base": "base.toml",
         "plan": "Written by probe.py after its probes and before any cell; the plan stands there.",
         "seeds": [0, 1, 2],
-        "baseline": "GSPO 3e-4",
+        "baseline": BASELINE,
         "last": 10,
         "variants": {name: {"algorithm": COMMON["algorithm"] | each} for name, each in VARIANTS.items()}
         | {RECOMMENDED: {"algorithm": {"name": "gspo"}}},
         "settings": settings,
     }
     return f"# Written by probe.py.\n\n{tomli_w.dumps(table)}"
+
+
+def moved(packed: tarfile.TarFile) -> dict[str, float]:
+    """How far the policy moves in a step of the runs from the paper's range, by the folder of a setting: the median of
+    KL(pi_old || pi_theta) in nats a token, a mean over the updates of a step, of steps 2 to 6 and all seeds. packed: the
+    study's cells.
+    """
+    found: dict[str, list[float]] = {}
+    for member in packed:
+        setting, variant, _, file = Path(member.name).parts[-4:]
+        if (variant, file) == (slug(BASELINE), "metrics.jsonl"):
+            content = packed.extractfile(member)
+            assert content is not None
+            steps = [json.loads(line) for line in content.read().splitlines()[1:6]]
+            found.setdefault(setting, []).extend(step["kl"] for step in steps)
+    return {setting: float(np.median(each)) for setting, each in found.items()}
 
 
 def by_chance(rewards: Mapping[str, Sequence[float]], draws: int = 20_000) -> float:
@@ -169,16 +187,19 @@ def judged(lines: Sequence[Mapping[str, Any]], told: Mapping[str, Mapping[str, A
 
 def table() -> str:
     """What the kept results say, in Markdown: for docs/probe.md."""
-    lines = json.loads((HERE / "results" / "probe.json").read_text(encoding="utf-8"))["reward"]
+    told = json.loads((HERE / "results" / "probe.json").read_text(encoding="utf-8"))
+    lines, whole = told["reward"], {(line["setting"], line["variant"]): line["mean"]["mean"] for line in told["mean"]}
     seeds = {(line["setting"], line["variant"]): line["cells"] for line in lines}
     rewards: dict[str, dict[str, list[float]]] = {}
     with open(HERE / "results" / "probe.csv", newline="", encoding="utf-8") as file:
         for cell in csv.DictReader(file):
             if cell["variant"] != RECOMMENDED and cell["status"] == "done":
                 rewards.setdefault(cell["setting"], {}).setdefault(cell["variant"], []).append(float(cell["reward"]))
-    head = ["setting", "recommended", "seeds", "its reward", "best", "below it", "worst", "verdict"]
-    rows = [[*head, "of the eight hold", "equal ones would fail"]]
+    head = ["setting", "recommended", "seeds", "its reward", "best", "below it", "worst", "verdict", "over all steps"]
+    rows = [[*head, "of the eight hold", "equal ones would fail", "KL of a step"]]
     rows.append(["---"] * len(rows[0]))
+    with tarfile.open(HERE / "results" / "probe.tar.xz") as packed:
+        far = moved(packed)
     for row in judged(lines, json.loads(KEPT.read_text(encoding="utf-8"))):
         worst = row["worst"]
         none = row["own"] is None
@@ -186,8 +207,10 @@ def table() -> str:
             row["setting"], row["name"] or "nothing", str(seeds.get((row["setting"], RECOMMENDED), 0)),
             "" if none else f"{row['own']:.3f}", f"{row['best']}, {row['reward']:.3f}",
             "" if none else f"{row['behind']:.3f}", f"{worst}, {row['means'][worst]:.3f}", row["verdict"],
+            "" if none else f"{whole[row['setting'], RECOMMENDED] - whole[row['setting'], BASELINE]:+.3f}",
             str(sum(row["means"][name] >= row["reward"] - NEAR - 1e-9 for name in VARIANTS)),
             "" if np.isnan(chance := by_chance(rewards[row["setting"]])) else f"{chance:.0%}",
+            f"{far[slug(row['setting'])]:.1e}" if slug(row["setting"]) in far else "",
         ])  # fmt: skip
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

@@ -360,13 +360,12 @@ FORMS = ["--{} 1", "--{}=1", "--{-} 1", "--{-}=1", "{}=1", "--section.{-}=1"]
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_name_of_another_program_leads_to_ours_however_it_is_written(capsys, form):
-    """Also names of ours without their section, in which the nearest key has the same name. Every name is written in one
-    form, and every form has its share of them.
-    """
+    """Also names of ours without their section, in which the nearest key has the same name: a share for each form."""
     ours = {name: rf"did you mean (--)?[a-z_]+\.{name}\?" for name in (key.partition(".")[2] for key in all_keys())}
+    ours = dict(list(ours.items())[FORMS.index(form) :: len(FORMS)])
     wanted = {name: re.escape(f"what other programs call {name} is {key} here") for name, key in ELSEWHERE.items()} | ours
     wanted["lr"] = r"did you mean (--)?optimizer\.lr\?"
-    for name, answer in list(wanted.items())[FORMS.index(form) :: len(FORMS)]:
+    for name, answer in wanted.items():
         words = form.replace("{-}", name.replace("_", "-")).replace("{}", name).split()
         assert main(["config", *words] if "section" in form else ["train", "none.toml", *words]) == 2
         said = capsys.readouterr().err

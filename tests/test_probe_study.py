@@ -1,7 +1,9 @@
 """The verdicts on what `gspo probe` recommended: studies/probe.py."""
 
+import json
 import math
 import sys
+import tarfile
 from pathlib import Path
 from statistics import NormalDist, variance
 
@@ -52,3 +54,15 @@ def test_what_broke_down_says_nothing_of_the_noise_and_what_is_missing_is_said()
     assert probe.by_chance(calm | {"h": [0.1, 0.6, 0.2]}) == 0
     wild = {name: [1e3 * math.sin(7 * i + 5 * j) for j in range(3)] for i, name in enumerate("abcdefgh")}
     assert math.isnan(probe.by_chance(wild | {"a": [1.0]})) and math.isnan(probe.by_chance({"a": [1.0, 2.0]}))
+
+
+def test_how_far_the_policy_moves_is_read_from_the_runs_of_the_papers_range(tmp_path):
+    """Steps 2 to 6 of all seeds: 1e-5 to 5e-5 and 11e-5 to 15e-5."""
+    with tarfile.open(tmp_path / "cells.tar.xz", "w:xz") as packed:
+        for variant, seed, plus in (("GSPO-3e-4", 0, 0), ("GSPO-3e-4", 1, 10), ("CISPO", 0, 1000)):
+            file = tmp_path / f"{variant}-{seed}.jsonl"
+            file.write_text("".join(json.dumps({"kl": 1e-5 * (step + plus)}) + "\n" for step in range(9)))
+            packed.add(file, f"cells/two-words/{variant}/seed{seed}/metrics.jsonl")
+            packed.add(file, f"cells/two-words/{variant}/seed{seed}/config.toml")
+    with tarfile.open(tmp_path / "cells.tar.xz") as packed:
+        assert probe.moved(packed) == {"two-words": pytest.approx(8e-5)}  # between 5e-5 and 11e-5

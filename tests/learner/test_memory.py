@@ -121,7 +121,7 @@ print("it fits")
             "out of memory on rank 0 where AdamW's moments were made, where smaller micro-batches change nothing",
         ),
         ("update", 2.2, "out of memory on rank 0 in AdamW's step, where smaller micro-batches change nothing"),
-        pytest.param("update", 6.0, "", marks=pytest.mark.slow),
+        ("update", 6.0, ""),
     ],
 )
 def test_moments_that_do_not_fit_end_the_run_with_a_remedy(when, room, said):
