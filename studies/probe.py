@@ -207,7 +207,7 @@ def table() -> str:
             row["setting"], row["name"] or "nothing", str(seeds.get((row["setting"], RECOMMENDED), 0)),
             "" if none else f"{row['own']:.3f}", f"{row['best']}, {row['reward']:.3f}",
             "" if none else f"{row['behind']:.3f}", f"{worst}, {row['means'][worst]:.3f}", row["verdict"],
-            "" if none else f"{whole[row['setting'], RECOMMENDED] - whole[row['setting'], BASELINE]:+.3f}",
+            "" if none else f"{whole[row['setting'], RECOMMENDED] - whole[row['setting'], BASELINE]:+z.3f}",
             str(sum(row["means"][name] >= row["reward"] - NEAR - 1e-9 for name in VARIANTS)),
             "" if np.isnan(chance := by_chance(rewards[row["setting"]])) else f"{chance:.0%}",
             f"{far[slug(row['setting'])]:.1e}" if slug(row["setting"]) in far else "",
