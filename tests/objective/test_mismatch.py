@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
+from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.completions import Completions
-from gspo.objective.mismatch import mismatch, std
+from gspo.objective.mismatch import mismatch, std, tolerated
 
 
 def test_by_hand():
@@ -38,6 +39,16 @@ def test_it_is_taken_in_float64():
     logp = torch.full((1,), -1.0)
     found = mismatch(logp + 1e-6, logp, Completions.of(torch.tensor([1])))
     assert 0 < found["mismatch/kl"] < 1e-11
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_clip_of_single_tokens_tolerates_less_of_a_sampler(name):
+    """The KLs are those of an exact, an fp8 and an int4 sampler; no token is clipped by them yet."""
+    row = ALGORITHMS[name]
+    told = [tolerated(row, 0.001, kl) for kl in (1e-13, 3e-6, 6e-5)]
+    single = name in {"grpo", "grpo_dual", "dr_grpo", "dapo", "minirl", "ppo"}
+    assert told == ([True, True, False] if single else [True, True, True])
+    assert not tolerated(row, 0.011, 0.0)
 
 
 def test_one_value_has_no_spread():

@@ -21,7 +21,7 @@ def candidate(name, offered=True, likelihoods="sampler", replay="none", algorith
     return Candidate(name, resolve(AlgorithmConfig(name=algorithm))[1], likelihoods, replay, offered)
 
 
-def found(right, candidates, ages=(0, 1), clipped=None, groups=M, spread=0.1, noise=None, seed=0):
+def found(right, candidates, ages=(0, 1), clipped=None, groups=M, spread=0.1, noise=None, seed=0, kl=0.0):
     """Candidates whose gradients are `right` times their factor, plus noise that all share."""
     rng = np.random.default_rng(seed)
     truth = np.zeros(D)
@@ -38,7 +38,8 @@ def found(right, candidates, ages=(0, 1), clipped=None, groups=M, spread=0.1, no
             of[c.name] = Products(g @ g.T, g @ r.T, r @ r.T)
         shares = {c.name: (clipped or {}).get(c.name, (0.0, 0.0)) for c, _ in candidates}
         made.append(Age(age, RATIOS, [], None, None, None, shares, of if groups >= 8 else {}))
-    return Measured([c for c, _ in candidates], made, groups, M, 9.0, 0.5, {"ratio/noise_floor": 0.0}, {}, [])
+    floor = {"ratio/noise_floor": 0.0, "mismatch/kl": kl}
+    return Measured([c for c, _ in candidates], made, groups, M, 9.0, 0.5, floor, {}, [])
 
 
 YOU, OTHER = candidate(YOURS), candidate("other")
@@ -106,6 +107,19 @@ def test_a_clip_that_rounding_decides_is_never_as_good():
     assert advice.candidate is OTHER
     assert "Rounding decides" in advice.reasons[0] and "numerics alone clip 20.0%" in advice.reasons[0]
     assert "is recommended in place of your settings" in advice.reasons[1] and "goes further" not in advice.reasons[1]
+
+
+@pytest.mark.parametrize("kl, told", [(1e-6, "grpo"), (1e-4, "grpo, recomputed")])
+def test_a_clip_of_single_tokens_is_not_recommended_on_a_coarse_samplers_likelihoods(kl, told):
+    """Nor kept: GRPO broke down on those of an int4 sampler, and its gradients had not foretold it."""
+    engine = candidate("grpo", algorithm="grpo")
+    again = candidate("grpo, recomputed", algorithm="grpo", likelihoods="recompute")
+    advice = advise(found(1.0, [(YOU, 0.2), (engine, 0.98), (again, 0.9)], kl=kl), 2, 4)
+    assert advice.candidate is not None and advice.candidate.name == told
+    own = dataclasses.replace(engine, name=YOURS)
+    advice = advise(found(1.0, [(own, 0.98), (again, 0.9)], kl=kl), 2, 4)
+    assert (advice.candidate is own) == (told == "grpo")
+    assert ("differs from the trainer by 1.0e-04 nats" in advice.reasons[0]) == (told != "grpo")
 
 
 @pytest.mark.parametrize("groups", [0, 7])

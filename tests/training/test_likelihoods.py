@@ -162,6 +162,17 @@ def test_auto_recomputes_where_numerics_would_clip(tmp_path, quantize, choice):
     assert numbers(folder) == numbers(expected)
 
 
+@pytest.mark.parametrize(("algorithm", "choice"), [("grpo", "recompute"), ("cispo", "sampler")])
+def test_auto_recomputes_for_a_clip_of_single_tokens_that_takes_nothing_yet(tmp_path, algorithm, choice):
+    """GRPO with a range that no token leaves: the sampler's error alone decides. CISPO weights, and takes no gradient."""
+    wide = {"epsilon": 0.9, "epsilon_high": 9.0} if algorithm == "grpo" else {}
+    auto = {"name": algorithm, "old_logprobs": "auto"} | wide
+    (text,) = decision(train(tmp_path / "run", algorithm=auto, **FAST | {"sampler": {"quantize": "int4"}}).folder)
+    assert f'is "{choice}"' in text and "numerics alone would clip 0.0% of the tokens" in text
+    (text,) = decision(train(tmp_path / "exact", algorithm=auto, **FAST).folder)
+    assert 'is "sampler"' in text
+
+
 def test_auto_looks_at_fresh_rollouts_where_they_are_stale(tmp_path):
     """Staleness is no reason to recompute."""
     found = train(tmp_path / "run", rollout={"delay": 2}, algorithm={"old_logprobs": "auto"}, **FAST)

@@ -275,7 +275,7 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths, machines: Ma
     if any(weight.narrow for layer in plan.paper.layers for weight in layer.weights):
         yield "  on GPUs: weights whose products are in bfloat16 are gathered in it, gradients are added up in float32"
     if config.algorithm.old_logprobs == "auto":
-        yield '  algorithm.old_logprobs = "auto" comes out as "sampler"'
+        yield '  algorithm.old_logprobs = "auto" comes out as "sampler": the engine computes as the trainer does'
     if plan.spread.ranks == 1 and config.model.device == "auto":
         yield '  a GPU (set model.device = "cpu" for none)'
     yield f"  a rank sustains {machines.flops / 1e12:g} TFLOP/s (option flops)"

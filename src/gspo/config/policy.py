@@ -84,7 +84,8 @@ class AlgorithmConfig:
     """With credit = "turn": weight of the next turn's reward in the return of a turn."""
     old_logprobs: str = opt("auto", choices=("auto", "sampler", "recompute"))
     """Where pi_old comes from: the `sampler`'s own log-probabilities, or one more forward pass of the trainer (`recompute`).
-    `auto` decides at the first batch: recompute if numerical differences alone would clip more than 1 % of the tokens."""
+    `auto` decides at the first batch: recompute if numerical differences alone would clip more than 1 % of the tokens, or,
+    with a clip range for single tokens (`grpo`, `dapo`, `ppo`, ...), amount to a KL above 1e-5 nats a token."""
     clip_target: float = opt(0.15, low=1e-4, high=0.9)
     """With `epsilon = "auto"`: share of the tokens with an advantage that are clipped, that is, lose their
     gradient."""

@@ -4,7 +4,8 @@
    where a right gradient of theirs cannot be told from noise.
 2. Every candidate has a number: `update` of merit.py, the mean over the ages that the run trains at. The best is the one
    with the highest, among those whose updates something bounds and whose clip numerics alone do not decide: it may take the
-   gradient from 1 % of the tokens. (A range that sets itself stays there by its own rule.)
+   gradient from 1 % of the tokens, and a clip of single tokens needs recomputed likelihoods beside a sampler that differs
+   by a KL above 1e-5. (A range that sets itself stays at 1 % by its own rule.)
 3. The run's own settings are kept, unless a candidate is better than they are beyond noise: by a bound for all candidates at
    once, since the best of many looks better than it is.
 4. Of those that are better, and as good as the best (a difference whose interval includes 0, or below 1 % of it), one is
@@ -27,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gspo.objective.clip_range import NUMERICS
+from gspo.objective.mismatch import SINGLE, tolerated
 from gspo.probe.candidates import YOURS, Candidate
 from gspo.probe.measure import Age, Measured
 from gspo.probe.merit import Array, Resamples, Span, merit, over_ages, signal, span, weights_of
@@ -164,7 +166,7 @@ def _choose(advice: Advice, found: Measured, values: Mapping[str, Array], lines:
     line = {each.name: each for each in lines}
     yours = next(candidate for candidate in found.candidates if candidate.name == YOURS)
     known = [c for c in found.candidates if c.offered and math.isfinite(line[c.name].update.value)]
-    sound = [c for c in known if line[c.name].numerics <= NUMERICS or c.algorithm.epsilon == "auto"]
+    sound = [c for c in known if _sound(c, line[c.name].numerics, found.floor["mismatch/kl"])]
     if not sound or not math.isfinite(line[YOURS].update.value):
         advice.reasons.append("Too few groups teach for a number of your settings, or of any other.")
         return
@@ -191,7 +193,8 @@ def _choose(advice: Advice, found: Measured, values: Mapping[str, Array], lines:
     elif not kept:
         advice.reasons.append(
             f"Rounding decides what your settings learn: numerics alone clip {line[YOURS].numerics:.1%} of the tokens "
-            f"before any update ({NUMERICS:.0%} is tolerated)."
+            f"before any update, and the sampler differs from the trainer by {found.floor['mismatch/kl']:.1e} nats a token. "
+            f"Tolerated are {NUMERICS:.0%} and, for a clip of single tokens, {SINGLE:.0e} nats."
         )
     verb = "goes further the right way with each update than" if chosen.name in ahead else "is recommended in place of"
     advice.reasons.append(
@@ -203,6 +206,12 @@ def _choose(advice: Advice, found: Measured, values: Mapping[str, Array], lines:
             f"With {found.groups} groups the probe cannot tell it from {', '.join(others)}: their differences to the best "
             "are within noise, and the highest of many numbers is higher than it would be another time."
         )
+
+
+def _sound(candidate: Candidate, numerics: float, kl: float) -> bool:
+    """Whether something else than numerics decides what its clip takes."""
+    share = 0.0 if candidate.algorithm.epsilon == "auto" else numerics
+    return tolerated(candidate.row, share, kl if candidate.likelihoods == "sampler" else 0.0)
 
 
 def _passes(candidate: Candidate) -> int:

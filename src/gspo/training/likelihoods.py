@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gspo.objective.clip_range import NUMERICS
+from gspo.objective.mismatch import tolerated
 from gspo.rollout.credit import Learnable, completion_of
 from gspo.training.state import Run
 from gspo.types import Completion, Metrics, Update
@@ -28,14 +28,15 @@ def old_logprobs(run: Run, fresh: Sequence[Completion]) -> str:
         return setting
     if not run.old_logprobs:
         agreement = run.learner.compare(fresh)
-        recompute = agreement.clipped > NUMERICS and "logp_old" in run.row.likelihoods
-        run.old_logprobs = "recompute" if recompute else "sampler"
+        kl = agreement.metrics.get("mismatch/kl", 0.0)
+        kept = tolerated(run.row, agreement.clipped, kl) or "logp_old" not in run.row.likelihoods
+        run.old_logprobs = "sampler" if kept else "recompute"
         clip = "" if run.learner.clip is None else ", the clip range is {:.1e}/{:.1e}".format(*run.learner.clip)
         run.log.event(
             "info",
             f'algorithm.old_logprobs = "auto" is "{run.old_logprobs}" in this run: the noise floor of the ratio is '
-            f"{agreement.noise:.1e}{clip}, and numerics alone would clip {agreement.clipped:.1%} of the tokens "
-            f"({NUMERICS:.0%} is tolerated)",
+            f"{agreement.noise:.1e}{clip}, numerics alone would clip {agreement.clipped:.1%} of the tokens, and the "
+            f"sampler differs from the trainer by {kl:.1e} nats a token",
         )
     return run.old_logprobs
 
