@@ -145,7 +145,8 @@ def way_on(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
     if arguments.command == "compare" or (arguments.command == "eval" and arguments.benchmark is not None):
         return "; the same command goes on with what is left"
     if arguments.command == "probe":
-        return f"; what was measured until then is in {arguments.dir}" if (arguments.dir / "probe.json").exists() else ""
+        some = (arguments.dir / "probe.json").exists()
+        return f"; what was measured until then is in {arguments.dir}" if some else "; nothing was measured until then"
     if arguments.command == "demo":
         folder = demo_folder(arguments)
         begun = folder.with_name(f"{folder.name}-cold-start").exists()

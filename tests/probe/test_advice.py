@@ -61,6 +61,29 @@ def test_beyond_four_updates_a_batch_it_measures_and_recommends_nothing(updates,
     assert told or advice.candidate is None
 
 
+def test_where_completions_are_read_again_nothing_is_recommended():
+    """In a second epoch a run trains on what has moved along its advantages, and the measured groups have not."""
+    probed = found(1.0, [(YOU, 0.2), (OTHER, 0.98)], ages=(0, 1, 3))
+    advice = advise(probed, 4, 4, epochs=2)
+    assert advice.candidate is None and "goes further the right way" in advice.reasons[0]
+    assert "reads each completion 2 times, and measured are completions that no update has read" in advice.reasons[-1]
+
+
+@pytest.mark.parametrize("ages", [(0,), (0, 4), (0, 1, 2, 6)])
+def test_without_the_last_age_that_the_run_trains_at_it_cannot_tell(ages):
+    advice = advise(found(1.0, [(YOU, 0.2), (OTHER, 0.98)], ages=ages), 4, 4)
+    assert advice.candidate is None
+    (reason,) = advice.reasons
+    measured = "age 0" if ages == (0,) else f"ages {', '.join(map(str, ages))}"
+    assert f"measured at {measured}, and the run trains at ages 0, 1, 2, 3" in reason
+
+
+def test_a_correction_that_is_left_out_is_named():
+    own = Candidate(YOURS, resolve(AlgorithmConfig(correction="tis", old_logprobs="recompute"))[1], "recompute")
+    advice = advise(found(1.0, [(own, 0.2), (OTHER, 0.98)]), 2, 4)
+    assert advice.candidate is OTHER and 'algorithm.correction = "tis" was not measured' in advice.reasons[0]
+
+
 @pytest.mark.parametrize(
     "sampler, recompute, told",
     [(2e-4, None, True), (3e-4, None, False), (3e-3, 1e-4, True), (3e-3, 3e-4, False)],
@@ -141,11 +164,6 @@ def test_only_the_ages_that_the_run_trains_at_count():
     both = dataclasses.replace(near, ages=near.ages + far.ages)
     assert advise(both, 2, 4).candidate is OTHER
     assert advise(both, 4, 4).candidate is YOU
-
-
-def test_a_probe_that_was_cut_short_recommends_nothing():
-    advice = advise(found(1.0, [(YOU, 0.2), (OTHER, 0.98)]), 3, 4)
-    assert advice.candidate is None and "ended at age 1, and the run trains at ages 0 to 2" in advice.reasons[0]
 
 
 def test_one_that_is_only_as_good_as_the_best_by_its_noise_is_not_recommended():

@@ -47,7 +47,9 @@ def test_the_settings_make_the_same_algorithm(own):
         again = resolve(AlgorithmConfig(**candidate.settings()))[1]
         assert named(again) == named(candidate.algorithm)
         assert again.constants == candidate.algorithm.constants and again.epsilon_high == candidate.algorithm.epsilon_high
-        assert (again.old_logprobs, again.router_replay) == (candidate.likelihoods, candidate.replay)
+        auto = own.get("old_logprobs", "auto") == "auto" and candidate.likelihoods == "sampler"  # the run decides anew
+        assert again.old_logprobs == ("auto" if auto else candidate.likelihoods)
+        assert again.router_replay == candidate.replay
         assert again.scale_rewards == candidate.scale and again.correction == "none"
 
 
@@ -63,6 +65,14 @@ def test_the_runs_own_likelihoods_are_those_that_it_has_decided_for():
     found = candidates(config(), ["sampler", "recompute"], ["none"], "recompute")
     assert found[0].likelihoods == "recompute" and "gspo 0.0003" in {c.name for c in found}
     assert candidates(config(), ["sampler"], ["none"], "recompute")[0].likelihoods == "sampler"  # they say the same
+
+
+def test_replay_of_a_samplers_choices_that_are_the_policys_is_measured_as_that_of_the_policys():
+    own = {"router_replay": "R3"}
+    found = candidates(config(**own), ["sampler"], ["none", "R2"])
+    assert found[0].replay == "R2" and "gspo 0.0003" in {c.name for c in found}
+    assert candidates(config(**own), ["sampler"], ["none", "R2", "R3"])[0].replay == "R3"
+    assert candidates(config(**own), ["sampler"], ["none"])[0].replay == "none"
 
 
 def test_a_scale_of_the_users_is_kept_where_a_row_allows_it():

@@ -100,6 +100,15 @@ def test_equal_rewards_leave_the_parts_that_need_no_gradient(tmp_path):
     assert set(found.ages[-1].clipped) == {candidate.name for candidate in found.candidates}
 
 
+def test_equal_rewards_of_an_algorithm_that_drops_such_groups_leave_age_0(tmp_path):
+    """It makes no update, so nothing grows old."""
+    found = probe(
+        tmp_path, algorithm={"name": "dapo"}, reward=lambda prompts, completions, **columns: [1.0] * len(completions)
+    )
+    assert [age.age for age in found.ages] == [0] and found.ages[0].ratios["sampler"]["ess"] == pytest.approx(1)
+    assert "11 batches in a row had no group to train on" in found.notes[-1] and "beyond 0 were not" in found.notes[-1]
+
+
 def test_a_dense_model_says_that_it_has_no_experts(tmp_path):
     shape = tiny_qwen3_moe(hidden=32, heads=2, kv_heads=1, context=64) | {"model_type": "qwen3"}
     dense = build_tiny(shape, longest_match_tokenizer(PIECES), 0)

@@ -24,7 +24,7 @@ def test_it_says_what_to_do_first_and_how(tmp_path):
     advice, text = page(tmp_path, found(1.0, [(YOU, 0.2), (OTHER, 0.98)]))
     assert headline(advice) == "Train with other"
     assert text.index("Train with other") < text.index("goes further the right way") < text.index("<h2>All candidates")
-    assert "old_logprobs = &quot;sampler&quot;" in text and f"--from-probe {tmp_path}" in text
+    assert "old_logprobs = &quot;auto&quot;" in text and f"--from-probe {tmp_path}" in text
     for line in advice.lines:
         assert f"<td>{line.update.value:.3f} [{line.update.low:.3f}, {line.update.high:.3f}]</td>" in text
     assert "&lt;t&gt;" in text and "<t>" not in text

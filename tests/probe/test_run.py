@@ -70,6 +70,7 @@ def test_a_probe_and_a_run_that_takes_its_advice(here, capsys, monkeypatch):
     assert main(["train", "run.toml", "--from-probe", "probed"]) == 0
     ran = load(here / "run/config.toml").algorithm
     assert {name: getattr(ran, name) for name in told["recommended"]} == told["recommended"]
+    assert told["own"]["algorithm.name"] == "gspo" and told["update_by_age"]["yours"].keys() == {"0", "3"}
     assert load("run.toml").algorithm.name == "gspo" and ran.old_logprobs in ("auto", "sampler", "recompute")
     capsys.readouterr()
     assert main(["train", "run.toml", "--from-probe", "probed", "--optimizer.lr", "1e-5", "--log.dir", "other"]) == 2
@@ -92,7 +93,18 @@ def test_ctrl_c_keeps_the_ages_that_were_measured(here, capsys, monkeypatch):
     assert [age["age"] for age in json.loads((here / "probed/probe.json").read_text())["ages"]] == [0]
     assert (here / "probed/probe.html").exists()
     told = json.loads((here / "probed/probe.json").read_text())
-    assert told["recommended"] is None and "ended at age 0, and the run trains at ages 0 to 3" in told["reasons"][0]
+    assert told["recommended"] is None and "measured at age 0, and the run trains at ages 0, 1, 2, 3" in told["reasons"][0]
+
+
+def test_a_probe_that_had_measured_nothing_is_begun_anew_by_its_own_command(here, capsys, monkeypatch):
+    monkeypatch.setattr(probe_run, "measure", lambda run, plan: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main([*SHORT, "--dir", "probed"]) == 130
+    assert "interrupted; nothing was measured until then" in capsys.readouterr().err
+    assert [path.name for path in (here / "probed").iterdir()] == ["run"]
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert main([*SHORT, "--dir", "probed", "--ages", "0"]) == 0
+    assert (here / "probed/probe.html").exists()
 
 
 def test_what_was_measured_is_there_where_the_next_age_fails(here, capsys, monkeypatch):
@@ -115,6 +127,7 @@ def test_what_was_measured_is_there_where_the_next_age_fails(here, capsys, monke
         (["--ages", "0,3,3"], "must be numbers of updates that begin with 0 and grow"),
         (["--ages", "0,x"], "must be numbers of updates that begin with 0 and grow"),
         (["--groups", "0"], "--groups: '0': must be a whole number from 1"),
+        (["--fresh", "7"], "--fresh 7: the right gradient needs at least 8 groups for an interval"),
         (["--algorithm.name", "ppo"], "gspo probe compares objectives on the advantages of groups"),
         (["--scale.ranks", "2"], "gspo probe runs in one process: set it to 1"),
         (["--model.path", "./nowhere"], "nowhere"),

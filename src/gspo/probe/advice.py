@@ -15,7 +15,8 @@
 6. Nothing is recommended beyond 4 updates a batch, nor where the policy moves by more than 2e-4 nats a token before the
    last of them; the reasons say what single updates do. Recommendations by rules 1 to 5 did not end within .02 of the best
    of a sweep in 2 of 2 settings with 8 and 16 updates, and in one with 4 in which it moved by 4e-4 (studies/probe.py,
-   docs/probe.md).
+   docs/probe.md). Nor where a batch is read in several epochs: what is measured no update has seen, and completions that
+   one has seen move further.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Advice:
     by_age: dict[str, dict[int, Span]] = field(default_factory=dict)  # update, by candidate and age
 
 
-def advise(found: Measured, updates: int, groups: float) -> Advice:
-    """The advice. updates: ages that the run trains at are 0 to updates - 1. groups: in an update."""
+def advise(found: Measured, updates: int, groups: float, epochs: int = 1) -> Advice:
+    """The advice. updates: ages that the run trains at are 0 to updates - 1. groups: in an update. epochs: of a batch."""
     ages = [age for age in found.ages if age.products]
     if not ages:
         return Advice(
@@ -89,10 +90,10 @@ def advise(found: Measured, updates: int, groups: float) -> Advice:
             Standing(name, update, against, span(of_last.direction), span(of_last.noise), largest, low, high, numerics)
         )
     advice = Advice(None, [], lines, {name: {age: span(merits[age][name].update) for age in used} for name in names})
-    if max(used) < updates - 1:
+    if updates - 1 not in used:
         advice.reasons.append(
-            f"The probe ended at age {max(used)}, and the run trains at ages 0 to {updates - 1}: it cannot tell. Probe "
-            "again, with ages as far as that."
+            f"The probe measured at {_ages(used)}, and the run trains at {_ages(range(updates))}: without the last of these "
+            "it cannot tell. Probe again with it."
         )
     elif not all(_tells(age, resamples[age.age]) for age in ages if age.age < updates):
         advice.reasons.append(
@@ -101,23 +102,30 @@ def advise(found: Measured, updates: int, groups: float) -> Advice:
         )
     else:
         _choose(advice, found, values, lines)
-        if advice.candidate is not None and (beyond := _beyond(found, updates)):
+        if advice.candidate is not None and (beyond := _beyond(found, updates, epochs)):
             advice.candidate = None
             advice.reasons.append(
-                f"All the same nothing is recommended: {beyond} single updates did not foretell how runs end. Compare the "
-                "best with narrower ranges by gspo compare, over seeds."
+                f"All the same nothing is recommended: {beyond}. Compare the best with narrower ranges by gspo compare, "
+                "over seeds."
             )
     return advice
 
 
-def _beyond(found: Measured, updates: int) -> str:
-    """What takes the run beyond rule 6, as the begin of a sentence; "" where nothing does."""
+def _ages(ages: Sequence[int]) -> str:
+    return f"age {ages[0]}" if len(ages) == 1 else f"ages {', '.join(map(str, ages))}"
+
+
+def _beyond(found: Measured, updates: int, epochs: int) -> str:
+    """What takes the run beyond rule 6; "" where nothing does."""
+    foretold = "single updates did not foretell how runs end"
     if updates > MOST:
-        return f"your run makes {updates} updates a batch, and beyond {MOST}"
+        return f"your run makes {updates} updates a batch, and beyond {MOST} {foretold}"
+    if epochs > 1:
+        return f"your run reads each completion {epochs} times, and measured are completions that no update has read"
     ratios = max((age for age in found.ages if age.age < updates), key=lambda age: age.age).ratios
     moved = ratios.get("recompute", ratios["sampler"])["kl"]  # a coarse sampler's error is no movement
     if moved is not None and moved > FAR:
-        return f"within a batch your policy moves by {moved:.1e} nats a token, and beyond {FAR:.0e}"
+        return f"within a batch your policy moves by {moved:.1e} nats a token, and beyond {FAR:.0e} {foretold}"
     return ""
 
 
@@ -197,6 +205,10 @@ def _choose(advice: Advice, found: Measured, values: Mapping[str, Array], lines:
             f"Tolerated are {NUMERICS:.0%} and, for a clip of single tokens, {SINGLE:.0e} nats."
         )
     verb = "goes further the right way with each update than" if chosen.name in ahead else "is recommended in place of"
+    if yours.algorithm.correction != "none":
+        advice.reasons.append(
+            f'algorithm.correction = "{yours.algorithm.correction}" was not measured: what is recommended goes without it.'
+        )
     advice.reasons.append(
         f"{chosen.name} {verb} your settings: {_told(line[chosen.name].update)} against {_told(line[YOURS].update)}, a "
         f"difference of {_told(line[chosen.name].against, '+z.3f')}."

@@ -81,7 +81,10 @@ class Candidate:
             fields["constants"] = dict(own.constants)
         if len(self.row.scale_rewards) > 1:
             fields["scale_rewards"] = self.scale
-        return fields | {"old_logprobs": self.likelihoods, "router_replay": self.replay, "correction": "none"}
+        # What "auto" comes out as is left to it: the run may have another precision.
+        auto = own.old_logprobs == "auto" and self.likelihoods == "sampler"
+        likelihoods = "auto" if auto else self.likelihoods
+        return fields | {"old_logprobs": likelihoods, "router_replay": self.replay, "correction": "none"}
 
 
 def named(algorithm: AlgorithmConfig) -> str:
@@ -99,7 +102,8 @@ def candidates(
     """
     own = resolve(config.algorithm)[1]
     own_likelihoods = decided if decided in likelihoods else likelihoods[0]
-    own_replay = own.router_replay if own.router_replay in replays else "none"
+    same = "R2" if own.router_replay == "R3" else own.router_replay  # where the sampler chooses as the policy does
+    own_replay = next((kind for kind in (own.router_replay, same) if kind in replays), "none")
     yours = Candidate(YOURS, own, own_likelihoods, own_replay, own.name not in YARDSTICKS)
     found = []
     plain = dataclasses.replace(config.algorithm, epsilon=None, epsilon_high=None, constants={}, correction="none")

@@ -26,7 +26,7 @@ from gspo.probe.gradients import Sketch, coefficients, of_group
 from gspo.probe.merit import Products
 from gspo.probe.ratios import by_length, clipped_shares, describe, exponent
 from gspo.probe.stale import PLAIN, Reader, Stale
-from gspo.probe.walk import publish, updates
+from gspo.probe.walk import EMPTY, publish, updates
 from gspo.rollout.credit import teaches
 from gspo.rollout.synchronous import SynchronousSource, sample_groups
 from gspo.training import likelihoods
@@ -94,12 +94,17 @@ def measure(run: Run, plan: ProbePlan) -> Iterator[Measured]:
     bench, walk = Bench(run, plan), updates(run)
     per_step = (run.config.algorithm.mini_batches or 1) * run.config.algorithm.epochs
     for _ in range((plan.warm - 1) * per_step):
-        next(walk)
+        next(walk, False)
     bench.rehearse(walk, per_step)
     found, age = bench.begin(), 0
     for wanted in plan.ages:
-        for _ in range(wanted - age):
-            next(walk)
+        if not all(next(walk, False) for _ in range(wanted - age)):
+            found.notes.append(
+                f"{EMPTY + 1} batches in a row had no group to train on, since too few rewards were left or all of a group "
+                f"were equal: there are no updates, and ages beyond {age} were not measured"
+            )
+            yield found
+            return
         age = wanted
         found.ages.append(bench.at(age))
         yield found
@@ -138,7 +143,7 @@ class Bench:
         publish(self.run, (self.run.sampler, self.run.evaluator))
         return Stale(self.reader, self.sample(self.run.sampler, self.plan.groups), self.run.config.algorithm)
 
-    def rehearse(self, walk: Iterator[None], per_step: int) -> None:
+    def rehearse(self, walk: Iterator[bool], per_step: int) -> None:
         """One step of the run: finds out what can be told apart here, and sets the ranges that set themselves."""
         batch = self.stale()
         differ = float(describe(batch.old["recompute", PLAIN] - batch.mu, batch.y)["sd_token"] or 0.0) > SAME
@@ -154,7 +159,7 @@ class Bench:
             now = {kind: batch.logp(kind) for kind in {each.replay for each, _ in auto}}
             for each, clip in auto:
                 clip.see(batch.spread(each, batch.ratios(each, now[each.replay])), batch.signs())
-            next(walk)
+            next(walk, False)
         for each, clip in auto:
             clip.settle(batch.ratios(each, batch.again[each.replay]))
 
@@ -190,9 +195,11 @@ class Bench:
         for kind in {candidate.replay for candidate in self.candidates} - {PLAIN}:
             ratios[kind] = describe(logp[kind] - batch.old["recompute", kind], batch.y)
         clipped = {}
+        # At age 0 only numerics move a ratio: those of micro-batches of another size, as a run's updates have them.
+        read = batch.again if age == 0 else logp
         for each in self.candidates:
             given = {"logp_old": batch.old[each.likelihoods, each.replay], "logp_mu": batch.mu}
-            clipped[each.name] = clipped_shares(self.objectives[each.name], logp[each.replay], batch.y, given)
+            clipped[each.name] = clipped_shares(self.objectives[each.name], read[each.replay], batch.y, given)
         moved = logp[PLAIN] - batch.mu
         law = exponent(moved, batch.y, batch.owner)
         found = Age(age, ratios, by_length(moved, batch.y), law, batch.volatility(now), batch.agreement(now), clipped)

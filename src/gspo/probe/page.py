@@ -25,7 +25,7 @@ NOTE = (
     "Direction: the same without the noise of a mini-batch, at the last of these ages; 1 where the old completions "
     "still say what fresh ones would. Signal to noise: of a mini-batch. Largest group: its share of all squared "
     "gradient norms. Clipped: tokens that lose their gradient, where A < 0 and where A > 0. Numerics: tokens that the "
-    "difference of sampler and trainer alone would clip. Intervals: 95 %, by resampling groups."
+    "difference of sampler and trainer alone would clip. Intervals: 95 %, by resampling groups; shares have none."
 )
 
 REPLAYED = " Rows with R2 or R3: with the experts of the old policy, or of the sampler, replayed."
@@ -49,7 +49,7 @@ def write(config: Config, plan: ProbePlan, found: Measured, advice: Advice, fold
         f'<p class="note">{escape(NOTE)}</p>',
         f"<h2>Ratios by age</h2>{_ages(found)}",
         '<p class="note">Age: updates since the completions were sampled. Spread and drift: standard deviation and mean of '
-        f"log ratios. Tail index: below 2 the variance of the token ratio is infinite.{REPLAYED * replayed(found)}</p>",
+        f"log ratios. Tail index: of a token's log ratio; below 2 its variance is infinite.{REPLAYED * replayed(found)}</p>",
         f'<div class="warnings"><h2>Not measured</h2><ul>{notes}</ul></div>' if notes else "",
         f"<details><summary>Configuration</summary><pre>{escape(to_toml(config))}</pre></details>",
     ]
@@ -126,7 +126,7 @@ def _lines(lines: Sequence[Standing]) -> str:
             _span(line.update),
             "" if line.name == YOURS else _span(line.against, "+z.3f"),
             _span(line.direction, ".2f"),
-            _number(line.noise.value, ".2f"),
+            _span(line.noise, ".2f"),
             _number(line.largest, ".0%"),
             f"{line.low:.1%}",
             f"{line.high:.1%}",

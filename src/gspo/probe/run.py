@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,11 +19,13 @@ from gspo.config.schema import Config
 from gspo.learner.algorithm import resolved
 from gspo.probe import page
 from gspo.probe.advice import Advice, advise
-from gspo.probe.measure import Measured, ProbePlan, measure
-from gspo.probe.source import FILE, depends_on
+from gspo.probe.measure import FEWEST, Measured, ProbePlan, measure
+from gspo.probe.source import FILE, depends_on, own_of
 from gspo.probe.walk import probed
 from gspo.runs.log import finite
 from gspo.safe import own_folder, replace_file
+
+RUN = "run"  # the folder of the run that is walked along
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,9 @@ class ProbeOptions:
 
 
 def plan_of(config: Config, options: ProbeOptions) -> ProbePlan:
-    """What is measured."""
+    """What is measured. Raises ValueError where fresh groups are too few for an interval."""
+    if options.fresh < FEWEST:
+        raise ValueError(f"--fresh {options.fresh}: the right gradient needs at least {FEWEST} groups for an interval")
     updates = (config.algorithm.mini_batches or 1) * config.algorithm.epochs
     ages, teaching = options.ages or ages_of(updates), config.rollout.refill > 0
     return ProbePlan(options.groups, options.fresh, ages, updates, options.warm, teaching)
@@ -54,17 +59,16 @@ def probe(config: Config, options: ProbeOptions, given: Given | None = None) -> 
     says first. After Ctrl-C the page says what was measured until then, and KeyboardInterrupt goes on.
     """
     check_training(config)
-    depends = depends_on(to_dict(config))
+    asked = {"depends": depends_on(to_dict(config)), "own": own_of(to_dict(config))}
     config, _ = resolved(config)
     plan = plan_of(config, options)
-    if options.dir.exists() and (options.dir.is_file() or any(options.dir.iterdir())):
-        raise ValueError(f"--dir {options.dir}: exists already; give another")
+    _clear(options.dir)
     told: tuple[Measured, Advice] | None = None
     words: list[str] = []
     try:
-        with training(probed(config, options.dir / "run"), given=given) as (run, _):
+        with training(probed(config, options.dir / RUN), given=given) as (run, _):
             for found in measure(run, plan):
-                told = found, write(config, plan, found, depends, options.dir)  # kept where the next age fails
+                told = found, write(config, plan, found, asked, options.dir)  # kept where the next age fails
     finally:
         if told is not None:
             page.write(config, plan, *told, options.dir)
@@ -72,16 +76,26 @@ def probe(config: Config, options: ProbeOptions, given: Given | None = None) -> 
     return options.dir / page.NAME, words
 
 
-def write(config: Config, plan: ProbePlan, found: Measured, depends: Mapping[str, Any], folder: Path) -> Advice:
-    """probe.json and measured.npz. depends: settings that its advice depends on."""
+def _clear(folder: Path) -> None:
+    """Takes away what a probe leaves that ended before it had measured anything. Raises ValueError where more is there."""
+    if not folder.exists():
+        return
+    if folder.is_file() or {path.name for path in folder.iterdir()} - {RUN}:
+        raise ValueError(f"--dir {folder}: exists already; give another")
+    if (folder / RUN).exists():
+        shutil.rmtree(folder / RUN)
+
+
+def write(config: Config, plan: ProbePlan, found: Measured, asked: Mapping[str, Any], folder: Path) -> Advice:
+    """probe.json and measured.npz. asked: settings that its advice depends on, and those that it is about."""
     groups = config.rollout.num_prompts / (config.algorithm.mini_batches or 1)
-    advice = advise(found, plan.updates, groups)
+    advice = advise(found, plan.updates, groups, config.algorithm.epochs)
     told: dict[str, Any] = {
         "recommended": None if advice.candidate is None else page.settings(advice.candidate),
         "name": None if advice.candidate is None else advice.candidate.name,
         "reasons": advice.reasons,
         "notes": found.notes,
-        "depends": dict(depends),
+        **asked,
         "plan": asdict(plan),
         "groups_in_an_update": groups,
         "groups_that_teach": found.groups,
@@ -89,6 +103,7 @@ def write(config: Config, plan: ProbePlan, found: Measured, depends: Mapping[str
         "reward": found.reward,
         "floor": found.floor,
         "lines": [line_of(line) for line in advice.lines],
+        "update_by_age": {name: {age: list(span) for age, span in of.items()} for name, of in advice.by_age.items()},
         "ages": [
             {
                 "age": age.age,

@@ -13,7 +13,7 @@ FILE = "probe.json"
 OWN = ("name", "epsilon", "epsilon_high", "constants", "scale_rewards", "old_logprobs", "router_replay", "correction")
 """Fields of [algorithm] that a probe recommends."""
 FREE = (
-    "log", "train", "eval", "guard", "serve", "scale", "code.sandbox", "refresh", "stage", "model.device", "task.seed",
+    "log", "train", "eval", "guard", "serve", "scale", "code.sandbox", "refresh", "stage", "task.seed",
     "task.eval_source", "task.eval_split", "reward.workers", "reward.timeout", "reward.memory", "optimizer.warmup",
     "optimizer.schedule", "optimizer.min_lr", "sampler.engines", "sampler.urls", "sampler.python", "sampler.exchange",
     "sampler.timeout", "sampler.batch_size", "sampler.in_process", "sampler.weight_transfer", "sampler.sleep_level",
@@ -22,14 +22,27 @@ FREE = (
 
 
 def depends_on(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the advice depends on, by section.key, without secrets."""
-    return {
-        f"{section}.{name}": value
+    """What the advice depends on, by section.key, without secrets. Of a device only its type counts, which decides the
+    precision.
+    """
+    found = {
+        f"{section}.{name}": str(value).split(":")[0] if (section, name) == ("model", "device") else value
         for section, table in without_secrets(settings).items()
         if section not in FREE
         for name, value in table.items()
         if f"{section}.{name}" not in FREE and (section, name) not in {("algorithm", own) for own in OWN}
     }
+    return plain(found)
+
+
+def own_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of [algorithm] that a probe recommends, as the run has them."""
+    return plain({f"algorithm.{name}": settings["algorithm"].get(name) for name in OWN})
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gives them back: a date of a TOML file is text there."""
+    return dict(json.loads(json.dumps(values, default=str)))
 
 
 def recommended(folder: Path, settings: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
@@ -45,9 +58,16 @@ def recommended(folder: Path, settings: Mapping[str, Any], given: Collection[str
     _check(folder, told["depends"], depends_on(settings))
     own = settings["algorithm"]
     if not told["recommended"]:  # the run's own settings are kept
+        here = own_of(settings)
+        typed = {key: here[key] for key in here if key in given}
+        _check(folder, told.get("own", {}) | typed, here)
         return dict(settings)
     kept = {key: value for key, value in own.items() if key not in OWN or f"algorithm.{key}" in given}
-    return {**settings, "algorithm": {**told["recommended"], **kept}}
+    made = {**told["recommended"], **kept}
+    ends = ("epsilon", "epsilon_high")
+    if any(f"algorithm.{end}" in given for end in ends):  # one range, not an end of each
+        made = {key: value for key, value in made.items() if key not in ends or f"algorithm.{key}" in given}
+    return {**settings, "algorithm": made}
 
 
 def _check(folder: Path, probed: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -69,6 +89,7 @@ def _read(folder: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise ValueError(f"--from-probe {folder}: {path} cannot be read: {error}") from None
-    if not isinstance(told, dict) or not isinstance(told.get("depends"), dict):
+    tables = isinstance(told, dict) and all(isinstance(told.get(name, {}), dict) for name in ("depends", "own"))
+    if not tables or "depends" not in told or not isinstance(told.get("recommended"), dict | None):
         raise ValueError(f"--from-probe {folder}: {path} is not what `gspo probe` writes")
     return told

@@ -45,9 +45,9 @@ def probed(config: Config, folder: Path) -> Config:
     )
 
 
-def updates(run: Run) -> Iterator[None]:
-    """The run's own updates, one after the other, as in training/step.py without its log. Raises RuntimeError where batch
-    after batch has nothing to train on.
+def updates(run: Run) -> Iterator[bool]:
+    """The run's own updates, one after the other, as in training/step.py without its log: True for each. It ends where
+    batch after batch has nothing to train on.
     """
     groups, empty = iter(run.source), 0
     while True:
@@ -59,15 +59,13 @@ def updates(run: Run) -> Iterator[None]:
         parts = split(batch.groups, algorithm.mini_batches or 1)
         empty = 0 if parts else empty + 1
         if empty > EMPTY:
-            raise RuntimeError(
-                f"{empty} batches in a row had no group to train on: too few rewards were left, or all of a group were equal"
-            )
+            return
         if not parts:
             continue
         run.learner.prepare(parts, *likelihoods.of(run, batch))
         for number in range(algorithm.epochs * len(parts)):
             run.learner.update(number % len(parts))
-            yield None
+            yield True
         run.learner.finish()
         publish(run, (run.sampler,))
 
