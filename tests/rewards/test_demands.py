@@ -1,6 +1,7 @@
 """What rewards need of the data is told before anything is sampled."""
 
 import functools
+import inspect
 import re
 
 import pytest
@@ -54,16 +55,92 @@ def test_what_some_prompt_has_is_there_and_a_default_is_enough(function):
         rewards.wait()
 
 
-def test_a_decorator_may_give_what_the_function_within_asks_for():
-    def within(prompts, completions, judge):
-        return [judge] * len(completions)
+def judged(prompts, completions, judge):
+    return [judge] * len(completions)
 
-    @functools.wraps(within)
+
+def judging(method):
+    @functools.wraps(method)
     def given(*args, **columns):
-        return within(*args, judge=2.0, **columns)
+        return method(*args, judge=2.0, **columns)
 
-    with in_process(given) as rewards:
-        assert rewards.score([rollout("a", answer="b")])[0].reward == 2.0
+    return given
+
+
+def by_position(prompts, completions, /):
+    return [2.0] * len(completions)
+
+
+def of_trl(prompts, completions, log_extra, completion_ids):
+    log_extra("column", completion_ids)
+    return [2.0] * len(completions)
+
+
+@functools.wraps(by_position)
+def by_name(*, prompts, completions, **columns):
+    return by_position(prompts, completions)
+
+
+@functools.wraps(of_trl)
+def logged(prompts, completions, **more):
+    return of_trl(prompts, completions, print, more["completion_ids"])
+
+
+@functools.wraps(of_trl)
+def alone(prompts, completions):
+    assert completions == ["a"]  # and no messages: what is within gets them from here
+    return [2.0]
+
+
+@functools.wraps(by_position)
+def with_answer(prompts, completions, answer):
+    return [2.0 if answer == ["b"] else 0.0]
+
+
+def shown(*args, **columns):
+    return judged(*args, judge=2.0, **columns)
+
+
+shown.__wrapped__, shown.__signature__ = judged, inspect.signature(judged)
+
+
+class Called:
+    @judging
+    def __call__(self, prompts, completions, judge):
+        return judged(prompts, completions, judge)
+
+
+class CalledByName:
+    @functools.wraps(by_position)
+    def __call__(self, *, prompts, completions):
+        return by_position(prompts, completions)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        judging(judged), by_name, logged, alone, with_answer, shown, Called(), CalledByName(), CalledByName().__call__,
+        *map(functools.partial, (judging(judged), by_name, logged, with_answer)),
+    ],
+)  # fmt: skip
+def test_a_decorator_may_give_what_the_function_within_asks_for(function):
+    with in_process(function) as rewards:
+        rewards.check(prompts({"answer": "b"}))
+        rewards.wait()
+        scored = rewards.score([rollout("a", answer="b")])[0]
+        assert (scored.error, scored.reward) == (None, 2.0)
+
+
+def test_what_a_decorator_itself_cannot_do_without_is_demanded():
+    with in_process(with_answer) as rewards, pytest.raises(ValueError, match="without 'answer'"):
+        rewards.check(prompts({"gold": 1}))
+
+    @functools.wraps(judged)
+    def passed_on(prompts, completions, /, **columns):
+        """As gspo does not call it."""
+
+    with pytest.raises(ValueError, match="it takes 'prompts' by position alone"):
+        in_process(passed_on)
 
 
 def test_each_task_must_have_it():
@@ -92,9 +169,6 @@ def test_a_named_function_is_asked_where_it_runs():
 
 
 def test_what_takes_arguments_by_position_alone_is_refused():
-    def by_position(prompts, completions, /):
-        """As gspo does not call it."""
-
     with pytest.raises(ValueError, match=re.escape("by_position: it takes 'prompts' by position alone")):
         in_process(by_position)
     with in_process(lambda extra=None, /, **columns: [1.0]) as rewards:

@@ -15,6 +15,9 @@ ALWAYS = ("prompts", "completions")
 """What every call gets."""
 TRL = {"completion_ids", "trainer_state", *NOT_SUPPLIED}
 """Parameters by which a function shows that it was written for TRL."""
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+Parameters = list[inspect.Parameter] | None
+"""What a function takes; None where Python cannot tell."""
 
 
 @dataclass(frozen=True)
@@ -48,24 +51,22 @@ class RewardInput(NamedTuple):
 class Arguments:
     """What `function` is called with.
 
-    One without **keywords gets what it names, others all columns. One that names what only TRL has is called as TRL does:
-    its **keywords hold more than columns, and for a chat prompt its completion is a list with one message. Raises
-    ValueError for a function that cannot do without what gspo does not have. required: the columns without which it cannot
-    be called.
+    One without **keywords gets what it names, others all columns. A decorator with **keywords hands them on, so it also gets
+    what the function within names, but it may give that itself. One that names what only TRL has is called as TRL does: its
+    **keywords hold more than columns, and for a chat prompt its completion is a list with one message. Raises ValueError for
+    a function that cannot do without what gspo does not have. required: the columns without which it cannot be called.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.names: set[str] | None = None
-        self.like_trl = False
-        self.required: tuple[str, ...] = ()
-        try:
-            parameters = inspect.signature(function).parameters
-        except (TypeError, ValueError):
-            return
-        if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
-            self.names = set(parameters)
-        self.like_trl = bool(TRL & set(parameters))
-        needed = [p for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        own, within = _own_parameters(function), _parameters(function, follow_wrapped=True)
+        last = within if _takes_any(own) else own
+        names = {p.name for parameters in (own, last) for p in parameters or () if p.kind not in VARIADIC}
+        if not _takes_any(last):
+            self.names = names
+        self.like_trl = bool(TRL & names)
+        needed = [p for p in own or () if p.default is p.empty and p.kind not in VARIADIC]
+        self.required = tuple(p.name for p in needed if p.name not in (*ALWAYS, *TRL))
         label = getattr(function, "__name__", type(function).__name__)
         for parameter in needed:
             if parameter.name in NOT_SUPPLIED:
@@ -78,8 +79,6 @@ class Arguments:
                     f"reward function {label}: it takes {parameter.name!r} by position alone, and gspo calls it by names: "
                     'take the "/" or "__" out of its signature'
                 )
-        if not hasattr(function, "__wrapped__"):  # a decorator may add what the function within asks for
-            self.required = tuple(p.name for p in needed if p.name not in (*ALWAYS, *TRL))
 
     def of(self, rows: Sequence[RewardInput], text_of: Callable[[RewardInput], str]) -> dict[str, Any]:
         """The keyword arguments of a call for `rows`. All of it is the call's own: what it changes, no other call sees."""
@@ -96,6 +95,24 @@ class Arguments:
 
     def _wants(self, name: str) -> bool:
         return self.names is None or name in self.names
+
+
+def _own_parameters(function: Callable[..., Any]) -> Parameters:
+    """Those of the function itself, which may be a decorator's."""
+    if hasattr(function, "__wrapped__") and hasattr(function, "__signature__"):
+        return None  # a decorator that shows the signature of what is within
+    return _parameters(function, follow_wrapped=False)
+
+
+def _parameters(function: Callable[..., Any], follow_wrapped: bool) -> Parameters:
+    try:
+        return [*inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values()]
+    except (TypeError, ValueError):
+        return None
+
+
+def _takes_any(parameters: Parameters) -> bool:
+    return parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _message(prompt: Any, text: str) -> Any:
