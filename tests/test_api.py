@@ -4,6 +4,7 @@ import inspect
 import pydoc
 import re
 import rlcompleter
+import signal
 from importlib import resources
 
 import pytest
@@ -60,6 +61,21 @@ def test_a_report_that_cannot_be_written_costs_no_result(tmp_path, what):
     assert made.finished and (made.folder / "model" / "model.safetensors").exists()
     assert not list(made.folder.glob(".report*")) and not (made.folder / "report.html").is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_who_asks_twice_to_end_waits_for_no_report(tmp_path):
+    tiny, lines = tiny_run.model(), tmp_path / "run" / "metrics.jsonl"
+
+    def ask_twice(*_):
+        if lines.exists() and lines.read_text():  # the first step is done
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    tiny.model.get_input_embeddings().register_forward_hook(ask_twice)
+    config = tiny_run.settings(tmp_path / "run", train={"steps": 9}, eval={"every": 0})
+    with pytest.raises(KeyboardInterrupt):
+        gspo.train(tiny.model, ROWS, likes_a, tokenizer=tiny.tokenizer, config=config)
+    assert not (tmp_path / "run" / "report.html").exists()
 
 
 def test_the_last_line_of_a_finished_run(tmp_path):

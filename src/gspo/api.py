@@ -30,6 +30,9 @@ from gspo.training.sft import SupervisedRun, fit
 from gspo.training.state import Run
 from gspo.types import Group
 
+ENDS_AT_ONCE = RankLost, OutOfMemory, KeyboardInterrupt
+"""What ends this process without a report: another life of the run follows, or somebody has asked twice to end it."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -77,7 +80,7 @@ def train(
     check_training(settings, resume)
     _check_given(settings, functions, eval_dataset)
     given = Given(model, tokenizer, dataset, eval_dataset, functions)
-    with reported(RankLost, OutOfMemory) as told, assemble.training(settings, resume, given, allow) as (run, hf):
+    with reported(*ENDS_AT_ONCE) as told, assemble.training(settings, resume, given, allow) as (run, hf):
         told.append(folder := run.log.folder.path)
         _tell_what_is_done(run)
         metrics = trainer.train(run) or last_line(folder)
@@ -100,7 +103,7 @@ def sft(
     check_required(settings)
     check_unused(settings, "sft", filled=resolved(Config())[0])
     with (
-        reported(RankLost, OutOfMemory) as told,
+        reported(*ENDS_AT_ONCE) as told,
         assemble.imitating(settings, resume, Given(model, tokenizer, dataset), allow) as (run, hf),
     ):
         told.append(folder := run.log.folder.path)

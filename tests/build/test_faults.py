@@ -163,6 +163,8 @@ def test_what_a_run_leaves_whose_restarts_are_used_up(place, through):
     status, output = finished(process)
     assert status == 1 and "scale.restarts = 0" in output, output
     assert not list(Path(place / "exchange").iterdir())
+    done = steps(place, "over")
+    assert f"Not finished: {done} of 6 steps." in (place / "over" / "report.html").read_text() and 0 < done < 6
     (place / "listing").unlink()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gspo.build.launch import GRACE, launch, outcome
 from gspo.build.processes import here
-from gspo.config.ranks import LOST
+from gspo.config.ranks import LOST, SHORT
 from tests.build.started import begin, completions, finished, ranks_of, steps, wait_for, weights
 
 NO_ROLLOUTS = "--log.rollouts=false", "--log.token_rollouts=0"
@@ -42,6 +42,36 @@ def test_nobody_waits_for_a_leader_that_has_found_a_wrong_setting():
     begin = time.monotonic()
     assert launch([], 2, 3, print, start) == 3
     assert time.monotonic() - begin < GRACE
+
+
+@pytest.mark.parametrize(
+    ("restarts", "leader", "follower", "status", "written"),
+    [
+        (1, LOST, -9, 1, True),
+        (0, SHORT, 0, 1, True),
+        (0, -9, LOST, 1, True),
+        (3, LOST, 2, 2, True),
+        (1, 2, LOST, 2, False),  # it has told of it itself
+        (1, 0, 0, 0, False),
+    ],
+)
+def test_a_run_that_does_not_go_on_is_reported_where_its_leader_was_lost(
+    tmp_path, restarts, leader, follower, status, written
+):
+    script = (
+        "import os, sys; code = int(sys.argv[1 + int(os.environ['RANK'])]); "
+        "os.kill(os.getpid(), 9) if code < 0 else sys.exit(code)"
+    )
+
+    def start(command, ranks, variables):
+        assert not (tmp_path / "report.html").exists()  # another life begins
+        return here([sys.executable, "-c", script, str(leader), str(follower)], ranks, variables)
+
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.6}\n')
+    (tmp_path / "config.toml").write_text("[train]\nsteps = 6\n")
+    assert launch([], 2, restarts, print, start, folder=tmp_path) == status
+    assert (tmp_path / "report.html").exists() == written
+    assert not written or "Not finished: 2 of 6 steps." in (tmp_path / "report.html").read_text()
 
 
 def own_sockets():

@@ -254,9 +254,12 @@ def test_a_run_that_an_error_ended_is_reported_and_the_error_goes_on(run, tmp_pa
     class GoesOn(Exception):
         pass
 
-    for error, written in ((KeyError("x"), True), (GoesOn(), False), (KeyboardInterrupt(), False), (None, True)):
+    for error, but, written in (
+        (KeyError("x"), (GoesOn,), True), (GoesOn(), (GoesOn,), False), (KeyboardInterrupt(), (GoesOn,), True),
+        (KeyboardInterrupt(), (GoesOn, KeyboardInterrupt), False), (None, (GoesOn,), True),
+    ):  # fmt: skip
         (run / "report.html").unlink(missing_ok=True)
-        with suppress(type(error)) if error else nullcontext(), reported(GoesOn) as folders:
+        with suppress(type(error)) if error else nullcontext(), reported(*but) as folders:
             folders.append(run)
             if error:
                 raise error

@@ -1,4 +1,5 @@
 import asyncio
+import signal
 from urllib.parse import urlsplit
 
 import httpx
@@ -44,6 +45,13 @@ def test_the_report_tells_of_the_error_that_ended_it(tmp_path):
     with pytest.raises(LookupError):
         asyncio.run(play())
     assert "user code broke" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_ctrl_c_in_a_script_leaves_a_report(tmp_path):
+    with pytest.raises(KeyboardInterrupt), serving(tmp_path / "run") as model:
+        asyncio.run(model.log(metrics={"val/reward": 1.0}, step=1))
+        signal.raise_signal(signal.SIGINT)
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_a_report_that_cannot_be_written_is_warned_of(tmp_path):

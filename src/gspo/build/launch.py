@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gspo.backends.vllm.exchange import sweep
 from gspo.build.processes import WATCH, PlaceLost, Rank, Start, here, importing, say
@@ -30,11 +30,22 @@ PATIENCE = 300.0  # seconds in which a store answers its own process
 INTERRUPTED = 130  # exit status of a run that was asked to end
 
 
+class Ended(NamedTuple):
+    """How a life of a run ended: its exit status, and why where another life may go on. told: whether its leader ended by
+    itself, and so has written what came of the run.
+    """
+
+    status: int
+    why: str
+    told: bool
+
+
 def take_part(config: Config, arguments: Sequence[str]) -> int | None:
     """What this process of `gspo ARGUMENTS` does: it starts the ranks, it is one that follows, or it leads (None). Returns
     the exit status in the first two cases.
     """
     number, size = placed()
+    folder = Path(config.log.dir)
     if number == 0:
         check_ranks(config, size if size > 1 else config.scale.ranks or 1)
     if config.scale.launcher == "ray" and PARENT in os.environ:
@@ -45,10 +56,10 @@ def take_part(config: Config, arguments: Sequence[str]) -> int | None:
         from gspo.build.ray_launch import connected, listens_at
 
         with connected(config.scale.timeout, config.sampler) as on_ray, swept(config):
-            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, on_ray, listens_at())
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, on_ray, listens_at(), folder)
     elif size == 1 and (config.scale.ranks or 1) > 1:
         with swept(config):
-            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say)
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, folder=folder)
     if number == 0:
         return None
     with importing():
@@ -91,33 +102,43 @@ def began_at(process: int) -> float:
 
 def launch(
     arguments: Sequence[str], ranks: int, restarts: int, tell: Callable[[str], None], start: Start = here,
-    address: str = LOOPBACK,
+    address: str = LOOPBACK, folder: Path | None = None,
 ) -> int:  # fmt: skip
     """Runs `gspo ARGUMENTS` in so many processes. Returns the exit status of the first.
 
-    tell: hears why a life ended. address: of this machine, at which all ranks reach it; it listens nowhere else. Ctrl-C,
-    SIGTERM and SIGHUP go to the first rank, which finishes its step and saves.
+    tell: hears why a life ended. address: of this machine, at which all ranks reach it; it listens nowhere else. folder: of
+    the run, whose report is written here where the run does not go on and its leader was lost. Ctrl-C, SIGTERM and SIGHUP go
+    to the first rank, which finishes its step and saves.
     """
     command = [sys.executable, "-P", "-m", "gspo", *arguments]  # no file of the folder stands in for a library
     same = {BEGAN: str(time.time()), KEY: secrets.token_urlsafe(24)}
     with asked() as signals:
         for life in range(restarts + 1):
             try:
-                status, why = live(command, ranks, {RESTARTS: str(life), **same}, start, signals, address)
+                ended = live(command, ranks, {RESTARTS: str(life), **same}, start, signals, address)
             except PlaceLost as error:
-                status, why = LOST, str(error)
-            if status not in AGAIN or signals.numbers:
-                return INTERRUPTED if status in AGAIN else status
+                ended = Ended(LOST, str(error), told=False)
+            if ended.status not in AGAIN or signals.numbers:
+                break
             if life < restarts:
-                tell(f"{why}: the run goes on from its last checkpoint (restart {life + 1} of scale.restarts = {restarts})")
-    tell(f"{why}, and scale.restarts = {restarts}: go on with {RESUME}")
-    return 1
+                which = f"restart {life + 1} of scale.restarts = {restarts}"
+                tell(f"{ended.why}: the run goes on from its last checkpoint ({which})")
+        else:
+            tell(f"{ended.why}, and scale.restarts = {restarts}: go on with {RESUME}")
+    if folder is not None and not ended.told and len(signals.numbers) < 2:  # who asks twice to end wants it at once
+        from gspo.report.page import report_of  # half a second, which few runs need here
+
+        with suppress(Exception):  # it is the run's own end that counts
+            report_of(folder)
+    if ended.status in AGAIN:
+        return INTERRUPTED if signals.numbers else 1
+    return ended.status
 
 
 def live(
     command: Sequence[str], ranks: int, more: Mapping[str, str], start: Start, signals: Signals, address: str
-) -> tuple[int, str]:  # fmt: skip
-    """One life of a run. Returns its exit status, and why it ended where another life may go on."""
+) -> Ended:  # fmt: skip
+    """One life of a run."""
     from gspo.backends.vllm.plugin.gspo_transfer import hosted  # torch takes seconds
 
     _store, port = hosted(address, ranks, PATIENCE)  # where the ranks find one another, as long as it is held
@@ -126,7 +147,7 @@ def live(
         "WORLD_SIZE": str(ranks), **more,
     }  # fmt: skip
     if signals.numbers:
-        return INTERRUPTED, ""
+        return Ended(INTERRUPTED, "", told=False)
     with start(command, ranks, variables) as started, signals.go_to(started[0]):
         until, ended = float("inf"), [process.poll() for process in started]
         while None in ended and time.monotonic() < until:
@@ -136,7 +157,8 @@ def live(
                 break  # what the run ends with is known; others may not have met the leader yet, and would wait for it
             if until == float("inf") and (ended[0] is not None or any(ended)):  # followers may well end before the leader
                 until = time.monotonic() + GRACE
-        return outcome(ended)
+        told = ended[0] is not None and ended[0] >= 0 and ended[0] not in AGAIN
+        return Ended(*outcome(ended), told)
 
 
 def outcome(ended: Sequence[int | None]) -> tuple[int, str]:

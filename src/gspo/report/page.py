@@ -72,13 +72,14 @@ def report_of(folder: Path) -> None:
 @contextmanager
 def reported(*but: type[BaseException]) -> Iterator[list[Path]]:
     """Writes the reports of the runs whose folders are put into the list, once they are closed: also where an error ended
-    them, or a page of before would go on telling of success. but: errors after which the run goes on in another process.
+    them, or a page of before would go on telling of success. but: errors after which none is written, since the run
+    goes on in another process, or whoever ended it wants it at once.
     """
     folders: list[Path] = []
     try:
         yield folders
     except BaseException as error:
-        if not isinstance(error, (KeyboardInterrupt, *but)):  # who asks twice to end wants it at once
+        if not isinstance(error, but):
             with suppress(Exception):  # it is the run's own error that counts
                 for folder in folders:
                     report_of(folder)
