@@ -144,15 +144,17 @@ class Unread:
 
 
 def test_an_evaluation_reads_nothing_that_may_not_be_typed_for_it(tmp_path):
-    tiny = tiny_run.model()
-    made = config(tmp_path / "run", tiny)
-    for section in {key.split(".")[0] for key in OF_TRAINING} - {"rollout", "eval"}:  # which are copied, whole
+    tiny_run.model().save(tmp_path / "model")
+    named = {"model": {"path": str(tmp_path / "model")}}
+    made = configured(tiny_run.settings(tmp_path / "run", **named), {}, None, None, tiny_run.ROWS)
+    for section in {key.split(".")[0] for key in OF_TRAINING} - {"rollout", "eval", "model"}:  # which are copied, whole
         here = getattr(made, section)
         read = [field.name for field in dataclasses.fields(here) if f"{section}.{field.name}" not in OF_TRAINING]
         object.__setattr__(made, section, Unread(here, section, read))
-    with assemble.evaluating(made, given(tiny)) as arguments:
+    with assemble.evaluating(made, Given(None, None, tiny_run.ROWS, None, (tiny_run.likes_a,))) as arguments:
         metrics, _ = evaluate(**arguments)
     assert metrics["eval/prompts"] == len(tiny_run.ROWS)
+    assert {"scale.ranks", "lora.rank", "rollout.max_staleness"} < {*OF_TRAINING}
     for key in OF_TRAINING:
         with pytest.raises(ValueError, match=rf"--{key}: has no effect on `gspo eval`"):
             check_typed(["eval.num_generations", key], "eval")

@@ -1,6 +1,6 @@
 import pytest
 
-from gspo.config.engines import check_sampler, devices_each, servers_of
+from gspo.config.engines import check_engine, check_sampler, devices_each, servers_of
 from gspo.config.files import from_dict
 from gspo.config.rollout import SamplerConfig
 
@@ -52,4 +52,13 @@ def test_settings_that_contradict(changes, message):
 )
 def test_who_leaves_an_engine_no_time_to_sleep(changes, message):
     with pytest.raises(ValueError, match=f"sampler.sleep_level = 2 {message}; leave one of them out"):
-        check_sampler(from_dict({"sampler": {"engine": "vllm", "sleep_level": 2}} | changes))
+        check_sampler(config := from_dict({"sampler": {"engine": "vllm", "sleep_level": 2}} | changes))
+    check_engine(config.sampler)  # where nothing is trained
+
+
+@pytest.mark.parametrize("way", ["broadcast", "ipc"])
+def test_adapters_take_the_folder(way):
+    config = from_dict({"sampler": {"engine": "vllm", "weight_transfer": way}, "lora": {"rank": 4}})
+    with pytest.raises(ValueError, match=rf'"{way}" is not for adapters \(lora.rank = 4\), which takes the folder'):
+        check_sampler(config)
+    check_engine(config.sampler)

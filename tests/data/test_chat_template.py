@@ -173,8 +173,9 @@ def test_template_arguments_without_effect_are_refused(template, task, message):
     ("name", "message"),
     [
         ("enable_thinkin", r"does not use it, did you mean enable_thinking\?"),
-        *((name, "does not use it") for name in ("thinking", "think", "role", "no", "here", "loop", "m", "raise_exceptio")),
-        ("messages", "gspo gives it itself"), ("add_generation_prompt", "gspo gives it itself"),
+        *((name, "does not use it") for name in ("thinking", "think", "role", "no", "here", "loop", "m")),
+        *((name, "does not use it$") for name in ("raise_exception", "raise_exceptio", "tool", "message")),
+        *((name, "gspo gives it itself") for name in ("messages", "tools", "add_generation_prompt")),
     ],
 )  # fmt: skip
 def test_a_part_of_the_template_is_no_argument_of_it(name, message):
@@ -187,6 +188,7 @@ def test_arguments_are_what_a_template_takes_from_outside():
         "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{% generation %}{{ messages[0].content }}"
         "{% endgeneration %}{% macro f(a) %}{{ a }}{{ date }}{% endmacro %}{{ f(1) }}{% set own = 2 %}{{ own }}"
         "{% for m in messages %}{% if m.stop %}{% break %}{% endif %}{% endfor %}"
+        "{{ raise_exception('no') }}{{ strftime_now('%d') }}{% set ns = namespace(n=range(2)) %}"
     )
     assert arguments_of(text) == {"thinking", "messages", "date"}
     with pytest.raises(ValueError, match="the chat template cannot be read"):

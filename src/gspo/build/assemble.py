@@ -28,7 +28,7 @@ from gspo.build.samplers import samplers_of, samplings
 from gspo.build.scorers import scorer_of
 from gspo.build.smaller import UNTIL
 from gspo.config.checks import check_environment, check_optimizer, check_packed
-from gspo.config.engines import check_sampler
+from gspo.config.engines import check_engine
 from gspo.config.schema import Config
 from gspo.config.stages import rollout_at
 from gspo.data.chat_template import Encoder
@@ -299,7 +299,7 @@ def tell(log: RunLog, heard: Sequence[Warning], model: HFModel) -> None:
 def evaluating(config: Config, given: Given | None = None) -> Iterator[dict[str, Any]]:
     """The arguments of evaluation.evaluate for the model and the held-out prompts that `config` names, or those given."""
     given = given or Given()
-    check_sampler(config)
+    check_engine(config.sampler)  # what would be trained does not matter here
     check_environment(config)
     if given.rows is None and not config.eval.num_prompts:
         raise ValueError("eval.num_prompts = 0: nothing is held out to evaluate on; raise it")

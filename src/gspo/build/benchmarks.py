@@ -15,7 +15,7 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.build.given import Given
 from gspo.build.models import check_here, evaluated_prompts, loaded_model, outline_of
 from gspo.build.samplers import EVAL_SEED, samplers_of, samplings, speaker_of
-from gspo.config.engines import check_sampler
+from gspo.config.engines import check_engine
 from gspo.config.policy import ModelConfig
 from gspo.config.schema import Config
 from gspo.learner.weights import PolicyWeights
@@ -54,7 +54,7 @@ def encoded(config: Config, rows: Rows) -> list[Prompt]:
     """The prompts as the model reads them, under the ids of their rows. Raises ValueError for what does not fit the model's
     context, before its weights are read.
     """
-    check_sampler(config)
+    check_engine(config.sampler)
     given = Given(rows=list(rows))
     check_here(config, given, None)
     task = dataclasses.replace(config.task, too_long="refuse")

@@ -47,7 +47,8 @@ def outline_of(config: Config, given: Given, last: Path | None) -> Outline:
     """What the prompts need of the model, without its weights."""
     if given.holds_model:
         return outline(given.model, given.tokenizer)
-    return read_outline(named(config, None if config.lora.rank else last))  # a checkpoint of adapters holds them alone
+    whole = last is not None and not config.lora.rank  # a checkpoint of adapters holds them alone
+    return read_outline(named(config, last if whole else None))
 
 
 def models_of(

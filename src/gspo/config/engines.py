@@ -21,8 +21,9 @@ def devices_each(arguments: Mapping[str, Any]) -> int:
 
 
 def check_sampler(config: Config) -> None:
-    """Refuses options of one engine that another has no use for. Raises ValueError."""
-    sampler = config.sampler
+    """Refuses settings of what samples that do not go together, or not with what is trained. Raises ValueError."""
+    check_engine(config.sampler)
+    sampler, rank = config.sampler, config.lora.rank
     ahead = config.rollout.max_staleness
     if ahead and sampler.engine == "embedded":
         raise ValueError(
@@ -31,10 +32,20 @@ def check_sampler(config: Config) -> None:
         )
     if ahead and config.rollout.delay:
         raise ValueError(f"rollout.max_staleness = {ahead} and rollout.delay = {config.rollout.delay}: set one of them to 0")
-    if config.lora.rank and sampler.quantize != "none":
+    if rank and sampler.quantize != "none":
         raise ValueError(
             f"sampler.quantize = {sampler.quantize!r} is for a model whose own weights are trained: set lora.rank = 0"
         )
+    if rank and sampler.engine != "embedded":
+        check_handed_over(sampler, f"adapters (lora.rank = {rank})")
+    if ahead:
+        check_awake(sampler, "rollout.max_staleness", ahead, "vLLM samples while the learner updates")
+    if config.scale.ranks not in (None, 1):
+        check_awake(sampler, "scale.ranks", config.scale.ranks, "it is for one GPU that learner and engine share")
+
+
+def check_engine(sampler: SamplerConfig) -> None:
+    """Refuses options of one engine that another has no use for. Raises ValueError."""
     if sampler.engine == "embedded":
         return
     if sampler.quantize != "none":
@@ -44,19 +55,10 @@ def check_sampler(config: Config) -> None:
         )
     if sampler.in_process and (sampler.urls or sampler.python or sampler.engines > 1):
         raise ValueError("sampler.in_process = true: sampler.urls, sampler.python and sampler.engines are for servers")
-    if sampler.weight_transfer in ("broadcast", "ipc") and (sampler.in_process or config.lora.rank):
-        what = "vLLM in this process" if sampler.in_process else f"adapters (lora.rank = {config.lora.rank})"
-        way = f'sampler.weight_transfer = "{sampler.weight_transfer}"'
-        raise ValueError(f"{way} is not for {what}, which takes the folder: leave it out")
-    for key, value, alone, why in (
-        ("rollout.max_staleness", config.rollout.max_staleness, (0,), "vLLM samples while the learner updates"),
-        ("sampler.engines", sampler.engines, (1,), "several engines have GPUs of their own"),
-        ("scale.ranks", config.scale.ranks, (None, 1), "it is for one GPU that learner and engine share"),
-    ):
-        if sampler.sleep_level and value not in alone:
-            raise ValueError(
-                f"sampler.sleep_level = {sampler.sleep_level} and {key} = {value}: {why}; leave one of them out"
-            )
+    if sampler.in_process:
+        check_handed_over(sampler, "vLLM in this process")
+    if sampler.engines > 1:
+        check_awake(sampler, "sampler.engines", sampler.engines, "several engines have GPUs of their own")
     if sampler.urls and (sampler.python or sampler.engine_args or sampler.engines > 1):
         raise ValueError(
             "sampler.urls names servers that run already: sampler.python, sampler.engine_args and sampler.engines are for "
@@ -64,3 +66,16 @@ def check_sampler(config: Config) -> None:
         )
     if twice := [url for i, url in enumerate(sampler.urls) if url.rstrip("/") in {u.rstrip("/") for u in sampler.urls[:i]}]:
         raise ValueError(f"sampler.urls names {twice[0]!r} twice: a server is one engine; leave it out")
+
+
+def check_handed_over(sampler: SamplerConfig, what: str) -> None:
+    """Refuses a way of the weights that is not for this, which takes the folder. Raises ValueError."""
+    if sampler.weight_transfer in ("broadcast", "ipc"):
+        way = f'sampler.weight_transfer = "{sampler.weight_transfer}"'
+        raise ValueError(f"{way} is not for {what}, which takes the folder: leave it out")
+
+
+def check_awake(sampler: SamplerConfig, key: str, value: int | None, why: str) -> None:
+    """Refuses an engine that sleeps, beside a setting that leaves it no time to. Raises ValueError."""
+    if sampler.sleep_level:
+        raise ValueError(f"sampler.sleep_level = {sampler.sleep_level} and {key} = {value}: {why}; leave one of them out")

@@ -16,7 +16,8 @@ _ALONE = (
     " them"
 )
 
-_GIVEN = ("messages", "conversation", "add_generation_prompt", "continue_final_message", "tokenize")
+_GIVEN = ("messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "tokenize")
+_GLOBALS = ("raise_exception", "strftime_now")  # functions that transformers adds to those of Jinja
 
 
 def arguments_of(template: str) -> set[str]:
@@ -33,10 +34,10 @@ def arguments_of(template: str) -> set[str]:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
+    environment = Environment(extensions=["jinja2.ext.loopcontrols", Generation])
+    environment.globals.update(dict.fromkeys(_GLOBALS))
     try:
-        return meta.find_undeclared_variables(
-            Environment(extensions=["jinja2.ext.loopcontrols", Generation]).parse(template)
-        )
+        return meta.find_undeclared_variables(environment.parse(template))
     except TemplateError as error:
         raise ValueError(f"the chat template cannot be read: {error}") from None
 
@@ -67,9 +68,8 @@ class Encoder:
             if name in _GIVEN:
                 raise ValueError(f"task.template_args.{name}: gspo gives it itself; remove it")
             if name not in (used := arguments_of(self.template)):
-                raise ValueError(
-                    f"task.template_args.{name}: the chat template does not use it{nearest(name, sorted(used))}"
-                )
+                free = sorted(used.difference(_GIVEN))
+                raise ValueError(f"task.template_args.{name}: the chat template does not use it{nearest(name, free)}")
 
     def prompt(self, prompt: str | list[dict[str, Any]]) -> tuple[tuple[int, ...], bool]:
         """Token ids of a prompt, and whether it ends inside an open <think>.

@@ -196,9 +196,13 @@ def test_a_run_learns_and_its_adapter_is_evaluated(tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
     (tmp_path / "eval.toml").write_text(
         f'[model]\npath = "{result.folder / "model"}"\n[task]\nsource = "{tmp_path / "rows.jsonl"}"\n'
-        '[reward]\nfunctions = ["exact"]\n[rollout]\nmax_completion_length = 4\n'
+        '[reward]\nfunctions = ["exact"]\n[rollout]\nmax_completion_length = 4\n[lora]\nrank = 8\n'  # as the run's own file
     )
-    assert cli.main(["eval", str(tmp_path / "eval.toml")]) == 0
+    for path in (result.folder / "model", last):
+        assert cli.main(["eval", str(tmp_path / "eval.toml"), f"--model.path={path}"]) == 0
+    capsys.readouterr()
+    assert cli.main(["eval", str(tmp_path / "eval.toml"), "--lora.rank=4"]) == 2
+    assert "--lora.rank: has no effect on `gspo eval`" in capsys.readouterr().err
 
 
 def test_adapters_of_half_precision_weights_are_float32():
