@@ -1,5 +1,6 @@
 import matplotlib
 import pytest
+from matplotlib.lines import Line2D
 
 from gspo.report.canvas import DARK, LIGHT, SIZE, canvas, finish, save
 
@@ -87,14 +88,17 @@ def test_the_style_ends_with_the_figure():
     assert dict(matplotlib.rcParams) == before
 
 
-@pytest.mark.parametrize("style, long", [("-", False), ("--", True), (":", True)])
-def test_a_broken_line_shows_its_gaps_in_the_legend(style, long):
-    """The mark in its middle would hide them in a short one."""
+@pytest.mark.parametrize("style, long", [("-", False), ("--", True), (":", True), ("", False)])
+@pytest.mark.parametrize("bars", [False, True])
+def test_a_broken_line_shows_its_gaps_in_the_legend(style, long, bars):
+    """The mark in its middle would hide them in a short one. bars: of errors, which make another handle."""
     with canvas(LIGHT) as (figure, ax):
         for i, label in enumerate("ab"):
-            ax.plot([0, 1], [i, i], style if i else "-", marker="o", label=label)
+            how = {"ls": style if i else "-", "marker": "o", "label": label}
+            ax.errorbar([0, 1], [i, i], [0.1, 0.2], **how) if bars else ax.plot([0, 1], [i, i], **how)
+        ax.errorbar([0, 1], [2, 2], [0.1, 0.2], fmt="none", label="c")  # without a line
         finish(figure, ax, "Title", "share")
         figure.canvas.draw()
         (legend,) = figure.legends
-        widths = [handle.get_window_extent().width for handle in legend.legend_handles]
-    assert (min(widths) > 45) == long, widths
+        width = max(line.get_window_extent().width for line in legend.findobj(Line2D))
+    assert (width > 35) == long, width

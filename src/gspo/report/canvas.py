@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.colors import to_rgb
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from matplotlib.lines import Line2D
@@ -104,8 +105,7 @@ def _short(label: str) -> str:
 
 def _legend(figure: Figure, shown: list[tuple[Any, str]]) -> int:
     """The legend, in two columns if they fit; returns its rows."""
-    broken = any(isinstance(handle, Line2D) and handle.get_linestyle() != "-" for handle, _ in shown)
-    length = 2.8 if broken else 1.6  # a mark hides the gaps of a short line
+    length = 2.8 if any(_broken(handle) for handle, _ in shown) else 1.6  # a mark hides the gaps of a short line
     place: Any = {"loc": "lower left", "bbox_to_anchor": (0.04, 0.0), "borderaxespad": 0.3, "handlelength": length}
     for columns in (2, 1):
         legend = figure.legend(*zip(*shown), frameon=False, fontsize=10, columnspacing=1.6, ncols=columns, **place)
@@ -115,6 +115,12 @@ def _legend(figure: Figure, shown: list[tuple[Any, str]]) -> int:
             return -(-len(shown) // columns)
         legend.remove()
     raise AssertionError("one column is always taken")
+
+
+def _broken(handle: Any) -> bool:
+    """Whether the legend shows a line with gaps for it. Dots alone have no line."""
+    line = handle[0] if isinstance(handle, ErrorbarContainer) else handle
+    return isinstance(line, Line2D) and line.get_linestyle() not in ("-", "None")
 
 
 def _scale_y(ax: Axes, unit: str, log: bool, top: float | None, zero: bool) -> str:
