@@ -39,6 +39,20 @@ def line(dial: str, age: int = AGE) -> list[Place]:
     return [place for place in places(dial) if place.age == age]
 
 
+def all_points() -> list[tuple[str, Place]]:
+    """Each point of the study, once, by a dial that has it: several share some."""
+    points: dict[Point, tuple[str, Place]] = {}
+    for dial in DIALS:
+        for place in line(dial):
+            points.setdefault(place.point, (dial, place))
+    return list(points.values())
+
+
+def fresh(found: Found) -> Found:
+    """Without the seed that was seen before the rule of outcome 5 was made."""
+    return Found([each for each in found.results if each["settings"]["seed"] != SEEN])
+
+
 def table(results: Sequence[dict[str, Any]]) -> str:
     """A row for each."""
     found = Found(results)
@@ -112,14 +126,19 @@ def rate(found: Found) -> list[str]:
     return exponent(found, words, "rate", of_ratio("sd_token"), (0.5, 1.0))
 
 
+def ends() -> list[Place]:
+    """The mixture and its dense control, after 1 update."""
+    here = {place.label.partition(",")[0]: place for place in line("experts", 1)}
+    return [here["32"], here["dense"]]
+
+
 def tails(found: Found) -> list[str]:
     """4: heavy with experts."""
     words = "4. tail index after 1 update: below 2 for the mixture, above 5 for the dense control"
-    here = {place.label.partition(",")[0]: place for place in line("experts", 1)}
-    ran = [len(found.at(here[name])) for name in ("32", "dense")]
+    ran = [len(found.at(place)) for place in ends()]
     if min(ran) < SEEDS_NEEDED:
         return [words, "", NOT_RUN]
-    mixture, dense = (interval([*found.values(here[name], of_ratio("tail")).values()]) for name in ("32", "dense"))
+    mixture, dense = (interval([*found.values(place, of_ratio("tail")).values()]) for place in ends())
     if [mixture.n, dense.n] != ran:
         return [words, "", UNTOLD]
     verdict = both([lies(mixture, -math.inf, 2), lies(dense, 5, math.inf)])
@@ -127,18 +146,12 @@ def tails(found: Found) -> list[str]:
 
 
 def best(found: Found) -> list[list[str]]:
-    """5: where an update of GSPO is better than one of GRPO. A point that several dials share counts once, and the
-    seed that was seen before the rule was made does not.
-    """
-    found = Found([each for each in found.results if each["settings"]["seed"] != SEEN])
+    """5: where an update of GSPO is better than one of GRPO, by the fresh seeds."""
+    found = fresh(found)
     words = f"5. update of gspo no better than grpo's, but at {', '.join(EXPECTED)}"
     on_mean = "5. nor on the mean over all but these"
-    points: dict[Point, tuple[str, Place]] = {}
-    for dial in DIALS:
-        for place in line(dial):
-            points.setdefault(place.point, (dial, place))
     above, expected, untold, others, everywhere = [], [], [], 0, []
-    for dial, place in points.values():
+    for dial, place in all_points():
         if len(found.at(place)) < SEEDS_NEEDED:
             return [[words, "", NOT_RUN], [on_mean, "", NOT_RUN]]
         foreseen = f"{dial}-{place.label.partition(',')[0]}" in EXPECTED

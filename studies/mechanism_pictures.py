@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from foretold import line
+from foretold import all_points, line
 from laws import Found, Place, Quantity, ahead, drift, of_merit, of_ratio, places
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
-from mechanism import DIALS, Point
 
 from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
 from gspo.study.analysis import interval
@@ -114,13 +113,10 @@ def sides(theme: Theme, found: Found, path: Path) -> None:
 
 def updates(theme: Theme, found: Found, path: Path) -> None:
     """At each point of the study, how much better an update of GSPO is than one of GRPO."""
-    points: dict[Point, tuple[str, Place]] = {}
-    for dial in DIALS:
-        for place in line(dial):
-            points.setdefault(place.point, (f"{dial} {place.label.partition(',')[0]}", place))
+    points = [(f"{dial} {place.label.partition(',')[0]}", place) for dial, place in all_points()]
     with canvas(theme) as (figure, ax):
         for number, name in enumerate(("gspo 0.03", "gspo auto")):
-            for at, (_, place) in enumerate(points.values()):
+            for at, (_, place) in enumerate(points):
                 value = interval([*found.values(place, ahead(name)).values()])
                 if value.n < 2:
                     continue
@@ -133,7 +129,7 @@ def updates(theme: Theme, found: Found, path: Path) -> None:
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+z.1f}".replace("-", "−")))
         ax.set_xticks(np.linspace(-0.6, 0.6, 7))
         ax.set_xlim(-0.6, 0.6)
-        ax.set_yticks(range(len(points)), [words for words, _ in points.values()], fontsize=8.5)
+        ax.set_yticks(range(len(points)), [words for words, _ in points], fontsize=8.5)
         ax.set_ylim(len(points) - 0.4, -0.6)
         ax.grid(True, axis="x", lw=0.7)
         ax.grid(False, axis="y")

@@ -112,13 +112,15 @@ def table(mechanism: Sequence[dict[str, Any]], trained: Sequence[Mapping[str, An
 def led(results: Sequence[dict[str, Any]]) -> list[list[str]]:
     """A row for each lead that mechanism.py followed, with its seeds."""
     found = Found(results)
-    told = [("lead: heavy tails of mixtures", foretold.tails(found))]
-    told += [("lead: averaging leaves the drift", row) for row in (*foretold.length(found), foretold.drifts(found))]
-    told.append(("lead: near the policy the token ratio costs nothing", _short(foretold.best(found)[0])))
-    seeds = {each["settings"]["seed"] for each in results}
+    told = [("lead: heavy tails of mixtures", found.seeds(foretold.ends()), foretold.tails(found))]
+    seeds = found.seeds(foretold.line("length"))
+    drift = (*foretold.length(found), foretold.drifts(found))
+    told += [("lead: averaging leaves the drift", seeds, row) for row in drift]
+    seeds = foretold.fresh(found).seeds([place for _, place in foretold.all_points()])
+    told.append(("lead: near the policy the token ratio costs nothing", seeds, _short(foretold.best(found)[0])))
     return [
-        [lead, words.partition(" ")[2], str(len(seeds) - words.startswith("5")), number, "", "", verdict, MECHANISM]
-        for lead, (words, number, verdict) in told
+        [lead, words.partition(" ")[2], str(len(seeds)), number, "", "", verdict, MECHANISM]
+        for lead, seeds, (words, number, verdict) in told
     ]
 
 
