@@ -29,9 +29,9 @@ LONG = (
     "test_cli", "demo/test_stages", "hf/test_routers", "hf/test_sharded", "build/test_launch", "build/test_crew",
     "build/test_faults", "build/test_smaller", "build/test_four_ranks", "build/test_staged_ranks", "build/test_ends",
     "build/test_copies", "build/test_heartbeat", "build/test_torchrun", "build/test_episodes_on_ranks",
-    "rewards/test_compiler",
+    "build/test_on_a_device", "build/test_scorers", "rewards/test_compiler",
     "vllm/test_fleet", "vllm/test_transfer", "vllm/test_welcome", "rollout/test_asynchronous_episodes", "hf/test_on_paper",
-    "hf/test_fake_device", "test_gpu_suite",
+    "hf/test_fake_device", "test_gpu_suite", "test_together",
 )  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """The study of training where the mechanism is strong: its centred ratio, its plan, a whole cell, its verdicts."""
 
-import dataclasses
 import json
 import re
 import sys
@@ -161,20 +160,28 @@ def small(monkeypatch):
     monkeypatch.setattr(plots, "draw", lambda folders: [])
 
 
-@pytest.mark.slow
+def cell_of(*variants):
+    return strong.RunsCell("int4", 0, chosen=json.dumps({name: strong.choices(name)[4] for name in variants}))
+
+
 def test_a_cell(small, tmp_path):
-    names, cold = ("grpo", "gspo auto", "no ratio"), {name: strong.choices(name)[4] for name in strong.VARIANTS}
-    chosen = {name: cold[name] for name in (*names, "gspo auto centred")}
-    cell = strong.RunsCell("int4", 0, chosen=json.dumps(chosen))
-    found = strong_cell.run_cell(cell, tmp_path)["runs"]
-    assert [run["variant"] for run in found] == [*chosen] and all(run["steps"] == 2 for run in found)
-    assert all(-1 <= run["reward"] <= 1 and not run["collapsed"] and run["spike"] > 0 for run in found)
-    assert found[0]["clipped"]["negative"] > 0 == found[2]["clipped"]["negative"]
-    assert len(found[1]["epsilon"]) == 2 and found[1]["reward"] != found[3]["reward"]
+    found = strong_cell.run_cell(cell_of("gspo auto", "gspo auto centred"), tmp_path)["runs"]
+    assert [run["variant"] for run in found] == ["gspo auto", "gspo auto centred"]
+    for run in found:
+        assert -1 <= run["reward"] <= 1 and not run["collapsed"] and run["spike"] > 0
+        assert run["steps"] == len(run["epsilon"]) == 2 and not run["lost"]
+    assert found[0]["reward"] != found[1]["reward"]
     json.dumps(found, allow_nan=False)
-    some = {name: chosen[name] for name in ("gspo auto", "gspo auto centred")}  # again, whatever runs before them
-    again = strong_cell.run_cell(dataclasses.replace(cell, chosen=json.dumps(some)), tmp_path)["runs"]
-    assert again == [run for run in found if run["variant"] in some]
+
+
+@pytest.mark.slow
+def test_what_a_run_of_a_cell_does_is_the_same_whatever_runs_before_it(small, tmp_path):
+    variants = ["grpo", "gspo auto", "no ratio", "gspo auto centred"]
+    found = strong_cell.run_cell(cell_of(*variants), tmp_path)["runs"]
+    assert [run["variant"] for run in found] == variants
+    assert found[0]["clipped"]["negative"] > 0 == found[2]["clipped"]["negative"]
+    again = strong_cell.run_cell(cell_of("gspo auto", "gspo auto centred"), tmp_path)["runs"]
+    assert again == [found[1], found[3]]
 
 
 def test_a_run_that_ends_with_an_error_has_lost(small, tmp_path, monkeypatch):

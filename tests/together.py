@@ -36,8 +36,8 @@ def _rank(work, number, size, port, arguments, answers, waits):
 
 def together(work, size, *arguments, seconds=PATIENCE, waits=120.0):
     """What `work(ranks, *arguments)` returns on each of `size` ranks, by number. It must be a function of a module. waits:
-    seconds that they wait for one another. Raises AssertionError with the first error of a rank, or where they take more
-    than `seconds`.
+    seconds that they wait for one another. Raises AssertionError with the first error of a rank, where one ends without
+    an answer, or where they take more than `seconds`.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.together", "tests.warm"])
@@ -53,7 +53,10 @@ def together(work, size, *arguments, seconds=PATIENCE, waits=120.0):
         got, end = {}, time.monotonic() + seconds
         while len(got) < size:
             assert time.monotonic() < end, f"{size} ranks took more than {seconds} s; done are {sorted(got)}"
+            # Asked before the queue is: what a rank had put there is there once it has ended.
+            statuses = {n: process.exitcode for n, process in enumerate(started) if n not in got and process.exitcode}
             if answers.empty():
+                assert not statuses, f"ranks that ended without an answer, and their exit statuses: {statuses}"
                 time.sleep(0.01)
                 continue
             number, answer, error = answers.get()

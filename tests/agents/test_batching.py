@@ -7,6 +7,7 @@ from gspo.agents.batching import Batching
 from gspo.backends.hf.sampler import HFSampler
 from gspo.types import Prompt, Rollout, Sampling
 from tests import tiny_run
+from tests.patience import PATIENCE
 
 PROMPTS = [Prompt(f"p{i}", "", (2 + i, 3, 4)) for i in range(6)]
 SAMPLING = Sampling(max_new_tokens=6)
@@ -22,7 +23,7 @@ class Counted(HFSampler):
 
     def generate(self, prompts, *rest):
         self.batches.append(len(prompts))
-        self.go.wait(10)
+        self.go.wait(PATIENCE)
         if self.error:
             raise self.error
         return super().generate(prompts, *rest)

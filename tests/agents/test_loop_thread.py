@@ -8,6 +8,7 @@ import pytest
 
 from gspo.agents import loop_thread
 from gspo.agents.loop_thread import LoopThread
+from tests.patience import PATIENCE
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_it_goes_on_while_others_work_and_gives_or_raises(thread):
         await asyncio.sleep(0)
         return threading.current_thread()
 
-    assert thread.begin(named()).result(5) is thread._thread is thread.run(named()) is not threading.current_thread()
+    assert thread.begin(named()).result(PATIENCE) is thread._thread is thread.run(named()) is not threading.current_thread()
 
     async def fails():
         raise ValueError("no room")
@@ -56,13 +57,13 @@ def test_what_leaves_ends_alone(thread):
     beside = thread.begin(parent(False))
     with pytest.raises(SystemExit, match="3"):
         thread.run(parent(True))
-    assert beside.result(5) == "stayed"
+    assert beside.result(PATIENCE) == "stayed"
 
 
 def test_to_cancel_the_future_is_to_cancel_the_work(thread):
     begun, ended = threading.Event(), []
     future = thread.begin(forever(begun, ended))
-    assert begun.wait(5) and future.cancel()
+    assert begun.wait(PATIENCE) and future.cancel()
     thread.give_up()
     assert ended == [1]
 
@@ -70,7 +71,7 @@ def test_to_cancel_the_future_is_to_cancel_the_work(thread):
 def test_the_end_waits_for_what_is_given_up():
     thread, begun, ended = LoopThread(), threading.Event(), []
     futures = [thread.begin(forever(begun, ended)) for _ in range(3)]
-    assert begun.wait(5)
+    assert begun.wait(PATIENCE)
     thread.close()
     assert ended == [1, 1, 1] and all(future.cancelled() for future in futures) and thread._loop.is_closed()
 
@@ -81,12 +82,12 @@ def test_what_blocks_the_loop_does_not_hold_up_the_end(monkeypatch):
 
     async def blocks():
         begun.set()
-        free.wait(20)
+        free.wait(PATIENCE)
 
     thread.begin(blocks())
-    assert begun.wait(5)
+    assert begun.wait(PATIENCE)
     thread.close()
     assert thread._thread.is_alive()
     free.set()
-    thread._thread.join(5)
+    thread._thread.join(PATIENCE)
     assert not thread._thread.is_alive()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gspo.rewards.programs import livecodebench
+from tests.patience import PATIENCE
 
 SPEC = find_spec("livecodebench")
 pytestmark = [
@@ -87,7 +88,7 @@ def theirs(code, tests, function):
     sample = {"inputs": entries, "outputs": wanted, "fn_name": function}
     path = Path(SPEC.submodule_search_locations[0]) / "evaluation/testing_util.py"
     command = [sys.executable, "-c", THEIRS, str(path)]
-    run = subprocess.run(command, input=json.dumps([sample, code]), capture_output=True, text=True, timeout=60)
+    run = subprocess.run(command, input=json.dumps([sample, code]), capture_output=True, text=True, timeout=PATIENCE)
     assert "verdict" in run.stdout, run.stderr
     return "verdict True" in run.stdout
 

@@ -7,6 +7,8 @@ import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.patience import PATIENCE
+
 RAY = str(Path(sys.executable).with_name("ray"))
 OWN = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex, "RAY_ADDRESS": "local"}
 
@@ -32,7 +34,7 @@ def cluster_of(cpus, environment=OWN, gpus=0):
         yield OWN | {"RAY_ADDRESS": said.split("address='")[1].split("'")[0]}
     finally:
         started.terminate()
-        started.communicate(timeout=60)
+        started.communicate(timeout=PATIENCE)
 
 
 ALONE = ["unshare", "--mount", "sh", "-c"]
@@ -55,4 +57,4 @@ def another_machine(variables, cpus, hidden):
         yield node
     finally:
         node.terminate()
-        node.communicate(timeout=60)
+        node.communicate(timeout=PATIENCE)

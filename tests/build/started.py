@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -129,12 +130,23 @@ def steps(place, name):
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
+def stopped(process):
+    """Kills it and all that it has started, each with its group if it leads one. Its output."""
+    parents, found = processes(), [process.pid]
+    for each in found:
+        found += [pid for pid, parent in parents.items() if parent == each]
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL) if os.getpgid(pid) == pid else kill(pid)
+    return finished(process)[1]
+
+
 def wait_for(what, seconds=PATIENCE, process=None):
-    """process: where it ends before, its output says why."""
+    """process: where it ends before, its output says why. It is stopped, and says why too, where nothing happens."""
     end = time.monotonic() + seconds
     while not what():
         assert process is None or process.poll() is None or what(), finished(process)[1]
-        assert time.monotonic() < end, "nothing happened"
+        assert time.monotonic() < end, f"nothing happened{f': {stopped(process)}' if process else ''}"
         time.sleep(0.02)
 
 

@@ -10,6 +10,7 @@ from gspo.backends.hf.files import ADAPTER
 from gspo.build.benchmarks import answering, encoded, sampling_of, seed_at, version, worded
 from gspo.config.files import from_dict
 from gspo.config.policy import ModelConfig
+from tests.patience import PATIENCE
 from tests.tiny_run import model
 
 ROWS = [{"id": f"p{i}", "prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(3)]
@@ -47,9 +48,9 @@ def test_a_completion_depends_on_its_problem_and_number_alone(config):
     prompts = encoded(config, ROWS)
     with answering(config, prompts) as (begin, most):
         every = {(i, j): begin(i, j) for i in range(3) for j in range(2)}
-        texts = {key: future.result(60).text for key, future in every.items()}
+        texts = {key: future.result(PATIENCE).text for key, future in every.items()}
     with answering(config, prompts) as (begin, _):
-        alone = begin(2, 1).result(60)
+        alone = begin(2, 1).result(PATIENCE)
     assert most == 256 and alone.text == texts[2, 1] and len(set(texts.values())) > 1
 
 

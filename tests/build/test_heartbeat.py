@@ -15,6 +15,7 @@ from gspo.build.heartbeat import heartbeat
 from gspo.config.ranks import LOST
 from tests.build.started import begin, finished, ranks_of, wait_for
 from tests.build.test_faults import SAMPLE, SUMS, nothing_left, same
+from tests.patience import PATIENCE
 
 LIMIT, LONG = 4.0, 12  # seconds
 
@@ -113,7 +114,7 @@ def test_a_leader_that_is_stopped_is_given_up_also_where_it_hosts_the_store(two,
     listens.join(LIMIT)
     assert listens.is_alive()
     os.kill(leader.pid, signal.SIGSTOP)
-    listens.join(5 * LIMIT)
+    listens.join(PATIENCE)
     assert listens.exitcode == LOST
 
 
@@ -135,7 +136,7 @@ def test_connections_that_break_are_made_anew(two):
     listens.join(2 * LIMIT)
     assert listens.is_alive()
     os.kill(leader.pid, signal.SIGSTOP)
-    listens.join(5 * LIMIT)
+    listens.join(PATIENCE)
     assert listens.exitcode == LOST
 
 
@@ -157,7 +158,7 @@ def test_nobody_is_given_up_while_who_started_the_ranks_is_stopped():
         ranks[1].join(LIMIT / 2)
         assert all(each.is_alive() for each in ranks)
         os.kill(ranks[0].pid, signal.SIGSTOP)
-        ranks[1].join(5 * LIMIT)
+        ranks[1].join(PATIENCE)
         assert ranks[1].exitcode == LOST
     finally:
         for process in (*ranks, host):

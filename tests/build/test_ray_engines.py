@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from gspo.build.ray_engines import name_of, seated
 from gspo.build.ray_hosts import HostOnRay
 from gspo.config.ranks import ENGINES
 from tests.build.ray_cluster import OWN, cluster_of
-from tests.build.started import processes
+from tests.build.started import processes, wait_for
+from tests.patience import PATIENCE
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: make test-ray"),
@@ -51,7 +51,7 @@ def hosts(tmp_path_factory):
         ray.init(log_to_driver=False, logging_level="error")
         try:
             group = placement_group([{"CPU": 1}] + [{"CPU": 1}] * 3)
-            assert group.wait(60)
+            assert group.wait(PATIENCE)
             actors, found = seated(group, 1, 3, "CPU", 1)
             told = json.loads(found[ENGINES])
             yield [HostOnRay(actor, *place) for actor, place in zip(actors, told["places"])], told
@@ -68,13 +68,6 @@ def server_at(host, tmp_path):
 def gone(pid):
     stat = Path(f"/proc/{pid}/stat")
     return not stat.exists() or " Z " in stat.read_text()
-
-
-def until(what, seconds=30):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_the_leader_finds_them_in_the_cluster(hosts):
@@ -107,7 +100,7 @@ def test_each_server_sees_gpus_of_its_own(hosts, tmp_path):
     from ray.util.placement_group import placement_group, remove_placement_group
 
     group = placement_group([{"GPU": 1}] + [{"GPU": 2}] * 2)
-    assert group.wait(60)
+    assert group.wait(PATIENCE)
     actors, found = seated(group, 1, 2, "GPU", 2)
     seen = []
     for number, (actor, place) in enumerate(zip(actors, json.loads(found[ENGINES])["places"])):
@@ -136,7 +129,7 @@ def test_one_whose_process_was_killed_is_started_again(hosts, tmp_path):
     server.start()
     before = server.call("/")["pid"]
     os.kill(before, signal.SIGKILL)
-    until(lambda: server.process.poll() == -signal.SIGKILL)
+    wait_for(lambda: server.process.poll() == -signal.SIGKILL)
     server.start()
     assert server.call("/")["pid"] != before
     server.stop()
@@ -148,12 +141,12 @@ def test_one_whose_actor_died_is_lost_with_it(hosts, tmp_path):
     server = server_at(host, tmp_path)
     server.command = [sys.executable, "-c", "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"]
     process = server.begin(server.command, server.log, server.variables)
-    until(lambda: server.log.exists() and server.log.read_text().endswith("\n"))
+    wait_for(lambda: server.log.exists() and server.log.read_text().endswith("\n"))
     pid = int(server.log.read_text())
     assert process.poll() is None
     parents = processes()
     os.kill(parents[parents[pid]], signal.SIGKILL)
-    until(lambda: gone(pid))
+    wait_for(lambda: gone(pid))
     lost = rf"the actor of the engine at {host.address} died, or its machine did \(The actor is dead [\w ]+\)$"
     with pytest.raises(EngineError, match=lost):
         process.poll()
@@ -180,14 +173,14 @@ def test_one_whose_actor_is_ended_by_ray_leaves_nothing(hosts, tmp_path):
     from ray.util.placement_group import placement_group
 
     group = placement_group([{"CPU": 1}])
-    assert group.wait(60)
+    assert group.wait(PATIENCE)
     (actor,), _ = seated(group, 0, 1, "CPU", 1)
     ray.get(actor.start.remote([sys.executable, "-c", GROUP], str(tmp_path / "log"), {}))
-    until(lambda: (tmp_path / "log").read_text().endswith("\n"))
+    wait_for(lambda: (tmp_path / "log").read_text().endswith("\n"))
     pids = [*map(int, (tmp_path / "log").read_text().split())]
     assert not any(map(gone, pids))
     ray.kill(actor)
-    until(lambda: all(map(gone, pids)))
+    wait_for(lambda: all(map(gone, pids)))
 
 
 def test_a_folder_that_a_machine_does_not_see(hosts, tmp_path):

@@ -56,7 +56,7 @@ def kill(place, process, name, after, number, its_actor=False):
     rank, actor = ranks_of(name)[number]
     os.kill(actor if its_actor else rank, signal.SIGKILL)
     killed, before = time.monotonic(), steps(place, name)
-    wait_for(lambda: not Path(f"/proc/{rank}").exists(), 5)  # an actor takes its rank along
+    wait_for(lambda: not Path(f"/proc/{rank}").exists())  # an actor takes its rank along
     wait_for(lambda: steps(place, name) < before or process.poll() is not None)
     wait_for(lambda: steps(place, name) >= before or process.poll() is not None)
     print(f"{'actor of ' * its_actor}rank {number} killed after step {before}: {time.monotonic() - killed:.1f} s")

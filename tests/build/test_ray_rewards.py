@@ -44,6 +44,7 @@ from tests.build.ray_cluster import another_machine, can_mount, cluster_of
 from tests.build.started import begin, finished, processes, steps, variables_of, wait_for
 from tests.data.tools import rollout
 from tests.data.wishes import all_end
+from tests.patience import PATIENCE
 
 with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: make test-ray")
 MODULE = """
@@ -108,7 +109,7 @@ def run_on(machines):
     from ray.util.placement_group import placement_group, remove_placement_group
 
     group = placement_group([{"CPU": 1}] * machines, strategy="STRICT_SPREAD")
-    assert group.wait(60)
+    assert group.wait(PATIENCE)
     found = machines_of_run(group)
     remove_placement_group(group)
     return found

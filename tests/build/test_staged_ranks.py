@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gspo.backends.vllm.process import free_ports
-from tests.build.started import ROOT, begin, completions, finished, weights
+from tests.build.started import FORKED, ROOT, begin, completions, finished, weights
 
 STAGES = """
 [refresh]
@@ -39,7 +39,7 @@ def staged(place):
 def played(place, name, *arguments):
     """A run of that name. Returns its metrics."""
     more = f"--train.steps={STEPS}", "--reward.correct_at=0.1"
-    status, output = finished(begin(place, name, *more, *arguments, settings="staged.toml"))
+    status, output = finished(begin(place, name, *more, *arguments, settings="staged.toml", faults=FORKED))
     assert status == 0, output
     return [json.loads(line) for line in (place / name / "metrics.jsonl").read_text().splitlines()]
 
@@ -70,7 +70,6 @@ def apart(place, name, other):
     return max(float((ours[key] - theirs[key]).abs().max()) for key in theirs)
 
 
-@pytest.mark.slow
 def test_two_ranks_make_the_run_of_one_over_stages_and_a_refresh(staged):
     one, two = played(staged, "staged-one"), played(staged, "staged-two", "--scale.ranks=2")
     check(staged, "staged-two", two)

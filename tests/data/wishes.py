@@ -8,6 +8,7 @@ import pytest
 
 from gspo.data.plain import unpacked
 from gspo.data.processes import begin, environment, kill
+from tests.patience import PATIENCE
 
 linux = pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
 
@@ -79,7 +80,7 @@ def alive(pid):
 
 
 def all_end(numbers):
-    deadline = time.monotonic() + 20  # the kernel ends a process at its next turn, not within the call
+    deadline = time.monotonic() + PATIENCE  # the kernel ends a process at its next turn, not within the call
     while any(map(alive, numbers)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not any(map(alive, numbers))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gspo.learner.in_one_order import in_one_order
+from tests.patience import PATIENCE
 
 CPU = torch.device("cpu")
 
@@ -60,13 +61,13 @@ def test_threads_that_overlap_do_not_undo_each_other():
     def other():
         with in_one_order(CPU):
             entered.set()
-            left.wait(60)
+            left.wait(PATIENCE)
             seen.append(mode())
 
     thread = threading.Thread(target=other)
     with in_one_order(CPU):
         thread.start()
-        assert entered.wait(60)
+        assert entered.wait(PATIENCE)
     left.set()
     thread.join()
     assert seen == [(1, False)] and mode() == (0, True)

@@ -23,6 +23,7 @@ from gspo.rollout.external import AlreadyScored
 from gspo.rollout.metrics import in_parts, sampled_metrics, staleness
 from gspo.rollout.stages import TASK, Curriculum
 from gspo.types import Prompt, Sampling
+from tests.patience import PATIENCE
 from tests.serving.served import tiny
 
 P, G, LONGEST = 2, 2, 12
@@ -117,7 +118,7 @@ class Talk:
 
 
 @contextmanager
-def playing(sampler, make=Talk, k=1, stream=None, timeout=20.0, context=512, **sizes):
+def playing(sampler, make=Talk, k=1, stream=None, timeout=PATIENCE, context=512, **sizes):
     """A source of groups of episodes. sampler: with its model as `hf`."""
     encoder = Encoder(sampler.hf.tokenizer, TaskConfig())
     config = RolloutConfig(
@@ -203,7 +204,7 @@ def test_a_slow_environment_stops_the_trainer_only_when_it_would_be_too_old():
         for version in (0, 1):  # the trainer goes on
             assert next(groups).prompt.id == str(version)
             if version == 0:
-                assert all(Waits.there.acquire(timeout=20) for _ in range(G))
+                assert all(Waits.there.acquire(timeout=PATIENCE) for _ in range(G))
             sampler.update(version + 1)
         late = []
         trainer = threading.Thread(target=lambda: late.append(next(groups)), daemon=True)
@@ -211,7 +212,7 @@ def test_a_slow_environment_stops_the_trainer_only_when_it_would_be_too_old():
         trainer.join(0.3)
         assert trainer.is_alive() and not late  # now it waits: to leave a slow one out would favour what is quick
         Waits.go.set()
-        trainer.join(20)
+        trainer.join(PATIENCE)
         first, second = late[0].rollouts
     for rollout in (first, second):
         versions, turns = rollout.version[rollout.sampled], rollout.turn[rollout.sampled]
@@ -322,7 +323,7 @@ def test_what_is_dropped_is_ended():
     sampler = Pieces(size=LONGEST)
     with playing(sampler, Counts, k=2, timeout=1e3) as source:
         steps(source, sampler, 1)
-        assert all(Counts.there.acquire(timeout=20) for _ in range(2 * P * G))
+        assert all(Counts.there.acquire(timeout=PATIENCE) for _ in range(2 * P * G))
         source.drop()
         assert not source.state_dict()["flights"]
-        assert all(Counts.ended.acquire(timeout=20) for _ in range(2 * P * G))
+        assert all(Counts.ended.acquire(timeout=PATIENCE) for _ in range(2 * P * G))

@@ -11,6 +11,7 @@ import pytest
 
 import gspo
 from gspo.runs.folder import RunFolder
+from tests.patience import PATIENCE
 
 
 def test_create_makes_a_whole_folder(tmp_path):
@@ -104,7 +105,7 @@ def refused_to_others(place):
     code = "import sys; sys.path.insert(0, sys.argv.pop()); exec(sys.argv.pop())"
     source = os.path.dirname(os.path.dirname(gspo.__file__))
     command = [sys.executable, "-c", code, str(place / "run"), READ_ONLY, source]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     resumed, created = ended.stdout.splitlines()
     assert "cannot be written to" in resumed and "Permission denied" in resumed, ended.stderr
     assert "may not be written to; give another log.dir" in created

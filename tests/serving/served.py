@@ -5,6 +5,7 @@ import httpx
 import gspo
 from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
 from tests.agents.talking import tokenizer
+from tests.patience import PATIENCE
 
 
 def tiny(template="chatml", context=512):
@@ -28,4 +29,4 @@ def serving(folder, template="chatml", hf=None, **sections):
 def post(model, path, body, key=None, **options):
     """A request, as JSON unless `options` say otherwise."""
     headers = {"authorization": f"Bearer {model.api_key if key is None else key}"}
-    return httpx.post(f"{model.base_url}{path}", json=body, headers=headers, timeout=60.0, **options)
+    return httpx.post(f"{model.base_url}{path}", json=body, headers=headers, timeout=PATIENCE, **options)

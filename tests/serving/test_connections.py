@@ -18,6 +18,7 @@ from gspo.config.training import ServeConfig
 from gspo.serving import connections
 from gspo.serving.connections import EndpointServer, address_of, listener, most_connections, running
 from gspo.serving.limits import MOST_HELD, RequestLimits
+from tests.patience import PATIENCE
 from tests.serving.served import post, serving
 from tests.serving.test_model import collected
 from tests.serving.tools import GOOD
@@ -59,7 +60,7 @@ def small(**settings):
 
 
 def opened(address, sent=b""):
-    connection = socket.create_connection(address[:2], timeout=20)
+    connection = socket.create_connection(address[:2], timeout=PATIENCE)
     connection.sendall(sent)
     return connection
 
@@ -101,12 +102,12 @@ def address():
         yield bound
 
 
-IDLERS = """
+IDLERS = f"""
 import resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 address, held = (sys.argv[1], int(sys.argv[2])), []
 for number in range(400):
-    held.append(socket.create_connection(address, timeout=30))
+    held.append(socket.create_connection(address, timeout={PATIENCE}))
     held[-1].sendall([b"", b"POST /v1/chat/completions HTTP/1.1\\r\\nX-"][number % 2])
 print("opened", flush=True)
 sys.stdin.read()
@@ -140,7 +141,7 @@ def test_who_sends_no_whole_request_is_not_kept(monkeypatch, sent):
 def test_who_sent_a_request_while_the_server_was_held_up_is_answered(monkeypatch):
     monkeypatch.setattr(connections, "REQUEST", 0.7)
     with small() as (app, _, address), opened(address) as patient, opened(address, asking("/stall")) as stalling:
-        assert app.waiting.acquire(timeout=20)
+        assert app.waiting.acquire(timeout=PATIENCE)
         patient.sendall(asking())
         assert answered(stalling) and answered(patient)
 
@@ -176,13 +177,13 @@ def test_while_all_have_requests_under_way_newcomers_wait(monkeypatch):
     with small(max_concurrent=2) as (app, _, address):
         busy = [opened(address, asking("/wait")) for _ in range(2)]
         for _ in busy:
-            assert app.waiting.acquire(timeout=20)
+            assert app.waiting.acquire(timeout=PATIENCE)
         with opened(address, asking()) as newcomer:
             newcomer.settimeout(0.5)
             with pytest.raises(TimeoutError):
                 newcomer.recv(1)
             app.may.set()
-            newcomer.settimeout(20)
+            newcomer.settimeout(PATIENCE)
             assert newcomer.recv(12) == b"HTTP/1.1 200"
         for connection in busy:
             assert connection.recv(12) == b"HTTP/1.1 200"
@@ -191,7 +192,7 @@ def test_while_all_have_requests_under_way_newcomers_wait(monkeypatch):
 
 def test_where_no_file_can_be_opened_clients_wait(few_files, capfd):
     with small() as (_, _, address), socket.socket() as client, contextlib.ExitStack() as stack:
-        client.settimeout(20)
+        client.settimeout(PATIENCE)
         with contextlib.suppress(OSError):
             while True:
                 stack.enter_context(open(os.devnull))
@@ -201,7 +202,7 @@ def test_where_no_file_can_be_opened_clients_wait(few_files, capfd):
         with pytest.raises(TimeoutError):
             client.recv(1)
         stack.close()
-        client.settimeout(20)
+        client.settimeout(PATIENCE)
         assert client.recv(12) == b"HTTP/1.1 200"
     assert capfd.readouterr().err == ""
 
@@ -314,7 +315,7 @@ def test_addresses(host, url, reachable):
     with listening:
         address, others = address_of(listening)
         assert others == reachable and address.endswith(f":{listening.getsockname()[1]}") and address.startswith(url)
-        socket.create_connection((url.strip("[]") or host, listening.getsockname()[1]), timeout=20).close()
+        socket.create_connection((url.strip("[]") or host, listening.getsockname()[1]), timeout=PATIENCE).close()
 
 
 def test_where_nothing_can_listen():

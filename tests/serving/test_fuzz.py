@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.campaign import CAMPAIGN
+from tests.patience import PATIENCE
 from tests.serving.served import post, serving, tiny
 
 GOOD = {"model": "policy", "messages": [{"role": "user", "content": "what is in the box"}]}
@@ -75,7 +76,7 @@ HEADERS = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: applic
 def opened(model, body, length=None, key=None):
     """A connection on which this much of a request was sent. length: as it claims; None: chunked."""
     address = urlsplit(model.base_url)
-    connection = socket.create_connection((address.hostname, address.port), timeout=30)
+    connection = socket.create_connection((address.hostname, address.port), timeout=PATIENCE)
     size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
     sent = f"{len(body):x}\r\n".encode() + body + b"\r\n" if length is None else body
     connection.sendall(f"{HEADERS}{model.api_key if key is None else key}\r\n{size}\r\n\r\n".encode() + sent)

@@ -2,10 +2,11 @@
 
 import signal
 import sys
-import time
 
 import pytest
 
+from tests.build.started import wait_for
+from tests.patience import PATIENCE
 from tests.study.forked import ForkedGspo
 from tests.study.test_cells import begun, cells
 
@@ -16,11 +17,8 @@ def test_cells_of_a_study_that_is_killed_save_and_end(place):
     process, _, metrics = begun(place, 4000, ForkedGspo)
     assert cells(place, process)
     process.send_signal(signal.SIGKILL)
-    process.wait(60)
-    deadline = time.monotonic() + 60
-    while cells(place) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not cells(place)
+    process.wait(PATIENCE)
+    wait_for(lambda: not cells(place))
     done = metrics.read_text().count("\n")
     assert 3 < done < 4000
     assert list((metrics.parent / "checkpoints").glob(f"step_{done:06d}"))  # it saved the step it was in

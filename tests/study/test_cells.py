@@ -16,6 +16,7 @@ from gspo.config.files import as_config, to_toml
 from gspo.study.cells import CellOutcome, finished, run_cells
 from gspo.study.compare import compare
 from gspo.study.spec import read
+from tests.patience import PATIENCE
 from tests.study.forked import ForkedGspo, fork_cells
 from tests.study.studies import BASE, write
 
@@ -54,7 +55,7 @@ def test_a_study_that_is_stopped_goes_on(place, monkeypatch, number):
     process, study, metrics = begun(place, 400, start)
     assert cells(place, process)
     process.send_signal(number)
-    assert process.wait(60) == 130
+    assert process.wait(PATIENCE) == 130
     assert not cells(place)
     done = metrics.read_text().count("\n")
     assert 3 < done < 400

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gspo.backends.vllm.calls import http
 from gspo.backends.vllm.server import Server
+from tests.patience import PATIENCE
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 PACE = 0.003  # seconds a token
@@ -39,8 +40,8 @@ class Engines:
         return http().get(f"http://127.0.0.1:{port}/health").json()
 
 
-def until(holds, seconds=60.0):  # a busy machine may need most of it
-    deadline = time.monotonic() + seconds
+def until(holds):
+    deadline = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < deadline, "it does not come"
         time.sleep(0.01)

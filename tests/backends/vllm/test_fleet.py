@@ -27,6 +27,7 @@ from gspo.backends.vllm.swap import Swap
 from gspo.ports import SamplerError
 from gspo.types import Prompt, Reading, Rollout, Sampling
 from tests.backends.vllm.engines import PACE, STAND_IN, until
+from tests.patience import PATIENCE
 
 PROMPTS = [Prompt(str(i), "", (2, 3 + i)) for i in range(8)]
 LONG = Sampling(40, seed=5)
@@ -442,5 +443,5 @@ def test_who_closes_waits_for_the_end_of_probes(engines, tmp_path, tiny):
     waits.start()
     until(lambda: begun)
     sampler.close()
-    waits.join(20.0)
+    waits.join(PATIENCE)
     assert told and len(ended) == len(begun)

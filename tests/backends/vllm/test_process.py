@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gspo.backends.vllm.process import LocalEngine, LocalHost, environment, free_ports
+from tests.backends.vllm.engines import until
 
 RANK = {
     "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "ROLE_RANK": "1",
@@ -56,10 +57,7 @@ def test_an_end_takes_what_the_server_has_started(tmp_path):
     process.end()
     assert process.poll() == -signal.SIGKILL
     stat = Path(f"/proc/{child}/stat")
-    deadline = time.monotonic() + 10
-    while stat.exists() and " Z " not in stat.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not stat.exists() or " Z " in stat.read_text())
 
 
 def test_its_standard_input_closes_when_its_trainer_is_gone(tmp_path):

@@ -15,6 +15,7 @@ from gspo.learner.weights import PolicyWeights
 from gspo.ports import SamplerError
 from gspo.types import Rollout, Sampling
 from tests.backends.vllm.tools import PROMPTS, choice, sampler_of
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def test_a_completion_as_it_comes(engine, tmp_path):
 def test_an_engine_that_hangs(engine, tmp_path):
     engine.completions.append((200, {"choices": [choice()]}))
     wait, plain = threading.Event(), engine.handler.do_POST
-    engine.handler.do_POST = lambda self: wait.wait(10) if self.path == GENERATE else plain(self)
+    engine.handler.do_POST = lambda self: wait.wait(PATIENCE) if self.path == GENERATE else plain(self)
     with pytest.raises(EngineError, match=r"it has not answered for 0\.2 s"):
         sampler_of(engine, tmp_path, timeout=0.2).generate(PROMPTS, 1, Sampling(8))
     wait.set()
@@ -85,7 +86,7 @@ def test_an_engine_that_is_lost_is_started_once_for_all(engine, tmp_path):
 
 def test_the_check_does_not_queue_behind_long_completions(engine, tmp_path):
     sampler, free = sampler_of(engine, tmp_path, batch_size=1), threading.Event()
-    engine.completions += [(200, {"choices": [choice()]}, lambda: free.wait(20)), (200, {"choices": [choice()]})]
+    engine.completions += [(200, {"choices": [choice()]}, lambda: free.wait(PATIENCE)), (200, {"choices": [choice()]})]
     long = sampler.begin(Rollout.begun(PROMPTS[0]), 1, Sampling(8))
     while not engine.asked:
         time.sleep(0.01)

@@ -20,6 +20,7 @@ from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTr
 from gspo.ports import SamplerError
 from tests.backends.vllm.engines import until
 from tests.backends.vllm.test_fleet import LONG, PROMPTS, Bigrams, tokens
+from tests.patience import PATIENCE
 
 CPU = torch.device("cpu")
 
@@ -179,7 +180,7 @@ def test_a_swap_that_was_given_up_does_not_go_on(fleet_of, monkeypatch, late):
         if not first and method == "/pause":
             first.append(me)
             answer = plain(self, path, body, **params)
-            assert back.wait(30)
+            assert back.wait(PATIENCE)
             return answer
         answer = plain(self, path, body, **params)
         if method == ("gspo_join" if late.startswith("after") else "gspo_place") and first:

@@ -15,6 +15,7 @@ from gspo.ports import SamplerError
 from tests.backends.vllm.engines import until
 from tests.backends.vllm.test_fleet import LONG, PROMPTS, fleet_of  # noqa: F401
 from tests.backends.vllm.test_transfer import CPU, Layered
+from tests.patience import PATIENCE
 
 ODD = [
     ("answers", OSError(24, "Too many open files")), ("swap", KeyError("results")), ("swap", ValueError("JSON")),
@@ -23,7 +24,7 @@ ODD = [
 ]  # fmt: skip
 
 
-def within(seconds, act):
+def ended(act):
     """What it raises; fails where it does not end."""
     raised = []
 
@@ -35,7 +36,7 @@ def within(seconds, act):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(PATIENCE / 2)  # less than an engine is held
     assert not thread.is_alive(), "it waits for an engine that never comes"
     return raised[0] if raised else None
 
@@ -51,9 +52,7 @@ def test_a_program_that_is_gone_when_it_is_started_again(fleet_of, engines, tmp_
     sampler, ports = fleet_of(1)
     of_ours(sampler, tmp_path, "/nowhere/bin/python")
     engines.kill(ports[0])
-    errors = [
-        within(20, act) for act in (lambda: sampler.generate(PROMPTS, 1, LONG), lambda: sampler.load(fleet_of.weights(2)))
-    ]
+    errors = [ended(act) for act in (lambda: sampler.generate(PROMPTS, 1, LONG), lambda: sampler.load(fleet_of.weights(2)))]
     assert all(isinstance(error, EngineError) and "/nowhere/bin/python" in str(error) for error in errors)
     assert len(sampler.notes) == STRIKES and "it cannot be started" in sampler.notes[1] and "given up" in sampler.notes[-1]
 
@@ -150,14 +149,14 @@ def test_an_update_waits_for_no_engine_that_comes_back(fleet_of, engines, monkey
         answer = plain(self, path, body, **params)
         if self.url.endswith(str(ports[0])) and path == at and not held.is_set():
             held.set()
-            assert free.wait(60)
+            assert free.wait(PATIENCE)
         return answer
 
     monkeypatch.setattr(Server, "call", call)
     engines.start(ports[0])
-    assert held.wait(30)
+    assert held.wait(PATIENCE)
     for version in (3, 4):
-        assert within(30, lambda version=version: sampler.load(weights(version))) is None
+        assert ended(lambda version=version: sampler.load(weights(version))) is None
     assert [member.engine.name for member in sampler.fleet.serving] == [f"http://127.0.0.1:{ports[1]}"]
     alone = [rollout.tokens.tolist() for rollout in sampler.generate(PROMPTS, 2, LONG)]
     free.set()
@@ -176,17 +175,17 @@ def test_an_update_gives_its_weights_to_one_that_comes_back_where_no_other_is_le
     def call(self, path, body=None, **params):
         if path == "/resume" and not held.is_set():
             held.set()
-            assert free.wait(60)
+            assert free.wait(PATIENCE)
         return plain(self, path, body, **params)
 
     monkeypatch.setattr(Server, "call", call)
     sampler.fleet.leave_out(sampler.fleet.members[0], 0, EngineError("status 500"))
-    assert held.wait(30)
+    assert held.wait(PATIENCE)
     loads = threading.Thread(target=sampler.load, args=(fleet_of.weights(2),), daemon=True)
     loads.start()
     until(lambda: sampler.fleet.updates == 2)
     free.set()
-    loads.join(30)
+    loads.join(PATIENCE)
     assert not loads.is_alive() and sampler.check(fleet_of.weights(2)) < 1e-5 and len(sampler.fleet.serving) == 1
 
 
@@ -240,7 +239,7 @@ def test_a_request_that_one_refuses_waits_for_another_that_comes_back(fleet_of, 
     free, proves = threading.Event(), sampler._prove
 
     def held(*args):
-        assert free.wait(60)
+        assert free.wait(PATIENCE)
         proves(*args)
 
     async def refuses(body, timeout):
@@ -256,7 +255,7 @@ def test_a_request_that_one_refuses_waits_for_another_that_comes_back(fleet_of, 
     asks.join(1)
     assert asks.is_alive()
     free.set()
-    asks.join(60)
+    asks.join(PATIENCE)
     assert done and len(done[0]) == len(PROMPTS)
     assert any("404" in note for note in sampler.notes)  # it was the one at fault
 
@@ -280,7 +279,7 @@ def test_where_all_are_odd_it_is_a_sampler_error(fleet_of, monkeypatch):  # noqa
     """For which the trainer saves its work."""
     sampler, ports = fleet_of(2)
     odd_at(monkeypatch, ports, b"<html>")
-    error = within(30, lambda: sampler.load(fleet_of.weights(2)))
+    error = ended(lambda: sampler.load(fleet_of.weights(2)))
     assert isinstance(error, SamplerError) and all(str(port) in str(error) for port in ports)
     assert sampler.version == 2
 

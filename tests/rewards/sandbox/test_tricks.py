@@ -11,6 +11,7 @@ import pytest
 
 from gspo.rewards.code import CodeTest, same_stdout
 from gspo.rewards.sandbox.types import Case, Limits, Program
+from tests.patience import PATIENCE
 from tests.rewards.sandbox.boxes import in_time
 from tests.rewards.sandbox.tricks import CHEAT, EXHAUST, FILES, FOOLS, HONEST, SURVIVE
 
@@ -40,7 +41,7 @@ judge(names["f"], case)
 @pytest.mark.parametrize("name", FOOLS)
 def test_a_runner_that_compares_inside_takes_them_for_right(name):
     words = [sys.executable, "-c", INSIDE.format(source=CHEAT[name])]
-    done = subprocess.run(words, check=False, capture_output=True, timeout=60)
+    done = subprocess.run(words, check=False, capture_output=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
 
 

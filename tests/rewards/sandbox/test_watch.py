@@ -7,6 +7,7 @@ import time
 import pytest
 
 from gspo.rewards.sandbox import watch
+from tests.patience import PATIENCE
 
 
 def started(code):
@@ -38,7 +39,7 @@ def test_work_counts_what_a_process_ran():
     process = started("while True: pass")
     work = watch.TaskTimes(process.pid)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while work.now()[0] < 0.2 and time.monotonic() < deadline:
             time.sleep(0.05)
         ran, waited = work.now()

@@ -16,6 +16,7 @@ from gspo.backends.hf.tiny import build_tiny
 from gspo.learner.weights import PolicyWeights
 from tests.agents.talking import tokenizer
 from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON, change, served
+from tests.patience import PATIENCE
 from tests.rollout.test_asynchronous_episodes import exact, playing, steps
 
 
@@ -70,7 +71,7 @@ def test_a_run_that_is_killed_goes_on_and_loses_no_prompt(tmp_path):
             time.sleep(0.05)
     finally:
         os.kill(process.pid, signal.SIGKILL)
-        process.wait(20)
+        process.wait(PATIENCE)
     assert train(folder, 10, resume=True).finished
     metrics = lines(folder, "metrics")
     assert [line["step"] for line in metrics] == list(range(1, 11))

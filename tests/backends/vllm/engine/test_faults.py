@@ -13,6 +13,7 @@ from gspo.backends.vllm.errors import EngineError
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
 from tests.backends.vllm.engine.servers import change, policy_of, prompts, served
+from tests.backends.vllm.engines import until
 
 LONG = Sampling(100, seed=7)
 
@@ -101,8 +102,5 @@ def test_no_process_outlives_the_trainer(engine):
     _, sampler, _ = engine
     process = sampler.server.process
     process.stdin.close()
-    deadline = time.monotonic() + 20
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert process.poll() is not None
+    until(lambda: process.poll() is not None)
     process.stdin = open(os.devnull, "wb")  # noqa: SIM115

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from tests.backends.vllm.engine.servers import PYTHON, UNTIED
 from tests.backends.vllm.engine.test_ranks import REWARD, SETTINGS, run
 from tests.build.ray_cluster import cluster_of
-from tests.build.started import finished, left, steps
+from tests.build.started import finished, left, steps, wait_for
 from tests.build.started import processes as all_parents
 from tests.tiny_run import PIECES, ROWS
 
@@ -50,13 +49,6 @@ def begin(folder, name, environment, *arguments):
     words.append(f"--sampler.exchange={folder / f'exchange-{name}'}")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, **pipes)
-
-
-def until(what, process, seconds=400):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end and process.poll() is None, process.communicate(timeout=60)[0]
-        time.sleep(0.05)
 
 
 def processes(*words):
@@ -98,15 +90,15 @@ def test_a_run_on_ray_is_the_run_without_it_whatever_dies(folder, cluster):
     """
     one, whole, _ = run(folder, "one", "--scale.ranks=2", "--train.steps=14")
     process = begin(folder, "two", cluster, "--scale.ranks=2", "--sampler.engines=2", "--train.steps=14")
-    until(lambda: steps(folder, "two") >= 2, process)
+    wait_for(lambda: steps(folder, "two") >= 2, process=process)
     (engine, actor, variables), (other, _, _) = engines("two")
     assert not {"RANK", "MASTER_ADDR", "GSPO_ENGINES"} & set(variables) and variables["GSPO_KEY"]
     os.kill(actor, signal.SIGKILL)
-    until(lambda: 1 in serving(folder, "two"), process)
+    wait_for(lambda: 1 in serving(folder, "two"), process=process)
     assert [one[0] for one in engines("two")] == [other]  # the actor has taken it along
     reached = steps(folder, "two")
     os.kill(rank("two", 1), signal.SIGKILL)
-    until(lambda: steps(folder, "two") > reached, process)
+    wait_for(lambda: steps(folder, "two") > reached, process=process)
     assert engine not in {one[0] for one in engines("two")} and len(engines("two")) == 2
     status, output = finished(process)
     assert status == 0, output
@@ -126,18 +118,15 @@ def test_a_run_on_ray_is_the_run_without_it_whatever_dies(folder, cluster):
 def test_the_engines_of_a_run_end_with_it(folder, cluster):
     """After Ctrl-C, which saves, and where the controller is killed."""
     process = begin(folder, "ends", cluster, "--train.steps=1000")
-    until(lambda: steps(folder, "ends") >= 1, process)
+    wait_for(lambda: steps(folder, "ends") >= 1, process=process)
     assert len(engines("ends")) == 1
     os.killpg(process.pid, signal.SIGINT)
     status, output = finished(process)
     assert status == 130 and not engines("ends"), output
     process = begin(folder, "ends", cluster, "--train.steps=1000", "--resume")
     reached = steps(folder, "ends")
-    until(lambda: steps(folder, "ends") > reached, process)
+    wait_for(lambda: steps(folder, "ends") > reached, process=process)
     ((_, _, variables),) = engines("ends")
     assert len(left("GSPO_KEY", variables["GSPO_KEY"])) > 2  # the server, who waits for it, and what the server has started
     process.kill()
-    deadline = time.monotonic() + 30
-    while left("GSPO_KEY", variables["GSPO_KEY"]) or processes("--log.dir=ends"):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: not left("GSPO_KEY", variables["GSPO_KEY"]) and not processes("--log.dir=ends"))
