@@ -1,6 +1,6 @@
 """Is what `gspo probe` recommends as good as the best of a sweep? Probes each setting, writes probe.toml, runs and tells.
 
-    python studies/probe.py            # about three hours on two cores; what is done is kept, probes in results/probes.json
+    python studies/probe.py            # about five hours on two cores; what is done is kept, probes in results/probes.json
 
 The plan, written before any probe or cell of these settings ran: each setting is probed once, from the paper's settings of
 GSPO. Its recommendation is then trained on seeds 0 to 2 beside eight fixed choices. Measure: mean reward of the last 10
@@ -12,6 +12,12 @@ rule as it then stood. All have 4 updates a batch. One has the rate at which the
 sampler and every completion read twice; one the longest completions that the model reads. Beside the rule a second was
 written down after their probes and before their cells, to be judged on the same cells: the narrowest of GSPO's three ranges
 whose number is at least half of the highest of the three.
+
+Two of the three failed or stayed silent, so the rule changed again: it asks how far the policy moves, recommends nothing for
+several epochs, and no clip of single tokens on a coarse sampler's likelihoods. The last six settings are held apart from
+that: chosen after it, and before any probe or cell of theirs ran. All have at most 4 updates a batch and one epoch, where
+it may recommend; each differs from "4 mini-batches" in something that the first six had not, or had apart. The question: is
+what it recommends within .02 of the best in all of them, where it recommends at all?
 """
 
 from __future__ import annotations
@@ -61,7 +67,15 @@ HELD_APART: dict[str, dict[str, dict[str, Any]]] = {
         "task": {"config": {"min_n": 10**7, "max_n": 10**8 - 1}}, "rollout": {"max_completion_length": 240},
     },
 }  # fmt: skip
-SETTINGS = FIRST | HELD_APART
+LAST: dict[str, dict[str, dict[str, Any]]] = {
+    "int8 sampler, 2 mini-batches": {"sampler": {"quantize": "int8"}, "algorithm": {"mini_batches": 2}},
+    "half the learning rate": {"optimizer": {"lr": 2.5e-5}},
+    "groups of 4": {"rollout": {"num_prompts": 24, "num_generations": 4}},
+    "adapters": {"lora": {"rank": 16}, "optimizer": {"lr": 5e-4}},
+    "rewards not scaled": {"algorithm": {"scale_rewards": "none"}},
+    "dense, fp8 sampler": {"model": {"path": "runs/study-models/dense/model"}, "sampler": {"quantize": "fp8"}},
+}  # fmt: skip
+SETTINGS = FIRST | HELD_APART | LAST
 COMMON: dict[str, dict[str, Any]] = {"optimizer": {"lr": 5e-5}, "algorithm": {"old_logprobs": "auto"}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "GSPO 3e-4": {"name": "gspo", "epsilon": 3e-4, "epsilon_high": 4e-4},
@@ -89,7 +103,7 @@ def probed(setting: str) -> dict[str, Any]:
     kept: dict[str, dict[str, Any]] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     if setting in kept:
         return kept[setting]
-    folder = PROBES / setting.replace(" ", "-").replace(",", "")
+    folder = PROBES / slug(setting)
     if not (folder / "probe.json").exists():
         base = tomllib.loads((HERE / "base.toml").read_text(encoding="utf-8"))
         sections = merged(base, COMMON, {"algorithm": VARIANTS[BASELINE]}, SETTINGS[setting])
