@@ -145,8 +145,8 @@ def way_on(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
     if arguments.command == "compare" or (arguments.command == "eval" and arguments.benchmark is not None):
         return "; the same command goes on with what is left"
     if arguments.command == "probe":
-        some = (arguments.dir / "probe.json").exists()
-        return f"; what was measured until then is in {arguments.dir}" if some else "; nothing was measured until then"
+        told = (arguments.dir / "probe.json").exists()
+        return f"; what was measured until then is in {arguments.dir}" if told else "; nothing was measured"
     if arguments.command == "demo":
         folder = demo_folder(arguments)
         begun = folder.with_name(f"{folder.name}-cold-start").exists()
@@ -280,9 +280,8 @@ def measure(config: Any, arguments: argparse.Namespace) -> int:
     """`gspo probe`: prints what it recommends."""
     with importing():
         from gspo.probe.run import ProbeOptions, probe
-    page, words = probe(
-        config, ProbeOptions(arguments.dir, arguments.groups, arguments.fresh, arguments.ages, arguments.warm)
-    )
+    options = ProbeOptions(arguments.dir, arguments.groups, arguments.fresh, arguments.ages, arguments.warm)
+    page, words = probe(config, options)
     print(visible("\n".join([*words, f"page    {page}"])))
     return 0
 

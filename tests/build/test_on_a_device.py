@@ -62,7 +62,7 @@ def evaluated(folder, device):
 
 
 def probed(folder, device):
-    options = ProbeOptions(folder / f"probe-{device}", groups=4, fresh=2, warm=1, ages=(0, 1))
+    options = ProbeOptions(folder / f"probe-{device}", groups=4, fresh=8, warm=1, ages=(0, 1))
     config = config_of(folder, device, task={"source": "given"})
     page, _ = probe(config, options, Given(rows=ROWS, functions=[likes_a]))
     told = json.loads(page.with_name("probe.json").read_text())

@@ -99,7 +99,7 @@ def test_ctrl_c_keeps_the_ages_that_were_measured(here, capsys, monkeypatch):
 def test_a_probe_that_had_measured_nothing_is_begun_anew_by_its_own_command(here, capsys, monkeypatch):
     monkeypatch.setattr(probe_run, "measure", lambda run, plan: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main([*SHORT, "--dir", "probed"]) == 130
-    assert "interrupted; nothing was measured until then" in capsys.readouterr().err
+    assert "interrupted; nothing was measured" in capsys.readouterr().err
     assert [path.name for path in (here / "probed").iterdir()] == ["run"]
     monkeypatch.undo()
     monkeypatch.chdir(here)

@@ -23,6 +23,8 @@ from tests.rewards.tools import ended, in_process, named, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore:reward .*a call for")
 
+LIMIT = 2.0  # seconds within which a busy machine answers; what hangs takes as long
+
 
 def test_math_that_never_ends_costs_its_own_completion():
     tower = "\\boxed{9^{9^{9^{9}}}}"
@@ -64,8 +66,8 @@ def test_math_that_never_ends_costs_its_own_completion():
             "not a finite number",
         ),
         ("odd_values", ["true", "none"], [1, None], "no reward function had an opinion"),
-        ("hangs", ["a", "hang", "b", "c"], [1, None, 1, 1], "hangs: took longer than 0.2 s"),
-        ("hangs_in_c", ["hang", "b"], [None, 1], "took longer than 0.2 s"),
+        ("hangs", ["a", "hang", "b", "c"], [1, None, 1, 1], "hangs: took longer than 2 s"),
+        ("hangs_in_c", ["hang", "b"], [None, 1], "took longer than 2 s"),
         ("dies", ["a", "exit", "b"], [1, None, 1], "dies: its process died (exit status 3)"),
         ("dies", ["segfault", "a"], [None, 1], "dies: its process died (SIGSEGV)"),
         ("dies", ["quit", "a"], [None, 1], "dies: SystemExit: no more"),
@@ -76,7 +78,7 @@ def test_math_that_never_ends_costs_its_own_completion():
     ],
 )
 def test_functions_in_workers(grader, completions, rewards, error):
-    got, errors = outcome(named(grader, timeout=0.2), *completions)
+    got, errors = outcome(named(grader, timeout=LIMIT), *completions)
     assert got == rewards
     for reward, found in zip(got, errors):
         assert (found is None) if reward is not None else (error in found)
@@ -89,10 +91,10 @@ def test_a_call_that_hung_is_killed_with_its_children(tmp_path):
 
 
 def test_the_worker_goes_on_after_a_hang():
-    with named("hangs", "process_id", timeout=0.2) as rewards:
+    with named("hangs", "process_id", timeout=LIMIT) as rewards:
         first = rewards.score([rollout("a"), rollout("hang")])
         again = rewards.score([rollout("a")])
-    assert first[1].error == "hangs: took longer than 0.2 s (reward.timeout)"
+    assert first[1].error == "hangs: took longer than 2 s (reward.timeout)"
     assert again[0].error is None
 
 
@@ -112,13 +114,13 @@ def test_callables_that_fail():
 
     def hangs(prompts, completions, **columns):
         if "hang" in completions:
-            time.sleep(3)
+            time.sleep(1000)
         return [1.0] * len(completions)
 
     for function in (judge, hangs):
-        got, errors = outcome(in_process(function, timeout=0.2), "a", "hang", "b")
+        got, errors = outcome(in_process(function, timeout=LIMIT), "a", "hang", "b")
         assert got == [1, None, 1]
-        assert errors[1].endswith("took longer than 0.2 s (reward.timeout)")
+        assert errors[1].endswith("took longer than 2 s (reward.timeout)")
     got, errors = outcome(in_process(judge), "a", "zero", "b")
     assert (got, errors[1]) == ([1, None, 1], "judge: ZeroDivisionError: division by zero")
 
@@ -147,7 +149,7 @@ def sizes(tmp_path):
 @pytest.mark.parametrize("grader", ["slow_for_many", "slow_for_many_async"])
 def test_a_batch_that_timed_out_is_not_tried_again(grader, tmp_path):
     completions = [rollout(completion, path=str(tmp_path / "calls")) for completion in "abc"]
-    with named(grader, timeout=0.2) as rewards:
+    with named(grader, timeout=LIMIT) as rewards:
         with pytest.warns(UserWarning) as told:
             assert [r.reward for r in rewards.score(completions)] == [1, 1, 1]
         assert sizes(tmp_path) == [3, 1, 1, 1]
@@ -157,7 +159,7 @@ def test_a_batch_that_timed_out_is_not_tried_again(grader, tmp_path):
     (warning,) = told
     assert Path(gspo.__file__).parent in Path(warning.filename).parents  # so that the run's log takes it
     assert str(warning.message) == (
-        f"reward {grader}: a call for 3 completions took longer than 0.2 s (reward.timeout) and was given up. From now on "
+        f"reward {grader}: a call for 3 completions took longer than 2 s (reward.timeout) and was given up. From now on "
         "each completion gets a call of its own. Raise reward.timeout to wait for all at once, or make the function handle "
         "a single bad completion"
     )
@@ -177,7 +179,7 @@ def test_async_calls_stay_concurrent_after_a_time_out():
             at_work -= 1
         return [1.0] * len(completions)
 
-    with in_process(judge, timeout=0.3) as rewards:
+    with in_process(judge, timeout=LIMIT) as rewards:
         for expected in ([4, 1, 1, 1, 1], [1, 1, 1, 1]):
             most = 0
             assert [r.reward for r in rewards.score([rollout(completion) for completion in "abcd"])] == [1] * 4
@@ -191,10 +193,10 @@ def test_an_async_function_that_blocks_ends_one_by_one(monkeypatch):
 
     async def judge(prompts, completions, step):
         calls.append((step[0], completions))
-        time.sleep(0.6 if len(completions) > 1 or len(asyncio.all_tasks()) > 1 else 0)
+        time.sleep(6 if len(completions) > 1 or len(asyncio.all_tasks()) > 1 else 0)
         return [1.0] * len(completions)
 
-    with in_process(judge, timeout=0.1) as rewards:
+    with in_process(judge, timeout=LIMIT) as rewards:
         with pytest.warns(UserWarning) as told:
             assert [r.reward for r in rewards.score([rollout(completion, step=1) for completion in "ab"])] == [1, 1]
         assert len(told) == 1
@@ -259,7 +261,7 @@ def test_a_single_completion_that_hangs_says_nothing_about_many():
 
 @pytest.mark.parametrize("kind", ["hang", "exit", "raise"])
 def test_a_failed_group_is_left_out_as_a_whole(kind):
-    with named("compares", timeout=0.3, workers=1) as rewards:
+    with named("compares", timeout=LIMIT, workers=1) as rewards:
         scored = rewards.score(
             [rollout(completion, i // 4) for i, completion in enumerate([*"abcd", *"ef", kind, "h", *"ijkl"])]
         )
@@ -270,7 +272,7 @@ def test_a_failed_group_is_left_out_as_a_whole(kind):
 
 
 def test_a_group_whose_process_died_between_calls_is_scored_whole():
-    with named("compares", workers=1, timeout=0.3) as rewards:
+    with named("compares", workers=1, timeout=LIMIT) as rewards:
         rewards.score([rollout(completion) for completion in "ab"])
         rewards.ways["compares"].level = graders.SINGLY
         os.kill(rewards.workers[0].process.pid, signal.SIGKILL)
@@ -293,7 +295,7 @@ def test_columns_that_cannot_be_sent(monkeypatch):
 
 @pytest.mark.parametrize("junk", graders_that_misbehave.MESSAGES)
 def test_junk_from_a_worker_costs_its_own_completion(junk):
-    with named("sends", "length", timeout=0.3) as rewards:
+    with named("sends", "length", timeout=LIMIT) as rewards:
         scored = rewards.score([rollout(completion, i, path="") for i, completion in enumerate(["a", junk, "b"])])
         assert rewards.score([rollout("a", path="")])[0].reward == 2  # and it goes on
     assert [r.reward_parts["sends"] for r in scored] == [1, None, 1]
