@@ -107,6 +107,18 @@ def test_a_probe_that_had_measured_nothing_is_begun_anew_by_its_own_command(here
     assert (here / "probed/probe.html").exists()
 
 
+@pytest.mark.parametrize("kept", ["metrics.jsonl", "model", "checkpoints/step_1", "config.toml"])
+def test_a_run_of_the_users_is_never_taken_for_what_a_probe_left(here, capsys, kept):
+    """A folder whose only content is called "run" may be theirs; the last has no config.toml."""
+    path = here / "runs/run" / kept
+    path.parent.mkdir(parents=True)
+    (here / "runs/run/config.toml").write_text("")
+    path.unlink() if kept == "config.toml" else path.write_text("1\n")
+    assert main([*SHORT, "--dir", "runs"]) == 2
+    assert "--dir runs: exists already; give another" in capsys.readouterr().err
+    assert (here / "runs/run").is_dir() and path.exists() == (kept != "config.toml")
+
+
 def test_what_was_measured_is_there_where_the_next_age_fails(here, capsys, monkeypatch):
     measured = probe_run.measure
 

@@ -128,8 +128,10 @@ def launch(
     if folder is not None and not ended.told and len(signals.numbers) < 2:  # who asks twice to end wants it at once
         from gspo.report.page import report_of  # half a second, which few runs need here
 
-        with suppress(Exception):  # it is the run's own end that counts
+        try:
             report_of(folder)
+        except Exception as error:  # it is the run's own end that counts
+            tell(f"the report of {folder} could not be written: {error}")
     if ended.status in AGAIN:
         return INTERRUPTED if signals.numbers else 1
     return ended.status

@@ -80,10 +80,18 @@ def _clear(folder: Path) -> None:
     """Takes away what a probe leaves that ended before it had measured anything. Raises ValueError where more is there."""
     if not folder.exists():
         return
-    if folder.is_file() or {path.name for path in folder.iterdir()} - {RUN}:
+    run = folder / RUN
+    if folder.is_file() or any(path != run or not _only_walked(run) for path in folder.iterdir()):
         raise ValueError(f"--dir {folder}: exists already; give another")
-    if (folder / RUN).exists():
-        shutil.rmtree(folder / RUN)
+    if run.exists():
+        shutil.rmtree(run)
+
+
+def _only_walked(run: Path) -> bool:
+    """Whether it is a run that has logged no step and saved nothing, and so no run of the user's."""
+    logged = run / "metrics.jsonl"
+    told = (logged.exists() and logged.stat().st_size > 0) or (run / "model").exists()
+    return not run.is_symlink() and (run / "config.toml").exists() and not told and not any(run.glob("checkpoints/*"))
 
 
 def write(config: Config, plan: ProbePlan, found: Measured, asked: Mapping[str, Any], folder: Path) -> Advice:
