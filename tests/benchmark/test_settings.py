@@ -16,6 +16,8 @@ system = "Think."
 [reward]
 functions = ["exact"]
 workers = 3
+[sampler]
+quantize = "int4"
 [eval]
 num_generations = 5
 temperature = 0.9
@@ -51,6 +53,7 @@ def test_what_is_typed_comes_before_preset_and_file(tmp_path):
     model = str(tmp_path / "run.toml")
     config = configured(of(model=model), {})
     assert (config.model.dtype, config.task.system, config.reward.workers) == ("bfloat16", "Think.", 3)
+    assert config.sampler.quantize == "none"  # of what samples in training
     assert (config.reward.functions, config.eval.num_generations, config.eval.temperature) == (["math"], 5, 0.9)
     config = configured(of(model=model, preset="qwen3"), {"eval.num_generations": "2", "eval.top_k": "3"})
     assert (config.eval.temperature, config.eval.num_generations, config.eval.top_k) == (0.6, 2, 3)
@@ -82,6 +85,7 @@ def test_the_sandbox_of_a_file_is_taken_where_programs_run(tmp_path):
         (of("humaneval", of_source=(("release", "v5"),)), {}, "--release v5: benchmark humaneval has no such option"),
         (of(url="localhost:8000/v1"), {}, "--url = 'localhost:8000/v1': no address of a server"),
         (of(), {"rollout.temperature": "0.5"}, "--rollout.temperature: has no effect on an evaluation with --benchmark"),
+        (of(), {"sampler.quantize": "int4"}, "--sampler.quantize: has no effect on an evaluation with --benchmark"),
         (of(), {"eval.num_prompts": "9"}, "--eval.num_prompts: has no effect on an evaluation with --benchmark"),
         (of(), {"eval.temprature": "0.5"}, "eval.temprature = .*did you mean eval.temperature?"),
         (of(model="nowhere.toml"), {}, "no such configuration file"),

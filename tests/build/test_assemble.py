@@ -147,7 +147,8 @@ def test_an_evaluation_reads_nothing_that_may_not_be_typed_for_it(tmp_path):
     tiny_run.model().save(tmp_path / "model")
     named = {"model": {"path": str(tmp_path / "model")}}
     made = configured(tiny_run.settings(tmp_path / "run", **named), {}, None, None, tiny_run.ROWS)
-    for section in {key.split(".")[0] for key in OF_TRAINING} - {"rollout", "eval", "model"}:  # which are copied, whole
+    copied = {"rollout", "eval", "model", "sampler"}  # whole
+    for section in {key.split(".")[0] for key in OF_TRAINING} - copied:
         here = getattr(made, section)
         read = [field.name for field in dataclasses.fields(here) if f"{section}.{field.name}" not in OF_TRAINING]
         object.__setattr__(made, section, Unread(here, section, read))

@@ -4,7 +4,7 @@ import torch
 from gspo.agents.episodes import Episodes
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
-from gspo.build.samplers import EVAL_SEED, samplers_of, samplings
+from gspo.build.samplers import EVAL_SEED, evaluator_of, samplers_of, samplings
 from gspo.config.files import from_dict
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Prompt, Sampling
@@ -54,7 +54,10 @@ def test_the_policy_samples_itself(policy):
 
 def test_a_coarse_sampler_is_a_copy_and_evaluation_is_exact(policy):
     before = [p.clone() for p in policy.model.model.parameters()]
-    with opened(policy, sampler={"quantize": "int4"}) as (train, held_out):
+    config = from_dict({"sampler": {"quantize": "int4"}})
+    with evaluator_of(config, policy) as alone:
+        assert alone.quantize == "none" and alone.model is policy.model
+    with samplers_of(config, policy, PolicyWeights(policy, 0)) as (train, held_out):
         assert held_out.model is policy.model and train.model is not policy.model
         pairs = zip(train.model.model.parameters(), policy.model.model.parameters())
         assert any(not torch.equal(coarse, exact) for coarse, exact in pairs)

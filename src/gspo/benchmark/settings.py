@@ -114,7 +114,7 @@ def _table(raw: dict[str, Any], section: str) -> dict[str, Any]:
 def _kept(key: str) -> bool:
     section, _, name = key.partition(".")
     names = KEPT.get(section, ())
-    if (section, name) == ("model", "quantize"):  # of weights below adapters, which are merged here
+    if name == "quantize":  # of weights below adapters, which are merged here, and of what samples in training alone
         return False
     return names is None or name in names
 

@@ -24,7 +24,7 @@ from gspo.build.models import check_here, evaluated_prompts, loaded_model, model
 from gspo.build.queries import OtherSources, curriculum
 from gspo.build.ray_hosts import engine_hosts
 from gspo.build.ray_rewards import reward_places
-from gspo.build.samplers import samplers_of, samplings
+from gspo.build.samplers import evaluator_of, samplers_of, samplings
 from gspo.build.scorers import scorer_of
 from gspo.build.smaller import UNTIL
 from gspo.config.checks import check_environment, check_optimizer, check_packed
@@ -39,7 +39,6 @@ from gspo.learner.algorithm import resolved
 from gspo.learner.crew import LeadingLearner
 from gspo.learner.learner import LocalLearner
 from gspo.learner.ranks import ProcessRanks
-from gspo.learner.weights import PolicyWeights
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.ports import Learner, Report, RolloutSource, Scorer, SupervisedLearner
 from gspo.rollout.asynchronous import AsynchronousSource
@@ -317,10 +316,7 @@ def evaluating(config: Config, given: Given | None = None) -> Iterator[dict[str,
         with loading("the model"):
             model = loaded_model(config, given)
         policy = HFPolicy(model, config.rollout.temperature)
-        with (
-            samplers_of(config, policy, PolicyWeights(policy, 0)) as (_, sampler),
-            Progress(0, title="evaluation") as screen,
-        ):
+        with evaluator_of(config, policy) as sampler, Progress(0, title="evaluation") as screen:
             for text, is_warning in said(heard):
                 screen.note(f"warning: {text}" if is_warning else text)
             yield {

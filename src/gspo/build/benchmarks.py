@@ -14,11 +14,10 @@ from gspo.backends.hf.files import base_of, check_folder, commit_of, commit_of_t
 from gspo.backends.hf.policy import HFPolicy
 from gspo.build.given import Given
 from gspo.build.models import check_here, evaluated_prompts, loaded_model, outline_of
-from gspo.build.samplers import EVAL_SEED, samplers_of, samplings, speaker_of
+from gspo.build.samplers import EVAL_SEED, evaluator_of, samplings, speaker_of
 from gspo.config.engines import check_engine
 from gspo.config.policy import ModelConfig
 from gspo.config.schema import Config
-from gspo.learner.weights import PolicyWeights
 from gspo.ports import seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
@@ -91,7 +90,7 @@ def answering(config: Config, prompts: Sequence[Prompt]) -> Iterator[tuple[Begin
     model = loaded_model(config, Given())
     policy = HFPolicy(model, config.rollout.temperature)
     sampling = dataclasses.replace(samplings(config, model)[1], seed=0)
-    with samplers_of(config, policy, PolicyWeights(policy, 0)) as (_, sampler), speaker_of(config, sampler) as speaker:
+    with evaluator_of(config, policy) as sampler, speaker_of(config, sampler) as speaker:
 
         def begin(prompt: int, number: int) -> Future[Rollout]:
             return speaker.begin(Rollout.begun(prompts[prompt]), seed_at(config, prompt, number), sampling).future

@@ -21,6 +21,7 @@ from gspo.config.origin import played
 from gspo.config.schema import Config
 from gspo.config.stages import longest
 from gspo.data.chat_template import Encoder
+from gspo.learner.weights import PolicyWeights
 from gspo.ports import Sampler, Speaker, StreamingSampler, Weights
 from gspo.types import Sampling
 
@@ -72,6 +73,16 @@ def samplers_of(
         sampler.load(weights)
         with playing(config, policy.model, sampler) as rounded:
             yield rounded, both
+
+
+@contextmanager
+def evaluator_of(config: Config, policy: HFPolicy) -> Iterator[Sampler]:
+    """Who samples where nothing is trained: the policy with its own weights, however sampler.quantize has rounded those of
+    the training.
+    """
+    exact = dataclasses.replace(config, sampler=dataclasses.replace(config.sampler, quantize="none"))
+    with samplers_of(exact, policy, PolicyWeights(policy, 0)) as (_, sampler):
+        yield sampler
 
 
 def whole_model(config: Config) -> HFModel:

@@ -232,9 +232,9 @@ COMMANDS = {"train": ALWAYS + TRAIN, "sft": SFT + ALWAYS, "serve": SERVE + ALWAY
 """`gspo eval` reads its part of a run's own file, so of that it refuses only what nobody would read."""
 OF_TRAINING = (
     *every("optimizer"), *every("algorithm"), *every("guard"), *every("serve"), *every("refresh"), *every("log"),
-    *every("train", "seed"), *every("lora"), *every("scale"), "model.quantize", "eval.every", "rollout.num_prompts",
-    "rollout.num_generations", "rollout.refill", "rollout.delay", "rollout.max_staleness", "rollout.temperature",
-    "rollout.top_p", "rollout.top_k", "rollout.mask_truncated_completions",
+    *every("train", "seed"), *every("lora"), *every("scale"), "model.quantize", "sampler.quantize", "eval.every",
+    "rollout.num_prompts", "rollout.num_generations", "rollout.refill", "rollout.delay", "rollout.max_staleness",
+    "rollout.temperature", "rollout.top_p", "rollout.top_k", "rollout.mask_truncated_completions",
 )  # fmt: skip
 """What `gspo eval` does not read, and nobody can mean for it who types it."""
 
