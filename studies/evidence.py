@@ -128,7 +128,7 @@ def unpack(folder: Path) -> None:
 
 
 def borrow(cells: Iterable[Cell], earlier: Sequence[Cell]) -> None:
-    """Finished runs of other studies, where the configuration is the same but for the folder."""
+    """Takes finished runs for cells whose configuration is the same but for the folder."""
     for cell in cells:
         for donor in earlier:
             if replace(donor.config, log=cell.config.log) == cell.config and not finished(cell) and finished(donor):

@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from evidence import HERE, pack, unpack
+from evidence import HERE, borrow, cells_of, pack, unpack
 
 from gspo.report.read import is_number
 from gspo.study.compare import compare
@@ -239,6 +239,9 @@ def main() -> int:
     file.write_text(study({setting: each["recommended"] for setting, each in told.items()}), encoding="utf-8")
     unpack(results)
     try:
+        for name in VARIANTS:
+            compare(file, results, f"*/{slug(name)}")
+        borrow(cells_of(results), cells_of(results))  # what is recommended is mostly one of these, to the bit
         status = compare(file, results)
     except KeyboardInterrupt:  # it has said so
         return 130
