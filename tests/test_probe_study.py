@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import tarfile
+from fnmatch import fnmatch
 from pathlib import Path
 from statistics import NormalDist, variance
 
@@ -25,6 +26,12 @@ def test_a_recommendation_holds_within_two_hundredths_of_the_best(own, verdict):
     (row,) = probe.judged(lines("easy", GRPO=0.74, CISPO=0.3, recommended=own), TOLD)
     assert row["verdict"] == verdict and row["worst"] == ("CISPO" if own > 0.3 else "recommended")
     assert row["behind"] == pytest.approx(max(0.0, 0.74 - own)) and row["best"] == ("GRPO" if own < 0.74 else "recommended")
+
+
+def test_the_fixed_choices_run_first():
+    names = [cell.name for cell in probe.cells_of(probe.HERE / "results" / "probe")]
+    later = {name for name in names if not fnmatch(name, probe.FIXED)}
+    assert later == {name for name in names if "/recommended/" in name} and 30 < len(later) < len(names) / 8
 
 
 def test_where_nothing_was_recommended_it_could_not_tell():

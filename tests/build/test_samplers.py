@@ -4,6 +4,7 @@ import torch
 from gspo.agents.episodes import Episodes
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
+from gspo.build import samplers
 from gspo.build.samplers import EVAL_SEED, evaluator_of, samplers_of, samplings
 from gspo.config.files import from_dict
 from gspo.learner.weights import PolicyWeights
@@ -55,13 +56,20 @@ def test_the_policy_samples_itself(policy):
 def test_a_coarse_sampler_is_a_copy_and_evaluation_is_exact(policy):
     before = [p.clone() for p in policy.model.model.parameters()]
     config = from_dict({"sampler": {"quantize": "int4"}})
-    with evaluator_of(config, policy) as alone:
-        assert alone.quantize == "none" and alone.model is policy.model
     with samplers_of(config, policy, PolicyWeights(policy, 0)) as (train, held_out):
         assert held_out.model is policy.model and train.model is not policy.model
         pairs = zip(train.model.model.parameters(), policy.model.model.parameters())
         assert any(not torch.equal(coarse, exact) for coarse, exact in pairs)
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.model.parameters()))
+
+
+def test_an_evaluation_makes_no_copy(policy, monkeypatch):
+    monkeypatch.delattr(samplers, "copy")
+    config = from_dict({"sampler": {"quantize": "int4"}})
+    with evaluator_of(config, policy) as sampler:
+        assert sampler.quantize == "none" and sampler.model is policy.model
+    with pytest.raises(NameError), samplers_of(config, policy, PolicyWeights(policy, 0)):
+        pass
 
 
 def test_a_task_with_an_environment_is_played(policy):

@@ -13,7 +13,7 @@ from gspo.config.origin import BENCHMARK
 from gspo.config.rewards import runs_programs
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
-from gspo.config.unused import check_unused
+from gspo.config.unused import OF_TRAINING, check_unused
 from gspo.data.benchmarks.table import named, own_options, short
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -28,7 +28,7 @@ KEPT = {
 }  # fmt: skip
 """What is taken of a training configuration, by section; None: all of it. Prompts and rewards are the benchmark's; [code] is
 for those that run programs, and these have limits of their own."""
-OF_A_RUN = ("eval.num_prompts", "eval.every")
+OF_A_RUN = ("eval.num_prompts",)
 OF_A_MODEL_HERE = ("model", "sampler", "task.template")
 ASKED = ("model.path", "sampler.timeout", "sampler.batch_size")
 """What an endpoint is asked for, of these."""
@@ -114,9 +114,7 @@ def _table(raw: dict[str, Any], section: str) -> dict[str, Any]:
 def _kept(key: str) -> bool:
     section, _, name = key.partition(".")
     names = KEPT.get(section, ())
-    if name == "quantize":  # of weights below adapters, which are merged here, and of what samples in training alone
-        return False
-    return names is None or name in names
+    return key not in OF_TRAINING and (names is None or name in names)
 
 
 def folder_of(options: Options, config: Config) -> Path:
