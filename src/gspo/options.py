@@ -71,9 +71,7 @@ def _running(command: Callable[..., argparse.ArgumentParser]) -> None:
             help="with --resume: a setting that may differ from the run's own, such as optimizer.lr; repeatable",
         )  # fmt: skip
     _evaluating(command("eval", "evaluate a model on held-out prompts, or on a benchmark: accuracy with a 95 % interval"))
-    _probing(
-        command("probe", "measure what each algorithm would do on this model and task, in minutes, and recommend one", "1")
-    )
+    _probing(command("probe", "measure what each algorithm would do on this model and task, and recommend one", "1"))
     subparser = command("compare", "compare algorithms on equal terms: over settings and seeds, with intervals and verdicts")
     subparser.add_argument("study", metavar="STUDY.toml", help="study file")
     subparser.add_argument("--dir", type=place, help="folder of the study (default: runs/NAME)")
@@ -135,7 +133,7 @@ def _probing(subparser: argparse.ArgumentParser) -> None:
         subparser.add_argument(f"--{name}", type=natural, metavar="N", help=text, default=count)
     subparser.add_argument(
         "--ages", type=ages, default=(), metavar="0,1,3",
-        help="updates since sampling at which is measured (default: 0, powers of 2, and the last that the run trains at)",
+        help="updates since sampling at which is measured (default: 0, powers of 2, the run's last, and twice that)",
     )  # fmt: skip
 
 

@@ -22,8 +22,8 @@ class TrainConfig:
     """`gspo sft`: rows per update."""
     micro_batch_tokens: int = opt(16384, low=1, high=10**9)
     """Most tokens in one forward and backward pass, including padding. It changes the memory, not the gradient. When memory
-    runs out, it is halved and the pass is repeated; a resumed run starts with the full number again. With the layout `auto`
-    a batch that is read in padded rows may have 15 % more."""
+    runs out, it is halved and the pass is repeated; in one process a resumed run starts with the full number again. With the
+    layout `auto` a batch that is read in padded rows may have 15 % more."""
     layout: str = opt("auto", choices=LAYOUTS)
     """`padded`: one row per completion. `shared`: a prompt is computed once for all its completions, without padding.
     `packed`: the same with one dense mask. `auto`: the faster of `padded` and `shared` for each batch, if the model supports
