@@ -283,10 +283,10 @@ def _law(found: Found, line: Sequence[Place], quantity: Quantity) -> str:
 
 
 def spelled(value: Interval, form: str) -> str:
-    """Mean and interval; the mean alone of a single seed; nothing where there is no number."""
+    """Mean and interval; the mean alone where it has none; nothing where there is no number."""
     if not value.n:
         return ""
-    if value.n < 2:
+    if math.isnan(value.low):
         return format(value.mean, form)
     return f"{value.mean:{form}} [{value.low:{form}}, {value.high:{form}}]"
 

@@ -156,8 +156,8 @@ def moved(packed: tarfile.TarFile) -> dict[str, float]:
         if (variant, file) == (slug(BASELINE), "metrics.jsonl"):
             content = packed.extractfile(member)
             assert content is not None
-            steps = [json.loads(line) for line in content.read().splitlines()[1:6]]
-            found.setdefault(setting, []).extend(step["kl"] for step in steps)
+            steps = map(json.loads, content.read().splitlines())  # the first line may be step 0, the evaluation beforehand
+            found.setdefault(setting, []).extend(step["kl"] for step in steps if 2 <= step["step"] <= 6)
     return {setting: float(np.median(each)) for setting, each in found.items()}
 
 

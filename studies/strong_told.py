@@ -13,7 +13,7 @@ import numpy as np
 import strong
 from laws import NOT_RUN, markdown, spelled
 
-from gspo.study.analysis import Interval, interval, paired
+from gspo.study.analysis import Interval, interval, noiseless, paired
 
 MIXTURES = tuple(name for name in strong.SETTINGS if strong.model_of(name) == "mixture")
 DENSE = tuple(name for name in strong.SETTINGS if strong.model_of(name) == "dense")
@@ -68,15 +68,18 @@ def quantile(share: float, freedom: int) -> float:
 def within(values: Sequence[float], share: float, most: float = WIDEST) -> Interval:
     """Mean and the interval that leaves out this share, by Student's t. most: no value is further from 0."""
     x = np.asarray(values, float)
+    if noiseless(x):
+        return Interval(float(x.mean()), math.nan, math.nan, len(x))
     half = quantile(share, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
     return Interval(float(x.mean()), max(float(x.mean() - half), -most), min(float(x.mean() + half), most), len(x))
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """Two-sided, by Student's t; 1 where nothing differs."""
+    """Two-sided, by Student's t; 1 where nothing differs, or all by the same, so that no noise is seen."""
     x = np.asarray(differences, float)
-    error = x.std(ddof=1) / math.sqrt(len(x))
-    return beyond(float(x.mean() / error), len(x) - 1) if error > 0 else float(not x.any())
+    if noiseless(x) or not x.any():
+        return 1.0
+    return beyond(float(x.mean() / (x.std(ddof=1) / math.sqrt(len(x)))), len(x) - 1)
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -64,12 +64,13 @@ def test_what_broke_down_says_nothing_of_the_noise_and_what_is_missing_is_said()
 
 
 def test_how_far_the_policy_moves_is_read_from_the_runs_of_the_papers_range(tmp_path):
-    """Steps 2 to 6 of all seeds: 1e-5 to 5e-5 and 11e-5 to 15e-5."""
+    """Steps 2 to 6 of all seeds: 2e-5 to 6e-5 and 12e-5 to 16e-5. Where step 0 was evaluated it has a line."""
     with tarfile.open(tmp_path / "cells.tar.xz", "w:xz") as packed:
         for variant, seed, plus in (("GSPO-3e-4", 0, 0), ("GSPO-3e-4", 1, 10), ("CISPO", 0, 1000)):
             file = tmp_path / f"{variant}-{seed}.jsonl"
-            file.write_text("".join(json.dumps({"kl": 1e-5 * (step + plus)}) + "\n" for step in range(9)))
+            steps = [{"step": step, "kl": 1e-5 * (step + plus)} for step in range(seed, 9)]
+            file.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
             packed.add(file, f"cells/two-words/{variant}/seed{seed}/metrics.jsonl")
             packed.add(file, f"cells/two-words/{variant}/seed{seed}/config.toml")
     with tarfile.open(tmp_path / "cells.tar.xz") as packed:
-        assert probe.moved(packed) == {"two-words": pytest.approx(8e-5)}  # between 5e-5 and 11e-5
+        assert probe.moved(packed) == {"two-words": pytest.approx(9e-5)}  # between 6e-5 and 12e-5

@@ -6,9 +6,9 @@ from gspo.config.files import from_dict
 ROWS = [{"id": "1", "prompt": "1 + 1?", "answer": "2"}]
 
 
-def made(rows=ROWS, url="", version="", **sections):
+def made(rows=ROWS, url="", version="", computation=(), **sections):
     config = from_dict({"model": {"path": "m"}, "task": {"source": "benchmark:aime24"}} | sections)
-    return manifest("aime24", "AIME'24", config, rows, 4, url, version, {"sandbox": "bwrap"})
+    return manifest("aime24", "AIME'24", config, rows, 4, url, version, dict(computation), {"sandbox": "bwrap"})
 
 
 def test_it_holds_what_an_evaluation_was():
@@ -34,6 +34,7 @@ def test_the_same_evaluation_goes_on(tmp_path):
         (made(model={"path": "n"}), "model"),
         (made(url="http://host"), "endpoint"),
         (made(version="commit 2"), "weights"),
+        (made(computation={"dtype": "bfloat16"}), "computation"),
         (made(task={"source": "benchmark:aime24", "system": "Think."}), "prompt"),
     ],
 )

@@ -248,6 +248,8 @@ def test_two_evaluations_are_compared(place, first, tmp_path, capsys):
         (["--eval.max_completion_length", "300"], "leaves no room for a prompt"),
         (["--eval.max_completion_length", "250"], "only 6 fit"),
         (["--eval.temperature", "0.5"], "holds another evaluation: sampling was"),
+        (["--model.dtype", "bfloat16"], "holds another evaluation: computation was"),
+        (["--model.attention", "eager"], "holds another evaluation: computation was"),
         (["--against", "nowhere"], "is not the folder of an evaluation"),
         (["--contests", "nowhere.jsonl"], "its problems are of no contest"),
         (["--as-published"], "--as-published has no effect without --contests"),

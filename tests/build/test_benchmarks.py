@@ -5,9 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from gspo.backends.hf.files import ADAPTER
-from gspo.build.benchmarks import answering, encoded, sampling_of, seed_at, version, worded
+from gspo.build.benchmarks import answering, computation, encoded, sampling_of, seed_at, version, worded
 from gspo.config.files import from_dict
 from gspo.config.policy import ModelConfig
 from tests.patience import PATIENCE
@@ -35,6 +36,26 @@ def test_prompts_keep_the_ids_of_their_problems(config):
     assert prompts[0].columns["answer"] == "1"
     for_endpoints = worded(config, ROWS)
     assert (for_endpoints[0].id, for_endpoints[0].messages, for_endpoints[0].tokens) == ("p0", "0+1=", ())
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        *(
+            ("dtype", "bfloat16"),
+            ("autocast", "bfloat16"),
+            ("attention", "eager"),
+            ("experts", "eager"),
+            ("kernels", "torch"),
+        ),
+        *(("quantize", "int8"), ("device", "meta")),
+    ],
+)
+def test_what_moves_a_models_numbers_tells_evaluations_apart(config, key, value, monkeypatch):
+    monkeypatch.setattr("gspo.build.benchmarks.pick_device", torch.device)  # this machine may have but one kind
+    cfg = config.model
+    assert computation(cfg) == computation(dataclasses.replace(cfg, path="elsewhere"))
+    assert computation(dataclasses.replace(cfg, **{key: value})) == computation(cfg) | {key: value}
 
 
 def test_a_problem_that_does_not_fit_is_refused_whatever_the_task_says(config):

@@ -92,6 +92,21 @@ def test_a_coarse_sampler_has_both_kinds_of_likelihoods(tmp_path):
     assert found.candidates[0].likelihoods == "recompute"  # "auto" saw it
 
 
+def test_a_reward_that_changes_with_the_step_is_that_of_the_step(tmp_path):
+    """Warm steps see 0 and 1 steps done; all that is measured sees 2, at each age, of the 8 that the run would have."""
+    seen = []
+
+    def reward(prompts, completions, trainer_state, **columns):
+        seen.append((trainer_state.global_step / trainer_state.max_steps, len(completions)))
+        return likes_a(prompts, completions, **columns)
+
+    probe(tmp_path, reward=reward, plan=ProbePlan(12, 8, (0, 3), 4, 2), train={"steps": 8})
+    steps = [step for step, _ in seen]
+    assert steps[0] == 0 and {1 / 8, 2 / 8} < set(steps) and max(steps) == 2 / 8
+    measured = [step for step, count in seen[len(seen) // 2 :] if count in (12 * 4, 8 * 4)]
+    assert measured and set(measured) == {2 / 8}
+
+
 def test_equal_rewards_leave_the_parts_that_need_no_gradient(tmp_path):
     found = probe(tmp_path, reward=lambda prompts, completions, **columns: [1.0] * len(completions))
     assert found.groups == 0 and "0 of 12 measured groups have rewards that differ" in found.notes[0]

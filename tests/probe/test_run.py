@@ -10,6 +10,7 @@ from gspo.probe import advice
 from gspo.probe import run as probe_run
 from gspo.probe.page import headline
 from gspo.probe.run import ages_of
+from gspo.runs.folder import RunFolder
 from tests.tiny_run import ROWS, model
 
 CONFIG = """
@@ -105,6 +106,13 @@ def test_a_probe_that_had_measured_nothing_is_begun_anew_by_its_own_command(here
     monkeypatch.chdir(here)
     assert main([*SHORT, "--dir", "probed", "--ages", "0"]) == 0
     assert (here / "probed/probe.html").exists()
+
+
+def test_a_probe_that_is_under_way_keeps_its_run(here, capsys):
+    with RunFolder.create(here / "probed/run", ""):
+        assert main([*SHORT, "--dir", "probed"]) == 2
+    assert "--dir probed: another probe is under way there; wait for it, or give another" in capsys.readouterr().err
+    assert (here / "probed/run/config.toml").exists()
 
 
 @pytest.mark.parametrize("kept", ["metrics.jsonl", "model", "checkpoints/step_1", "config.toml"])

@@ -174,6 +174,15 @@ def test_several_runs_are_laid_over_each_other(run, tmp_path):
     assert len(ax.lines) == 2 and ax.get_title(loc="left") == "Time of a step"
 
 
+@pytest.mark.parametrize("name, zero, more", [("kl", "kl", "mismatch/kl"), ("noise", "ratio/noise_floor", "ratio/std")])
+def test_several_runs_whose_first_line_is_zero_are_drawn(tmp_path, name, zero, more):
+    """Updates on policy have a KL of 0, which no logarithmic axis has room for; only the first line is drawn."""
+    runs = [write(tmp_path / name, [{"step": s, zero: 0.0, more: 1e-6} for s in (1, 2)]) for name in "ab"]
+    ax = axes(name, *runs)
+    assert ax.get_yscale() == "linear" and [line.get_ydata().tolist() for line in ax.lines] == [[0, 0], [0, 0]]
+    assert axes(name, runs[0]).get_yscale() == "log"
+
+
 def test_kinds_of_completions_are_drawn_by_their_prefix(tmp_path):
     lines = [{"step": s, "completion/worked": 0.4, "completion/cut_off": 0.1} for s in (1, 2)]
     ax = axes("completions", write(tmp_path / "run", lines))

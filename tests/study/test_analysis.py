@@ -7,7 +7,7 @@ import pytest
 
 from gspo.config.training import GuardConfig
 from gspo.report.read import RunMetrics
-from gspo.study.analysis import Interval, bootstrap, interval, measure, paired, verdict
+from gspo.study.analysis import Interval, bootstrap, interval, measure, of_differences, paired, verdict
 from gspo.training.guard import ALARM, Guard
 
 
@@ -21,13 +21,21 @@ def run(rewards, **columns):
 
 def test_a_cell_by_hand():
     metrics = run(
-        [0.0, 0.8, 0.8, 0.2, 0.2], **{"clip_ratio/tokens": [0.1, 0.1, 0.1, 0.3, 0.4], "eval/accuracy": [0.5, None, 0.6]}
+        [0.0, 0.8, 0.8, 0.2, 0.2],
+        **{"clip_ratio/tokens": [0.1, 0.1, 0.1, 0.3, 0.4], "eval/accuracy": [0.5, None, 0.9, None, 0.6]},
     )
     row = measure(metrics, "eval/accuracy", 2)
     assert (row["steps"], row["tokens"], row["seconds"]) == (5, 50, 10)
     assert row["reward"] == pytest.approx(0.2) and row["best"] == pytest.approx(0.8)
     assert row["mean"] == pytest.approx(0.4) and row["fall"] == pytest.approx(0.6)
     assert row["metric"] == 0.6 and row["clipped"] == pytest.approx(0.2) and math.isnan(row["volatility"])
+
+
+def test_what_was_evaluated_before_the_end_is_not_of_the_end():
+    """The sampler may be lost in the last step, and the guard may stop a run between two evaluations."""
+    early = run([0.2, 0.8, 0.1], **{"eval/accuracy": [None, 0.9, None], "eval/failed": [None, 3.0, None]})
+    row = measure(early, "eval/accuracy", 2)
+    assert math.isnan(row["metric"]) and math.isnan(row["eval_unscored"])
 
 
 def test_completions_without_a_reward_are_counted():
@@ -84,6 +92,16 @@ def test_students_t_by_hand():
     assert interval([0.0, 1.0] * 16).high - 0.5 == pytest.approx(2.0395 * math.sqrt(8 / 31) / math.sqrt(32), abs=1e-4)
 
 
+def test_differences_that_are_equal_show_no_noise():
+    bounds = (-1.0, 1.0)
+    for equal in ([0.25, 0.25], [0.1 + 0.2, 0.3], [-1.0] * 9):
+        found = of_differences(equal, bounds)
+        assert found.mean == pytest.approx(equal[0]) and math.isnan(found.low) and not found.resolved
+    assert of_differences([0.0, 0.0], bounds) == Interval(0.0, 0.0, 0.0, 2)  # nothing differs
+    assert of_differences([0.25, 0.5], bounds) == interval([0.25, 0.5], bounds)
+    assert of_differences([], bounds).n == 0
+
+
 def test_the_interval_covers_as_often_as_it_says_and_the_bootstrap_does_not():
     draw = np.random.default_rng(0)
     t = b = 0
@@ -110,6 +128,11 @@ def test_pairs_are_those_that_both_have():
         (Interval(0.04, 0.0, 0.08, 5), 0, "A against B: no difference resolvable at 5 seeds (+0.040 [+0.000, +0.080])."),
         (Interval(0.1, math.nan, math.nan, 1), 0, "A against B: 1 paired seed, no verdict."),
         (Interval(math.nan, math.nan, math.nan, 0), 0, "A against B: 0 paired seeds, no verdict."),
+        (
+            of_differences([0.25, 0.25], (-1.0, 1.0)),
+            0,
+            "A against B: +0.250 at each of 2 seeds, so no noise is seen: no verdict.",
+        ),
         (Interval(-0.1, -0.3, 0.1, 3), 2, "A collapsed in 2 of 3 seeds. A against B: no difference resolvable at 3 seeds"),
     ],
 )

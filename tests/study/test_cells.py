@@ -120,6 +120,18 @@ def test_what_is_finished_is_kept_and_what_fails_says_why(place, monkeypatch):
     other = dataclasses.replace(done, config=as_config(done.config, {"optimizer": {"lr": 0.5}}))
     with pytest.raises(ValueError, match=r"holds a cell of another study: optimizer\.lr = 0\.003 there, 0\.5 in this one"):
         run_cells([other], 1, 1)
+    (folder / "events.jsonl").unlink()
+    (folder / "metrics.jsonl").write_text('{"step": 3}\n')
+    for section, key, value in (
+        *(("eval", "temperature", 0.5), ("eval", "every", 2), ("eval", "num_generations", 3)),
+        *(("guard", "action", "stop"), ("guard", "collapse", 0.25)),
+    ):  # a resumed run may change them, the cell's numbers are of what it ran with
+        other = dataclasses.replace(done, config=as_config(done.config, {section: {key: value}}))
+        with pytest.raises(ValueError, match=rf"holds a cell of another study: {section}\.{key} = .* there, {value!r} in"):
+            finished(other)
+    shorter = dataclasses.replace(done, config=as_config(done.config, {"train": {"steps": 2}}))
+    with pytest.raises(ValueError, match=r"holds a cell of 3 steps, more than train\.steps = 2\. Delete the folder"):
+        finished(shorter)
     for text, why in (("[train", "not valid TOML.*"), ("[train]\nstepz = 1", r"train\.stepz = 1: .* mean train\.steps\?")):
         (folder / "config.toml").write_text(text)
         with pytest.raises(ValueError, match=rf"seed3/config\.toml: {why} Delete the folder, or choose another --dir"):

@@ -5,14 +5,17 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from gspo.cli import main
+from gspo.config.files import to_toml
 from gspo.study.analysis import Interval
 from gspo.study.compare import compare
 from gspo.study.page import write_summary
+from gspo.study.spec import read
 from tests.study.studies import BASE, write
 
 
@@ -50,6 +53,26 @@ def test_a_study_from_start_to_end_and_again(place, capsys):
     write(place, BASE.replace("steps = 3", "steps = 4"))
     assert compare(study, place / "out", only="runs/GRPO/seed3") == 0
     assert [(r["status"], r["steps"]) for r in rows(place / "out")] == [("done", "4")] + [("not run", "")] * 3
+
+
+def test_a_cell_that_was_not_evaluated_at_its_end_is_told_and_counts_for_the_reward_alone(place):
+    study = write(place, BASE.replace("last = 2", 'last = 2\nmetric = "eval/accuracy"'))
+    lost = None
+    for cell in read(study, place / "out").cells:
+        folder = Path(cell.config.log.dir)
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text(to_toml(cell.config))
+        lines = [{"step": step, "reward": 0.1 * cell.seed + 0.01 * step} for step in (1, 2, 3)]
+        lost = (cell.variant, cell.seed) == ("GSPO auto", 4)
+        lines[1 if lost else 2]["eval/accuracy"] = 0.9 - 0.1 * cell.seed
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert lost and compare(study, place / "out") == 0
+    assert [row["metric"] == "nan" for row in rows(place / "out")] == [False, False, False, True]
+    told = json.loads((place / "out" / "results.json").read_text())
+    assert [told[by][1]["difference"]["n"] for by in ("reward", "metric")] == [2, 1]
+    page = (place / "out" / "compare.html").read_text()
+    assert "Not in the numbers" in page and "4 of 4 cells" in page
+    assert "GSPO auto / seed 4: done. eval/accuracy has no value at its last step, 3: only its reward counts" in page
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def row(variant, seed, reward, status="done", **more):
 
 
 STUDY = Study(
-    "NaN or one & other", "Fixed <first>.", [0, 1, 2], "GRPO", "", 2, 1, 1,
+    "NaN or one & other", "Fixed <first>.", "GRPO", "", 2, 1, 1,
     [Cell("runs", variant, seed, Config()) for variant in ("GRPO", "GSPO") for seed in range(3)],
 )  # fmt: skip
 ROWS = [
@@ -89,13 +89,17 @@ def test_the_page_says_it_all_as_text(tmp_path):
     assert "the same number of steps. Variants do not differ." in text and "below 50% of its best" in text
     ended = write_html(STUDY, [row("GRPO", 0, 0.1), row("GSPO", 0, 0.1, steps=5)], {}, {}, tmp_path).read_text()
     assert "the same model to begin with. Variants do not differ." in ended  # one ended early
+    assert "1 setting, seeds 0, 1, 2. Cells with the same seed" in text
+    others = replace(STUDY, cells=[replace(cell, seed=cell.seed + 3) for cell in STUDY.cells])
+    page = write_html(others, [row("GRPO", 3, 0.1)], {}, {}, tmp_path).read_text()
+    assert "seeds 3, 4, 5. " in page  # a setting may have its own
     assert "seed 2: failed. &lt;out of memory&gt;" in text and "1 of 2" in text and "10.00%" in text
 
 
 def test_no_name_and_no_reason_is_markup(tmp_path):
     odd = """<script>x</script>"'&\x1b"""
     cells = [Cell(odd, variant, seed, Config()) for variant in (odd, "other" + odd) for seed in range(2)]
-    study = Study(odd, odd, [0, 1], odd, odd, 2, 1, 1, cells)
+    study = Study(odd, odd, odd, odd, 2, 1, 1, cells)
     done = {"setting": odd, "metric": 0.5}
     rows = [row(cell.variant, cell.seed, 0.25 * cell.seed, **done) for cell in cells]
     rows[0] = row(odd, odd, 0.0, odd, setting=odd, reason=odd)

@@ -31,6 +31,23 @@ from tests.study.studies import BASE, write
         ('model = {path = "tiny"}', "", r"model\.path is required"),
         ("[variants.GRPO]", '[settings."x"]\nonly = ["GRP"]\n[variants.GRPO]', "'GRP' is no variant, did you mean GRPO"),
         ("[variants.GRPO]", '[variants."GRPO "]\n[variants.GRPO]', "two cells would have the folder"),
+        ("[variants.GRPO]", '[settings."x"]\nonly = []\n[variants.GRPO]', r"settings\.x\.only = \[\]: name at least one"),
+        ("[variants.GRPO]", '[settings."x"]\nonly = ["GRPO"]\n[variants.GRPO]', "variants.GSPO auto: has no cell: "),
+        (
+            '{name = "grpo"}',
+            '{name = "grpo"}\nseeds = [7]',
+            r"variants\.GRPO: has no cell: its `seeds`, or `only`, leave none",
+        ),
+        (
+            "[variants.GRPO]",
+            '[settings."x"]\nvariants = ["GRPO"]\n[variants.GRPO]',
+            r"variants = \['GRPO'\]: give tables of",
+        ),
+        (
+            "[variants.GRPO]",
+            '[settings."x".variants]\nGRPO = 3\n[variants.GRPO]',
+            r"variants = \{'GRPO': 3\}: give tables of",
+        ),
         ("num_prompts = 4", "num_prompts = 5", r"num_prompts = 5 cannot be split"),
         ("title =", "title", "not valid TOML"),
     ],

@@ -61,3 +61,5 @@ def test_the_same_number_of_steps_is_counted():
 def test_settings_may_differ_from_each_other():
     cells = [cell("A", {}), cell("A", {"train": {"steps": 5}}, setting="short")]
     assert differing(cells) == [] and told(cells, {}).endswith("Variants do not differ.")
+    assert told(cells, {}).startswith("Within a setting, cells with the same seed have ")
+    assert told(cells[:1], {}).startswith("Cells with the same seed have ")

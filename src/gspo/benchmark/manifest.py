@@ -18,10 +18,12 @@ FREE = ("gspo",)
 
 
 def manifest(
-    name: str, title: str, config: Config, rows: Rows, samples: int, url: str, version: str, context: dict[str, Any]
-) -> dict[str, Any]:
+    name: str, title: str, config: Config, rows: Rows, samples: int, url: str, version: str, computation: dict[str, str],
+    context: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     """What identifies an evaluation, as plain data. url: the endpoint that samples, "" for a model of this process. version:
-    of the model's files. context: what the caller knows besides.
+    of the model's files. computation: how its numbers come about; of an endpoint nothing is known. context: what the caller
+    knows besides.
     """
     task, evaluation = config.task, config.eval
     sampling = {key: getattr(evaluation, key) for key in ("temperature", "top_p", "top_k")}
@@ -31,6 +33,7 @@ def manifest(
         "model": config.model.path,
         "endpoint": without_logins(url),
         "weights": version,
+        "computation": computation,
         "data": {"sha256": digest(rows), "problems": len(rows), "options": without_secrets(asked(name, task.config))},
         "prompt": {
             "first": rows[0]["prompt"],

@@ -13,6 +13,9 @@ from gspo.benchmark.results import LIKE, THESE, counted
 from gspo.benchmark.scores import Bounded, over_like, over_these
 from gspo.study.analysis import Interval, in_points, interval, verdict
 
+COMPARED = ("prompt", "computation", "sampling", "scoring", "samples")
+"""Of the manifests, what two evaluations may differ in besides the model."""
+
 
 class Paired(NamedTuple):
     """The first model's avg@n minus the second's, with both intervals, in words too. differs: settings that are not the
@@ -63,7 +66,7 @@ def compared(first: Path, second: Path) -> Paired:
     a, b = correct_of(first), correct_of(second)
     mine, theirs = a.manifest, b.manifest
     check(mine, second)
-    differs = [key for key in ("prompt", "sampling", "scoring", "samples") if mine.get(key) != theirs.get(key)]
+    differs = [key for key in COMPARED if mine.get(key) != theirs.get(key)]
     names = _names(mine, theirs, first, second)
     found = paired(a.right, mine["samples"], b.right, theirs["samples"], names, differs)
     return found._replace(words=found.words + "".join(_unscored(*side) for side in zip(names, (a, b))))

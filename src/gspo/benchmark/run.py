@@ -50,8 +50,8 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
     rows, unfit = _rows(options, config, heard)
     samples = config.eval.num_generations
     title = named(options.benchmark).title
-    model = "" if options.url else benchmarks.version(config.model)
-    what = manifest(options.benchmark, title, config, rows, samples, options.url, model, _runs_programs(config))
+    model = ("", {}) if options.url else (benchmarks.version(config.model), benchmarks.computation(config.model))
+    what = manifest(options.benchmark, title, config, rows, samples, options.url, *model, _runs_programs(config))
     what["data"] |= {"left_out": unfit} if unfit else {}
     if options.against is not None:
         paired.check(what, options.against)

@@ -16,6 +16,7 @@ from gspo.build.given import Given
 from gspo.build.models import check_here, evaluated_prompts, loaded_model, outline_of
 from gspo.build.samplers import EVAL_SEED, evaluator_of, samplings, speaker_of
 from gspo.config.engines import check_engine
+from gspo.config.lookup import pick_device
 from gspo.config.policy import ModelConfig
 from gspo.config.schema import Config
 from gspo.ports import seed_of
@@ -24,6 +25,7 @@ from gspo.types import Prompt, Rollout, Sampling
 Rows = Sequence[dict[str, Any]]
 Begin = Callable[[int, int], Future[Rollout]]
 """Begins a completion: the index of its prompt and its own number."""
+NUMBERS = ("dtype", "autocast", "attention", "experts", "kernels", "quantize")
 
 
 def version(cfg: ModelConfig) -> str:
@@ -41,6 +43,11 @@ def version(cfg: ModelConfig) -> str:
         own = Path(cfg.tokenizer)
         found.append(f"tokenizer {_of_files(own) if own.is_dir() else f'commit {commit_of_tokenizer(cfg.tokenizer)}'}")
     return ", ".join(found)
+
+
+def computation(cfg: ModelConfig) -> dict[str, str]:
+    """What a model's numbers depend on besides its files: types, kernels, and the kind of device, which "auto" goes by."""
+    return {name: getattr(cfg, name) for name in NUMBERS} | {"device": pick_device(cfg.device).type}
 
 
 def _of_files(folder: Path) -> str:

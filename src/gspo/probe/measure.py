@@ -121,7 +121,7 @@ class Bench:
         masked = run.config.rollout.mask_truncated_completions
         self.reader = Reader(self.policy, self.micro_batches, masked)
         self.sketch = Sketch(self.policy.parameters())
-        self.drawn = 0
+        self.drawn = self.done = 0  # batches, and steps of the run when the groups were sampled that grow old
         self.candidates: list[Candidate] = []
         self.objectives: dict[str, PolicyObjective] = {}
 
@@ -131,6 +131,8 @@ class Bench:
         prompts = self.prompts.take(count, 1)
         sampling = dataclasses.replace(self.run.sampling, seed=SEED + 1000 * self.run.config.train.seed + self.drawn)
         n = self.run.config.rollout.num_generations
+        # One task at all ages, where rewards change with the step.
+        self.run.scorer.at(self.done, self.run.config.train.steps)
         groups, _ = sample_groups(sampler, self.run.scorer, prompts, n, sampling, self.run.screen.phase)
         check_rewards(self.run, groups)
         if not self.plan.teaching:
@@ -140,6 +142,7 @@ class Bench:
 
     def stale(self) -> Stale:
         """Groups of the weights of now, that will grow old."""
+        self.done = self.run.step
         publish(self.run, (self.run.sampler, self.run.evaluator))
         return Stale(self.reader, self.sample(self.run.sampler, self.plan.groups), self.run.config.algorithm)
 

@@ -22,6 +22,7 @@ from gspo.probe.advice import Advice, advise
 from gspo.probe.measure import FEWEST, Measured, ProbePlan, measure
 from gspo.probe.source import FILE, depends_on, own_of
 from gspo.probe.walk import probed
+from gspo.runs.folder import RunFolder
 from gspo.runs.log import finite
 from gspo.safe import own_folder, replace_file
 
@@ -77,14 +78,20 @@ def probe(config: Config, options: ProbeOptions, given: Given | None = None) -> 
 
 
 def _clear(folder: Path) -> None:
-    """Takes away what a probe leaves that ended before it had measured anything. Raises ValueError where more is there."""
+    """Takes away what a probe leaves that ended before it had measured anything. Raises ValueError where more is there, or a
+    probe is under way.
+    """
     if not folder.exists():
         return
     run = folder / RUN
     if folder.is_file() or any(path != run or not _only_walked(run) for path in folder.iterdir()):
         raise ValueError(f"--dir {folder}: exists already; give another")
     if run.exists():
-        shutil.rmtree(run)
+        try:
+            with RunFolder.resume(run):
+                shutil.rmtree(run)
+        except RuntimeError:
+            raise ValueError(f"--dir {folder}: another probe is under way there; wait for it, or give another") from None
 
 
 def _only_walked(run: Path) -> bool:

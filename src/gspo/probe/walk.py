@@ -51,6 +51,7 @@ def updates(run: Run) -> Iterator[bool]:
     """
     groups, empty = iter(run.source), 0
     while True:
+        run.scorer.at(run.step, run.config.train.steps)
         run.step += 1
         batch_groups = list(islice(groups, run.config.rollout.num_prompts))
         check_rewards(run, batch_groups)

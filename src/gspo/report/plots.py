@@ -188,7 +188,8 @@ def _with_keys(plot: Plot, runs: list[RunMetrics]) -> Plot | None:
         keys = _alike(keys, runs, large=plot.name == "reward_counts") if len(keys) > 1 else ()
     if not keys or policy_loss:
         return None
-    values = np.concatenate([run.series(k)[1] for run in runs for k, _ in keys])
+    lines = keys if len(runs) == 1 else keys[:1]  # several runs show the first alone
+    values = np.concatenate([run.series(k)[1] for run in runs for k, _ in lines])
     return Plot(**{**vars(plot), "keys": keys, "log": plot.log and bool((values > 0).any())})
 
 

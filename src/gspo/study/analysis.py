@@ -19,6 +19,7 @@ from gspo.rollout.statistics import student
 from gspo.training.reward_fall import RewardFall, other_queries
 
 RESAMPLES = 10_000
+EQUAL = 1e-9  # of the largest value: by how much rounding may tell equal ones apart
 GUARD = GuardConfig()
 MEANS = {
     "clipped": "clip_ratio/tokens",
@@ -32,7 +33,7 @@ MEANS = {
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over n values, and its 95 % interval (nan for n = 1)."""
+    """A mean over n values, and its 95 % interval: nan for n = 1, and for differences other than 0 that are all equal."""
 
     mean: float
     low: float
@@ -47,14 +48,17 @@ class Interval:
 
 def measure(run: RunMetrics, metric: str, last: int, guard: GuardConfig = GUARD) -> dict[str, Any]:
     """A cell's numbers. reward: mean of the `last` steps. best: the highest mean of as many steps. fall: how far the reward
-    ends below it. mean: of all steps, the area under the curve. metric: its last value. collapsed: by the test of `guard`.
-    unscored: share of the completions sampled that got no reward; eval_unscored: held-out ones of the last evaluation.
+    ends below it. mean: of all steps, the area under the curve. metric: its value at the last step, nan where it has none
+    there. collapsed: by the test of `guard`. unscored: share of the completions sampled that got no reward; eval_unscored:
+    held-out ones of the last step.
     """
     _, rewards = run.series("reward")
     width = min(last, len(rewards))
     smooth: list[float] = np.convolve(rewards, np.ones(width) / width, "valid").tolist() if width else []
+    steps = int(max((line.get("step", 0) for line in run.lines), default=0))
+    end = {key: v for line in run.lines if line.get("step", 0) == steps for key, v in line.items() if is_number(v)}
     row: dict[str, Any] = {
-        "steps": int(max((line.get("step", 0) for line in run.lines), default=0)),
+        "steps": steps,
         "reward": float(smooth[-1]) if len(smooth) else math.nan,
         "best": float(max(smooth)) if len(smooth) else math.nan,
         "mean": float(rewards.mean()) if len(rewards) else math.nan,
@@ -64,10 +68,9 @@ def measure(run: RunMetrics, metric: str, last: int, guard: GuardConfig = GUARD)
     row["fall"] = row["best"] - row["reward"]
     row["collapsed"] = collapsed(run, guard)
     row["unscored"] = unscored(run)
-    row["eval_unscored"] = float(next(iter(run.series("eval/failed")[1][-1:]), math.nan))
+    row["eval_unscored"] = float(end.get("eval/failed", math.nan))
     if metric:
-        values = run.series(metric)[1]
-        row["metric"] = float(values[-1]) if len(values) else math.nan
+        row["metric"] = float(end.get(metric, math.nan))
     for name, key in MEANS.items():
         values = run.series(key)[1]
         row[name] = float(values.mean()) if len(values) else math.nan
@@ -102,6 +105,20 @@ def interval(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, 
     half = student(len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
     low, high = max(x.mean() - half, bounds[0]), min(x.mean() + half, bounds[1])
     return Interval(float(x.mean()), float(low), float(high), len(x))
+
+
+def of_differences(values: Sequence[float], bounds: tuple[float, float]) -> Interval:
+    """The same for paired differences. Where they are all equal, as those of a few held-out prompts may be, no noise is
+    seen, which is not none: the mean has no interval, unless nothing differs.
+    """
+    found = interval(values, bounds)
+    return Interval(found.mean, math.nan, math.nan, found.n) if noiseless(values) else found
+
+
+def noiseless(values: Sequence[float] | np.ndarray) -> bool:
+    """Whether values other than 0 are all equal, but for rounding."""
+    x = np.asarray(values, float)
+    return bool(x.any() and np.ptp(x) <= EQUAL * np.abs(x).max())
 
 
 def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
@@ -142,6 +159,10 @@ def verdict(
     if difference.n < 2:
         return words + f"{name} against {baseline}: {difference.n} paired {unit}{'s' * (difference.n != 1)}, no verdict."
     span = in_points(difference) if share else spell(difference, "+z.3f")
+    if math.isnan(difference.low):
+        return (
+            words + f"{name} against {baseline}: {span} at each of {difference.n} {unit}s, so no noise is seen: no verdict."
+        )
     if not difference.resolved:
         return words + f"{name} against {baseline}: no difference resolvable at {difference.n} {unit}s ({span})."
     more = difference.mean > 0

@@ -18,6 +18,7 @@ from gspo.safe import replace_file
 from gspo.study.spec import Cell
 
 GRACE = 120.0  # seconds that a stopped cell has for the step it is in, and its checkpoint
+OF_ITS_NUMBERS = ("eval.", "guard.")  # a resumed run may change them; a cell's numbers are of those that it ran with
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,24 @@ class CellOutcome:
 
 
 def finished(cell: Cell) -> bool:
-    """Whether the cell's run is done. Raises ValueError where its folder holds a run of another configuration."""
+    """Whether the cell's run is done. Raises ValueError where its folder holds a run of another configuration, or of more
+    steps.
+    """
     folder = Path(cell.config.log.dir)
     if not (folder / "config.toml").exists():
         return False
     remedy = "Delete the folder, or choose another --dir"
     begun = load_of_run(folder / "config.toml", remedy)
     for key, was, is_now in changed(begun, cell.config):
-        if not may_differ(key) and not left_out(key, begun, cell.config):
+        free = may_differ(key) and not key.startswith(OF_ITS_NUMBERS)
+        if not free and not left_out(key, begun, cell.config):
             raise ValueError(
                 f"{folder}: holds a cell of another study: {key} = {was!r} there, {is_now!r} in this one. {remedy}"
             )
-    steps = [line.get("step", 0) for line in read_lines(folder / "metrics.jsonl")]
-    return max(steps, default=0) >= cell.config.train.steps or stopped(cell)
+    done = max((line.get("step", 0) for line in read_lines(folder / "metrics.jsonl")), default=0)
+    if done > (steps := cell.config.train.steps):
+        raise ValueError(f"{folder}: holds a cell of {done} steps, more than train.steps = {steps}. {remedy}")
+    return done == steps or stopped(cell)
 
 
 def stopped(cell: Cell) -> bool:

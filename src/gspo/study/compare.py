@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from gspo.report.read import RunMetrics, read_run
+from gspo.report.read import RunMetrics, is_number, read_run
 from gspo.runs.progress import Progress, Terminal
 from gspo.safe import own_folder
 from gspo.study import page, spec
@@ -99,6 +99,11 @@ def _collect(
             run = read_run(cell.config.log.dir, cell.name)
             row |= measure(run, study.metric, study.last, cell.config.guard)
             row["collapsed"] |= stopped(cell)
+            if study.metric and not is_number(row["metric"]):
+                row["reason"] = (
+                    f"{study.metric} has no value at its last step, {row['steps']}: only its reward counts. To run it "
+                    f"again, delete {cell.config.log.dir}"
+                )
             runs.setdefault(cell.setting, {}).setdefault(cell.variant, []).append(run)
         rows.append(row)
     return rows, runs

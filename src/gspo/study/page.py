@@ -14,7 +14,7 @@ from gspo.report.page import escape, figure, table, write_page
 from gspo.report.plots import Drawn
 from gspo.runs.log import finite
 from gspo.safe import replace_file
-from gspo.study.analysis import MEANS, bootstrap, interval, paired, spell, verdict
+from gspo.study.analysis import MEANS, bootstrap, interval, of_differences, paired, spell, verdict
 from gspo.study.measures import NO_SIGN, UNBOUNDED, better, bounds
 from gspo.study.spec import Study
 from gspo.study.terms import told
@@ -70,7 +70,7 @@ def summarise(
             line |= {name: interval([row[name] for row in here], ends) for name, ends in BESIDE.items()}
             if variant != study.baseline:
                 differences = paired(each, base)
-                line["difference"] = interval(differences, (-width, width))
+                line["difference"] = of_differences(differences, (-width, width))
                 line["bootstrap"] = bootstrap(differences) if len(differences) > 1 else (math.nan, math.nan)
                 line["verdict"] = verdict(
                     variant, study.baseline, line["difference"], line["collapsed"], len(here), words, better(metric)
@@ -112,14 +112,14 @@ def write_html(
     folder: Path,
 ) -> Path:  # fmt: skip
     """compare.html. Returns its path."""
-    failed = [row for row in rows if row["status"] != "done"]
-    count = len(rows) - len(failed)
+    missing = [row for row in rows if row["status"] != "done" or row["reason"]]
+    count = sum(row["status"] == "done" for row in rows)
     parts = [
         f"<h1>{escape(study.title)}</h1>",
         f'<p class="lead">{count} of {len(rows)} cells: {len(study.settings)} setting{"s" * (len(study.settings) > 1)}, '
         f"seeds {escape(', '.join(map(str, study.seeds)))}. {escape(told(study.cells, _steps(study, rows)))}</p>",
         f"<p>{escape(study.plan)}</p>" if study.plan else "",
-        _failures(failed),
+        _missing(missing),
     ]
     for setting in study.settings:
         parts.append(f"<h2>{escape(setting)}</h2>")
@@ -152,11 +152,11 @@ def _share(study: Study) -> str:
     return f"{shares.pop():.0%}" if len(shares) == 1 else "the share guard.collapse"
 
 
-def _failures(failed: Sequence[CellRow]) -> str:
+def _missing(rows: Sequence[CellRow]) -> str:
     lines = "".join(
         f"<li>{escape(row['setting'])} / {escape(row['variant'])} / seed {escape(row['seed'])}: {escape(row['status'])}. "
         f"{escape(row['reason'])}</li>"
-        for row in failed
+        for row in rows
     )
     return f'<div class="warnings"><h2>Not in the numbers</h2><ul>{lines}</ul></div>' if lines else ""
 

@@ -51,13 +51,17 @@ class Study:
 
     title: str
     plan: str
-    seeds: list[int]
     baseline: str
     metric: str
     last: int
     workers: int
     threads: int
     cells: list[Cell] = field(repr=False)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of all cells: a setting or a variant may have its own."""
+        return sorted({cell.seed for cell in self.cells})
 
     @property
     def settings(self) -> list[str]:
@@ -108,13 +112,21 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
         changes = dict(changes)
         only = _only(f"{path}: settings.{setting}.only", changes.pop("only", list(variants)), variants)
         special = changes.pop("variants", {})
-        _only(f"{path}: settings.{setting}.variants", list(special), variants)
+        key = f"{path}: settings.{setting}.variants"
+        if not isinstance(special, dict) or not all(isinstance(own, dict) for own in special.values()):
+            raise ValueError(f"{key} = {special!r}: give tables of changes, or choose variants by `only`")
+        if special:
+            _only(key, list(special), variants)
         here = _seeds(f"{path}: settings.{setting}.seeds", changes.pop("seeds", seeds))
         for variant in only:
             own = dict(variants[variant])
             mine = _seeds(f"{path}: variants.{variant}.seeds", own.pop("seeds", here))
             terms = [(setting, changes), (variant, own), ("", special.get(variant, {})), ("", everywhere)]
             cells += [_cell(path, Path(folder), base, terms, seed) for seed in here if seed in mine]
+    for key, there in (("variants", variants), ("settings", settings)):
+        for name in there:
+            if not any(name in (cell.variant if key == "variants" else cell.setting, "") for cell in cells):
+                raise ValueError(f"{path}: {key}.{name}: has no cell: its `seeds`, or `only`, leave none of them")
     names = [cell.name for cell in cells]
     for name in names:
         if names.count(name) > 1:
@@ -123,7 +135,6 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
     return Study(
         title=str(raw.get("title", path.stem)),
         plan=str(raw.get("plan", "")),
-        seeds=seeds,
         baseline=baseline,
         metric=str(raw.get("metric", "eval/accuracy" if cells[0].config.eval.every else "")),
         last=_count(path, raw, "last", 10),
@@ -172,6 +183,8 @@ def _seeds(key: str, seeds: Any) -> list[int]:
 
 
 def _only(key: str, names: Any, variants: Iterable[str]) -> list[str]:
+    if names == []:
+        raise ValueError(f"{key} = []: name at least one variant, or leave it out")
     for name in names if isinstance(names, list) else [names]:
         if name not in variants:
             raise ValueError(f"{key}: {name!r} is no variant{nearest(str(name), variants)}")

@@ -49,7 +49,8 @@ def told(cells: Sequence[Cell], steps: Mapping[str, int]) -> str:
         )
         if holds
     ]
-    text = f"Cells with the same seed have {', '.join(shared)}. " if shared else ""
+    whose = "Within a setting, cells" if len({cell.setting for cell in cells}) > 1 else "Cells"
+    text = f"{whose} with the same seed have {', '.join(shared)}. " if shared else ""
     return text + (f"Variants differ in {', '.join(keys)}." if keys else "Variants do not differ.")
 
 
