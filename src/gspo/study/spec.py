@@ -45,8 +45,8 @@ class Study:
     """What a study file says.
 
     plan: what was fixed before anything ran, in words. baseline: the variant that the others are compared with. metric: a
-    name in metrics.jsonl whose last value counts beside the reward ("" for none). last: steps whose mean reward is a
-    cell's reward. workers: cells that run at once. threads: of one cell.
+    name in metrics.jsonl whose value at the last step counts beside the reward ("" for none). last: steps whose mean reward
+    is a cell's reward. workers: cells that run at once. threads: of one cell.
     """
 
     title: str
