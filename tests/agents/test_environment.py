@@ -1,9 +1,17 @@
 import asyncio
+import concurrent.futures
+import multiprocessing
+import queue
+import threading
 import time
+from contextvars import ContextVar
 
 import pytest
 
 from gspo.agents.environment import Step, ToolEnvironment
+from tests.patience import PATIENCE
+
+WHO = ContextVar("who", default="nobody")
 
 
 def add(a: int, b: int) -> int:
@@ -78,7 +86,7 @@ def test_calls_are_answered_in_order_and_counted():
         ("add", '{"a": 1}', "error: TypeError: missing a required argument: 'b'", "errors"),
         ("add", '{"a": 1, "b": "x"}', "error: TypeError: unsupported operand", "errors"),
         ("add", "oops", "error: JSONDecodeError", "errors"),
-        ("slow", '{"seconds": 0.3}', "error: slow took more than 0.1 seconds", "timeouts"),
+        ("slow", '{"seconds": 30}', "error: slow took more than 0.1 seconds", "timeouts"),
     ],
 )
 def test_what_goes_wrong_is_told_to_the_policy(name, arguments, told, counted):
@@ -95,3 +103,126 @@ def test_a_call_that_nobody_could_read():
 def test_an_answer_without_a_call_ends_it():
     assert step(answer(content="3")) == Step(reward=1.0, done=True)
     assert step(answer(content=[{"type": "text", "text": "4"}])) == Step(reward=0.0, done=True)
+
+
+class Doors(ToolEnvironment):
+    """Tools that wait until somebody opens."""
+
+    tool_timeout = PATIENCE
+
+    def functions_of(self):
+        return [self.hold, self.open]
+
+    def hold(self) -> str:
+        """Waits."""
+        return "open" if self.row["opened"].wait(PATIENCE) else "still shut"
+
+    def open(self) -> str:
+        """Opens."""
+        self.row["opened"].set()
+        return "opened"
+
+
+def test_no_plain_tool_waits_for_another():
+    row = {"opened": threading.Event()}
+
+    async def steps():
+        calls = [(name, "{}") for name in ("hold",) * 100 + ("open",)]
+        return await asyncio.gather(*(Doors(row).step(answer(call)) for call in calls))
+
+    found = [step.messages[0]["content"] for step in asyncio.run(steps())]
+    assert found == ["open"] * 100 + ["opened"]
+
+
+def hang(row):
+    class Late(Doors):
+        tool_timeout = 0.1
+
+    assert asyncio.run(Late(row).step(answer(("hold", "{}")))).metrics["tools/timeouts"] == 1
+
+
+def test_a_tool_that_hangs_keeps_no_program_from_ending():
+    program = multiprocessing.get_context("fork").Process(target=hang, args=({"opened": threading.Event()},))
+    program.start()
+    program.join(PATIENCE / 2)  # the tool waits for longer
+    try:
+        assert program.exitcode == 0
+    finally:
+        program.kill()
+
+
+class Falls(ToolEnvironment):
+    """Its tools raise what its row says, and tell whose they are."""
+
+    tool_timeout = PATIENCE
+
+    def functions_of(self):
+        return [self.fall, self.fall_later, self.who]
+
+    def fall(self) -> str:
+        """Falls."""
+        raise self.row["error"]
+
+    async def fall_later(self) -> str:
+        """Falls."""
+        raise self.row["error"]
+
+    def who(self) -> str:
+        """Says who asks."""
+        return WHO.get()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(SystemExit(1), KeyboardInterrupt(1), StopIteration(1), TimeoutError(1)),
+        *(asyncio.CancelledError(1), concurrent.futures.CancelledError(1)),
+    ],
+)
+def test_whatever_a_plain_tool_raises_is_its_own_error(error):
+    found = asyncio.run(Falls({"error": error}).step(answer(("fall", "{}"))))
+    assert found.messages[0]["content"] == f"error: {type(error).__name__}: 1"
+    assert found.metrics == {"tools/calls": 1, "tools/errors": 1}
+
+
+def test_a_time_limit_within_an_async_tool_is_not_ours():
+    found = asyncio.run(Falls({"error": TimeoutError("no answer")}).step(answer(("fall_later", "{}"))))
+    assert found.messages[0]["content"] == "error: TimeoutError: no answer" and found.metrics["tools/errors"] == 1
+
+
+def test_a_plain_tool_sees_the_context_of_its_episode():
+    async def step():
+        WHO.set("me")
+        return await Falls({}).step(answer(("who", "{}")))
+
+    assert asyncio.run(step()).messages[0]["content"] == "me"
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_of_the_call():
+    before = threading.stack_size(1 << 47)  # more than there is
+    try:
+        found = step(answer(("add", '{"a": 1, "b": 2}')))
+    finally:
+        threading.stack_size(before)
+    assert found.messages[0]["content"].startswith("error: RuntimeError: can't start new thread beside ")
+    assert found.metrics == {"tools/calls": 1, "tools/errors": 1}
+
+
+def test_an_answer_that_is_there_counts_however_late_the_loop_sees_it():
+    class Busy(Falls):
+        tool_timeout = 0.0
+
+        def who(self) -> str:
+            """Says who asks."""
+            self.row["threads"].put(threading.current_thread())
+            return "me"
+
+    row = {"threads": queue.SimpleQueue()}
+
+    async def steps():
+        playing = asyncio.ensure_future(Busy(row).step(answer(("who", "{}"))))
+        await asyncio.sleep(0)  # it calls the tool
+        row["threads"].get(timeout=PATIENCE).join(PATIENCE)  # in the loop, which is blocked until the tool has ended
+        return await playing
+
+    assert asyncio.run(steps()).messages[0]["content"] == "me"

@@ -51,7 +51,7 @@ class Box(ToolEnvironment):
 
     def slow(self) -> str:
         """Sleeps."""
-        time.sleep(1)
+        time.sleep(30)
         return "late"
 
     async def aside(self, number: int) -> int:
@@ -112,14 +112,14 @@ class Shut(Quiz):
             raise ValueError("no such room")
 
 
-def played(*script, make=Box, context=4096, template=None, **limits):
+def played(*script, make=Box, context=4096, template=None, times=1, **limits):
     sampler = Scripted("chatml", *script)
     encoder = Encoder(tokenizer("chatml"), TaskConfig())
     encoder.template = template or encoder.template
     rules = {"max_turns": 4, "step_timeout": 1.0} | limits
     prompt = Prompt("0", ROW["prompt"], tuple(encoder.prompt(ROW["prompt"])[0]), {"value": "42"})
     with Episodes(sampler, sampler, encoder, context, make, "prompt", **rules) as episodes:
-        (rollout,) = episodes.generate([prompt], 1, Sampling(50, stop_ids=(tokenizer("chatml").eos_token_id,)))
+        *_, rollout = episodes.generate([prompt], times, Sampling(50, stop_ids=(tokenizer("chatml").eos_token_id,)))
     return rollout
 
 
@@ -253,6 +253,28 @@ def test_what_an_episode_changes_in_its_row_no_other_sees():
             (rollout,) = episodes.generate([prompt], 1, Sampling(50, stop_ids=(tokenizer("chatml").eos_token_id,)))
             assert rollout.reward == 21.0
     assert prompt.columns["parts"] == [] and len(messages) == 1
+
+
+def test_a_metric_named_like_the_episodes_own_numbers_is_left_out_and_told_once():
+    class Counts(Quiz):
+        async def step(self, turn):
+            return Step(reward=1.0, done=True, metrics={"looks": 3.0, "turns": 9.0, "reward": 0.25})
+
+    with pytest.warns(UserWarning) as told:
+        rollout = played(("a", "eos"), make=Counts, times=3)
+    assert rollout.reward == 1.0 and list(rollout.reward_parts.items()) == [("reward", 1.0), ("turns", 1.0), ("looks", 3.0)]
+    assert [str(one.message).split(",")[0] for one in told] == [
+        f"the environment gives a metric {name!r}" for name in ("reward", "turns")
+    ]
+
+
+def test_a_metric_that_repeats_the_reward_is_nothing_to_tell(recwarn):
+    class Repeats(Quiz):
+        async def step(self, turn):
+            return Step(reward=0.5, done=True, metrics={"reward": 0.5})
+
+    assert played(("a", "eos"), make=Repeats).reward_parts == {"reward": 0.5, "turns": 1.0}
+    assert not [one for one in recwarn if "the environment gives" in str(one.message)]
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e200, -1e10])

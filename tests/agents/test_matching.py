@@ -85,6 +85,47 @@ def test_histories_share_what_they_have_in_common():
     assert sum(row["role"] == "assistant" for row in rollout.dialogue) == 3
 
 
+def branched(talk):
+    """A conversation of two turns, its first call, and another that begins like it."""
+    items, (call, _) = talked(talk, 2)
+    (other,) = asyncio.run(talk.turn([*items[:2], {"role": "user", "content": "no, the other"}]))
+    return items, call, [*items[:2], {"role": "user", "content": "no, the other"}, replace_version(talk, other)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("bare", [(), ("main",), ("branch",), ("main", "branch")])
+def test_a_turn_that_is_left_out_is_counted_once(known, bare):
+    """bare: histories in which it is a message without its id."""
+    talk = chat(seed=2)
+    items, call, branch = branched(talk)
+    if known:
+        talk.calls.add(replace(call, unfit="sampled at temperature 0.5"))
+    else:
+        talk.calls.forget(4)  # all but that of the branch
+    main = [items[0], call.message if "main" in bare else choice(call), *items[2:]]
+    branch[1] = call.message if "branch" in bare else choice(call)
+    rewarded = Trajectory(main, 1.0, turn_rewards=[0.0, 0.25, 0.5], additional_histories=[History(branch)])
+    result = found_in(talk, pair(talk, rewarded))
+    rollout = first(result)
+    assert not result.unusable and sum(result.left_out.values()) == (1 if known else 2)
+    assert rollout.reward == 1.75 and [row["reward"] for row in rollout.dialogue if "reward" in row] == [0.0, 0.25, 0.5]
+    said = [row["content"] for row in rollout.dialogue]
+    assert len(said) == 6 and said.count(items[0]["content"]) == 1  # what both begin with is told once
+
+
+def test_two_turns_in_the_same_words_are_two_where_their_ids_say_so():
+    talk = chat(seed=2)
+    _, (call,) = talked(talk)
+    talk.calls.add(replace(call, id="again"))
+    again = choice(replace(call, id="again"))
+    two = Trajectory([*ASK, choice(call)], 1.0, turn_rewards=[0.0, 0.0], additional_histories=[History([*ASK, again])])
+    result = found_in(talk, pair(talk, two))
+    assert result.calls > {call.id, "again"} and not result.reasons()
+    elsewhere = [History([*ASK, choice(replace(call, id=name))]) for name in ("chatcmpl-1", "chatcmpl-2", "chatcmpl-1")]
+    result = found_in(talk, pair(talk, Trajectory([*ASK, choice(call)], 1.0, additional_histories=elsewhere)))
+    assert sum(result.left_out.values()) == 2
+
+
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
 def test_a_reward_that_is_no_number(reward):
     talk = chat(seed=2)

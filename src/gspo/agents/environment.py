@@ -7,16 +7,21 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from gspo.agents.calls import Message, content_of
+from gspo.agents.threads import begin
 
 
 @dataclass(frozen=True)
 class Step:
     """What follows a turn. messages: for the policy to read next. reward: of this turn. done: the episode ends here;
-    its reward is the sum over all turns. metrics: numbers to add up over the episode, and to average and log.
+    its reward is the sum over all turns. metrics: numbers to add up over the episode, and to average and log; `reward` and
+    `turns` are the episode's own.
     """
 
     messages: Sequence[Message] = ()
@@ -46,7 +51,8 @@ class Environment(Protocol):
 class ToolEnvironment:
     """An environment whose tools are functions, plain or async, with type hints and a docstring that describes them and
     each argument (`Args:`). Mistakes in calling them, their own errors, and calls of over `tool_timeout` seconds are told to
-    the policy and counted. A turn without a call goes to `end`.
+    the policy and counted. A plain one runs in a thread of its own, which is left behind when its time is over. A turn
+    without a call goes to `end`.
     """
 
     functions: Sequence[Callable[..., Any]] = ()
@@ -94,13 +100,37 @@ class ToolEnvironment:
         function = self._functions.get(name)
         if function is None:
             return f"error: there is no tool {name!r}, only {', '.join(self._functions)}", "unknown"
+        late = f"error: {name} took more than {self.tool_timeout:g} seconds", "timeouts"
+        limit = asyncio.timeout(self.tool_timeout)
         try:
             values = json.loads(arguments)
             inspect.signature(function).bind(**values)
-            result = function(**values) if inspect.iscoroutinefunction(function) else asyncio.to_thread(function, **values)
-            async with asyncio.timeout(self.tool_timeout):
-                return str(await result), ""
-        except TimeoutError:
-            return f"error: {name} took more than {self.tool_timeout:g} seconds", "timeouts"
-        except (Exception, SystemExit) as error:  # for the policy to read
-            return f"error: {type(error).__name__}: {error}"[:500], "errors"
+            if not inspect.iscoroutinefunction(function):
+                return await _within(self.tool_timeout, begin(partial(_answer, function, values))) or late
+            async with limit:
+                return str(await function(**values)), ""
+        except (Exception, SystemExit) as error:
+            return late if limit.expired() else _told(error)  # a tool may raise a TimeoutError of its own
+
+
+async def _within(seconds: float, answer: Future[tuple[str, str]]) -> tuple[str, str] | None:
+    """What a thread answers within some seconds, or None. An answer that is there counts, however late the loop sees it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.wrap_future(answer)
+    return answer.result() if answer.done() else None
+
+
+def _answer(function: Callable[..., Any], values: Mapping[str, Any]) -> tuple[str, str]:
+    """What a plain function says, and what went wrong. Whatever it raises in its thread is its own error: neither a
+    KeyboardInterrupt nor a CancelledError is meant for the episode, and no asyncio future takes a StopIteration.
+    """
+    try:
+        return str(function(**values)), ""
+    except BaseException as error:
+        return _told(error)
+
+
+def _told(error: BaseException) -> tuple[str, str]:
+    """An error for the policy to read."""
+    return f"error: {type(error).__name__}: {error}"[:500], "errors"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout, Sampling
 
 Make = Callable[[Mapping[str, Any]], Environment]
+Parts = dict[str, float | None]
 
 
 class WholeEpisodes:
@@ -35,6 +37,7 @@ class WholeEpisodes:
     def __init__(self, sampler: Sampler, speaker: Speaker) -> None:
         self.sampler, self.speaker = sampler, speaker
         self._loop = LoopThread()
+        self._left_out: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -95,6 +98,20 @@ class WholeEpisodes:
 
         return Job(future, now)
 
+    def parts(self, own: Mapping[str, float | None], given: Mapping[str, float]) -> Parts:
+        """The parts of an episode's reward: `own`, which come first, and what its environment gave under other names. Warns
+        once of a name under which a number is lost.
+        """
+        lost = {name for name in own.keys() & given.keys() if own[name] not in (None, given[name])} - self._left_out
+        self._left_out |= lost
+        for name in sorted(lost):
+            warnings.warn(
+                f"the environment gives a metric {name!r}, which is left out: reward/{name} is another number. Give the "
+                "metric another name",
+                stacklevel=1,
+            )
+        return {**own, **{name: value for name, value in given.items() if name not in own}}
+
     async def _play(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         """One episode, to its end, its limits, or its failure, which is data. Raises SamplerError."""
         raise NotImplementedError
@@ -150,6 +167,7 @@ class Episode:
         self.calls: list[Call] = []
         self.rewards: list[float] = []
         self.metrics: defaultdict[str, float] = defaultdict(float)
+        self.limits: Parts = {}  # that were reached
         self.messages: list[Message] = []
         self.dialogue: list[dict[str, Any]] = []
 
@@ -176,7 +194,7 @@ class Episode:
             try:
                 (call,) = await self.chat.turn(self.messages, environment.tools, TurnOptions(seed=self.seed + turn))
             except TooLong:
-                self.metrics["turns/context_full"] += 1
+                self.limits["turns/context_full"] = 1.0
                 if not self.calls:
                     raise
                 return True
@@ -191,7 +209,7 @@ class Episode:
             if step.done:
                 return False
             self._hear(step.messages)
-        self.metrics["turns/limit"] += 1
+        self.limits["turns/limit"] = 1.0
         return True
 
     def _hear(self, messages: Sequence[Message]) -> None:
@@ -208,11 +226,11 @@ class Episode:
             return replace(begun, stop="error", error=error, dialogue=tuple(self.dialogue))
         first = self.calls[0].rollout.prompt
         rollout = woven(replace(self.prompt, tokens=first.tokens), list(enumerate(self.calls)))
-        parts: dict[str, float | None] = {"reward": reward, "turns": float(len(self.calls))}
+        own: Parts = {"reward": reward, "turns": float(len(self.calls)), **self.limits}
         return replace(
             rollout,
             reward=reward,
-            reward_parts=parts | dict(self.metrics),
+            reward_parts=self.rules.parts(own, self.metrics),
             turn_rewards=None if reward is None else tuple(self.rewards),
             text=self.calls[-1].words,
             dialogue=tuple(self.dialogue),

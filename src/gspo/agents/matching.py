@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -107,6 +107,8 @@ class _Reading:
         self.chosen: list[tuple[int, Call]] = []
         self.left_out: Counter[str] = Counter()
         self.dialogue: list[dict[str, Any]] = []
+        self._told: defaultdict[bytes, set[str | None]] = defaultdict(set)  # ids of turns, by the trace that they end
+        self._ids: set[str] = set()
 
     def history(self, items: Sequence[Any], rewards: Sequence[float]) -> None:
         """A conversation. What an earlier one held already is not told, or counted, again."""
@@ -119,12 +121,27 @@ class _Reading:
                 entry["tool_calls"] = [dict(tool_call.get("function") or {}) for tool_call in message["tool_calls"]]
             if message.get("role") == "assistant":
                 call, why = _call(id_of(item), trace, self.calls)
-                if call is not None and any(call is chosen for _, chosen in self.chosen):
+                if self._again(id_of(item) if call is None else call.id, call is not None, trace):
                     continue
                 entry |= self._turn(call, why)
                 if self.turns <= len(rewards):
                     entry["reward"] = rewards[self.turns - 1]
+            elif trace in self._told:
+                continue
+            else:
+                self._told[trace] = set()
             self.dialogue.append(entry)
+
+    def _again(self, id: str | None, known: bool, trace: bytes) -> bool:
+        """Whether a turn was counted already: one of this id; or, where its call is not known, one that ends the same trace,
+        unless both have ids. id: of its call, or as it was given. trace: that it ends.
+        """
+        same = self._told[trace]
+        again = id in self._ids or (not known and bool(same) and (id is None or None in same))
+        same.add(id)
+        if id is not None:
+            self._ids.add(id)
+        return again
 
     def _turn(self, call: Call | None, why: str) -> dict[str, Any]:
         turn, self.turns = self.turns, self.turns + 1

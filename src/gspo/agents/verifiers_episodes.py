@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Self
@@ -18,7 +19,7 @@ from verifiers.v1.interception import InterceptionServerConfig
 from gspo.agents import verifiers_harness
 from gspo.agents.calls import Calls
 from gspo.agents.chat import Chat
-from gspo.agents.episodes import WholeEpisodes
+from gspo.agents.episodes import Parts, WholeEpisodes
 from gspo.agents.token_tree import woven
 from gspo.agents.verifiers_client import Playing, PolicyClient
 from gspo.config.lookup import describe
@@ -151,7 +152,7 @@ class VerifiersEpisodes(WholeEpisodes):
                 self._client.talks.pop(name, None)
             if playing.lost is not None:
                 raise playing.lost
-        return _rollout(prompt, env, episode, playing)
+        return _rollout(prompt, env, episode, playing, self.parts)
 
 
 def _failed(prompt: Prompt, why: str, dialogue: tuple[dict[str, Any], ...] = ()) -> Rollout:
@@ -159,8 +160,10 @@ def _failed(prompt: Prompt, why: str, dialogue: tuple[dict[str, Any], ...] = ())
     return replace(Rollout.begun(prompt), stop="error", error=error, dialogue=dialogue)
 
 
-def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing) -> Rollout:
-    """What an episode that ended is worth, with the tokens of the one agent that is trained."""
+def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing, parts_of: Callable[..., Parts]) -> Rollout:
+    """What an episode that ended is worth, with the tokens of the one agent that is trained. parts_of: as `parts` of
+    WholeEpisodes.
+    """
     trained = [trace for trace in episode.traces if trace.agent.trainable]
     if len(trained) != 1:
         why = "".join(f": {error.type}: {error.message}" for error in episode.errors[-1:])
@@ -184,15 +187,14 @@ def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing) -> Rollou
     if problem := bounds.unfit(trace.reward):
         return _failed(prompt, f"its reward is {problem}", transcript)
     cut = trace.is_truncated or trace.is_timeout or playing.full
-    parts: dict[str, float | None] = {"reward": trace.reward, "turns": float(len(calls))}
-    parts |= {"turns/context_full": 1.0} if playing.full else {}
-    parts |= {"tools/malformed": float(playing.chat.malformed)} if playing.chat.malformed else {}
-    for name, value in {**{name: reward.score for name, reward in trace.rewards.items()}, **trace.metrics}.items():
-        parts.setdefault(name, value)
+    own: Parts = {"reward": trace.reward, "turns": float(len(calls))}
+    own |= {"turns/context_full": 1.0} if playing.full else {}
+    own |= {"tools/malformed": float(playing.chat.malformed)} if playing.chat.malformed else {}
+    scored = parts_of(own, {name: reward.score for name, reward in trace.rewards.items()})
     rollout = woven(replace(prompt, tokens=calls[0].rollout.prompt.tokens), list(enumerate(calls)))
     return replace(
-        rollout, reward=trace.reward, reward_parts=parts, text=calls[-1].words, dialogue=transcript,
-        stop="length" if cut else rollout.stop,
+        rollout, reward=trace.reward, reward_parts=parts_of(scored, trace.metrics), text=calls[-1].words,
+        dialogue=transcript, stop="length" if cut else rollout.stop,
     )  # fmt: skip
 
 
