@@ -197,10 +197,7 @@ def _finish(run: Run | SupervisedRun) -> bool:
     folder = run.log.folder
     if run.step < run.config.train.steps:
         if isinstance(run, Run) and run.collapsed:
-            run.log.note(
-                "a collapse is seldom undone: start anew from an earlier checkpoint's model with a lower optimizer.lr. To "
-                'go on all the same, resume with guard.action = "warn"'
-            )
+            run.log.note(trainer.AFTER_COLLAPSE)
             return False
         done = f"after step {run.step} of {run.config.train.steps}" if run.step else "before the first step was done"
         run.log.note(f"stopped {done}; {checkpoint.way_on(folder.checkpoints)}")

@@ -299,7 +299,7 @@ def predict(config: Any, arguments: argparse.Namespace) -> int:
 
 
 def serve(config: Any, resume: bool, allow: Sequence[str] = ()) -> int:
-    """`gspo serve`: until Ctrl-C, which saves what was trained."""
+    """`gspo serve`: until Ctrl-C, which saves what was trained, or until the guard ends the run."""
     with importing():
         from gspo.runs.checkpoint import stop_signals
         from gspo.serving.start import serve
@@ -307,12 +307,12 @@ def serve(config: Any, resume: bool, allow: Sequence[str] = ()) -> int:
         # For the shell that the agent runs in; the key is of this run alone.
         print(f"export OPENAI_BASE_URL={model.base_url}\nexport OPENAI_API_KEY={model.api_key}", flush=True)
         print(f"model {model.name!r}; Ctrl-C ends and saves", file=sys.stderr, flush=True)
-        while not stop.asked and model.lost is None:
+        while not (stop.asked or model.lost or model.collapsed):
             time.sleep(0.1)
         if model.lost is not None:  # this life of the ranks is over
             raise model.lost
-    print(f"model   {model.folder / 'model'}")
-    return 0
+    print(f"stopped {model.folder}" if model.collapsed else f"model   {model.folder / 'model'}")
+    return int(model.collapsed)
 
 
 def evaluate(config: Any, out: Path | None) -> int:

@@ -183,9 +183,11 @@ class SupervisedLearner(Protocol):
 
 
 class Learner(SupervisedLearner, Protocol):
-    """One that learns from rewards. lr_scale: factor of the scheduled learning rate."""
+    """One that learns from rewards. lr_override: the learning rate from here on, in the place of optimizer.lr and of what
+    rewinds have made of it; None: those. The schedule is kept. No checkpoint holds it.
+    """
 
-    lr_scale: float
+    lr_override: float | None
 
     @property
     def clip(self) -> tuple[float, float] | None:

@@ -141,9 +141,29 @@ def test_a_rewind_takes_the_weights_and_lowers_the_rate_and_counts_on(tmp_path):
     kept = made.policy.table.detach().clone()
     made.update(1)
     made.rewind(tmp_path, 0.5)
-    assert torch.equal(made.policy.table, kept) and made.lr_scale == 0.5 and made.optimizer.updates == 2
+    assert torch.equal(made.policy.table, kept) and made.optimizer.scale == 0.5 and made.optimizer.updates == 2
     made.rewind(tmp_path, 0.5)
-    assert made.lr_scale == 0.25
+    assert made.optimizer.scale == 0.25
+
+
+def test_an_override_of_the_rate_is_in_no_checkpoint(tmp_path):
+    made, again = learner(), learner()
+    made.lr_override = 0.25
+    made.prepare(parts(), recompute=False)
+    assert made.update(0).metrics["lr"] == 0.25
+    made.save(tmp_path)
+    again.policy.load(tmp_path / "model")
+    again.resume(tmp_path)
+    made.lr_override = None
+    for one in (made, again):
+        one.prepare(parts(1), recompute=False)
+    assert made.update(0).metrics["lr"] == again.update(0).metrics["lr"] == made.optimizer.config.lr
+    made.lr_override = 0.25
+    made.rewind(tmp_path, 0.5)
+    made.prepare(parts(2), recompute=False)
+    assert made.update(0).metrics["lr"] == 0.25  # it was asked for, whatever rewinds have made of the run's own
+    made.lr_override = None
+    assert made.update(1).metrics["lr"] == 0.5 * made.optimizer.config.lr
 
 
 def test_a_damaged_state_is_named(tmp_path):

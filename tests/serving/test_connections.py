@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import httpx
@@ -57,6 +58,19 @@ def small(**settings):
     with contextlib.closing(listener(serve)) as listening, running(EndpointServer(limits, listening, serve)):
         yield app, limits, listening.getsockname()
         app.may.set()
+
+
+def test_a_request_that_the_end_of_the_server_cuts_off_is_told_so():
+    serve, app = ServeConfig(), Small()
+    with contextlib.closing(listener(serve)) as listening, ThreadPoolExecutor() as client:
+        server = EndpointServer(RequestLimits(app, KEY, serve), listening, serve)
+        server.config.timeout_graceful_shutdown = 1
+        with running(server):
+            url, headers = f"http://{address_of(listening)[0]}/wait", {"authorization": f"Bearer {KEY}"}
+            response = client.submit(httpx.get, url, headers=headers, timeout=PATIENCE)
+            assert app.waiting.acquire(timeout=PATIENCE)
+        told = response.result(PATIENCE)
+    assert told.status_code == 503 and "the run has ended before" in told.json()["error"]["message"]
 
 
 def opened(address, sent=b""):

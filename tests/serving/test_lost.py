@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import openai
@@ -11,9 +12,11 @@ import pytest
 from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
 from gspo.backends.vllm.process import free_ports
 from gspo.learner.memory import OutOfMemory
+from gspo.runs import checkpoint, disk
 from gspo.serving.endpoint import AGAIN
 from tests.agents.talking import tokenizer
-from tests.build.started import begin, finished
+from tests.build.started import begin, finished, wait_for
+from tests.patience import PATIENCE
 from tests.serving.served import post, serving
 from tests.serving.test_model import body, collected
 
@@ -79,17 +82,62 @@ def test_a_client_is_told_to_come_again_and_finds_the_next_life_where_the_first_
         process.kill()
 
 
+class Watched:
+    """A learner whose updates do `instead`. asked: what it was asked to do from then on."""
+
+    def __init__(self, learner, instead):
+        self.__dict__.update(learner=learner, instead=instead, asked=None)
+
+    def __getattr__(self, name):
+        if self.asked is not None:
+            self.asked.append(name)
+        return getattr(self.learner, name)
+
+    def __setattr__(self, name, value):
+        if self.asked is not None:
+            self.asked.append(name)
+        setattr(self.learner, name, value)
+
+    def update(self, number):
+        self.__dict__["asked"] = []
+        return self.instead(number)
+
+
 def test_a_rank_without_memory_ends_this_life_and_writes_nothing_more(tmp_path):
     with serving(tmp_path / "run") as model:
 
         def short(number):
             raise OutOfMemory("rank 0 was out of memory with a micro-batch of 80 tokens", 40)
 
-        model.run.learner.update = short
-        requests = [body(asyncio.run(collected(model))) for _ in range(2)]
+        requests = [body(asyncio.run(collected(model))) | {"learning_rate": 1e-3} for _ in range(2)]
+        model.run.learner = Watched(model.run.learner, short)
         for request in requests:
             response = post(model, "/train", request)
             assert response.status_code == 503 and response.headers["retry-after"] == str(AGAIN)
             assert "rank 0 was out of memory" in response.json()["error"]["message"]
         assert isinstance(model.lost, OutOfMemory)  # what `gspo serve` ends with
+    assert model.run.learner.asked == []  # the other ranks are in the middle of a pass, and would not answer
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_sigterm_in_a_step_finishes_it_on_all_ranks_and_saves(place):
+    """The client that waits for the step has its response."""
+    waits = "wait", 0, "gspo.learner.update:Updater._pass", 1
+    process = begin(place, "served", "--scale.ranks=2", "--train.save_every=9", command="serve", faults=[waits])
+    try:
+        url, key, _ = at(process)
+        with ThreadPoolExecutor() as client:
+            response = client.submit(trained, url, key, 0)
+            wait_for((place / "reached").exists, process=process)
+            process.send_signal(signal.SIGTERM)
+            while "finishing what is under way" not in (line := process.stdout.readline()):
+                assert line
+            (place / "reached").unlink()
+            assert response.result(PATIENCE).json()["step"] == 1
+        status, output = finished(process)
+        assert status == 0, output
+    finally:
+        process.kill()
+    (saved,) = checkpoint.steps(place / "served" / "checkpoints")
+    assert checkpoint.read_state(saved, checkpoint.LEARNER)["optimizer"]["updates"] == 1 and not disk.damage(saved)
+    assert checkpoint.read_state(saved)["version"] == 1 and (place / "served" / "model" / "config.json").exists()

@@ -11,6 +11,8 @@ import torch
 
 import gspo
 from gspo import Trajectory, TrajectoryGroup
+from gspo.ports import SamplerError
+from gspo.runs import checkpoint
 from tests.agents.talking import TOOLS
 from tests.rollout.test_asynchronous_episodes import gaps
 from tests.serving.served import post, serving, tiny
@@ -212,9 +214,53 @@ def test_a_served_run_is_not_measured_by_a_number_of_steps(tmp_path, capsys):
 def test_the_learning_rate_of_one_call_is_not_that_of_the_run(tmp_path):
     with serving(tmp_path / "run", train={"save_every": 1}) as model:
         asyncio.run(model.train(asyncio.run(collected(model)), gspo.TrainCall(learning_rate=5e-3)))
-        assert model.run.learner.lr_scale == 1
-        state = torch.load(tmp_path / "run" / "checkpoints" / "step_000001" / "learner.pt", weights_only=True)
-        assert state["lr_scale"] == 1
+        assert saved_scale(model) == 1
+        metrics = asyncio.run(model.train(asyncio.run(collected(model))))
+        assert metrics["lr"] == model.run.config.optimizer.lr
+
+
+def saved_scale(model):
+    """Factor of the learning rate in the newest checkpoint."""
+    return torch.load(checkpoint.latest(model.folder / "checkpoints") / "learner.pt", weights_only=True)["lr_scale"]
+
+
+def disk_full(model, monkeypatch):
+    monkeypatch.setitem(model.run.log._files, "rollouts.jsonl", open("/dev/full", "wb"))  # noqa: SIM115
+
+
+def sampler_lost(model, monkeypatch):
+    def load(weights):
+        raise SamplerError("the engine is gone")
+
+    monkeypatch.setattr(model.run.sampler, "load", load)
+
+
+@pytest.mark.parametrize(("fault", "error"), [(disk_full, "No space left"), (sampler_lost, "the engine is gone")])
+def test_what_fails_after_the_updates_leaves_nothing_to_train_on_again(tmp_path, monkeypatch, fault, error):
+    async def main():
+        async with serving(tmp_path / "run") as model:
+            groups = await collected(model)
+            with monkeypatch.context() as patch:
+                fault(model, patch)
+                with pytest.raises((RuntimeError, OSError), match=error):
+                    await model.train(groups, learning_rate=5e-3)
+            assert model.run.learner.optimizer.updates == 1
+            with pytest.raises(ValueError, match="trained on, before"):
+                await model.train(groups)
+            assert model.step == model.run.learner.optimizer.updates == 1
+            assert (await model.train(await collected(model)))["lr"] == model.run.config.optimizer.lr
+
+    asyncio.run(main())
+
+
+def test_what_the_sampler_s_loss_saves_has_the_run_s_own_rate(tmp_path, monkeypatch):
+    with serving(tmp_path / "run") as model:
+        groups = asyncio.run(collected(model))
+        with monkeypatch.context() as patch:
+            sampler_lost(model, patch)
+            with pytest.raises(SamplerError):
+                asyncio.run(model.train(groups, learning_rate=5e-3))
+        assert saved_scale(model) == 1
 
 
 def test_updates_need_not_divide_a_number_of_prompts_that_nobody_samples(tmp_path):

@@ -1,14 +1,26 @@
 import asyncio
+import itertools
+import json
 import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from safetensors.torch import load_file
 
 import gspo
+from gspo.learner.memory import OutOfMemory
+from gspo.runs import checkpoint, disk
 from gspo.runs.folder import RunFolder
 from tests.agents.talking import tokenizer
+from tests.build.started import ROOT
+from tests.patience import PATIENCE
 from tests.serving.served import post, serving, tiny
+from tests.serving.test_model import body, collected
 from tests.serving.tools import GOOD
 
 
@@ -34,6 +46,119 @@ def test_the_model_is_written_and_without_a_step_no_checkpoint(tmp_path):
     saved = type(made.model).from_pretrained(tmp_path / "run" / "model")
     assert all((a == b).all() for a, b in zip(saved.parameters(), made.model.parameters()))
     assert not list((tmp_path / "run" / "checkpoints").iterdir()) and not (tmp_path / "run" / "report.html").exists()
+
+
+def held(model, at, then=lambda: None):
+    """Update number `at` of a step waits until the run says that it waits for the step, or until the second of these events
+    is set; then it does `then`. The first is set once it waits.
+    """
+    learner, reached, may, count = model.run.learner, threading.Event(), threading.Event(), itertools.count(1)
+    update = learner.update
+
+    def waits(number):
+        if next(count) == at:
+            reached.set()
+            may.wait(PATIENCE)
+            then()
+        return update(number)
+
+    learner.update, model.run.screen.note = waits, lambda text: may.set()
+    return reached, may
+
+
+def whole_step(folder, updates):
+    """Asserts that the one checkpoint holds a step of so many updates, and that it was logged and is the final model."""
+    (saved,) = checkpoint.steps(folder / "checkpoints")
+    assert checkpoint.read_state(saved, checkpoint.LEARNER)["optimizer"]["updates"] == updates
+    assert checkpoint.read_state(saved)["version"] == 1 and not disk.damage(saved)
+    assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1]
+    kept, final = (load_file(path / "model" / "model.safetensors") for path in (saved, folder))
+    assert all((kept[name] == x).all() for name, x in final.items())
+
+
+def test_a_step_under_way_is_finished_before_anything_is_saved(tmp_path):
+    """The call is cancelled, as Ctrl-C and asyncio.wait_for do."""
+
+    async def play():
+        async with serving(tmp_path / "run", algorithm={"mini_batches": 4}) as model:
+            groups = await collected(model, 4, 2)
+            reached, may = held(model, 3)
+            task = asyncio.ensure_future(model.train(groups))
+            await asyncio.to_thread(reached.wait, PATIENCE)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        may.set()
+        with pytest.raises(RuntimeError, match=r"the run has ended.*resume"):
+            await model.train(groups)
+        with pytest.raises(RuntimeError, match="the run has ended"):
+            model.save()
+
+    asyncio.run(play())
+    whole_step(tmp_path / "run", 4)
+
+
+def test_who_waits_for_the_step_is_answered_and_who_waits_behind_it_refused(tmp_path):
+    with serving(tmp_path / "run", algorithm={"mini_batches": 4}) as model, ThreadPoolExecutor() as others:
+        groups = [asyncio.run(collected(model, 4, 2)) for _ in range(2)]
+        reached, may = held(model, 3)
+        first = others.submit(post, model, "/train", body(groups[0]))
+        assert reached.wait(PATIENCE)
+        second = others.submit(post, model, "/train", body(groups[1]))
+        leaving = others.submit(model.end)
+        responses = first.result(PATIENCE), second.result(PATIENCE)
+        leaving.result(PATIENCE)
+    assert [response.status_code for response in responses] == [200, 503]
+    assert responses[0].json()["step"] == 1 and "the run has ended" in responses[1].json()["error"]["message"]
+    whole_step(tmp_path / "run", 4)
+
+
+def test_ranks_that_are_lost_meanwhile_end_it_with_their_error(tmp_path):
+    def lost():
+        raise OutOfMemory("rank 1 was out of memory", 40)
+
+    async def play():
+        async with serving(tmp_path / "run", algorithm={"mini_batches": 4}) as model:
+            groups = await collected(model, 4, 2)
+            reached, may = held(model, 3, lost)
+            task = asyncio.ensure_future(model.train(groups))
+            await asyncio.to_thread(reached.wait, PATIENCE)
+            task.cancel()
+        may.set()
+
+    with pytest.raises(OutOfMemory, match="rank 1 was out of memory"):
+        asyncio.run(play())
+    assert not (tmp_path / "run" / "model").exists() and not checkpoint.steps(tmp_path / "run" / "checkpoints")
+
+
+STUCK = """
+import asyncio, os, signal, sys, threading
+from tests.serving.served import serving
+from tests.serving.test_model import collected
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+async def play():
+    async with serving(sys.argv[1]) as model:
+        groups = await collected(model)
+        def never(number):
+            interrupt()
+            threading.Event().wait()
+        model.run.learner.update = never
+        model.run.screen.note = lambda text: threading.Thread(target=interrupt).start()
+        await model.train(groups)
+
+asyncio.run(play())
+"""
+
+
+def test_a_second_ctrl_c_ends_it_though_the_step_does_not(tmp_path):
+    command = [sys.executable, "-c", STUCK, str(tmp_path / "run")]
+    ended = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert ended.returncode != 0 and "KeyboardInterrupt" in ended.stderr
+    assert not (tmp_path / "run" / "model").exists() and not checkpoint.steps(tmp_path / "run" / "checkpoints")
+    RunFolder.resume(tmp_path / "run").close()
 
 
 def test_the_report_tells_of_the_error_that_ended_it(tmp_path):

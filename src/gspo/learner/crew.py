@@ -91,14 +91,14 @@ class LeadingLearner:
             return self._own.do(name, arguments)
 
     @property
-    def lr_scale(self) -> float:
-        """Factor of the scheduled learning rate."""
-        return self.learner.lr_scale
+    def lr_override(self) -> float | None:
+        """As ports.Learner's."""
+        return self.learner.lr_override
 
-    @lr_scale.setter
-    def lr_scale(self, value: float) -> None:
+    @lr_override.setter
+    def lr_override(self, value: float | None) -> None:
         """Sets it on all ranks."""
-        self.all_do("__setattr__", "lr_scale", value)
+        self.all_do("__setattr__", "lr_override", value)
 
     @property
     def clip(self) -> tuple[float, float] | None:

@@ -46,14 +46,14 @@ class LocalLearner:
         self.meter: Meter | None = GPU() if policy.device.type == "cuda" else None  # a CPU's memory is others' too
 
     @property
-    def lr_scale(self) -> float:
-        """Factor of the scheduled learning rate."""
-        return self.optimizer.scale
+    def lr_override(self) -> float | None:
+        """As ports.Learner's."""
+        return self.optimizer.lr_override
 
-    @lr_scale.setter
-    def lr_scale(self, value: float) -> None:
+    @lr_override.setter
+    def lr_override(self, value: float | None) -> None:
         """Sets it."""
-        self.optimizer.scale = value
+        self.optimizer.lr_override = value
 
     def fit(self, longest: int, vocabulary: int) -> None:
         """Makes micro-batches so small that all ranks have memory for them (room.py)."""
@@ -123,7 +123,7 @@ class LocalLearner:
                 self.policy.save_moments(self.optimizer.adamw, str(folder / MOMENTS))
         state = {
             "optimizer": self.optimizer.state_dict(moments=ranks.size == 1),
-            "lr_scale": self.lr_scale,
+            "lr_scale": self.optimizer.scale,
             "objective": self.objective.state_dict(),
             "policy": self.policy.state_dict(),
         }
@@ -142,15 +142,15 @@ class LocalLearner:
         """Goes on from what `save` wrote; the policy holds the model already. Raises RuntimeError for a damaged file."""
         state = read_state(folder, LEARNER)
         self._load(state, folder)
-        self.lr_scale = state["lr_scale"]
+        self.optimizer.scale = state["lr_scale"]
 
     def rewind(self, folder: Path, lr_factor: float) -> None:
         """Takes over what `save` wrote, the model too. The count of updates goes on, the learning rate times lr_factor."""
-        updates, scale = self.optimizer.updates, self.lr_scale
+        updates, scale = self.optimizer.updates, self.optimizer.scale
         state = read_state(folder, LEARNER)
         self.policy.load(str(folder / MODEL))
         self._load(state, folder)
-        self.optimizer.updates, self.lr_scale = updates, scale * lr_factor
+        self.optimizer.updates, self.optimizer.scale = updates, scale * lr_factor
 
     def _load(self, state: Mapping[str, Any], folder: Path) -> None:
         self.policy.load_state_dict(state["policy"])

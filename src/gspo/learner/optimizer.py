@@ -53,9 +53,9 @@ def adamw_of(groups: list[dict[str, Any]], config: OptimizerConfig, fused: bool)
 
 class Optimizer:
     """One optimizer step a call. `max_bad` updates in a row with a non-finite loss or gradient are skipped and counted;
-    one more raises RuntimeError. scale: factor of the scheduled learning rate. offload: AdamW's moments wait in the host's
-    memory between steps. Weight decay leaves out what has fewer than two dimensions (most norms and biases) and `kept`:
-    norms by head and the biases of experts have more.
+    one more raises RuntimeError. scale: factor of the scheduled learning rate. lr_override: as ports.Learner's. offload:
+    AdamW's moments wait in the host's memory between steps. Weight decay leaves out what has fewer than two dimensions (most
+    norms and biases) and `kept`: norms by head and the biases of experts have more.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Optimizer:
         self.max_bad = max_bad
         self.updates = 0
         self.scale = 1.0
+        self.lr_override: float | None = None
         self.bad_in_a_row = 0
         self.adamw = adamw_of(self._groups(set(kept)), config, all(p.is_floating_point() for p in self.parameters))
         self.moments: torch.optim.Optimizer | Offloaded = self.adamw
@@ -117,7 +118,8 @@ class Optimizer:
 
     def step(self, loss: float) -> dict[str, float]:
         """Clips and applies the accumulated gradients, then clears them. `loss` is only looked at for being finite."""
-        lr = self.scale * lr_at(self.updates, self.total, self.config)
+        scale = self.scale if self.lr_override is None else self.lr_override / self.config.lr
+        lr = scale * lr_at(self.updates, self.total, self.config)
         norm = self._clipped()
         good = math.isfinite(loss) and math.isfinite(norm)
         if good:

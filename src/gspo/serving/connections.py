@@ -27,6 +27,7 @@ from gspo.config.training import ServeConfig
 REQUEST = 10.0  # seconds from a connection's, or a request's, first sign of life until a request with the key is there
 IDLE = 75.0  # seconds that a connection is kept after a response
 AGAIN = 1.0  # seconds until the next attempt where no file could be opened
+FAREWELL = 1.0  # seconds in which those whose request was given up are told so
 SPARE = 256  # connections beside those of serve.max_concurrent requests
 AT_ONCE = 32  # connections that are taken in between two looks at those that are there
 BACKLOG = 2048  # connections that wait at the listening socket
@@ -84,9 +85,11 @@ class EndpointServer(uvicorn.Server):
         await super().startup([])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes it. Responses that nobody has read after five seconds are given up."""
+        """Closes it. Requests without a response, and responses that nobody has read, are given up after five seconds."""
         self.door.close()
         await super().shutdown([])
+        if given_up := list(self.server_state.tasks):
+            await asyncio.wait(given_up, timeout=FAREWELL)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         await asyncio.sleep(0)

@@ -30,6 +30,10 @@ AGAIN = 30  # seconds after which a client may ask the next life of a run on sev
 Train = Callable[[TrainRequest], Awaitable[dict[str, Any]]]
 
 
+class RunEnded(RuntimeError):
+    """The run is trained no more."""
+
+
 def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Train | None = None) -> FastAPI:
     """The ASGI application. name: the model's. key: the API key. train: what POST /v1/train does."""
 
@@ -90,7 +94,7 @@ def application(chat: Chat, name: str, key: str, config: ServeConfig, train: Tra
 REFUSED: dict[int, str] = {
     400: "it cannot be read, or not be granted", 401: "no or another API key", 404: "there is no such model",
     408: "the body never ended", 413: "the body is too large", 429: "too many requests at once",
-    499: "the client went away", 503: "the sampler or a rank is lost", 504: "no response in time",
+    499: "the client went away", 503: "the sampler or a rank is lost, or the run has ended", 504: "no response in time",
 }  # fmt: skip
 
 
@@ -142,7 +146,8 @@ def _errors(app: FastAPI) -> None:
         return failed(400, str(error))
 
     @app.exception_handler(SamplerError)
-    async def lost(request: Request, error: SamplerError) -> JSONResponse:
+    @app.exception_handler(RunEnded)
+    async def lost(request: Request, error: SamplerError | RunEnded) -> JSONResponse:
         return failed(503, str(error))
 
     @app.exception_handler(RankLost)

@@ -64,8 +64,10 @@ class RequestLimits:
             self.running -= 1
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A body is counted as it comes, and given up where all of it is not there in time."""
-        received, complete = 0, False
+        """A body is counted as it comes, and given up where all of it is not there in time. Who is still without a response
+        when the server ends is told so.
+        """
+        received, complete, begun = 0, False, False
         end = asyncio.get_running_loop().time() + self.config.timeout
 
         async def counted() -> Message:
@@ -88,7 +90,8 @@ class RequestLimits:
 
         async def in_pieces(message: Message) -> None:
             """Sent by and by, so that a response counts as under way until it was read."""
-            body = message.get("body", b"")
+            nonlocal begun
+            begun, body = True, message.get("body", b"")
             while len(body) > PIECE:
                 await send({**message, "body": body[:PIECE], "more_body": True})
                 body = body[PIECE:]
@@ -96,6 +99,10 @@ class RequestLimits:
 
         try:
             await self.app(scope, counted, in_pieces)
+        except asyncio.CancelledError:
+            if begun:
+                raise
+            await failed(503, "the run has ended before there was a response")(scope, receive, send)
         finally:
             self.held -= received
 

@@ -16,6 +16,7 @@ from gspo.agents.calls import Calls
 from gspo.agents.chat import Chat
 from gspo.agents.gather import Gathered, gather
 from gspo.agents.matching import matched
+from gspo.agents.threads import begin
 from gspo.agents.trajectories import (
     LEVELS,
     History,
@@ -26,6 +27,7 @@ from gspo.agents.trajectories import (
     trajectories_of,
 )
 from gspo.build.samplers import speaker_of
+from gspo.config.names import RESUME
 from gspo.config.ranks import KEY
 from gspo.data.chat_template import Encoder
 from gspo.learner.memory import OutOfMemory
@@ -33,17 +35,20 @@ from gspo.learner.ranks import RankLost
 from gspo.rollout.external import ExternalSource
 from gspo.runs.log import finite
 from gspo.serving.connections import EndpointServer, address_of, running
-from gspo.serving.endpoint import application
+from gspo.serving.endpoint import RunEnded, application
 from gspo.serving.schema import TrainRequest
 from gspo.training import trainer
 from gspo.training.state import Run, save
 from gspo.types import Metrics
 
+COLLAPSED = f"the run collapsed, and guard.action ended it: {trainer.AFTER_COLLAPSE}"
+
 
 class ServedModel:
     """A policy that agents ask at `base_url` with `api_key`, under `name`, and that trains on their trajectories.
 
-    folder: of the run. lost: why the ranks of the run can do nothing together any more, or None. Made by gspo.serve.
+    folder: of the run. lost: why the ranks of the run can do nothing together any more, or None. ended: nothing is under way
+    any more, and nothing more is begun. Made by gspo.serve.
     """
 
     def __init__(
@@ -55,11 +60,17 @@ class ServedModel:
         self._trained: set[str] = set()
         self._turn = threading.Lock()
         self.lost: RankLost | OutOfMemory | None = None
+        self._ending, self.ended = False, False
 
     @property
     def step(self) -> int:
         """Steps trained."""
         return self.run.step
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the guard has ended the run: it is trained no more."""
+        return self.run.collapsed
 
     def openai_client(self, **options: Any) -> Any:
         """An openai.AsyncOpenAI for this endpoint. Raises ValueError where openai is not installed."""
@@ -83,9 +94,12 @@ class ServedModel:
 
         config: a TrainCall, or ART's TrainConfig; its fields may be given as arguments as well. Raises ValueError for what
         cannot be set for one call, and where nothing of the groups can be trained on, with the reasons; what else is left
-        out is counted in the metrics and named in the log. Turns are trained on once.
+        out is counted in the metrics and named in the log. Turns are trained on once. Raises RuntimeError where the run
+        collapses (guard.action), has collapsed, or has ended. A call that is cancelled goes on: the step is done as a whole.
         """
-        return await asyncio.to_thread(self._train, groups_of(groups), art_compat.settings(config, settings))
+        taken, call = groups_of(groups), art_compat.settings(config, settings)
+        # A thread of its own: Python waits for those of asyncio as it ends, and who asks twice to end waits for no step.
+        return await asyncio.wrap_future(begin(lambda: self._train(taken, call)))
 
     async def log(
         self, groups: Iterable[Any] | None = None, split: str = "val", *, metrics: Mapping[str, float] | None = None,
@@ -100,7 +114,7 @@ class ServedModel:
             raise ValueError("log: there is no trajectory, and no metrics are given")
         numbers: dict[str, list[float]] = {}
         for trajectory in trajectories:
-            for name, value in {"reward": trajectory.reward, **trajectory.metrics}.items():
+            for name, value in {**trajectory.metrics, "reward": trajectory.reward}.items():
                 numbers.setdefault(name, []).append(float(value))
         averages = {name: sum(values) / len(values) for name, values in numbers.items()} | dict(metrics or {})
         averages = {f"{split}/{name}": value for name, value in averages.items()}
@@ -112,12 +126,26 @@ class ServedModel:
         with self._together():
             save(self.run)
 
+    def end(self) -> None:
+        """Waits for what is under way, so that nothing is saved half done, and refuses what is asked from here on. Raises
+        RankLost or OutOfMemory where the ranks are lost meanwhile.
+        """
+        known, self._ending = self.lost, True
+        if self._turn.locked():
+            self.run.screen.note("finishing what is under way, then saving; Ctrl-C stops at once")
+        with self._turn:
+            self.ended = True
+        if known is None and self.lost is not None:
+            raise self.lost
+
     @contextmanager
     def _together(self) -> Iterator[None]:
         """Around what all ranks do, one thing at a time."""
         with self._turn:
             if self.lost is not None:
                 raise self.lost
+            if self._ending:
+                raise RunEnded(f"the run has ended, and trains and saves no more: go on with {RESUME}")
             try:
                 yield
             except (RankLost, OutOfMemory) as error:
@@ -127,6 +155,8 @@ class ServedModel:
     def _train(self, groups: list[Any], config: TrainCall) -> Metrics:
         with self._together():
             run = self.run
+            if run.collapsed:
+                raise RunEnded(COLLAPSED)
             level, asked_level = run.row.level, config.importance_sampling_level
             if asked_level is not None and asked_level != level:
                 algorithm = LEVELS.get(asked_level)
@@ -148,30 +178,22 @@ class ServedModel:
                 "turns/left_out": float(sum(result.left_out.values())),
                 "trajectories/left_out": float(sum(result.unusable.values()) + result.failed),
             }
-            with self.still, self._scaled(config.learning_rate):
-                metrics, collapsed = trainer.advance(run, self.source.give(result.groups))
-                self.chat.calls.forget(run.sampler.version - run.config.serve.max_age)
-                self._trained = {id for id in self._trained | result.calls if id in self.chat.calls}
+            before = run.step
+            try:
+                with self.still:
+                    if run.learner.lr_override != config.learning_rate:  # of the call before, which may have failed
+                        run.learner.lr_override = config.learning_rate
+                    metrics, _ = trainer.advance(run, self.source.give(result.groups))
+            finally:
+                if run.step > before:  # also where it failed: there may have been updates
+                    self.chat.calls.forget(run.sampler.version - run.config.serve.max_age)
+                    self._trained = {id for id in self._trained | result.calls if id in self.chat.calls}
+            if run.collapsed:
+                raise RunEnded(f"step {run.step}: {COLLAPSED}")
             if run.step % run.config.train.save_every == 0:
                 with self.still:
                     save(run, needed=False)
-            if collapsed:
-                raise RuntimeError(f"the run collapsed and was stopped: see {self.folder / 'events.jsonl'}")
             return metrics
-
-    @contextmanager
-    def _scaled(self, lr: float | None) -> Iterator[None]:
-        """The learner with the learning rate of one call."""
-        if lr is None:
-            yield
-            return
-        learner = self.run.learner
-        before, learner.lr_scale = learner.lr_scale, lr / self.run.config.optimizer.lr
-        scale = learner.lr_scale
-        try:
-            yield
-        finally:
-            learner.lr_scale = before * (learner.lr_scale / scale)  # a rewind meanwhile has lowered it
 
 
 @contextmanager

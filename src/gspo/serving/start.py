@@ -14,7 +14,7 @@ from gspo.data.chat_template import Encoder
 from gspo.report.page import reported
 from gspo.runs import checkpoint
 from gspo.serving.connections import listener
-from gspo.serving.model import ServedModel, served
+from gspo.serving.model import COLLAPSED, ServedModel, served
 from gspo.training.state import save
 
 
@@ -29,8 +29,9 @@ def serve(
             ...
             await model.train(groups)
 
-    Arguments as in gspo.train; no task is needed. On leaving, a checkpoint and the model are written. Raises ValueError for
-    what cannot work, before anything starts.
+    Arguments as in gspo.train; no task is needed. On leaving, a step under way is finished, and a checkpoint and the model
+    are written; of a run that the guard has ended (guard.action), the checkpoint alone. Raises ValueError for what cannot
+    work, before anything starts.
     """
     resolved = configured(config, sections, model, tokenizer)
     check_serving(resolved)
@@ -56,14 +57,20 @@ class Serving:
             def finish() -> None:
                 if any(model.lost is not None for model in models):
                     return  # the next life goes on from the last checkpoint
+                if not all(model.ended for model in models):
+                    return  # somebody has asked twice to end it, and a step is half done
                 over.append(run.log.folder.path)
                 if run.step > begun:
                     save(run)
+                if run.collapsed:
+                    run.log.note(COLLAPSED)
+                    return
                 checkpoint.save_model(run.log.folder, run.learner.publish(run.step).save)
 
             stack.callback(finish)
             encoder = Encoder(hf.tokenizer, self.config.task)
             models.append(stack.enter_context(served(run, source, encoder, hf.context_length, listening)))
+            stack.callback(models[0].end)  # before the endpoint closes: who waits for the step hears of it
             self._stack = stack.pop_all()
         return models[0]
 

@@ -12,6 +12,11 @@ from gspo.training.state import Run, rewind, save
 from gspo.training.step import step
 from gspo.types import Group, Metrics
 
+AFTER_COLLAPSE = (
+    "a collapse is seldom undone: start anew from an earlier checkpoint's model with a lower optimizer.lr. To go on all the "
+    'same, resume with guard.action = "warn"'
+)
+
 
 def train(run: Run) -> Metrics:
     """Trains until the last step, or until asked to stop. Returns the last step's metrics."""
