@@ -63,6 +63,14 @@ def test_what_broke_down_says_nothing_of_the_noise_and_what_is_missing_is_said()
     assert math.isnan(probe.by_chance(wild | {"a": [1.0]})) and math.isnan(probe.by_chance({"a": [1.0, 2.0]}))
 
 
+def test_a_choice_that_the_probe_could_not_tell_from_its_own_is_known_by_its_words():
+    reasons = ["It goes further.", "The probe cannot tell it from grpo 0.2, recomputed, cispo: noise."]
+    told = {"name": "gspo 0.03", "reasons": reasons}
+    named = {variant for variant in probe.VARIANTS if probe.alike(told, variant)}
+    assert named == {"GSPO 3e-2", "GRPO", "CISPO"}
+    assert not any(probe.alike({"name": None, "reasons": ["Nothing."]}, variant) for variant in probe.VARIANTS)
+
+
 def test_how_far_the_policy_moves_is_read_from_the_runs_of_the_papers_range(tmp_path):
     """Steps 2 to 6 of all seeds: 2e-5 to 6e-5 and 12e-5 to 16e-5. Where step 0 was evaluated it has a line."""
     with tarfile.open(tmp_path / "cells.tar.xz", "w:xz") as packed:

@@ -15,6 +15,7 @@ from gspo.backends.hf.lora import read_model
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.hf.stopping import stops_by_kind
 from gspo.backends.vllm.process import EngineHost
 from gspo.config.lookup import load_function
 from gspo.config.origin import played
@@ -29,8 +30,9 @@ EVAL_SEED = 1 << 40  # far from every training seed
 
 
 def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
-    """How completions are sampled in training and in evaluation."""
+    """How completions are sampled in training and in evaluation. Raises ValueError for a stop string that no text has."""
     rollout, evaluation = config.rollout, config.eval
+    stops_by_kind(model.tokenizer, rollout.stop)  # before anything is sampled
     train = Sampling(
         rollout.max_completion_length, rollout.temperature, rollout.top_p, rollout.top_k, tuple(rollout.stop),
         model.stop_ids, config.train.seed,

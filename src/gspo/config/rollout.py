@@ -108,7 +108,7 @@ class RolloutConfig:
     top_k: int = opt(0, low=0, high=10**7)
     """Sample from the k most likely tokens; 0: from all. Must be 0 in training, for the same reason."""
     stop: list[str] = opt([])
-    """Strings that end a completion. They stay part of it."""
+    """Strings that end a completion: text, or one special token. They stay part of it."""
     mask_truncated_completions: bool = opt(False)
     """Leave completions that were cut off at max_completion_length out of their group and of the update."""
     refill: int = opt(0, low=0, high=1000)

@@ -34,6 +34,15 @@ def test_stop_string_that_is_a_special_token():
         assert (a.stop, b.stop) in {("eos", "stop"), ("length", "length")}
 
 
+@pytest.mark.parametrize("stop", ["<eos>\n", "a<eos>", "<pad><eos>"])
+def test_a_special_token_beside_text_is_refused(stop):
+    """Special tokens are no text: it would never be found."""
+    with pytest.raises(
+        ValueError, match=r"rollout\.stop.*has the special token '<(eos|pad)>' and more.*stop at '<(eos|pad)>' alone"
+    ):
+        HFSampler(tiny("llama")).generate(prompts(1), 1, Sampling(max_new_tokens=4, stop=("a", stop)))
+
+
 def test_stop_string_and_end_of_sequence_in_one_look():
     model = tiny("llama")
     free = HFSampler(model).generate(prompts(4), 40, Sampling(max_new_tokens=12, seed=4))

@@ -2,9 +2,14 @@ import dataclasses
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from gspo.backends.hf.stopping import Ends
+from gspo.backends.hf.tiny import longest_match_tokenizer
 from gspo.backends.vllm.errors import EngineError
-from gspo.types import Rollout, Sampling
+from gspo.backends.vllm.request import Request
+from gspo.types import Prompt, Rollout, Sampling
 from tests.backends.vllm.tools import PROMPTS, choice, part, sampler_of
 
 
@@ -76,7 +81,14 @@ def test_versions_that_do_not_cover_the_tokens_once_are_refused(engine, tmp_path
 def test_an_interrupted_completion_goes_on(engine, tmp_path):
     """Each token keeps its version, the rest is asked for with what came, and with another seed."""
     sampler = sampler_of(engine, tmp_path)
-    engine.completions += [(*part(5, 6), lambda: setattr(sampler, "version", 4)), part(version="4")]
+    (member,) = sampler.fleet.members
+
+    def update(version):
+        sampler.fleet.recall()
+        sampler.version = version
+        sampler.fleet.take_in(member, member.life)
+
+    engine.completions += [(*part(5, 6), lambda: update(4)), (*part(version="4"), lambda: update(4))]
     engine.completions += [part(7, version="4"), part(8, 1, reason="stop", version="4")]
     found = sampler.begin(Rollout.begun(PROMPTS[0]), 11, Sampling(8, stop_ids=(1,))).result()
     assert found.tokens.tolist() == [2, 3, 4, 5, 6, 7, 8, 1] and found.stop == "eos"
@@ -101,6 +113,77 @@ def test_a_stop_string_that_two_parts_share(engine, tmp_path):
     engine.completions += [part(a, a), part(b, a, a, reason="length")]
     found = sampler_of(engine, tmp_path).begin(Rollout.begun(PROMPTS[0]), 1, Sampling(5, stop=("ab",))).result()
     assert (found.text, found.stop, found.tokens[found.sampled].tolist()) == ("aab", "stop", [a, a, b])
+
+
+def test_the_first_of_two_stop_strings_where_two_parts_share_it(engine, tmp_path):
+    """The engine sees the second alone."""
+    a, b = sampler_of(engine, tmp_path).model.tokenizer("a b")["input_ids"][::2]
+    engine.completions += [part(a, a), part(b, a, b, reason="stop")]
+    found = sampler_of(engine, tmp_path).begin(Rollout.begun(PROMPTS[0]), 1, Sampling(9, stop=("ab",))).result()
+    assert (found.text, found.stop, found.tokens[found.sampled].tolist()) == ("aab", "stop", [a, a, b])
+
+
+TOKENIZER = longest_match_tokenizer([*"ab ", "ba"])
+TOKENIZER.add_special_tokens({"additional_special_tokens": ["<end>", "<other>"]})
+EOS, A, B, END, OTHER = TOKENIZER.convert_tokens_to_ids(["<eos>", "a", "b", "<end>", "<other>"])
+STOPS = [("<end>",), ("<end>", "ab"), ("ab",), ("<eos>",), ("<end>", "<other>", "bb"), ()]
+
+
+def served(request, ids, sizes):
+    """The completion if the engine would sample `ids`, in parts of these sizes, and knows of no text."""
+    while not request.so_far.stop:
+        asked, past = request.request()["sampling_params"], request.sampled
+        size = next(sizes, asked["max_tokens"])
+        tokens = ids[past : past + min(size, asked["max_tokens"])]
+        end = next((at for at, token in enumerate(tokens, 1) if token in asked["stop_token_ids"]), None)
+        left = asked["max_tokens"] - len(tokens)
+        reason = "stop" if end else "abort" if left else "length"
+        tokens = tokens[:end]
+        logprobs = {"content": [{"logprob": -1.0}] * len(tokens)}
+        spans = [{"version": "0", "start": 0, "end": len(tokens)}]
+        made = {"token_ids": tokens, "logprobs": logprobs, "weight_versions": spans, "finish_reason": reason}
+        request.add({"choices": [made]}, 0, 0)
+    return request.so_far
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(0, len(TOKENIZER) - 1), min_size=6, max_size=6), st.sampled_from(STOPS),
+    st.sampled_from([(EOS,), (EOS, END), (EOS, B)]), st.lists(st.integers(1, 4), max_size=6),
+)  # fmt: skip
+@example([A, A, END, A, A, A], ("<end>",), (EOS,), [])
+@example([A, A, END, A, A, A], ("<end>",), (EOS,), [3])
+@example([A, END, A, B, A, A], ("<end>", "ab"), (EOS,), [])
+@example([A, A, A, A, A, EOS], ("<eos>",), (EOS,), [])
+@example([A, B, A, A, A, A], ("ab",), (EOS, B), [])
+def test_the_same_tokens_end_where_they_do_with_the_embedded_sampler(ids, stop, stop_ids, sizes):
+    """However the engine cuts them into parts."""
+    sampling = Sampling(len(ids), stop=stop, stop_ids=stop_ids)
+    ends = Ends(TOKENIZER, sampling, 1, torch.device("cpu"))
+    for t in range(len(ids)):
+        ends.look(torch.tensor(ids)[:, None], t)
+    found = served(Request(Rollout.begun(Prompt("p", "", (A,))), 0, sampling, TOKENIZER, len(TOKENIZER)), ids, iter(sizes))
+    assert (int(found.sampled.sum()), found.stop) == (ends.length[0], ends.stop[0])
+    assert found.tokens[found.sampled].tolist() == ids[: ends.length[0]]
+
+
+def test_vllm_is_asked_to_stop_at_the_ids_of_special_tokens():
+    """In its text there are none; and it makes no text that nobody looks at."""
+
+    def asked(*stop):
+        sampling = Sampling(8, stop=stop, stop_ids=(EOS,))
+        request = Request(Rollout.begun(Prompt("p", "", (A,))), 0, sampling, TOKENIZER, len(TOKENIZER))
+        return [request.request()["sampling_params"][name] for name in ("stop_token_ids", "stop", "detokenize")]
+
+    assert asked("<end>") == [[EOS, END], [], False]
+    assert asked("<end>", "ab", "<eos>") == [[EOS, END], ["ab"], True]
+
+
+def test_a_special_token_beside_text_is_refused(engine, tmp_path):
+    """Before anything is asked: the text of an engine would never have it."""
+    with pytest.raises(ValueError, match=r"rollout\.stop.*'<eos>a' has the special token '<eos>'.*stop at '<eos>' alone"):
+        sampler_of(engine, tmp_path).generate(PROMPTS, 1, Sampling(8, stop=("<eos>a",)))
+    assert not engine.asked
 
 
 def test_a_saved_completion_goes_on(engine, tmp_path):

@@ -81,7 +81,7 @@ def test_the_experts_of_a_part_that_does_not_tell_them_stay_unknown():
 
 def test_a_part_in_which_nothing_was_sampled_asks_from_the_start_again():
     request = completion(Routers((0, 1), 2, 9))
-    request.add(answer([], None, "abort"), 0, 0)
+    request.add(answer([], None, "abort"), 0, 0, interrupted=True)
     assert request.request()["sampling_params"]["routed_experts_prompt_start"] == 0
 
 

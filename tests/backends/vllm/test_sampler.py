@@ -14,7 +14,7 @@ from gspo.backends.vllm.server import GENERATE
 from gspo.learner.weights import PolicyWeights
 from gspo.ports import SamplerError
 from gspo.types import Rollout, Sampling
-from tests.backends.vllm.tools import PROMPTS, choice, sampler_of
+from tests.backends.vllm.tools import PROMPTS, choice, part, sampler_of
 from tests.patience import PATIENCE
 
 
@@ -60,6 +60,33 @@ def test_one_bad_answer_is_asked_for_again(engine, tmp_path):
     assert len(rollouts) == 4 and len(notes) == 2 and "status 500: busy" in notes[0] and "is back" in notes[1]
     paths = [path for path, _ in engine.asked]
     assert paths.count(GENERATE) == 5 and paths.count("/collective_rpc") == 1 and paths[-1] == GENERATE
+
+
+def test_one_that_ends_requests_at_once_for_no_reason_is_given_up(engine, tmp_path):
+    """It is not asked for ever: an answer without a token is no progress while its weights stay."""
+    engine.completions.append(part())
+    sampler = sampler_of(engine, tmp_path)
+    try:
+        job = sampler.begin(Rollout.begun(PROMPTS[0]), 1, Sampling(8))
+        with pytest.raises(EngineError, match=r"0 tokens and finish reason 'abort'"):
+            job.future.result(PATIENCE)
+    finally:
+        sampler.close()
+    assert [path for path, _ in engine.asked].count(GENERATE) == STRIKES
+    assert sampler.fleet.members[0].state is State.LOST
+
+
+def test_probes_that_end_at_once_for_no_reason_fail(engine, tmp_path):
+    engine.completions.append(part())
+    sampler = sampler_of(engine, tmp_path, timeout=PATIENCE)
+    with pytest.raises(EngineError, match=r"0 tokens and finish reason 'abort'"):
+        sampler.check(PolicyWeights(HFPolicy(sampler.model), sampler.version))
+
+
+def test_one_that_gives_a_token_a_time_ends(engine, tmp_path):
+    engine.completions.append(part(5))
+    (rollout,) = sampler_of(engine, tmp_path).generate(PROMPTS[:1], 1, Sampling(8))
+    assert rollout.stop == "length" and rollout.tokens[rollout.sampled].tolist() == [5] * 8
 
 
 def test_a_request_that_is_refused_is_not_repeated(engine, tmp_path):

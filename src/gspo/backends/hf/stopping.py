@@ -22,9 +22,8 @@ class Ends:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, rows: int, device: torch.device) -> None:
-        special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self.ids = {*sampling.stop_ids, *(special[s] for s in sampling.stop if s in special)}
-        texts = [s for s in sampling.stop if s not in special]
+        special, texts = stops_by_kind(tokenizer, sampling.stop)
+        self.ids = {*sampling.stop_ids, *special}
         self.new, self.stop_ids = sampling.max_new_tokens, sampling.stop_ids
         self.scan = [StopStrings(tokenizer, texts) for _ in range(rows)] if texts else []
         self.length = [0] * rows
@@ -99,6 +98,23 @@ class StopStrings:
 
     def _decode(self, end: int) -> str:
         return decode(self.tokenizer, self.tokens[self.start : end])
+
+
+def stops_by_kind(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> tuple[list[int], list[str]]:
+    """The ids of the stop strings that are special tokens, which are no text; and the other ones. Raises ValueError for one
+    that has both in it: it would never be found.
+    """
+    if not stop:
+        return [], []
+    special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    texts = [s for s in stop if s not in special]
+    for text in texts:
+        if inside := next((token for token in special if token in text), None):
+            raise ValueError(
+                f"rollout.stop, or stop in a request: {text!r} has the special token {inside!r} and more in it, and would "
+                f"never be found, since special tokens are no text: stop at {inside!r} alone, or at text without it"
+            )
+    return [special[s] for s in stop if s in special], texts
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:

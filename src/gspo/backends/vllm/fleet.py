@@ -167,9 +167,10 @@ class Fleet:
         waited for: what they are given is of before.
         """
         with self._turn:
-            self.updates, self._resting = self.updates + 1, False
             for member in self.serving:
                 self._turn_to(member, State.WAITS)
+            # Last: whoever reads this number finds none that serves but is about to be interrupted by this update.
+            self.updates, self._resting = self.updates + 1, False
 
     def waiting(self) -> dict[Member, int]:
         """Those that wait for weights, with the number of their life; waits for the first of those that are being started.

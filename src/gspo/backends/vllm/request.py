@@ -12,18 +12,20 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from gspo.backends.hf.stopping import StopStrings, cut, decode
+from gspo.backends.hf.stopping import StopStrings, cut, decode, stops_by_kind
 from gspo.backends.vllm.calls import SHOWN, shown
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.routes import Routers
 from gspo.types import Rollout, Sampling
+
+AT_ONCE = 64  # tokens whose text is searched for stop strings: where one is found, they are decoded again and again
 
 
 class Request:
     """A completion that may come in parts, each from the weights of its time.
 
     so_far: a Rollout that holds what came until now; its `stop` is "" until it is done. seed: of its sampling. routers:
-    those whose choices are to be kept; None: nobody's.
+    those whose choices are to be kept; None: nobody's. Raises ValueError for a stop string that would never be found.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Request:
     ) -> None:  # fmt: skip
         self.so_far, self.seed, self.sampling = so_far, seed, sampling
         self.tokenizer, self.size, self.routers = tokenizer, size, routers
+        self.special, self.texts = stops_by_kind(tokenizer, sampling.stop)
         if routers is not None and so_far.routes is None:
             self.so_far = dataclasses.replace(so_far, routes=routers.unknown(len(so_far.tokens)))
         if not so_far.stop:
@@ -55,15 +58,16 @@ class Request:
             "token_ids": self.so_far.tokens.tolist(),
             "sampling_params": {
                 "max_tokens": sampling.max_new_tokens - count, "temperature": sampling.temperature,
-                "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": seed, "stop": list(sampling.stop),
-                "stop_token_ids": list(sampling.stop_ids), "ignore_eos": True, "logprobs": 0,
-                "detokenize": bool(sampling.stop), "include_stop_str_in_output": True,
+                "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": seed, "stop": self.texts,
+                "stop_token_ids": list(dict.fromkeys([*sampling.stop_ids, *self.special])), "ignore_eos": True,
+                "logprobs": 0, "detokenize": bool(self.texts), "include_stop_str_in_output": True,
                 "routed_experts_prompt_start": self.routed,
             },
         }  # fmt: skip
 
-    def add(self, answer: Mapping[str, Any], earliest: int, latest: int) -> None:
-        """Takes in an answer whose tokens the versions `earliest` to `latest` may have sampled.
+    def add(self, answer: Mapping[str, Any], earliest: int, latest: int, interrupted: bool = False) -> None:
+        """Takes in an answer whose tokens the versions `earliest` to `latest` may have sampled. interrupted: whether there
+        was a reason to end it before its first token.
 
         Raises EngineError where it cannot be one.
         """
@@ -75,6 +79,8 @@ class Request:
             reason, experts = choice["finish_reason"], choice.get("routed_experts")
         except (ValueError, LookupError, TypeError, ArithmeticError) as error:
             raise EngineError(f"it answered what cannot be read ({error!r}): {shown(answer)}") from None
+        if reason == "abort" and not tokens and not interrupted:  # it would be asked for ever
+            raise EngineError("it answered with 0 tokens and finish reason 'abort', and no weight update was the reason")
         known = {str(number): number for number in range(earliest, latest + 1)}
         self._believe(tokens, logp, spans, reason, known)
         version = torch.tensor([known[name] for name, start, end in spans for _ in range(start, end)], dtype=torch.int64)
@@ -139,22 +145,24 @@ class Request:
         )
 
     def _ended(self, past: Rollout, reason: str) -> Rollout:
-        """With how it ended, cut at a stop string that two parts share; as it is where it goes on. reason: the engine's."""
+        """With how it ended, cut at its first stop string, which two parts may share; as it is where it goes on. reason: the
+        engine's.
+        """
         start = len(past.prompt.tokens)
         tokens = past.tokens[start:].tolist()
-        at_end = bool(tokens) and tokens[-1] in self.sampling.stop_ids
-        if reason in ("", "stop") and at_end:
+        if tokens and tokens[-1] in self.sampling.stop_ids:
             stop = "eos"
         elif reason:
             stop = reason
+        elif not set(self.special).isdisjoint(tokens):
+            stop = "stop"
         elif len(tokens) >= self.sampling.max_new_tokens:
             stop = "length"
         else:
             return past
-        if self.sampling.stop and stop != "stop":
-            end = StopStrings(self.tokenizer, self.sampling.stop).add(tokens)
-            if end is not None:
-                tokens, stop = tokens[:end], "stop"
+        end = self._first_stop(tokens[:-1] if stop == "eos" else tokens)
+        if end is not None:
+            tokens, stop = tokens[:end], "stop"
         upto = start + len(tokens)
         text = decode(self.tokenizer, tokens)
         return Rollout(
@@ -162,6 +170,15 @@ class Request:
             version=past.version[:upto], stop=stop, text=cut(text, self.sampling.stop) if stop == "stop" else text,
             routes=None if past.routes is None else past.routes[:upto],
         )  # fmt: skip
+
+    def _first_stop(self, tokens: list[int]) -> int | None:
+        """The number of tokens up to and with the first stop string; None where there is none."""
+        first = next((end for end, token in enumerate(tokens, 1) if token in self.special), None)
+        if not self.texts:
+            return first
+        scan, before = StopStrings(self.tokenizer, self.texts), tokens[:first]
+        found = (scan.add(before[at : at + AT_ONCE]) for at in range(0, len(before), AT_ONCE))
+        return next((end for end in found if end is not None), first)
 
 
 def whole(number: Any) -> int:

@@ -237,7 +237,10 @@ class VLLMSampler:
 
         async def one(completion: Request) -> Rollout:
             while not completion.so_far.stop:
-                completion.add(await member.engine.ask(completion.request(), self.timeout), self.version, self.version)
+                before = self.fleet.updates, member.life
+                answer = await member.engine.ask(completion.request(), self.timeout)
+                interrupted = (self.fleet.updates, member.life) != before
+                completion.add(answer, self.version, self.version, interrupted)
             return completion.so_far
 
         prompts = member.proof.prompts(self.version, number)
@@ -285,13 +288,14 @@ class VLLMSampler:
         failures, refused = 0, dict[Member, tuple[int, Refused]]()
         async with self._room:
             while not completion.so_far.stop:
+                updates = self.fleet.updates  # first: one that begins from here on interrupts the request
                 member = await self.fleet.free({one: life for one, (life, _) in refused.items()})
                 if member is None:  # the request is at fault, and no engine
                     raise Refused("; ".join(str(error) for _, error in refused.values()))
                 earliest, life = self.version, member.life
                 try:
                     answer = await self.fleet.ask(member, completion.request(), self.timeout)
-                    completion.add(answer, earliest, self.version)
+                    completion.add(answer, earliest, self.version, interrupted=self.fleet.updates != updates)
                 except LeftOut:
                     self.fleet.moved += 1
                 except Refused as error:
