@@ -17,7 +17,7 @@ Two of the three failed or stayed silent, so the rule changed again: it asks how
 several epochs, and no clip of single tokens on a coarse sampler's likelihoods. The last six settings are held apart from
 that: chosen after it, and before any probe or cell of theirs ran. All have at most 4 updates a batch and one epoch, where
 it may recommend; each differs from "4 mini-batches" in something that the first six had not, or had apart. The question: is
-what it recommends within .02 of the best in all of them, where it recommends at all?
+what it recommends within .02 of the best in all of them, where it recommends at all? It was in four of five: docs/probe.md.
 """
 
 from __future__ import annotations
@@ -88,6 +88,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SAPO": {"name": "sapo"},
     "CISPO": {"name": "cispo"},
 }
+
+
+CANDIDATES = {
+    "GSPO 3e-3": "gspo 0.003", "GSPO 3e-2": "gspo 0.03", "GSPO auto": "gspo auto", "GRPO": "grpo 0.2",
+    "GRPO, dual clip": "grpo_dual 0.2", "SAPO": "sapo", "CISPO": "cispo",
+}  # fmt: skip
+"""What a probe calls the fixed choices; the first is the run's own."""
 
 
 def merged(*tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -178,6 +185,13 @@ def by_chance(rewards: Mapping[str, Sequence[float]], draws: int = 20_000) -> fl
     return float((drawn.max(1) - drawn[:, 0] > NEAR).mean())
 
 
+def alike(told: Mapping[str, Any], variant: str) -> bool:
+    """Whether a probe had said that it cannot tell this fixed choice from what it recommends, or recommends it."""
+    name = CANDIDATES.get(variant)
+    named = [reason.partition("cannot tell it from ")[2].partition(":")[0].split(", ") for reason in told["reasons"]]
+    return name is not None and (name == told["name"] or any(name in each for each in named))
+
+
 def judged(lines: Sequence[Mapping[str, Any]], told: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row a setting that has results: what was recommended, how far below the best mean it ended, and the verdict.
 
@@ -210,18 +224,21 @@ def table() -> str:
         for cell in csv.DictReader(file):
             if cell["variant"] != RECOMMENDED and cell["status"] == "done":
                 rewards.setdefault(cell["setting"], {}).setdefault(cell["variant"], []).append(float(cell["reward"]))
-    head = ["setting", "recommended", "seeds", "its reward", "best", "below it", "worst", "verdict", "over all steps"]
-    rows = [[*head, "of the eight hold", "equal ones would fail", "KL of a step"]]
+    head = ["setting", "recommended", "seeds", "its reward", "best", "below it", "told from the best", "worst", "verdict"]
+    rows = [[*head, "over all steps", "of the eight hold", "equal ones would fail", "KL of a step"]]
     rows.append(["---"] * len(rows[0]))
     with tarfile.open(HERE / "results" / "probe.tar.xz") as packed:
         far = moved(packed)
-    for row in judged(lines, json.loads(KEPT.read_text(encoding="utf-8"))):
+    probes = json.loads(KEPT.read_text(encoding="utf-8"))
+    for row in judged(lines, probes):
         worst = row["worst"]
         none = row["own"] is None
         rows.append([
             row["setting"], row["name"] or "nothing", str(seeds.get((row["setting"], RECOMMENDED), 0)),
             "" if none else f"{row['own']:.3f}", f"{row['best']}, {row['reward']:.3f}",
-            "" if none else f"{row['behind']:.3f}", f"{worst}, {row['means'][worst]:.3f}", row["verdict"],
+            "" if none else f"{row['behind']:.3f}",
+            "" if none else "no" if alike(probes[row["setting"]], row["best"]) else "yes",
+            f"{worst}, {row['means'][worst]:.3f}", row["verdict"],
             "" if none else f"{whole[row['setting'], RECOMMENDED] - whole[row['setting'], BASELINE]:+z.3f}",
             str(sum(row["means"][name] >= row["reward"] - NEAR - 1e-9 for name in VARIANTS)),
             "" if np.isnan(chance := by_chance(rewards[row["setting"]])) else f"{chance:.0%}",
