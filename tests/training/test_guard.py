@@ -3,6 +3,7 @@
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
@@ -102,6 +103,7 @@ def test_off_sees_nothing():
     assert verdict.good and not verdict.metrics and not verdict.warnings
 
 
+@hypothesis_settings(deadline=None)
 @given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=5, max_size=40), st.integers(1, 30))
 def test_a_resumed_guard_says_the_same(rewards, cut):
     one, other = Guard(GuardConfig(window=3)), Guard(GuardConfig(window=3))
