@@ -39,6 +39,7 @@ import tomli_w
 from evidence import HERE, borrow, cells_of, pack, unpack
 
 from gspo.report.read import is_number
+from gspo.study.analysis import interval
 from gspo.study.compare import compare
 from gspo.study.spec import slug
 
@@ -88,13 +89,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SAPO": {"name": "sapo"},
     "CISPO": {"name": "cispo"},
 }
-
-
 CANDIDATES = {
     "GSPO 3e-3": "gspo 0.003", "GSPO 3e-2": "gspo 0.03", "GSPO auto": "gspo auto", "GRPO": "grpo 0.2",
     "GRPO, dual clip": "grpo_dual 0.2", "SAPO": "sapo", "CISPO": "cispo",
 }  # fmt: skip
-"""What a probe calls the fixed choices; the first is the run's own."""
+"""What a probe calls the fixed choices; GSPO 3e-4 is its run's own."""
 
 
 def merged(*tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -220,31 +219,46 @@ def table() -> str:
     lines, whole = told["reward"], {(line["setting"], line["variant"]): line["mean"]["mean"] for line in told["mean"]}
     seeds = {(line["setting"], line["variant"]): line["cells"] for line in lines}
     rewards: dict[str, dict[str, list[float]]] = {}
+    hours = 0.0
     with open(HERE / "results" / "probe.csv", newline="", encoding="utf-8") as file:
         for cell in csv.DictReader(file):
-            if cell["variant"] != RECOMMENDED and cell["status"] == "done":
+            if cell["status"] == "done":
                 rewards.setdefault(cell["setting"], {}).setdefault(cell["variant"], []).append(float(cell["reward"]))
+                hours += float(cell["seconds"]) / 3600 * (cell["variant"] != RECOMMENDED)  # mostly taken over from another
     head = ["setting", "recommended", "seeds", "its reward", "best", "below it", "told from the best", "worst", "verdict"]
-    rows = [[*head, "over all steps", "of the eight hold", "equal ones would fail", "KL of a step"]]
+    more = ["over all steps", "minus the mean of the eight", "of the eight hold", "equal ones would fail", "KL of a step"]
+    rows = [[*head, *more]]
     rows.append(["---"] * len(rows[0]))
     with tarfile.open(HERE / "results" / "probe.tar.xz") as packed:
         far = moved(packed)
     probes = json.loads(KEPT.read_text(encoding="utf-8"))
-    for row in judged(lines, probes):
-        worst = row["worst"]
-        none = row["own"] is None
+    found = judged(lines, probes)
+    holding = {row["setting"]: sum(row["means"][name] >= row["reward"] - NEAR - 1e-9 for name in VARIANTS) for row in found}
+    for row in found:
+        setting, worst = row["setting"], row["worst"]
+        own = [""] * 5
+        mine = rewards[setting].pop(RECOMMENDED, [])
+        if row["own"] is not None:
+            span = interval([best - each for best, each in zip(rewards[setting].get(row["best"], mine), mine)])
+            ahead = whole[setting, RECOMMENDED]
+            own = [
+                f"{row['own']:.3f}", f"{row['behind']:.3f} [{span.low:+z.3f}, {span.high:+z.3f}]",
+                "no" if alike(probes[setting], row["best"]) else "yes", f"{ahead - whole[setting, BASELINE]:+z.3f}",
+                f"{ahead - np.mean([whole[setting, name] for name in VARIANTS]):+z.3f}",
+            ]  # fmt: skip
+        chance = by_chance(rewards[setting])
         rows.append([
-            row["setting"], row["name"] or "nothing", str(seeds.get((row["setting"], RECOMMENDED), 0)),
-            "" if none else f"{row['own']:.3f}", f"{row['best']}, {row['reward']:.3f}",
-            "" if none else f"{row['behind']:.3f}",
-            "" if none else "no" if alike(probes[row["setting"]], row["best"]) else "yes",
-            f"{worst}, {row['means'][worst]:.3f}", row["verdict"],
-            "" if none else f"{whole[row['setting'], RECOMMENDED] - whole[row['setting'], BASELINE]:+z.3f}",
-            str(sum(row["means"][name] >= row["reward"] - NEAR - 1e-9 for name in VARIANTS)),
-            "" if np.isnan(chance := by_chance(rewards[row["setting"]])) else f"{chance:.0%}",
-            f"{far[slug(row['setting'])]:.1e}" if slug(row["setting"]) in far else "",
+            setting, row["name"] or "nothing", str(seeds.get((setting, RECOMMENDED), 0)), own[0],
+            f"{row['best']}, {row['reward']:.3f}", *own[1:3], f"{worst}, {row['means'][worst]:.3f}", row["verdict"],
+            *own[3:], str(holding[setting]), "" if np.isnan(chance) else f"{chance:.0%}",
+            f"{far[slug(setting)]:.1e}" if slug(setting) in far else "",
         ])  # fmt: skip
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    told_of = [row for row in found if row["own"] is not None]
+    text = (
+        f"\nIn all {sum(row['verdict'] == 'holds' for row in told_of)} of {len(told_of)} recommendations hold, and "
+        f"{sum(holding.values())} of {len(VARIANTS) * len(found)} fixed choices; {hours:.1f} hours of one core.\n"
+    )
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows) + text
 
 
 def main() -> int:

@@ -26,6 +26,7 @@ Rows = Sequence[dict[str, Any]]
 Begin = Callable[[int, int], Future[Rollout]]
 """Begins a completion: the index of its prompt and its own number."""
 NUMBERS = ("dtype", "autocast", "attention", "experts", "kernels", "quantize")
+"""Settings of a model that its numbers depend on."""
 
 
 def version(cfg: ModelConfig) -> str:

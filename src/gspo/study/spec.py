@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,8 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
             mine = _seeds(f"{path}: variants.{variant}.seeds", own.pop("seeds", here))
             terms = [(setting, changes), (variant, own), ("", special.get(variant, {})), ("", everywhere)]
             cells += [_cell(path, Path(folder), base, terms, seed) for seed in here if seed in mine]
-    for key, there in (("variants", variants), ("settings", settings)):
-        for name in there:
-            if not any(name in (cell.variant if key == "variants" else cell.setting, "") for cell in cells):
-                raise ValueError(f"{path}: {key}.{name}: has no cell: its `seeds`, or `only`, leave none of them")
+    _check_all_run(path, "variants", variants, {cell.variant for cell in cells})
+    _check_all_run(path, "settings", settings, {cell.setting for cell in cells} | {""})  # the one without a name
     names = [cell.name for cell in cells]
     for name in names:
         if names.count(name) > 1:
@@ -142,6 +140,13 @@ def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | No
         threads=_count(path, raw, "threads", 1),
         cells=cells,
     )
+
+
+def _check_all_run(path: Path, key: str, names: Iterable[str], run: Set[str]) -> None:
+    """Whether each of a study's variants, or settings, has a cell."""
+    for name in names:
+        if name not in run:
+            raise ValueError(f"{path}: {key}.{name}: has no cell: its `seeds`, or `only`, leave none of them")
 
 
 def _check_sources(path: Path, cells: Iterable[Cell]) -> None:
