@@ -200,7 +200,7 @@ def test_training_over_http(tmp_path):
 
 def test_a_served_run_is_not_measured_by_a_number_of_steps(tmp_path, capsys):
     with serving(tmp_path / "run", train={"steps": 1}, optimizer={"schedule": "linear"}) as model:
-        asyncio.run(model.log([Trajectory([*ASK], reward=0.25)], metrics={"seconds": 3}))
+        asyncio.run(model.log([Trajectory([*ASK], reward=0.25, metrics={"reward": 9.0})], metrics={"seconds": 3}))
         for step in (1, 2):
             assert asyncio.run(model.train(asyncio.run(collected(model))))["step"] == step
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]

@@ -114,7 +114,8 @@ class ServedModel:
             raise ValueError("log: there is no trajectory, and no metrics are given")
         numbers: dict[str, list[float]] = {}
         for trajectory in trajectories:
-            for name, value in {**trajectory.metrics, "reward": trajectory.reward}.items():
+            own = {"reward": trajectory.reward}  # first, whatever a metric of that name says
+            for name, value in (own | dict(trajectory.metrics) | own).items():
                 numbers.setdefault(name, []).append(float(value))
         averages = {name: sum(values) / len(values) for name, values in numbers.items()} | dict(metrics or {})
         averages = {f"{split}/{name}": value for name, value in averages.items()}
