@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from gspo.backends.hf.flex import Blocks
-from gspo.backends.hf.model import OWN_ATTENTION, TOLERANCE, HFModel, far, probe, windows
+from gspo.backends.hf.model import OWN_ATTENTION, HFModel, far, probe, tolerance, windows
 from gspo.backends.hf.segments import Piece, Plan, plan
 from gspo.types import Forest
 
@@ -237,7 +237,7 @@ def _misread(model: HFModel, expected: list[int | None]) -> str:
                 return "it reads a row with branches otherwise than its rows"
             direction = torch.linspace(-1, 1, ours.numel(), device=ours.device).view_as(ours)
             gradients = [torch.autograd.grad((x * direction).sum(), embedded)[0].float() for x in (ours, plain)]
-            if not (gradients[0] - gradients[1]).norm() <= 4 * TOLERANCE[model.compute_dtype] * gradients[1].norm():
+            if not (gradients[0] - gradients[1]).norm() <= 4 * tolerance(model) * gradients[1].norm():
                 return "the gradients of a row with branches are not those of its rows"
     except Exception as error:  # a model's own code may fail in any way where it does not know such rows
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

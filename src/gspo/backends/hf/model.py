@@ -172,9 +172,18 @@ def probe(model: HFModel, count: int) -> Tensor:
     return (torch.arange(count, device=model.device)[None] * 7 + 3) % embedded(model.model)
 
 
+def tolerance(model: HFModel) -> float:
+    """The largest relative difference that rounding explains: in the model's precision, or in that of an autocast of the
+    caller's around it.
+    """
+    kind = model.device.type
+    around = torch.get_autocast_dtype(kind) if not model.autocast and torch.is_autocast_enabled(kind) else None
+    return TOLERANCE[around or model.compute_dtype]
+
+
 def far(model: HFModel, a: Tensor, b: Tensor) -> bool:
-    """Whether a differs from b by more than rounding in the model's precision explains."""
-    limit = TOLERANCE[model.compute_dtype] * (b.float().abs().max() + 1e-6)
+    """Whether a differs from b by more than rounding explains."""
+    limit = tolerance(model) * (b.float().abs().max() + 1e-6)
     return not bool((a.float() - b.float()).abs().max() <= limit)
 
 
