@@ -61,6 +61,8 @@ def test_an_answer_is_read_again_as_the_tokens_that_were_sampled(template, said,
     before = first.rollout.tokens.tolist()
     assert list(second.rollout.prompt.tokens[: len(before)]) == before
     assert second.prompt_text.startswith(first.prompt_text + first.sampled_text)
+    if not spelled:  # what stands between the turns is read to the letter
+        assert talk.encoder.tokenizer.decode(second.rollout.prompt.tokens) == second.prompt_text
 
 
 def test_an_answer_that_was_cut_off_is_closed_by_the_template():

@@ -36,6 +36,17 @@ def test_non_finite_updates_are_skipped_counted_and_stop_the_run():
         optimizer.step(math.inf)
 
 
+@pytest.mark.parametrize("most, share", [(1.0, 0.2), (10.0, 1.0)])
+def test_a_gradient_above_the_limit_is_scaled_to_it_and_a_smaller_one_is_left(most, share):
+    """By hand: the norm of (3, 4) is 5. What AdamW gets is seen in its first moment, (1 - beta1) g."""
+    weights = nn.Parameter(torch.zeros(2))
+    optimizer = Optimizer([weights], OptimizerConfig(max_grad_norm=most, beta1=0.9), 10, max_bad=2)
+    weights.grad = torch.tensor([3.0, 4.0])
+    assert optimizer.step(0.0)["grad_norm"] == 5.0
+    first = optimizer.adamw.state[weights]["exp_avg"]
+    assert first.tolist() == pytest.approx([0.1 * share * 3.0, 0.1 * share * 4.0], rel=1e-5)
+
+
 def test_learning_rate_schedule():
     config = OptimizerConfig(lr=1.0, warmup=4, schedule="linear", min_lr=0.1)
     assert [lr_at(i, 14, config) for i in (0, 3, 4, 9, 14, 99)] == pytest.approx([0.25, 1, 1, 0.55, 0.1, 0.1])

@@ -39,6 +39,7 @@ def test_the_reasoning_gym_scorer():
         ("<answer>42</answer></answer>", "42", 1), ("<answer>42", "42", 0), ("<think>7</think>42", "42", 1),
         ("<think>42", "42", 0), ("42", 42.0, 1), ("42.00", 42, 1), ("-7", -7, 1), ("0.5", Decimal("0.50"), 1), ("43", 42, 0),
         ("many", 42, 0), ("42.0", "42", 0), ("1" * 5000, 42, 0), ("72", "half of it\n#### 72", 1), ("#### 72", "72", 0),
+        ("Paris", "paris", 0), ("New York", "NewYork", 0),
     ],
 )  # fmt: skip
 def test_exact(completion, answer, right):
