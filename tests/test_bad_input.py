@@ -16,6 +16,7 @@ from gspo.config.schema import SECTIONS
 from gspo.options import name_or_place, parser
 from gspo.options import place as place_on_the_command_line
 from tests import bad_files
+from tests.conftest import seed
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 
@@ -57,8 +58,7 @@ def weights_read(monkeypatch):
 
 
 # A command line, with {} for `train recipe.toml`, and its message.
-CONFIGURATION = {
-    # commands and options
+COMMANDS = {
     "": "COMMAND; see `gspo --help`",
     "trian recipe.toml": "invalid choice: 'trian' .choose from 'train'",
     "train": "required: CONFIG.toml; see `gspo train --help`",
@@ -76,7 +76,8 @@ CONFIGURATION = {
     "demo --train.steps 3": "--train.steps: `gspo demo` takes no configuration fields",
     "report --train.steps 3 run": "--train.steps: `gspo report` takes no configuration fields",
     "config --resume": "--resume: unknown option",
-    # the file
+}
+FILE = {
     "train missing.toml": "missing.toml: no such configuration file",
     "train .": r"\.: cannot be read: .*Is a directory",
     "train latin.toml": "latin.toml: cannot be read: 'utf-8' codec",
@@ -89,13 +90,15 @@ CONFIGURATION = {
     "train section.toml": r"\[optimiser\]: unknown section; sections are model, .* did you mean optimizer\?",
     "train key.toml": r"train.step = 3: unknown key, did you mean train.steps\?",
     "config missing.toml": "no such configuration file",
-    # keys
+}
+KEYS = {
     "{} --optimiser.lr 1e-5": r"\[optimiser\]: unknown section.* did you mean optimizer\?",
     "{} --rollout.num_generation 4": r"rollout.num_generation = '4': unknown key, did you mean rollout.num_generations\?",
     "{} --train.lr 1e-5": r"train.lr = '1e-5': unknown key, did you mean optimizer.lr\?",
     "{} --optimizer.learning_rate 1": "unknown key; what other programs call learning_rate is optimizer.lr here",
     "{} --task.config.min_n 3": r"unknown key; give the whole table: task.config = \{min_n = ...\}",
-    # types
+}
+TYPES = {
     "{} --train.steps ten": "train.steps = 'ten': expected a whole number, got str",
     "{} --train.steps 1.5": "train.steps = 1.5: expected a whole number, got float",
     "{} --train.steps true": "train.steps = True: expected a whole number, got bool",
@@ -104,11 +107,11 @@ CONFIGURATION = {
     "{} --log.rollouts yes": "log.rollouts = 'yes': expected true or false",
     "{} --task.config 3": r"task.config = 3: expected a table, such as \{name = 3\}, got int",
     "{} --reward.weights one,2": r"reward.weights\[0\] = 'one': expected a number",
-    # values that do not go together
+}
+VALUES = {  # that do not go together, would have no effect, or that no program could do
     "{} --model.path ''": "model.path is required: set it to the folder or Hugging Face id of a model",
     "{} --task.source ''": "task.source is required",
     "{} --log.dir ''": "log.dir = '': name a folder",
-    # what would have no effect, and what no program could do
     "{} --algorithm.clip_target 0.2": 'clip_target = 0.2 has no effect: it is for algorithm.epsilon = "auto"',
     "{} --task.split test": "task.split = 'test' has no effect: the source has no splits",
     "{} --train.batch_size 4": "train.batch_size = 4 has no effect: it is for `gspo sft`",
@@ -139,7 +142,8 @@ CONFIGURATION = {
     "{} --reward.functions task": 'rows.jsonl has no scorer of its own for "task"; use "exact" or "math"',
     "{} --log.trackers wandbb": r"log.trackers: 'wandbb' is none of .* did you mean wandb\?",
     "{} --task.source reasoning-gym:gcd": r"reasoning-gym is unknown, did you mean reasoning_gym:gcd\?",
-    # folders and files of the command line
+}
+PLACES = {  # folders and files of the command line
     "{} --resume": "log.dir = 'run': no such run folder to resume; start it without --resume",
     "{} --log.dir a_file": "log.dir = 'a_file': .*is a file; give another log.dir",
     "{} --log.dir a_file/run": "log.dir = 'a_file/run': .*a_file is a file; give another log.dir",
@@ -152,7 +156,6 @@ CONFIGURATION = {
     "demo --dir a_file": "a_file exists: give another --dir",
     "demo --dir nowhere --resume": "there is no nowhere-cold-start; start the demo without --resume",
 }
-
 MODEL = {
     "nowhere": "model.path = 'nowhere': neither a folder here nor a model of the Hugging Face hub",
     "./nowhere": "model.path = './nowhere': no such folder",
@@ -210,24 +213,28 @@ SOURCE = {
     "short.csv": "short.csv, line 3: expected 2 fields, as in the first line",
     "header.csv": "header.csv: there are no rows",
     "quote.csv": "quote.csv, line 2: not valid CSV",
-    "no.parquet": "no.parquet: not a Parquet file",
     "bad_input_module:row": r"task.source = 'bad_input_module:row': .* has no function 'row', did you mean rows\?",
     "bad_input_module:rows": r"task.config = \{\}: bad_input_module:rows cannot be called with it: missing .* 'n'",
     "bad_input_module:boom": "bad_input_module:boom raised OSError: no data today",
     "bad_input_module:nothing": "bad_input_module:nothing: there are no rows",
     "bad_input_module:number": "number is an int, not a function",
     "no_such_module:rows": "there is no module 'no_such_module' in .* or among the installed packages",
-    "reasoning_gym:count_bit --reward.functions task": r"reasoning-gym has no such task, did you mean count_bits\?",
-    "reasoning_gym:count_bits --reward.functions task --task.config {min=3}": r"task.config.min: .* did you mean min_n\?",
     "rows.jsonl --task.config {name='main'}": r"task.config = \{'name': 'main'\} has no effect: the source takes no options",
     "rows.jsonl --task.eval_split test": "eval_split = 'test' has no effect: the source has no splits .*task.eval_source",
     "rows.jsonl --task.eval_source none.jsonl": "task.eval_source = 'none.jsonl': there is no such file",
     "rows.jsonl --reward.answer_column solution": "no column 'solution' with the right answer; set .* one of: answer",
-    "rows.jsonl --reward.functions bad_input_module:nope": "reward.functions = .* bad_input_module has no function 'nope'",
-    "rows.jsonl --reward.functions no_such_module:f": "reward.functions = 'no_such_module:f': there is no module",
-    "rows.jsonl --reward.functions bad_input_import:f": "importing 'bad_input_import' failed: .*nowhere_to_be_found",
-    "rows.jsonl --reward.functions bad_input_syntax:f": "importing 'bad_input_syntax' failed: SyntaxError",
-    "rows.jsonl --reward.functions :f": "reward.functions = ':f': expected module:function, such as",
+}
+PARQUET = {"no.parquet": "no.parquet: not a Parquet file"}
+FUNCTIONS = {  # what the processes find that compute rewards
+    "bad_input_module:nope": "reward.functions = .* bad_input_module has no function 'nope'",
+    "no_such_module:f": "reward.functions = 'no_such_module:f': there is no module",
+    "bad_input_import:f": "importing 'bad_input_import' failed: .*nowhere_to_be_found",
+    "bad_input_syntax:f": "importing 'bad_input_syntax' failed: SyntaxError",
+    ":f": "reward.functions = ':f': expected module:function, such as",
+}
+GYM = {
+    "count_bit": r"reasoning-gym has no such task, did you mean count_bits\?",
+    "count_bits --task.config {min=3}": r"task.config.min: .* did you mean min_n\?",
 }
 OTHER = {
     "sft cold.toml --task.completion_column completion": "no column 'completion'; set task.completion_column to one of: ",
@@ -253,53 +260,81 @@ def split(words):
 
 
 def rows(table, status=2, form="{}", early=True):
-    return [
-        pytest.param(form.format(words), message, status, early, id=words or "(nothing)") for words, message in table.items()
-    ]
+    return [(form.format(words), message, status, early) for words, message in table.items()]
 
 
-@pytest.mark.parametrize(
-    ("words", "message", "status", "early"),
-    [
-        *rows(CONFIGURATION),
-        *rows(MODEL, form="{{}} --model.path {}"),
-        *rows(WEIGHTS, form="{{}} --model.path {}", early=False),
-        *rows(SOURCE, form="{{}} --task.source {}"),
-        *rows(OTHER),
-        *rows(FAILED, 1, early=False),
-    ],
-)
-def test_a_command_refuses(done, weights_read, monkeypatch, capsys, words, message, status, early):
-    monkeypatch.chdir(done)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    refuses(split(words.replace("{} ", "train recipe.toml ", 1)), message, status, capsys)
+QUICK = {
+    "commands": rows(COMMANDS), "file": rows(FILE), "keys": rows(KEYS), "types": rows(TYPES),
+    "values": rows(VALUES), "places": rows(PLACES), "model": rows(MODEL, form="{{}} --model.path {}"),
+    "source": rows(SOURCE, form="{{}} --task.source {}"), "other": rows(OTHER),
+}  # fmt: skip
+LONGER = [  # each takes longer than to set it up
+    *rows(WEIGHTS, form="{{}} --model.path {}", early=False),
+    *rows(PARQUET, form="{{}} --task.source {}"),
+    *rows(FUNCTIONS, form="{{}} --task.source rows.jsonl --reward.functions {}"),
+    *rows(FAILED, 1, early=False),
+]
+UNKNOWN = rows(GYM, form="{{}} --reward.functions task --task.source reasoning_gym:{}")
+
+
+def command_refuses(case, done, weights_read, capsys):
+    words, message, status, early = case
+    seed()
+    weights_read.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(done)
+        patch.setattr(sys, "path", [*sys.path])
+        refuses(split(words.replace("{} ", "train recipe.toml ", 1)), message, status, capsys)
     assert not (early and weights_read), "weights may take minutes to read: what can be seen without them comes first"
 
 
-def limits():
-    """Each limited field with a value just beyond each of its limits."""
-    for section, cls in SECTIONS.items():
-        for field in dataclasses.fields(cls):
-            limit, key = field.metadata, f"{section}.{field.name}"
-            if limit["choices"]:
-                number = "a number, " if limit["low"] is not None else ""
-                yield key, "wrong", f"allowed are {number}{', '.join(limit['choices'])}"
-            if limit["low"] is not None:
-                yield key, limit["low"] - 1, f"must be at least {limit['low']}"
-            if limit["high"] is not None:
-                yield key, limit["high"] + 1, f"must be at most {limit['high']}"
+@pytest.mark.parametrize("table", QUICK)
+def test_a_command_refuses(done, weights_read, capsys, subtests, table):
+    for case in QUICK[table]:
+        with subtests.test(words=case[0]):
+            command_refuses(case, done, weights_read, capsys)
 
 
-@pytest.mark.parametrize(("key", "value", "message"), limits(), ids=lambda part: str(part)[:40])
-def test_a_limit(place, weights_read, monkeypatch, capsys, key, value, message):
+@pytest.mark.parametrize("case", LONGER, ids=lambda case: case[0])
+def test_a_command_refuses_what_it_sees_later(done, weights_read, capsys, case):
+    command_refuses(case, done, weights_read, capsys)
+
+
+@pytest.mark.parametrize("case", UNKNOWN, ids=lambda case: case[0])
+def test_a_command_refuses_a_task_that_reasoning_gym_does_not_have(done, weights_read, capsys, case):
+    command_refuses(case, done, weights_read, capsys)
+
+
+def limits(section):
+    """Each limited field of a section with a value just beyond each of its limits."""
+    for field in dataclasses.fields(SECTIONS[section]):
+        limit, key = field.metadata, f"{section}.{field.name}"
+        if limit["choices"]:
+            number = "a number, " if limit["low"] is not None else ""
+            yield key, "wrong", f"allowed are {number}{', '.join(limit['choices'])}"
+        if limit["low"] is not None:
+            yield key, limit["low"] - 1, f"must be at least {limit['low']}"
+        if limit["high"] is not None:
+            yield key, limit["high"] + 1, f"must be at most {limit['high']}"
+
+
+@pytest.mark.parametrize("section", [section for section in SECTIONS if [*limits(section)]])
+def test_a_limit(place, weights_read, monkeypatch, capsys, subtests, section):
     monkeypatch.chdir(place)
-    refuses(["train", "recipe.toml", f"--{key}={value}"], rf"{re.escape(key)}(\[0\])? = .*: {re.escape(message)}", 2, capsys)
-    assert not weights_read
+    for key, value, message in limits(section):
+        with subtests.test(key=key, value=value):
+            weights_read.clear()
+            message = rf"{re.escape(key)}(\[0\])? = .*: {re.escape(message)}"
+            refuses(["train", "recipe.toml", f"--{key}={value}"], message, 2, capsys)
+            assert not weights_read
 
 
 def refuses(words, message, status, capsys):
-    returned, begun = main(words), Path("run").exists()
-    shutil.rmtree("run", ignore_errors=True)  # or the next case would stumble over it
+    capsys.readouterr()  # what was said before
+    try:
+        returned, begun = main(words), Path("run").exists()
+    finally:
+        shutil.rmtree("run", ignore_errors=True)  # or the next case would stumble over it
     error = capsys.readouterr().err
     assert returned == status
     assert re.search(message, error, re.DOTALL), error
@@ -378,17 +413,21 @@ PYTHON = {  # what differs from a call that works, and its message
 }
 
 
-@pytest.mark.parametrize("case", PYTHON)
-def test_a_call_refuses(tmp_path, monkeypatch, weights_read, case):
-    changes, message = PYTHON[case]
-    monkeypatch.chdir(tmp_path)
-    good = {"model": TINY.model, "tokenizer": TINY.tokenizer, "dataset": ROWS, "reward": likes_a}
-    good["config"] = settings(tmp_path / "run", eval={"every": 0})
-    with pytest.raises(ValueError, match=f"(?s){message}") as refused:
-        gspo.train(**good | changes)
-    assert "--" not in str(refused.value), "flags are of the command line"
-    assert not any(tmp_path.iterdir())
-    assert not weights_read
+def test_a_call_refuses(tmp_path, weights_read, subtests):
+    for case, (changes, message) in PYTHON.items():
+        with subtests.test(case=case), pytest.MonkeyPatch.context() as patch:
+            seed()
+            weights_read.clear()
+            folder = tmp_path / case
+            folder.mkdir()
+            patch.chdir(folder)
+            good = {"model": TINY.model, "tokenizer": TINY.tokenizer, "dataset": ROWS, "reward": likes_a}
+            good["config"] = settings(folder / "run", eval={"every": 0})
+            with pytest.raises(ValueError, match=f"(?s){message}") as refused:
+                gspo.train(**good | changes)
+            assert "--" not in str(refused.value), "flags are of the command line"
+            assert not any(folder.iterdir())
+            assert not weights_read
 
 
 def test_a_data_set_with_splits(tmp_path):

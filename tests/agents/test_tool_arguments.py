@@ -1,5 +1,6 @@
 import copy
 import json
+from itertools import product
 
 import pytest
 
@@ -26,20 +27,20 @@ def same(found, given):
     return json.dumps(found) == json.dumps(given)  # 1 == True == 1.0
 
 
-@pytest.mark.parametrize("type", VALUES)
-@pytest.mark.parametrize("family", FAMILIES | BARE)
-def test_arguments_of_every_type_come_back_as_they_were(family, type):
+def test_arguments_of_every_type_come_back_as_they_were(subtests):
     """Rendered by a template with the family's marks, with the schemas of the tool that is called."""
-    wrapped = copy.copy(tokenizer("chatml"))
-    wrapped.chat_template = template = (FAMILIES | BARE)[family]
-    encoder = Encoder(wrapped, TaskConfig())
-    asked = [{"role": "user", "content": "hi"}]
-    arguments = {f"k{i}": value for i, value in enumerate(VALUES[type])}
-    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
-    whole = encoder.render([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
-    words = whole.removeprefix(encoder.render(asked, add_generation_prompt=True)).removesuffix("<|eos|>")
-    ((name, found),) = typed(convention(template)(words)[1], [tool({key: {"type": type} for key in arguments})])
-    assert name == "f" and same(found, arguments)
+    for family, type in product(FAMILIES | BARE, VALUES):
+        with subtests.test(family=family, type=type):
+            wrapped = copy.copy(tokenizer("chatml"))
+            wrapped.chat_template = template = (FAMILIES | BARE)[family]
+            encoder = Encoder(wrapped, TaskConfig())
+            asked = [{"role": "user", "content": "hi"}]
+            arguments = {f"k{i}": value for i, value in enumerate(VALUES[type])}
+            call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+            whole = encoder.render([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
+            words = whole.removeprefix(encoder.render(asked, add_generation_prompt=True)).removesuffix("<|eos|>")
+            ((name, found),) = typed(convention(template)(words)[1], [tool({key: {"type": type} for key in arguments})])
+            assert name == "f" and same(found, arguments)
 
 
 TEXT, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}

@@ -1,4 +1,5 @@
 import copy
+from itertools import product
 
 import pytest
 
@@ -92,23 +93,22 @@ def test_what_follows_far_away_is_not_looked_at():
 TWO = [("lookup", {"key": "a b", "n": 3, "deep": {"x": [1, "é"]}}), ("search", {"text": 'naïve "quoted"\nline'})]
 
 
-@pytest.mark.parametrize("beside", ["", "I look."])
-@pytest.mark.parametrize("calls", [TWO, TWO[:1], []], ids=["two", "one", "none"])
-@pytest.mark.parametrize("family", [*FAMILIES, *BARE])
-def test_what_a_family_writes_is_read_back(family, calls, beside):
+def test_what_a_family_writes_is_read_back(subtests):
     """Rendered by a template with the family's marks, and read as the turn that was sampled."""
-    beside = "" if family in BARE and calls else beside
-    wrapped = copy.copy(tokenizer("chatml"))
-    wrapped.chat_template = template = (FAMILIES | BARE)[family]
-    encoder = Encoder(wrapped, TaskConfig())
-    asked = [{"role": "user", "content": "hi"}]
-    turn = {"role": "assistant", "content": beside}
-    if calls:
-        turn["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": a}} for name, a in calls]
-    begun, whole = encoder.render(asked, add_generation_prompt=True), encoder.render([*asked, turn])
-    words = whole.removeprefix(begun).removesuffix("<|eos|>")
-    before, found = convention(template)(words)
-    assert (before, typed(found, ())) == (beside, calls)
+    for family, calls, beside in product([*FAMILIES, *BARE], (TWO, TWO[:1], []), ("", "I look.")):
+        with subtests.test(family=family, calls=len(calls), beside=beside):
+            beside = "" if family in BARE and calls else beside
+            wrapped = copy.copy(tokenizer("chatml"))
+            wrapped.chat_template = template = (FAMILIES | BARE)[family]
+            encoder = Encoder(wrapped, TaskConfig())
+            asked = [{"role": "user", "content": "hi"}]
+            turn = {"role": "assistant", "content": beside}
+            if calls:
+                turn["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": a}} for name, a in calls]
+            begun, whole = encoder.render(asked, add_generation_prompt=True), encoder.render([*asked, turn])
+            words = whole.removeprefix(begun).removesuffix("<|eos|>")
+            before, found = convention(template)(words)
+            assert (before, typed(found, ())) == (beside, calls)
 
 
 @pytest.mark.parametrize(

@@ -24,22 +24,23 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("key", "field", "hint"), NUMERIC, ids=[key for key, _, _ in NUMERIC])
-def test_a_number_of_any_size_is_in_a_sane_range_or_refused(key, field, hint):
-    limits, (section, name) = field.metadata, key.split(".")
-    assert limits["low"] is not None and limits["high"] is not None
-    for value in ODD:
-        items = [value] if list[float] in alternatives(hint) and not isinstance(value, str) else value
-        try:
-            made = load(None, {key: items}) if isinstance(value, str) else from_dict({section: {name: items}})
-        except ValueError as error:
-            assert str(error).startswith(key) and len(str(error)) < 300, str(error)
-            continue
-        number = getattr(getattr(made, section), name)
-        for one in number if isinstance(number, list) else [number]:
-            assert one is None or isinstance(one, str) or abs(one) <= limits["high"] <= 1e12
-            harmless = limits["low"] <= 0  # 0 itself is allowed, and so is what rounds to it
-            assert not isinstance(one, float) or harmless or abs(one) > 1e-30
+def test_a_number_of_any_size_is_in_a_sane_range_or_refused(subtests):
+    for key, field, hint in NUMERIC:
+        with subtests.test(key=key):
+            limits, (section, name) = field.metadata, key.split(".")
+            assert limits["low"] is not None and limits["high"] is not None
+            for value in ODD:
+                items = [value] if list[float] in alternatives(hint) and not isinstance(value, str) else value
+                try:
+                    made = load(None, {key: items}) if isinstance(value, str) else from_dict({section: {name: items}})
+                except ValueError as error:
+                    assert str(error).startswith(key) and len(str(error)) < 300, str(error)
+                    continue
+                number = getattr(getattr(made, section), name)
+                for one in number if isinstance(number, list) else [number]:
+                    assert one is None or isinstance(one, str) or abs(one) <= limits["high"] <= 1e12
+                    harmless = limits["low"] <= 0  # 0 itself is allowed, and so is what rounds to it
+                    assert not isinstance(one, float) or harmless or abs(one) > 1e-30
 
 
 def test_seeds_are_bounded_alike():

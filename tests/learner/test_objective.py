@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -96,20 +97,21 @@ def test_what_numerics_alone_would_clip_by_hand(settings, share):
     assert PolicyObjective(row, config, 9).numerics(logp, logp_mu, y, A) == pytest.approx(share)
 
 
-@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if "logp_mu" not in row.likelihoods])
-@pytest.mark.parametrize("correction", ["tis", "icepop", "seq_mis"])
-def test_a_correction_weighs_terms_and_no_ratio(name, correction):
+def test_a_correction_weighs_terms_and_no_ratio(subtests):
     """Where mu is pi_old it changes nothing; where mu is half of it, tis doubles every term."""
-    batch = completions()
-    plain, _, ratios = update(batch, name=name)
-    same, metrics, stats = update(batch, name=name, correction=correction, old_logprobs="recompute")
-    assert torch.equal(plain, same) and metrics["correction/weight_mean"] == 1 and metrics["correction/zero"] == 0
-    half = [replace(r, logp_mu=r.logp_old - math.log(2.0)) for r in batch]
-    plain, _, ratios = update(half, name=name)
-    twice, metrics, stats = update(half, name=name, correction=correction, old_logprobs="recompute")
-    assert torch.equal(stats["ratio"], ratios["ratio"])
-    assert metrics["correction/weight_mean"] == pytest.approx(2, rel=1e-6)
-    torch.testing.assert_close(twice, 2 * plain, rtol=1e-6, atol=1e-9)
+    names = [name for name, row in ALGORITHMS.items() if "logp_mu" not in row.likelihoods]
+    for name, correction in product(names, ["tis", "icepop", "seq_mis"]):
+        with subtests.test(name=name, correction=correction):
+            batch = completions()
+            plain, _, ratios = update(batch, name=name)
+            same, metrics, stats = update(batch, name=name, correction=correction, old_logprobs="recompute")
+            assert torch.equal(plain, same) and metrics["correction/weight_mean"] == 1 and metrics["correction/zero"] == 0
+            half = [replace(r, logp_mu=r.logp_old - math.log(2.0)) for r in batch]
+            plain, _, ratios = update(half, name=name)
+            twice, metrics, stats = update(half, name=name, correction=correction, old_logprobs="recompute")
+            assert torch.equal(stats["ratio"], ratios["ratio"])
+            assert metrics["correction/weight_mean"] == pytest.approx(2, rel=1e-6)
+            torch.testing.assert_close(twice, 2 * plain, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
