@@ -4,6 +4,8 @@ import os
 import subprocess
 import time
 
+from tests.patience import PATIENCE
+
 
 class Forked:
     """The child that `pid` names."""
@@ -16,7 +18,7 @@ class Forked:
             self.returncode = os.waitstatus_to_exitcode(ended[1])
         return self.returncode
 
-    def wait(self, timeout=600.0):
+    def wait(self, timeout=PATIENCE):
         deadline = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > deadline:

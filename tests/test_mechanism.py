@@ -419,7 +419,8 @@ def test_who_is_asked_to_stop_lets_the_running_cells_end(results, at_once, kept)
 def test_a_cell_that_does_not_fit_into_the_time_is_not_begun(results):
     ours = mechanism.cells(["length"])[:7]
     cheapest = min(ours, key=lambda cell: cell.cost)
-    workers = Quick(mechanism.STUDY, 2, time.monotonic() + cheapest.cost + 1)
+    second = min(cell.cost for cell in ours if cell is not cheapest)
+    workers = Quick(mechanism.STUDY, 2, time.monotonic() + second - 1)
     workers.run(ours)
     assert [each["settings"] for each in mechanism.STUDY.kept()] == [cheapest.settings]
 

@@ -34,7 +34,7 @@ def _rank(work, number, size, port, arguments, answers, waits):
         raise
 
 
-def together(work, size, *arguments, seconds=PATIENCE, waits=120.0):
+def together(work, size, *arguments, seconds=PATIENCE, waits=PATIENCE):
     """What `work(ranks, *arguments)` returns on each of `size` ranks, by number. It must be a function of a module. waits:
     seconds that they wait for one another. Raises AssertionError with the first error of a rank, where one ends without
     an answer, or where they take more than `seconds`.

@@ -46,10 +46,16 @@ def slow(seconds: float) -> str:
 
 class Sums(ToolEnvironment):
     functions = (add, later, slow)
-    tool_timeout = 0.1
+    tool_timeout = PATIENCE
 
     async def end(self, answer):
         return float(answer == self.row["value"])
+
+
+class Hurried(Sums):
+    """Its tools have no time."""
+
+    tool_timeout = 0.1
 
 
 def answer(*calls, **more):
@@ -57,8 +63,8 @@ def answer(*calls, **more):
     return {"role": "assistant", "content": ""} | ({"tool_calls": made} if made else {}) | more
 
 
-def step(given, **row):
-    return asyncio.run(Sums({"prompt": "1 + 2?", "value": "3"} | row).step(given))
+def step(given, make=Sums, **row):
+    return asyncio.run(make({"prompt": "1 + 2?", "value": "3"} | row).step(given))
 
 
 def test_tools_are_described_by_their_hints_and_docstrings():
@@ -86,11 +92,11 @@ def test_calls_are_answered_in_order_and_counted():
         ("add", '{"a": 1}', "error: TypeError: missing a required argument: 'b'", "errors"),
         ("add", '{"a": 1, "b": "x"}', "error: TypeError: unsupported operand", "errors"),
         ("add", "oops", "error: JSONDecodeError", "errors"),
-        ("slow", '{"seconds": 30}', "error: slow took more than 0.1 seconds", "timeouts"),
+        ("slow", '{"seconds": 1000}', "error: slow took more than 0.1 seconds", "timeouts"),
     ],
 )
 def test_what_goes_wrong_is_told_to_the_policy(name, arguments, told, counted):
-    found = step(answer((name, arguments)))
+    found = step(answer((name, arguments)), make=Hurried if counted == "timeouts" else Sums)
     assert found.messages[0]["content"].startswith(told) and found.metrics == {"tools/calls": 1, f"tools/{counted}": 1}
 
 

@@ -19,6 +19,8 @@ from gspo.ports import RewardsFailed
 from gspo.types import Prompt, Sampling
 from tests.agents.talking import tokenizer
 from tests.agents.test_chat import Says
+from tests.leap import leap
+from tests.patience import PATIENCE
 from tests.serving.served import tiny
 
 ROW = {"prompt": "what is in the box", "value": "42"}
@@ -36,7 +38,7 @@ class Scripted(Says):
 class Box(ToolEnvironment):
     """Has tools that work, fail, and hang."""
 
-    tool_timeout = 0.2
+    tool_timeout = PATIENCE
 
     def functions_of(self):
         return [self.lookup, self.slow, self.aside, self.leave, self.leave_later]
@@ -51,7 +53,7 @@ class Box(ToolEnvironment):
 
     def slow(self) -> str:
         """Sleeps."""
-        time.sleep(30)
+        time.sleep(1000)
         return "late"
 
     async def aside(self, number: int) -> int:
@@ -77,8 +79,15 @@ class Box(ToolEnvironment):
         if text == "leave":
             sys.exit(0)
         if text == "sleep":
-            await asyncio.sleep(5)
+            leap(asyncio.get_running_loop())
+            await asyncio.sleep(1e6)
         return float(self.row["value"] in text)
+
+
+class Hurried(Box):
+    """Its tools have no time."""
+
+    tool_timeout = 0.2
 
 
 class Quiz:
@@ -116,7 +125,7 @@ def played(*script, make=Box, context=4096, template=None, times=1, **limits):
     sampler = Scripted("chatml", *script)
     encoder = Encoder(tokenizer("chatml"), TaskConfig())
     encoder.template = template or encoder.template
-    rules = {"max_turns": 4, "step_timeout": 1.0} | limits
+    rules = {"max_turns": 4, "step_timeout": PATIENCE} | limits
     prompt = Prompt("0", ROW["prompt"], tuple(encoder.prompt(ROW["prompt"])[0]), {"value": "42"})
     with Episodes(sampler, sampler, encoder, context, make, "prompt", **rules) as episodes:
         *_, rollout = episodes.generate([prompt], times, Sampling(50, stop_ids=(tokenizer("chatml").eos_token_id,)))
@@ -149,7 +158,7 @@ def test_a_tool_is_used_and_the_answer_rewarded():
     ],
 )
 def test_what_goes_wrong_with_a_tool_is_told_and_counted(said, told, counted):
-    rollout = played(said, ("it is 42", "eos"))
+    rollout = played(said, ("it is 42", "eos"), make=Hurried if counted == "tools/timeouts" else Box)
     assert told in rollout.dialogue[2]["content"] and rollout.dialogue[2]["role"] == "tool"
     assert rollout.reward_parts[counted] == 1 and rollout.reward == 1.0
 

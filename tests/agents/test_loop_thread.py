@@ -11,6 +11,12 @@ from gspo.agents.loop_thread import LoopThread
 from tests.patience import PATIENCE
 
 
+@pytest.fixture(autouse=True)
+def in_time(monkeypatch):
+    """What ends has all the time that a busy machine needs."""
+    monkeypatch.setattr(loop_thread, "END", PATIENCE)
+
+
 @pytest.fixture
 def thread():
     made = LoopThread()

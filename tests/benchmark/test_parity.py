@@ -67,7 +67,7 @@ DIFFERENT = {  # program, tests, function, theirs, ours: as docs/benchmarks.md l
     "a count that outlives a test": ("class Solution:\n    n = 0\n    def add(self, xs, y):\n        self.n += 1\n"
                                      "        return [x + y for x in xs] if self.n == 1 else 0", ADD, "add", False, True),
     "a package": ("import numpy\n" + READ + "print(numpy.add(a, b))", SUM, None, True, False),
-    "a sleep": ("import time\n" + READ + "time.sleep(4)\nprint(a + b)", SUM[:1], None, False, True),  # they have 3 s here
+    "a sleep": ("import time\n" + READ + "time.sleep(3)\nprint(a + b)", SUM[:1], None, False, True),  # they have 2 s here
 }  # fmt: skip
 
 THEIRS = """
@@ -77,7 +77,7 @@ module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 sample, code = json.loads(sys.stdin.read())
 out = sys.stdout
-results, _ = module.run_test({"input_output": json.dumps(sample)}, test=code, timeout=3)
+results, _ = module.run_test({"input_output": json.dumps(sample)}, test=code, timeout=int(sys.argv[2]))
 print("verdict", all(result is True or (type(result) is not int and result > 0) for result in results), file=out)
 """
 
@@ -87,7 +87,8 @@ def theirs(code, tests, function):
     wanted = [json.dumps(test["value"]) if function else test["output"] for test in tests]
     sample = {"inputs": entries, "outputs": wanted, "fn_name": function}
     path = Path(SPEC.submodule_search_locations[0]) / "evaluation/testing_util.py"
-    command = [sys.executable, "-c", THEIRS, str(path)]
+    seconds = 2 if "sleep" in code or "while True" in code else int(PATIENCE)  # of wall
+    command = [sys.executable, "-c", THEIRS, str(path), str(seconds)]
     run = subprocess.run(command, input=json.dumps([sample, code]), capture_output=True, text=True, timeout=PATIENCE)
     assert "verdict" in run.stdout, run.stderr
     return "verdict True" in run.stdout

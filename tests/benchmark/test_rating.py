@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.benchmark.rating import (
@@ -85,6 +85,7 @@ def test_first_and_last_place_give_bounds():
     assert last[1] == "at most" and last[0] < rating_at(5, HUMANS)[0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(800, 3500), min_size=2, max_size=40), st.data())
 def test_the_expected_place_of_the_rating_is_the_place(humans, data):
     place = data.draw(st.integers(2, len(humans)))

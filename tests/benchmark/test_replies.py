@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -82,8 +81,7 @@ def test_what_was_said_to_be_there_is_there_after_a_kill(tmp_path):
     path, last = tmp_path / "replies.jsonl", -1
     for _ in range(3):
         process = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE, text=True)
-        begin = time.monotonic()
-        while time.monotonic() - begin < 60 and last < 30:
+        while last < 30:
             last = int(process.stdout.readline())
         os.kill(process.pid, signal.SIGKILL)
         said = [last, *map(int, process.stdout.read().split())]

@@ -3,7 +3,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.benchmark.scores import ladder, majority, over_like, over_these, passes
@@ -14,6 +14,7 @@ def test_pass_at_k_of_ten_replies_three_of_which_are_right(k, value):
     assert passes(10, 3, k) == pytest.approx(value, abs=1e-6)
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
 def test_pass_at_k_counts_the_choices_with_a_right_reply(right, data):
     k = data.draw(st.integers(1, len(right)))
@@ -34,6 +35,7 @@ def voted(replies):
 REPLIES = st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.booleans()), min_size=1, max_size=8)
 
 
+@settings(deadline=None)
 @given(REPLIES, st.data())
 def test_maj_at_k_counts_the_choices_whose_vote_is_right(replies, data):
     k = data.draw(st.integers(1, len(replies)))
@@ -41,6 +43,7 @@ def test_maj_at_k_counts_the_choices_whose_vote_is_right(replies, data):
     assert majority(*zip(*replies), k) == pytest.approx(sum(chosen) / len(chosen))
 
 
+@settings(deadline=None)
 @given(REPLIES)
 def test_maj_at_1_is_the_share_of_right_replies_with_an_answer(replies):
     right = sum(good and vote is not None for vote, good in replies)

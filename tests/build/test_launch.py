@@ -5,12 +5,11 @@ import os
 import resource
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from gspo.build.launch import GRACE, launch, outcome
+from gspo.build.launch import launch, outcome
 from gspo.build.processes import here
 from gspo.config.ranks import LOST, SHORT
 from tests.build.started import begin, completions, finished, ranks_of, steps, wait_for, weights
@@ -32,16 +31,15 @@ def test_two_ranks_make_the_run_of_one(place, unbroken):
     assert one.keys() == two.keys() and max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-6
 
 
-def test_nobody_waits_for_a_leader_that_has_found_a_wrong_setting():
+def test_nobody_waits_for_a_leader_that_has_found_a_wrong_setting(monkeypatch):
     """It is gone before the others have met it."""
-    script = "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '0' else time.sleep(60)"
+    script = "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '0' else time.sleep(10_000)"
 
     def start(command, ranks, variables):
         return here([sys.executable, "-c", script], ranks, variables)
 
-    begin = time.monotonic()
+    monkeypatch.setattr("gspo.build.launch.GRACE", 1e6)
     assert launch([], 2, 3, print, start) == 3
-    assert time.monotonic() - begin < GRACE
 
 
 @pytest.mark.parametrize(
@@ -108,7 +106,7 @@ def test_files_of_the_folder_stand_in_for_no_library(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_lost_after_the_time_limit(place, unbroken):
-    process = begin(place, "hangs", "--scale.ranks=2", "--train.steps=6", "--scale.timeout=5")
+    process = begin(place, "hangs", "--scale.ranks=2", "--train.steps=6", "--scale.timeout=10")
     wait_for(lambda: steps(place, "hangs") >= 2, process=process)
     stopped = ranks_of(process)[1]
     os.kill(stopped, signal.SIGSTOP)

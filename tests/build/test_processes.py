@@ -14,7 +14,7 @@ from gspo.config.ranks import PARENT
 
 
 def test_ranks_of_this_machine_know_their_numbers_and_are_killed_in_the_end(tmp_path):
-    script = "import json, time; open(os.environ['RANK'], 'w').write(json.dumps(dict(os.environ))); time.sleep(60)"
+    script = "import json, time; open(os.environ['RANK'], 'w').write(json.dumps(dict(os.environ))); time.sleep(10_000)"
     command = [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {script}"]
     with pytest.raises(OSError, match="on purpose"), here(command, 2, os.environ | {"WORLD_SIZE": "2"}) as started:
         while any(not (tmp_path / name).exists() or not (tmp_path / name).read_text() for name in "01"):

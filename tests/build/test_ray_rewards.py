@@ -115,7 +115,7 @@ def run_on(machines):
     return found
 
 
-def scores(functions, completions, place=Here, workers=4, timeout=20.0, **columns):
+def scores(functions, completions, place=Here, workers=4, timeout=PATIENCE, **columns):
     """What functions in this folder say of completions, two to a prompt; and what was said meanwhile, and counted."""
     config = RewardConfig(functions=functions, workers=workers, timeout=timeout)
     rows = [rollout(text, i // 2, **columns) for i, text in enumerate(completions)]
@@ -178,10 +178,10 @@ def test_calls_that_hang_or_crash_cost_what_they_cost_on_one_machine(cluster, mo
     with spread() as place:
         place()  # the leader's machine has two, so the next is elsewhere
         place()
-        found, _, counts = scores(names, texts, place, workers=1, timeout=1.0)
-    assert found == scores(names, texts, workers=1, timeout=1.0)[0]
+        found, _, counts = scores(names, texts, place, workers=1, timeout=5.0)
+    assert found == scores(names, texts, workers=1, timeout=5.0)[0]
     errors = [error for _, error in found]
-    assert "took longer than 1 s" in errors[1] and "its process died (exit status 3)" in errors[3]
+    assert "took longer than 5 s" in errors[1] and "its process died (exit status 3)" in errors[3]
     assert errors.count(None) == 4 and counts == {"scoring/moved": 0}
 
 
@@ -200,18 +200,19 @@ def test_an_actor_that_is_lost_costs_no_completion(cluster, monkeypatch, tmp_pat
         beside = parents[keeper]  # waits for the keeper
         actor = parents[beside]
         assert marked(actor) == marked(keeper) < marked(worker)
+        if number == signal.SIGSTOP:  # its answer is waited for no longer, from here on
+            monkeypatch.setattr(ray_rewards, "ANSWER", 1.0)
         os.kill(actor, number)
         if number == signal.SIGKILL:
             assert all_end([beside, keeper, worker, child])
         started.extend([actor, beside, keeper, worker, child])
         (tmp_path / "go").touch()
 
-    monkeypatch.setattr(ray_rewards, "ANSWER", 1.0)
-    started = []
+    started, limit = [], 10.0 if number == signal.SIGSTOP else PATIENCE
     thread = threading.Thread(target=kills)
     with spread(2) as place:
         thread.start()
-        found, told, counts = scores(["letters_of_two:waits"], "abcd", place, workers=2, timeout=5.0, folder=str(tmp_path))
+        found, told, counts = scores(["letters_of_two:waits"], "abcd", place, workers=2, timeout=limit, folder=str(tmp_path))
     thread.join()
     assert len(started) == 5 and counts == {"scoring/moved": 1}
     if number == signal.SIGSTOP:  # when the machine answers again
@@ -237,7 +238,7 @@ def test_a_machine_on_which_a_module_is_another_file_is_named(cluster, monkeypat
 @with_ray
 def test_actors_that_hang_do_not_hold_up_the_end(cluster, monkeypatch):
     """Each would be waited for as long as it may take to answer: longer than this test may take."""
-    monkeypatch.setattr(ray_rewards, "ANSWER", 300.0)
+    monkeypatch.setattr(ray_rewards, "ANSWER", 1e6)
     monkeypatch.chdir(cluster[3])
     with (
         spread() as place,
@@ -388,7 +389,7 @@ def test_a_flood_of_empty_messages_ends():
 
     thread = threading.Thread(target=flood)
     thread.start()
-    found = seat.receive(30.0, 100)
+    found = seat.receive(PATIENCE, 100)
     seat.connection.socket.shutdown(socket.SHUT_RDWR)
     thread.join()
     assert set(found) == {(MESSAGE, b"")} and len(found) <= MANY // 8
@@ -398,10 +399,7 @@ def test_a_later_message_that_stalls_does_not_take_the_limit_of_a_call(monkeypat
     monkeypatch.setattr(ray_rewards, "REST", 0.1)
     seat, worker = seated()
     worker.sendall(HEADER.pack(3) + b"[1]" + HEADER.pack(3) + b"[2")
-    rest = threading.Timer(2.0, worker.sendall, [b"]"])
-    rest.start()
-    assert seat.receive(60.0, 100) == [(MESSAGE, b"[1]"), (LATE, b"")]
-    rest.join()
+    assert seat.receive(1e6, 100) == [(MESSAGE, b"[1]"), (LATE, b"")]
 
 
 def test_a_worker_in_a_seat_ends_while_it_is_heard(tmp_path):
@@ -410,15 +408,15 @@ def test_a_worker_in_a_seat_ends_while_it_is_heard(tmp_path):
     seat.end()  # nothing yet
     assert seat.begin(request, sent([]), str(tmp_path / "none")).startswith("FileNotFoundError: ")
     assert seat.begin(request, sent([]), os.getcwd()) == ""
-    ((kind, data),) = seat.receive(100.0, 1000)
+    ((kind, data),) = seat.receive(PATIENCE, 1000)
     assert kind == MESSAGE and unpacked(data)[:2] == ["ready", ""]
     assert seat.wait(0) is None
     heard = []
-    thread = threading.Thread(target=lambda: heard.extend(seat.receive(100.0, 1000)))
+    thread = threading.Thread(target=lambda: heard.extend(seat.receive(PATIENCE, 1000)))
     thread.start()
     seat.end()
     thread.join()
-    assert heard == [(ENDED, b"")] and seat.wait(100.0) is not None
+    assert heard == [(ENDED, b"")] and seat.wait(PATIENCE) is not None
 
 
 def test_what_names_a_machines_own_folders_is_not_sent(tmp_path, monkeypatch):

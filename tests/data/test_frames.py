@@ -9,6 +9,7 @@ import pytest
 from gspo.data import frames
 from gspo.data.frames import Frames
 from gspo.data.plain import Junk
+from tests.patience import PATIENCE
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def test_messages_arrive_whole_and_in_order(pair):
     large = bytes(range(256)) * 20_000  # more than a socket holds
     sender = threading.Thread(target=lambda: [theirs.send(data) for data in (b"", large, b"end")])
     sender.start()
-    assert [ours.receive(10.0) for _ in range(3)] == [b"", large, b"end"]
+    assert [ours.receive(PATIENCE) for _ in range(3)] == [b"", large, b"end"]
     sender.join()
 
 
@@ -36,7 +37,7 @@ def test_half_a_message_ends_in_time_or_with_its_sender(pair, sent):
         ours.receive(0.05)
     theirs.close()
     with pytest.raises(EOFError):
-        ours.receive(10.0)
+        ours.receive(PATIENCE)
 
 
 def test_a_sender_that_drips_does_not_outlast_the_limit(pair):

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.data.plain import Junk, packed, unpacked
@@ -31,6 +31,7 @@ def typed(value):
     return type(value), value
 
 
+@settings(deadline=None)
 @given(plain)
 def test_plain_data_keeps_its_types(value):
     assert typed(unpacked(packed(value))) == typed(value)

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.config.rollout import TaskConfig
@@ -163,6 +163,7 @@ def test_a_prompt_knows_that_it_opens_thinking():
     assert all(prompt.opens_thinking for prompt in train + held_out)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 20), st.integers(0, 2**32), st.lists(st.integers(0, 30), max_size=6), st.integers(0, 6))
 def test_a_stream_that_is_resumed_goes_on_as_if_never_stopped(n, seed, takes, stop):
     uninterrupted = PromptStream(range(n), seed).take(sum(takes))

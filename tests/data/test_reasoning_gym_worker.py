@@ -8,6 +8,7 @@ from gspo.data.frames import Frames
 from gspo.data.plain import packed, unpacked
 from gspo.data.reasoning_gym_worker import generate
 from tests.data.tools import load
+from tests.patience import PATIENCE
 
 pytest.importorskip("reasoning_gym")
 
@@ -37,7 +38,7 @@ def heard(source, train=4, held_out=2, **config):
     found = []
     while True:
         try:
-            found.append(unpacked(ours.receive(60.0)))
+            found.append(unpacked(ours.receive(PATIENCE)))
         except EOFError:
             break
     maker.join()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.config.stages import RefreshConfig
@@ -102,6 +102,7 @@ def test_a_pool_without_prompts_is_refused():
         Pool("train", [], 0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=30), st.integers(0, 30), st.integers(1, 6))
 def test_a_resumed_pool_goes_on_alike_and_never_falls_below_keep(groups, cut, keep):
     rules = RefreshConfig(every=1, drop_above=0.7, drop_below=0.3, return_after=4)

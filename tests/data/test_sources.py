@@ -6,6 +6,7 @@ from gspo.config.rollout import TaskConfig
 from gspo.data import sources
 from gspo.data.processes import spawn
 from tests.data.rows import ROWS, datasets, load, write
+from tests.patience import PATIENCE
 
 
 def test_a_function_of_the_current_folder(tmp_path, monkeypatch):
@@ -46,7 +47,7 @@ def test_a_function_of_the_current_folder(tmp_path, monkeypatch):
         ("[connection.send(packed(['train', {'question': '?'}])) for _ in range(3)]", "sent .'train', .'question'"),
         ("connection.socket.sendall(b'0' * 7)", "died"),
         ("os._exit(0)", "died"),
-        ("time.sleep(1000)", "sent none for 3 s"),
+        ("time.sleep(1000)", "sent none for 1 s"),
     ],
 )
 def test_a_process_that_makes_no_items(tmp_path, monkeypatch, sends, why):
@@ -56,7 +57,7 @@ def test_a_process_that_makes_no_items(tmp_path, monkeypatch, sends, why):
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sources, "spawn", lambda module, request: spawn("odd_maker", request))
-    monkeypatch.setattr(sources, "SILENCE", 3.0)
+    monkeypatch.setattr(sources, "SILENCE", 1.0 if "sleep" in sends else PATIENCE)
     with pytest.raises(RuntimeError, match=f"reasoning_gym:gcd: the process that makes its items {why}"):
         sources.generate("reasoning_gym:gcd", TaskConfig(), 2, 1)
 

@@ -67,7 +67,7 @@ def started(tmp_path, monkeypatch):
 
 
 def heard(connection):
-    return unpacked(connection.receive(60.0))
+    return unpacked(connection.receive(PATIENCE))
 
 
 def alive(pid):

@@ -10,8 +10,33 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+from tests.leap import leap
+
+SLEEP = partial(time.sleep, 1000)
+BURN = partial(sum, range(10**13))  # in C, which holds the interpreter's lock throughout
+
+
+def say_that_it_hangs():
+    """To a test that listens (tools.py:hang)."""
+    with suppress(FileNotFoundError):
+        Path(tempfile.gettempdir(), "hangs", str(os.getppid())).touch()
+
+
+def hang(act=SLEEP):
+    say_that_it_hangs()
+    act()
+
+
+async def run_late():
+    """Hangs in the worker's loop, where the time for it is over at once."""
+    leap(asyncio.get_running_loop())
+    await asyncio.sleep(1e6)
 
 
 def length(prompts, completions, **columns):
@@ -28,27 +53,29 @@ def raises(prompts, completions, **columns):
 
 def hangs(prompts, completions, **columns):
     if "hang" in completions:
-        time.sleep(1000)
+        hang()
     return [1.0] * len(completions)
 
 
 def slow_for_many(prompts, completions, path):
     with open(path[0], "a") as file:
         file.write(f"{len(completions)}\n")
-    time.sleep(1000 if len(completions) > 1 else 0)
+    if len(completions) > 1:
+        hang()
     return [1.0] * len(completions)
 
 
 async def slow_for_many_async(prompts, completions, path):
     with open(path[0], "a") as file:
         file.write(f"{len(completions)}\n")
-    await asyncio.sleep(1000 if len(completions) > 1 else 0)
+    if len(completions) > 1:
+        await run_late()
     return [1.0] * len(completions)
 
 
 def hangs_in_c(prompts, completions, **columns):
     if "hang" in completions:
-        sum(range(10**13))  # holds the interpreter's lock throughout
+        hang(BURN)
     return [1.0] * len(completions)
 
 
@@ -110,15 +137,26 @@ def talks(prompts, completions, **columns):
 def leaves_child(prompts, completions, path):
     child = subprocess.Popen(["sleep", "1000"])
     Path(path[0]).write_text(str(child.pid))
-    time.sleep(1000)
+    hang()
 
 
 async def judges(prompts, completions, **columns):
     return list(await asyncio.gather(*map(judge, completions)))
 
 
+judged = []
+"""Those at work."""
+
+
 async def judge(completion):
-    await asyncio.sleep(1000 if completion == "hang" else 0.05)
+    if completion == "hang":
+        await asyncio.sleep(0.05)
+        while judged:  # the others may take as long as they need
+            await asyncio.sleep(0.01)
+        await run_late()
+    judged.append(completion)
+    await asyncio.sleep(0.05)
+    judged.remove(completion)
     if completion == "refuse":
         raise ConnectionError("no judge today")
     return 1.0
@@ -138,7 +176,7 @@ not_a_function = 3
 def compares(prompts, completions, **columns):
     """Each completion's place among those to its prompt."""
     if "hang" in completions:
-        time.sleep(1000)
+        hang()
     if "exit" in completions:
         os._exit(3)
     if "raise" in completions:
@@ -197,8 +235,11 @@ def sends(prompts, completions, path):
         if completion == "pickle":
             os.write(_trainers_end(), _frame(pickle.dumps(Code(path[0]))))
         if completion in MESSAGES:
+            stalls = "half" in completion or "no body" in completion
+            if stalls:
+                say_that_it_hangs()
             os.write(_trainers_end(), MESSAGES[completion])
-            time.sleep(1000 if "half" in completion or "no body" in completion else 0)
+            time.sleep(1000 if stalls else 0)
     return [1.0] * len(completions)
 
 
@@ -223,5 +264,5 @@ def leaves_children(prompts, completions, path):
         with open(path[0], "a") as file:
             file.write(f"{child.pid}\n")
     if "hang" in completions:
-        sum(range(10**13))
+        hang(BURN)
     return [1.0] * len(completions)

@@ -3,13 +3,15 @@
 import asyncio
 
 from gspo.rewards.judge import Judge
+from tests.patience import PATIENCE
 from tests.rewards.endpoint import material, score
 
 KEY = "sk-very-secret-42"
 
 
 def judge(endpoint, **fields):
-    base = {"model": "m", "url": endpoint.url, "key_variable": "JUDGE_KEY", "rubric": "Short is good.", "retries": 0}
+    base = {"model": "m", "url": endpoint.url, "key_variable": "JUDGE_KEY", "rubric": "Short is good."}
+    base |= {"retries": 0, "timeout": PATIENCE}
     return Judge(**base | fields)
 
 

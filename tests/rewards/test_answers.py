@@ -1,7 +1,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.config.rewards import RewardConfig
@@ -36,6 +36,7 @@ def test_the_last_box_wins(text, box):
     assert boxed(text) == box
 
 
+@settings(deadline=None)
 @given(st.text("a{}\\b ", max_size=30))
 def test_a_box_around_balanced_text_gives_it_back(text):
     depth = 0

@@ -18,15 +18,17 @@ from gspo.config.rollout import TaskConfig
 from gspo.rewards import channels, graders
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
+from tests.patience import PATIENCE
 from tests.rewards import graders as graders_that_misbehave
-from tests.rewards.tools import ended, in_process, named, outcome
+from tests.rewards.tools import ended, hang, in_process, named, outcome, statuses
 
 pytestmark = pytest.mark.filterwarnings("ignore:reward .*a call for")
 
-LIMIT = 2.0  # seconds within which a busy machine answers; what hangs takes as long
+LIMIT = 0.2  # seconds, for what hangs alone
+__all__ = ["hang", "statuses"]
 
 
-def test_math_that_never_ends_costs_its_own_completion():
+def test_math_that_never_ends_costs_its_own_completion(hang):
     tower = "\\boxed{9^{9^{9^{9}}}}"
     got, errors = outcome(named("math", timeout=1.0), "\\boxed{7}", tower, "\\boxed{8}", answer="7")
     assert got == [1, None, 0]
@@ -66,35 +68,37 @@ def test_math_that_never_ends_costs_its_own_completion():
             "not a finite number",
         ),
         ("odd_values", ["true", "none"], [1, None], "no reward function had an opinion"),
-        ("hangs", ["a", "hang", "b", "c"], [1, None, 1, 1], "hangs: took longer than 2 s"),
-        ("hangs_in_c", ["hang", "b"], [None, 1], "took longer than 2 s"),
+        ("hangs", ["a", "hang", "b", "c"], [1, None, 1, 1], "hangs: took longer than 0.2 s"),
+        ("hangs_in_c", ["hang", "b"], [None, 1], "took longer than 0.2 s"),
         ("dies", ["a", "exit", "b"], [1, None, 1], "dies: its process died (exit status 3)"),
         ("dies", ["segfault", "a"], [None, 1], "dies: its process died (SIGSEGV)"),
         ("dies", ["quit", "a"], [None, 1], "dies: SystemExit: no more"),
         ("talks", ["a", "b"], [2, 2], None),
         ("judges", ["a", "b"], [1, 1], None),
-        ("judges", ["a", "refuse", "b", "hang"], [1, None, 1, None], "judges: "),
+        ("judges", ["a", "refuse", "b"], [1, None, 1], "judges: ConnectionError: no judge today"),
+        ("judges", ["a", "b", "hang"], [1, 1, None], f"judges: took longer than {PATIENCE:g} s"),
         ("sees_torch", ["a"], [0], None),
     ],
 )
-def test_functions_in_workers(grader, completions, rewards, error):
-    got, errors = outcome(named(grader, timeout=LIMIT), *completions)
+def test_functions_in_workers(grader, completions, rewards, error, hang):
+    limit = PATIENCE if grader == "judges" else LIMIT  # an async function's is its worker's to keep
+    got, errors = outcome(named(grader, timeout=limit), *completions)
     assert got == rewards
     for reward, found in zip(got, errors):
         assert (found is None) if reward is not None else (error in found)
 
 
-def test_a_call_that_hung_is_killed_with_its_children(tmp_path):
+def test_a_call_that_hung_is_killed_with_its_children(tmp_path, hang):
     path = tmp_path / "pid"
-    assert outcome(named("leaves_child", timeout=0.2), "a", path=str(path))[0] == [None]
+    assert outcome(named("leaves_child", timeout=LIMIT), "a", path=str(path))[0] == [None]
     assert ended(int(path.read_text()))
 
 
-def test_the_worker_goes_on_after_a_hang():
+def test_the_worker_goes_on_after_a_hang(hang):
     with named("hangs", "process_id", timeout=LIMIT) as rewards:
         first = rewards.score([rollout("a"), rollout("hang")])
         again = rewards.score([rollout("a")])
-    assert first[1].error == "hangs: took longer than 2 s (reward.timeout)"
+    assert first[1].error == "hangs: took longer than 0.2 s (reward.timeout)"
     assert again[0].error is None
 
 
@@ -106,21 +110,21 @@ def test_not_every_completion_may_hang(monkeypatch):
     assert errors[2:] == [skipped] * 48
 
 
-def test_callables_that_fail():
+def test_callables_that_fail(hang):
     async def judge(prompts, completions, **columns):
         if "hang" in completions:
-            await asyncio.sleep(1000)
+            await graders_that_misbehave.run_late()
         return [1 / ("zero" not in completions)] * len(completions)
 
     def hangs(prompts, completions, **columns):
         if "hang" in completions:
-            time.sleep(1000)
+            hang()
         return [1.0] * len(completions)
 
-    for function in (judge, hangs):
-        got, errors = outcome(in_process(function, timeout=LIMIT), "a", "hang", "b")
+    for function, limit in ((judge, PATIENCE), (hangs, LIMIT)):
+        got, errors = outcome(in_process(function, timeout=limit), "a", "hang", "b")
         assert got == [1, None, 1]
-        assert errors[1].endswith("took longer than 2 s (reward.timeout)")
+        assert errors[1].endswith(f"took longer than {limit:g} s (reward.timeout)")
     got, errors = outcome(in_process(judge), "a", "zero", "b")
     assert (got, errors[1]) == ([1, None, 1], "judge: ZeroDivisionError: division by zero")
 
@@ -146,10 +150,10 @@ def sizes(tmp_path):
     return found
 
 
-@pytest.mark.parametrize("grader", ["slow_for_many", "slow_for_many_async"])
-def test_a_batch_that_timed_out_is_not_tried_again(grader, tmp_path):
+@pytest.mark.parametrize(("grader", "limit"), [("slow_for_many", LIMIT), ("slow_for_many_async", PATIENCE)])
+def test_a_batch_that_timed_out_is_not_tried_again(grader, limit, tmp_path, hang):
     completions = [rollout(completion, path=str(tmp_path / "calls")) for completion in "abc"]
-    with named(grader, timeout=LIMIT) as rewards:
+    with named(grader, timeout=limit) as rewards:
         with pytest.warns(UserWarning) as told:
             assert [r.reward for r in rewards.score(completions)] == [1, 1, 1]
         assert sizes(tmp_path) == [3, 1, 1, 1]
@@ -159,9 +163,9 @@ def test_a_batch_that_timed_out_is_not_tried_again(grader, tmp_path):
     (warning,) = told
     assert Path(gspo.__file__).parent in Path(warning.filename).parents  # so that the run's log takes it
     assert str(warning.message) == (
-        f"reward {grader}: a call for 3 completions took longer than 2 s (reward.timeout) and was given up. From now on "
-        "each completion gets a call of its own. Raise reward.timeout to wait for all at once, or make the function handle "
-        "a single bad completion"
+        f"reward {grader}: a call for 3 completions took longer than {limit:g} s (reward.timeout) and was given up. From "
+        "now on each completion gets a call of its own. Raise reward.timeout to wait for all at once, or make the function "
+        "handle a single bad completion"
     )
 
 
@@ -174,12 +178,12 @@ def test_async_calls_stay_concurrent_after_a_time_out():
         at_work += 1
         most = max(most, at_work)
         try:
-            await asyncio.sleep(0.05 if len(completions) == 1 else 1000)
+            await (asyncio.sleep(0.05) if len(completions) == 1 else graders_that_misbehave.run_late())
         finally:
             at_work -= 1
         return [1.0] * len(completions)
 
-    with in_process(judge, timeout=LIMIT) as rewards:
+    with in_process(judge, timeout=PATIENCE) as rewards:
         for expected in ([4, 1, 1, 1, 1], [1, 1, 1, 1]):
             most = 0
             assert [r.reward for r in rewards.score([rollout(completion) for completion in "abcd"])] == [1] * 4
@@ -187,13 +191,13 @@ def test_async_calls_stay_concurrent_after_a_time_out():
             calls.clear()
 
 
-def test_an_async_function_that_blocks_ends_one_by_one(monkeypatch):
-    monkeypatch.setattr(channels, "GRACE", 0.1)
+def test_an_async_function_that_blocks_ends_one_by_one(hang):
     calls = []
 
     async def judge(prompts, completions, step):
         calls.append((step[0], completions))
-        time.sleep(6 if len(completions) > 1 or len(asyncio.all_tasks()) > 1 else 0)
+        if len(completions) > 1 or len(asyncio.all_tasks()) > 1:
+            hang()
         return [1.0] * len(completions)
 
     with in_process(judge, timeout=LIMIT) as rewards:
@@ -227,11 +231,11 @@ def test_a_batch_that_raised_is_tried_again():
     [
         (
             lambda prompts, completions, **columns: [float(columns["gold"][0])],
-            5.0,
+            PATIENCE,
             r"failed \(.*All of these failed too\. Mend the function: the arguments",
         ),
         (
-            lambda prompts, completions, **_: time.sleep(0.5),
+            lambda prompts, completions, **_: time.sleep(1000),
             0.1,
             r"longer .*failed too\. Raise reward\.timeout, or mend the",
         ),
@@ -260,7 +264,7 @@ def test_a_single_completion_that_hangs_says_nothing_about_many():
 
 
 @pytest.mark.parametrize("kind", ["hang", "exit", "raise"])
-def test_a_failed_group_is_left_out_as_a_whole(kind):
+def test_a_failed_group_is_left_out_as_a_whole(kind, hang):
     with named("compares", timeout=LIMIT, workers=1) as rewards:
         scored = rewards.score(
             [rollout(completion, i // 4) for i, completion in enumerate([*"abcd", *"ef", kind, "h", *"ijkl"])]
@@ -272,11 +276,11 @@ def test_a_failed_group_is_left_out_as_a_whole(kind):
 
 
 def test_a_group_whose_process_died_between_calls_is_scored_whole():
-    with named("compares", workers=1, timeout=LIMIT) as rewards:
+    with named("compares", workers=1, timeout=PATIENCE) as rewards:
         rewards.score([rollout(completion) for completion in "ab"])
         rewards.ways["compares"].level = graders.SINGLY
         os.kill(rewards.workers[0].process.pid, signal.SIGKILL)
-        assert select.select([rewards.workers[0].connection.socket], [], [], 20)[0]  # its child has hung up too
+        assert select.select([rewards.workers[0].connection.socket], [], [], PATIENCE)[0]  # its child has hung up too
         scored = rewards.score([rollout(completion, i // 2) for i, completion in enumerate("abcd")])
     assert [r.reward for r in scored] == [None, None, 0, 1]
 
@@ -294,7 +298,7 @@ def test_columns_that_cannot_be_sent(monkeypatch):
 
 
 @pytest.mark.parametrize("junk", graders_that_misbehave.MESSAGES)
-def test_junk_from_a_worker_costs_its_own_completion(junk):
+def test_junk_from_a_worker_costs_its_own_completion(junk, hang):
     with named("sends", "length", timeout=LIMIT) as rewards:
         scored = rewards.score([rollout(completion, i, path="") for i, completion in enumerate(["a", junk, "b"])])
         assert rewards.score([rollout("a", path="")])[0].reward == 2  # and it goes on
@@ -305,7 +309,7 @@ def test_junk_from_a_worker_costs_its_own_completion(junk):
 
 def test_what_a_worker_sends_is_never_run(tmp_path):
     path = tmp_path / "ran"
-    got, errors = outcome(named("sends", timeout=1.0), "pickle", path=str(path))
+    got, errors = outcome(named("sends", timeout=PATIENCE), "pickle", path=str(path))
     assert got == [None] and "no message" in errors[0]
     assert not path.exists()
 
@@ -323,7 +327,7 @@ def score(prompts, completions, **columns):
     os._exit(4)
 """)
     monkeypatch.syspath_prepend(tmp_path)
-    rewards = Rewards(RewardConfig(functions=["once:score"], timeout=1.0), TaskConfig())
+    rewards = Rewards(RewardConfig(functions=["once:score"], timeout=PATIENCE), TaskConfig())
     got, errors = outcome(rewards, "a", "b")
     assert got == [None, None]
     assert "not twice" in errors[0]
@@ -348,15 +352,15 @@ def test_a_worker_gets_the_variables_that_are_named(monkeypatch):
 
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
 @pytest.mark.parametrize("completions", [["a", "b"], ["a", "hang"]])
-def test_programs_that_a_grader_started_end_with_it(completions, tmp_path):
+def test_programs_that_a_grader_started_end_with_it(completions, tmp_path, hang):
     path = tmp_path / "pids"
-    with named("leaves_children", timeout=0.5) as rewards:
+    with named("leaves_children", timeout=LIMIT) as rewards:
         rewards.score([rollout(completion, i, path=str(path)) for i, completion in enumerate(completions)])
     numbers = [int(line) for line in path.read_text().split()]
     assert len(numbers) >= 2 and all(map(ended, numbers))
 
 
-def test_a_late_reader_of_a_closed_worker_takes_nothing_of_the_next():
+def test_a_late_reader_of_a_closed_worker_takes_nothing_of_the_next(statuses):
     with named("length") as rewards:
         rewards.wait()
         old = rewards.workers[0]
@@ -365,7 +369,7 @@ def test_a_late_reader_of_a_closed_worker_takes_nothing_of_the_next():
         rewards._start()  # as after Ctrl-C, while a thread may still be about to read
         assert rewards.workers[0].connection.fileno() != number
         with pytest.raises(channels.Lost, match="SIGKILL"):
-            old.receive(1.0)
+            old.receive(PATIENCE)
         assert rewards.score([rollout("a")])[0].reward == 1
 
 

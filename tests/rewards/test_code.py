@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import time
 
 import pytest
 
@@ -91,10 +92,11 @@ def test_lines_may_end_as_on_windows():
     assert program_of("```\na = '\x0c\u2028'\n```") == ("a = '\x0c\u2028'\n", "python")
 
 
-@pytest.mark.timeout(2)
 def test_a_reply_of_fences_is_read_quickly():
+    begin = time.process_time()
     assert program_of("```python\n" * 100_000) is None
     assert program_of("```python\n" * 100_000 + "```") is not None
+    assert time.process_time() - begin < 2
 
 
 TESTS = [{"input": f"{a} {b}", "output": str(a + b)} for a, b in ((1, 2), (3, 4), (0, 0), (-1, -3))]
@@ -105,7 +107,7 @@ PARTLY = "```python\nprint(abs(sum(map(int, input().split()))))\n```"
 @pytest.fixture(scope="module")
 def reward():
     box_of("bwrap")
-    with_share = {score: CodeReward(CodeConfig(score=score, seconds=1.0)) for score in ("all", "share")}
+    with_share = {score: CodeReward(CodeConfig(score=score, seconds=8.0)) for score in ("all", "share")}
     return lambda text, score="all", **columns: with_share[score](text, columns)
 
 
@@ -137,7 +139,7 @@ def test_the_fence_names_the_language(reward):
 
 def test_public_tests_come_first(tmp_path):
     box_of("bwrap")
-    config = CodeConfig(public_column="shown", score="share", seconds=1.0)
+    config = CodeConfig(public_column="shown", score="share", seconds=8.0)
     columns = {"shown": [{"input": "", "output": "1"}], "tests": [{"input": "", "output": "0"}] * 3}
     reward = CodeReward(config)
     assert reward("```\nprint(0)\n```", columns) == 0.0  # fails what it was shown
@@ -177,7 +179,7 @@ def test_rows_without_tests_are_refused_before_anything_is_sampled(name):
 def test_the_named_reward_scores_in_workers_and_says_how():
     sandbox = open_sandbox() if box_of("bwrap") else None
     config = RewardConfig(functions=["code"], workers=2)
-    with Rewards(config, TaskConfig(), code=CodeConfig(seconds=1.0)) as rewards:
+    with Rewards(config, TaskConfig(), code=CodeConfig(seconds=8.0)) as rewards:
         with pytest.warns(Notice, match=f"programs run in the sandbox '{sandbox.driver}'"):
             rewards.wait()
         texts = (RIGHT, PARTLY, f"<think>{RIGHT}</think>no", "<think>```", "```\nimport os; os.kill(os.getppid(), 9)\n```")

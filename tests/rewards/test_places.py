@@ -14,8 +14,10 @@ from gspo.rewards.places import Here, MachineLost
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
 from tests.data.wishes import all_end
+from tests.rewards.tools import hang, statuses
 
 pytestmark = pytest.mark.filterwarnings("ignore:reward workers. ")
+__all__ = ["hang", "statuses"]
 
 
 class Cluster(Here):
@@ -47,6 +49,9 @@ class Cluster(Here):
                 self.lost -= 1
                 raise MachineLost("it burns") from None
             raise EOFError from None
+
+    def fileno(self):
+        return self.connection.fileno()
 
     def leave(self, why):
         if len(self.names) == 1:
@@ -101,13 +106,13 @@ while not Path(__file__).with_suffix(".go").exists():
     ("ends", "why"),
     [
         ("os._exit(4)", "it did not start there: its process died (exit status 4)"),
-        ("time.sleep(1000)", "it did not start there: took longer than 15 s"),
+        ("from tests.rewards.graders import hang; hang()", "it did not start there: took longer than 0.5 s"),
         ("raise ImportError('not here')", "not here; all machines of a cluster need"),
     ],
     ids=["dies", "hangs", "lacks a module"],
 )
 @pytest.mark.parametrize("first", [1, 2], ids=["at the first start", "after a move"])
-def test_a_machine_on_which_a_worker_does_not_start_is_left(tmp_path, monkeypatch, ends, why, first):
+def test_a_machine_on_which_a_worker_does_not_start_is_left(tmp_path, monkeypatch, hang, ends, why, first):
     """first: the start that fails. The calls before it are lost with their machine, and no completion is to blame."""
     (tmp_path / "starts_badly.py").write_text(f"""
 import os
@@ -126,7 +131,7 @@ def score(prompts, completions, **columns):
     return [1.0] * len(completions)
 """)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(channels, "START", 15.0 if "sleep" in ends else 60.0)  # others need seconds on a busy machine
+    monkeypatch.setattr(channels, "START", 0.5)  # for what hangs alone
     config = RewardConfig(functions=["starts_badly:score"])
     with Rewards(config, TaskConfig(), place=lambda: Cluster(3, lost=first - 1)) as rewards:
         with pytest.warns(UserWarning) as said:

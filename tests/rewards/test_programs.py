@@ -101,7 +101,7 @@ print(int(len(said) == 1 and int(said[0]) % 2 == int(wanted[0]) % 2))
 CPP = "#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b; }"
 
 
-def judged(completion, checker=None, tests=STDIN, seconds=2.0):
+def judged(completion, checker=None, tests=STDIN, seconds=8.0):
     return codeforces([completion], [tests], [checker], [seconds], [256.0])
 
 
@@ -169,7 +169,7 @@ def test_columns_come_without_thinking():
 def test_programs_have_their_own_time_and_each_completion_a_call_of_its_own():
     """reward.timeout is for functions that may hang; a checker that fails costs its completion alone."""
     config = RewardConfig(functions=["gspo.rewards.programs:codeforces"], timeout=0.5)
-    row = {"tests": STDIN, "seconds": 3.0, "memory": 256.0}
+    row = {"tests": STDIN, "seconds": 8.0, "memory": 256.0}
     slow = fenced("import time\na, b = map(int, input().split())\nwhile time.process_time() < 0.8: pass\nprint(a + b)")
     broken = fenced("a, b = map(int, input().split())\nprint(a + b)")
     with Rewards(config, TaskConfig()) as rewards, warnings.catch_warnings(record=True) as heard:

@@ -8,16 +8,16 @@ import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.report.read import read_lines
 from tests import tiny_run
+from tests.patience import PATIENCE
 from tests.rewards.classifiers import saved
 from tests.rewards.endpoint import listening, material, said, score
 from tests.rewards.sandbox.boxes import box_of
 
 
-def train(folder, functions, **sections):
+def train(folder, functions, timeout=0.01, **sections):
     tiny = tiny_run.model()
-    settings = tiny_run.settings(
-        folder / "run", train={"steps": 2}, eval={"every": 0}, reward={"functions": functions, "timeout": 0.01}, **sections
-    )
+    sections |= {"train": {"steps": 2}, "eval": {"every": 0}, "reward": {"functions": functions, "timeout": timeout}}
+    settings = tiny_run.settings(folder / "run", **sections)
     result = gspo.train(tiny.model, tiny_run.ROWS, config=settings, tokenizer=tiny.tokenizer)
     return list(read_lines(folder / "run" / "metrics.jsonl")), list(read_lines(folder / "run" / "events.jsonl")), result
 
@@ -41,7 +41,7 @@ def test_a_run_with_a_judge(tmp_path, monkeypatch):
     with listening(share) as endpoint:
         judge = {"model": "m", "url": endpoint.url, "rubric": "Likes a.", "key_variable": "JUDGE_KEY", "retries": 0}
         cache = {"cache": str(tmp_path / "answers")}
-        steps, events, _ = train(tmp_path, ["judge", "tests.rewards.graders:length"], judge=judge | cache)
+        steps, events, _ = train(tmp_path, ["judge", "tests.rewards.graders:length"], PATIENCE, judge=judge | cache)
     rollouts = list(read_lines(tmp_path / "run" / "rollouts.jsonl"))
     assert len(rollouts) == 64
     for rollout in rollouts:
@@ -123,7 +123,7 @@ def test_a_run_with_programs_learns_to_write_the_right_ones(tmp_path):
     ]
     settings = tiny_run.settings(
         tmp_path / "run", train={"steps": 12}, eval={"every": 12, "num_prompts": 4}, optimizer={"lr": 1e-2},
-        reward={"functions": ["code"], "workers": 2}, code={"seconds": 2.0}, rollout={"max_completion_length": 2},
+        reward={"functions": ["code"], "workers": 2}, code={"seconds": 8.0}, rollout={"max_completion_length": 2},
     )  # fmt: skip
     gspo.train(tiny.model, rows, config=settings, tokenizer=tiny.tokenizer)
     steps = [step for step in read_lines(tmp_path / "run" / "metrics.jsonl") if "reward" in step]

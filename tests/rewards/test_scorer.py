@@ -4,8 +4,10 @@ import pytest
 
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
+from gspo.rewards import channels
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
+from tests.patience import PATIENCE
 from tests.rewards.tools import START, in_process, named, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:reward .*a call for")
@@ -39,9 +41,11 @@ def test_progress_counts_completions():
     assert counts == sorted(counts) and counts[-1] == 3
 
 
-def test_what_a_callable_says_of_itself():
+def test_what_a_callable_says_of_itself(monkeypatch):
+    monkeypatch.setattr(channels, "GRACE", 0.1)
+
     class Own:
-        spoken, limit, needs = True, 5.0, {"gold": "own.column"}
+        spoken, limit, needs = True, PATIENCE, {"gold": "own.column"}
         counted = 0
 
         def __call__(self, prompts, completions, gold):
@@ -130,13 +134,19 @@ def test_a_variable_that_is_not_there():
         named("length", env=["NO_SUCH_KEY"])
 
 
-def test_ctrl_c_while_scoring_leaves_nothing_behind(tmp_path):
+def test_ctrl_c_while_scoring_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "hangs").mkdir()
     script = (
         START
         + """
     rewards.wait()
     old = rewards.workers[0].process
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    def interrupt():
+        while not os.listdir(os.environ["TMPDIR"] + "/hangs"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=interrupt).start()
     try:
         rewards.score([rollout("hang"), rollout("a")])
     except KeyboardInterrupt:

@@ -14,6 +14,7 @@ from gspo.data.processes import kill, spawn
 from gspo.rewards.graders import BATCH, SINGLY, RewardInput
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
+from tests.patience import PATIENCE
 from tests.rewards.tools import START, children, ended, run
 
 
@@ -26,7 +27,7 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path):
 def test_no_worker_outlives_its_parent(tmp_path):
     with run(
         tmp_path,
-        START + "    rewards.wait(); print(rewards.workers[0].process.pid, flush=True); time.sleep(60)",
+        START + "    rewards.wait(); print(rewards.workers[0].process.pid, flush=True); time.sleep(10_000)",
     ) as p:
         p.stdout.readline()
         worker = int(p.stdout.readline())
@@ -39,7 +40,7 @@ def test_no_worker_outlives_its_parent(tmp_path):
 def test_no_program_of_a_grader_outlives_the_trainer(tmp_path, end):
     path = tmp_path / "pids"
     lines = f"""
-    config = RewardConfig(functions=["tests.rewards.graders:leaves_children"], timeout=60.0)
+    config = RewardConfig(functions=["tests.rewards.graders:leaves_children"], timeout=10_000)
     rewards.close()
     with Rewards(config, TaskConfig()) as rewards:
         rewards.score([rollout("a", path={str(path)!r}), rollout("b", path={str(path)!r})])
@@ -56,7 +57,8 @@ def test_no_program_of_a_grader_outlives_the_trainer(tmp_path, end):
 
 @contextmanager
 def working(*names):
-    process, connection = spawn("gspo.rewards.worker", (list(names), RewardConfig(timeout=5.0), TaskConfig(), CodeConfig()))
+    request = list(names), RewardConfig(timeout=PATIENCE), TaskConfig(), CodeConfig()
+    process, connection = spawn("gspo.rewards.worker", request)
     try:
         yield process, connection
     finally:
@@ -64,7 +66,7 @@ def working(*names):
 
 
 def heard(connection):
-    return unpacked(connection.receive(60.0))
+    return unpacked(connection.receive(PATIENCE))
 
 
 def ask(connection, number, name, *completions):
@@ -105,7 +107,7 @@ def test_the_memory_of_every_worker_is_limited(name):
 
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="Linux counts this memory")
 def test_a_reward_that_takes_too_much_fails_alone():
-    config = RewardConfig(functions=["tests.rewards.graders:eats_memory"], timeout=60.0, memory=0.5)
+    config = RewardConfig(functions=["tests.rewards.graders:eats_memory"], timeout=PATIENCE, memory=0.5)
     with Rewards(config, TaskConfig()) as rewards:
         scored = rewards.score([rollout("1"), rollout("900"), rollout("2")])
     assert [r.reward for r in scored] == [1.0, None, 1.0] and "MemoryError" in scored[1].error

@@ -23,6 +23,7 @@ from gspo.rollout.external import AlreadyScored
 from gspo.rollout.metrics import in_parts, sampled_metrics, staleness
 from gspo.rollout.stages import TASK, Curriculum
 from gspo.types import Prompt, Sampling
+from tests.leap import leap
 from tests.patience import PATIENCE
 from tests.serving.served import tiny
 
@@ -234,12 +235,13 @@ class Breaks(Talk):
         if self.number == 2:
             raise RuntimeError("it fell over")
         if self.number == 4:
+            leap(asyncio.get_running_loop())
             await asyncio.sleep(1e6)
 
 
 def test_environments_that_raise_or_hang_are_data():
     sampler = Pieces()
-    with playing(sampler, Breaks, timeout=0.4) as source:
+    with playing(sampler, Breaks) as source:
         found = [rollout for step in steps(source, sampler, 5) for rollout in step]
     why = {2: "RuntimeError: it fell over", 4: "TimeoutError: timed out", 6: "ValueError: no such room"}
     for rollout in found:
@@ -321,7 +323,7 @@ def test_what_is_dropped_is_ended():
                     Counts.ended.release()
 
     sampler = Pieces(size=LONGEST)
-    with playing(sampler, Counts, k=2, timeout=1e3) as source:
+    with playing(sampler, Counts, k=2, timeout=1e6) as source:
         steps(source, sampler, 1)
         assert all(Counts.there.acquire(timeout=PATIENCE) for _ in range(2 * P * G))
         source.drop()

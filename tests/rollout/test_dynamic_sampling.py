@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import gspo
@@ -158,6 +159,7 @@ def test_progress_counts_on_over_the_rounds():
     assert seen == [("scoring", 12, 12), ("scoring", 24, 24)]
 
 
+@hypothesis_settings(deadline=None)
 @given(st.integers(1, 50), st.lists(st.booleans(), max_size=200))
 def test_rounds_and_batches_have_the_right_size(size, teaching):
     asked = prompts_to_ask(size, teaching)

@@ -11,6 +11,7 @@ import torch
 
 from gspo.runs import disk
 from gspo.runs.disk import SaveError
+from tests.patience import PATIENCE
 from tests.runs.full_disk import full_disk
 from tests.tiny_run import model
 
@@ -83,7 +84,7 @@ def test_a_limit_on_the_size_of_files(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
     )
     command = [sys.executable, "-c", code, str(tmp_path / "model")]
-    ended = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, timeout=PATIENCE)
     assert "model could not be written" in ended.stdout and "GiB are free there" in ended.stdout, ended.stderr
     assert names(tmp_path) == []
 
@@ -137,7 +138,7 @@ def test_a_kill_in_the_middle_of_a_replacement_leaves_the_old_or_the_new(tmp_pat
     final = tmp_path / "model"
     for text in ("old", "new"):
         command = [sys.executable, "-c", code, str(final), text, call, str(count)]
-        ended = subprocess.run(command, timeout=120)
+        ended = subprocess.run(command, timeout=PATIENCE)
         assert ended.returncode == {"old": 0, "new": -signal.SIGKILL}[text]
     disk.sweep(tmp_path, "model")
     assert names(tmp_path) == ["model"] and names(final) == ["a", "b"]

@@ -126,7 +126,7 @@ def test_kill_9_frees_the_folder_though_a_child_lives_on(tmp_path):
         "from gspo.runs.log import RunFolder\n"
         "folder = RunFolder.create(sys.argv[1], '')\n"
         "if not os.fork(): print(os.getpid(), flush=True)\n"  # the child, once it has let go of the lock
-        "time.sleep(60)\n"
+        "time.sleep(10_000)\n"
     )
     run = tmp_path / "run"
     parent = subprocess.Popen([sys.executable, "-c", code, run], stdout=subprocess.PIPE, text=True)

@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from gspo.runs.progress import Progress, clock, sparkline
+from tests.patience import PATIENCE
 
 METRICS = {
     "reward": 0.5,
@@ -146,7 +147,7 @@ def test_a_view_that_nobody_sees_any_more_ends_no_run(terminal):
     while b"begun" not in shown:
         shown += os.read(ours, 4096)
     os.close(ours)
-    _, error = process.communicate(timeout=120)
+    _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 42, error.decode()
 
 
@@ -165,7 +166,7 @@ def test_a_console_that_nobody_reads_any_more_is_silent():
     process.stdout.close()
     process.stdin.close()
     error = process.stderr.read()
-    assert process.wait(120) == 42, error.decode()
+    assert process.wait(PATIENCE) == 42, error.decode()
 
 
 def test_parts_of_the_reward_are_shown_where_there_are_several():

@@ -1,9 +1,13 @@
 """A tiny served model, and ways to ask it."""
 
+import threading
+from urllib.parse import urlsplit
+
 import httpx
 
 import gspo
 from gspo.backends.hf.tiny import build_tiny, tiny_qwen3_moe
+from gspo.serving.connections import EndpointServer
 from tests.agents.talking import tokenizer
 from tests.patience import PATIENCE
 
@@ -24,6 +28,13 @@ def serving(folder, template="chatml", hf=None, **sections):
     for name, table in sections.items():
         base[name] = base.get(name, {}) | table
     return gspo.serve(hf.model, tokenizer=hf.tokenizer, **base)
+
+
+def server_of(model):
+    """Its server, which runs in a thread of its own."""
+    every = [getattr(getattr(thread, "_target", None), "__self__", None) for thread in threading.enumerate()]
+    servers = [one for one in every if isinstance(one, EndpointServer)]
+    return next(one for one in servers if urlsplit(model.base_url).port == one.listening.getsockname()[1])
 
 
 def post(model, path, body, key=None, **options):

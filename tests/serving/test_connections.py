@@ -19,6 +19,7 @@ from gspo.config.training import ServeConfig
 from gspo.serving import connections
 from gspo.serving.connections import EndpointServer, address_of, listener, most_connections, running
 from gspo.serving.limits import MOST_HELD, RequestLimits
+from tests.leap import leap
 from tests.patience import PATIENCE
 from tests.serving.served import post, serving
 from tests.serving.test_model import collected
@@ -29,10 +30,16 @@ LARGE = b"x" * (1 << 25)  # more than the buffers of any connection hold
 
 
 class Small:
-    """Answers every request; one for /wait once it may, one for /large at length, one for /stall after holding up all."""
+    """Answers every request; one for /wait once it may, one for /large at length, one for /stall after it has held up all
+    until it may, and longer than anybody has for a request.
+    """
 
     def __init__(self):
-        self.waiting, self.may = threading.Semaphore(0), threading.Event()
+        self.waiting, self.may, self.server = threading.Semaphore(0), threading.Event(), None
+
+    def leap(self):
+        """The server's time runs ahead, by more than it gives anybody."""
+        leap(self.server.door._loop)
 
     async def __call__(self, scope, receive, send):
         while (await receive()).get("more_body"):
@@ -43,7 +50,8 @@ class Small:
                 await asyncio.sleep(0.01)
         if scope["path"] == "/stall":
             self.waiting.release()
-            time.sleep(1.0)  # as a training step may hold this thread up
+            self.may.wait(PATIENCE)  # as a training step may hold this thread up
+            self.leap()
         body = LARGE if scope["path"] == "/large" else b"here"
         headers = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -55,12 +63,15 @@ def small(**settings):
     """The application, its RequestLimits and its address."""
     serve, app = ServeConfig(**settings), Small()
     limits = RequestLimits(app, KEY, serve)
-    with contextlib.closing(listener(serve)) as listening, running(EndpointServer(limits, listening, serve)):
-        yield app, limits, listening.getsockname()
-        app.may.set()
+    with contextlib.closing(listener(serve)) as listening:
+        app.server = EndpointServer(limits, listening, serve)
+        with running(app.server):
+            yield app, limits, listening.getsockname()
+            app.may.set()
 
 
-def test_a_request_that_the_end_of_the_server_cuts_off_is_told_so():
+def test_a_request_that_the_end_of_the_server_cuts_off_is_told_so(monkeypatch):
+    monkeypatch.setattr(connections, "FAREWELL", PATIENCE)
     serve, app = ServeConfig(), Small()
     with contextlib.closing(listener(serve)) as listening, ThreadPoolExecutor() as client:
         server = EndpointServer(RequestLimits(app, KEY, serve), listening, serve)
@@ -141,34 +152,52 @@ def test_idle_connections_without_a_key_stop_neither_training_nor_agents(tmp_pat
     assert len(capfd.readouterr().err) < 2000
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nX-", asking(key="none") + b"GET / HTTP/1.1\r\nX-"])
+HALF = b"GET / HTTP/1.1\r\nX-"
+
+
+def unread(app):
+    """What its connections hold of requests that are not whole."""
+    return [each.conn.trailing_data[0] for each in list(app.server.server_state.connections)]
+
+
+@pytest.mark.parametrize("sent", [b"", HALF, asking(key="none") + HALF])
 def test_who_sends_no_whole_request_is_not_kept(monkeypatch, sent):
-    monkeypatch.setattr(connections, "REQUEST", 0.3)
-    with small() as (_, _, address), opened(address, sent) as connection:
+    monkeypatch.setattr(connections, "REQUEST", PATIENCE)
+    monkeypatch.setattr(connections, "IDLE", 1e9)  # longer, as it is
+    with small() as (app, _, address), opened(address, sent) as connection:
         received = b""
+        while sent.startswith(asking(key="none")) and not received.endswith(b"}"):
+            received += connection.recv(1 << 16)
+        while unread(app) != [sent and HALF]:
+            time.sleep(0.01)
+        app.leap()
         while piece := connection.recv(1 << 16):
             received += piece
-        assert (b"The headers were not there within 0.3 seconds" in received) == bool(sent)
+            if b"The headers were not there" in received:  # it has as long again to read this
+                app.leap()
+        assert (b"The headers were not there within %g seconds" % PATIENCE in received) == bool(sent)
         assert (b"401" in received) == sent.startswith(asking(key="none"))
 
 
 def test_who_sent_a_request_while_the_server_was_held_up_is_answered(monkeypatch):
-    monkeypatch.setattr(connections, "REQUEST", 0.7)
+    monkeypatch.setattr(connections, "REQUEST", PATIENCE)
     with small() as (app, _, address), opened(address) as patient, opened(address, asking("/stall")) as stalling:
         assert app.waiting.acquire(timeout=PATIENCE)
         patient.sendall(asking())
+        app.may.set()
         assert answered(stalling) and answered(patient)
 
 
 def test_who_pours_a_body_after_a_refusal_is_not_kept(monkeypatch):
-    monkeypatch.setattr(connections, "REQUEST", 0.3)
+    monkeypatch.setattr(connections, "REQUEST", PATIENCE)
     more = f"Content-Length: {1 << 40}\r\n"
-    with small() as (_, _, address), opened(address, asking("/", "POST", more, key="none")) as connection:
+    with small() as (app, _, address), opened(address, asking("/", "POST", more, key="none")) as connection:
         assert connection.recv(12) == b"HTTP/1.1 401"
         with pytest.raises(ConnectionError):
-            for _ in range(2000):
+            while True:
                 connection.sendall(b"x")
                 time.sleep(0.01)
+                app.leap()
 
 
 def test_the_one_that_waited_longest_makes_room(monkeypatch):
@@ -222,13 +251,16 @@ def test_where_no_file_can_be_opened_clients_wait(few_files, capfd):
 
 
 def test_who_does_not_read_a_response_is_not_kept():
-    with small(timeout=1.0, max_concurrent=1) as (_, limits, address), opened(address, asking("/large")) as connection:
+    serve = small(timeout=PATIENCE, max_concurrent=1)
+    with serve as (app, limits, address), opened(address, asking("/large")) as connection:
         assert connection.recv(12) == b"HTTP/1.1 200"
         with opened(address, asking()) as other:
             assert other.recv(12) == b"HTTP/1.1 429"  # it is still under way
         while limits.running:
+            app.leap()
             time.sleep(0.05)
-        assert httpx.get(f"http://{address[0]}:{address[1]}", headers={"authorization": f"Bearer {KEY}"}).text == "here"
+        headers = {"authorization": f"Bearer {KEY}"}
+        assert httpx.get(f"http://{address[0]}:{address[1]}", headers=headers, timeout=PATIENCE).text == "here"
 
 
 def test_who_reads_slowly_gets_everything():
@@ -254,15 +286,18 @@ def test_refusals_that_nobody_reads_take_no_room(monkeypatch):
 
 @pytest.mark.parametrize("more", ["Content-Length: 500\r\n", "Transfer-Encoding: chunked\r\n"])
 def test_a_body_that_drips_is_given_up(monkeypatch, more):
-    monkeypatch.setattr(connections, "REQUEST", 1.0)
-    with small(timeout=1.0) as (_, limits, address), opened(address, asking("/", "POST", more)) as connection:
+    monkeypatch.setattr(connections, "REQUEST", PATIENCE)
+    with small(timeout=PATIENCE) as (app, limits, address), opened(address, asking("/", "POST", more)) as connection:
         connection.settimeout(0.05)
+        while not limits.running:
+            time.sleep(0.01)
         received = b""
         with pytest.raises(ConnectionError):  # closed in the end, though it goes on and on
-            for _ in range(400):
+            while True:
                 connection.sendall(b"1\r\nx\r\n" if "chunked" in more else b"x")
                 with contextlib.suppress(TimeoutError):
                     received += connection.recv(1000)
+                app.leap()
         assert limits.running == limits.held == 0
 
 

@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from tests.campaign import CAMPAIGN
+from tests.leap import leap
 from tests.patience import PATIENCE
-from tests.serving.served import post, serving, tiny
+from tests.serving.served import post, server_of, serving, tiny
 
 GOOD = {"model": "policy", "messages": [{"role": "user", "content": "what is in the box"}]}
 MOST = 8  # requests at once
@@ -32,7 +33,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def hurried(tmp_path_factory):
     folder = tmp_path_factory.mktemp("serve") / "run"
-    with serving(folder, serve={"max_concurrent": MOST, "timeout": 2.0}) as served:
+    with serving(folder, serve={"max_concurrent": MOST, "timeout": PATIENCE}) as served:
         yield served
 
 
@@ -42,10 +43,8 @@ def root(model):
 
 def answers(model):
     """Asks again once there is room for as many requests as ever."""
-    assert httpx.get(f"{root(model)}/health").json() == {"status": "ok"}
-    for _ in range(100):
-        if (response := post(model, "/chat/completions", GOOD)).status_code != 429:
-            break
+    assert httpx.get(f"{root(model)}/health", timeout=PATIENCE).json() == {"status": "ok"}
+    while (response := post(model, "/chat/completions", GOOD)).status_code == 429:
         time.sleep(0.1)
     assert response.status_code == 200
 
@@ -58,7 +57,8 @@ def test_generated_requests(model, tmp_path):
         sys.executable, "-m", "schemathesis.cli", "run", f"{root(model)}/openapi.json",
         "--header", f"Authorization: Bearer {model.api_key}", "--phases", PHASES,
         "--max-examples", str(EXAMPLES), "--seed", str(SEED), "--exclude-checks", "positive_data_acceptance",
-        "--suppress-health-check", "all", "--continue-on-failure", "--report", "har", "--report-har-path", str(archive),
+        "--request-timeout", str(PATIENCE), "--suppress-health-check", "all", "--continue-on-failure",
+        "--report", "har", "--report-har-path", str(archive),
     ]  # fmt: skip
     process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert process.returncode == 0, process.stdout[-5000:]
@@ -116,7 +116,10 @@ def test_clients_that_drop_the_connection_leave_room_for_others(model, body, len
 @pytest.mark.parametrize("length", [len(BODY), None])
 def test_a_body_that_never_ends_is_given_up(hurried, length):
     waiting = [opened(hurried, BODY[:20], length) for _ in range(MOST)]
-    assert post(hurried, "/chat/completions", GOOD).status_code == 429
+    while (status := post(hurried, "/chat/completions", GOOD).status_code) == 200:  # some are still on their way
+        time.sleep(0.01)
+    assert status == 429
+    leap(server_of(hurried).door._loop)
     for connection in waiting:
         assert connection.recv(12) == b"HTTP/1.1 408"
         connection.close()

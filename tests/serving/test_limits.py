@@ -5,6 +5,7 @@ import httpx
 import openai
 import pytest
 
+from tests.patience import PATIENCE
 from tests.serving.served import post
 from tests.serving.tools import ASK, GOOD
 
@@ -13,16 +14,16 @@ def test_who_has_no_key_gets_nothing(model):
     for key in ("y", "x", model.api_key[:-1]):
         answer = post(model, "/chat/completions", GOOD, key=key)
         assert answer.status_code == 401 and "API key" in answer.json()["error"]["message"]
-    assert httpx.get(f"{model.base_url}/models").status_code == 401
-    assert httpx.get(model.base_url.removesuffix("/v1") + "/health").status_code == 200
+    assert httpx.get(f"{model.base_url}/models", timeout=PATIENCE).status_code == 401
+    assert httpx.get(model.base_url.removesuffix("/v1") + "/health", timeout=PATIENCE).status_code == 200
 
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])
 def test_methods_that_there_are_none_of(model, method):
     headers = {"authorization": f"Bearer {model.api_key}"}
     for path in ("/models", "/chat/completions", "/train"):
-        assert httpx.request(method, f"{model.base_url}{path}").status_code == 401
-        answer = httpx.request(method, f"{model.base_url}{path}", headers=headers)
+        assert httpx.request(method, f"{model.base_url}{path}", timeout=PATIENCE).status_code == 401
+        answer = httpx.request(method, f"{model.base_url}{path}", headers=headers, timeout=PATIENCE)
         assert answer.status_code == 405 and (method == "HEAD" or answer.json()["error"]["message"])
 
 
@@ -32,7 +33,8 @@ def test_what_is_too_large_is_refused_with_and_without_a_length(model):
     content = json.dumps(large).encode()
     headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
     parts = (content[i : i + 1000] for i in range(0, len(content), 1000))
-    assert httpx.post(f"{model.base_url}/chat/completions", content=parts, headers=headers).status_code == 413
+    answer = httpx.post(f"{model.base_url}/chat/completions", content=parts, headers=headers, timeout=PATIENCE)
+    assert answer.status_code == 413
 
 
 def test_what_is_too_much_is_refused(model):

@@ -7,6 +7,7 @@ import pytest
 
 import gspo
 from tests.agents.talking import TOOLS
+from tests.patience import PATIENCE
 from tests.serving.served import post
 from tests.serving.tools import ASK, GOOD
 
@@ -58,7 +59,7 @@ def called(arguments):
 def test_bad_requests_are_answered_with_the_reason(model, body, status, why):
     content = body if isinstance(body, str) else json.dumps(body)
     headers = {"authorization": f"Bearer {model.api_key}", "content-type": "application/json"}
-    answer = httpx.post(f"{model.base_url}/chat/completions", content=content, headers=headers)
+    answer = httpx.post(f"{model.base_url}/chat/completions", content=content, headers=headers, timeout=PATIENCE)
     assert answer.status_code == status and why in answer.json()["error"]["message"]
 
 
@@ -75,7 +76,7 @@ def test_neutral_settings_are_granted(model):
 
 def test_the_document_tells_what_is_granted(model):
     headers = {"authorization": f"Bearer {model.api_key}"}
-    told = httpx.get(model.base_url.removesuffix("/v1") + "/openapi.json", headers=headers).json()
+    told = httpx.get(model.base_url.removesuffix("/v1") + "/openapi.json", headers=headers, timeout=PATIENCE).json()
     asking = told["components"]["schemas"]["ChatRequest"]
     assert asking["properties"]["model"]["enum"] == ["policy"] and not asking["additionalProperties"]
     assert asking["properties"]["min_p"]["enum"] == [0, None] and asking["properties"]["user"] == {}

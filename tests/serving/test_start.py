@@ -27,11 +27,11 @@ from tests.serving.tools import GOOD
 def test_it_listens_within_the_context_alone(tmp_path):
     with serving(tmp_path / "run") as model:
         address = model.base_url.removesuffix("/v1") + "/health"
-        assert httpx.get(address).status_code == 200
+        assert httpx.get(address, timeout=PATIENCE).status_code == 200
         with pytest.raises(RuntimeError, match="another process is writing"):
             RunFolder.resume(tmp_path / "run")
     with pytest.raises(httpx.ConnectError):
-        httpx.get(address)
+        httpx.get(address, timeout=PATIENCE)
     RunFolder.resume(tmp_path / "run").close()  # it has let go of it
 
 
@@ -225,7 +225,8 @@ def test_an_address_that_others_can_reach_is_warned_of(tmp_path):
     for host in ("0.0.0.0", "127.0.0.1"):
         with serving(tmp_path / host, serve={"host": host}) as model:
             assert urlsplit(model.base_url).hostname == "127.0.0.1"
-            assert httpx.get(f"{model.base_url}/models").status_code == 401  # the key is needed wherever it listens
+            answer = httpx.get(f"{model.base_url}/models", timeout=PATIENCE)
+            assert answer.status_code == 401  # the key is needed wherever it listens
             assert post(model, "/chat/completions", GOOD).status_code == 200
         warned.append("other machines can reach the endpoint" in (tmp_path / host / "events.jsonl").read_text())
     assert warned == [True, False]

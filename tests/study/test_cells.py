@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from gspo.config.files import as_config, to_toml
 from gspo.study.cells import CellOutcome, finished, run_cells
 from gspo.study.compare import compare
 from gspo.study.spec import read
+from tests.build.started import wait_for
 from tests.patience import PATIENCE
 from tests.study.forked import ForkedGspo, fork_cells
 from tests.study.studies import BASE, write
@@ -31,6 +31,10 @@ def cells(place, *others):
     return running - {os.getpid(), *(process.pid for process in others)}
 
 
+def lines(metrics):
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
 def begun(place, steps, start=subprocess.Popen):
     """A study of one cell that has made some of its steps: its process, its file and the cell's metrics. start: makes the
     process.
@@ -39,9 +43,7 @@ def begun(place, steps, start=subprocess.Popen):
     command = [sys.executable, "-m", "gspo", "compare", str(study), "--dir", "out", "--only", "runs/GRPO"]
     process = start(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
     metrics = place / "out" / "cells" / "runs" / "GRPO" / "seed3" / "metrics.jsonl"
-    deadline = time.monotonic() + 200
-    while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: lines(metrics) > 3 or process.poll() is not None)
     return process, study, metrics
 
 
@@ -52,13 +54,13 @@ def test_a_study_that_is_stopped_goes_on(place, monkeypatch, number):
     if number != signal.SIGINT:
         fork_cells(monkeypatch)
         start = ForkedGspo
-    process, study, metrics = begun(place, 400, start)
+    process, study, metrics = begun(place, 4000, start)
     assert cells(place, process)
     process.send_signal(number)
     assert process.wait(PATIENCE) == 130
     assert not cells(place)
     done = metrics.read_text().count("\n")
-    assert 3 < done < 400
+    assert 3 < done < 4000
     assert list((metrics.parent / "checkpoints").glob(f"step_{done:06d}"))  # it saved the step it was in
     write(place, BASE.replace("steps = 3", f"steps = {done + 1}").replace("[3, 4]", "[3]"))
     fork_cells(monkeypatch)
@@ -74,9 +76,7 @@ def test_what_fails_in_the_study_itself_lets_the_running_cells_save(place, monke
     metrics = Path(whole.config.log.dir) / "metrics.jsonl"
 
     def tell(outcome, remaining):
-        deadline = time.monotonic() + 150
-        while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: lines(metrics) > 3)
         raise OSError("the screen is gone")
 
     with pytest.raises(OSError, match="the screen is gone"):

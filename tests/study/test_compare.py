@@ -16,6 +16,7 @@ from gspo.study.analysis import Interval
 from gspo.study.compare import compare
 from gspo.study.page import write_summary
 from gspo.study.spec import read
+from tests.patience import PATIENCE
 from tests.study.studies import BASE, write
 
 
@@ -82,7 +83,7 @@ def test_a_study_whose_output_nobody_reads_any_more_goes_on(place):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline().startswith("2 of 2 cells to run")
     process.stdout.close()  # as `| head -1` does
-    assert process.wait(240) == 0 and process.stderr.read() == ""
+    assert process.wait(PATIENCE) == 0 and process.stderr.read() == ""
     assert [row["status"] for row in rows(place / "out")] == ["done", "done"]
     assert (place / "out" / "compare.html").exists()
 

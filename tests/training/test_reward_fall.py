@@ -4,7 +4,7 @@ import math
 from itertools import islice
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.guard import BREAK, BROKEN, first_calls, simulated, steps
@@ -63,6 +63,7 @@ def test_after_a_rewind_the_best_stays_and_the_recent_begins_anew():
     assert not test.holds(0.5) and seen(test, [0.8] * 4) and test.holds(0.5)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-2, 2), min_size=3, max_size=40), st.integers(0, 40), st.integers(1, 4))
 def test_a_resumed_one_says_the_same(rewards, cut, window):
     one, other = RewardFall(window), RewardFall(window)

@@ -212,4 +212,4 @@ def function_of(columns: Mapping[str, Any], stages: Sequence[Sequence[CodeTest]]
 
 def longest(config: CodeConfig) -> float:
     """Seconds of wall time after which something must have gone wrong with the scoring of one completion."""
-    return BACKSTOP * (config.total_seconds + config.seconds + USUAL.compile_seconds + 3) + LONGEST
+    return BACKSTOP * (LONGEST + config.total_seconds + config.seconds + USUAL.compile_seconds + 3)

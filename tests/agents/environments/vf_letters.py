@@ -17,7 +17,7 @@ class LetterTask(vf.Task[Data]):
         if self.data.fault == "raises":
             raise RuntimeError("the rubric fell over")
         if self.data.fault == "sleeps":
-            await asyncio.sleep(30)
+            await asyncio.sleep(1e6)
         if self.data.fault == "pays too much":
             return 1e200
         if self.data.fault == "grows":

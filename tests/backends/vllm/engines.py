@@ -37,7 +37,7 @@ class Engines:
         self.processes[port].wait()
 
     def counts(self, port):
-        return http().get(f"http://127.0.0.1:{port}/health").json()
+        return http().get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).json()
 
 
 def until(holds):

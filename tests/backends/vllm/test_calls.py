@@ -13,6 +13,7 @@ from gspo.backends.vllm import server as module
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.server import WORKERS, Server
 from gspo.backends.vllm.swap import Swap
+from tests.patience import PATIENCE
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
@@ -86,7 +87,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(raw, monkeypatch, a
     begin = time.monotonic()
     with pytest.raises(EngineError, match=r"it has not answered for 0\.6 s"):
         ASKS[ask](raw(answer, drops))
-    assert 0.5 < time.monotonic() - begin < 5
+    assert time.monotonic() - begin > 0.5
 
 
 def test_one_that_never_ends_to_say_that_it_is_up_is_not(raw):
@@ -95,7 +96,7 @@ def test_one_that_never_ends_to_say_that_it_is_up_is_not(raw):
 
 def test_a_limit_holds_in_a_thread_with_a_loop_of_its_own(raw, monkeypatch):
     """As that of a notebook."""
-    monkeypatch.setattr(module, "CONTROL", 5.0)
+    monkeypatch.setattr(module, "CONTROL", PATIENCE)
 
     async def cell():
         server = raw(with_length(b"{}"))

@@ -65,7 +65,7 @@ def fleet_of(engines, tmp_path, tiny, monkeypatch):
     monkeypatch.setattr("gspo.backends.vllm.fleet.LOOK", 0.1)
     samplers = []
 
-    def make(count, stale=(), timeout=20.0, batch_size=4):
+    def make(count, stale=(), timeout=PATIENCE, batch_size=4):
         ports = free_ports(count)
         servers = [Server(engines.start(port, *["stale"] * (i in stale))) for i, port in enumerate(ports)]
         folder = tmp_path / str(len(samplers))
@@ -229,10 +229,10 @@ def test_one_that_is_killed_in_mid_batch(fleet_of, engines):
 
 
 def test_one_that_hangs_is_left_out_and_taken_back_when_it_answers(fleet_of, engines):
-    sampler, ports = fleet_of(3, timeout=1.5)
+    sampler, ports = fleet_of(3, timeout=5.0)
     rollouts = in_mid_batch(sampler, lambda: engines.signal(ports[2], signal.SIGSTOP))
     assert tokens(rollouts) == expected(fleet_of)
-    assert len(sampler.notes) == 1 and str(ports[2]) in sampler.notes[0] and "not answered for 1.5 s" in sampler.notes[0]
+    assert len(sampler.notes) == 1 and str(ports[2]) in sampler.notes[0] and "not answered for 5 s" in sampler.notes[0]
     sampler.load(fleet_of.weights(2))  # it misses an update
     engines.signal(ports[2], signal.SIGCONT)
     until(lambda: len(sampler.notes) == 2)
@@ -273,12 +273,10 @@ def test_where_all_are_stale_the_run_ends(fleet_of):
 
 
 def test_all_killed_ends_the_run_with_their_names(fleet_of, engines):
-    sampler, ports = fleet_of(3)
-    begin = time.monotonic()
+    sampler, ports = fleet_of(3, timeout=1e6)
     with pytest.raises(SamplerError, match="all 3 vLLM engines are lost") as error:
         in_mid_batch(sampler, lambda: [engines.kill(port) for port in ports])
     assert all(f"http://127.0.0.1:{port}: " in str(error.value) for port in ports)
-    assert time.monotonic() - begin < 30
     with pytest.raises(SamplerError, match="all 3"):
         sampler.load(fleet_of.weights(2))
     assert sampler.version == 2  # as the port has it
@@ -377,7 +375,7 @@ def failing(member, hangs=0):
             return await plain(body, timeout)
         asked.append(body)
         if len(asked) <= hangs:
-            await asyncio.sleep(1000)
+            await asyncio.sleep(1e6)
         raise EngineError("status 500: out of luck")
 
     member.engine.ask = ask
@@ -396,7 +394,7 @@ def test_one_that_always_fails_is_given_up(fleet_of):
 
 def test_all_that_it_was_asked_moves_when_one_request_fails(fleet_of):
     """The others need not wait until they time out."""
-    sampler, _ = fleet_of(3, timeout=1000.0)
+    sampler, _ = fleet_of(3, timeout=1e6)
     failing(sampler.fleet.members[0], hangs=3)
     assert tokens(sampler.generate(PROMPTS, 6, LONG)) == expected(fleet_of)
     assert sampler.counts()["engines/moved"] >= 4
@@ -428,7 +426,7 @@ def test_who_closes_waits_for_the_end_of_probes(engines, tmp_path, tiny):
     async def ask(body, timeout):
         begun.append(body)
         try:
-            await asyncio.sleep(60.0)
+            await asyncio.sleep(1e6)
         finally:
             await asyncio.sleep(0.2)  # as a connection takes to close
             ended.append(body)

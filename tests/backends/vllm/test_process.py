@@ -48,7 +48,7 @@ def test_whoever_sets_a_variable_is_heard():
 
 def test_an_end_takes_what_the_server_has_started(tmp_path):
     """Also where the server itself has gone."""
-    code = "import os, time\nprint(os.fork(), flush=True)\ntime.sleep(600)"
+    code = "import os, time\nprint(os.fork(), flush=True)\ntime.sleep(10_000)"
     process = LocalEngine([sys.executable, "-c", code], tmp_path / "log", {})
     while (tmp_path / "log").read_text().count("\n") < 2:
         time.sleep(0.01)
@@ -66,7 +66,7 @@ def test_its_standard_input_closes_when_its_trainer_is_gone(tmp_path):
     begins = (
         "import os, sys, time; from pathlib import Path; from gspo.backends.vllm.process import LocalHost\n"
         f"LocalHost(1).begin([sys.executable, '-c', {reads!r}], Path('log'), {{}})\n"
-        "print('begun', flush=True)\ntime.sleep(600)"
+        "print('begun', flush=True)\ntime.sleep(10_000)"
     )
     trainer = subprocess.Popen([sys.executable, "-c", begins], cwd=tmp_path, stdout=subprocess.PIPE)
     assert trainer.stdout.readline() == b"begun\n"

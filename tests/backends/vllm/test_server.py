@@ -10,6 +10,7 @@ from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.process import LocalHost, free_ports
 from gspo.backends.vllm.server import GENERATE, KEY, SIDE, Server, serving
 from gspo.ports import SamplerError
+from tests.patience import PATIENCE
 
 
 @pytest.mark.parametrize("path", ["/weight_info", GENERATE])
@@ -51,7 +52,6 @@ def test_arguments_become_flags(tmp_path):
 
 
 def test_a_connection_that_was_idle_is_not_used_again(monkeypatch):
-    monkeypatch.setattr("gspo.backends.vllm.server.IDLE", 0.3)
     ports = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -70,17 +70,19 @@ def test_a_connection_that_was_idle_is_not_used_again(monkeypatch):
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
         threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
-        server = Server(f"http://127.0.0.1:{listening.server_port}")
 
-        async def ask():
-            for pause in (0.0, 0.0, 0.6):
-                await asyncio.sleep(pause)
-                await server.ask({}, 10.0)
+        async def ask_twice():
+            server = Server(f"http://127.0.0.1:{listening.server_port}")
+            for _ in range(2):
+                await server.ask({}, PATIENCE)
+                await asyncio.sleep(0.3)
             await server.hang_up()
 
-        asyncio.run(ask())
+        for idle in (PATIENCE, 0.1):
+            monkeypatch.setattr("gspo.backends.vllm.server.IDLE", idle)
+            asyncio.run(ask_twice())
         listening.shutdown()
-    assert ports[0] == ports[1] != ports[2]
+    assert ports[0] == ports[1] and ports[2] != ports[3]
 
 
 def test_a_server_of_ours_has_a_key_of_its_own(tmp_path):

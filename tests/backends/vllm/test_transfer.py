@@ -13,6 +13,8 @@ from functools import partial
 import pytest
 import torch
 
+from gspo.backends.vllm.links import Link
+from gspo.backends.vllm.plugin import gspo_transfer as wire
 from gspo.backends.vllm.process import free_ports
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Server
@@ -50,7 +52,7 @@ def fleet_of(engines, tmp_path, tiny, monkeypatch, request):
 
     def make(count):
         ports = free_ports(count)
-        sampler = VLLMSampler(tiny, [Server(engines.start(port)) for port in ports], tmp_path, 1.0, 4, 20.0)
+        sampler = VLLMSampler(tiny, [Server(engines.start(port)) for port in ports], tmp_path, 1.0, 4, PATIENCE)
         sampler.transfer, sampler.notes = way(), []
         sampler.fleet.tell = sampler.notes.append
         samplers.append(sampler)
@@ -65,6 +67,23 @@ def fleet_of(engines, tmp_path, tiny, monkeypatch, request):
     yield make
     for sampler in samplers:
         sampler.close()
+
+
+def hurry(sampler, number, seconds, patch):
+    """A layer may take so long to this engine. The others have all the time that a busy machine needs."""
+    sampler.transfer.layer, late = seconds, []
+    send, ended, member = Link.send, wire.ended, sampler.fleet.members[number]
+
+    def sends(link, *layer):
+        works = send(link, *layer)
+        late.extend(works if link is sampler.transfer._links.get(member) else [])
+        return works
+
+    def ends(works, limit, *check):
+        return ended(works, limit if any(work in late for work in works) else PATIENCE, *check)
+
+    patch.setattr(Link, "send", sends)
+    patch.setattr(wire, "ended", ends)
 
 
 def test_engines_sample_as_through_the_folder(fleet_of, tmp_path):
@@ -112,9 +131,9 @@ def test_files_that_engines_map_go_with_their_weights(fleet_of, tmp_path, monkey
 def test_one_that_is_killed_in_the_middle_of_the_weights(fleet_of, engines):
     """The other gets them all, at once; it comes back with what was sent, as the trainer kept it."""
     sampler, ports = fleet_of(2)
-    begin = time.monotonic()
+    sampler.transfer.layer = 1e6  # and nobody waits as long as that
     sampler.load(fleet_of.weights(2, between=lambda: engines.kill(ports[1])))
-    assert time.monotonic() - begin < 10 and len(sampler.fleet.serving) == 1  # not as long as a layer may take
+    assert len(sampler.fleet.serving) == 1
     (note,) = sampler.notes
     assert f"{ports[1]} is left out and taken back once it answers (failure 1 in a row)" in note
     alone = tokens(sampler.generate(PROMPTS, 4, LONG))
@@ -132,12 +151,12 @@ def test_one_that_is_killed_in_the_middle_of_the_weights(fleet_of, engines):
 def test_one_that_hangs_in_the_middle_of_the_weights(fleet_of, engines, monkeypatch, width):
     """The others and the trainer wait as long as the limits say, and no longer."""
     sampler, ports = fleet_of(3)
-    sampler.transfer.layer = 2.0
-    monkeypatch.setattr("gspo.backends.vllm.server.CONTROL", 4.0)
+    hurry(sampler, 1, 2.0, monkeypatch)
+    monkeypatch.setattr("gspo.backends.vllm.server.CONTROL", 1e6)  # and nobody waits as long as that
     begin = time.monotonic()
     stops = lambda: engines.signal(ports[1], signal.SIGSTOP)  # noqa: E731
     sampler.load(fleet_of.weights(2, between=stops, width=width))
-    assert time.monotonic() - begin < 9
+    assert time.monotonic() - begin >= 2.0
     assert len(sampler.fleet.serving) == 2 and str(ports[1]) in sampler.notes[0]
     sampler.load(fleet_of.weights(3))  # it misses an update
     assert sampler.check(fleet_of.weights(3)) < 1e-5
@@ -154,14 +173,14 @@ def test_a_trainer_that_gives_up_in_the_middle_says_so(fleet_of):
         raise MemoryError("no room for a layer")
 
     sampler, _ = fleet_of(2)
-    begin = time.monotonic()
+    sampler.transfer.layer = 1e6  # and nobody waits as long as that
     with pytest.raises(MemoryError):
         sampler.load(fleet_of.weights(2, between=fails))
     back = {member: member.life for member in sampler.fleet.members}
     errors = sampler.transfer.give(back, 2)  # to those that come back meanwhile: nothing is no weights
     assert errors.keys() == back.keys() and all("no weights to send" in str(error) for error in errors.values())
     sampler.load(fleet_of.weights(3))
-    assert time.monotonic() - begin < 10 and len(sampler.fleet.serving) == 2
+    assert len(sampler.fleet.serving) == 2
     assert sampler.check(fleet_of.weights(3)) < 1e-5 and not sampler.notes
 
 
@@ -169,7 +188,7 @@ def test_a_trainer_that_gives_up_in_the_middle_says_so(fleet_of):
 def test_a_swap_that_was_given_up_does_not_go_on(fleet_of, monkeypatch, late):
     """Its engine answers to /pause late: by then another attempt is under way, whose weights are not for the first."""
     sampler, ports = fleet_of(2)
-    sampler.transfer.layer = 1.0
+    hurry(sampler, 1, 1.0, monkeypatch)
     plain, paths, first, back = Server.call, defaultdict(list), [], threading.Event()
 
     def call(self, path, body=None, **params):

@@ -67,6 +67,7 @@ with kit.scratch(os.getuid()) as folder:
 def test_folders_of_killed_processes_are_removed(cache, tmp_path, monkeypatch):
     """And not those of living ones, in another container too: their numbers say nothing here."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(kit, "YOUNG", 1e6)
     nobody = subprocess.Popen(["/bin/true"])
     nobody.wait()
     words, place = [sys.executable, "-c", IN_USE, str(nobody.pid)], os.environ | {"TMPDIR": str(tmp_path)}
@@ -87,6 +88,15 @@ def test_folders_of_killed_processes_are_removed(cache, tmp_path, monkeypatch):
         for process in processes:
             process.kill()
             process.communicate()
+
+
+@pytest.mark.skipif(bool(kit.no_compiler()), reason=kit.no_compiler())
+def test_a_compiler_that_works_without_an_end_is_given_up(cache, monkeypatch):
+    """By its processor time: on a busy machine the header may take minutes."""
+    monkeypatch.setattr(kit, "LONGEST", 1)
+    monkeypatch.setattr(kit, "BACKSTOP", 1e6)
+    with pytest.raises(RuntimeError, match=r"g\+\+ cannot compile <bits/stdc\+\+\.h>: .*CPU time limit exceeded"):
+        kit.Kit(sys.executable).header()
 
 
 def test_without_a_compiler_the_package_is_named(cache, monkeypatch):

@@ -13,6 +13,7 @@ from gspo.rewards.sandbox import drivers, open
 from gspo.rewards.sandbox.kit import no_compiler
 from gspo.rewards.sandbox.open import Sandbox, open_sandbox, told
 from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
+from tests.patience import PATIENCE
 from tests.rewards.sandbox.boxes import SUM, box_of, in_time, opened
 
 
@@ -84,11 +85,13 @@ STOPS = "import os, signal\nif input() == 'stop': os.kill(os.getppid(), signal.S
 
 def test_a_runner_that_says_nothing_any_more_is_not_waited_for_again(monkeypatch):
     waits, outcome = [], open._Process.outcome
-    monkeypatch.setattr(open._Process, "outcome", lambda *given: waits.append(1) or outcome(*given))
+
+    def waited(self, seconds, limits):
+        waits.append(1)
+        return outcome(self, PATIENCE if len(waits) == 1 else 1.0, limits)  # the second says nothing, the first does
+
     sandbox = open_sandbox("none")  # only there can a program stop it
-    waits.clear()
-    monkeypatch.setattr(open, "BACKSTOP", 0.0)
-    monkeypatch.setattr(open, "SLACK", 3.0)
+    monkeypatch.setattr(open._Process, "outcome", waited)
     outcomes = sandbox.run(Program(STOPS), [Case("x"), Case("stop"), Case("x"), Case("x")])
     assert [outcome.status for outcome in outcomes] == ["ok", "error", "error", "error"] and len(waits) == 2
     assert outcomes[-1].detail == "the sandbox ended before the test did"

@@ -5,7 +5,6 @@ import resource
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -48,12 +47,11 @@ def test_a_runner_that_compares_inside_takes_them_for_right(name):
 @pytest.mark.parametrize("name", EXHAUST)
 def test_nothing_is_used_up(box, name):
     source, words = EXHAUST[name]
-    begin = time.monotonic()
     program = Program(f"if input() == 'attack':\n exec({source!r})\nelse: print('well')")
     first, second = box.run(program, [Case("attack"), Case("x")], in_time(TIGHT, words))
     if not (box.driver == "landlock" and name in ("a full folder", "a large file", "empty files", "folders")):
         assert first.status in words.split("|"), first
-    assert first.seconds < 10 and time.monotonic() - begin < 60
+    assert first.seconds < 10
     assert second.stdout == "well\n", second
 
 
@@ -61,7 +59,7 @@ def test_nothing_is_used_up(box, name):
 def test_the_next_test_is_run_as_ever(box, name):
     body = "".join(f" {line}\n" for line in SURVIVE[name].splitlines())
     source = f"import ctypes, os, signal, sys\nif input() == 'attack':\n{body}else: print('well')"
-    outcomes = box.run(Program(source), [Case(text) for text in ("attack", "x", "attack", "x")], TIGHT)
+    outcomes = box.run(Program(source), [Case(text) for text in ("attack", "x", "attack", "x")], in_time(TIGHT, ""))
     assert [outcome.stdout for outcome in outcomes[1::2]] == ["well\n"] * 2, outcomes
     assert [outcome.status for outcome in outcomes[1::2]] == ["ok"] * 2, outcomes
 

@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gspo.rewards.sandbox.runner import COMPILER, FLAGS
+from gspo.rewards.sandbox.watch import BACKSTOP
 
 MODULES = ("gspo/data/plain.py", *(f"gspo/rewards/sandbox/{name}.py" for name in ("confine", "runner", "watch")))
-LONGEST = 300.0
-"""Seconds that the compiler may take for the header, on a busy machine."""
+LONGEST = 300
+"""CPU seconds that the compiler may take for the header."""
 SCRATCH = "gspo-scratch-"
 YOUNG = 60.0
 """Seconds for which a scratch folder stays in any case: it is made first and locked then."""
@@ -59,11 +60,11 @@ class Kit:
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             source, made = Path(folder, "all.h"), Path(folder, "made")
             source.write_text("#include <bits/stdc++.h>\n")
-            words = [COMPILER, *FLAGS, "-x", "c++-header", "-o", str(made), str(source)]
+            limited = ["/bin/sh", "-c", f'ulimit -S -t {LONGEST}; exec "$@"', "sh"]
+            words = [*limited, COMPILER, *FLAGS, "-x", "c++-header", "-o", str(made), str(source)]
+            known, wall = {"PATH": "/usr/bin:/bin"}, BACKSTOP * LONGEST
             try:
-                done = subprocess.run(
-                    words, check=False, capture_output=True, timeout=LONGEST, env={"PATH": "/usr/bin:/bin"}
-                )
+                done = subprocess.run(words, check=False, capture_output=True, timeout=wall, env=known)
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise RuntimeError(f"g++ cannot compile <bits/stdc++.h>: {error}") from None
             if done.returncode:

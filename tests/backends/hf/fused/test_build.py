@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from gspo.backends.hf.fused import build
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C++ compiler here")
 
@@ -29,7 +30,7 @@ def told(folder, ask=asked, **changes):
     said = processes.SimpleQueue()
     process = processes.Process(target=answer)
     process.start()
-    process.join(120)
+    process.join(PATIENCE)
     process.kill()
     assert process.exitcode == 0
     return said.get()

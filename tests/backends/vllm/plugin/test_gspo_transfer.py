@@ -17,8 +17,9 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 from gspo.backends.vllm.links import Link
 from gspo.backends.vllm.plugin import gspo_transfer as wire
 from gspo.backends.vllm.threads import at_once
+from tests.patience import PATIENCE
 
-CPU, LIMIT = torch.device("cpu"), 60.0  # seconds that starts may take on a busy machine
+CPU = torch.device("cpu")
 RECEIVER = f"""
 import json, sys
 sys.path.append({str(Path(wire.__file__).parent)!r})
@@ -27,12 +28,12 @@ import gspo_transfer as wire
 
 port, rank, size = map(int, sys.argv[1:4])
 cpu = torch.device("cpu")
-store = wire.store_at("127.0.0.1", port, size, {LIMIT})
+store = wire.store_at("127.0.0.1", port, size, {PATIENCE})
 receive = wire.shared if sys.argv[4:] else wire.received
-group = wire.join(store, rank, size, "gloo", wire.facing("127.0.0.1", port), cpu, {LIMIT})
+group = wire.join(store, rank, size, "gloo", wire.facing("127.0.0.1", port), cpu, {PATIENCE})
 while True:
     try:
-        came = receive(group, cpu, {LIMIT})
+        came = receive(group, cpu, {PATIENCE})
         got = [[name, str(x.dtype), list(x.shape), x.double().flatten().tolist()] for name, x in came]
     except RuntimeError as error:
         print(json.dumps(str(error)), flush=True)
@@ -48,17 +49,17 @@ LAYERS = [
 @pytest.fixture
 def group(request):
     """The trainer's group with two workers, and these. param: further arguments of theirs."""
-    store, port = wire.hosted("127.0.0.1", 3, LIMIT)
+    store, port = wire.hosted("127.0.0.1", 3, PATIENCE)
     command, more = [sys.executable, "-c", RECEIVER, str(port)], getattr(request, "param", [])
     workers = [subprocess.Popen([*command, str(rank), "3", *more], stdout=subprocess.PIPE, text=True) for rank in (1, 2)]
-    yield wire.join(store, 0, 3, "gloo", "127.0.0.1", CPU, LIMIT), workers
+    yield wire.join(store, 0, 3, "gloo", "127.0.0.1", CPU, PATIENCE), workers
     for worker in workers:
         worker.kill()
         worker.wait()
 
 
 def send(group, *tensors):
-    wire.ended([wire.begun(group, x) for x in tensors], LIMIT)
+    wire.ended([wire.begun(group, x) for x in tensors], PATIENCE)
 
 
 def give(group, layers):
@@ -92,10 +93,10 @@ def test_every_worker_reads_every_tensor_where_it_lies(group, tmp_path):
         path = tmp_path / str(number)
         sizes, body = wire.packed(layer, partial(wire.room, path))
         assert body.untyped_storage().filename == str(path) and len(body) == sizes[1] == path.stat().st_size
-        wire.ended(link.send(sizes, body), LIMIT)
+        wire.ended(link.send(sizes, body), PATIENCE)
         sent.append(len(wire.ticket(sizes, body)))
         path.unlink()  # whoever maps it keeps it
-    wire.ended(link.send(wire.END), LIMIT)
+    wire.ended(link.send(wire.END), PATIENCE)
     expected = [
         [name, str(x.dtype), list(x.shape), x.double().flatten().tolist()] for layer in LAYERS for name, x in layer.items()
     ]
@@ -140,10 +141,9 @@ def test_a_worker_that_is_gone_ends_the_wait(group):
     group, workers = group
     workers[0].kill()
     workers[0].wait()
-    begin = time.monotonic()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError) as error:
         send(group, torch.zeros(2**24))
-    assert time.monotonic() - begin < LIMIT
+    assert "not done in time" not in str(error.value)
 
 
 def test_a_broadcast_that_nobody_takes_has_a_limit():
@@ -156,12 +156,12 @@ def test_a_broadcast_that_nobody_takes_has_a_limit():
 
 
 def test_nothing_listens_beyond_the_address_that_is_needed():
-    store, port = wire.hosted("127.0.0.1", 2, LIMIT)
+    store, port = wire.hosted("127.0.0.1", 2, PATIENCE)
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
     listening = [row[1] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"]
     assert listening == [f"0100007F:{port:04X}"]
     store.set("key", "value")
-    assert wire.store_at("127.0.0.1", port, 2, LIMIT).get("key") == b"value"
+    assert wire.store_at("127.0.0.1", port, 2, PATIENCE).get("key") == b"value"
 
 
 def test_the_address_that_another_program_reaches():

@@ -9,8 +9,7 @@ import torch
 
 from gspo.backends.vllm.plugin import gspo_transfer as wire
 from gspo.backends.vllm.plugin.gspo_vllm import Extension
-
-LIMIT = 5.0
+from tests.patience import PATIENCE
 
 
 class Group:
@@ -32,7 +31,7 @@ class Worker(Extension):
 
     def __init__(self, told):
         self.gspo_ipc = False
-        self.gspo_device, self.gspo_limit, self.gspo_group = torch.device("cpu"), LIMIT, Group(told)
+        self.gspo_device, self.gspo_limit, self.gspo_group = torch.device("cpu"), PATIENCE, Group(told)
         self.gspo_name = "of now"
         self.device, self.rank = torch.device("cpu"), 0
         parallel = SimpleNamespace(data_parallel_index=0, world_size=1, data_parallel_size=1)
@@ -76,7 +75,7 @@ def test_the_group_of_before_is_aborted_though_no_other_comes_about(monkeypatch)
 
     monkeypatch.setattr(wire, "store_at", nobody)
     with pytest.raises(RuntimeError, match="nobody is there"):
-        worker.gspo_join("127.0.0.1", "9", "gloo", str(LIMIT), "next")
+        worker.gspo_join("127.0.0.1", "9", "gloo", str(PATIENCE), "next")
     assert told == ["aborted", "looked for the trainer"] and worker.gspo_group is None
 
 
