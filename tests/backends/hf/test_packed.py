@@ -148,7 +148,7 @@ def test_a_model_is_that_of_its_rounded_weights(family, kind, tmp_path):
         few.save_whole(tmp_path / name, merged)
         whole = AutoModelForCausalLM.from_pretrained(tmp_path / name)
         with torch.no_grad():
-            assert float((whole(IDS).logits - expected).abs().max() / expected.abs().max()) < 5e-6
+            assert float((whole(IDS).logits - expected).abs().max() / expected.abs().max()) < 5e-5
     learned = gradients(few)
     assert learned.keys() == trained(few).keys() and all(g.isfinite().all() and g.any() for g in learned.values())
 
