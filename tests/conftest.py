@@ -1,4 +1,4 @@
-"""Tests against a real vLLM server need an environment that has it: `make test-vllm`. How all others come to an end soon."""
+"""What all tests share: draws, threads, figures. Which of them run, and in how many processes, is tools/suite's."""
 
 import os
 import random
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.required import check_required
-from tests.slow import runs
+
+pytest_plugins = ["tools.suite.plugin"]
 
 # Tiny models run faster on one thread, above all beside others; what the tests start inherits it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,24 +20,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests against a real vLLM server need an environment that has it: `make test-vllm`.
 collect_ignore = [] if "GSPO_VLLM_PYTHON" in os.environ else ["backends/vllm/engine"]
-
-# Files with tests that take long. They come first: at the end nobody waits for one of them.
-LONG = (
-    "study/test_compare", "training/test_state", "training/test_trainer", "training/test_step",
-    "training/test_guard", "training/test_likelihoods", "serving/test_fuzz", "serving/test_lost", "hf/test_narrow",
-    "serving/test_model", "learner/test_memory", "learner/test_objective", "learner/test_ppo", "agents/test_token_tree",
-    "test_cli", "demo/test_stages", "hf/test_routers", "hf/test_sharded", "build/test_launch", "build/test_crew",
-    "build/test_faults", "build/test_smaller", "build/test_four_ranks", "build/test_staged_ranks", "build/test_ends",
-    "build/test_copies", "build/test_heartbeat", "build/test_torchrun", "build/test_episodes_on_ranks",
-    "build/test_on_a_device", "build/test_scorers", "rewards/test_compiler",
-    "vllm/test_fleet", "vllm/test_transfer", "vllm/test_welcome", "rollout/test_asynchronous_episodes", "hf/test_on_paper",
-    "hf/test_fake_device", "test_gpu_suite", "test_together",
-)  # fmt: skip
 
 
 def pytest_configure():
     check_required(os.environ.get("GSPO_REQUIRE", ""))
+
+
+def pytest_collection_finish(session):
+    """Before workers are forked: what the first test of each would import."""
+    if session.config.option.workers:
+        import torch
+
+        import tests.warm  # noqa: F401
+
+        torch.testing.assert_close(torch.ones(1), torch.ones(1))
 
 
 def seed():
@@ -58,14 +57,6 @@ def pytest_collectstart(collector):
 def seeded():
     """What a test draws is the same each time, alone and among others."""
     seed()
-
-
-def pytest_collection_modifyitems(config, items):
-    wanted = os.environ.get("SLOW", "")
-    left_out = [item for item in items if item.get_closest_marker("slow") and not runs(item.nodeid, wanted)]
-    config.hook.pytest_deselected(items=left_out)
-    kept = [item for item in items if item not in left_out]
-    items[:] = sorted(kept, key=lambda item: not any(name in item.nodeid for name in LONG))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -15,7 +15,7 @@ from gspo.types import Prompt, Rollout
 from tests.agents.talking import TEMPLATES, TOOLS, WORDS, chat
 from tests.campaign import CAMPAIGN
 
-CONVERSATIONS = 1000 if CAMPAIGN else 150
+MANY = 1000 if CAMPAIGN else 150
 
 
 def edited(rng, messages):
@@ -79,9 +79,18 @@ def path(rollout, at):
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
+def test_every_trained_token_of_some_conversations_was_sampled_after_what_it_stands_after(template):
+    trained_after_what_was_read(template, range(12))
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
 def test_every_trained_token_was_sampled_after_what_it_stands_after(template):
+    trained_after_what_was_read(template, range(MANY))
+
+
+def trained_after_what_was_read(template, seeds):
     left_out, trained, branched = Counter(), 0, 0
-    for seed in range(CONVERSATIONS):
+    for seed in seeds:
         rng, talk = random.Random(seed), chat(template, seed)
         trajectories, calls = zip(*(asyncio.run(conversation(rng, talk)) for _ in range(2)))
         result = matched([TrajectoryGroup(trajectories)], talk.calls, set(), 0)
@@ -112,7 +121,7 @@ def test_every_trained_token_was_sampled_after_what_it_stands_after(template):
         assert count == len(result.calls) and result.calls <= set(rollouts_by_id)
         trained += count
     print(f"{template}: {trained} turns trained, {branched} trees, left out {dict(left_out)}")
-    assert trained > 10 * CONVERSATIONS / 3 and branched > CONVERSATIONS / 3
+    assert trained > 10 * len(seeds) / 3 and branched > len(seeds) / 3
 
 
 def turn(prompt, sampled, version, routes):

@@ -11,7 +11,7 @@ import torch
 
 from tests.gpu.report import DRY, Report
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def suite(*options, **env):

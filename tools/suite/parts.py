@@ -1,0 +1,121 @@
+"""What CI runs beside the core, and what the nightly run runs: `python -m tools.suite.parts --help`.
+
+CI runs a part a day: a quarter of `make test-all`, and one environment. A change below the paths of an environment has that
+environment run instead of the day's, so that nothing lands untested where it changed.
+"""
+
+import argparse
+import datetime
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+QUARTERS = 4
+ENVIRONMENTS = {
+    "vllm, first half": (
+        ["make test-vllm SHARE=0/2"],
+        ["src/gspo/backends/vllm/", "tests/backends/vllm/engine/"],
+    ),
+    "vllm, second half": (
+        ["make test-vllm SHARE=1/2"],
+        ["src/gspo/backends/vllm/", "tests/backends/vllm/engine/"],
+    ),
+    "ray": (["make test-ray"], ["src/gspo/build/ray_", "tests/build/test_ray_", "tests/ray/"]),
+    "verifiers and benchmarks": (
+        ["make test-verifiers", "make test-benchmarks"],
+        ["src/gspo/agents/verifiers_", "tests/agents/test_verifiers_", "src/gspo/data/benchmarks/", "src/gspo/benchmark/"],
+    ),
+    "ART, trackers, parity and the suite for a GPU": (
+        ["make test-art", "make test-trackers", "make test-parity", "make parity", "make gpu DRY=1"],
+        [
+            "src/gspo/agents/art_compat", "tests/serving/test_art", "src/gspo/runs/trackers", "tests/runs/test_trackers",
+            "src/gspo/objective/", "src/gspo/dropin", "examples/trl_gspo", "examples/verl_gspo", "benchmarks/parity",
+            "tests/gpu/",
+        ],
+    ),
+}  # fmt: skip
+SESSION = "4 hours"
+"""What was committed within this time before the newest commit counts as the change, unless --base says otherwise."""
+
+
+def git(*words):
+    """What git prints."""
+    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def changed(base):
+    """The files that differ from `base`, a commit; without one, from the last commit before the change."""
+    if not base:
+        newest = datetime.datetime.fromisoformat(git("log", "-1", "--format=%cI"))
+        hours = int(SESSION.split()[0])
+        before = (newest - datetime.timedelta(hours=hours)).isoformat()
+        base = git("rev-list", "-1", f"--before={before}", "HEAD") or git("rev-list", "--max-parents=0", "HEAD")
+    return git("diff", "--name-only", base.split()[0], "HEAD").splitlines()
+
+
+def of_day(day, files):
+    """The names of the environments that are tested on the day-th day of the year, where `files` have changed."""
+    touched = [name for name, (_, paths) in ENVIRONMENTS.items() if any(file.startswith(tuple(paths)) for file in files)]
+    return touched or [[*ENVIRONMENTS][day % len(ENVIRONMENTS)]]
+
+
+def run(commands, done=None):
+    """Runs commands of a shell one after the other, all of them. `done`: a file of those that succeeded before, which are
+    not run again. Returns those that failed.
+    """
+    before = done.read_text().splitlines() if done and done.exists() else []
+    failed = []
+    for command in commands:
+        if command in before:
+            print(f"=== {command}: passed before", flush=True)
+            continue
+        print(f"=== {command}", flush=True)
+        begin = time.monotonic()
+        status = subprocess.run(command, shell=True, cwd=ROOT).returncode
+        print(f"=== {command}: {'passed' if not status else 'FAILED'} after {time.monotonic() - begin:.0f} s", flush=True)
+        if status:
+            failed.append(command)
+        elif done:
+            with done.open("a") as file:
+                file.write(f"{command}\n")
+    return failed
+
+
+def of_ci(day, base):
+    """What CI runs on a day beside `make check` and `make test`."""
+    names = of_day(day, changed(base))
+    return [f"make test-all SHARE={day % QUARTERS}/{QUARTERS}", *(line for name in names for line in ENVIRONMENTS[name][0])]
+
+
+def of_night():
+    """All there is."""
+    rest = [f"make test-all SLOW=1 SHARE={number}/{QUARTERS}" for number in range(QUARTERS)]
+    others = [f"{line} SLOW=1" for lines, _ in ENVIRONMENTS.values() for line in lines]
+    return ["make check", "make test", *rest, *others, "make test-ray-vllm SLOW=1", "make campaign"]
+
+
+def main():
+    """Runs what a day or the night wants."""
+    parser = argparse.ArgumentParser(prog="python -m tools.suite.parts", description=__doc__)
+    parser.add_argument("which", choices=("ci", "nightly"))
+    parser.add_argument("--day", type=int, default=datetime.date.today().timetuple().tm_yday, help="of the year; today")
+    parser.add_argument("--base", default="", help=f"commit to compare with; the last {SESSION} before the newest commit")
+    parser.add_argument("--list", action="store_true", help="print the commands, and run none")
+    given = parser.parse_args()
+    commands = of_ci(given.day, given.base) if given.which == "ci" else of_night()
+    if given.list:
+        print(*commands, sep="\n")
+        return 0
+    done = None
+    if given.which == "nightly":  # what passed for this commit is not run again
+        done = ROOT / ".nightly" / git("rev-parse", "HEAD")
+        done.parent.mkdir(exist_ok=True)
+    failed = run(commands, done)
+    print(*(f"FAILED: {command}" for command in failed), sep="\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
