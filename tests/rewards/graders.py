@@ -153,6 +153,8 @@ async def judge(completion):
         await asyncio.sleep(0.05)
         while judged:  # the others may take as long as they need
             await asyncio.sleep(0.01)
+        for _ in range(20):  # and until whoever called them has what they say
+            await asyncio.sleep(0)
         await run_late()
     judged.append(completion)
     await asyncio.sleep(0.05)
