@@ -121,7 +121,7 @@ def failing(tree: Path, folder: str = "") -> str:
     RuntimeError where pytest itself fails.
     """
     status, text = python(tree, [*TESTS, *filter(None, [folder])])
-    named = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", text, re.MULTILINE)
+    named = re.search(r"^(?:FAILED|ERROR|SUBFAILED(?:\(.*?\)|\[.*?\])*) (tests/.+?)(?: - |$)", text, re.MULTILINE)
     if named is not None and status in (FAILED, COLLECTING):
         return named[1]
     if status not in (PASSED, FAILED) and not (status == NONE and folder):
