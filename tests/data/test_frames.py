@@ -62,7 +62,7 @@ def test_a_message_that_is_too_long_is_not_read(pair, size):
     ours, theirs = pair
     theirs.socket.sendall(struct.pack("!Q", size))
     with pytest.raises(Junk, match=f"a message of {size} bytes; 100 are allowed"):
-        ours.receive(10.0, 100)
+        ours.receive(PATIENCE, 100)
 
 
 def test_a_receiver_that_takes_nothing_is_given_up(pair, monkeypatch):
