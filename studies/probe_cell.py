@@ -18,8 +18,8 @@ from jitter import jittered
 from mechanism import ALGORITHM, DIALS, PROMPTS, SIZES, STUDY, Point, ProbeCell, cells
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gspo.build.assemble import training
-from gspo.build.given import Given
+from gspo.assembly.assemble import training
+from gspo.assembly.call_inputs import Given
 from gspo.config.files import as_config
 from gspo.learner.algorithm import resolved
 from gspo.probe.measure import Measured, ProbePlan, measure

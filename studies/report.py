@@ -28,8 +28,8 @@ from strong import STUDY as TRAINED
 from strong_seen import TABLES as SEEN_OF_TRAINING
 from strong_told import TABLES as TOLD_OF_TRAINING
 
+from gspo.compare.spec import slug
 from gspo.report.canvas import DARK, LIGHT, Theme, canvas, finish
-from gspo.study.spec import slug
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "evidence.md"

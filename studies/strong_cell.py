@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo.api
 import gspo.report.page
+from gspo.compare.analysis import collapsed
 from gspo.learner.learner import LocalLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS
@@ -31,7 +32,6 @@ from gspo.objective.completions import Completions
 from gspo.objective.losses import Surrogate, bounded, clipped
 from gspo.report.read import RunMetrics, read_run
 from gspo.runs.log import finite
-from gspo.study.analysis import collapsed
 
 CENTRED = "gspo_centred"
 

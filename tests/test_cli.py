@@ -95,9 +95,9 @@ assert main(["config", "--train.steps=0"]) == 2
 heavy = {"torch", "transformers", "numpy", "datasets", "matplotlib", "rich", "reasoning_gym", "gspo.api"} & set(sys.modules)
 assert not heavy, heavy
 import gc
-from gspo.build.processes import importing
+from gspo.launch.processes import importing
 with importing():
-    import gspo.build.crew, gspo.api
+    import gspo.assembly.rank, gspo.api
 assert "matplotlib" not in sys.modules and gc.isenabled()  # only whoever writes a report needs it
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.compare.spec import read
 from gspo.config.files import from_dict
 from gspo.report.read import read_lines
-from gspo.study.spec import read
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

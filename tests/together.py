@@ -24,7 +24,7 @@ def _rank(work, number, size, port, arguments, answers, waits):
         "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
     }  # fmt: skip
     torch.set_num_threads(1)
-    from gspo.build.crew import connected
+    from gspo.assembly.rank import connected
 
     try:
         with connected(ScaleConfig(timeout=waits)) as ranks:

@@ -7,7 +7,7 @@ import transformers.models.qwen3.modeling_qwen3
 import transformers.models.qwen3_moe.modeling_qwen3_moe  # noqa: F401
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-import gspo.backends.hf.sharded
-import gspo.build.crew  # noqa: F401
+import gspo.assembly.rank
+import gspo.backends.hf.sharded  # noqa: F401
 
 get_checkpoint_conversion_mapping("qwen3_moe")  # a thousand patterns

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo.build import assemble
-from gspo.build.given import Given, Source, configured
-from gspo.build.models import all_rows
+from gspo.assembly import assemble
+from gspo.assembly.call_inputs import Given, Source, configured
+from gspo.assembly.models import all_rows
 from gspo.config.checks import check_required, check_training
-from gspo.config.origin import GIVEN, kind
 from gspo.config.rewards import RewardConfig
 from gspo.config.schema import Config
+from gspo.config.source_kind import GIVEN, kind
 from gspo.config.unused import check_unused
+from gspo.distributed.ranks import RankLost
+from gspo.interfaces import RewardsFailed
 from gspo.learner.algorithm import resolved
 from gspo.learner.memory import OutOfMemory
-from gspo.learner.ranks import RankLost
-from gspo.ports import RewardsFailed
 from gspo.report.page import reported
 from gspo.report.read import read_lines
 from gspo.rollout import evaluation

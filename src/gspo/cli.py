@@ -17,9 +17,9 @@ from io import UnsupportedOperation
 from pathlib import Path
 from typing import Any
 
-from gspo.build.processes import importing
 from gspo.config.files import from_dict, load, to_dict, to_toml
-from gspo.config.ranks import LOST, SHORT
+from gspo.distributed.environment import LOST, SHORT
+from gspo.launch.processes import importing
 from gspo.options import OF_A_BENCHMARK, check_typed, parser, refuse, take_fields
 from gspo.safe import visible, without_logins
 
@@ -169,6 +169,13 @@ def demo_folder(arguments: argparse.Namespace) -> Path:
     return Path(arguments.dir or ("runs/demo-agent" if arguments.agent else "runs/demo"))
 
 
+def follow(config: Config) -> None:
+    """Takes part in the run as a rank that does not lead."""
+    with importing():
+        from gspo.assembly import rank
+    rank.follow(config.scale)
+
+
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     """One parsed command."""
     if arguments.command == "report":
@@ -177,7 +184,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         print(visible(write_report(arguments.runs)))
         return 0
     if arguments.command == "export":
-        from gspo.build.export import export
+        from gspo.assembly.export import export
 
         print(f"model   {export(arguments.run, arguments.out, arguments.merge, arguments.push)}")
         return 0
@@ -187,21 +194,21 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
         kind = "agent" if arguments.agent else "completion"
         return stages.play(demo_folder(arguments), arguments.seed, arguments.resume, kind)
     if arguments.command == "compare":
-        from gspo.study.compare import compare
+        from gspo.compare.compare import compare
 
         return compare(arguments.study, arguments.dir, arguments.only, arguments.dry_run, fields)
     if arguments.command == "eval" and on_a_benchmark(arguments):
         with importing():
-            from gspo.benchmark.run import evaluate as evaluate_on
+            from gspo.evaluate.run import evaluate as evaluate_on
         return evaluate_on(options_of(arguments), fields)
     check_typed(fields, arguments.command)
     config = configured(arguments, fields)
     if arguments.command == "probe":
         return measure(config, arguments)
     if arguments.command in ("train", "sft", "serve"):
-        from gspo.build.launch import begun_before, take_part
+        from gspo.launch.launch import begun_before, take_part
 
-        status = take_part(config, arguments.words)
+        status = take_part(config, arguments.words, follow)
         if status is not None:
             return status
         arguments.resume |= begun_before(config)
@@ -236,7 +243,7 @@ def on_a_benchmark(arguments: argparse.Namespace) -> bool:
 
 def options_of(arguments: argparse.Namespace) -> Any:
     """The words of `gspo eval --benchmark`."""
-    from gspo.benchmark.settings import Options
+    from gspo.evaluate.settings import Options
 
     of_source = [(name, getattr(arguments, name)) for name in ("data", "name", "split", "release", "window")]
     return Options(
@@ -267,7 +274,7 @@ def configured(arguments: argparse.Namespace, fields: dict[str, str]) -> Any:
 def show(config: Any) -> int:
     """`gspo config`: prints the settings of a run, once they are known to fit together."""
     from gspo.config.checks import check_queries
-    from gspo.data.tables import check_sources
+    from gspo.data.splits import check_sources
     from gspo.learner.algorithm import resolve
 
     check_queries(config)
@@ -289,8 +296,8 @@ def measure(config: Any, arguments: argparse.Namespace) -> int:
 def predict(config: Any, arguments: argparse.Namespace) -> int:
     """`gspo plan`: prints what the run would need."""
     with importing():
-        from gspo.build.plan import Lengths, told
-        from gspo.learner.costs import Machines
+        from gspo.plan.cost_model import Machines
+        from gspo.plan.plan import Lengths, told
     lengths = Lengths(arguments.prompt_tokens, arguments.completion_tokens)
     rates = arguments.flops * 1e12, arguments.bandwidth * 1e9, arguments.local_bandwidth * 1e9
     text, fits = told(config, lengths, Machines(*rates, arguments.machine), arguments.memory)

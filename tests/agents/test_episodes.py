@@ -15,7 +15,7 @@ from gspo.agents.episodes import Episodes
 from gspo.agents.tool_calls import UnknownConvention
 from gspo.config.rollout import TaskConfig
 from gspo.data.chat_template import Encoder
-from gspo.ports import RewardsFailed
+from gspo.interfaces import RewardsFailed
 from gspo.types import Prompt, Sampling
 from tests.agents.talking import tokenizer
 from tests.agents.test_chat import Says

@@ -19,7 +19,7 @@ from gspo.config.rollout import RolloutConfig, TaskConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.refresh import Pool
 from gspo.data.verifiers_tasks import tasks_of
-from gspo.ports import SamplerError
+from gspo.interfaces import SamplerError
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.external import AlreadyScored
 from gspo.rollout.stages import TASK, Curriculum

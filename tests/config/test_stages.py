@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
+from gspo.compare.spec import Cell
+from gspo.compare.terms import told
 from gspo.config.checks import check_training
 from gspo.config.files import docs, from_dict, load
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import StageConfig, longest, number_at, rollout_at, source_at
-from gspo.study.spec import Cell
-from gspo.study.terms import told
 
 BASE = {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}, "reward": {"functions": ["exact"]}}
 STAGES = [

@@ -4,9 +4,9 @@ import threading
 import pytest
 
 from gspo.data import reasoning_gym
-from gspo.data.frames import Frames
-from gspo.data.plain import packed, unpacked
 from gspo.data.reasoning_gym_worker import generate
+from gspo.workers.json_codec import packed, unpacked
+from gspo.workers.messages import Frames
 from tests.data.tools import load
 from tests.patience import PATIENCE
 

@@ -6,16 +6,16 @@ import time
 
 import pytest
 
-from gspo.data.plain import unpacked
-from gspo.data.processes import begin, environment, kill
+from gspo.workers.json_codec import unpacked
+from gspo.workers.processes import begin, environment, kill
 from tests.patience import PATIENCE
 
 linux = pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
 
 SCRIPT = """
 import os, pickle, signal, subprocess, sys, time
-from gspo.data.plain import packed
-from gspo.data.processes import opened
+from gspo.workers.json_codec import packed
+from gspo.workers.processes import opened
 
 connection = opened(*sys.argv[1:])
 say = lambda value: connection.send(packed(value))

@@ -7,7 +7,7 @@ import pytest
 
 from gspo.backends.hf.tiny import longest_match_tokenizer
 from gspo.config.rollout import TaskConfig
-from gspo.data.sources import generate
+from gspo.data.loaders import generate
 from gspo.demo import count_bits
 
 

@@ -37,7 +37,7 @@ def test_moments_of_8_bits_take_nearly_adamws_steps(device, report):
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_packed_weights(kind, device, report):
     """Of int8 bitsandbytes does not round to the same of two neighbours everywhere: it must be as near to the weight."""
-    from gspo.backends.hf.packed import Packed
+    from gspo.backends.hf.quantized_weights import Packed
 
     weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(0))
     here, there = Packed(weight, kind).whole(), Packed(weight.to(device), kind).whole().cpu()

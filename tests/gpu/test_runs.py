@@ -11,7 +11,7 @@ import pytest
 from models import MODELS
 
 import gspo
-from gspo.build.given import Given
+from gspo.assembly.call_inputs import Given
 from gspo.config.files import from_dict
 from gspo.config.policy import ModelConfig
 from gspo.probe.run import ProbeOptions, probe

@@ -90,10 +90,10 @@ from gspo.learner.algorithm import resolve
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.room import drawn, make_room
+from gspo.learner.fit_micro_batches import drawn, make_room
 from gspo.learner.update import Updater
 from tests.backends.hf.families import FAMILIES, TOKENIZER
-from tests.learner.test_room import Kept
+from tests.learner.test_fit_micro_batches import Kept
 
 torch.set_num_threads(1)
 shape = FAMILIES["qwen3"] | {"hidden_size": 256, "intermediate_size": 8192, "num_hidden_layers": 4}

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gspo.build import learners
-from gspo.build.given import Given
-from gspo.build.models import models_of
+from gspo.assembly import learners
+from gspo.assembly.call_inputs import Given
+from gspo.assembly.models import models_of
 from gspo.config.files import as_config
 from gspo.config.policy import AlgorithmConfig, LoraConfig, OptimizerConfig
 from gspo.config.schema import Config

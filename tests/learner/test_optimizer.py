@@ -7,10 +7,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer
 from transformers.pytorch_utils import Conv1D
 
+from gspo.assembly.learners import norms_and_biases, optimizer_of
 from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
-from gspo.build.learners import norms_and_biases, optimizer_of
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, OptimizerConfig
 from gspo.learner.optimizer import Optimizer, lr_at

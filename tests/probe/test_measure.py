@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from gspo.assembly.assemble import training
+from gspo.assembly.call_inputs import Given
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.build.assemble import training
-from gspo.build.given import Given
 from gspo.config.files import as_config
 from gspo.learner.algorithm import resolved
 from gspo.probe.candidates import YOURS

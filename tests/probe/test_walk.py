@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo.build.assemble import training
-from gspo.build.given import Given
+from gspo.assembly.assemble import training
+from gspo.assembly.call_inputs import Given
 from gspo.config.files import as_config
 from gspo.config.schema import Config
 from gspo.learner.algorithm import resolved

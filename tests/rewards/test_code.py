@@ -12,11 +12,11 @@ from gspo.config.rollout import TaskConfig
 from gspo.data.prompts import Notice
 from gspo.rewards.code import CodeReward, program_of, same_stdout, same_value
 from gspo.rewards.programs import Programs
-from gspo.rewards.sandbox import drivers
-from gspo.rewards.sandbox.open import open_sandbox
 from gspo.rewards.scorer import Rewards
+from gspo.sandbox import drivers
+from gspo.sandbox.open import open_sandbox
 from tests.data.tools import rollout
-from tests.rewards.sandbox.boxes import box_of
+from tests.sandbox.boxes import box_of
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from tests.rewards.sandbox.boxes import box_of, without_compiler
+from tests.sandbox.boxes import box_of, without_compiler
 
 ASKED = """
 import json, warnings

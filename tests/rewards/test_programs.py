@@ -11,7 +11,7 @@ from gspo.rewards import programs
 from gspo.rewards.programs import called, codeforces, fault_of, humaneval, livecodebench
 from gspo.rewards.scorer import Rewards
 from tests.data.tools import rollout
-from tests.rewards.sandbox.boxes import box_of
+from tests.sandbox.boxes import box_of
 
 CHECK = "def check(candidate):\n    assert candidate([1, 2], 3) == [4, 5]\n    assert candidate([], 1) == []\n"
 START = 'from typing import List\n\ndef add(xs: List[int], y: int) -> List[int]:\n    """Add y to each."""\n'

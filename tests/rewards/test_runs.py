@@ -11,7 +11,7 @@ from tests import tiny_run
 from tests.patience import PATIENCE
 from tests.rewards.classifiers import saved
 from tests.rewards.endpoint import listening, material, said, score
-from tests.rewards.sandbox.boxes import box_of
+from tests.sandbox.boxes import box_of
 
 
 def train(folder, functions, timeout=0.01, **sections):

@@ -9,10 +9,10 @@ import pytest
 
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data.plain import unpacked
-from gspo.data.processes import kill, spawn
 from gspo.rewards.graders import BATCH, SINGLY, RewardInput
 from gspo.rewards.scorer import Rewards
+from gspo.workers.json_codec import unpacked
+from gspo.workers.processes import kill, spawn
 from tests.data.tools import rollout
 from tests.patience import PATIENCE
 from tests.rewards.tools import START, children, ended, run

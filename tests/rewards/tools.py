@@ -15,8 +15,8 @@ import pytest
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.rewards import channels
-from gspo.rewards.sandbox.watch import TaskTimes
 from gspo.rewards.scorer import Rewards
+from gspo.sandbox.watch import TaskTimes
 from tests.data.tools import rollout
 from tests.data.wishes import all_end
 from tests.patience import PATIENCE

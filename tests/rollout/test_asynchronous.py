@@ -10,7 +10,7 @@ from gspo.config.engines import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.rollout import RolloutConfig
 from gspo.data.refresh import Pool
-from gspo.ports import SamplerError
+from gspo.interfaces import SamplerError
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.metrics import staleness
 from gspo.rollout.stages import TASK, Curriculum

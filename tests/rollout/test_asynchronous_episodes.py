@@ -17,7 +17,7 @@ from gspo.backends.hf.sampler import HFSampler
 from gspo.config.rollout import RolloutConfig, TaskConfig
 from gspo.data.chat_template import Encoder
 from gspo.data.refresh import Pool
-from gspo.ports import Job, SamplerError
+from gspo.interfaces import Job, SamplerError
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.external import AlreadyScored
 from gspo.rollout.metrics import in_parts, sampled_metrics, staleness

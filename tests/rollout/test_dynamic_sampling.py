@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import gspo
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.rollout import RolloutConfig
-from gspo.ports import SamplerError
+from gspo.interfaces import SamplerError
 from gspo.rollout.dynamic_sampling import DynamicSamplingSource, choose, prompts_to_ask
 from gspo.types import Sampling
 from tests.agents.test_episodes import Quiz  # noqa: F401  an environment, named below

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from gspo.data.bounds import NO_OPINION
+from gspo.data.reward_bounds import NO_OPINION
 from gspo.rewards.graders import Late
 from gspo.rollout.failures import AGAIN, FAILING, Failures, all_failed, commonest, errors, eval_errors, failed
 from gspo.types import Group

@@ -10,7 +10,7 @@ from gspo.config.policy import AlgorithmConfig
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import RefreshConfig, StageConfig
 from gspo.data.refresh import Pool
-from gspo.ports import SamplerError
+from gspo.interfaces import SamplerError
 from gspo.rollout.asynchronous import AsynchronousSource
 from gspo.rollout.dynamic_sampling import DynamicSamplingSource
 from gspo.rollout.stages import TASK, Curriculum

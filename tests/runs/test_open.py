@@ -9,7 +9,7 @@ import pytest
 import gspo
 from gspo.config.checks import check_required
 from gspo.config.files import from_dict, load, to_toml
-from gspo.data import sources
+from gspo.data import loaders
 from gspo.report.read import read_lines
 from gspo.runs import checkpoint, disk
 from gspo.runs.folder import RunFolder
@@ -164,9 +164,9 @@ def test_warnings_of_our_own_code_go_into_the_log(tmp_path):
         pytest.warns(UserWarning, match="of others") as heard,
         own_warnings(lambda message: log.warn(str(message))),
     ):
-        warnings.warn_explicit("of ours", UserWarning, sources.__file__, 1)
+        warnings.warn_explicit("of ours", UserWarning, loaders.__file__, 1)
         warnings.warn_explicit("of others", UserWarning, "elsewhere.py", 1)
-        warnings.warn_explicit("old", DeprecationWarning, sources.__file__, 1)
+        warnings.warn_explicit("old", DeprecationWarning, loaders.__file__, 1)
     assert texts(tmp_path / "run") == ["of ours"]
     assert "of ours" not in [str(one.message) for one in heard]
 
@@ -174,9 +174,9 @@ def test_warnings_of_our_own_code_go_into_the_log(tmp_path):
 @pytest.mark.parametrize("action", ["ignore", "always", "error"])
 def test_what_is_set_for_python_hides_none_of_ours_and_one_is_heard_once(action):
     """As by PYTHONWARNINGS."""
-    heard, code = [], compile("for text in ('a', 'a', 'b'): warn(text)", sources.__file__, "exec")
+    heard, code = [], compile("for text in ('a', 'a', 'b'): warn(text)", loaders.__file__, "exec")
     with warnings.catch_warnings(action=action), own_warnings(lambda message: heard.append(str(message))):
-        exec(code, {"__name__": sources.__name__, "warn": warnings.warn})
+        exec(code, {"__name__": loaders.__name__, "warn": warnings.warn})
     assert heard == ["a", "b"]
 
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from gspo.runs import checkpoint
-from tests.build.started import begin, finished
+from tests.launch.started import begin, finished
 from tests.patience import PATIENCE
 from tests.serving.served import post, serving
 from tests.serving.test_lost import at, place  # noqa: F401

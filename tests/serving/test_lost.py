@@ -15,7 +15,7 @@ from gspo.learner.memory import OutOfMemory
 from gspo.runs import checkpoint, disk
 from gspo.serving.endpoint import AGAIN
 from tests.agents.talking import tokenizer
-from tests.build.started import begin, finished, wait_for
+from tests.launch.started import begin, finished, wait_for
 from tests.patience import PATIENCE
 from tests.serving.served import post, serving
 from tests.serving.test_model import body, collected

@@ -11,7 +11,7 @@ import torch
 
 import gspo
 from gspo import Trajectory, TrajectoryGroup
-from gspo.ports import SamplerError
+from gspo.interfaces import SamplerError
 from gspo.runs import checkpoint
 from tests.agents.talking import TOOLS
 from tests.rollout.test_asynchronous_episodes import gaps

@@ -17,7 +17,7 @@ from gspo.learner.memory import OutOfMemory
 from gspo.runs import checkpoint, disk
 from gspo.runs.folder import RunFolder
 from tests.agents.talking import tokenizer
-from tests.build.started import ROOT
+from tests.launch.started import ROOT
 from tests.patience import PATIENCE
 from tests.serving.served import post, serving, tiny
 from tests.serving.test_model import body, collected

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gspo
-from gspo.build import learners
+from gspo.assembly import learners
 from gspo.config.files import load
 from gspo.config.names import RESUME
 from gspo.learner.optimizer import Optimizer

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 import gspo
-from gspo.ports import RewardsFailed, SamplerError
+from gspo.interfaces import RewardsFailed, SamplerError
 from gspo.runs.log import RunLog
 from tests.tiny_run import ROWS, model, settings
 from tests.training.whole import REQUIRED, Failing, lines, numbers, train

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import gspo
 from gspo.backends.hf.sampler import HFSampler
-from gspo.ports import SamplerError
+from gspo.interfaces import SamplerError
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 

@@ -110,11 +110,11 @@ OF_THE_COMMAND_LINE = (
     "gspo.options",
     "gspo.demo",
     "gspo.probe",
-    "gspo.study",
-    "gspo.benchmark",
-    "gspo.build.export",
+    "gspo.compare",
+    "gspo.evaluate",
+    "gspo.assembly.export",
     "gspo.backends.vllm",
-    "gspo.rewards.sandbox",  # bubblewrap's and the compiler's own
+    "gspo.sandbox",  # bubblewrap's and the compiler's own
 )
 
 
@@ -156,7 +156,7 @@ UNTESTED = {
     "__init__.py",  # hands out names: tests/test_api.py
     # declarations: what holds for every section of the configuration is in tests/config/test_schema.py
     *("config/policy.py", "config/rewards.py", "config/rollout.py", "config/scale.py"),
-    *("config/training.py", "ports.py", "learner/ports.py", "backends/vllm/ports.py", "rewards/sandbox/types.py"),
+    *("config/training.py", "ports.py", "learner/interfaces.py", "backends/vllm/interfaces.py", "sandbox/types.py"),
     # needs verifiers, which is in another environment: tests/agents/test_verifiers_episodes.py plays whole episodes
     *("agents/verifiers_client.py", "agents/verifiers_harness.py"),
 }

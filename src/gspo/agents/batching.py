@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gspo.ports import Job, Sampler
+from gspo.interfaces import Job, Sampler
 from gspo.types import Prompt, Rollout, Sampling
 
 # A batch is closed without another request for so many seconds; while it has fewer than one of the last four had, for this

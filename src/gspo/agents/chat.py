@@ -21,7 +21,7 @@ from gspo.agents.calls import TEXT, Call, Calls, Message, content_of, follow
 from gspo.agents.tool_arguments import Tools, typed
 from gspo.agents.tool_calls import CONVENTIONS, LLAMA, Malformed, UnknownConvention, convention
 from gspo.data.chat_template import Encoder
-from gspo.ports import Speaker
+from gspo.interfaces import Speaker
 from gspo.types import Prompt, Rollout, Sampling
 
 

@@ -18,9 +18,9 @@ from gspo.agents.environment import Environment, Step
 from gspo.agents.loop_thread import LoopThread, cancelled
 from gspo.agents.token_tree import woven
 from gspo.agents.tool_calls import UnknownConvention
-from gspo.data.bounds import unfit
 from gspo.data.chat_template import Encoder
-from gspo.ports import Job, Sampler, SamplerError, Speaker, Weights, seed_of
+from gspo.data.reward_bounds import unfit
+from gspo.interfaces import Job, Sampler, SamplerError, Speaker, Weights, seed_of
 from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout, Sampling
 

@@ -10,7 +10,7 @@ from typing import Any
 from gspo.agents.calls import Call, Calls, content_of, follow
 from gspo.agents.token_tree import woven
 from gspo.agents.trajectories import id_of, plain
-from gspo.data.bounds import LARGEST, unfit
+from gspo.data.reward_bounds import LARGEST, unfit
 from gspo.types import Group, Prompt, Rollout
 
 UNKNOWN = "its id is of no call that is known: another model's, of another run, or of weights long gone"

@@ -15,7 +15,7 @@ from gspo.agents.calls import Call, usage
 from gspo.agents.chat import Chat, TooLong, TurnOptions
 from gspo.agents.request_options import check_granted
 from gspo.agents.tool_calls import UnknownConvention
-from gspo.ports import SamplerError
+from gspo.interfaces import SamplerError
 
 GRANTED = {
     "model", "messages", "tools", "stream", "n", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",

@@ -22,12 +22,12 @@ from gspo.agents.chat import Chat
 from gspo.agents.episodes import Parts, WholeEpisodes
 from gspo.agents.token_tree import woven
 from gspo.agents.verifiers_client import Playing, PolicyClient
-from gspo.config.lookup import describe
+from gspo.config.import_function import describe
 from gspo.config.rollout import TaskConfig
-from gspo.data import bounds
+from gspo.data import reward_bounds
 from gspo.data.chat_template import Encoder
 from gspo.data.verifiers_tasks import check_installed, tasks_of, taskset_options
-from gspo.ports import Sampler, Speaker
+from gspo.interfaces import Sampler, Speaker
 from gspo.safe import without_logins, without_secrets
 from gspo.types import Prompt, Rollout, Sampling
 
@@ -184,7 +184,7 @@ def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing, parts_of:
         return _failed(prompt, f"a turn was {unfit[0]}: take it out of the agent's `sampling`", transcript)
     if missing or not trace.rewards:
         return _failed(prompt, f"no reward of {', '.join(missing) or 'any kind'} was given", transcript)
-    if problem := bounds.unfit(trace.reward):
+    if problem := reward_bounds.unfit(trace.reward):
         return _failed(prompt, f"its reward is {problem}", transcript)
     cut = trace.is_truncated or trace.is_timeout or playing.full
     own: Parts = {"reward": trace.reward, "turns": float(len(calls))}

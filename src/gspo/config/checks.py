@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 from gspo.config.engines import check_sampler
 from gspo.config.field import COOLEST
-from gspo.config.near import nearest
-from gspo.config.origin import FUNCTION, VERIFIERS, played
 from gspo.config.rewards import NAMED, CodeConfig, JudgeConfig, RewardModelConfig
 from gspo.config.schema import Config
+from gspo.config.source_kind import FUNCTION, VERIFIERS, played
 from gspo.config.stages import check_refresh, check_stages
+from gspo.config.suggestions import nearest
 from gspo.config.unused import check_unused
 from gspo.safe import HIDDEN, hidden_keys
 

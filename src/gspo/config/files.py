@@ -21,9 +21,9 @@ import tomli_w
 
 from gspo.config.checks import check
 from gspo.config.names import all_keys, nearest_key
-from gspo.config.near import nearest
 from gspo.config.schema import SECTIONS, STAGE, Config
 from gspo.config.stages import StageConfig
+from gspo.config.suggestions import nearest
 from gspo.config.values import alternatives, in_range, shown, typed
 from gspo.safe import without_secrets
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gspo.config import origin
+from gspo.config import source_kind
 from gspo.config.policy import ModelConfig
 from gspo.config.rewards import runs_programs
 from gspo.config.schema import SECTIONS, Config
@@ -33,12 +33,12 @@ def every(section: str, *but: str) -> tuple[str, ...]:
 
 def played(config: Config) -> bool:
     """Whether prompts are played in an environment."""
-    return origin.played(config.task)
+    return source_kind.played(config.task)
 
 
 def kinds(config: Config) -> set[str]:
     """Of what kinds the sources of prompts are."""
-    return {origin.kind(source) for source in (config.task.source, config.task.eval_source) if source}
+    return {source_kind.kind(source) for source in (config.task.source, config.task.eval_source) if source}
 
 
 def may_have_kernels(model: ModelConfig) -> bool:
@@ -89,7 +89,7 @@ ALWAYS = (
         "the source has no splits to choose from: leave it out",
     ),
     Unused(
-        ("task.eval_split",), lambda c: not origin.has_splits(c.task.eval_source or c.task.source),
+        ("task.eval_split",), lambda c: not source_kind.has_splits(c.task.eval_source or c.task.source),
         "the source has no splits to choose from: leave it out, and give held-out prompts of their own as task.eval_source",
     ),
     Unused(

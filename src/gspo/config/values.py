@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from gspo.config.near import nearest
+from gspo.config.suggestions import nearest
 from gspo.safe import without_secrets
 
 DEEPEST = 20  # levels of tables and lists within a setting

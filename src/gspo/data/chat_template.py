@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from gspo.config.near import nearest
 from gspo.config.rollout import TaskConfig
+from gspo.config.suggestions import nearest
 from gspo.config.values import type_of
 from gspo.data.media import is_media
 

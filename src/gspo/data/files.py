@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gspo.config.lookup import describe
-from gspo.config.near import nearest
+from gspo.config.import_function import describe
+from gspo.config.suggestions import nearest
 from gspo.config.values import type_of
 
 LARGEST_CELL = 2**31 - 1  # characters of a CSV file's cell; Python's own limit is shorter than many a prompt

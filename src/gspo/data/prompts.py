@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from gspo.config.origin import played
 from gspo.config.rollout import TaskConfig
+from gspo.config.source_kind import played
 from gspo.config.training import EvalConfig
 from gspo.config.values import type_of
 from gspo.data.chat_template import Encoder, check_messages
+from gspo.data.decontamination import WORDS, Overlap
+from gspo.data.loaders import Table
 from gspo.data.media import is_media
-from gspo.data.overlap import WORDS, Overlap
 from gspo.data.reasoning_gym import PREFIX
-from gspo.data.sources import Table
-from gspo.data.tables import cell, plain, prompt_column, read_tables
+from gspo.data.splits import cell, plain, prompt_column, read_tables
 from gspo.types import Prompt
 
 T = TypeVar("T")

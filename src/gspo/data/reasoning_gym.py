@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.config.lookup import describe
-from gspo.config.near import nearest
+from gspo.config.import_function import describe
+from gspo.config.suggestions import nearest
 from gspo.safe import without_secrets
 
 PREFIX = "reasoning_gym:"

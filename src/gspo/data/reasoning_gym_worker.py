@@ -10,11 +10,11 @@ import pickle
 import sys
 from typing import Any
 
-from gspo.config.lookup import describe
+from gspo.config.import_function import describe
 from gspo.data import reasoning_gym
-from gspo.data.frames import Frames
-from gspo.data.plain import packed
-from gspo.data.processes import GONE, opened
+from gspo.workers.json_codec import packed
+from gspo.workers.messages import Frames
+from gspo.workers.processes import GONE, opened
 
 
 def generate(connection: Frames, request: reasoning_gym.ItemsRequest) -> None:

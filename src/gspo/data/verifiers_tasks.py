@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gspo.config.lookup import describe, find_here
-from gspo.config.origin import VERIFIERS
+from gspo.config.import_function import describe, find_here
 from gspo.config.rollout import TaskConfig
+from gspo.config.source_kind import VERIFIERS
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 from gspo.config.rollout import TaskConfig
-from gspo.data.sources import generate
+from gspo.data.loaders import generate
 
 TASK = "reasoning_gym:count_bits"
 QUESTION = "How many 1 bits are there in the binary representation of the number {}?"

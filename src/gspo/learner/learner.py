@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from gspo.learner.agreement import disagreement, first_look, other_experts, paired
+from gspo.learner.fit_micro_batches import GPU, Meter, make_room
+from gspo.learner.interfaces import Objective, Policy
 from gspo.learner.memory import MicroBatches, Readers, outside_of_passes
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.ports import Objective, Policy
-from gspo.learner.reading import collected, read, read_here, where_read
-from gspo.learner.room import GPU, Meter, make_room
+from gspo.learner.scoring import collected, read, read_here, where_read
 from gspo.learner.update import Updater, active
 from gspo.learner.weights import PolicyWeights
 from gspo.objective.completions import Completions
@@ -289,7 +289,7 @@ class PolicyLearner(LocalLearner):
         """Fills in advantages by token and returns, from the critic as it is before the first update (PPO)."""
         completions = self._read_by_updates()  # with a critic none is idle
         values = [reading.values for reading in read(self.policy, completions, self.micro_batches)]
-        assert all(value is not None for value in values), "build/learners.py gives the policy a critic"
+        assert all(value is not None for value in values), "assembly/learners.py gives the policy a critic"
         y = Completions.of(torch.tensor([len(completion.logp_old) for completion in completions]))
         flat = torch.cat(values)  # type: ignore[arg-type]
         rewards = torch.tensor([completion.reward for completion in completions])

@@ -10,8 +10,9 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from gspo.config.names import RESUME
-from gspo.learner import layout, shares
-from gspo.learner.ranks import OneRank, Ranks
+from gspo.distributed import load_balance
+from gspo.distributed.ranks import OneRank, Ranks
+from gspo.learner import layout
 from gspo.types import Completion
 
 T = TypeVar("T")
@@ -54,8 +55,8 @@ class MicroBatches:
         self._reading: Sequence[Completion] = ()  # the micro-batch of now
 
     def readers(self, completions: Sequence[Completion], share: bool) -> Readers:
-        """Which rank reads which of these completions (shares.py)."""
-        return shares.deal(completions, self.ranks.size, share)
+        """Which rank reads which of these completions (load_balance.py)."""
+        return load_balance.deal(completions, self.ranks.size, share)
 
     def deal(
         self, completions: Sequence[Completion], share: bool, readers: Readers | None = None

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gspo.config.policy import OptimizerConfig
+from gspo.distributed.ranks import whole
 from gspo.learner.offload import Offloaded
-from gspo.learner.ranks import whole
 
 
 def lr_at(update: int, total: int, config: OptimizerConfig) -> float:

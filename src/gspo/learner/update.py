@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from gspo.learner import layout
-from gspo.learner.host import nonzero, on_host
-from gspo.learner.in_one_order import in_one_order
+from gspo.learner.deterministic_backward import in_one_order
+from gspo.learner.device_to_host import nonzero, on_host
+from gspo.learner.interfaces import Objective, Policy
 from gspo.learner.memory import MicroBatches, Readers, outside_of_passes
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.ports import Objective, Policy
 from gspo.types import Completion, Metrics, Outputs, Stats
 
 

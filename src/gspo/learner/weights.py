@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from gspo.learner.interfaces import Policy
 from gspo.learner.memory import MicroBatches, outside_of_passes
-from gspo.learner.ports import Policy
-from gspo.learner.reading import read, where_read
+from gspo.learner.scoring import read, where_read
 from gspo.types import Completion, Reading
 
 T = TypeVar("T")

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from gspo.learner import layout
-from gspo.learner.in_one_order import in_one_order
+from gspo.learner.deterministic_backward import in_one_order
+from gspo.learner.interfaces import Policy
 from gspo.learner.objective import PolicyObjective
-from gspo.learner.ports import Policy
 from gspo.objective.completions import Completions
 from gspo.types import Batch, Completion
 

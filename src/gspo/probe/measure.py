@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gspo.interfaces import Sampler
 from gspo.learner.agreement import paired
 from gspo.learner.learner import PolicyLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.mismatch import mismatch
-from gspo.ports import Sampler
 from gspo.probe.candidates import Candidate, candidates
 from gspo.probe.gradients import Sketch, coefficients, of_group
 from gspo.probe.merit import Products

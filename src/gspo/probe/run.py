@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gspo.build.assemble import training
-from gspo.build.given import Given
+from gspo.assembly.assemble import training
+from gspo.assembly.call_inputs import Given
 from gspo.config.checks import check_training
 from gspo.config.files import to_dict
 from gspo.config.schema import Config

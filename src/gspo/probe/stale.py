@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gspo.config.policy import AlgorithmConfig
 from gspo.learner.agreement import before, other_experts, paired
+from gspo.learner.interfaces import Policy
 from gspo.learner.memory import MicroBatches
-from gspo.learner.ports import Policy
-from gspo.learner.reading import read
+from gspo.learner.scoring import read
 from gspo.objective.losses import level_ratio
 from gspo.objective.routing import changed
 from gspo.probe.candidates import Candidate

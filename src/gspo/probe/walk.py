@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 
 from gspo.config.schema import Config
+from gspo.interfaces import Sampler
 from gspo.learner.layout import split
-from gspo.ports import Sampler
 from gspo.rollout.credit import learnable
 from gspo.training import likelihoods
 from gspo.training.metrics import check_rewards

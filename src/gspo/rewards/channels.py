@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data.plain import Junk, unpacked
 from gspo.rewards.graders import BATCH, SINGLY, Late, NextResults, Result, RewardFunction, RewardInput, checked
-from gspo.rewards.places import Here, MachineLost, Place
-from gspo.rewards.way import SKIPPED, Way
+from gspo.rewards.retry_policy import SKIPPED, Way
+from gspo.rewards.worker_location import Here, MachineLost, Place
+from gspo.workers.json_codec import Junk, unpacked
 
 START = 300.0
 """Seconds that a worker may take to import what it needs."""

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from gspo.config.lookup import pick_device
+from gspo.config.import_function import pick_device
 from gspo.config.rewards import RewardModelConfig
 from gspo.rewards.transcripts import Messages, text_of, words_of
 

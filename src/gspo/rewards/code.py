@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from gspo.config.rewards import CodeConfig
 from gspo.config.values import type_of
-from gspo.rewards.sandbox.kit import LONGEST, no_compiler
-from gspo.rewards.sandbox.open import USUAL, Sandbox, open_sandbox
-from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
-from gspo.rewards.sandbox.watch import BACKSTOP
+from gspo.sandbox.image import LONGEST, no_compiler
+from gspo.sandbox.open import USUAL, Sandbox, open_sandbox
+from gspo.sandbox.types import Case, Limits, Outcome, Program
+from gspo.sandbox.watch import BACKSTOP
 
 DIGITS = 10_000
 """Characters of the longest number that is compared as one."""

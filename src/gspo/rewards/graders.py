@@ -12,11 +12,11 @@ from decimal import Decimal, InvalidOperation
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from gspo.config.lookup import describe, load_function
+from gspo.config.import_function import describe, load_function
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.config.values import type_of
-from gspo.data import bounds, reasoning_gym
+from gspo.data import reasoning_gym, reward_bounds
 from gspo.rewards import answers
 from gspo.rewards.answers import tagged
 from gspo.rewards.arguments import Arguments, RewardInput
@@ -174,7 +174,7 @@ def _results(returned: Any, count: int) -> list[Result]:
 
 
 def checked(value: Any) -> Result:
-    """A reward as a float (data/bounds.py) or None, or the error that it is."""
+    """A reward as a float (data/reward_bounds.py) or None, or the error that it is."""
     if value is None:
         return None, None
     try:
@@ -183,7 +183,7 @@ def checked(value: Any) -> Result:
         number = math.nan
     if not math.isfinite(number):
         return None, f"returned {value!r:.80}, which is not a finite number"
-    problem = bounds.unfit(number)
+    problem = reward_bounds.unfit(number)
     return (None, f"returned {problem}") if problem else (number, None)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from gspo.config.lookup import describe
+from gspo.config.import_function import describe
 
 T = TypeVar("T")
 NO_KEY = "none"

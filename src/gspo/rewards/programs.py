@@ -16,8 +16,8 @@ from typing import Any
 
 from gspo.config.rewards import PROGRAMS, CodeConfig
 from gspo.rewards.code import opened, program_of, same_stdout, tests_of
-from gspo.rewards.sandbox.open import Sandbox
-from gspo.rewards.sandbox.types import Case, Limits, Outcome, Program
+from gspo.sandbox.open import Sandbox
+from gspo.sandbox.types import Case, Limits, Outcome, Program
 
 LIVECODEBENCH = Limits(seconds=6.0, memory=4 << 30)
 HUMANEVAL = Limits(seconds=3.0)

@@ -16,21 +16,21 @@ from functools import partial
 from typing import Any
 
 from gspo.config.checks import check_names
-from gspo.config.origin import BENCHMARK
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
+from gspo.config.source_kind import BENCHMARK
 from gspo.data.benchmarks.table import named
-from gspo.data.bounds import NO_OPINION, unfit
 from gspo.data.prompts import Notice
 from gspo.data.reasoning_gym import PREFIX
+from gspo.data.reward_bounds import NO_OPINION, unfit
 from gspo.rewards import code as programs
 from gspo.rewards.arguments import TrainerState
 from gspo.rewards.channels import Channel, Thread, Worker, score_rows
-from gspo.rewards.demands import Demands
 from gspo.rewards.graders import Result, RewardFunction, RewardInput
-from gspo.rewards.places import Here, Place
 from gspo.rewards.programs import PATIENCE
-from gspo.rewards.way import Way
+from gspo.rewards.required_columns import Demands
+from gspo.rewards.retry_policy import Way
+from gspo.rewards.worker_location import Here, Place
 from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout
 

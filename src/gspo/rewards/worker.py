@@ -14,13 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gspo.config.lookup import describe
+from gspo.config.import_function import describe
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.data.frames import Frames
-from gspo.data.plain import packed
-from gspo.data.processes import GONE, opened
 from gspo.rewards import graders
+from gspo.workers.json_codec import packed
+from gspo.workers.messages import Frames
+from gspo.workers.processes import GONE, opened
 
 
 def serve(connection: Frames, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import rollout_at
-from gspo.ports import Job, PromptSource, Report, Scorer, StreamingSampler, seed_of
+from gspo.interfaces import Job, PromptSource, Report, Scorer, StreamingSampler, seed_of
 from gspo.rollout.stages import sampling_at
 from gspo.rollout.synchronous import restored_group, saved_group
 from gspo.types import Group, Prompt, Rollout, Sampling

@@ -9,7 +9,7 @@ from typing import Any
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import rollout_at
-from gspo.ports import PromptSource, Report, Sampler, SamplerError, Scorer
+from gspo.interfaces import PromptSource, Report, Sampler, SamplerError, Scorer
 from gspo.rollout.credit import teaches, trained_on
 from gspo.rollout.failures import errors
 from gspo.rollout.metrics import sampled_metrics

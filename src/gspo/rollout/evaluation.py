@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from gspo.ports import Report, Sampler, Scorer
+from gspo.interfaces import Report, Sampler, Scorer
 from gspo.rollout.failures import failed, first
 from gspo.rollout.metrics import batch_metrics
 from gspo.rollout.statistics import accuracy_interval

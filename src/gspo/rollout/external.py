@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from gspo.ports import Sampler
+from gspo.interfaces import Sampler
 from gspo.rollout.metrics import staleness
 from gspo.types import Group, Prompt, Rollout, Sampling
 

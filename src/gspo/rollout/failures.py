@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from gspo.data.bounds import NO_OPINION
-from gspo.ports import RewardsFailed
+from gspo.data.reward_bounds import NO_OPINION
+from gspo.interfaces import RewardsFailed
 from gspo.types import Group, Rollout
 
 FAILING = 3

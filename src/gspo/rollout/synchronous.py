@@ -11,7 +11,7 @@ from typing import Any
 
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import rollout_at
-from gspo.ports import PromptSource, Report, Sampler, SamplerError, Scorer
+from gspo.interfaces import PromptSource, Report, Sampler, SamplerError, Scorer
 from gspo.rollout.stages import sampling_at
 from gspo.types import Group, Prompt, Rollout, Sampling
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gspo.config.lookup import pick_device
+from gspo.config.import_function import pick_device
 from gspo.config.names import RESUME
 from gspo.runs import disk
 from gspo.runs.disk import SaveError

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from gspo.config.names import RESUME
 from gspo.runs import disk
 
-SMALLER = "micro_batches.json"  # what ranks that were out of memory leave, maybe before the run has begun (build/smaller.py)
+SMALLER = "micro_batches.json"  # written by ranks that ran out of memory (assembly/micro_batch_limit.py)
 _SKELETON = {
     ".lock",
     ".config.toml.part",

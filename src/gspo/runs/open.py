@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.config.files import load_of_run, to_dict, to_toml
-from gspo.config.lookup import describe
+from gspo.config.import_function import describe
 from gspo.config.names import RESUME
 from gspo.config.resume import ON_PURPOSE, check_allowed, same_run
 from gspo.config.schema import Config

@@ -19,9 +19,9 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from gspo.agents.calls import Call, usage
 from gspo.agents.chat import Chat, TurnOptions
 from gspo.config.training import ServeConfig
+from gspo.distributed.ranks import RankLost
+from gspo.interfaces import SamplerError
 from gspo.learner.memory import OutOfMemory
-from gspo.learner.ranks import RankLost
-from gspo.ports import SamplerError
 from gspo.serving.limits import RequestLimits, failed
 from gspo.serving.schema import ChatRequest, CompletionRequest, Failure, SamplingRequest, TrainRequest
 

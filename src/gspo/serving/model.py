@@ -26,12 +26,12 @@ from gspo.agents.trajectories import (
     groups_of,
     trajectories_of,
 )
-from gspo.build.samplers import speaker_of
+from gspo.assembly.samplers import speaker_of
 from gspo.config.names import RESUME
-from gspo.config.ranks import KEY
 from gspo.data.chat_template import Encoder
+from gspo.distributed.environment import KEY
+from gspo.distributed.ranks import RankLost
 from gspo.learner.memory import OutOfMemory
-from gspo.learner.ranks import RankLost
 from gspo.rollout.external import ExternalSource
 from gspo.runs.log import finite
 from gspo.serving.connections import EndpointServer, address_of, running

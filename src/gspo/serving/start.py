@@ -6,8 +6,8 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
-from gspo.build import assemble
-from gspo.build.given import Given, Source, configured
+from gspo.assembly import assemble
+from gspo.assembly.call_inputs import Given, Source, configured
 from gspo.config.checks import check_serving
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gspo.data.bounds import NO_OPINION
-from gspo.ports import RewardsFailed
+from gspo.data.reward_bounds import NO_OPINION
+from gspo.interfaces import RewardsFailed
 from gspo.rollout.evaluation import evaluate
 from gspo.rollout.failures import all_failed, cause, eval_errors
 from gspo.rollout.metrics import describe

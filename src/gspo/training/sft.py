@@ -11,7 +11,7 @@ import torch
 
 from gspo.config.files import to_toml
 from gspo.config.schema import Config
-from gspo.ports import SupervisedLearner
+from gspo.interfaces import SupervisedLearner
 from gspo.runs import checkpoint
 from gspo.runs.log import RunLog
 from gspo.runs.progress import Progress
@@ -30,7 +30,7 @@ class RowSource(Protocol):
 
 @dataclass
 class SupervisedRun:
-    """Everything that a supervised run is made of (build/assemble.py makes it).
+    """Everything that a supervised run is made of (assembly/assemble.py makes it).
 
     data: a fingerprint of the rows. step: updates done.
     """

@@ -9,8 +9,8 @@ from typing import Any
 from gspo.config.files import to_toml
 from gspo.config.schema import Config
 from gspo.config.stages import rollout_at
+from gspo.interfaces import Learner, RolloutSource, Sampler, Scorer
 from gspo.objective.algorithms import Algorithm
-from gspo.ports import Learner, RolloutSource, Sampler, Scorer
 from gspo.rollout.failures import Failures
 from gspo.runs import checkpoint, disk
 from gspo.runs.log import RunLog
@@ -21,7 +21,7 @@ from gspo.types import Prompt, Sampling
 
 @dataclass
 class Run:
-    """Everything that a training run is made of (build/assemble.py makes it).
+    """Everything that a training run is made of (assembly/assemble.py makes it).
 
     row: the algorithm's, in the table. evaluator: samples completions of held-out prompts, with the policy's own weights.
     data: a fingerprint of the prompts. step: steps done. good: the guard found nothing wrong with the last. old_logprobs:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from gspo.interfaces import SamplerError
 from gspo.learner.layout import split
-from gspo.ports import SamplerError
 from gspo.rollout.credit import learnable
 from gspo.training import likelihoods
 from gspo.training.evaluation import evaluates, held_out

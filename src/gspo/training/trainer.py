@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from gspo.ports import RefreshFailed, RewardsFailed, SamplerError
+from gspo.interfaces import RefreshFailed, RewardsFailed, SamplerError
 from gspo.runs import checkpoint
 from gspo.training.evaluation import evaluates, held_out
 from gspo.training.state import Run, rewind, save

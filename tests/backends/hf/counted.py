@@ -1,4 +1,4 @@
-"""What two ranks really send (tests/backends/hf/test_on_paper.py): a process of each counts its collectives."""
+"""What two ranks really send (tests/plan/test_meta_sharding.py): a process of each counts its collectives."""
 
 from collections import Counter
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from gspo.backends.hf import attention
 from gspo.backends.hf.attention import Forested, PreparedForest
 from gspo.backends.hf.policy import HFPolicy
-from gspo.backends.hf.segments import plan
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
+from gspo.backends.hf.tree_segments import plan
 from gspo.config.policy import ModelConfig
 from gspo.learner import layout
 from tests.backends.hf.families import FAMILIES, tiny
@@ -80,7 +80,7 @@ def test_the_families_that_share(name):
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_sharing_changes_neither_values_nor_gradients(name, checkpointing, monkeypatch):
     monkeypatch.setattr(
-        "gspo.backends.hf.segments.MERGE", 0.01
+        "gspo.backends.hf.tree_segments.MERGE", 0.01
     )  # so that even short prompts are put together with their completions
     batch = completions(family(name))  # prompts of 4, 9 and 1 tokens, of which windows of 8 hide some
     plain = scored(HFPolicy(family(name)), layout.build(batch))

@@ -141,6 +141,6 @@ def test_a_whole_run_loads_samples_learns_evaluates_and_saves(tmp_path):
     assert max(float((weights[name] - x).abs().max()) for name, x in written.items()) < 1e-4
     # Two steps of four updates, two evaluations.
     waits = Counter((sync.kind, sync.place.partition(":")[0]) for sync in gpu.syncs)
-    assert waits[NUMBER, "learner/optimizer.py"] == waits[SIZE, "learner/host.py"] == 8
-    sampling, reading = 4, waits[TO_HOST, "learner/host.py"] - 8 - 4
+    assert waits[NUMBER, "learner/optimizer.py"] == waits[SIZE, "learner/device_to_host.py"] == 8
+    sampling, reading = 4, waits[TO_HOST, "learner/device_to_host.py"] - 8 - 4
     assert waits[TO_HOST, "backends/hf/stopping.py"] == 2 * sampling and reading == 3, waits

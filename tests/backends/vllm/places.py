@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from gspo.backends.vllm.way import chosen
+from gspo.backends.vllm.choose_transfer import chosen
 from gspo.config.rollout import SamplerConfig
 
 CPU = torch.device("cpu")

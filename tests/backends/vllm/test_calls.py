@@ -12,7 +12,7 @@ import pytest
 from gspo.backends.vllm import server as module
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.server import WORKERS, Server
-from gspo.backends.vllm.swap import Swap
+from gspo.backends.vllm.weight_update_request import Swap
 from tests.patience import PATIENCE
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

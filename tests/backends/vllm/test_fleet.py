@@ -23,8 +23,8 @@ from gspo.backends.vllm.fleet import STRIKES, State
 from gspo.backends.vllm.process import free_ports
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Server
-from gspo.backends.vllm.swap import Swap
-from gspo.ports import SamplerError
+from gspo.backends.vllm.weight_update_request import Swap
+from gspo.interfaces import SamplerError
 from gspo.types import Prompt, Reading, Rollout, Sampling
 from tests.backends.vllm.engines import PACE, STAND_IN, until
 from tests.patience import PATIENCE

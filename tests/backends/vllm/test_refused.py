@@ -3,7 +3,7 @@
 import pytest
 
 from gspo.backends.vllm.errors import Refused
-from gspo.ports import SamplerError
+from gspo.interfaces import SamplerError
 from gspo.types import Prompt
 from tests.backends.vllm.test_fleet import LONG, PROMPTS, expected, fleet_of, tokens  # noqa: F401
 

@@ -11,8 +11,8 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.fleet import STRIKES, State
 from gspo.backends.vllm.server import GENERATE
+from gspo.interfaces import SamplerError
 from gspo.learner.weights import PolicyWeights
-from gspo.ports import SamplerError
 from gspo.types import Rollout, Sampling
 from tests.backends.vllm.tools import PROMPTS, choice, part, sampler_of
 from tests.patience import PATIENCE

@@ -9,7 +9,7 @@ import pytest
 from gspo.backends.vllm.errors import EngineError
 from gspo.backends.vllm.process import LocalHost, free_ports
 from gspo.backends.vllm.server import GENERATE, KEY, SIDE, Server, serving
-from gspo.ports import SamplerError
+from gspo.interfaces import SamplerError
 from tests.patience import PATIENCE
 
 

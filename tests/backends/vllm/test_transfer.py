@@ -13,13 +13,13 @@ from functools import partial
 import pytest
 import torch
 
-from gspo.backends.vllm.links import Link
 from gspo.backends.vllm.plugin import gspo_transfer as wire
 from gspo.backends.vllm.process import free_ports
+from gspo.backends.vllm.process_groups import Link
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer
-from gspo.ports import SamplerError
+from gspo.interfaces import SamplerError
 from tests.backends.vllm.engines import until
 from tests.backends.vllm.test_fleet import LONG, PROMPTS, Bigrams, tokens
 from tests.patience import PATIENCE

@@ -11,7 +11,7 @@ from gspo.backends.vllm.errors import EngineError, Refused
 from gspo.backends.vllm.fleet import STRIKES, State
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer
-from gspo.ports import SamplerError
+from gspo.interfaces import SamplerError
 from tests.backends.vllm.engines import until
 from tests.backends.vllm.test_fleet import LONG, PROMPTS, fleet_of  # noqa: F401
 from tests.backends.vllm.test_transfer import CPU, Layered

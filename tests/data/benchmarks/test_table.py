@@ -5,8 +5,8 @@ import pytest
 from gspo.config.rollout import TaskConfig
 from gspo.config.training import EvalConfig
 from gspo.data.benchmarks.table import BENCHMARKS, Unjudged, asked, digest, made, named, place, short
-from gspo.data.sources import read
-from gspo.data.tables import read_tables
+from gspo.data.loaders import read
+from gspo.data.splits import read_tables
 from tests.data.benchmarks.test_codeforces import ROW as PROBLEM
 
 ROWS = [{"ID": f"2024-I-{i}", "Problem": f"{i} + 1?", "Solution": "", "Answer": i + 1} for i in range(30)]

@@ -18,7 +18,7 @@ from transformers.masking_utils import sdpa_mask
 
 from gspo.backends.hf.flex import Blocks
 from gspo.backends.hf.model import OWN_ATTENTION, HFModel, far, probe, tolerance, windows
-from gspo.backends.hf.segments import Piece, Plan, plan
+from gspo.backends.hf.tree_segments import Piece, Plan, plan
 from gspo.types import Forest
 
 NAME = OWN_ATTENTION

@@ -19,7 +19,7 @@ from torch.torch_version import TorchVersion
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
 from gspo.backends.hf import fused
-from gspo.backends.hf.packed import Packed
+from gspo.backends.hf.quantized_weights import Packed
 from gspo.objective.completions import picked
 
 NAME = "gspo"  # in transformers' table of expert kernels

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file, extract_commit_hash
 
-from gspo.config.lookup import pick_device
+from gspo.config.import_function import pick_device
 from gspo.config.policy import ModelConfig
 from gspo.config.values import type_of
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gspo.learner.host import nonzero
+from gspo.learner.device_to_host import nonzero
 
 BLOCK = 1 << 24  # elements of a block of logits: 64 MiB in float32
 KEPT = 1 << 26  # exponentials kept for the backward pass, which forms all others again: 256 MiB in float32

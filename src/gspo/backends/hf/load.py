@@ -17,10 +17,10 @@ from transformers.utils.logging import disable_progress_bar
 from gspo.backends.hf import experts, fused
 from gspo.backends.hf.files import check_weights, load_error, outline, read_config, read_outline
 from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, far, probe, windows
-from gspo.backends.hf.packed import Packed
-from gspo.config.lookup import pick_device
+from gspo.backends.hf.quantized_weights import Packed
+from gspo.config.import_function import pick_device
 from gspo.config.policy import ModelConfig
-from gspo.learner.ranks import is_loss
+from gspo.distributed.ranks import is_loss
 
 log = logging.getLogger(__name__)
 disable_progress_bar()  # of loading and saving weights: the run has its own

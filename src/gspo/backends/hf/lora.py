@@ -24,9 +24,9 @@ from gspo.backends.hf.files import base_of, is_adapter, of_the_base
 from gspo.backends.hf.layers import stacked
 from gspo.backends.hf.load import load_model, ready, wrap_model
 from gspo.backends.hf.model import HFModel
-from gspo.backends.hf.packed import Packed, pack, quiet
+from gspo.backends.hf.quantized_weights import Packed, pack, quiet
 from gspo.backends.hf.routers import routers
-from gspo.config.lookup import pick_device
+from gspo.config.import_function import pick_device
 from gspo.config.policy import LoraConfig, ModelConfig
 
 NAME = "default"  # PEFT's name of an adapter

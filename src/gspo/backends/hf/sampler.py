@@ -19,8 +19,8 @@ from gspo.backends.hf.model import HFModel, far, probe
 from gspo.backends.hf.quantize import round_weights
 from gspo.backends.hf.sampled_routes import Trail
 from gspo.backends.hf.stopping import Ends, cut, decode
-from gspo.learner.host import on_host
-from gspo.ports import Weights, key_of
+from gspo.interfaces import Weights, key_of
+from gspo.learner.device_to_host import on_host
 from gspo.types import Prompt, Rollout, Sampling
 
 PREFILL_TOKENS = 131072  # most prompt tokens, padding included, in one forward pass

@@ -26,15 +26,15 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
-from gspo.backends.hf.gathering import Gathering
+from gspo.backends.hf.all_to_all_weights import Gathering
 from gspo.backends.hf.head import Head
 from gspo.backends.hf.layers import Layers
 from gspo.backends.hf.load import autocast_type, read_weights, ready
+from gspo.backends.hf.mixed_precision_sharding import narrow_gathers
 from gspo.backends.hf.model import DTYPES, HFModel
-from gspo.backends.hf.narrow import narrow_gathers
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
-from gspo.learner.ranks import whole
+from gspo.distributed.ranks import whole
 
 T = TypeVar("T")
 ROOT = "run_sharded"  # the root's method that forward passes run in

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gspo.ports import SamplerError
+from gspo.interfaces import SamplerError
 
 
 class EngineError(SamplerError):

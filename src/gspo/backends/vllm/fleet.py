@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gspo.backends.vllm.errors import EngineError, blamed
-from gspo.backends.vllm.ports import Engine
+from gspo.backends.vllm.interfaces import Engine
 from gspo.backends.vllm.threads import at_once
 from gspo.backends.vllm.weight_check import Check
 

@@ -18,7 +18,7 @@ from typing import Any
 from gspo.backends.vllm.errors import EngineError, Refused
 from gspo.backends.vllm.process import GRACE, ROOM
 from gspo.backends.vllm.server import ADAPTER, CONTROL, SIDE, START
-from gspo.backends.vllm.swap import Swap
+from gspo.backends.vllm.weight_update_request import Swap
 
 QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **ROOM}
 CallQueue = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]

@@ -16,22 +16,22 @@ import torch
 from gspo.backends.hf.lora import EXPERTS
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.calls import http
-from gspo.backends.vllm.exchange import exchange, logs
+from gspo.backends.vllm.choose_transfer import chosen, copies_of
+from gspo.backends.vllm.exchange_folder import exchange, logs
 from gspo.backends.vllm.in_process import Inside
-from gspo.backends.vllm.links import LAYER, places_of
-from gspo.backends.vllm.ports import Engine
+from gspo.backends.vllm.interfaces import Engine
 from gspo.backends.vllm.process import EngineHost, LocalHost, free_ports
-from gspo.backends.vllm.routes import FLAG, Routers
+from gspo.backends.vllm.process_groups import LAYER, places_of
+from gspo.backends.vllm.routed_experts import FLAG, Routers
 from gspo.backends.vllm.sampler import VLLMSampler
 from gspo.backends.vllm.server import Server, serving
 from gspo.backends.vllm.transfer import WEIGHTS
-from gspo.backends.vllm.way import chosen, copies_of
 from gspo.config.engines import devices_each
 from gspo.config.policy import LoraConfig
-from gspo.config.ranks import placed
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
-from gspo.ports import Weights
+from gspo.distributed.environment import placed
+from gspo.interfaces import Weights
 
 SLEEP = "enable_sleep_mode"  # an argument of vLLM's
 BASE = "base"  # the folder of the exchange that holds the weights below an adapter

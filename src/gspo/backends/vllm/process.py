@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gspo.config.ranks import without_ranks
+from gspo.distributed.environment import without_ranks
 
 ROOM = {
     "VLLM_CPU_KVCACHE_SPACE": "4"

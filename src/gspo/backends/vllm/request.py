@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from gspo.backends.hf.stopping import StopStrings, cut, decode, stops_by_kind
 from gspo.backends.vllm.calls import SHOWN, shown
 from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.routes import Routers
+from gspo.backends.vllm.routed_experts import Routers
 from gspo.types import Rollout, Sampling
 
 AT_ONCE = 64  # tokens whose text is searched for stop strings: where one is found, they are decoded again and again

@@ -18,12 +18,12 @@ from gspo.agents.loop_thread import cancelled
 from gspo.backends.hf.model import HFModel
 from gspo.backends.vllm.errors import EngineError, Refused, blamed
 from gspo.backends.vllm.fleet import STRIKES, Fleet, LeftOut, Member
-from gspo.backends.vllm.ports import Engine
+from gspo.backends.vllm.interfaces import Engine
 from gspo.backends.vllm.request import Request
-from gspo.backends.vllm.routes import Routers
+from gspo.backends.vllm.routed_experts import Routers
 from gspo.backends.vllm.transfer import FolderTransfer, Transfer, each_of
 from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check, Gap, compare, repeated
-from gspo.ports import Job, SamplerError, Weights, seed_of
+from gspo.interfaces import Job, SamplerError, Weights, seed_of
 from gspo.types import Prompt, Rollout, Sampling
 
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from gspo.backends.vllm.calls import asked, http, shown, told, within
 from gspo.backends.vllm.errors import EngineError, Refused
 from gspo.backends.vllm.process import EngineHost, EngineProcess, LocalEngine
-from gspo.backends.vllm.swap import Swap
+from gspo.backends.vllm.weight_update_request import Swap
 from gspo.safe import without_logins
 
 SIDE = Path(__file__).with_name("plugin") / "gspo_vllm.py"

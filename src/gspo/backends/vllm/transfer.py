@@ -21,11 +21,11 @@ from torch import Tensor
 
 from gspo.backends.vllm.errors import EngineError, blamed
 from gspo.backends.vllm.fleet import Member
-from gspo.backends.vllm.links import LAYER, Link, joined
 from gspo.backends.vllm.plugin import gspo_transfer as wire
-from gspo.backends.vllm.swap import Swap
+from gspo.backends.vllm.process_groups import LAYER, Link, joined
 from gspo.backends.vllm.threads import at_once
-from gspo.ports import SamplerError, Weights
+from gspo.backends.vllm.weight_update_request import Swap
+from gspo.interfaces import SamplerError, Weights
 
 WEIGHTS, NEXT, OLD = "weights", "next", "old"  # the folders of the exchange: of now, while they are written, and before
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from gspo.interfaces import Weights
 from gspo.objective.routing import changed
-from gspo.ports import Weights
 from gspo.types import Completion, Prompt, Reading, Rollout
 
 PROBES, PROMPT_TOKENS, PROBE_TOKENS = 4, 8, 16

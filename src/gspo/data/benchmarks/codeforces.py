@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gspo.config.origin import SUFFIXES
+from gspo.config.source_kind import SUFFIXES
 from gspo.data.files import rows_of
 
 ASK = (

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gspo.config import origin
-from gspo.config.near import nearest
+from gspo.config import source_kind
+from gspo.config.suggestions import nearest
 from gspo.data.benchmarks import aime, codeforces, humaneval, livecodebench
 
 Rows = list[dict[str, Any]]
@@ -87,11 +87,11 @@ def named(name: str) -> Benchmark:
     """The benchmark of that name, or what a file of that name holds. Raises ValueError for an unknown name."""
     if name in BENCHMARKS:
         return BENCHMARKS[name]
-    if origin.kind(name) == "file":
+    if source_kind.kind(name) == "file":
         return ANSWERS
     known = nearest(name, BENCHMARKS)
     raise ValueError(
-        f"benchmark {name!r}: is none of {', '.join(BENCHMARKS)}, and no {', '.join(origin.SUFFIXES)} file{known}"
+        f"benchmark {name!r}: is none of {', '.join(BENCHMARKS)}, and no {', '.join(source_kind.SUFFIXES)} file{known}"
     )
 
 
@@ -110,7 +110,10 @@ def place(name: str, options: Mapping[str, Any]) -> tuple[str, str, dict[str, An
             close = nearest(option, known)
             raise ValueError(f"task.config.{option}: benchmark {name} has no such option; it has {', '.join(known)}{close}")
     source = options.get("data") or (name if one is ANSWERS else one.source)
-    for option, has in (("split", origin.has_splits(source)), ("name", origin.kind(source) in ("hub", "function"))):
+    for option, has in (
+        ("split", source_kind.has_splits(source)),
+        ("name", source_kind.kind(source) in ("hub", "function")),
+    ):
         if option in options and (not source or not has):
             raise ValueError(f"{option} = {options[option]!r}: {source or 'its package'} has none to choose; leave it out")
     its_own = (one.config or "").format(**{**one.usual, **options}) if source == one.source else ""

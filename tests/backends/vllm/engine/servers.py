@@ -13,8 +13,8 @@ import torch
 from gspo.backends.hf.lora import adapted, packed
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.backends.vllm.choose_transfer import chosen
 from gspo.backends.vllm.open import sampler_of
-from gspo.backends.vllm.way import chosen
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config

@@ -8,8 +8,8 @@ from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.backends.vllm.process import free_ports
 from gspo.backends.vllm.server import SIDE, Server
 from tests.backends.vllm.engine.servers import PYTHON, UNTIED
-from tests.build.started import begin, fill, finished, steps
-from tests.build.test_faults import LAYER, SENT, go_through, nothing_left, same
+from tests.launch.started import begin, fill, finished, steps
+from tests.launch.test_faults import LAYER, SENT, go_through, nothing_left, same
 from tests.tiny_run import PIECES
 
 TO_LEADER = "], []]"  # the shards of a layer that the leader alone gets

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from tests.backends.vllm.engine.servers import PYTHON, UNTIED
 from tests.backends.vllm.engine.test_ranks import REWARD, SETTINGS, run
-from tests.build.ray_cluster import cluster_of
-from tests.build.started import finished, left, steps, wait_for
-from tests.build.started import processes as all_parents
+from tests.launch.ray_cluster import cluster_of
+from tests.launch.started import finished, left, steps, wait_for
+from tests.launch.started import processes as all_parents
 from tests.tiny_run import PIECES, ROWS
 
 pytestmark = [

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from gspo.backends.vllm.links import Link
 from gspo.backends.vllm.plugin import gspo_transfer as wire
+from gspo.backends.vllm.process_groups import Link
 from gspo.backends.vllm.threads import at_once
 from tests.patience import PATIENCE
 

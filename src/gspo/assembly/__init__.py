@@ -1,0 +1,1 @@
+"""Makes the objects of a run from its settings."""

@@ -1,0 +1,107 @@
+"""The prompts of a benchmark, and a model that answers them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gspo.assembly.call_inputs import Given
+from gspo.assembly.models import check_here, evaluated_prompts, loaded_model, outline_of
+from gspo.assembly.samplers import EVAL_SEED, evaluator_of, samplings, speaker_of
+from gspo.backends.hf.files import base_of, check_folder, commit_of, commit_of_tokenizer, is_adapter, of_the_base
+from gspo.backends.hf.policy import HFPolicy
+from gspo.config.engines import check_engine
+from gspo.config.import_function import pick_device
+from gspo.config.policy import ModelConfig
+from gspo.config.schema import Config
+from gspo.interfaces import seed_of
+from gspo.types import Prompt, Rollout, Sampling
+
+Rows = Sequence[dict[str, Any]]
+Begin = Callable[[int, int], Future[Rollout]]
+"""Begins a completion: the index of its prompt and its own number."""
+NUMBERS = ("dtype", "autocast", "attention", "experts", "kernels", "quantize")
+"""Settings of a model that its numbers depend on."""
+
+
+def version(cfg: ModelConfig) -> str:
+    """What tells a model from another one under its name: its commit on the Hugging Face Hub, or a hash of the names, sizes
+    and times of a folder's files. So too of the model below an adapter, and of a tokenizer of its own. Raises ValueError for
+    a model that is not there.
+    """
+    check_folder(cfg)
+    folder = Path(cfg.path)
+    found = [_of_files(folder) if folder.is_dir() else f"commit {commit_of(cfg)}"]
+    if is_adapter(cfg.path):
+        with of_the_base(cfg):
+            found.append(f"base {version(dataclasses.replace(base_of(cfg), tokenizer=None))}")
+    if cfg.tokenizer:
+        own = Path(cfg.tokenizer)
+        found.append(f"tokenizer {_of_files(own) if own.is_dir() else f'commit {commit_of_tokenizer(cfg.tokenizer)}'}")
+    return ", ".join(found)
+
+
+def computation(cfg: ModelConfig) -> dict[str, str]:
+    """What a model's numbers depend on besides its files: types, kernels, and the kind of device, which "auto" goes by."""
+    return {name: getattr(cfg, name) for name in NUMBERS} | {"device": pick_device(cfg.device).type}
+
+
+def _of_files(folder: Path) -> str:
+    files = sorted(path for path in folder.glob("*") if path.is_file())
+    facts = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def encoded(config: Config, rows: Rows) -> list[Prompt]:
+    """The prompts as the model reads them, under the ids of their rows. Raises ValueError for what does not fit the model's
+    context, before its weights are read.
+    """
+    check_engine(config.sampler)
+    given = Given(rows=list(rows))
+    check_here(config, given, None)
+    task = dataclasses.replace(config.task, too_long="refuse")
+    rollout = dataclasses.replace(config.rollout, max_completion_length=1)  # nothing is trained: eval's alone counts
+    refuse = dataclasses.replace(config, task=task, rollout=rollout)
+    prompts = evaluated_prompts(refuse, given, outline_of(config, given, None))
+    return [dataclasses.replace(prompt, id=str(row["id"])) for prompt, row in zip(prompts, rows)]
+
+
+def worded(config: Config, rows: Rows) -> list[Prompt]:
+    """The prompts as an endpoint is sent them: without tokens."""
+    return [
+        Prompt(str(row["id"]), row["prompt"], (), {k: v for k, v in row.items() if k != "prompt"}, config.task.source)
+        for row in rows
+    ]
+
+
+def sampling_of(config: Config) -> Sampling:
+    """How an endpoint is asked to sample."""
+    evaluation, rollout = config.eval, config.rollout
+    longest = evaluation.max_completion_length or rollout.max_completion_length
+    chosen = evaluation.temperature, evaluation.top_p, evaluation.top_k
+    return Sampling(longest, *chosen, tuple(rollout.stop), seed=EVAL_SEED + config.train.seed)
+
+
+def seed_at(config: Config, prompt: int, number: int) -> int:
+    """The seed of one completion, whatever else is sampled. prompt: the index of its prompt."""
+    return seed_of(EVAL_SEED + config.train.seed, prompt, number)
+
+
+@contextmanager
+def answering(config: Config, prompts: Sequence[Prompt]) -> Iterator[tuple[Begin, int]]:
+    """The model, ready to answer: what begins a completion, and how many may be under way at once."""
+    model = loaded_model(config, Given())
+    policy = HFPolicy(model, config.rollout.temperature)
+    sampling = dataclasses.replace(samplings(config, model)[1], seed=0)
+    with evaluator_of(config, policy) as sampler, speaker_of(config, sampler) as speaker:
+
+        def begin(prompt: int, number: int) -> Future[Rollout]:
+            return speaker.begin(Rollout.begun(prompts[prompt]), seed_at(config, prompt, number), sampling).future
+
+        many = max(1, config.sampler.engines, len(config.sampler.urls)) if config.sampler.engine == "vllm" else 1
+        yield begin, config.sampler.batch_size * many

@@ -1,0 +1,57 @@
+"""What a Python caller hands over, and the configuration that goes with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo.config.files import as_config
+from gspo.config.schema import Config
+from gspo.config.source_kind import GIVEN
+from gspo.config.values import type_of
+
+
+@dataclasses.dataclass
+class Given:
+    """What a Python caller hands over in place of names in the configuration."""
+
+    model: Any = None
+    tokenizer: Any = None
+    rows: Any = None
+    eval_rows: Any = None
+    functions: Sequence[Callable[..., Any]] = ()
+
+    @property
+    def holds_model(self) -> bool:
+        """Whether the model is loaded already, and not just named."""
+        return self.model is not None and not isinstance(self.model, (str, Path))
+
+
+Source = Config | str | Path | dict[str, dict[str, Any]] | None
+
+
+def configured(config: Any, sections: dict[str, Any], model: Any, tokenizer: Any, dataset: Any = None) -> Config:
+    """The configuration of a Python call. Raises ValueError for arguments that do not go together."""
+    if not isinstance(config, (Config, str, Path, dict, type(None))):
+        raise ValueError(f"config: expected a TOML file, a Config or nested dicts, got {type_of(config)}")
+    if isinstance(model, Config) or str(model).endswith(".toml"):
+        raise ValueError(f"model = {model!r:.80}: this is a configuration: pass it as config=")
+    if isinstance(model, dict):
+        raise ValueError('model: expected a folder, an id or a loaded model; a [model] section is config={"model": {...}}')
+    named = model is None or isinstance(model, (str, Path))
+    if tokenizer is not None and named:
+        raise ValueError(
+            "tokenizer: it goes with a loaded model; beside a model's name give the tokenizer's folder or id as "
+            'config={"model": {"tokenizer": ...}}'
+        )
+    if tokenizer is None and not named:
+        raise ValueError("tokenizer: a loaded model needs its tokenizer: pass tokenizer=")
+    if model is not None:
+        path = model if named else getattr(model, "name_or_path", "") or GIVEN
+        sections["model"] = {"path": str(path)}
+    if dataset is not None:
+        task = sections.get("task", {})
+        sections["task"] = {"source": GIVEN} | task if isinstance(task, dict) else task
+    return as_config(config, sections)

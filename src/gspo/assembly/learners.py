@@ -1,0 +1,100 @@
+"""Who learns: a policy, its optimizer, and what is minimised."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from gspo.assembly.micro_batch_limit import make_smaller
+from gspo.assembly.models import check_experts, check_routers
+from gspo.backends.hf.critic import Critic
+from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.policy import HFPolicy
+from gspo.config.schema import Config
+from gspo.distributed.ranks import Ranks
+from gspo.learner.imitation import Imitation
+from gspo.learner.learner import LocalLearner, PolicyLearner
+from gspo.learner.objective import PolicyObjective
+from gspo.learner.optimizer import Optimizer
+from gspo.objective.algorithms import ALGORITHMS
+
+
+def learning(
+    config: Config, model: HFModel, reference: HFPolicy | None, ranks: Ranks | None = None
+) -> tuple[HFPolicy, PolicyLearner]:  # fmt: skip
+    """The policy of a run by rewards, and its learner. config: resolved."""
+    policy = policy_of(config, model)
+    learner = learner_of(config, policy, reference)
+    check_experts(config, model)
+    check_routers(config, model)
+    share(learner, config, ranks)
+    return policy, learner
+
+
+def share(learner: LocalLearner, config: Config, ranks: Ranks | None) -> None:
+    """Lets a learner learn together with others."""
+    if ranks is not None:
+        learner.micro_batches.ranks = ranks
+        make_smaller(learner.micro_batches, config, ranks)
+
+
+def supervised_learning(
+    config: Config, model: HFModel, reference: HFPolicy | None = None, ranks: Ranks | None = None
+) -> tuple[HFPolicy, LocalLearner]:  # fmt: skip
+    """The policy of a supervised run, and its learner."""
+    check_experts(config, model)
+    policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)
+    optimizer = optimizer_of(config, policy, config.train.steps)
+    learner = LocalLearner(policy, optimizer, Imitation(), config.train.micro_batch_tokens)
+    share(learner, config, ranks)
+    return policy, learner
+
+
+def policy_of(config: Config, model: HFModel) -> HFPolicy:
+    """The policy of a run by rewards, with a critic where its algorithm has one. config: resolved."""
+    algorithm, train = config.algorithm, config.train
+    critic = Critic(model, algorithm.critic or "shared") if ALGORITHMS[algorithm.name].critic else None
+    return HFPolicy(
+        model,
+        config.rollout.temperature,
+        train.layout,
+        train.gradient_checkpointing,
+        critic,
+        router_logits=algorithm.aux_loss > 0,
+    )
+
+
+def learner_of(config: Config, policy: HFPolicy, reference: HFPolicy | None) -> PolicyLearner:
+    """The learner of a run by rewards. config: resolved."""
+    algorithm = config.algorithm
+    updates = config.train.steps * (algorithm.mini_batches or 1) * algorithm.epochs
+    return PolicyLearner(
+        policy,
+        optimizer_of(config, policy, updates),
+        PolicyObjective(ALGORITHMS[algorithm.name], algorithm, config.rollout.max_completion_length),
+        config.train.micro_batch_tokens,
+        router_replay=algorithm.router_replay,
+        reference=reference,
+        scale=algorithm.scale_rewards or "batch",
+    )
+
+
+def optimizer_of(config: Config, policy: HFPolicy, updates: int) -> Optimizer:
+    """The optimizer of a run of so many updates."""
+    if config.optimizer.name == "adamw_8bit" and policy.device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f'optimizer.name = "adamw_8bit": bitsandbytes has no such kernels for {policy.device.type}: set "adamw", or '
+            'model.device = "cpu"'
+        )
+    offload = config.train.offload_optimizer and policy.device.type != "cpu"
+    names = norms_and_biases(policy.model.model)
+    kept = [p for name, p in policy.model.named_parameters() if name in names]
+    return Optimizer(policy.parameters(), config.optimizer, updates, config.train.max_bad_updates, offload, kept)
+
+
+def norms_and_biases(model: nn.Module) -> set[str]:
+    """Names of what weight decay leaves out, whatever its shape: Cohere's norms have one vector a head."""
+    names = set()
+    for path, module in model.named_modules():
+        norm = "Norm" in type(module).__name__ or "norm" in path.rpartition(".")[2].lower()
+        names |= {name for name, _ in module.named_parameters(path, recurse=False) if norm or name.endswith("bias")}
+    return names

@@ -1,0 +1,197 @@
+"""The parts of a run, from its configuration: model and reference, prompts, how and by whom is sampled."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from pathlib import Path
+
+from gspo.assembly.call_inputs import Given
+from gspo.backends.hf import routers, routing
+from gspo.backends.hf.files import Outline, check_path, outline, read_outline
+from gspo.backends.hf.load import wrap_model
+from gspo.backends.hf.lora import Unadapted, adapted, packed, read_model
+from gspo.backends.hf.model import HFModel, probe
+from gspo.backends.hf.policy import HFPolicy
+from gspo.config.answer_format import default_system
+from gspo.config.policy import ModelConfig
+from gspo.config.rollout import TaskConfig
+from gspo.config.schema import Config
+from gspo.config.source_kind import GIVEN
+from gspo.config.stages import longest
+from gspo.config.training import EvalConfig
+from gspo.data.chat_template import Encoder
+from gspo.data.decontamination import Overlap
+from gspo.data.loaders import Table
+from gspo.data.prompts import load_prompts
+from gspo.distributed.ranks import ProcessRanks
+from gspo.runs import checkpoint
+from gspo.types import Prompt
+
+
+def named(config: Config, last: Path | None) -> ModelConfig:
+    """The model to load: the configured one, or that of a checkpoint."""
+    if last is None:
+        return config.model
+    return dataclasses.replace(config.model, path=str(last / checkpoint.MODEL), tokenizer=None, revision=None)
+
+
+def check_here(config: Config, given: Given, last: Path | None) -> None:
+    """Raises ValueError for a model's folder that cannot be, without reading or downloading anything."""
+    if not given.holds_model:
+        check_path(named(config, last))
+
+
+def outline_of(config: Config, given: Given, last: Path | None) -> Outline:
+    """What the prompts need of the model, without its weights."""
+    if given.holds_model:
+        return outline(given.model, given.tokenizer)
+    whole = last is not None and not config.lora.rank  # a checkpoint of adapters holds them alone
+    return read_outline(named(config, last if whole else None))
+
+
+def models_of(
+    config: Config, given: Given, last: Path | None, ranks: ProcessRanks | None = None
+) -> tuple[HFModel, HFPolicy | None]:  # fmt: skip
+    """The model to train, given or by name, with the weights of a checkpoint; and the frozen reference of the KL term,
+    which is the model that training began with (None where beta is 0). ranks: who shares both of them with this process.
+    """
+    if ranks is not None:
+        return sharded_models(config, last, ranks)
+    begin: HFModel | None = None
+    if given.holds_model or last is None or config.algorithm.beta > 0 or config.lora.rank:
+        packs = config.lora.rank and config.model.quantize != "none"  # so it gets to its device
+        begin = loaded_model(config, given, "cpu" if packs else None)
+    if config.lora.rank and begin is not None:
+        return adapted_models(config, begin, last)
+    reference = None
+    if config.algorithm.beta > 0 and begin is not None:
+        frozen = dataclasses.replace(begin, model=copy.deepcopy(begin.model))
+        frozen.model.requires_grad_(False)
+        rests = config.train.offload_reference
+        reference = HFPolicy(frozen, config.rollout.temperature, config.train.layout, rests=rests)
+    if last is not None:
+        saved = read_model(named(config, last))
+        if not given.holds_model or begin is None:
+            return saved, reference
+        begin.model.load_state_dict(saved.model.state_dict())
+    assert begin is not None
+    return begin, reference
+
+
+def sharded_models(config: Config, last: Path | None, ranks: ProcessRanks) -> tuple[HFModel, HFPolicy | None]:
+    """`models_of` in shards."""
+    try:
+        from gspo.backends.hf.sharded import load_sharded
+    except ImportError as error:
+        raise ValueError(f"scale.ranks = {ranks.size}: needs transformers 5.23 or newer: update it ({error})") from error
+
+    model = load_sharded(named(config, last), config.scale, ranks.size)
+    reference: HFPolicy | None = None
+    if config.algorithm.beta:
+        frozen = load_sharded(config.model, config.scale, ranks.size)
+        frozen.model.requires_grad_(False)
+        reference = HFPolicy(frozen, config.rollout.temperature, config.train.layout)
+    ranks.loaded()
+    return model, reference
+
+
+def loaded_model(config: Config, given: Given, device: str | None = None) -> HFModel:
+    """The model that is given, or the one that the configuration names, whole. device: where, but for model.device."""
+    cfg = config.model if device is None else dataclasses.replace(config.model, device=device)
+    if given.holds_model:
+        return wrap_model(given.model, given.tokenizer, cfg)
+    return read_model(cfg)
+
+
+def adapted_models(config: Config, begin: HFModel, last: Path | None) -> tuple[HFModel, HFPolicy | None]:
+    """`models_of` with adapters: the reference is the same model with its adapters switched off."""
+    model = adapted(begin, config.lora, config.train.seed)
+    if last is not None:
+        model.load(last / checkpoint.MODEL)
+    if config.model.quantize != "none":
+        model = packed(model, config.model)
+    if not config.algorithm.beta:
+        return model, None
+    return model, HFPolicy(Unadapted.of(model), config.rollout.temperature, config.train.layout)
+
+
+def room(config: Config, limit: int | None) -> int | None:
+    """Longest prompt in tokens beside the longest completion of any stage, in a context of `limit`, or that of vLLM where
+    sampler.engine_args has a smaller one. Raises ValueError where none fits.
+    """
+    key, size = longest(config.rollout, config.stage)
+    if (config.eval.max_completion_length or 0) > size:
+        key, size = "eval.max_completion_length", config.eval.max_completion_length or 0
+    whose = "the model's context"
+    own = config.sampler.engine_args.get("max_model_len")
+    if type(own) is int and config.sampler.engine == "vllm" and own < (limit or own + 1):
+        limit, whose = own, "vLLM's context (max_model_len in sampler.engine_args)"
+    if limit is not None and limit <= size:
+        raise ValueError(f"{key} = {size} leaves no room for a prompt: {whose} is {limit} tokens; lower it")
+    return None if limit is None else limit - size
+
+
+def prompts_of(
+    config: Config, given: Given, outline: Outline, tables: tuple[Table, Table] | None = None, overlap: Overlap | None = None
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Training and held-out prompts that fit the model. tables: their rows, where they were read before; overlap: what
+    benchmarks know.
+    """
+    limit = room(config, outline.context_length)
+    encoder = Encoder(outline.tokenizer, config.task, default_system(config))
+    rows = given.rows, given.eval_rows
+    prompts, held_out = load_prompts(config.task, config.eval, encoder, limit, *rows, tables, overlap)
+    asked = config.task.system + str(prompts[0].messages)
+    tags_alone = "task" in config.reward.functions and default_system(config)
+    if tags_alone and encoder.template is not None and not encoder.defaulted and "<answer>" not in asked:
+        warnings.warn(
+            "the reward task reads what stands between <answer> and </answer>; neither task.system nor the prompts say so",
+            stacklevel=2,
+        )
+    return prompts, held_out
+
+
+def evaluated_prompts(config: Config, given: Given, outline: Outline) -> list[Prompt]:
+    """The prompts of an evaluation: all rows that are given, else those that the task holds out."""
+    if given.rows is None:
+        return prompts_of(config, given, outline)[1]
+    nothing_held_out = dataclasses.replace(config.eval, every=0, num_prompts=0)
+    return prompts_of(dataclasses.replace(all_rows(config), eval=nothing_held_out), given, outline)[0]
+
+
+def all_rows(config: Config) -> Config:
+    """The configuration without what it says of how many prompts there are, which are held out, and how its own sources are
+    read: rows that are given are evaluated all.
+    """
+    task = dataclasses.replace(config.task, size=None, eval_source=None, eval_split=None, benchmarks=[])
+    if task.source == GIVEN:
+        task = dataclasses.replace(task, split=TaskConfig.split, config={})
+    return dataclasses.replace(
+        config, task=task, eval=dataclasses.replace(config.eval, every=0, num_prompts=EvalConfig.num_prompts)
+    )
+
+
+def check_experts(config: Config, model: HFModel) -> None:
+    """Raises ValueError where there are no experts whose kernels could be chosen."""
+    if config.model.experts != "auto" and not model.model._can_set_experts_implementation():
+        raise ValueError(
+            f"model.experts = {config.model.experts!r}: {type(model.model).__name__} has no experts whose kernels can be "
+            'chosen: set it to "auto"'
+        )
+
+
+def check_routers(config: Config, model: HFModel) -> None:
+    """Raises ValueError where there is no routing to replay, or none that can be, or no load to balance."""
+    if config.algorithm.aux_loss and not routers.routers(model.model):
+        raise ValueError(
+            f"algorithm.aux_loss = {config.algorithm.aux_loss:g}: {routers.missing(model.model)}, so there is no load to "
+            "balance: set it to 0"
+        )
+    if config.algorithm.router_replay != "none":
+        tokens = probe(model, 5)
+        try:
+            routing.check(model.model, lambda: model.hidden(input_ids=tokens))
+        except ValueError as error:
+            raise ValueError(f"algorithm.router_replay = {config.algorithm.router_replay!r}: {error}") from None

@@ -1,0 +1,94 @@
+"""The queries of a run: those of its task, of its stages, and those that a refresh asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gspo.assembly.models import room
+from gspo.backends.hf.files import Outline
+from gspo.config.answer_format import default_system
+from gspo.config.import_function import describe
+from gspo.config.schema import Config
+from gspo.data.chat_template import Encoder
+from gspo.data.decontamination import Overlap
+from gspo.data.loaders import Table, table
+from gspo.data.prompts import other_prompts
+from gspo.data.refresh import Pool
+from gspo.data.splits import of_stage, refresh_function
+from gspo.interfaces import RefreshFailed
+from gspo.rollout.stages import TASK, Curriculum, stage_name
+from gspo.types import Prompt
+
+
+@dataclass
+class OtherSources:
+    """Makes the pools of other sources than task.source. overlap: what benchmarks know. check: raises ValueError for prompts
+    that the rewards cannot score. tables: the rows of stages, by their numbers.
+    """
+
+    config: Config
+    outline: Outline
+    overlap: Overlap
+    held_out: Sequence[Prompt]
+    check: Callable[[Iterable[Prompt]], None]
+    tables: Mapping[int, Table] = field(default_factory=dict)
+
+    def of_stage(self, number: int) -> Pool:
+        """The pool of a stage with a source of its own. Raises ValueError."""
+        stage = self.config.stage[number]
+        return self._pool(stage_name(stage.at), self.tables[number], stage.source or "")
+
+    def of_rows(self, name: str, rows: list[dict[str, Any]]) -> Pool:
+        """The pool of rows that refresh.source gave."""
+        source = self.config.refresh.source or ""
+        return dataclasses.replace(self._pool(name, table(rows, source), source), rows=rows)
+
+    def made(self, name: str, step: int) -> Pool:
+        """The pool that refresh.source gives after `step` steps. Raises RefreshFailed."""
+        source = self.config.refresh.source or ""
+        where = f"refresh.source = {source!r}"
+        function = refresh_function(source, step)
+        try:
+            rows = json.loads(json.dumps(list(table(function(step=step), source).rows), allow_nan=False))
+        except (Exception, SystemExit) as error:
+            raise RefreshFailed(f"{where}: gave no rows after step {step}: {describe(error)}") from error
+        try:
+            return self.of_rows(name, rows)
+        except ValueError as error:
+            raise RefreshFailed(f"{where}, after step {step}: {error}") from error
+
+    def _pool(self, name: str, rows: Table, source: str) -> Pool:
+        config = self.config
+        task = of_stage(config.task, source)
+        encoder = Encoder(self.outline.tokenizer, task, default_system(config))
+        limit = room(config, self.outline.context_length)
+        prompts = other_prompts(name, task, rows, encoder, limit, self.held_out, self.overlap)
+        self.check(prompts)
+        return Pool(name, prompts, task.seed)
+
+
+def curriculum(config: Config, prompts: Sequence[Prompt], others: OtherSources) -> Curriculum:
+    """Which prompts a run takes. prompts: of task.source. Raises ValueError, before anything is sampled, for a source of a
+    stage or a refresh that gives none.
+    """
+    pools = [Pool(TASK, prompts, config.task.seed)]
+    for number, stage in enumerate(config.stage):
+        if stage.source is not None:
+            pools.append(others.of_stage(number))
+    refresh = config.refresh
+    keep = refresh.keep or 0
+    for pool in pools if keep else ():
+        if len(pool.queries) < keep:
+            raise ValueError(f"refresh.keep = {keep}: {pool.name} has only {len(pool.queries)} queries: lower it")
+    if refresh.every and refresh.source is not None:
+        try:
+            others.made("trial", refresh.every)  # what is wrong with it shows before anything is sampled
+        except RefreshFailed as error:
+            raise ValueError(str(error)) from error
+    make = others.made if refresh.source is not None else None
+    rules = config.rollout, config.stage, refresh, config.reward.correct_at
+    return Curriculum(pools, *rules, make, others.of_rows)

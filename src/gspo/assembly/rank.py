@@ -1,0 +1,148 @@
+"""The ranks of a run: how this process finds the others, and what those do that do not lead."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gspo.assembly.call_inputs import Given
+from gspo.assembly.heartbeat import heartbeat
+from gspo.assembly.learners import learning, supervised_learning
+from gspo.assembly.models import models_of
+from gspo.config.scale import ScaleConfig
+from gspo.config.schema import Config
+from gspo.distributed.environment import LOST, PARENT, placed
+from gspo.distributed.ranks import ProcessRanks, RankLost, noticed
+from gspo.learner import leader_follower
+from gspo.learner.memory import OutOfMemory
+
+LOADING = timedelta(hours=2)  # ranks read weights at very different speeds
+FAREWELL = 10.0  # seconds
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # whoever started the ranks keeps the store
+MEETING = 0.05  # seconds between two looks at who is there
+
+
+@contextmanager
+def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
+    """The ranks, once all are there."""
+    number, size = placed()
+    if PARENT in os.environ:
+        threading.Thread(target=end_with, args=(int(os.environ[PARENT]), number), daemon=True).start()
+    for noisy in ("torch.distributed.tensor._redistribute", "torch.distributed.checkpoint"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    store, *_ = next(iter(dist.rendezvous("env://", timeout=LOADING)))
+    store = dist.PrefixStore(life(store, number, size), store)  # torchrun keeps the store, and addresses in it are stale
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=LOADING,
+        device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
+    )  # fmt: skip
+    ranks = ProcessRanks(scale.timeout)
+    with heartbeat(store, number, scale.timeout, os.environ.get(AGENT_STORE) == "True"):
+        yield ranks
+    dist.destroy_process_group()
+
+
+def life(store: dist.Store, number: int, size: int) -> str:
+    """A name for this life of the run, which the leader gives it, once all ranks of it are there. None of torchrun's numbers
+    will do: each of its agents counts only the restarts that are due to its own ranks.
+
+    A rank says that it is here under a name of its own, so that what ranks of an earlier life have said is of no account.
+    """
+    own = secrets.token_hex(8)
+    if number:
+        store.set(f"here {number}", own)
+        name = store.get(f"life of {own}").decode()
+        store.set(f"{name} heard by {number}", "")
+        return name
+    until = time.monotonic() + LOADING.total_seconds()
+    for each in range(1, size):
+        while not store.check([f"{own} heard by {each}"]):
+            if store.check([f"here {each}"]):
+                store.set(f"life of {store.get(f'here {each}').decode()}", own)
+            if time.monotonic() > until:
+                raise RankLost(f"rank {number}: rank {each} has not come")
+            time.sleep(MEETING)
+    return own
+
+
+@contextmanager
+def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
+    """The ranks, for the one that leads; None for a process alone. The others end when the leader does, however it ends.
+
+    Raises ValueError in a process that cannot lead so many.
+    """
+    number, size = placed()
+    if scale.launcher == "ray" and PARENT not in os.environ:
+        raise ValueError('scale.launcher = "ray": start the ranks by `gspo train`; a script trains in one process')
+    if number > 0 or scale.ranks not in (None, size):
+        raise ValueError(
+            f"scale.ranks = {scale.ranks or size}, but this process is rank {number} of {size}: start the ranks by `gspo "
+            "train` or `torchrun ... -m gspo train`; a script of your own trains in one process"
+        )
+    if size == 1:
+        yield None
+        return
+    with noticed(), connected(scale) as ranks:
+        try:
+            with noticed():
+                yield ranks
+        except (RankLost, OutOfMemory):  # the others are in the middle of a pass
+            raise
+        except BaseException:
+            goodbye = threading.Thread(target=farewell, args=(ranks,), daemon=True)
+            goodbye.start()
+            goodbye.join(FAREWELL)
+            raise
+        ranks.told(leader_follower.OVER)
+
+
+def farewell(ranks: ProcessRanks) -> None:
+    """Ends the followers. Who is in the middle of a pass does not hear it, and notices when this process is gone."""
+    with suppress(Exception):
+        ranks.told(leader_follower.OVER)
+
+
+def end_with(parent: int, number: int) -> None:
+    """Ends the run where the process that started it is gone: the leader is asked to save, the others follow it."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    if not dist.is_initialized():
+        os._exit(LOST)
+    if number == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(LOADING.total_seconds())
+    os._exit(LOST)
+
+
+def begin(ranks: ProcessRanks | None, kind: str, config: Config, last: Path | None) -> None:
+    """Tells the followers what is learned, and from which checkpoint: they load their shards now, as the leader does."""
+    if ranks is not None:
+        ranks.told((kind, config, last))
+
+
+def follow(scale: ScaleConfig) -> None:
+    """All that a rank does that does not lead. Ctrl-C and SIGTERM are the leader's: it ends the others when it has saved."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with noticed(), connected(scale) as ranks:
+        command = ranks.told()
+        if command is leader_follower.OVER:
+            return
+        kind, config, last = command
+        model, reference = models_of(config, Given(), last, ranks)
+        learn = learning if kind == "train" else supervised_learning
+        leader_follower.follow(learn(config, model, reference, ranks)[1], ranks)

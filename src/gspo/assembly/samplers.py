@@ -1,0 +1,128 @@
+"""How is sampled, in training and in evaluation, and by whom."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import cast
+
+from gspo.agents.batching import Batching
+from gspo.agents.episodes import Episodes
+from gspo.backends.hf.lora import read_model
+from gspo.backends.hf.model import HFModel
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.hf.stopping import stops_by_kind
+from gspo.backends.vllm.process import EngineHost
+from gspo.config.import_function import load_function
+from gspo.config.schema import Config
+from gspo.config.source_kind import played
+from gspo.config.stages import longest
+from gspo.data.chat_template import Encoder
+from gspo.interfaces import Sampler, Speaker, StreamingSampler, Weights
+from gspo.learner.weights import PolicyWeights
+from gspo.types import Sampling
+
+EVAL_SEED = 1 << 40  # far from every training seed
+
+
+def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
+    """How completions are sampled in training and in evaluation. Raises ValueError for a stop string that no text has."""
+    rollout, evaluation = config.rollout, config.eval
+    stops_by_kind(model.tokenizer, rollout.stop)  # before anything is sampled
+    train = Sampling(
+        rollout.max_completion_length, rollout.temperature, rollout.top_p, rollout.top_k, tuple(rollout.stop),
+        model.stop_ids, config.train.seed,
+    )  # fmt: skip
+    held_out = dataclasses.replace(
+        train,
+        max_new_tokens=evaluation.max_completion_length or longest(rollout, config.stage)[1],
+        temperature=evaluation.temperature,
+        top_p=evaluation.top_p,
+        top_k=evaluation.top_k,
+        seed=EVAL_SEED + config.train.seed,
+    )
+    return train, held_out
+
+
+@contextmanager
+def samplers_of(
+    config: Config, policy: HFPolicy, weights: Weights, keep: Path | None = None, hosts: Sequence[EngineHost] = ()
+) -> Iterator[tuple[Sampler, Sampler]]:  # fmt: skip
+    """Who samples in training, and in evaluation: the policy itself, or a copy where that is in shards; a copy with rounded
+    weights, and the policy; vLLM. weights: the policy's of now. keep: the run folder, for the engine's output. hosts: where
+    vLLM starts, if not on this machine.
+    """
+    if config.sampler.engine == "vllm":
+        from gspo.backends.vllm.open import opened
+
+        with opened(config, policy, weights, keep, hosts) as engine, playing(config, policy.model, engine) as one:
+            yield one, one
+        return
+    model = whole_model(config) if policy.model.sharded else policy.model
+    exact = HFSampler(model, config.sampler.batch_size)
+    if policy.model.sharded:
+        exact.load(weights)
+    with playing(config, policy.model, exact) as both:
+        if config.sampler.quantize == "none":
+            yield both, both
+            return
+        coarse = dataclasses.replace(model, model=copy.deepcopy(model.model))
+        sampler = HFSampler(coarse, config.sampler.batch_size, config.sampler.quantize)
+        sampler.load(weights)
+        with playing(config, policy.model, sampler) as rounded:
+            yield rounded, both
+
+
+@contextmanager
+def evaluator_of(config: Config, policy: HFPolicy) -> Iterator[Sampler]:
+    """Who samples where nothing is trained: the policy with its own weights, however sampler.quantize has rounded those of
+    the training.
+    """
+    exact = dataclasses.replace(config, sampler=dataclasses.replace(config.sampler, quantize="none"))
+    with samplers_of(exact, policy, PolicyWeights(policy, 0)) as (_, sampler):
+        yield sampler
+
+
+def whole_model(config: Config) -> HFModel:
+    """A model like the policy's for the embedded sampler of a policy in shards, whose weights it is given."""
+    return read_model(config.model)
+
+
+@contextmanager
+def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sampler]:
+    """The sampler, or one of whole episodes where the task is played in an environment."""
+    task = config.task
+    if not played(task):
+        yield sampler
+        return
+    encoder = Encoder(model.tokenizer, task)
+    if task.environment is None:
+        from gspo.agents.verifiers_episodes import VerifiersEpisodes
+
+        with (
+            speaker_of(config, sampler) as speaker,
+            VerifiersEpisodes(sampler, speaker, encoder, model.context_length, task) as episodes,
+        ):
+            yield episodes
+        return
+    make = load_function(task.environment, "task.environment")
+    context, rules = model.context_length, (task.prompt_column, task.max_turns, task.step_timeout)
+    with (
+        speaker_of(config, sampler) as speaker,
+        Episodes(sampler, speaker, encoder, context, make, *rules) as episodes,
+    ):
+        yield episodes
+
+
+@contextmanager
+def speaker_of(config: Config, sampler: Sampler) -> Iterator[Speaker]:
+    """Whoever samples one completion at a time: vLLM does; for the embedded sampler those that come together are a batch."""
+    if config.sampler.engine == "vllm":
+        yield cast(StreamingSampler, sampler)
+        return
+    with closing(Batching(sampler)) as batching:
+        yield batching

@@ -1,0 +1,50 @@
+"""Whoever scores the completions of a run, from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+from gspo.assembly.call_inputs import Given
+from gspo.config.import_function import load_function
+from gspo.config.rollout import TaskConfig
+from gspo.config.schema import Config
+from gspo.config.source_kind import played
+from gspo.data.verifiers_tasks import library
+from gspo.rewards.judge import Judge
+from gspo.rewards.reward_model import RewardModel
+from gspo.rewards.scorer import Rewards
+from gspo.rewards.worker_location import Here, Place
+from gspo.rollout.external import AlreadyScored
+
+
+@contextmanager
+def scorer_of(config: Config, given: Given, place: Callable[[], Place] = Here) -> Iterator[Any]:
+    """Whoever scores: the rewards, or nobody, where an environment does. place: gives each reward worker one."""
+    if played(config.task):
+        _check_played(config.task, given)
+        yield AlreadyScored()
+        return
+    with ExitStack() as stack:
+        named_rewards: dict[str, Any] = {}
+        if "judge" in config.reward.functions:
+            named_rewards["judge"] = stack.enter_context(closing(Judge(config.judge)))
+        if "model" in config.reward.functions:
+            named_rewards["model"] = stack.enter_context(closing(RewardModel(config.reward_model)))
+        yield stack.enter_context(Rewards(config.reward, config.task, given.functions, named_rewards, config.code, place))
+
+
+def _check_played(task: TaskConfig, given: Given) -> None:
+    """What is wrong with an environment shows before a model is loaded. Raises ValueError."""
+    if given.functions:
+        raise ValueError("reward: has no effect, the environment gives the reward itself; leave it out")
+    if task.environment is not None:
+        load_function(task.environment, "task.environment")
+        return
+    library(task.source)
+    if given.rows is not None or given.eval_rows is not None:
+        raise ValueError(f"task.source = {task.source!r} has tasks of its own: leave dataset and eval_dataset out")
+    from gspo.agents.verifiers_episodes import check
+
+    check(task)

@@ -1,0 +1,111 @@
+"""Weights in shards that some ranks need whole: each gets those that it asks for, and nobody anything else.
+
+A rank holds rows of each weight, one after the other. Copies of the model hold the same rows, of which the nearest are sent.
+All ranks exchange at the same time, in one collective that carries bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from gspo.distributed.ranks import local
+from gspo.learner.optimizer import shard_of
+
+
+class HeldRows(NamedTuple):
+    """The rows `begin` to `end` of a weight, and the ranks that hold them."""
+
+    begin: int
+    end: int
+    ranks: tuple[int, ...]
+
+    def sender(self, to: int) -> int:
+        """Who gives them to rank `to`: itself where it can, else the nearest."""
+        return min(self.ranks, key=lambda rank: abs(rank - to))
+
+
+class Gathering:
+    """Weights by name, and who holds which rows of them. All ranks make it, and call `exchange`, at the same time."""
+
+    def __init__(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self.weights = dict(weights)
+        self.number, self.size = dist.get_rank(), dist.get_world_size()
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, {name: rows_of(p) for name, p in self.weights.items()})
+        self.rows: dict[str, list[HeldRows]] = {}
+        for name in self.weights:
+            holders: dict[tuple[int, int], list[int]] = {}
+            for rank, held in enumerate(every):
+                holders.setdefault(held[name], []).append(rank)
+            self.rows[name] = [HeldRows(*at, tuple(ranks)) for at, ranks in holders.items() if at[0] < at[1]]
+
+    def exchange(
+        self, wanted: Sequence[Sequence[str]], types: Mapping[str, torch.dtype], device: torch.device
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """The weights that this rank wants, whole, on `device`. wanted: the names that each rank wants, by number. types: in
+        which each weight is sent. All ranks say the same.
+        """
+        mine = wanted[self.number]
+        leaving = [
+            [name for name in names if to != self.number and self._sends(name, to)] for to, names in enumerate(wanted)
+        ]
+        out_sizes = [sum(self._held(name, types) for name in names) for names in leaving]
+        coming = [[(name, rows) for name in mine for rows in self.rows[name] if rows.sender(self.number) == rank]
+                  for rank in range(self.size)]  # fmt: skip
+        in_sizes = [
+            0 if rank == self.number else sum(self._bytes(name, rows, types) for name, rows in part)
+            for rank, part in enumerate(coming)
+        ]
+        place = next(iter(self.weights.values())).device
+        given, at = torch.empty(sum(out_sizes), dtype=torch.uint8, device=place), 0
+        for name in (name for names in leaving for name in names):  # one at a time: a layer may be large
+            data = self._local(name, types)
+            given[at : at + len(data)] = data
+            at += len(data)
+        got = torch.empty(sum(in_sizes), dtype=torch.uint8, device=place)
+        dist.all_to_all_single(got, given, in_sizes, out_sizes)
+        del given
+        whole = {name: torch.empty(self.weights[name].shape, dtype=types[name], device=device) for name in mine}
+        at = 0
+        for rank, part in enumerate(coming):
+            for name, rows in part:
+                if rank == self.number:
+                    data = self._local(name, types)
+                else:
+                    data = got[at : at + self._bytes(name, rows, types)]
+                    at += len(data)
+                target = whole[name][rows.begin : rows.end]
+                # A slice of bytes need not begin where a number may.
+                target.copy_(data.clone().view(types[name]).view(target.shape))
+        return whole
+
+    def _sends(self, name: str, to: int) -> bool:
+        return any(rows.sender(to) == self.number for rows in self.rows[name])
+
+    def _bytes(self, name: str, rows: HeldRows, types: Mapping[str, torch.dtype]) -> int:
+        return (rows.end - rows.begin) * self.weights[name].shape[1:].numel() * types[name].itemsize
+
+    def _held(self, name: str, types: Mapping[str, torch.dtype]) -> int:
+        """How many bytes this rank's rows have."""
+        return local(self.weights[name].detach()).numel() * types[name].itemsize
+
+    def _local(self, name: str, types: Mapping[str, torch.dtype]) -> Tensor:
+        """The bytes of this rank's rows."""
+        return local(self.weights[name].detach()).to(types[name]).contiguous().flatten().view(torch.uint8)
+
+
+def rows_of(p: Tensor) -> tuple[int, int]:
+    """Which rows of a weight this rank holds: from, to."""
+    numbers: Any = torch.arange(len(p))
+    rows = shard_of(numbers, p).to_local() if isinstance(p, DTensor) else numbers  # type: ignore[attr-defined]
+    if not len(rows):
+        return 0, 0
+    begin, end = int(rows[0]), int(rows[-1]) + 1
+    assert end - begin == len(rows), "a shard is rows that follow one another"
+    return begin, end

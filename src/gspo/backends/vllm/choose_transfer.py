@@ -1,0 +1,63 @@
+"""Which way the weights of a run take to its engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gspo.backends.vllm.errors import EngineError
+from gspo.backends.vllm.interfaces import Engine
+from gspo.backends.vllm.process_groups import LAYER, apart, obstacle, places_of
+from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer, Transfer
+from gspo.config.rollout import SamplerConfig
+
+Places = Sequence[Mapping[str, Any]]
+
+
+def chosen(
+    given: SamplerConfig, device: torch.device, engines: Sequence[Engine], exchange: Path, adapted: bool,
+    layer: float = LAYER,
+) -> Transfer:  # fmt: skip
+    """How the weights of a run reach its engines, which answer by now. device: the trainer's. exchange: the folder of the
+    exchange. adapted: it trains adapters, which are merged as they are written. layer: as BroadcastTransfer has it. Raises
+    ValueError where the weights cannot go the way that is asked for.
+    """
+    folder = FolderTransfer(exchange, all(engine.adapters for engine in engines))
+    if given.weight_transfer == "folder" or adapted:
+        return folder
+    if given.weight_transfer == "broadcast":
+        _check("broadcast", engines, lambda _, places: obstacle(places, device))
+        return BroadcastTransfer(device, layer)
+    if given.weight_transfer == "ipc":
+        _check("ipc", engines, lambda engine, places: apart(engine, places, device, exchange))
+        return IpcTransfer(device, exchange, layer)
+    if device.type != "cuda" or given.urls or given.in_process or copies_of(given) != 1:
+        return folder
+    each = [(engine, places_of(engine)) for engine in engines]
+    if all(not apart(engine, places, device, exchange) for engine, places in each):
+        return IpcTransfer(device, exchange, layer)
+    places = [place for _, those in each for place in those]
+    fits = all(place["device"] == "cuda" for place in places) and not obstacle(places, device)
+    return BroadcastTransfer(device, layer) if fits else folder
+
+
+def _check(way: str, engines: Sequence[Engine], obstructs: Callable[[Engine, Places], str]) -> None:
+    """Raises ValueError where an engine cannot get weights this way."""
+    for engine in engines:
+        try:
+            why = obstructs(engine, places_of(engine))
+        except EngineError as error:
+            raise ValueError(
+                f'sampler.weight_transfer = "{way}": {engine.name} does not say where its workers are: start it with this '
+                f'version of gspo\'s launcher, or set "folder" ({error})'
+            ) from None
+        if why:
+            raise ValueError(f'sampler.weight_transfer = "{way}": {engine.name}: {why}, or set "folder"')
+
+
+def copies_of(given: SamplerConfig) -> Any:
+    """Copies of the model in a server to start: vLLM tells only the first to join a group."""
+    return given.engine_args.get("data_parallel_size", 1)

@@ -1,0 +1,161 @@
+"""The process group of the trainer and an engine's workers, through which weights are broadcast, or said where they lie."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor
+
+from gspo.backends.vllm.calls import shown
+from gspo.backends.vllm.errors import EngineError
+from gspo.backends.vllm.interfaces import Engine
+from gspo.backends.vllm.plugin import gspo_transfer as wire
+from gspo.backends.vllm.server import CONTROL
+from gspo.backends.vllm.threads import at_once
+from gspo.backends.vllm.weight_update_request import Swap
+
+LAYER = 100.0  # seconds that a layer may take to an engine; its workers wait CONTROL, for others may take as long as that
+
+
+class Link:
+    """The process group of this process and one engine's workers. store: where they have found one another. life: of the
+    engine, for which it was made. device: of the layers. name: by which the workers know the group. ipc: what is sent is
+    where a layer lies, on the device of them all.
+    """
+
+    def __init__(self, store: Any, group: Any, life: int, device: torch.device, name: str, ipc: bool = False) -> None:
+        self.life, self.device, self.name, self.ipc = life, device, name, ipc
+        self._store, self._group = store, [group]
+        self._swap: Swap | None = None
+        self._layers: list[Tensor] = []  # the last: it stays until they have put it in place
+
+    def begin(self, version: int) -> Swap:
+        """What an engine is to do with the weights that will be sent; it is given up where the link is dropped."""
+        self._swap = Swap(version, group=self.name)
+        return self._swap
+
+    def send(self, sizes: tuple[int, int], body: Tensor | None = None) -> list[Any]:
+        """Begins to send a layer. Returns what is under way. Raises RuntimeError where it is broken."""
+        group, layer = self._group[0], [] if body is None else [body.to(self.device)]
+        self._layers = layer if self.ipc else []
+        if self.ipc and layer:
+            words = wire.ticket(sizes, *layer)
+            return [wire.begun(group, x) for x in (torch.tensor([len(words), 0]), words)] + [group.barrier()]
+        there = torch.device("cpu") if self.ipc else self.device
+        return [wire.begun(group, x) for x in (torch.tensor(sizes, device=there), *layer)]
+
+    def drop(self) -> None:
+        """Ends it. gloo waits for what is under way, as long as that may take: in a thread that alone holds the group."""
+        if self._swap is not None:
+            self._swap.give_up()
+        at_once([partial(_end, self._group)])
+
+
+def _end(group: list[Any]) -> None:
+    with contextlib.suppress(RuntimeError):
+        group.pop().abort()
+
+
+PLACE = {"rank": int, "workers": int, "device": str, "gpu": str, "nccl": str, "sleeps": bool}
+
+
+def places_of(engine: Engine) -> list[dict[str, Any]]:
+    """Where its workers are (plugin/gspo_vllm.py:Extension.gspo_place). Raises EngineError for an engine without that."""
+    places = engine.workers("gspo_place")
+    for place in places:
+        if not isinstance(place, dict) or any(type(place.get(name)) is not kind for name, kind in PLACE.items()):
+            raise EngineError(f"{engine.name}: {shown(place)} does not say where a worker is: {', '.join(PLACE)}")
+    ranks, sizes = {place["rank"] for place in places}, {place["workers"] for place in places}
+    if len(ranks) < len(places) or len(sizes) > 1 or not ranks <= set(range(*sizes)):
+        raise EngineError(f"{engine.name}: {shown(places)} are not the places of workers of one engine")
+    return places
+
+
+def obstacle(places: Sequence[Mapping[str, Any]], device: torch.device) -> str:
+    """Why NCCL cannot reach these workers from this device, and what to do; "" where it can, or gloo is used."""
+    if device.type != "cuda" or any(place["device"] != "cuda" for place in places):
+        return ""
+    mine = str(torch.cuda.get_device_properties(device).uuid)
+    if any(place["gpu"] == mine for place in places):
+        own = "start a server with CUDA_VISIBLE_DEVICES set to another, and name it as sampler.urls"
+        return (
+            f'it shares the trainer\'s GPU, and NCCL takes no two ranks on one: set "ipc" if it has this GPU alone, or {own}'
+        )
+    version = ".".join(map(str, torch.cuda.nccl.version()))
+    other = next((place["nccl"] for place in places if place["nccl"] != version), "")
+    return f"its NCCL is {other}, and the trainer's is {version}: install the same torch in both" if other else ""
+
+
+def apart(engine: Engine, places: Sequence[Mapping[str, Any]], device: torch.device, exchange: Path) -> str:
+    """Why these workers cannot read weights where they lie, on the trainer's device; "" where they can. exchange: a folder
+    that the trainer has made. Raises EngineError.
+    """
+    if device.type == "cuda":
+        mine = str(torch.cuda.get_device_properties(device).uuid)
+        if any(place["gpu"] != mine for place in places):
+            return "it is not on the trainer's GPU alone"
+    elif device.type != "cpu" or any(place["device"] != "cpu" for place in places):
+        return f"the trainer's device is {device.type}, and its own {places[0]['device']}"
+    return unreadable(engine, device, exchange)
+
+
+def unreadable(engine: Engine, device: torch.device, exchange: Path) -> str:
+    """Why an engine's workers cannot read a few bytes of the trainer's, where they lie on this device; "" where they do."""
+    said = secrets.token_bytes(16)
+    with tempfile.TemporaryDirectory(prefix="trial-", dir=exchange) as folder:
+        try:
+            if device.type == "cpu":
+                body = wire.room(Path(folder) / "bytes", len(said))
+            else:
+                body = torch.empty(len(said), dtype=torch.uint8, device=device)
+            body.copy_(torch.frombuffer(bytearray(said), dtype=torch.uint8))
+            told = engine.workers("gspo_read", wire.ticket((0, len(said)), body).numpy().tobytes().decode())
+        except (EngineError, OSError, RuntimeError) as error:
+            return f"it cannot read the trainer's memory ({error})"
+    return "" if all(one == {"read": said.hex()} for one in told) else "it read other bytes in the trainer's memory"
+
+
+def joined(engine: Engine, device: torch.device, life: int, ipc: bool = False) -> Link:
+    """A group of this process and the workers of an engine. device: of the trainer's weights. ipc: where they are on it too.
+    Raises EngineError.
+    """
+    try:
+        return _joined(engine, device, life, ipc)
+    except EngineError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:  # of sockets, of torch
+        what = f"{type(error).__name__}: {error}"
+        raise EngineError(f"its workers and the trainer did not find one another at {engine.name}: {what}") from None
+
+
+def _joined(engine: Engine, device: torch.device, life: int, ipc: bool) -> Link:
+    places = places_of(engine)
+    both_on_gpus = device.type == "cuda" and all(place["device"] == "cuda" for place in places)
+    backend = "ipc" if ipc else "nccl" if both_on_gpus else "gloo"
+    device = torch.device("cpu") if backend == "gloo" else device
+    said_on = torch.device("cpu") if ipc else device
+    size = places[0]["workers"] + 1
+    parts = urlsplit(engine.name)
+    address = wire.facing(parts.hostname or "", parts.port or 0)
+    store, port = wire.hosted(address, size, CONTROL)
+    name = secrets.token_hex(8)
+    both: Sequence[Callable[[], Any]] = (
+        lambda: engine.workers("gspo_join", address, str(port), backend, str(CONTROL), name),
+        lambda: wire.join(store, 0, size, backend, address, said_on, LAYER),
+    )
+    theirs, mine = at_once(both)
+    done = wait((theirs, mine), CONTROL, FIRST_EXCEPTION).done
+    for call in done:
+        call.result()
+    if len(done) < len(both):
+        raise EngineError(f"its workers have not joined the trainer's process group in {CONTROL:g} s")
+    return Link(store, mine.result(), life, device, name, ipc)

@@ -1,1 +1,0 @@
-"""Configuration -> the objects of a run. Here alone concrete backends are named."""

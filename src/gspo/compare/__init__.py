@@ -1,0 +1,1 @@
+"""`gspo compare`: runs of several settings, side by side, with statistics."""

@@ -1,0 +1,13 @@
+"""A cell's process: python -m gspo.compare.cell PARENT COMMAND... It saves and ends when PARENT has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from gspo.workers.supervisor import end_with_parent
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]), signal.SIGTERM)  # as a study that is stopped does; it outlasts the next line
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "gspo", *sys.argv[2:]])

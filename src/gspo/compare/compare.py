@@ -1,0 +1,109 @@
+"""`gspo compare`: run what is missing of a study, then draw what is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from gspo.compare import page, spec
+from gspo.compare.analysis import measure
+from gspo.compare.cells import CellOutcome, finished, run_cells, stopped
+from gspo.compare.figures import draw_setting
+from gspo.compare.measures import bounds
+from gspo.report.read import RunMetrics, is_number, read_run
+from gspo.runs.progress import Progress, Terminal
+from gspo.safe import own_folder
+
+
+def compare(
+    path: str | Path, folder: str | Path | None = None, only: str = "*", dry_run: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+) -> int:  # fmt: skip
+    """Runs the cells of the study at `path` whose name matches `only`, below `folder` (studies/NAME), and writes its page
+    from all that are done. Returns the exit status: 1 where a cell failed.
+    """
+    folder = Path(folder) if folder is not None else Path("runs") / Path(path).stem
+    study = spec.read(path, folder, overrides)
+    chosen = [cell for cell in study.cells if fnmatch(cell.name, only) or fnmatch(cell.name, f"{only}/*")]
+    if not chosen:
+        raise ValueError(f"--only {only!r}: matches none of {', '.join(dict.fromkeys(c.name for c in study.cells))}")
+    done_names = {cell.name for cell in study.cells if finished(cell)}
+    say = Progress(0, console=Terminal(force_terminal=False)).note  # plain lines; where nobody reads them, it goes on
+    if dry_run:
+        for cell in chosen:
+            say(f"{'done   ' if cell.name in done_names else 'missing'}  {cell.name}")
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    outcomes = _run(study, chosen, done_names, say)
+    rows, runs = _collect(study, outcomes)
+    if not any(row["status"] == "done" for row in rows):
+        say("no cell is done: nothing to draw")
+        return 1
+    page.write_rows(rows, folder)
+    done = [run for each in runs.values() for variant in each.values() for run in variant]
+    limits = {by: bounds(page.named(study, by)[0], done) for by in page.MEASURES if any(by in row for row in rows)}
+    summaries = {by: page.summarise(study, rows, by, limits[by]) for by in limits}
+    page.write_summary(study, summaries, folder)
+    figures = own_folder(folder / "figures")
+    drawn = {setting: draw_setting(each, figures / spec.slug(setting)) for setting, each in runs.items()}
+    report = page.write_html(study, rows, summaries, drawn, folder)
+    for line in summaries["metric" if "metric" in summaries else "reward"]:
+        if "verdict" in line:
+            say(f"{line['setting']}: {line['verdict']}")
+    say(f"report  {report}")
+    return 1 if any(outcome.status == "failed" for outcome in outcomes.values()) else 0
+
+
+def _run(
+    study: spec.Study, chosen: list[spec.Cell], done_names: set[str], say: Callable[[str], None]
+) -> dict[str, CellOutcome]:
+    """Runs what is missing, and tells of each end."""
+    missing = [cell for cell in chosen if cell.name not in done_names]
+    workers = study.workers
+    if missing:
+        say(f"{len(missing)} of {len(chosen)} cells to run, {workers} at once")
+    begin = time.monotonic()
+    ended = 0
+
+    def tell(outcome: CellOutcome, remaining: int) -> None:
+        nonlocal ended
+        ended += 1
+        seconds_left = (time.monotonic() - begin) / ended * remaining
+        say(
+            f"{outcome.status:7} {outcome.cell.name}  {outcome.seconds:.0f} s  {outcome.reason}"
+            f"  ({ended} of {len(missing)}, about {seconds_left / 60:.0f} min left)"
+        )
+
+    try:
+        return {outcome.cell.name: outcome for outcome in run_cells(chosen, workers, study.threads, tell)}
+    except KeyboardInterrupt:
+        say("stopped: the running cells saved their last step; the same command goes on")
+        raise
+
+
+def _collect(
+    study: spec.Study, outcomes: Mapping[str, CellOutcome]
+) -> tuple[list[page.CellRow], dict[str, dict[str, list[RunMetrics]]]]:
+    """A row a cell, and the finished runs by setting and variant."""
+    rows: list[page.CellRow] = []
+    runs: dict[str, dict[str, list[RunMetrics]]] = {}
+    for cell in study.cells:
+        outcome = outcomes.get(cell.name)
+        status = outcome.status if outcome else "done" if finished(cell) else "not run"
+        row: page.CellRow = {"setting": cell.setting, "variant": cell.variant, "seed": cell.seed, "status": status}
+        row["reason"] = outcome.reason if outcome else ""
+        if status == "done":
+            run = read_run(cell.config.log.dir, cell.name)
+            row |= measure(run, study.metric, study.last, cell.config.guard)
+            row["collapsed"] |= stopped(cell)
+            if study.metric and not is_number(row["metric"]):
+                row["reason"] = (
+                    f"{study.metric} has no value at its last step, {row['steps']}: only its reward counts. To run it "
+                    f"again, delete {cell.config.log.dir}"
+                )
+            runs.setdefault(cell.setting, {}).setdefault(cell.variant, []).append(run)
+        rows.append(row)
+    return rows, runs

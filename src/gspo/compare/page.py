@@ -1,0 +1,181 @@
+"""What a study leaves: results.csv, results.json and compare.html."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo.compare.analysis import MEANS, bootstrap, interval, of_differences, paired, spell, verdict
+from gspo.compare.measures import NO_SIGN, UNBOUNDED, better, bounds
+from gspo.compare.spec import Study
+from gspo.compare.terms import told
+from gspo.report.page import escape, figure, table, write_page
+from gspo.report.plots import Drawn
+from gspo.runs.log import finite
+from gspo.safe import replace_file
+
+CellRow = dict[str, Any]
+MEASURES = ("reward", "mean", "metric")
+BESIDE = {"fall": NO_SIGN, "seconds": NO_SIGN, "unscored": (0.0, 1.0)} | {
+    name: bounds(MEANS[name], ()) for name in ("clipped", "volatility", "seconds_train")
+}
+"""What stands beside a measure, and its bounds."""
+COLUMNS = (
+    *("setting", "variant", "seed", "status", "reason", "steps", "reward", "best", "fall", "mean", "metric"),
+    *("collapsed", "tokens", "seconds"),
+)
+
+
+def write_rows(rows: Sequence[CellRow], folder: Path) -> None:
+    """results.csv: a line a cell."""
+    names = [*COLUMNS, *sorted({name for row in rows for name in row} - set(COLUMNS))]
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, names, restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(folder / "results.csv", file.getvalue().encode("utf-8", "replace"))
+
+
+def named(study: Study, by: str) -> tuple[str, str]:
+    """The metric behind one of MEASURES, and what is taken of it, in words."""
+    if by == "metric":
+        return study.metric, f"{study.metric} at the end"
+    return "reward", f"reward of the last {study.last} steps" if by == "reward" else "reward of all steps"
+
+
+def summarise(
+    study: Study, rows: Sequence[CellRow], by: str, limits: tuple[float, float] = UNBOUNDED
+) -> list[dict[str, Any]]:
+    """For each setting and variant: means and intervals of `by` (one of MEASURES), the paired difference to the baseline,
+    and a verdict. limits: of the measure's values.
+    """
+    metric, words = named(study, by)
+    width = limits[1] - limits[0]
+    lines = []
+    for setting in study.settings:
+        values = {v: _values(rows, setting, v, by) for v in study.variants(setting)}
+        base = values.get(study.baseline, {})
+        for variant, each in values.items():
+            here = _done(rows, setting, variant)
+            line: dict[str, Any] = {
+                "setting": setting, "variant": variant, "cells": len(here),
+                "collapsed": sum(bool(row["collapsed"]) for row in here),
+            }  # fmt: skip
+            line[by] = interval(list(each.values()), limits)
+            line |= {name: interval([row[name] for row in here], ends) for name, ends in BESIDE.items()}
+            if variant != study.baseline:
+                differences = paired(each, base)
+                line["difference"] = of_differences(differences, (-width, width))
+                line["bootstrap"] = bootstrap(differences) if len(differences) > 1 else (math.nan, math.nan)
+                line["verdict"] = verdict(
+                    variant, study.baseline, line["difference"], line["collapsed"], len(here), words, better(metric)
+                ) + _unscored(metric, rows, setting, (variant, study.baseline))
+            lines.append(line)
+    return lines
+
+
+def _unscored(metric: str, rows: Sequence[CellRow], setting: str, variants: Sequence[str]) -> str:
+    """What a mean reward leaves out, where it leaves something out: graders fail on bad completions above all."""
+    held_out = metric.startswith("eval/")
+    if not metric.removeprefix("eval/").startswith("reward"):
+        return ""
+    key, form, what = ("eval_unscored", ".1f", "held-out completions") if held_out else ("unscored", ".1%", "completions")
+    shares = {name: interval([row[key] for row in _done(rows, setting, name)]).mean for name in variants}
+    if not any(share > 0 for share in shares.values()):
+        return ""
+    told = ", ".join(f"{name} {share:{form}}" for name, share in shares.items())
+    return f" Left out, as {what} without a reward: {told}."
+
+
+def _done(rows: Sequence[CellRow], setting: str, variant: str) -> list[CellRow]:
+    return [row for row in rows if (row["setting"], row["variant"], row["status"]) == (setting, variant, "done")]
+
+
+def _values(rows: Sequence[CellRow], setting: str, variant: str, by: str) -> dict[int, float]:
+    return {row["seed"]: row[by] for row in _done(rows, setting, variant) if by in row}
+
+
+def write_summary(study: Study, summaries: Mapping[str, list[dict[str, Any]]], folder: Path) -> None:
+    """results.json: the same numbers as the page."""
+    head = {"title": study.title, "plan": study.plan, "baseline": study.baseline}
+    text = json.dumps(finite({**head, **summaries}), default=lambda value: finite(vars(value)), indent=1)
+    replace_file(folder / "results.json", f"{text}\n".encode())
+
+
+def write_html(
+    study: Study, rows: Sequence[CellRow], summaries: Mapping[str, list[dict[str, Any]]], drawn: Mapping[str, list[Drawn]],
+    folder: Path,
+) -> Path:  # fmt: skip
+    """compare.html. Returns its path."""
+    missing = [row for row in rows if row["status"] != "done" or row["reason"]]
+    count = sum(row["status"] == "done" for row in rows)
+    parts = [
+        f"<h1>{escape(study.title)}</h1>",
+        f'<p class="lead">{count} of {len(rows)} cells: {len(study.settings)} setting{"s" * (len(study.settings) > 1)}, '
+        f"seeds {escape(', '.join(map(str, study.seeds)))}. {escape(told(study.cells, _steps(study, rows)))}</p>",
+        f"<p>{escape(study.plan)}</p>" if study.plan else "",
+        _missing(missing),
+    ]
+    for setting in study.settings:
+        parts.append(f"<h2>{escape(setting)}</h2>")
+        for by, lines in summaries.items():
+            here = [line for line in lines if line["setting"] == setting]
+            parts.append(_table(study, here, by))
+            verdicts = "".join(f"<li>{escape(line['verdict'])}</li>" for line in here if "verdict" in line)
+            parts.append(f"<ul>{verdicts}</ul>" if verdicts else "")
+        parts.append(f'<div class="figures">{"".join(map(figure, drawn.get(setting, [])))}</div>')
+    parts.append(
+        '<p class="note">Reward: mean of the last '
+        f"{study.last} steps of a cell. Intervals: 95 %, Student's t over seeds; in round brackets the percentile "
+        "bootstrap of the paired differences, which is too narrow for few seeds. Collapsed: the reward ended below "
+        f"{_share(study)} of its best, and noise does not explain it, or the guard stopped the run.</p>"
+    )
+    path = folder / "compare.html"
+    write_page(path, study.title, "\n".join(part for part in parts if part))
+    return path
+
+
+def _steps(study: Study, rows: Sequence[CellRow]) -> dict[str, int]:
+    """Of each cell that is done, by its name."""
+    done = {(row["setting"], row["variant"], row["seed"]): row["steps"] for row in rows if row["status"] == "done"}
+    return {cell.name: done[at] for cell in study.cells if (at := (cell.setting, cell.variant, cell.seed)) in done}
+
+
+def _share(study: Study) -> str:
+    """guard.collapse of the cells, in words."""
+    shares = {cell.config.guard.collapse for cell in study.cells}
+    return f"{shares.pop():.0%}" if len(shares) == 1 else "the share guard.collapse"
+
+
+def _missing(rows: Sequence[CellRow]) -> str:
+    lines = "".join(
+        f"<li>{escape(row['setting'])} / {escape(row['variant'])} / seed {escape(row['seed'])}: {escape(row['status'])}. "
+        f"{escape(row['reason'])}</li>"
+        for row in rows
+    )
+    return f'<div class="warnings"><h2>Not in the numbers</h2><ul>{lines}</ul></div>' if lines else ""
+
+
+def _table(study: Study, lines: Sequence[dict[str, Any]], by: str) -> str:
+    label = named(study, by)[1]
+    head = ("variant", label, f"against {study.baseline}", "collapsed", "clipped tokens", "volatility", "seconds")
+    rows = []
+    for line in lines:
+        difference = line.get("difference")
+        low, high = line.get("bootstrap", (math.nan, math.nan))
+        cells = (
+            line["variant"],
+            spell(line[by]),
+            f"{spell(difference, '+z.3f')} ({low:+z.3f}, {high:+z.3f})" if difference and difference.n > 1 else "",
+            f"{line['collapsed']} of {line['cells']}",
+            spell(line["clipped"], ".2%", short=True),
+            spell(line["volatility"], ".2%", short=True),
+            spell(line["seconds"], ".0f", short=True),
+        )
+        rows.append(cells)
+    return table(head, rows)

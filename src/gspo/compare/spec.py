@@ -1,0 +1,226 @@
+"""A study file: which runs are compared, and on which terms."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gspo.config.checks import check_training
+from gspo.config.files import as_config, load, nested, read_toml, to_dict
+from gspo.config.schema import Config
+from gspo.config.suggestions import nearest
+from gspo.data.splits import check_sources
+from gspo.learner.algorithm import resolved
+from gspo.safe import visible
+
+Tables = dict[str, dict[str, Any]]
+KEYS = ("title", "plan", "base", "seeds", "baseline", "metric", "last", "workers", "threads", "variants", "settings")
+# Names that no folder may have on Windows, whatever follows their first dot.
+RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{i}" for port in ("COM", "LPT") for i in range(1, 10))}
+LONGEST = 200  # bytes of a folder's name: file systems take 255
+SET_BY_THE_STUDY = ("task.seed", "train.seed", "log.dir")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: its place in the study and its whole configuration."""
+
+    setting: str
+    variant: str
+    seed: int
+    config: Config
+
+    @property
+    def name(self) -> str:
+        """Its folder below the study's."""
+        return f"{slug(self.setting)}/{slug(self.variant)}/seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study file says.
+
+    plan: what was fixed before anything ran, in words. baseline: the variant that the others are compared with. metric: a
+    name in metrics.jsonl whose value at the last step counts beside the reward ("" for none). last: steps whose mean reward
+    is a cell's reward. workers: cells that run at once. threads: of one cell.
+    """
+
+    title: str
+    plan: str
+    baseline: str
+    metric: str
+    last: int
+    workers: int
+    threads: int
+    cells: list[Cell] = field(repr=False)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of all cells: a setting or a variant may have its own."""
+        return sorted({cell.seed for cell in self.cells})
+
+    @property
+    def settings(self) -> list[str]:
+        """Their names, in order."""
+        return list(dict.fromkeys(cell.setting for cell in self.cells))
+
+    def variants(self, setting: str) -> list[str]:
+        """Those that run in a setting, in order."""
+        return list(dict.fromkeys(cell.variant for cell in self.cells if cell.setting == setting))
+
+
+def check_name(key: str, name: str) -> None:
+    """Raises ValueError for the name of a setting or a variant that cannot be a folder's, or shows other than it reads."""
+    folder = slug(name)
+    outside = name.lstrip()[:1] in ("/", "\\") or ".." in re.split(r"[/\\]", name)
+    if outside or not folder or folder.startswith(".") or folder.partition(".")[0].upper() in RESERVED:
+        raise ValueError(f"{key}.{name!r}: a folder gets this name, so begin it with a letter or a digit, and use no path")
+    if visible(name) != name or set(name) & set("\n\t"):
+        raise ValueError(f"{key}.{name!r}: leave out control characters")
+    if len(folder.encode()) > LONGEST:
+        raise ValueError(f"{key}.{name[:40]!r}...: is too long for a folder: at most {LONGEST} bytes")
+
+
+def slug(name: str) -> str:
+    """A name as a folder's."""
+    letters = "".join(c if c.isalnum() or c in "-_." else "-" for c in name.strip())
+    return "-".join(part for part in letters.split("-") if part)
+
+
+def read(path: str | Path, folder: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
+    """The study in the TOML file `path`, whose cells run below `folder`. overrides: `section.key` -> value, for all cells.
+
+    Raises ValueError with the key, the value and what is allowed, for the whole study, before anything runs.
+    """
+    path = Path(path)
+    raw = read_toml(path, "study file")
+    for key in raw:
+        if key not in KEYS:
+            raise ValueError(f"{path}: {key}: unknown key{nearest(key, KEYS)}; a study has {', '.join(KEYS)}")
+    seeds = _seeds(f"{path}: seeds", raw.get("seeds"))
+    variants, settings = _tables(path, raw, "variants"), _tables(path, raw, "settings", {"": {}})
+    baseline = raw.get("baseline", next(iter(variants)))
+    if baseline not in variants:
+        raise ValueError(f"{path}: baseline = {baseline!r}: is no variant{nearest(str(baseline), variants)}")
+    base, everywhere = _base(path, raw.get("base")), nested(overrides or {})
+    cells = []
+    for setting, changes in settings.items():
+        changes = dict(changes)
+        only = _only(f"{path}: settings.{setting}.only", changes.pop("only", list(variants)), variants)
+        special = changes.pop("variants", {})
+        key = f"{path}: settings.{setting}.variants"
+        if not isinstance(special, dict) or not all(isinstance(own, dict) for own in special.values()):
+            raise ValueError(f"{key} = {special!r}: give tables of changes, or choose variants by `only`")
+        if special:
+            _only(key, list(special), variants)
+        here = _seeds(f"{path}: settings.{setting}.seeds", changes.pop("seeds", seeds))
+        for variant in only:
+            own = dict(variants[variant])
+            mine = _seeds(f"{path}: variants.{variant}.seeds", own.pop("seeds", here))
+            terms = [(setting, changes), (variant, own), ("", special.get(variant, {})), ("", everywhere)]
+            cells += [_cell(path, Path(folder), base, terms, seed) for seed in here if seed in mine]
+    _check_all_run(path, "variants", variants, {cell.variant for cell in cells})
+    _check_all_run(path, "settings", settings, {cell.setting for cell in cells} | {""})  # the one without a name
+    names = [cell.name for cell in cells]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{path}: two cells would have the folder {name}: give settings and variants other names")
+    _check_sources(path, cells)
+    return Study(
+        title=str(raw.get("title", path.stem)),
+        plan=str(raw.get("plan", "")),
+        baseline=baseline,
+        metric=str(raw.get("metric", "eval/accuracy" if cells[0].config.eval.every else "")),
+        last=_count(path, raw, "last", 10),
+        workers=_count(path, raw, "workers", max(1, (os.cpu_count() or 1) // _count(path, raw, "threads", 1))),
+        threads=_count(path, raw, "threads", 1),
+        cells=cells,
+    )
+
+
+def _check_all_run(path: Path, key: str, names: Iterable[str], run: Set[str]) -> None:
+    """Whether each of a study's variants, or settings, has a cell."""
+    for name in names:
+        if name not in run:
+            raise ValueError(f"{path}: {key}.{name}: has no cell: its `seeds`, or `only`, leave none of them")
+
+
+def _check_sources(path: Path, cells: Iterable[Cell]) -> None:
+    """Of each variant in each setting once: a seed changes no source. What several name is read once."""
+    there = set[tuple[str, str]]()
+    for cell in {(cell.setting, cell.variant): cell for cell in cells}.values():
+        try:
+            check_sources(cell.config.task, cell.config.stage, cell.config.refresh, there)
+        except ValueError as error:
+            raise ValueError(f"{path}: {cell.setting} / {cell.variant}: {error}") from None
+
+
+def _count(path: Path, raw: dict[str, Any], key: str, default: int) -> int:
+    value = raw.get(key, default)
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{path}: {key} = {value!r}: must be a whole number of at least 1")
+    return value
+
+
+def _base(path: Path, base: Any) -> Tables:
+    """The configuration that all cells start from: a file beside the study, or tables."""
+    if isinstance(base, str):
+        return to_dict(load(path.parent / base))
+    if isinstance(base, dict):
+        return base
+    raise ValueError(f"{path}: base = {base!r}: name a configuration file, or give its sections as [base.section]")
+
+
+def _seeds(key: str, seeds: Any) -> list[int]:
+    if (
+        not isinstance(seeds, list)
+        or not seeds
+        or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in seeds)
+    ):
+        raise ValueError(f"{key} = {seeds!r}: a list of whole numbers of at least 0 is needed, such as [0, 1, 2]")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"{key} = {seeds}: each seed once")
+    return seeds
+
+
+def _only(key: str, names: Any, variants: Iterable[str]) -> list[str]:
+    if names == []:
+        raise ValueError(f"{key} = []: name at least one variant, or leave it out")
+    for name in names if isinstance(names, list) else [names]:
+        if name not in variants:
+            raise ValueError(f"{key}: {name!r} is no variant{nearest(str(name), variants)}")
+    return names if isinstance(names, list) else [names]
+
+
+def _tables(path: Path, raw: dict[str, Any], key: str, default: Any = None) -> dict[str, dict[str, Any]]:
+    tables = raw.get(key, default)
+    if not isinstance(tables, dict) or not tables or not all(isinstance(table, dict) for table in tables.values()):
+        raise ValueError(f'{path}: {key}: give at least one, each a table of its changes, such as [{key}."a name"]')
+    for name in tables:
+        if name or default is None:  # without settings there is one, whose name is empty
+            check_name(f"{path}: {key}", name)
+    return tables
+
+
+def _cell(path: Path, folder: Path, base: Tables, terms: list[tuple[str, Tables]], seed: int) -> Cell:
+    """The cell of a setting and a variant: `terms` are their names and changes, then those of the pair and of all cells."""
+    setting, variant = terms[0][0], terms[1][0]
+    cell = Cell(setting or "runs", variant, seed, Config())
+    config: Any = base
+    try:
+        for _, changes in terms:
+            for key in SET_BY_THE_STUDY:
+                section, name = key.split(".")
+                if name in changes.get(section, {}):
+                    raise ValueError(f"{key}: the study sets it for each cell; list the seeds in `seeds`")
+            config = as_config(config, changes)
+        place = {"dir": str(folder / "cells" / cell.name)}
+        config = as_config(config, {"task": {"seed": seed}, "train": {"seed": seed}, "log": place})
+        check_training(config)
+        return replace(cell, config=resolved(config)[0])
+    except ValueError as error:
+        raise ValueError(f"{path}: {' / '.join(name for name in (setting, variant) if name)}: {error}") from None

@@ -1,0 +1,90 @@
+"""On which terms the cells of a study are compared: what their configurations share, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gspo.compare.spec import SET_BY_THE_STUDY, Cell
+from gspo.config.answer_format import default_system
+from gspo.config.files import to_dict
+from gspo.config.schema import STAGE, Config
+
+# Which prompts a step has, and their order.
+PROMPTS = ("task.", "eval.num_prompts", "rollout.num_prompts", STAGE)
+LENGTH = "rollout.max_completion_length"  # what a prompt must leave room for
+MODEL = ("model.", "lora.")
+Value = Any
+
+
+def settings(cell: Cell) -> dict[str, Value]:
+    """`section.key` -> value, but for what the study sets for each cell."""
+    tables = to_dict(cell.config)
+    stages = tables.pop(STAGE, [])
+    flat = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()} | {STAGE: stages}
+    return {key: value for key, value in flat.items() if key not in SET_BY_THE_STUDY}
+
+
+def differing(cells: Sequence[Cell]) -> list[str]:
+    """The keys in which cells of one setting differ, in order."""
+    found: dict[str, None] = {}
+    for here in _by(cells, lambda cell: cell.setting):
+        each = [settings(cell) for cell in here]
+        keys = dict.fromkeys(key for one in each for key in one)
+        found |= dict.fromkeys(key for key in keys if any(one.get(key) != each[0].get(key) for one in each))
+    return list(found)
+
+
+def told(cells: Sequence[Cell], steps: Mapping[str, int]) -> str:
+    """What cells with the same seed have in common, and in what the variants of a setting differ, in words. steps: that a
+    cell has run, by its name: the guard may have ended it early.
+    """
+    keys = differing(cells)
+    shared = [
+        words
+        for words, holds in (
+            ("the same prompts in the same order", _same_prompts(cells, keys)),
+            ("the same model to begin with", not any(key.startswith(MODEL) for key in keys)),
+            ("the same number of steps", "train.steps" not in keys and _same_steps(cells, steps)),
+        )
+        if holds
+    ]
+    whose = "Within a setting, cells" if len({cell.setting for cell in cells}) > 1 else "Cells"
+    text = f"{whose} with the same seed have {', '.join(shared)}. " if shared else ""
+    return text + (f"Variants differ in {', '.join(keys)}." if keys else "Variants do not differ.")
+
+
+def _same_prompts(cells: Sequence[Cell], keys: Sequence[str]) -> bool:
+    """Whether each step of them has the same prompts: of the same rows, written alike, and not chosen by what is learned."""
+    if any(key.startswith(PROMPTS) for key in keys) or any(_chooses(cell.config) for cell in cells):
+        return False
+    if LENGTH in keys and any(cell.config.task.too_long == "leave_out" for cell in cells):
+        return False
+    asked = [{_asked(cell.config) for cell in here} for here in _by(cells, lambda cell: cell.setting)]
+    return all(len(each) == 1 for each in asked)
+
+
+def _asked(config: Config) -> str:
+    """The system message that prompts get."""
+    return default_system(config) if config.task.system == "auto" else config.task.system
+
+
+def _chooses(config: Config) -> bool:
+    """Whether the run decides which prompts a step has: by rewards, or by what is finished first."""
+    return bool(config.rollout.refill or config.rollout.max_staleness or config.refresh.every)
+
+
+def _same_steps(cells: Sequence[Cell], steps: Mapping[str, int]) -> bool:
+    """Whether those with the same seed that are done ran as many."""
+    counts = [
+        {steps[cell.name] for cell in here if cell.name in steps} for here in _by(cells, lambda c: (c.setting, c.seed))
+    ]
+    return all(len(each) <= 1 for each in counts)
+
+
+def _by(cells: Sequence[Cell], key: Callable[[Cell], Any]) -> list[list[Cell]]:
+    """Those that have the same key together."""
+    groups: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(key(cell), []).append(cell)
+    return list(groups.values())

@@ -1,0 +1,112 @@
+"""What a setting names: a `module:function`, a device. Imports nothing heavy: the reward workers use it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from typing import TYPE_CHECKING, Any
+
+from gspo.config.suggestions import nearest
+from gspo.config.values import type_of
+from gspo.safe import without_logins
+
+if TYPE_CHECKING:
+    import torch
+
+
+def load_function(spec: str, key: str) -> Callable[..., Any]:
+    """The function that `spec` (`module:function`) names; the current folder is searched first, as in `find_here`.
+
+    `key` is the configuration key to name in errors. Raises ValueError when there is no such module or
+    function.
+    """
+    module_name, _, name = spec.partition(":")
+    if not module_name or not name:
+        raise ValueError(f"{key} = {spec!r}: expected module:function, such as rewards:score for score in rewards.py")
+    folder = os.getcwd()
+    try:
+        find_here(module_name)
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise ValueError(
+                f"{key} = {spec!r}: there is no module {module_name!r} in {folder} or among the installed packages"
+            ) from None
+        raise ValueError(f"{key} = {spec!r}: importing {module_name!r} failed: {describe(error)}") from error
+    except (Exception, SystemExit) as error:  # a script that calls sys.exit must not end the run as if it were done
+        raise ValueError(f"{key} = {spec!r}: importing {module_name!r} failed: {describe(error)}") from error
+    function = getattr(module, name, None)
+    if function is None:
+        names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        hint = nearest(name, names)
+        if module_name in sys.stdlib_module_names:
+            hint = "; it is a module of Python itself, so give a file of yours another name"
+        raise ValueError(f"{key} = {spec!r}: {module_name} has no function {name!r}{hint}")
+    if not callable(function):
+        raise ValueError(f"{key} = {spec!r}: {name} is {type_of(function)}, not a function")
+    return function
+
+
+def find_here(name: str) -> None:
+    """Imports the package or module that `name` begins with from the current folder, if it is there, and lets it import
+    others from there. Only what is named wins over installed packages; nothing does over the standard library: files beside
+    the data that happen to be called pickle.py or yaml.py are not run. Raises what the module raises.
+    """
+    folder, top = os.getcwd(), name.partition(".")[0]
+    if folder not in map(os.path.abspath, sys.path):
+        sys.path.append(folder)
+    if top in sys.modules or top in sys.stdlib_module_names:
+        return
+    spec = PathFinder.find_spec(top, [folder])
+    if spec is None or spec.loader is None:
+        return
+    module = sys.modules[top] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(top, None)
+        raise
+
+
+def unknown_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> str:
+    """Why `function(**arguments)` cannot be called, or an empty string."""
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # a builtin without a signature
+        pass
+    return ""
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line of at most 300 characters, without secrets: it may get into any file."""
+    text = without_logins(" ".join(str(error).split()))
+    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= 300 else f"{text[:200]} … {text[-97:]}"
+
+
+def pick_device(name: str, key: str = "model.device") -> torch.device:
+    """The option `key` as torch has it. Raises ValueError where this machine has no such device."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"{key} = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps") from None
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"{key} = {name!r}: allowed are auto, cpu, cuda, cuda:1, mps")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        available = f"only {count} CUDA GPUs, counted from 0" if count else "no CUDA GPU that torch can use"
+        raise ValueError(f'{key} = {name!r}: this machine has {available}; set {key} = "auto"')
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f'{key} = {name!r}: this machine has no MPS device; set {key} = "auto"')
+    return device

@@ -1,0 +1,210 @@
+"""Rows of a data source: a file, a Hugging Face data set, a function, or a list in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gspo.config import source_kind
+from gspo.config.import_function import describe, load_function, unknown_arguments
+from gspo.config.rollout import TaskConfig
+from gspo.config.suggestions import nearest
+from gspo.config.values import type_of
+from gspo.data import reasoning_gym
+from gspo.data.benchmarks import table as benchmarks
+from gspo.data.files import rows_of
+from gspo.data.verifiers_tasks import tasks_of
+from gspo.safe import without_secrets
+from gspo.workers.json_codec import Junk, unpacked
+from gspo.workers.processes import kill, spawn
+
+SILENCE, LONGEST = 3600.0, 1 << 26
+"""Seconds that making items may take without a word, and bytes of one item."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Some rows of a source. `numbers`: which, from 0. `label`: what errors call the source. `benchmark`: the source, where
+    it is one.
+    """
+
+    label: str
+    rows: Sequence[Mapping[str, Any]]
+    numbers: range
+    benchmark: str = ""
+
+    def part(self, start: int, stop: int) -> Table:
+        """Rows start to stop of these, under their old numbers. Copies nothing."""
+        return dataclasses.replace(self, numbers=self.numbers[start:stop])
+
+    def __iter__(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        return ((number, self.rows[number]) for number in self.numbers)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+def table(rows: Any, label: str, benchmark: str = "") -> Table:
+    """A table of a list of dicts or what is like one (`datasets.Dataset`). Raises ValueError otherwise."""
+    if hasattr(rows, "keys"):
+        names = ", ".join(map(str, rows.keys()))
+        raise ValueError(
+            f"{label}: expected a list of rows, got {type_of(rows)} with {names}: choose one split, or give a "
+            "list with a dict for each row"
+        )
+    if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__") or isinstance(rows, str):
+        raise ValueError(
+            f"{label}: expected a list of dicts or a datasets.Dataset, got {type_of(rows)} "
+            "(a streamed data set has no length: give a list of the rows to use)"
+        )
+    if not len(rows):
+        raise ValueError(f"{label}: there are no rows")
+    return Table(label, rows, range(len(rows)), benchmark)
+
+
+def read(source: str, task: TaskConfig, split: str, key: str = "task.source") -> Table:
+    """The rows of a source that is not generated. `key` named it. Raises ValueError with the remedy."""
+    where = f"{key} = {source!r}"
+    match source_kind.kind(source):
+        case "verifiers":
+            return table(tasks_of(source, task, None if split == task.split else split).rows, source)
+        case "benchmark":
+            return _benchmark(source, task, key)
+        case "function":
+            return _call(source, task, key)
+        case "file":
+            if task.config:
+                shown = without_secrets(task.config)
+                raise ValueError(f"task.config = {shown!r}: has no effect on the file {source}; remove it")
+            return table(rows_of(Path(source), where), source)
+        case "saved":
+            return _saved(Path(source), split, where)
+    _check_id(source, where)
+    return _hugging_face(source, task, split, where)
+
+
+def check_there(source: str, task: TaskConfig, split: str, key: str) -> None:
+    """Whether a source that is not generated is there, as far as this machine shows: a file is read, of a function only its
+    module, and no hub is asked. Raises ValueError as `read` does.
+    """
+    kind = source_kind.kind(source)
+    if kind == "benchmark":
+        kind = source_kind.kind(_place(source, task, key)[0] or "packaged.jsonl")
+    if kind == "function":
+        load_function(source, key)
+    elif kind == "hub":
+        _check_id(source, f"{key} = {source!r}")
+    elif kind != "verifiers":
+        read(source, task, split, key)
+
+
+def _check_id(source: str, where: str) -> None:
+    """Raises ValueError for what is no id of a data set, but a file of another kind."""
+    path = Path(source)
+    if path.is_file() or nearest(path.suffix, source_kind.SUFFIXES) or path.suffix in (".txt", ".tsv"):
+        raise ValueError(f"{where}: files can be {', '.join(source_kind.SUFFIXES)}, not {path.suffix or 'this'}")
+
+
+def _benchmark(source: str, task: TaskConfig, key: str) -> Table:
+    name = source.removeprefix(source_kind.BENCHMARK)
+    where, split, options = _place(source, task, key)
+    one = benchmarks.named(name)
+    if not where and one.packaged is not None:
+        return table(benchmarks.made(name, one.packaged(), task.config, source), f"benchmark {name}", source)
+    kept = split if source_kind.has_splits(where) else TaskConfig.split
+    raw = read(where, dataclasses.replace(task, config=options), kept, key)
+    rows = benchmarks.made(name, (row for _, row in raw), task.config, raw.label)
+    return table(rows, f"benchmark {name} ({raw.label})", source)
+
+
+def _place(source: str, task: TaskConfig, key: str) -> tuple[str, str, dict[str, Any]]:
+    try:
+        place = benchmarks.place(source.removeprefix(source_kind.BENCHMARK), task.config)
+    except ValueError as error:
+        raise ValueError(f"{key} = {source!r}: {error}") from None
+    if place[0].startswith(source_kind.BENCHMARK):
+        raise ValueError(f"task.config.data = {place[0]!r}: is a benchmark itself; name a file or a data set")
+    return place
+
+
+def _call(source: str, task: TaskConfig, key: str) -> Table:
+    function = load_function(source, key)
+    if problem := unknown_arguments(function, task.config):
+        raise ValueError(f"task.config = {without_secrets(task.config)!r}: {source} cannot be called with it: {problem}")
+    try:
+        rows = function(**task.config)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{key} = {source!r}: {source} raised {describe(error)}") from error
+    return table(rows, source)
+
+
+def _hugging_face(source: str, task: TaskConfig, split: str, where: str) -> Table:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(f"{where} needs datasets: pip install 'gspo[tasks]' ({error})") from None
+    try:
+        rows = datasets.load_dataset(source, split=split, **task.config)
+    except Exception as error:
+        why = describe(error) + (f" ({describe(error.__cause__)})" if error.__cause__ else "")
+        shown = without_secrets(task.config)
+        raise ValueError(
+            f"{where}: no data set could be loaded with split = {split!r} and task.config = {shown!r}: {why}"
+        ) from error
+    return table(rows, f"{source} [{split}]")
+
+
+def _saved(folder: Path, split: str, where: str) -> Table:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(f"{where} needs datasets: pip install 'gspo[tasks]' ({error})") from None
+    try:
+        rows = datasets.load_from_disk(str(folder))
+    except Exception as error:
+        raise ValueError(f"{where}: the saved data set cannot be read: {describe(error)}") from error
+    if not isinstance(rows, datasets.DatasetDict):
+        if split != TaskConfig().split:
+            raise ValueError(f"{where}: has no splits, so {split!r} is none of them; unset it")
+        return table(rows, str(folder))
+    if split not in rows:
+        raise ValueError(f"{where}: has no split {split!r}{nearest(split, rows)}; its splits are {', '.join(rows)}")
+    return table(rows[split], f"{folder} [{split}]")
+
+
+def generate(source: str, task: TaskConfig, train: int, held_out: int) -> tuple[Table, Table]:
+    """Training and held-out items of a reasoning-gym task, made in a process of its own.
+
+    Raises ValueError for an unknown task, bad options, or too few distinct items; warns of what looks wrong.
+    """
+    request = reasoning_gym.ItemsRequest(source, task.config, task.seed, train, held_out)
+    process, connection = spawn("gspo.data.reasoning_gym_worker", request)
+    wanted = {"train": train, "held out": held_out}
+    items: dict[str, list[dict[str, Any]]] = {kind: [] for kind in wanted}
+    try:
+        while True:
+            match unpacked(connection.receive(SILENCE, LONGEST)):
+                case ["error", str(text)]:
+                    raise ValueError(text)
+                case ["note", str(text)]:
+                    warnings.warn(text, stacklevel=2)
+                case ["train" | "held out" as kind, {"question": str()} as item] if len(items[kind]) < wanted[kind]:
+                    items[kind].append(item)
+                case ["end", ""]:
+                    break
+                case message:
+                    raise Junk(f"{message!r:.80}")
+    except TimeoutError:
+        raise RuntimeError(f"{source}: the process that makes its items sent none for {SILENCE:.0f} s") from None
+    except (EOFError, OSError):
+        raise RuntimeError(f"{source}: the process that makes its items died") from None
+    except Junk as error:
+        raise RuntimeError(f"{source}: the process that makes its items sent {error}") from None
+    finally:
+        kill(process)
+    first, second = (Table(source, entries, range(len(entries))) for entries in items.values())
+    return first, second

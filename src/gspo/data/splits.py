@@ -1,0 +1,172 @@
+"""The rows of a task: those to train on and those held out, before any of them is encoded."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gspo.config.import_function import load_function, unknown_arguments
+from gspo.config.rollout import TaskConfig
+from gspo.config.source_kind import BENCHMARK, VERIFIERS
+from gspo.config.stages import RefreshConfig, Stages
+from gspo.config.suggestions import nearest
+from gspo.config.training import EvalConfig
+from gspo.config.values import type_of
+from gspo.data.loaders import Table, check_there, generate, read, table
+from gspo.data.reasoning_gym import PREFIX
+
+GENERATED = 2000
+"""Training items of a generated task when task.size is unset."""
+
+
+def read_tables(task: TaskConfig, eval: EvalConfig, rows: Any = None, eval_rows: Any = None) -> tuple[Table, Table]:
+    """The rows to train on and those held out, before any is encoded. Raises ValueError where there are none to be had."""
+    own_eval = eval_rows is None and task.eval_source in (None, task.source) and task.eval_split is None
+    if rows is None and not task.source:
+        raise ValueError("task.source is required: set it to where the prompts come from")
+    if rows is None and task.source.startswith(PREFIX):
+        train, held_out = generate(task.source, task, task.size or GENERATED, eval.num_prompts if own_eval else 0)
+        return train, held_out if own_eval else _held_out(task, eval, eval_rows)
+    train = table(rows, "the data set") if rows is not None else read(task.source, task, task.split)
+    if not eval.num_prompts:
+        return train, train.part(len(train), len(train))
+    if own_eval:
+        cut = len(train) - min(eval.num_prompts, len(train) // 10)
+        if cut == len(train) and eval.every:
+            raise ValueError(
+                f"{train.label}: {len(train)} rows are too few to hold some out for evaluation; give "
+                "held-out prompts as task.eval_source, or set eval.every = 0"
+            )
+        return train.part(0, cut), train.part(cut, len(train))
+    return train, _held_out(task, eval, eval_rows)
+
+
+def check_columns(tables: tuple[Table, Table], task: TaskConfig, needs: Mapping[str, str]) -> None:
+    """Whether the first row of each table has the columns for the prompt and for the rewards: seen before any model is.
+
+    needs: columns that rewards ask for, each with the configuration key that names it. Raises ValueError.
+    """
+    for source, which in zip(tables, ("train", "eval")):
+        _check_first_row(source, prompt_column(which, task), needs)
+
+
+def _check_first_row(source: Table, prompt: str, needs: Mapping[str, str]) -> None:
+    for number, row in source.part(0, 1):
+        try:
+            cell(row, prompt, "task.prompt_column")
+            others = {name: value for name, value in row.items() if name != prompt or prompt == "question"}
+            for column, key in needs.items():
+                judged_by(others, column, key)
+        except ValueError as error:
+            raise ValueError(f"{source.label}, row {number}: {error}") from None
+
+
+def read_stages(task: TaskConfig, stages: Stages, needs: Mapping[str, str]) -> dict[int, Table]:
+    """The rows of each stage with a source of its own, by the stage's number, before any is encoded. needs: as in
+    `check_columns`. Raises ValueError where there are none to be had, or columns are missing.
+    """
+    tables = {}
+    for number, stage in enumerate(stages):
+        if stage.source is not None:
+            tables[number] = _read_stage(stage.source, task, f"stage[{number}].source")
+            _check_first_row(tables[number], prompt_column("train", of_stage(task, stage.source)), needs)
+    return tables
+
+
+def _read_stage(source: str, task: TaskConfig, key: str, size: int | None = None) -> Table:
+    own = of_stage(task, source)
+    if not source.startswith(PREFIX):
+        return read(source, own, task.split, key)
+    try:
+        return generate(source, own, size or task.size or GENERATED, 0)[0]
+    except ValueError as error:  # which names task.source
+        raise ValueError(f"{key} = {source!r}: {str(error).removeprefix(f'task.source = {source!r}: ')}") from None
+
+
+def of_stage(task: TaskConfig, source: str) -> TaskConfig:
+    """The task of a stage with a source of its own."""
+    return dataclasses.replace(task, source=source, eval_source=None, eval_split=None, config={})
+
+
+def refresh_function(source: str, step: int) -> Callable[..., Any]:
+    """The function refresh.source, to be called with `step`. Raises ValueError where there is none, or it cannot be."""
+    function = load_function(source, "refresh.source")
+    if problem := unknown_arguments(function, {"step": step}):
+        raise ValueError(f"refresh.source = {source!r}: cannot be called with step = {step}: {problem}")
+    return function
+
+
+def check_sources(
+    task: TaskConfig, stages: Stages, refresh: RefreshConfig, there: set[tuple[str, str]] | None = None
+) -> None:
+    """Whether the sources of stages and of a refresh are there, as far as this machine shows. there: sources with their
+    splits that were found there, which are not read again; it grows. Raises ValueError.
+    """
+    there = set() if there is None else there
+    for number, stage in enumerate(stages):
+        if stage.source is None or (stage.source, task.split) in there:
+            continue
+        key = f"stage[{number}].source"
+        if stage.source.startswith(PREFIX):
+            _read_stage(stage.source, task, key, size=1)
+        else:
+            check_there(stage.source, of_stage(task, stage.source), task.split, key)
+        there.add((stage.source, task.split))
+    if refresh.every and refresh.source is not None:
+        refresh_function(refresh.source, refresh.every)
+
+
+def _held_out(task: TaskConfig, eval: EvalConfig, eval_rows: Any) -> Table:
+    source = task.eval_source or task.source
+    if eval_rows is not None:
+        rows = table(eval_rows, "the held-out data set")
+    elif source.startswith(PREFIX):
+        return generate(source, task, 0, eval.num_prompts)[1]
+    else:
+        key = "task.eval_source" if task.eval_source else "task.source"
+        rows = read(source, task, task.eval_split or task.split, key)
+    return rows.part(0, eval.num_prompts)
+
+
+def prompt_column(which: str, task: TaskConfig) -> str:
+    """The column with the prompt, in the rows to train on ("train") or in those held out ("eval")."""
+    source = (task.eval_source or task.source) if which == "eval" else task.source
+    return {PREFIX: "question", VERIFIERS: "prompt", BENCHMARK: "prompt"}.get(
+        source.partition(":")[0] + ":", task.prompt_column
+    )
+
+
+def cell(row: Mapping[str, Any], column: str, key: str, what: str = "") -> Any:
+    """What stands in a column of a row. `key` names the column, `what` is in it. Raises ValueError where there is none."""
+    if not isinstance(row, Mapping):
+        raise ValueError(f"is {type_of(row)}, expected a dict of columns")
+    if column not in row:
+        names = list(map(str, row))
+        found = ", ".join(names) or "(none)"
+        raise ValueError(f"there is no column {column!r}{what}{nearest(column, names)}; set {key} to one of: {found}")
+    return row[column]
+
+
+def judged_by(row: Mapping[str, Any], column: str, key: str) -> Any:
+    """What a reward compares completions with, from the column that `key` names. Raises ValueError where there is none."""
+    return cell(row, column, key, f" with the {'tests' if key == 'code.tests_column' else 'right answer'}")
+
+
+def plain(value: Any) -> Any:
+    """A cell as data that JSON can hold: dates and times as ISO text, durations in seconds, exact decimals as text, and
+    arrays as lists. Anything else stays as it is.
+    """
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return plain(value.tolist()) if type(value).__module__ == "numpy" else value

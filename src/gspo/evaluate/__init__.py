@@ -1,0 +1,1 @@
+"""`gspo eval --benchmark`: replies to a benchmark, their marks, scores and comparisons."""

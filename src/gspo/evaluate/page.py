@@ -1,0 +1,137 @@
+"""The page of an evaluation: figures, a table by problem, the comparison, and what was done."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo.evaluate.results import LIKE, NEEDS_TWO, THESE, bounded, sizes, spelled, unscored
+from gspo.evaluate.scores import Bounded
+from gspo.report.canvas import LIGHT, canvas, finish, save
+from gspo.report.page import escape, figure, table, write_page
+from gspo.report.plots import Drawn
+from gspo.safe import own_folder
+
+MOST = 2000  # problems in the table
+
+
+def write(
+    folder: Path, manifest: Mapping[str, Any], made: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
+    words: Sequence[str] = (),
+) -> Path:  # fmt: skip
+    """Writes benchmark.html and its figures. words: of the comparison and the rating. Returns its path."""
+    n = made["samples"]
+    title = f"{manifest['title']}: {spelled(bounded(made, LIKE))}"
+    drawn = draw(made, rows, own_folder(folder / "figures"))
+    spans = [(f"avg@{n}, {which}", _spelled(bounded(made, which))) for which in (THESE, LIKE)]
+    parts = [
+        f'<p class="origin">{escape(manifest["benchmark"])} · {escape(manifest["model"])}</p>',
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="lead">{escape(_lead(made, manifest))}</p>',
+        *(f'<p class="lead">{escape(text)}</p>' for text in words),
+        _tiles(made),
+        table(("95 % interval", "share of right replies"), spans),
+        '<p class="note">Over these problems: what other replies of this model to the same problems would score. Over '
+        "problems like these: what it would score on other problems of the kind.</p>",
+        f'<div class="figures first">{"".join(map(figure, drawn))}</div>',
+        _estimates(made),
+        f"<h2>Problems</h2>{_problems(rows)}",
+        f"<details><summary>Manifest</summary><pre>{escape(_text(manifest))}</pre></details>",
+    ]
+    path = folder / "benchmark.html"
+    write_page(path, title, "\n".join(part for part in parts if part))
+    return path
+
+
+def _text(manifest: Mapping[str, Any]) -> str:
+    return json.dumps(manifest, indent=1, ensure_ascii=False)
+
+
+def _spelled(value: Bounded) -> str:
+    """A share with its interval, or why it has none."""
+    return spelled(value) + (f"; an interval {NEEDS_TWO}" if math.isnan(value.low) else "")
+
+
+def _lead(made: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
+    text = f"{sizes(made)}; mean length {made['tokens']:,.0f} tokens."
+    if made["truncated"]:
+        text += f" {100 * made['truncated']:.1f} % of the replies were cut off at the length limit."
+    if made["failed"]:
+        text += f" {unscored(made)}."
+    if driver := manifest.get("scoring", {}).get("sandbox"):
+        text += " Programs ran in no sandbox." if driver == "none" else f" Programs ran in the sandbox '{driver}'."
+    return text
+
+
+def _tiles(made: Mapping[str, Any]) -> str:
+    n = made["samples"]
+    last = max(made["pass"])
+    cells = [(f"avg@{n}", f"{100 * made['avg']:.1f} %", "share of right replies")]
+    if last > 1:
+        cells.append((f"pass@{last}", f"{100 * made['pass'][last]['value']:.1f} %", "problems with a right reply"))
+    if "maj" in made and last > 1:
+        cells.append((f"maj@{last}", f"{100 * made['maj'][last]['value']:.1f} %", "problems whose vote is right"))
+    cells.append(("Truncated", f"{100 * made['truncated']:.1f} %", "replies at the length limit"))
+    if "answered" in made:
+        cells.append(("With an answer", f"{100 * made['answered']:.1f} %", "replies with a box or tags"))
+    tiles = "".join(
+        f'<div class="tile"><span>{escape(name)}</span><b>{escape(value)}</b><small>{escape(note)}</small></div>'
+        for name, value, note in cells
+    )
+    return f'<div class="tiles">{tiles}</div>'
+
+
+def _estimates(made: Mapping[str, Any]) -> str:
+    names = [name for name in ("pass", "maj") if name in made]
+    if made["samples"] < 2:
+        return ""
+    rows = [(f"k = {k}", *(spelled(Bounded(**made[name][k])) for name in names)) for k in made["pass"]]
+    head = ("replies", *(f"{name}@k" for name in names))
+    return f'<h2>Several replies</h2>{table(head, rows)}<p class="note">Intervals: 95 %, {LIKE}.</p>'
+
+
+def _problems(rows: Sequence[Mapping[str, Any]]) -> str:
+    answers = "votes" in rows[0]
+    head = ("problem", "right", *(("answer", "majority") if answers else ()), "truncated", "mean length", "not scored")
+    lines = []
+    for row in rows[:MOST]:
+        own = (row["answer"][:60], str(row["majority"] or "")[:60]) if answers else ()
+        some = [str(row[name]) if row[name] else "" for name in ("truncated", "failed")]
+        lines.append((row["id"], f"{row['correct']} of {row['n']}", *own, some[0], f"{row['tokens']:,.0f}", some[1]))
+    left = f'<p class="note">{len(rows) - MOST} more are in results.json.</p>' if len(rows) > MOST else ""
+    return table(head, lines) + left
+
+
+def draw(made: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], out: Path) -> list[Drawn]:
+    """The figures as PNG files: the problems by their share of right replies; pass@k and maj@k against k."""
+    n = made["samples"]
+    found = []
+    if n > 1:
+        files = out / "estimates.png", out / "estimates-dark.png"
+        with canvas(LIGHT) as (sheet, ax):
+            ks = list(made["pass"])
+            for number, name in enumerate(name for name in ("pass", "maj") if name in made):
+                points = [Bounded(**value) for value in made[name].values()]
+                colour = LIGHT.series[number]
+                ax.fill_between(ks, *zip(*(point[1:] for point in points)), color=colour, alpha=0.15, lw=0)
+                ax.plot(ks, [point.value for point in points], "o-", color=colour, lw=1.9, ms=4, label=f"{name}@k")
+            finish(sheet, ax, "Of k replies", "share of problems", top=1.02)
+            ax.set_xscale("log", base=2)
+            ax.set_xticks(ks, [str(k) for k in ks])
+            ax.minorticks_off()
+            ax.set_xlabel("k")
+            save(sheet, *files)
+        what = "at least one is right (pass@k)" + ("; the answer of most is right (maj@k)" if "maj" in made else "")
+        found.append(Drawn("estimates", "Of k replies", f"Of k replies {what}. Band: 95 %, {LIKE}.", *files))
+    files = out / "problems.png", out / "problems-dark.png"
+    with canvas(LIGHT) as (sheet, ax):
+        shares = sorted((row["correct"] / row["n"] for row in rows), reverse=True)
+        ax.bar(range(1, len(shares) + 1), shares, width=0.9, color=LIGHT.series[0])
+        finish(sheet, ax, "Problems, from easy to hard", "share of right replies", top=1.02)
+        ax.set_xlabel("problem")
+        save(sheet, *files)
+    caption = "Each bar is a problem: the share of its replies that are right."
+    return [*found, Drawn("problems", "Problems, from easy to hard", caption, *files)]

@@ -1,0 +1,127 @@
+"""Two models on one benchmark, paired by problem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gspo.compare.analysis import Interval, in_points, interval, verdict
+from gspo.evaluate import manifest as manifests
+from gspo.evaluate.replies import REFUSAL, Mark, read
+from gspo.evaluate.results import LIKE, THESE, counted
+from gspo.evaluate.scores import Bounded, over_like, over_these
+
+COMPARED = ("prompt", "computation", "sampling", "scoring", "samples")
+"""Of the manifests, what two evaluations may differ in besides the model."""
+
+
+class Paired(NamedTuple):
+    """The first model's avg@n minus the second's, with both intervals, in words too. differs: settings that are not the
+    same, so that the difference is not of the models alone.
+    """
+
+    these: Interval
+    like: Interval
+    words: str
+    differs: list[str]
+
+
+class Finished(NamedTuple):
+    """An evaluation: its manifest, the right replies to each problem, and the replies that count as wrong because they could
+    not be scored, of which the endpoint refused some.
+    """
+
+    manifest: dict[str, Any]
+    right: dict[str, int]
+    unscored: int
+    refused: int
+
+
+def correct_of(folder: Path) -> Finished:
+    """The finished evaluation in a folder. Raises ValueError where it is none."""
+    there = manifests.load(folder)
+    marks = read(folder / "marks.jsonl", Mark)
+    n, problems = there["samples"], dict.fromkeys(problem for problem, _ in marks)
+    expected = there.get("data", {}).get("problems")
+    if len(marks) != n * len(problems) or len(problems) != expected:
+        raise ValueError(f"{folder}: is not finished: {len(marks)} of {expected} x {n} replies are scored; finish it first")
+    right = {problem: sum(marks[problem, i].right for i in range(n)) for problem in problems}
+    errors = [mark.error for mark in marks.values() if mark.error]
+    return Finished(there, right, len(errors), errors.count(REFUSAL))
+
+
+def check(this: Mapping[str, Any], other: Path) -> None:
+    """Whether a finished evaluation of the same problems lies there. Raises ValueError."""
+    theirs = correct_of(other).manifest
+    if theirs["data"]["sha256"] != this["data"]["sha256"]:
+        raise ValueError(
+            f"--against {other}: its problems are others ({theirs['benchmark']}): only evaluations of the same data compare"
+        )
+
+
+def compared(first: Path, second: Path) -> Paired:
+    """The evaluation in `first` against that in `second`. Raises ValueError where one is not finished, or of other data."""
+    a, b = correct_of(first), correct_of(second)
+    mine, theirs = a.manifest, b.manifest
+    check(mine, second)
+    differs = [key for key in COMPARED if mine.get(key) != theirs.get(key)]
+    names = _names(mine, theirs, first, second)
+    found = paired(a.right, mine["samples"], b.right, theirs["samples"], names, differs)
+    return found._replace(words=found.words + "".join(_unscored(*side) for side in zip(names, (a, b))))
+
+
+def paired(
+    a: Mapping[str, int], n: int, b: Mapping[str, int], m: int, names: tuple[str, str], differs: Sequence[str] = ()
+) -> Paired:  # fmt: skip
+    """The difference of two models. a, b: right replies to each problem, of n and of m."""
+    differences = [a[problem] / n - b[problem] / m for problem in a]
+    mean, count = sum(differences) / len(differences), len(differences)
+    theirs = [b[problem] for problem in a]
+    these = _difference(over_these(list(a.values()), n), over_these(theirs, m), count)
+    like = _like(differences, these, over_like([c / n for c in a.values()]), over_like([c / m for c in theirs]))
+    text = verdict(*names, like, 0, count, f"avg, {LIKE}", 1, "problem", share=True)
+    if like.n > 1 and not like.resolved and these.resolved:
+        more = "higher" if mean > 0 else "lower"
+        text += f" {THESE.capitalize()} alone it is {more}: {in_points(these)}."
+    if differs:
+        text += f" They differ also in {', '.join(differs)}."
+    return Paired(these, like, text, list(differs))
+
+
+def _unscored(name: str, side: Finished) -> str:
+    """What is to be said of a side's replies that nobody judged; "" where there are none."""
+    if not side.unscored:
+        return ""
+    refused = f", of which the endpoint refused {side.refused:,}" if side.refused else ""
+    return f" Of {name} {counted(side.unscored)} could not be scored{refused}: wrong here, whatever the model knows."
+
+
+def _difference(a: Bounded, b: Bounded, count: int) -> Interval:
+    """a - b, and its interval from those of both: each end is as far off as the two ends that lead there are together
+    (Newcombe, Statistics in Medicine 17, 1998, method 10). `count` problems. NaN where one has none.
+    """
+    mean = a.value - b.value
+    if math.isnan(a.low + b.low):
+        return Interval(mean, math.nan, math.nan, count)
+    down, up = math.hypot(a.value - a.low, b.high - b.value), math.hypot(a.high - a.value, b.value - b.low)
+    return Interval(mean, max(-1.0, mean - down), min(1.0, mean + up), count)
+
+
+def _like(differences: Sequence[float], these: Interval, a: Bounded, b: Bounded) -> Interval:
+    """The mean difference over problems like these: Student's t, where no narrower than sampling alone makes it. A few
+    problems may differ by the same by chance; with one reply each nothing but both sides' own intervals tells of it.
+    """
+    like = interval(differences, (-1.0, 1.0))
+    floor = these
+    if math.isnan(these.low) and like.low == like.high:
+        floor = _difference(a, b, like.n)
+    if like.n < 2 or math.isnan(floor.low):
+        return like
+    return Interval(like.mean, min(like.low, floor.low), max(like.high, floor.high), like.n)
+
+
+def _names(mine: Mapping[str, Any], theirs: Mapping[str, Any], first: Path, second: Path) -> tuple[str, str]:
+    names = str(mine["model"]), str(theirs["model"])
+    return names if names[0] != names[1] else (str(first), str(second))

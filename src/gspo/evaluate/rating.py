@@ -1,0 +1,213 @@
+"""A rating as Codeforces gives, from contests that humans took part in: CodeElo-style, with local tests (arXiv 2501.01257).
+
+A model that submits takes a place among the humans of a contest by its points. Its rating there is the one with which that
+place was to be expected; its rating is the mean over contests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gspo.compare.analysis import Interval, interval
+
+TRIES = 8
+"""Most submissions to a problem; later ones do not count."""
+LEAST = 200
+"""Contests of at most so many rated humans are left out: a place among few says little."""
+PER_TRY = 50
+"""Points that each wrong submission before the right one takes off a problem's."""
+PENALTY = 10
+"""Minutes that such a submission costs where problems have no points."""
+LOWEST, HIGHEST = -2000.0, 6000.0
+"""Between these a rating is looked for; humans' lie far inside."""
+
+
+@dataclass(frozen=True)
+class Human:
+    """One who took part and was rated: the rating before the contest, and what the standings say."""
+
+    rating: float
+    points: float
+    penalty: float = 0.0
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A contest. points: of each problem, by its index such as "A"; 0 everywhere where problems count as solved or not."""
+
+    id: str
+    points: dict[str, float]
+    humans: tuple[Human, ...]
+
+    @property
+    def scored(self) -> bool:
+        """Whether its problems have points."""
+        return any(self.points.values())
+
+
+class Rated(NamedTuple):
+    """A rating in one contest. bound: "at least" for a place that is too good for any rating to be the expected one, "at
+    most" for one that is too poor; else "".
+    """
+
+    contest: str
+    place: int
+    of: int
+    rating: float
+    bound: str
+
+
+def expected(rating: float, humans: Sequence[float]) -> float:
+    """The place that a rating lets expect among humans: 1 + sum_i 1 / (1 + 10^((r - r_i) / 400))."""
+    return 1.0 + sum(1.0 / (1.0 + 10.0 ** ((rating - one) / 400.0)) for one in humans)
+
+
+def rating_at(place: float, humans: Sequence[float], as_published: bool = False) -> tuple[float, str]:
+    """The rating whose expected place is `place`, by bisection, and whether it is but a bound. as_published: as the
+    published script has it, which counts places from 0 and expected places from 1, in whole ratings up to the best
+    human's + 100.
+
+    The first place has no such rating, nor has the last: then it is that of half a place further in. As published other
+    places near the ends may have none either, and get the highest or lowest that is looked at. Raises ValueError for a place
+    that there is not among these humans.
+    """
+    count = len(humans)
+    if not count or not 1 <= place <= count + 1:
+        raise ValueError(f"place {place:g}: expected 1 to {count + 1} among {count} rated humans")
+    if as_published:
+        return _published(place, humans)
+    sought, bound = place, ""
+    if sought < 1.5:
+        sought, bound = 1.5, "at least"
+    elif sought > count + 0.5:
+        sought, bound = count + 0.5, "at most"
+    low, high = LOWEST, HIGHEST
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        if expected(middle, humans) > sought:  # too low a rating for so good a place
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2, bound
+
+
+def _published(place: float, humans: Sequence[float]) -> tuple[float, str]:
+    low, high = 0, int(max(humans)) + 100
+    top = high - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if expected(middle, humans) < place - 1:
+            high = middle
+        else:
+            low = middle
+    return float(low), "at least" if low == top else "at most" if not low else ""
+
+
+def points_of(contest: Contest, tries: Mapping[str, Sequence[bool]]) -> tuple[float, float]:
+    """What a model's submissions bring: points and penalty. tries: by problem, whether each submission is right, in order.
+
+    max(0, points - 50 x wrong ones before the right one); where problems have no points, 1 a problem, and 10 a wrong one.
+    """
+    total = penalty = 0.0
+    for problem, verdicts in tries.items():
+        some = list(verdicts)[:TRIES]
+        if True not in some:
+            continue
+        before = some.index(True)
+        if contest.scored:
+            total += max(0.0, contest.points[problem] - PER_TRY * before)
+        else:
+            total, penalty = total + 1.0, penalty + PENALTY * before
+    return total, penalty
+
+
+def place_of(contest: Contest, points: float, penalty: float) -> int:
+    """The place among the rated humans: one more than those who did better, with more points or as many and less penalty."""
+    better = sum((human.points, -human.penalty) > (points, -penalty) for human in contest.humans)
+    return better + 1
+
+
+def rated(contest: Contest, tries: Mapping[str, Sequence[bool]], as_published: bool = False) -> Rated:
+    """The rating in one contest. Raises ValueError for a problem that it does not have."""
+    unknown = sorted(set(tries) - set(contest.points))
+    if unknown:
+        raise ValueError(f"contest {contest.id}: has no problem {unknown[0]!r}; it has {', '.join(sorted(contest.points))}")
+    place = place_of(contest, *points_of(contest, tries))
+    humans = [human.rating for human in contest.humans]
+    return Rated(contest.id, place, len(humans), *rating_at(place, humans, as_published))
+
+
+class Missing(NamedTuple):
+    """How many contests do not rate: with too few rated humans, with problems that the benchmark lacks, and those of the
+    benchmark that are not among the contests.
+    """
+
+    few: int
+    partial: int
+    absent: int
+
+    def spelled(self) -> list[str]:
+        """In words."""
+        said = (
+            (self.few, f"at most {LEAST} rated humans"),
+            (self.partial, "which problems are not in the benchmark"),
+            (self.absent, "which there are no standings"),
+        )
+        return [f"{count} contest{'s' * (count != 1)} of {what}" for count, what in said if count]
+
+
+def contests(
+    rows: Sequence[Mapping[str, Any]], problems: Sequence[tuple[str, str]]
+) -> tuple[list[Contest], Missing]:  # fmt: skip
+    """The contests that rate, and how many do not. rows: as contests_of reads them.
+
+    A contest rates if the benchmark has all of its problems: humans have their places by all of them, and what a model was
+    not asked is no failure of its own. problems: contest and index of each problem of the benchmark. Raises ValueError where
+    no contest rates, and for a problem that its contest does not have.
+    """
+    asked: dict[str, set[str]] = {}
+    for contest, index in problems:
+        asked.setdefault(contest, set()).add(index)
+    here = [row for row in rows if row["id"] in asked]
+    if not here:
+        raise ValueError(f"none of these {len(rows)} contests has a problem of the benchmark")
+    kept, few, partial = [], 0, 0
+    for row in here:
+        unknown = sorted(asked[row["id"]] - set(row["points"]))
+        if unknown:
+            raise ValueError(f"contest {row['id']}: the benchmark has its problem {unknown[0]}, and its own list does not")
+        if len(row["humans"]) <= LEAST:
+            few += 1
+        elif asked[row["id"]] != set(row["points"]):
+            partial += 1
+        else:
+            kept.append(Contest(row["id"], row["points"], tuple(Human(*human) for human in row["humans"])))
+    missing = Missing(few, partial, len(asked) - len(here))
+    if not kept:
+        why = " and ".join(missing.spelled())
+        raise ValueError(f"no contest rates: {why}; give data with all problems of a contest, or no contests")
+    return kept, missing
+
+
+def over_contests(each: Sequence[Rated]) -> Interval:
+    """The mean over contests and its interval, Student's t; without width (NaN) for one contest."""
+    return interval([one.rating for one in each])
+
+
+def words(each: Sequence[Rated], missing: Missing, as_published: bool) -> str:
+    """The rating in words."""
+    mean = over_contests(each)
+    span = "" if math.isnan(mean.low) else f" [{mean.low:.0f}, {mean.high:.0f}]"
+    text = f"CodeElo-style rating, local tests: {mean.mean:.0f}{span} over {mean.n} contest{'s' * (mean.n != 1)}."
+    for bound, where in (("at least", "the first place"), ("at most", "the last place")):
+        if count := sum(one.bound == bound for one in each):
+            where = "a place beyond those that have a rating" if as_published else where
+            text += f" In {count} it took {where}, so that its rating there is {bound} what counts."
+    if missing.spelled():
+        text += f" Left out: {', '.join(missing.spelled())}."
+    if as_published:
+        text += " As published: off by one place."
+    return text

@@ -1,0 +1,184 @@
+"""From replies and their marks to figures: those of the benchmark, those of each problem, and the files that hold them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo.evaluate.faults import named
+from gspo.evaluate.replies import REFUSAL, REFUSED, Key, Mark, Reply
+from gspo.evaluate.scores import Bounded, ladder, majority, over_like, over_these, passes
+from gspo.rollout.failures import commonest
+from gspo.rollout.statistics import standard_error
+from gspo.runs.log import finite, to_json
+from gspo.safe import replace_file, visible
+from gspo.types import Prompt
+
+THESE, LIKE = "over these problems", "over problems like these"
+NEEDS_TWO = "needs 2 replies to a problem"
+"""The names of the two intervals."""
+
+
+def problem_rows(
+    prompts: Sequence[Prompt], n: int, replies: Mapping[Key, Reply], marks: Mapping[Key, Mark]
+) -> list[dict[str, Any]]:  # fmt: skip
+    """What is to be told of each problem. correct: right replies of n. majority: the answer that most replies give, where
+    problems have answers. answered: replies with an answer. failed: replies that were not scored, refused: those among them
+    that an endpoint refused to give.
+    """
+    rows = []
+    for prompt in prompts:
+        said = [replies[prompt.id, number] for number in range(n)]
+        marked = [marks[prompt.id, number] for number in range(n)]
+        answer = prompt.columns.get("answer")
+        votes = Counter(mark.vote for mark in marked if mark.vote is not None)
+        row: dict[str, Any] = {
+            "id": prompt.id,
+            "correct": sum(mark.right for mark in marked),
+            "n": n,
+            "truncated": sum(reply.stop == "length" for reply in said),
+            "tokens": sum(reply.tokens for reply in said) / n,
+            "failed": sum(mark.error is not None for mark in marked),
+            "errors": [mark.error for mark in marked if mark.error and mark.error != REFUSAL],
+            "refused": sum(reply.stop == REFUSED for reply in said),
+        }
+        if answer is not None:
+            row |= {"answer": str(answer), "majority": votes.most_common(1)[0][0] if votes else None}
+            row |= {"answered": sum(votes.values()), "right": [mark.right for mark in marked]}
+            row["votes"] = [mark.vote for mark in marked]
+        rows.append(row)
+    return rows
+
+
+def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of a benchmark: avg@n with both intervals, pass@k with that over problems like these, maj@k where problems
+    have answers, and shares of all replies.
+    """
+    n = rows[0]["n"]
+    correct = [row["correct"] for row in rows]
+    made: dict[str, Any] = {
+        "problems": len(rows),
+        "samples": n,
+        "avg": over_these(correct, n).value,
+        THESE: over_these(correct, n)[1:],
+        LIKE: over_like([c / n for c in correct])[1:],
+        "pass": {k: over_like([passes(n, c, k) for c in correct])._asdict() for k in ladder(n)},
+    }
+    if "votes" in rows[0]:
+        by_k = {k: [majority(row["votes"], row["right"], k) for row in rows] for k in ladder(n)}
+        made["maj"] = {k: over_like(values)._asdict() for k, values in by_k.items()}
+        made["answered"] = sum(row["answered"] for row in rows) / (n * len(rows))
+    made["truncated"] = sum(row["truncated"] for row in rows) / (n * len(rows))
+    made["tokens"] = sum(row["tokens"] for row in rows) / len(rows)
+    made["failed"] = sum(row["failed"] for row in rows)
+    made["why_failed"], _ = commonest([error for row in rows for error in row["errors"]])
+    made["refused"] = [row["id"] for row in rows if row["refused"]]
+    return made
+
+
+def bounded(made: Mapping[str, Any], which: str) -> Bounded:
+    """avg@n with one of its intervals."""
+    return Bounded(made["avg"], *made[which])
+
+
+def spelled(value: Bounded) -> str:
+    """A share and its interval in percent."""
+    if math.isnan(value.low):
+        return f"{100 * value.value:.1f} %"
+    return f"{100 * value.value:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+
+
+def sizes(made: Mapping[str, Any]) -> str:
+    """How many problems and replies there are."""
+    return f"{counted(made['problems'], 'problem', 'problems')}, {counted(made['samples'])} each"
+
+
+def counted(count: int, what: str = "reply", more: str = "replies") -> str:
+    """A number of things in words."""
+    return f"{count:,} {what if count == 1 else more}"
+
+
+def unscored(made: Mapping[str, Any]) -> str:
+    """What is to be said of replies that could not be scored; "" where there are none."""
+    if not made["failed"]:
+        return ""
+    counts = "counts" if made["failed"] == 1 else "count"
+    refused = f"; the endpoint refused to answer {named(made['refused'])}" if made["refused"] else ""
+    why = f"; the commonest reason: {visible(made['why_failed'])}" if made["why_failed"] else ""
+    return f"{counted(made['failed'])} could not be scored and {counts} as wrong{why}{refused}"
+
+
+def told(made: Mapping[str, Any]) -> list[str]:
+    """The figures as lines of text."""
+    n = made["samples"]
+    lines = [f"avg@{n}   {100 * made['avg']:.2f} %  ({sizes(made)})"]
+    for which in (THESE, LIKE):
+        low, high = made[which]
+        span = NEEDS_TWO if math.isnan(low) else f"{100 * low:.2f} to {100 * high:.2f} %"
+        lines.append(f"  95 % interval {which}: {span}")
+    for name in ("pass", "maj"):
+        if name in made:
+            lines.append("  ".join(f"{name}@{k} {100 * value['value']:.2f} %" for k, value in made[name].items()))
+    lines.append(f"truncated {100 * made['truncated']:.1f} %  mean length {made['tokens']:.0f} tokens")
+    if "answered" in made:
+        lines[-1] += f"  with an answer {100 * made['answered']:.1f} %"
+    return [*lines, unscored(made)] if made["failed"] else lines
+
+
+def write(
+    folder: Path, manifest: Mapping[str, Any], made: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
+    prompts: Sequence[Prompt], replies: Mapping[Key, Reply], marks: Mapping[Key, Mark], extra: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Writes results.json, and samples.jsonl in the form of lm-evaluation-harness: a line a problem with its replies."""
+    name, n = manifest["benchmark"], made["samples"]
+    stderr = {f"avg@{n}_stderr,none": standard_error([row["correct"] / n for row in rows])}
+    kept = [{key: value for key, value in row.items() if key not in ("votes", "right", "errors")} for row in rows]
+    results = {
+        "results": {name: {"alias": name, f"avg@{n},none": made["avg"], **stderr}},
+        "figures": made,
+        **extra,
+        "problems": kept,
+        "manifest": manifest,
+    }
+    text = json.dumps(finite(_text_keys(results)), indent=1, ensure_ascii=False)
+    replace_file(folder / "results.json", f"{text}\n".encode("utf-8", "replace"))
+    lines = []
+    for number, prompt in enumerate(prompts):
+        said = [replies[prompt.id, i].text for i in range(n)]
+        marked = [marks[prompt.id, i] for i in range(n)]
+        doc = {"id": prompt.id, "prompt": prompt.messages} | {
+            key: value for key, value in prompt.columns.items() if key in ("answer", "title", "difficulty", "rating")
+        }
+        line = {
+            "doc_id": number,
+            "doc": doc,
+            "target": str(prompt.columns.get("answer", "")),
+            "arguments": {"gen_args_0": {"arg_0": prompt.messages, "arg_1": manifest["sampling"]}},
+            "resps": [said],
+            "filtered_resps": [mark.vote for mark in marked] if "answer" in prompt.columns else said,
+            "filter": "none",
+            "metrics": ["exact_match"],
+            "exact_match": sum(mark.right for mark in marked) / n,
+            "correct": [mark.right for mark in marked],
+            "doc_hash": _hash(doc),
+            "prompt_hash": _hash(prompt.messages),
+            "target_hash": _hash(str(prompt.columns.get("answer", ""))),
+        }
+        lines.append(to_json(line))
+    replace_file(folder / "samples.jsonl", b"".join(lines))
+
+
+def _hash(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _text_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _text_keys(item) for key, item in value.items()}
+    return [_text_keys(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,201 @@
+"""`gspo eval MODEL --benchmark NAME`: what is missing is sampled and scored, then the figures are made."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+from rich.console import Console
+
+from gspo.assembly import benchmark_models
+from gspo.assembly.call_inputs import Given
+from gspo.assembly.scorers import scorer_of
+from gspo.config.rewards import runs_programs
+from gspo.config.schema import Config
+from gspo.data.benchmarks.codeforces import contests_of
+from gspo.data.benchmarks.table import Rows, Unjudged, left_out, named
+from gspo.data.loaders import read
+from gspo.data.prompts import Notice
+from gspo.evaluate import page, paired, rating, results
+from gspo.evaluate.endpoint import Endpoint
+from gspo.evaluate.manifest import begin, manifest
+from gspo.evaluate.replies import REFUSED, Key, Lines, Mark, Reply
+from gspo.evaluate.sampling import by_chance, in_tenths, keys, mark, sample
+from gspo.evaluate.settings import Options, configured, folder_of
+from gspo.rewards import programs
+from gspo.rewards.http_client import api_key_of
+from gspo.runs.open import own_warnings
+from gspo.runs.progress import Progress
+from gspo.safe import visible
+from gspo.types import Prompt
+
+KEY = "OPENAI_API_KEY"
+Begin = Callable[[Key], Future[Any]]
+Humans = tuple[list[rating.Contest], rating.Missing]
+
+
+def evaluate(options: Options, fields: dict[str, str]) -> int:
+    """Runs an evaluation, or goes on with one; prints the figures and writes the page. Returns the exit status.
+
+    Raises ValueError for bad input, before anything is sampled.
+    """
+    config = configured(options, fields)
+    folder = folder_of(options, config)
+    key = _key(options)
+    heard: list[Warning] = []
+    rows, unfit = _rows(options, config, heard)
+    samples = config.eval.num_generations
+    title = named(options.benchmark).title
+    model = ("", {}) if options.url else (benchmark_models.version(config.model), benchmark_models.computation(config.model))
+    what = manifest(options.benchmark, title, config, rows, samples, options.url, *model, _runs_programs(config))
+    what["data"] |= {"left_out": unfit} if unfit else {}
+    if options.against is not None:
+        paired.check(what, options.against)
+    humans = _contests(options, rows)
+    with scorer_of(config, Given()) as scorer:
+        with own_warnings(heard.append):
+            prompts = benchmark_models.worded(config, rows) if options.url else benchmark_models.encoded(config, rows)
+            scorer.check(prompts)
+            scorer.wait()
+        begun = begin(folder, what)
+        with Lines(folder / "replies.jsonl", Reply) as replies, Lines(folder / "marks.jsonl", Mark) as marks:
+            with Progress(0, title="evaluation") as screen:
+                for warning in heard:
+                    screen.note(str(warning) if isinstance(warning, Notice) else f"warning: {warning}")
+                report = in_tenths(screen.note, screen.phase) if screen.plain else screen.phase
+                todo = list(keys(prompts, samples, replies.lines))
+                if begun:
+                    screen.note(f"{folder}: goes on, {len(prompts) * samples - len(todo)} replies are there")
+                if todo:
+                    with asking(config, prompts, options, key) as (ask, most):
+                        _sampled(replies, by_chance(todo) if begun and options.url else todo, ask, most, report, options)
+                ordered = [replies.lines[each] for each in keys(prompts, samples, ())]
+                mark(marks, ordered, prompts, scorer, config.reward.correct_at, report)
+            table = results.problem_rows(prompts, samples, replies.lines, marks.lines)
+            made = results.figures(table)
+            rated, words = _rated(humans, prompts, marks.lines, samples, options.as_published)
+            results.write(folder, what, made, table, prompts, replies.lines, marks.lines, {"rating": rated} if words else {})
+    against = paired.compared(folder, options.against) if options.against is not None else None
+    said = [*([f"{left_out(unfit)}."] if unfit else []), *words, *([against.words] if against else [])]
+    path = page.write(folder, what, made, table, said)
+    for line in (f"{what['title']}  {what['model']}", *results.told(made), *said):
+        print(visible(line))
+    print(visible(f"report  {path}"))
+    return 0
+
+
+def _rows(options: Options, config: Config, heard: list[Warning]) -> tuple[Rows, dict[str, int]]:
+    """The rows of the benchmark, and how many were left out, by reason. heard: takes what is warned of them."""
+    word = "--data" if any(name == "data" for name, _ in options.of_source) else "--benchmark"
+    with own_warnings(heard.append):
+        rows = [dict(row) for _, row in read(config.task.source, config.task, config.task.split, word)]
+    counts = Counter(next((warning.counts for warning in heard if isinstance(warning, Unjudged)), {}))
+    if not runs_programs(config.reward.functions):
+        return rows, counts
+    sandbox, fit = programs.Programs(config.code).sandbox, []
+    for row in rows:
+        reason, why = programs.fault_of(sandbox, row)
+        if reason:
+            counts[reason] += 1
+            heard.append(UserWarning(f"problem {row['id']} is left out: {reason}{': ' * bool(why)}{why:.200}"))
+        else:
+            fit.append(row)
+    if not fit:
+        last = heard[-1]
+        raise ValueError(f"{config.task.source}: there is no problem that can be judged: {left_out(counts)}; {last}")
+    return fit, dict(counts)
+
+
+def _runs_programs(config: Config) -> dict[str, Any]:
+    """What the scoring of programs depends on; {} where none are run. Raises RuntimeError where no sandbox works
+    here, or where there is no compiler for a benchmark that needs one.
+    """
+    if not runs_programs(config.reward.functions):
+        return {}
+    driver = programs.Programs(config.code, config.reward.functions).sandbox.driver
+    limits = {"livecodebench": programs.LIVECODEBENCH, "humaneval": programs.HUMANEVAL}
+    own = limits.get(config.task.source.rpartition(":")[2])
+    return {"sandbox": driver, "limits": vars(own) if own else "of each problem", "checker": vars(programs.CHECKER)}
+
+
+def _contests(options: Options, rows: Rows) -> Humans | None:
+    """The contests that rate, and how many do not. Raises ValueError where there can be no rating."""
+    if options.contests is None:
+        if options.as_published:
+            raise ValueError("--as-published has no effect without --contests: name the file with the standings")
+        return None
+    if any("contest" not in row for row in rows):
+        raise ValueError(f"--contests has no effect on {options.benchmark}: its problems are of no contest; leave it out")
+    where = "--contests"
+    try:
+        found = contests_of(options.contests)
+        where += f" {options.contests}:"
+        return rating.contests(found, [(row["contest"], row["index"]) for row in rows])
+    except ValueError as error:
+        raise ValueError(f"{where} {error}") from None
+
+
+def _rated(
+    humans: Humans | None, prompts: list[Prompt], marks: Mapping[Key, Mark], samples: int, as_published: bool
+) -> tuple[list[dict[str, Any]], list[str]]:  # fmt: skip
+    """The rating of each contest, and what is to be said of them."""
+    if humans is None:
+        return [], []
+    each = []
+    for contest in humans[0]:
+        here = [prompt for prompt in prompts if prompt.columns["contest"] == contest.id]
+        tries = {prompt.columns["index"]: [marks[prompt.id, i].right for i in range(samples)] for prompt in here}
+        each.append(rating.rated(contest, tries, as_published))
+    return [one._asdict() for one in each], [rating.words(each, humans[1], as_published)]
+
+
+def _key(options: Options) -> str:
+    """The endpoint's API key. Raises ValueError where the variable that was named is not set, and for words about an
+    endpoint where there is none.
+    """
+    if not options.url:
+        if options.key_variable:
+            raise ValueError("--key-variable has no effect without --url: leave it out")
+        if options.refused_as_wrong:
+            raise ValueError("--refused-as-wrong has no effect without --url: a model here refuses nothing; leave it out")
+        return ""
+    variable = options.key_variable or (KEY if os.environ.get(KEY) else "")
+    return api_key_of(variable, "--key-variable")
+
+
+def _sampled(replies: Lines[Reply], todo: list[Key], ask: Begin, most: int, report: Any, options: Options) -> None:
+    """Asks for what is missing. Raises RuntimeError, with what is kept by then, where replies are missing still."""
+    faults = sample(replies, todo, ask, most, report, options.refused_as_wrong)
+    works = faults.stopped is None and any(reply.stop != REFUSED for reply in replies.lines.values())
+    if options.refused_as_wrong and works:
+        for key in faults.refusals:
+            replies.add(Reply(*key, "", 0, REFUSED))
+    if left := sum(key not in replies.lines for key in todo):
+        why = f"the endpoint: {faults.words()}. {left} of {len(todo)} replies are missing"
+        raise RuntimeError(f"{why}: the same command goes on with them")
+
+
+@contextmanager
+def asking(config: Config, prompts: list[Prompt], options: Options, key: str) -> Iterator[tuple[Begin, int]]:
+    """Whoever replies, and how many replies may be under way at once."""
+    number = {prompt.id: i for i, prompt in enumerate(prompts)}
+    if options.url:
+        sampling, most = benchmark_models.sampling_of(config), config.sampler.batch_size
+        system = "" if config.task.system == "auto" else config.task.system
+        endpoint = Endpoint(options.url, config.model.path, key, system, config.sampler.timeout, most)
+        with closing(endpoint):
+
+            def ask(one: Key) -> Future[Any]:
+                i = number[one[0]]
+                return endpoint.begin(prompts[i], benchmark_models.seed_at(config, i, one[1]), sampling)
+
+            yield ask, most
+        return
+    with ExitStack() as stack:
+        with Console(stderr=True).status("loading the model"):
+            begin_one, most = stack.enter_context(benchmark_models.answering(config, prompts))
+        yield lambda one: begin_one(number[one[0]], one[1]), most

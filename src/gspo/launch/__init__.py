@@ -1,0 +1,1 @@
+"""Starts the processes of a run: ranks on this machine, under torchrun or on Ray."""

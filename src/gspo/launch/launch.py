@@ -1,0 +1,216 @@
+"""Starts the ranks of a run, on this machine or where Ray places them, and starts them again where one was killed.
+
+A rank that ends with an error of its own ends the run. One that was killed, was lost to the others, or had no memory for a
+micro-batch that may be smaller, ends this life of the run alone: the next one goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gspo.backends.vllm.exchange_folder import sweep
+from gspo.config.names import RESUME
+from gspo.config.schema import Config
+from gspo.distributed.environment import AGENTS, BEGAN, KEY, LOST, PARENT, RESTARTS, SHORT, check_ranks, placed
+from gspo.launch.processes import WATCH, PlaceLost, Rank, Start, here, say
+from gspo.workers.supervisor import end_with_parent
+
+GRACE = 15.0  # seconds in which the other ranks end by themselves, after one has
+AGAIN = LOST, SHORT  # exit statuses after which another life may go on
+LOOPBACK = "127.0.0.1"
+PATIENCE = 300.0  # seconds in which a store answers its own process
+INTERRUPTED = 130  # exit status of a run that was asked to end
+
+
+class Ended(NamedTuple):
+    """How a life of a run ended: its exit status, and why where another life may go on. told: whether its leader ended by
+    itself, and so has written what came of the run.
+    """
+
+    status: int
+    why: str
+    told: bool
+
+
+def take_part(config: Config, arguments: Sequence[str], follow: Callable[[Config], None]) -> int | None:
+    """Starts the ranks of `gspo ARGUMENTS`, or follows as one of them (`follow`), and returns the exit status. Returns None
+    in the process that leads: the caller goes on.
+    """
+    number, size = placed()
+    folder = Path(config.log.dir)
+    if number == 0:
+        check_ranks(config, size if size > 1 else config.scale.ranks or 1)
+    if config.scale.launcher == "ray" and PARENT in os.environ:
+        end_with_parent(int(os.environ[PARENT]))
+    elif config.scale.launcher == "ray" and size > 1:
+        raise ValueError('scale.launcher = "ray", but torchrun has started this process: leave one of them out')
+    elif config.scale.launcher == "ray":
+        from gspo.launch.ray_launch import connected, listens_at
+
+        with connected(config.scale.timeout, config.sampler) as on_ray, swept(config):
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, on_ray, listens_at(), folder)
+    elif size == 1 and (config.scale.ranks or 1) > 1:
+        with swept(config):
+            return launch(arguments, config.scale.ranks or 1, config.scale.restarts, say, folder=folder)
+    if number == 0:
+        return None
+    follow(config)
+    return 0
+
+
+@contextmanager
+def swept(config: Config) -> Iterator[None]:
+    """Clears up in the end what a leader that was killed has left of the way to its engines."""
+    try:
+        yield
+    finally:
+        if config.sampler.engine == "vllm":
+            sweep(config.sampler, Path(config.log.dir))
+
+
+def begun_before(config: Config) -> bool:
+    """Whether this is a later life of a run, which goes on from its last checkpoint. A folder that is older than the command
+    is of another run. Among several agents of torchrun each counts the restarts alone that are due to its own ranks.
+    """
+    settings = Path(config.log.dir) / "config.toml"
+    first = os.environ.get(RESTARTS, "0") == "0" and os.environ.get(AGENTS, "1") == "1"
+    if first or not settings.exists():
+        return False
+    began = float(os.environ[BEGAN]) if BEGAN in os.environ else began_at(os.getppid())
+    return settings.stat().st_mtime >= began
+
+
+def began_at(process: int) -> float:
+    """When a process began, in seconds since 1970; later than everything where the kernel does not tell."""
+    try:
+        ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+        boot = next(line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+    except (OSError, ValueError, StopIteration):
+        return float("inf")
+    return int(boot) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def launch(
+    arguments: Sequence[str], ranks: int, restarts: int, tell: Callable[[str], None], start: Start = here,
+    address: str = LOOPBACK, folder: Path | None = None,
+) -> int:  # fmt: skip
+    """Runs `gspo ARGUMENTS` in so many processes. Returns the exit status of the first.
+
+    tell: hears why a life ended. address: of this machine, at which all ranks reach it; it listens nowhere else. folder: of
+    the run, whose report is written here where the run does not go on and its leader was lost. Ctrl-C, SIGTERM and SIGHUP go
+    to the first rank, which finishes its step and saves.
+    """
+    command = [sys.executable, "-P", "-m", "gspo", *arguments]  # no file of the folder stands in for a library
+    same = {BEGAN: str(time.time()), KEY: secrets.token_urlsafe(24)}
+    with asked() as signals:
+        for life in range(restarts + 1):
+            try:
+                ended = live(command, ranks, {RESTARTS: str(life), **same}, start, signals, address)
+            except PlaceLost as error:
+                ended = Ended(LOST, str(error), told=False)
+            if ended.status not in AGAIN or signals.numbers:
+                break
+            if life < restarts:
+                which = f"restart {life + 1} of scale.restarts = {restarts}"
+                tell(f"{ended.why}: the run goes on from its last checkpoint ({which})")
+        else:
+            tell(f"{ended.why}, and scale.restarts = {restarts}: go on with {RESUME}")
+    if folder is not None and not ended.told and len(signals.numbers) < 2:  # who asks twice to end wants it at once
+        from gspo.report.page import report_of  # half a second, which few runs need here
+
+        try:
+            report_of(folder)
+        except Exception as error:  # it is the run's own end that counts
+            tell(f"the report of {folder} could not be written: {error}")
+    if ended.status in AGAIN:
+        return INTERRUPTED if signals.numbers else 1
+    return ended.status
+
+
+def live(
+    command: Sequence[str], ranks: int, more: Mapping[str, str], start: Start, signals: Signals, address: str
+) -> Ended:  # fmt: skip
+    """One life of a run."""
+    from gspo.backends.vllm.plugin.gspo_transfer import hosted  # torch takes seconds
+
+    _store, port = hosted(address, ranks, PATIENCE)  # where the ranks find one another, as long as it is held
+    variables = os.environ | {
+        "MASTER_ADDR": address, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(ranks), **more,
+    }  # fmt: skip
+    if signals.numbers:
+        return Ended(INTERRUPTED, "", told=False)
+    with start(command, ranks, variables) as started, signals.go_to(started[0]):
+        until, ended = float("inf"), [process.poll() for process in started]
+        while None in ended and time.monotonic() < until:
+            time.sleep(WATCH)
+            ended = [process.poll() for process in started]
+            if ended[0] is not None and 0 < ended[0] != LOST:
+                break  # what the run ends with is known; others may not have met the leader yet, and would wait for it
+            if until == float("inf") and (ended[0] is not None or any(ended)):  # followers may well end before the leader
+                until = time.monotonic() + GRACE
+        told = ended[0] is not None and ended[0] >= 0 and ended[0] not in AGAIN
+        return Ended(*outcome(ended), told)
+
+
+def outcome(ended: Sequence[int | None]) -> tuple[int, str]:
+    """What the exit statuses of all ranks mean, None for one that did not end: that of the run, and why a life ended."""
+    if ended[0] == 0:
+        return 0, ""
+    errors = [status for status in ended if status and status > 0 and status not in AGAIN]
+    if errors:
+        return errors[0], ""
+    if SHORT in ended:
+        return SHORT, f"rank {ended.index(SHORT)} was out of memory, and micro-batches become smaller"
+    for number, status in enumerate(ended):
+        if status is not None and status < 0:
+            return LOST, f"rank {number} was ended by {signal.Signals(-status).name}"
+    if LOST in ended:
+        return LOST, f"rank {ended.index(LOST)} lost the others"
+    return LOST, "rank 0 did not end"
+
+
+class Signals:
+    """The signals that asked the run to end. They go to its first rank, where it has one."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.first: Rank | None = None
+
+    def hear(self, number: int, frame: Any) -> None:
+        """Is called by Python."""
+        self.numbers.append(number)
+        if self.first is not None:
+            with suppress(ProcessLookupError):
+                self.first.send_signal(number)
+
+    @contextmanager
+    def go_to(self, first: Rank) -> Iterator[None]:
+        """Meanwhile they go to this rank, and so do those that came before it had begun."""
+        self.first = first
+        for number in tuple(self.numbers):
+            first.send_signal(number)
+        try:
+            yield
+        finally:
+            self.first = None
+
+
+@contextmanager
+def asked() -> Iterator[Signals]:
+    """Hears Ctrl-C, SIGTERM and SIGHUP."""
+    signals = Signals()
+    old = {number: signal.signal(number, signals.hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield signals
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

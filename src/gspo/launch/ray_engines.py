@@ -1,0 +1,108 @@
+"""Actors that start vLLM servers where Ray has placed them. `ray_hosts` is the leader's side."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gspo.backends.vllm.process import LocalEngine, free_ports
+from gspo.distributed.environment import ENGINES
+from gspo.launch.processes import ENDS
+from gspo.workers import supervisor
+
+OF_RAY = "RAY_"  # begins the names of the variables by which Ray runs processes of its own
+
+
+class EngineSeat:
+    """An actor: it starts a vLLM server on its machine, with the GPUs that Ray gives it, and takes it along when it dies."""
+
+    def __init__(self) -> None:
+        self.process: LocalEngine | None = None
+
+    def place(self) -> tuple[str, int]:
+        """The address of this machine in the cluster, and a port that is free there."""
+        import ray
+
+        address = ray.util.get_node_ip_address()
+        return address, free_ports(1, address)[0]
+
+    def read(self, file: str) -> str:
+        """A small file as this machine sees it. Raises OSError."""
+        return Path(file).read_text(encoding="utf-8")
+
+    def start(self, command: Sequence[str], log: str, variables: Mapping[str, str]) -> None:
+        """As EngineHost.begin. Raises OSError."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # the server inherits what this thread blocks
+        machine = {name: value for name, value in os.environ.items() if not name.startswith(OF_RAY)}
+        if shutil.which(command[0]) is None:
+            raise FileNotFoundError(f"there is no program {command[0]}")
+        aside = [sys.executable, supervisor.__file__]  # Ray kills children of this process before its standard input closes
+        self.process = LocalEngine([*aside, *command], Path(log), variables, machine)
+
+    def poll(self) -> int | None:
+        """The server's exit status, None while it runs."""
+        return None if self.process is None else self.process.poll()
+
+    def end(self, grace: float = 0.0) -> None:
+        """Returns when the server has ended. grace: see LocalEngine.end."""
+        if self.process is not None:
+            self.process.end(grace)
+
+
+def seated(group: Any, first: int, count: int, kind: str, size: int) -> tuple[list[Any], dict[str, str]]:
+    """Actors for so many servers, in a placement group's bundles from `first` on, each with `size` GPUs or CPUs (`kind`).
+    Returns them, and the variable by which the leader finds them. Raises RayError.
+    """
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    if not count:
+        return [], {}
+    space = uuid.uuid4().hex
+    gets = {"num_cpus": size * (kind == "CPU"), "num_gpus": size * (kind == "GPU")}
+    seat = ray.remote(max_concurrency=4, **gets)(EngineSeat)  # the leader looks at a server that starts
+    actors = [
+        seat.options(
+            name=name_of(number), namespace=space,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, first + number),
+        ).remote()
+        for number in range(count)
+    ]  # fmt: skip
+    places = ray.get([actor.place.remote() for actor in actors])
+    cluster = ray.get_runtime_context().gcs_address
+    return actors, {ENGINES: json.dumps({"cluster": cluster, "namespace": space, "places": places})}
+
+
+@contextmanager
+def joined_cluster(address: str) -> Iterator[str]:
+    """The leader in the cluster at this address, in which it may be already. Yields what Ray calls its machine."""
+    import ray
+
+    if ray.is_initialized():
+        yield ray.get_runtime_context().get_node_id()
+        return
+    heard = signal.getsignal(signal.SIGTERM)
+    ray.init(address, log_to_driver=False, logging_level="error")
+    signal.signal(signal.SIGTERM, heard)  # Ray has put a handler of its own in place
+    try:
+        yield ray.get_runtime_context().get_node_id()
+    finally:
+        ray.shutdown()
+
+
+def gist(error: Exception) -> str:
+    """The sentence of an error of Ray's that tells something."""
+    return str(error).strip().rpartition("\n")[2].partition(". ")[0].strip()
+
+
+def name_of(number: int) -> str:
+    """What the cluster calls the actor of an engine."""
+    return f"engine {number}"

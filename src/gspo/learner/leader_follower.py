@@ -1,0 +1,200 @@
+"""One rank leads, the others follow: each call of the leader's learner is told to all, and all make it on their shards.
+
+The leader runs the trainer, to which this is a learner as any other (ports.Learner). Completions go to all ranks, and each
+knows which of them it reads (shares.py); their routes go to that one alone. An error on any rank ends its process, and
+so the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from gspo.distributed.ranks import ProcessRanks, noticed
+from gspo.interfaces import Weights
+from gspo.learner.learner import LocalLearner, PolicyLearner, probed
+from gspo.types import Agreement, Completion, Reading, Update
+
+T = TypeVar("T")
+OVER = None  # the command that ends a follower
+SAVES = ("save", "weights.save")
+TENSORS, LAYERS, WEIGHTS = "weights.tensors", "weights.layers", "weights."
+
+
+class RankLearner:
+    """A rank's learner, and the handle on its weights that was published last."""
+
+    def __init__(self, learner: LocalLearner) -> None:
+        self.learner = learner
+        self.weights: Weights | None = None
+
+    def do(self, name: str, arguments: Sequence[Any]) -> Any:
+        """Makes a call of the learner's, or of the weights' (`weights.save`)."""
+        holder = self.weights if name.startswith(WEIGHTS) else self.learner
+        answer = getattr(holder, name.removeprefix(WEIGHTS))(*arguments)
+        if name == "publish":
+            self.weights = answer
+        return answer
+
+
+def follow(learner: LocalLearner, ranks: ProcessRanks) -> None:
+    """Makes the leader's calls, until it ends."""
+    own = RankLearner(learner)
+    with noticed():
+        while (command := ranks.told()) is not OVER:
+            try:
+                answer = own.do(*command)
+            except OSError:
+                if command[0] not in SAVES:
+                    raise
+                continue  # the disk did not take it: all ranks have this error (sharded.py), and the leader goes on or ends
+            for _ in answer if command[0] in (TENSORS, LAYERS) else ():
+                pass  # every rank gives its shard of each
+
+
+def unrouted(completions: Sequence[Completion]) -> list[Completion]:
+    """The same without the sampler's experts: the learner hands them to the rank that needs them (reading.py)."""
+    return [replace(completion, routes=None) for completion in completions]
+
+
+def noticing(every: Iterator[T]) -> Iterator[T]:
+    """The same, one after the other. Raises RankLost where another rank is gone."""
+    while True:
+        with noticed():
+            item = next(every, None)
+        if item is None:
+            return
+        yield item
+
+
+class LeadingLearner:
+    """ports.Learner of all ranks. It is asked in one process, the leader's."""
+
+    def __init__(self, learner: LocalLearner, ranks: ProcessRanks) -> None:
+        self.learner, self.ranks = learner, ranks
+        self._own = RankLearner(learner)
+        self._one_at_a_time = threading.RLock()
+        self.streams = False
+
+    def all_do(self, name: str, *arguments: Any, told: Sequence[Any] | None = None) -> Any:
+        """Lets every rank make this call. told: what the others hear of its arguments, where that is less. Returns the
+        leader's answer.
+        """
+        with self._one_at_a_time, noticed():
+            assert not self.streams, "all ranks are in the middle of giving weights: listen to its end first"
+            self.ranks.told((name, arguments if told is None else told))
+            return self._own.do(name, arguments)
+
+    @property
+    def lr_override(self) -> float | None:
+        """As ports.Learner's."""
+        return self.learner.lr_override
+
+    @lr_override.setter
+    def lr_override(self, value: float | None) -> None:
+        """Sets it on all ranks."""
+        self.all_do("__setattr__", "lr_override", value)
+
+    @property
+    def clip(self) -> tuple[float, float] | None:
+        """The clip range in force; None without one."""
+        return self.learner.clip if isinstance(self.learner, PolicyLearner) else None
+
+    def fit(self, longest: int, vocabulary: int) -> None:
+        """As LocalLearner.fit."""
+        self.all_do("fit", longest, vocabulary)
+
+    def take(self, mini_batches: Sequence[Sequence[Completion]]) -> None:
+        """Takes over the batch that the next updates learn from."""
+        self.all_do("take", mini_batches, told=[list(map(unrouted, mini_batches))])
+
+    def prepare(
+        self, mini_batches: Sequence[Sequence[Completion]], recompute: bool, fresh: Sequence[Completion] = ()
+    ) -> None:
+        """As PolicyLearner.prepare."""
+        some = probed(fresh)
+        told = list(map(unrouted, mini_batches)), recompute, unrouted(some)
+        self.all_do("prepare", mini_batches, recompute, some, told=told)
+
+    def enter(self, temperature: float, max_completion_length: int) -> None:
+        """As PolicyLearner.enter."""
+        self.all_do("enter", temperature, max_completion_length)
+
+    def update(self, number: int) -> Update:
+        """One optimizer step on the mini-batch of that number."""
+        return self.all_do("update", number)
+
+    def finish(self) -> bool:
+        """Ends a step."""
+        return self.all_do("finish")
+
+    def compare(self, completions: Sequence[Completion]) -> Agreement:
+        """How far sampler and trainer disagree."""
+        some = probed(completions)
+        return self.all_do("compare", some, told=[unrouted(some)])
+
+    def read(self, completions: Sequence[Completion]) -> list[Tensor]:
+        """The log-probabilities of the sampled tokens of a few completions, each [|y|]."""
+        return self.all_do("read", completions, told=[unrouted(completions)])
+
+    def publish(self, version: int) -> Weights:
+        """A handle on the weights as they are now, under this version."""
+        self.all_do("publish", version)
+        return LeadingWeights(self, version)
+
+    def save(self, folder: Path) -> None:
+        """Lets every rank write its part of a checkpoint."""
+        self.all_do("save", folder)
+
+    def resume(self, folder: Path) -> None:
+        """Goes on from what `save` wrote, on as many ranks or on others."""
+        self.all_do("resume", folder)
+
+    def rewind(self, folder: Path, lr_factor: float) -> None:
+        """Takes over what `save` wrote, the model too."""
+        self.all_do("rewind", folder, lr_factor)
+
+
+class LeadingWeights:
+    """ports.Weights in shards, of which the leader gets whole tensors, one at a time."""
+
+    def __init__(self, learner: LeadingLearner, version: int) -> None:
+        self.learner, self.version = learner, version
+
+    @property
+    def temperature(self) -> float:
+        """The one at which they are read."""
+        return self.learner.learner.policy.temperature
+
+    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+        """Each weight by its name, whole."""
+        return self._streamed(TENSORS)
+
+    def layers(self) -> Iterable[dict[str, Tensor]]:
+        """Each layer as an engine reads it, whole."""
+        return self._streamed(LAYERS)
+
+    def _streamed(self, name: str) -> Iterator[Any]:
+        """What all ranks give. It is gathered to the end, also where somebody stops listening."""
+        every = iter(self.learner.all_do(name))
+        self.learner.streams = True
+        try:
+            for item in noticing(every):  # noqa: UP028 - `yield from` would end it with whoever listens
+                yield item
+        finally:
+            for _ in every:
+                pass
+            self.learner.streams = False
+
+    def save(self, folder: str, merged: bool = False) -> None:
+        """Every rank writes some layers of the model, in Hugging Face format."""
+        self.learner.all_do("weights.save", folder, merged)
+
+    def read(self, completions: Sequence[Completion]) -> list[Reading]:
+        """What these weights say of a few completions."""
+        return self.learner.all_do("weights.read", completions, told=[unrouted(completions)])

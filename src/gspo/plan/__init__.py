@@ -1,0 +1,1 @@
+"""`gspo plan`: what a run needs of memory and networks, before anything is loaded."""

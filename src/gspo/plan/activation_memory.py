@@ -1,0 +1,156 @@
+"""What a model holds and what a pass keeps for its backward pass, found without memory: transformers' own code runs on
+tensors that have shapes and types but no numbers. Only config.json is read.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from gspo.backends.hf import experts, fused
+from gspo.backends.hf.load import autocast_type, by_kernels, without_weights
+from gspo.backends.hf.lora import adapted
+from gspo.backends.hf.model import DTYPES, HFModel
+from gspo.backends.hf.one_sequence import one_sequence_a_row
+from gspo.backends.hf.quantized_weights import BITS, BLOCK, Packed, pack
+from gspo.config.policy import LoraConfig, ModelConfig
+from gspo.plan.memory_footprint import Held, Kept
+
+FEW, MORE = 2, 4  # rows of the passes that are tried: what grows from one to the other grows with tokens
+CPU = torch.device("cpu")  # of tensors without numbers, whatever the device that is asked about
+
+
+def rehearsed(cfg: ModelConfig, lora: LoraConfig, length: int) -> tuple[Held, Kept | None]:
+    """What the model of `cfg` holds, with its adapters and in its packed weights; and what a pass over padded rows of
+    `length` tokens keeps, None where its code needs numbers to run. Raises ValueError as loading does.
+    """
+    model = _made(cfg, lora)
+    with FakeTensorMode(), _Grouped(), one_sequence_a_row():
+        _hollowed(model.model)
+        if cfg.quantize != "none":
+            pack(model.model, cfg.quantize, CPU, experts.takes_adapters, Hollow)
+        held = held_by(model)
+        try:
+            few, more = (_kept(model, rows, length) for rows in (FEW, MORE))
+        except Exception:  # transformers' code may ask for a number in any way
+            return held, None
+    each, *layers = ((b - a) / (MORE - FEW) for a, b in zip(few, more))
+    fixed, *fixed_layers = (a - FEW * slope for a, slope in zip(few, (each, *layers)))
+    layer, fixed_layer = max(zip(layers, fixed_layers), default=(each, fixed))
+    return held, Kept(each / length, max(0.0, fixed), layer / length, max(0.0, fixed_layer))
+
+
+def computed_on(cfg: ModelConfig) -> str:
+    """The kind of device that is asked about: with "auto" a GPU, wherever that is."""
+    return "cuda" if cfg.device == "auto" else torch.device(cfg.device).type
+
+
+def _made(cfg: ModelConfig, lora: LoraConfig) -> HFModel:
+    """The model with the adapters of a run, on the meta device."""
+    model = without_weights(cfg)
+    if cfg.attention == "eager":  # flash attention keeps what sdpa keeps
+        model.set_attn_implementation("eager")
+    if model._can_set_experts_implementation():
+        eager = cfg.experts == "eager" and cfg.quantize == "none"
+        model.set_experts_implementation("eager" if eager else experts.NAME)
+    made = HFModel(model, None, autocast_type(cfg.autocast, computed_on(cfg), DTYPES[cfg.dtype]))  # type: ignore[arg-type]
+    if by_kernels(cfg, computed_on(cfg), made.compute_dtype):
+        fused.place(model)
+    if not lora.rank:
+        return made
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the model was given from Python")
+        return adapted(made, lora)
+
+
+def _hollowed(model: nn.Module) -> None:
+    """Has all its tensors be such that a pass runs with them, tied ones the same."""
+    made: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, x in table.items():
+                if x is not None and x not in made:
+                    empty = torch.empty(x.shape, dtype=x.dtype, device=CPU)
+                    trained = isinstance(x, nn.Parameter)
+                    made[x] = nn.Parameter(empty, x.requires_grad) if trained else empty
+                if x is not None:
+                    table[name] = made[x]  # type: ignore[assignment]
+
+
+def held_by(model: HFModel) -> Held:
+    """Counted."""
+    tensors, parameters = [*model.model.parameters(), *model.model.buffers()], list(model.model.parameters())
+    trained = tuple(p.numel() for p in parameters if p.requires_grad)
+    width = max((p.element_size() for p in parameters if p.requires_grad), default=0)
+    packs = [module for module in model.model.modules() if isinstance(module, Packed)]
+    largest = max((packed.shape.numel() * model.compute_dtype.itemsize for packed in packs), default=0)
+    return Held(sum(x.numel() * x.element_size() for x in tensors), trained, width, largest)
+
+
+def _kept(model: HFModel, rows: int, length: int) -> list[float]:
+    """Bytes that autograd keeps of a pass over so many rows, without the head, weights left out: of the whole, and of each
+    layer that checkpointing would pass again.
+    """
+    seen = {x.untyped_storage()._cdata for x in [*model.model.parameters(), *model.model.buffers()]}
+    kept: list[torch.UntypedStorage] = []  # so that none has the address of another
+    begun: list[int] = []
+    layers: list[float] = []
+
+    def keep(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            kept.append(storage)
+        return x.detach()  # itself would hold its own graph for good
+
+    def enter(*given: Any) -> None:
+        begun.append(len(kept))
+
+    def leave(*given: Any) -> None:
+        layers.append(float(sum(storage.nbytes() for storage in kept[begun.pop() :])))
+
+    hooks = [
+        hook
+        for module in model.model.modules() if isinstance(module, GradientCheckpointingLayer)
+        for hook in (module.register_forward_pre_hook(enter), module.register_forward_hook(leave))
+    ]  # fmt: skip
+    model.model.eval()  # as a policy does
+    ids = torch.zeros(rows, length, dtype=torch.long, device=CPU)
+    given = {"position_ids": ids.clone()} if "position_ids" in model.inputs else {}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        model.hidden(input_ids=ids, **given)
+    for hook in hooks:
+        hook.remove()
+    return [float(sum(storage.nbytes() for storage in kept)), *layers]
+
+
+class Hollow(Packed):
+    """A packed weight of the right size without numbers."""
+
+    def __init__(self, weight: Tensor, kind: str) -> None:
+        nn.Module.__init__(self)
+        self.kind, self.shape, self.dtype = kind, weight.shape, weight.dtype
+        blocks = -(-weight.numel() // BLOCK)
+        sizes = {"data": (blocks * BLOCK * BITS[kind] // 8, torch.uint8), "absmax": (blocks, torch.float32)}
+        for name, (size, dtype) in (sizes | {"code": (2 ** BITS[kind], torch.float32)}).items():
+            self.register_buffer(name, torch.empty(size, dtype=dtype, device=weight.device), persistent=False)
+
+    def whole(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Its shape."""
+        return torch.empty(self.shape, dtype=dtype or self.dtype, device=self.device)
+
+
+class _Grouped(TorchDispatchMode):
+    """Products of experts by their shapes: without numbers torch knows those of bfloat16 alone."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._grouped_mm.default:
+            x, weight = args[:2]
+            return x.new_empty(len(x), weight.shape[-1])
+        return func(*args, **(kwargs or {}))

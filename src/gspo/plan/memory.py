@@ -1,0 +1,163 @@
+"""What a rank's memory holds in a run, on paper, by what for: all the time, in a pass, and while sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gspo.assembly import host_memory
+from gspo.assembly.host_memory import BFLOAT16, FLOAT32
+from gspo.backends.hf.head import footprint
+from gspo.backends.hf.load import autocast_type
+from gspo.backends.hf.model import DTYPES
+from gspo.backends.hf.sampler import PREFILL_TOKENS
+from gspo.config.schema import Config
+from gspo.plan import cost_model, memory_footprint
+from gspo.plan.activation_memory import computed_on, rehearsed
+from gspo.plan.cost_model import Shape, Spread
+from gspo.plan.memory_footprint import Kept
+from gspo.plan.meta_sharding import Paper
+
+GRADIENTS, ACTIVATIONS, LOGITS, LAYER = "gradients", "activations", "logits", "activations of a layer that is recomputed"
+COPIES = "copies of weights for products"
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The largest that a rank trains on: its tokens, those of them that were sampled, and how many there are an update."""
+
+    tokens: int
+    sampled: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a rank. standing: all the time but for gradients, which are not there while it samples. passing: what a pass
+    takes on top; apart: what of all this is never there together. copied: the embedded sampler's copies of the model;
+    sampling: what sampling takes on top. read: what the host needs to read weights that are then packed.
+    """
+
+    standing: dict[str, int]
+    passing: dict[str, float]
+    copied: int
+    sampling: float
+    apart: float = 0.0
+    read: int = 0
+
+    @property
+    def state(self) -> int:
+        """What stands, gradients too."""
+        return sum(self.standing.values())
+
+    @property
+    def together(self) -> float:
+        """In a pass at its fullest, but for copies."""
+        return self.state + sum(self.passing.values()) - self.apart
+
+    @property
+    def fullest(self) -> float:
+        """In a pass, or where it samples itself."""
+        return self.copied + max(self.together, self.state - self.standing.get(GRADIENTS, 0) + self.sampling)
+
+
+def memory_of(config: Config, paper: Paper, spread: Spread, part: MicroBatch, prompt: int, length: int) -> Memory:
+    """Of the fullest rank. length: of a prompt with its completion, in tokens."""
+    itemsize = host_memory.itemsize(config)
+    copied = host_memory.copies(config, spread.ranks) * sum(weight.size for weight in paper.weights) * itemsize
+    sampling = sampling_bytes(config, paper, prompt, length, itemsize)
+    if spread.ranks > 1:
+        each = host_memory.standing_bytes(config)
+        standing = {name: paper.held * size for name, size in each.items()}
+        return Memory(standing, in_shards(config, paper, spread, part.tokens, itemsize), copied, sampling)
+    held, kept = rehearsed(config.model, config.lora, length)
+    gradients = held.width * sum(held.trained)
+    moments = memory_footprint.moments(held.trained, held.width, config.optimizer.name == "adamw_8bit")
+    offloads = config.train.offload_optimizer and computed_on(config.model) != "cpu"
+    second = config.algorithm.beta and not (config.lora.rank or config.train.offload_reference)
+    standing = {
+        "weights": held.weights,
+        GRADIENTS: gradients,
+        "AdamW's moments": 0 if offloads else moments,
+        "reference model": held.weights if second else 0,
+    }
+    passing = whole(config, paper, kept, part, itemsize) | {"a packed weight made whole": float(held.whole)}
+    return Memory(
+        {name: size for name, size in standing.items() if size},
+        {name: size for name, size in passing.items() if size},
+        copied,
+        sampling,
+        apart(passing, gradients, part, config.train.gradient_checkpointing),
+        paper.held * itemsize if config.model.quantize != "none" else 0,
+    )
+
+
+def whole(config: Config, paper: Paper, kept: Kept | None, part: MicroBatch, itemsize: int) -> dict[str, float]:
+    """What a pass through a whole model takes. kept: as it was rehearsed; None where it could not be."""
+    shape, tokens = paper.shape, part.tokens
+    vocabulary, frozen = paper.embedded // shape.hidden, bool(config.lora.rank)
+    logits = footprint(part.sampled, vocabulary, shape.hidden, frozen, narrow=itemsize < FLOAT32)
+    if kept is None:
+        rows = in_shards(config, paper, Spread(1), tokens, itemsize)
+    elif config.train.gradient_checkpointing:
+        rows = {
+            COPIES: 0.0 if config.lora.rank else kept.fixed,  # autocast keeps those of trained weights to the end of a pass
+            ACTIVATIONS: float(tokens * shape.layers * shape.hidden * itemsize),
+            LAYER: tokens * (kept.layer + way_back(shape, BFLOAT16 if narrowed(config) else itemsize)) + kept.fixed_layer,
+        }
+    else:
+        rows = {COPIES: kept.fixed, ACTIVATIONS: tokens * kept.each}
+    return rows | {LOGITS: float(logits)}
+
+
+def way_back(shape: Shape, itemsize: int) -> int:
+    """Bytes of a token's gradients within a layer, an estimate: two of the widest and two hidden states."""
+    return 2 * itemsize * (max(shape.width, shape.taken * shape.expert_width) + shape.hidden)
+
+
+def apart(passing: dict[str, float], gradients: int, part: MicroBatch, checkpointing: bool) -> float:
+    """Bytes that are not there at the same time. With checkpointing autocast's copies go before the logits come, and these
+    before a layer is passed again; and where an update is one micro-batch, its gradients come as all else goes.
+    """
+    every, turns = sum(passing.values()), 0.0
+    copies, logits, layer = (passing.get(name, 0.0) for name in (COPIES, LOGITS, LAYER))
+    if checkpointing:
+        turns = copies + logits + layer
+    if part.count > 1:
+        return turns - max(copies, logits, layer) if checkpointing else 0.0
+    begin, end = (every - turns + max(copies, logits), gradients + layer) if checkpointing else (every, float(gradients))
+    return every + gradients - max(begin, end)
+
+
+def narrowed(config: Config) -> bool:
+    """Whether products are in bfloat16 and weights are not."""
+    model = config.model
+    return autocast_type(model.autocast, computed_on(model), DTYPES[model.dtype]) is not None
+
+
+def in_shards(config: Config, paper: Paper, spread: Spread, tokens: int, itemsize: int) -> dict[str, float]:
+    """What a pass takes where weights are gathered, by formula."""
+    checkpointing = config.train.gradient_checkpointing
+    rows: dict[str, float] = {}
+    if spread.shards > 1:
+        rows["gathered layers"] = cost_model.gathered(paper.layers, spread, itemsize)
+    if narrowed(config) and not checkpointing:
+        layers = [layer for layer in paper.layers if spread.ranks == 1 or not layer.kept]  # norms, the head
+        every = (weight for layer in layers for weight in layer.weights if not weight.narrow)
+        if copies := cost_model.cast(every, paper.embedded, experts=spread.experts == 1):
+            rows["bfloat16 copies of weights"] = BFLOAT16 * copies
+    rows[f"{ACTIVATIONS} (estimate)"] = cost_model.activations(paper.shape, tokens, itemsize, checkpointing)
+    return rows
+
+
+def sampling_bytes(config: Config, paper: Paper, prompt: int, length: int, itemsize: int) -> float:
+    """Bytes that the embedded sampler takes for a batch of completions of `length` tokens, prompt included; 0 with vLLM."""
+    if config.sampler.engine != "embedded":
+        return 0.0
+    rollout, narrow = config.rollout, narrowed(config)
+    rows = min(config.sampler.batch_size, rollout.num_prompts * rollout.num_generations)
+    read = min(PREFILL_TOKENS, -(-rows // rollout.num_generations) * prompt)
+    vocabulary = paper.embedded // paper.shape.hidden
+    kept = narrow and config.model.quantize == "none"  # of experts alone: under inference mode autocast keeps no copy
+    cast = sum(weight.size for weight in paper.weights if weight.experts) if kept else 0
+    taken = cost_model.sampling(paper.shape, vocabulary, rows, length, read, BFLOAT16 if narrow else itemsize)
+    return BFLOAT16 * cast + taken

@@ -1,0 +1,171 @@
+"""A model in shards as a rank would hold it, without weights, and without the other ranks.
+
+transformers lays the model out on the meta device, among the ranks of a fake process group, as sharded.py has it laid out
+among real ones. What is counted here is what FSDP2 would put on the rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.distributed import DistributedConfig
+from transformers.initialization import no_tie_weights
+
+from gspo.backends.hf.files import mixture, read_config
+from gspo.backends.hf.layers import STACKED
+from gspo.backends.hf.load import autocast_type, without_weights
+from gspo.backends.hf.mixed_precision_sharding import NARROW, narrow_gathers
+from gspo.backends.hf.model import DTYPES
+from gspo.backends.hf.sharded import check_tied, shards
+from gspo.config.policy import ModelConfig
+from gspo.distributed.ranks import local
+from gspo.plan.cost_model import Layer, Shape, Spread, Weight
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What is known of a model in shards. held: numbers on the rank that was asked for. layers: what is gathered together; a
+    head that is tied to the embeddings is gathered apart from them. weights: each once. embedded: numbers that are only
+    looked up.
+    """
+
+    name: str
+    held: int
+    layers: tuple[Layer, ...]
+    weights: tuple[Weight, ...]
+    shape: Shape
+    embedded: int
+
+
+@contextmanager
+def fake_ranks(size: int, number: int = 0) -> Iterator[None]:
+    """This process is rank `number` of `size` ranks that do not exist. Raises RuntimeError where it is one of real ones."""
+    if dist.is_initialized():
+        raise RuntimeError("this process is one of real ranks already: count on paper in a process of its own")
+    dist.init_process_group("fake", rank=number, world_size=size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def on_paper(cfg: ModelConfig, spread: Spread, number: int = 0) -> Paper:
+    """The model that `cfg` names, of which only config.json is read, as rank `number` would hold it, and gather it on GPUs.
+    Raises ValueError where it cannot be laid out so.
+    """
+    config = read_config(cfg)
+    taken, there = (found[1] if found else 0 for found in mixture(config))
+    check_experts(cfg, spread, there)
+    with no_tie_weights():
+        model: Any = without_weights(cfg)
+    with fake_ranks(spread.ranks, number):
+        if spread.ranks > 1:
+            with narrow_gathers(autocast_type(cfg.autocast, "cuda", DTYPES[cfg.dtype])):
+                model = laid_out(model, cfg, spread)
+        layers = layers_of(model, there)
+        embeddings: Any = model.get_input_embeddings()
+        embedded, shape = embeddings.weight.numel(), shape_of(model, taken, there)
+        model.tie_weights()
+        if spread.ranks > 1:
+            check_tied(model, cfg)
+        experts = experts_of(model, there)
+        weights = tuple(weight_of(p, p in experts) for p in model.parameters())
+        return Paper(
+            type(model).__name__.removeprefix("FSDP"),
+            sum(local(p).numel() for p in model.parameters()),
+            layers,
+            weights,
+            shape,
+            embedded,
+        )
+
+
+def check_experts(cfg: ModelConfig, spread: Spread, there: int) -> None:
+    """Raises ValueError where scale.experts asks for what the model has not."""
+    if spread.experts > 1 and there < 2:
+        raise ValueError(
+            f"scale.experts = {spread.experts}: model.path = {cfg.path!r} is no mixture of experts: set it to 1"
+        )
+    if spread.experts > 1 and there % spread.experts:
+        raise ValueError(
+            f"scale.experts = {spread.experts} does not divide the {there} experts of model.path = {cfg.path!r}: choose a "
+            "number that does"
+        )
+
+
+def laid_out(model: Any, cfg: ModelConfig, spread: Spread) -> Any:
+    """The model in shards, as `from_pretrained` makes them before it reads weights."""
+    layout = DistributedConfig(fsdp_size=spread.shards, dp_replicate_size=spread.replicas, ep_size=spread.experts)
+    try:
+        layout, _, mesh = model.prepare_distribute_model(layout)
+        return model.maybe_distribute_model(model, layout, mesh)
+    except ValueError as error:
+        raise ValueError(f"model.path = {cfg.path!r} cannot be laid out among {spread.ranks} ranks: {error}") from error
+
+
+def experts_of(model: nn.Module, there: int) -> set[nn.Parameter]:
+    """The weights that hold all experts of a mixture, an expert a row, and what stands beside them in their module."""
+    found: set[nn.Parameter] = set()
+    for module in model.modules():
+        own = list(module.parameters(recurse=False))
+        if there > 1 and any(p.ndim == STACKED and len(p) == there for p in own):
+            found |= {p for p in own if len(p) == there}
+    return found
+
+
+def weight_of(parameter: nn.Parameter, experts: bool, narrow: bool = False) -> Weight:
+    """Its rows, and the numbers in one."""
+    return Weight(len(parameter), math.prod(parameter.shape[1:]), experts, narrow)
+
+
+def layers_of(model: Any, there: int) -> tuple[Layer, ...]:
+    """The weights by the outermost module, below the root, that gathers them, and whether they are kept. Those of the root
+    are, as are those of modules that FSDP does not reshard after the forward pass.
+    """
+    experts = experts_of(model, there)
+    units = shards(model)[1:]
+    nested = {inner for unit in units for inner in unit.modules() if inner is not unit}
+    layers, seen = [], set[nn.Parameter]()
+    for unit in units:
+        if unit in nested:
+            continue
+        groups = {id(group): group for inner in shards(unit) if (group := inner._get_fsdp_state()._fsdp_param_group)}
+        for kept in (False, True):
+            weights = []
+            for group in groups.values():
+                if (group.post_forward_mesh_info is None) == kept:
+                    own = [p for p in (one.sharded_param for one in group.fsdp_params) if p not in seen]
+                    seen |= set(own)
+                    weights += [weight_of(p, p in experts, group.mp_policy == NARROW) for p in own]
+            layers += [Layer(tuple(weights), kept)] if weights else []
+    rest = tuple(weight_of(p, p in experts) for p in model.parameters() if p not in seen)
+    return (*layers, Layer(rest, kept=True)) if rest else tuple(layers)
+
+
+def shape_of(model: Any, taken: int, there: int) -> Shape:
+    """What the arithmetic depends on, by the configuration; the experts' width by their weights. Without attention there are
+    no queries and keys.
+    """
+    config = model.config.get_text_config()
+    hidden, heads = config.hidden_size, getattr(config, "num_attention_heads", None) or 0
+    size = getattr(config, "head_dim", None) or hidden // max(heads, 1)
+    experts = experts_of(model, there)
+    modules = [module for module in model.modules() if experts & set(module.parameters(recurse=False))]
+    numbers = sum(p.numel() // there for p in modules[0].parameters(recurse=False)) if modules else 0
+    return Shape(
+        hidden=hidden,
+        layers=config.num_hidden_layers,
+        queries=heads * size,
+        keys=(getattr(config, "num_key_value_heads", None) or heads) * size,
+        width=getattr(config, "intermediate_size", None) or 4 * hidden,
+        mixtures=len(modules),
+        taken=taken,
+        expert_width=round(numbers / (3 * hidden)),
+    )

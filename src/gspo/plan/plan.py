@@ -1,0 +1,301 @@
+"""What a run on several ranks needs, on paper: nothing is started and no weights are read (`gspo plan`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from gspo.assembly import host_memory
+from gspo.assembly.host_memory import BFLOAT16, GIB
+from gspo.assembly.models import room
+from gspo.backends.hf.files import Outline, read_config
+from gspo.config.checks import check_required
+from gspo.config.schema import Config
+from gspo.config.stages import rollout_at
+from gspo.distributed import load_balance
+from gspo.distributed.environment import check_several
+from gspo.learner import layout
+from gspo.learner.algorithm import resolved
+from gspo.objective.algorithms import ALGORITHMS
+from gspo.plan import cost_model
+from gspo.plan.cost_model import Machines, Sent, Spread, Work
+from gspo.plan.memory import Memory, MicroBatch, memory_of
+from gspo.plan.meta_sharding import Paper, on_paper
+from gspo.types import Completion
+
+GB = 1e9
+WIDE = 48  # characters of a row's name
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a prompt, and of a completion (None: the longest that the run allows)."""
+
+    prompt: int = 512
+    completion: int | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """All figures are predictions. memory: of the fullest rank, which is the leader. compute, sending: seconds a step."""
+
+    paper: Paper
+    spread: Spread
+    work: Work
+    memory: Memory
+    sent: list[Sent]
+    compute: float
+    sending: float
+
+
+def plan(config: Config, lengths: Lengths, machines: Machines) -> Prediction:
+    """The plan of a run by rewards. Raises ValueError for settings that no run could begin with."""
+    config = checked(config)
+    spread = cost_model.spread_of(config.scale, config.scale.ranks or 1)
+    paper = on_paper(config.model, spread)
+    work, part = work_of(config, spread.ranks, lengths)
+    itemsize = host_memory.itemsize(config)
+    checkpointing = config.train.gradient_checkpointing
+    sent = cost_model.sent(paper.layers, paper.shape, spread, work, itemsize, checkpointing)
+    if config.sampler.engine == "vllm" and spread.shards > 1:
+        sent.append(cost_model.published(paper.weights, spread, itemsize if config.model.autocast == "none" else BFLOAT16))
+    length = lengths.prompt + (lengths.completion or config.rollout.max_completion_length)
+    flops = cost_model.forward_flops(
+        (w for layer in paper.layers for w in layer.weights), paper.shape, length, paper.embedded
+    )
+    return Prediction(
+        paper,
+        spread,
+        work,
+        memory_of(config, paper, spread, part, lengths.prompt, length),
+        sent,
+        cost_model.compute_seconds(flops, work, machines, checkpointing, frozen=bool(config.lora.rank)),
+        cost_model.sending_seconds(sent, work, machines),
+    )
+
+
+def checked(config: Config) -> Config:
+    """The resolved settings. Raises ValueError for what is not counted."""
+    check_required(config, "model.path")
+    config, _ = resolved(config)
+    if (config.scale.ranks or 1) > 1:
+        check_several(config)
+    if config.model.quantize != "none" and not config.lora.rank:
+        raise ValueError(
+            f'model.quantize = "{config.model.quantize}": weights of few bits stay as they are: train adapters on them '
+            "(lora.rank), or leave it out"
+        )
+    if ALGORITHMS[config.algorithm.name].critic:
+        raise ValueError(
+            f"algorithm.name = {config.algorithm.name!r}: `gspo plan` counts no critic: choose another algorithm"
+        )
+    return config
+
+
+def largest(config: Config) -> Config:
+    """The settings of the stage that samples most in a step, as those of the whole run."""
+    if not config.stage:
+        return config
+    room(config, Outline(None, read_config(config.model)).context_length)  # type: ignore[arg-type]  # no text is read
+    each = [rollout_at(config.rollout, config.stage, step) for step in (1, *(stage.at for stage in config.stage))]
+    return dataclasses.replace(config, rollout=max(each, key=lambda one: one.num_generations * one.max_completion_length))
+
+
+def work_of(config: Config, ranks: int, lengths: Lengths) -> tuple[Work, MicroBatch]:
+    """What the fullest rank reads in a step whose completions are all as long as one another, and the largest part of it
+    that is trained on at once. config: resolved.
+    """
+    algorithm, rollout = config.algorithm, config.rollout
+    updates, share = algorithm.mini_batches or 1, config.train.layout in ("shared", "packed")
+    longest = lengths.completion or rollout.max_completion_length
+
+    def read(prompts: int) -> list[tuple[int, int]]:
+        """The tokens in each micro-batch of the rank that has most, and how many were sampled."""
+        batch = list(completions(prompts, rollout.num_generations, lengths.prompt, longest))
+        dealt = [[batch[i] for i in mine] for mine in load_balance.deal(batch, ranks, share)]
+        fullest = max(dealt, key=len)
+        parts = layout.micro_batches(fullest, config.train.micro_batch_tokens, share)
+        return [(layout.size([fullest[i] for i in part], share), len(part) * longest) for part in parts]
+
+    trained = read(rollout.num_prompts // updates)
+    passes = (algorithm.old_logprobs == "recompute" or algorithm.router_replay == "R2") + bool(algorithm.beta)
+    alone = read(rollout.num_prompts) if passes else []
+    times, tokens, read_tokens = updates * algorithm.epochs, *(sum(n for n, _ in parts) for parts in (trained, alone))
+    work = Work(times * len(trained), passes * len(alone), times * tokens, passes * read_tokens)
+    return work, MicroBatch(*max(trained), len(trained))
+
+
+def completions(prompts: int, generations: int, prompt: int, completion: int) -> Iterator[Completion]:
+    """Stand-ins of one length, each row a single number in memory."""
+    sampled = torch.arange(prompt + completion) >= prompt
+    nothing = torch.zeros(1).expand(completion)
+    for number in range(prompts):
+        tokens = torch.tensor([number]).expand(prompt + completion)
+        for _ in range(generations):
+            yield Completion(tokens=tokens, sampled=sampled, logp_mu=nothing, logp_old=nothing, advantage=0.0)
+
+
+def describe(plan: Prediction, config: Config, lengths: Lengths, machines: Machines, memory: float | None) -> Iterator[str]:
+    """The lines of `gspo plan`. memory: of a rank, in GiB."""
+    paper, spread, held = plan.paper, plan.spread, plan.memory
+    yield "All figures are predicted, none is measured. Nothing was started and no weights were read."
+    size = sum(weight.size for weight in paper.weights)
+    packed = "" if config.model.quantize == "none" else f", packed as {config.model.quantize}"
+    yield f"model      {config.model.path} ({paper.name}): {size / 1e9:.2f} billion weights in {config.model.dtype}{packed}"
+    yield (
+        f"ranks      {spread.ranks}: scale.replicas = {spread.replicas}, each on {spread.shards}; "
+        f"scale.experts = {spread.experts}"
+    )
+    yield ""
+    yield "memory of the fullest rank, predicted, in GiB"
+    for name, size in held.standing.items():
+        yield row(name, size / GIB)
+    yield row("= state", held.state / GIB)
+    for name, amount in held.passing.items():
+        yield row(name, amount / GIB)
+    if held.apart:
+        yield row("not at the same time as the rest", -held.apart / GIB)
+    yield row("together", held.together / GIB)
+    yield from uneven(plan)
+    yield from leading(plan, config)
+    if held.read:
+        yield f"  The host reads {held.read / GIB:.2f} GiB of {config.model.dtype} weights before it packs them."
+    if memory is not None:
+        yield from fitting(plan, config, memory)
+    yield ""
+    if plan.sent:
+        yield from sending(plan)
+    yield "seconds a step, predicted (sampling, rewards and checkpoints not counted)"
+    yield row("compute", plan.compute)
+    if plan.sent:
+        yield row("communication", plan.sending)
+        both = plan.compute, plan.sending
+        yield f"  from {max(both):.2f} (all of it overlapped) to {sum(both):.2f} (none of it)"
+    yield ""
+    yield from assumptions(plan, config, lengths, machines)
+
+
+def sending(plan: Prediction) -> Iterator[str]:
+    """What a rank sends, with an empty line below."""
+    yield f"{'sent by a rank, predicted, in GB':<{WIDE}}{'a micro-batch':>14}{'a step':>12}"
+    for kind in plan.sent:
+        once = f"{kind.training / GB:14.3f}" if kind.training else " " * 14
+        yield f"{'  ' + kind.what:<{WIDE}}{once}{kind.total(plan.work) / GB:12.2f}"
+    yield row("together", sum(kind.total(plan.work) for kind in plan.sent) / GB, 26)
+    yield ""
+
+
+def row(name: str, amount: float, width: int = 12) -> str:
+    """A figure in its line."""
+    return f"{'  ' + name:<{WIDE}}{amount:{width}.2f}"
+
+
+def leading(plan: Prediction, config: Config) -> Iterator[str]:
+    """What the leader needs beside that where it samples itself."""
+    if not plan.memory.sampling:
+        return
+    count = host_memory.copies(config, plan.spread.ranks)
+    if count:
+        yield row(f"{host_memory.words(count)}, to sample with", plan.memory.copied / GIB)
+    yield row("sampling (estimate), in turn with passes", plan.memory.sampling / GIB)
+    yield row("at its fullest (the rank that samples)", plan.memory.fullest / GIB)
+    if plan.spread.ranks > 1:
+        yield f'  sampler.engine = "embedded" samples on one rank, the leader, with {host_memory.words(count)}.'
+
+
+def uneven(plan: Prediction) -> Iterator[str]:
+    """What to do where the fullest rank has more than its share."""
+    factor = cost_model.unevenness(plan.paper.weights, plan.spread)
+    if factor <= cost_model.EVEN:
+        return
+    yield (
+        f"  Shards are uneven: the fullest rank holds {factor:.2f} times the mean. Weights are divided by rows, and "
+        f"{plan.spread.shards} ranks do not divide them evenly (an expert is one row)."
+    )
+    better = cost_model.evener(plan.paper.weights, plan.spread)
+    if better is not None:
+        state = cost_model.held(plan.paper.weights, better) * plan.memory.state / plan.paper.held / GIB
+        yield f"  Set scale.replicas = {better.replicas}: then it is {state:.2f} GiB of state a rank."
+
+
+def fitting(plan: Prediction, config: Config, memory: float) -> Iterator[str]:
+    """Whether it fits."""
+    held, room = plan.memory, memory * GIB
+    fits = held.state <= room
+    if held.fullest <= room:
+        yield f"  This fits {memory:g} GiB, as far as can be predicted."
+    elif fits and held.state + held.copied > room:
+        yield (
+            f"  The shards fit {memory:g} GiB, BUT NOT WITH THE WHOLE MODEL that the embedded sampler keeps on the leader: "
+            f"{host_memory.REMEDY}."
+        )
+    elif fits and held.together + held.copied <= room:
+        yield (
+            f"  Shards and passes fit {memory:g} GiB, sampling does not: lower sampler.batch_size, or {host_memory.REMEDY}."
+        )
+    elif fits:
+        yield f"  The state fits {memory:g} GiB, but not what a pass takes on top: {', or '.join(smaller(config))}."
+    elif config.lora.rank:
+        packs = 'set model.quantize = "nf4", or ' if config.model.quantize == "none" else ""
+        yield f"  STATE ALONE DOES NOT FIT {memory:g} GiB: {packs}take a smaller model: adapters are trained on one device."
+    else:
+        least = cost_model.smallest(plan.paper.weights, plan.spread, held.state / plan.paper.held, room)
+        remedy = "no number of ranks would do" if least is None else f"the smallest number of ranks that holds it is {least}"
+        alone = "; or train adapters (lora.rank)" if plan.spread.ranks == 1 else ""
+        yield (
+            f"  STATE ALONE DOES NOT FIT {memory:g} GiB: {remedy}, with scale.experts = {plan.spread.experts} and "
+            f"scale.replicas = {plan.spread.replicas}{alone}."
+        )
+
+
+def smaller(config: Config) -> Iterator[str]:
+    """What makes a pass smaller and is not done yet."""
+    if not config.train.gradient_checkpointing:
+        yield "set train.gradient_checkpointing = true"
+    yield "lower train.micro_batch_tokens"
+    if not config.lora.rank:
+        yield "take more ranks (scale.ranks), or train adapters (lora.rank)"
+    elif config.model.quantize == "none":
+        yield 'set model.quantize = "nf4"'
+
+
+def assumptions(plan: Prediction, config: Config, lengths: Lengths, machines: Machines) -> Iterator[str]:
+    """What the figures rest on, with the options that change it."""
+    rollout, work = config.rollout, plan.work
+    length = lengths.completion or rollout.max_completion_length
+    yield "assumed"
+    yield (
+        f"  {rollout.num_prompts} prompts of {lengths.prompt} tokens (option prompt-tokens), {rollout.num_generations} "
+        f"completions each, all of {length} (option completion-tokens)"
+    )
+    yield (
+        f"  the fullest rank: {work.training} training micro-batches a step with {work.training_tokens} tokens, "
+        f"{work.reading} that are only read"
+    )
+    if config.stage:
+        yield f"  {len(config.stage)} [[stage]]: these are the figures of the one that samples most in a step"
+    if any(weight.narrow for layer in plan.paper.layers for weight in layer.weights):
+        yield "  on GPUs: weights whose products are in bfloat16 are gathered in it, gradients are added up in float32"
+    if config.algorithm.old_logprobs == "auto":
+        yield '  algorithm.old_logprobs = "auto" comes out as "sampler": the engine computes as the trainer does'
+    if plan.spread.ranks == 1 and config.model.device == "auto":
+        yield '  a GPU (set model.device = "cpu" for none)'
+    yield f"  a rank sustains {machines.flops / 1e12:g} TFLOP/s (option flops)"
+    if plan.spread.ranks == 1:
+        return
+    yield (
+        f"  it sends {machines.bandwidth / GB:g} GB/s to other machines (option bandwidth), {machines.local / GB:g} within "
+        f"its own (option local-bandwidth), which has {machines.ranks} ranks (option machine)"
+    )
+    yield "  experts are chosen equally often; rings among n ranks send n - 1 of n parts"
+
+
+def told(config: Config, lengths: Lengths, machines: Machines, memory: float | None) -> tuple[str, bool]:
+    """The text of `gspo plan`, and whether the state fits `memory` GiB a rank, copies included (None: it is not asked)."""
+    config = largest(config)
+    made = plan(config, lengths, machines)
+    text = "\n".join(line.rstrip() for line in describe(made, config, lengths, machines, memory))
+    return text, memory is None or made.memory.state + made.memory.copied <= memory * GIB

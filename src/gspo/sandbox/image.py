@@ -1,0 +1,153 @@
+"""What a sandbox finds inside: our own few modules, and a precompiled header for C++.
+
+It lies in a cache, under the name of what it was made from, so that many processes share it and a killed one leaves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from gspo.sandbox.runner import COMPILER, FLAGS
+from gspo.sandbox.watch import BACKSTOP
+
+MODULES = ("gspo/workers/json_codec.py", *(f"gspo/rewards/sandbox/{name}.py" for name in ("confine", "runner", "watch")))
+LONGEST = 300
+"""CPU seconds that the compiler may take for the header."""
+SCRATCH = "gspo-scratch-"
+YOUNG = 60.0
+"""Seconds for which a scratch folder stays in any case: it is made first and locked then."""
+UNUSED = 30 * 86_400.0
+"""Seconds after which a kit that nobody opened is removed: that of an earlier gspo or Python."""
+
+
+class Kit:
+    """A folder that anybody may read: `modules`, and `include` with the header once a C++ program needs it.
+
+    python: the interpreter inside.
+    """
+
+    def __init__(self, python: str) -> None:
+        package = Path(__file__).parents[3]
+        texts = {name: (package / name).read_bytes() for name in MODULES}
+        name = hashlib.sha256(repr((python, os.stat(python).st_mtime_ns, sorted(texts.items()))).encode()).hexdigest()[:16]
+        self.folder = _cache() / name
+        if not self.folder.is_dir():
+            _make(self.folder, texts, python)
+            _forget(self.folder.parent)
+        with contextlib.suppress(OSError):
+            os.utime(self.folder)
+        _sweep()
+
+    def header(self) -> None:
+        """Compiles <bits/stdc++.h> once. Programs that begin with it then compile in a fraction of the time. Raises
+        RuntimeError without a compiler that works.
+        """
+        target = self.folder / "include" / "bits" / "stdc++.h.gch"
+        if problem := no_compiler():
+            raise RuntimeError(problem)
+        if target.is_file() and target.stat().st_mtime > os.stat(COMPILER).st_ctime:
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            source, made = Path(folder, "all.h"), Path(folder, "made")
+            source.write_text("#include <bits/stdc++.h>\n")
+            limited = ["/bin/sh", "-c", f'ulimit -S -t {LONGEST}; exec "$@"', "sh"]
+            words = [*limited, COMPILER, *FLAGS, "-x", "c++-header", "-o", str(made), str(source)]
+            known, wall = {"PATH": "/usr/bin:/bin"}, BACKSTOP * LONGEST
+            try:
+                done = subprocess.run(words, check=False, capture_output=True, timeout=wall, env=known)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise RuntimeError(f"g++ cannot compile <bits/stdc++.h>: {error}") from None
+            if done.returncode:
+                raise RuntimeError(f"g++ cannot compile <bits/stdc++.h>: {done.stderr.decode(errors='replace'):.300}")
+            made.chmod(0o644)
+            target.parent.chmod(0o755)
+            made.replace(target)
+
+
+def no_compiler() -> str:
+    """Why no C++ program can be compiled, and the remedy; "" where the compiler that sandboxes use is there."""
+    there = os.path.isfile(COMPILER) and os.access(COMPILER, os.X_OK)
+    return "" if there else f"C++ programs need {COMPILER}: install the package g++ (apt-get install g++)"
+
+
+def _cache() -> Path:
+    """A folder of ours that stays. From root one that other users can reach, for a sandbox is not root."""
+    own = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    for base in ("/var/cache",) if os.geteuid() == 0 else (own, f"/var/tmp/{os.getuid()}"):
+        folder = Path(base, "gspo-sandbox")
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            owners = {folder.stat().st_uid, folder.parent.stat().st_uid}  # nobody else writes what runs here
+            if owners <= {0, os.geteuid()} and os.access(folder, os.W_OK):
+                return folder
+    raise RuntimeError(f"the sandbox needs a folder for its own files, and {folder} cannot be made or is not ours")
+
+
+def _make(folder: Path, texts: dict[str, bytes], python: str) -> None:
+    """Writes the kit under another name and renames it: it is there as a whole or not at all."""
+    new = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        for name, text in texts.items():
+            target = new / "modules" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(text)
+            for parent in list(target.relative_to(new / "modules").parents)[:-1]:
+                (new / "modules" / parent / "__init__.py").touch()
+        (new / "include").mkdir()
+        words = [python, "-I", "-S", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(new / "modules")]
+        subprocess.run(words, check=False, capture_output=True, env={})  # without, it starts a little slower
+        for path in (new, *new.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        with contextlib.suppress(OSError):  # another process was faster
+            new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _forget(cache: Path) -> None:
+    for folder in cache.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > UNUSED:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def scratch(user: int | None) -> Iterator[str]:
+    """A new folder for one sandbox, which `user` owns, and which goes with it. It is locked as long as it is in use."""
+    path = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-")
+    file = os.open(path, os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: there it is never swept
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if user is not None:
+            os.chown(path, user, user)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(file)
+
+
+def _sweep() -> None:
+    """Removes the folders of processes that were killed. A lock tells, and not a process's number: that of another container
+    with the same /tmp says nothing here.
+    """
+    for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime < YOUNG:
+                continue
+            file = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(file)

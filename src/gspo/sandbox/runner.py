@@ -1,0 +1,322 @@
+"""Runs inside the sandbox: gets a program and its tests, forks a process for each test, and tells what became of it.
+
+It imports next to nothing, for it starts anew for each reply. Its request comes from us, in marshal's form. It answers with
+`ready`, and for each test with a line `STATUS MICROSECONDS OUTPUT VALUE DETAIL`: the lengths in bytes of what follows.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import signal
+import sys
+
+from gspo.sandbox import confine
+from gspo.sandbox.watch import Suppressed, watched
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # as in typing, which takes long to import
+    from typing import Any
+
+DETAIL = 2000
+"""Bytes of standard error that are told."""
+COMPILED = 256 << 20
+"""Bytes of a file that the compiler writes."""
+COMPILER_MEMORY = 2 << 30
+COMPILER = "/usr/bin/g++"
+FLAGS = ("-O2", "-std=gnu++20", "-w")
+"""Of the compiler; a precompiled header is used with the same alone."""
+KEPT = 1010
+"""First descriptor that a process of a test does not close before it becomes another program."""
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
+DIGITS = 50_000
+"""Digits of a whole number that Python turns into text; by itself 4300."""
+
+
+def main() -> None:
+    """Serves the one request on standard input."""
+    confine.prctl(confine.SET_DUMPABLE, 0)  # no test reads this process's memory or files
+    with Suppressed(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # out of memory: the kernel takes a test, not the training
+    out = os.dup(1)
+    os.dup2(2, 1)
+    request = marshal.loads(read_all(0))
+    if request["driver"] != "bwrap":
+        confine.prctl(confine.SET_PDEATHSIG, signal.SIGKILL)
+    send(out, b"ready\n")
+    trial = Trial(request)
+    problem = trial.compile() if request["language"] == "cpp" else b""
+    for case in request["cases"]:
+        if problem:
+            send(out, b"compile 0 0 0 %d\n" % len(problem), problem)
+        else:
+            send(out, *trial.test(case))
+
+
+def read_all(file: int) -> bytes:
+    """What is left to read."""
+    pieces = []
+    while piece := os.read(file, 1 << 20):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def send(file: int, *parts: bytes) -> None:
+    """Writes all of it."""
+    for part in parts:
+        view = memoryview(part)
+        while view:
+            view = view[os.write(file, view) :]
+
+
+class Trial:
+    """A program and its limits."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.source: str = request["source"]
+        self.function: str | None = request["function"]
+        self.native = request["language"] == "cpp"
+        self.limits: dict[str, Any] = request["limits"]
+        self.driver: str = request["driver"]
+        self.walled = self.driver == "bwrap"  # its folder is a file system of its own
+        self.readable: list[str] = request["readable"]
+        self.include: str = request["include"]
+        self.scratch: str = request["scratch"]
+        self.tasks: int | None = request["tasks"]
+        memory = self.limits["memory"] + (0 if self.native else pages() * os.sysconf("SC_PAGESIZE"))  # what is taken already
+        self.rlimits = confine.limits(self.limits["seconds"], memory, self.limits["output"] + 1, self.tasks)
+        self.filter = None if self.driver == "none" else confine.SyscallFilter()
+        self.landlock: confine.Landlock | None = None
+        if self.driver == "landlock":
+            self.landlock = confine.Landlock([*self.readable, self.scratch], DEVICES)
+        if self.function:
+            import gspo.workers.json_codec  # noqa: F401  # here and not once a test
+        self.program = -1
+        self.folder, self.count = os.path.join(self.scratch, "test"), 0
+        os.mkdir(self.folder)
+        os.chdir(self.folder)
+
+    def test(self, case: dict[str, Any]) -> list[bytes]:
+        """Runs one test. Returns what is to be said of it."""
+        try:
+            self.lay_out(case)
+        except OSError as error:
+            why = f"there is no room for the test: {error}".encode()
+            return [b"error 0 0 0 %d\n" % len(why), why]
+        entry = sealed((case["stdin"] or "").encode("utf-8", "surrogateescape"))
+        files = [entry, *(os.memfd_create(name) for name in ("out", "err", "value"))]
+        try:
+            pid = os.fork()
+            if not pid:
+                self.become(case, files)
+            status, seconds, why = watched(pid, self.limits["seconds"], folder=self.scratch if self.walled else "")
+            return self.judged(status, seconds, why, *files[1:])
+        finally:
+            for file in files:
+                os.close(file)
+
+    def lay_out(self, case: dict[str, Any]) -> None:
+        """A new folder for a test, with the files of its own. What the one before it left is removed if it can be."""
+        before, self.count = self.folder, self.count + 1
+        os.chmod(self.scratch, 0o700)  # whatever the one before it made of it
+        self.folder = os.path.join(self.scratch, f"test{self.count}-{os.urandom(8).hex()}")
+        os.mkdir(self.folder)
+        os.chdir(self.folder)
+        with Suppressed(OSError, RecursionError):
+            for folder, _, names in os.walk(before, topdown=False):
+                for name in names:
+                    os.unlink(os.path.join(folder, name))
+                os.rmdir(folder)
+        for name, text in case["files"].items():
+            with open(name, "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(text)
+
+    def become(self, case: dict[str, Any], files: list[int]) -> None:
+        """The process of a test. It never returns."""
+        status = 1
+        try:
+            kept = files if self.landlock is None else [*files, self.landlock.rules]
+            for i, file in enumerate(kept):
+                os.dup2(file, 1000 + i)
+            for i in range(len(kept)):
+                os.dup2(1000 + i, i)
+            os.closerange(len(kept), KEPT)
+            confined(self.rlimits)
+            if self.landlock is not None:
+                self.landlock.rules = len(files)
+                self.landlock.enter()
+            if self.filter is not None:
+                self.filter.enter()
+            if self.native:
+                os.execve(self.program, ["program", *case["words"]], {})
+            status = played(self.source, self.function, case)
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}".encode(errors="replace"))
+        finally:
+            os._exit(status)
+
+    def judged(self, status: int, seconds: float, why: bytes, out: int, err: int, value: int) -> list[bytes]:
+        """The outcome of a test that has ended."""
+        most: int = self.limits["output"]
+        size = os.fstat(out).st_size
+        text, detail = os.pread(out, most, 0), tail(err)
+        result = os.pread(value, most, 0)
+        last = detail.rstrip().rpartition(b"\n")[2]
+        if why == b"timeout" or seconds > self.limits["seconds"] or status == -signal.SIGXCPU:
+            word = b"timeout"
+        elif why or size > most:
+            word = b"output"
+        elif status == 0 and (result or not self.function):
+            word = b"ok"
+        elif status and (last.startswith(b"MemoryError") or b"bad_alloc" in last or status == -signal.SIGKILL):
+            word = b"memory"
+        else:
+            word = b"error"
+            how = b"it ended before the function returned" if status == 0 else ended(status)
+            detail = detail + b"\n" + how if detail else how
+        head = b"%s %d %d %d %d\n" % (word, int(seconds * 1e6), len(text), len(result), len(detail))
+        return [head, text, result, detail]
+
+    def compile(self) -> bytes:
+        """Compiles a C++ program. Returns what the compiler has to say against it, nothing where it is content."""
+        with open("main.cpp", "w", encoding="utf-8", errors="replace") as file:
+            file.write(self.source)
+        err = os.memfd_create("err")
+        pid = os.fork()
+        if not pid:
+            try:
+                os.dup2(err, 2)
+                os.dup2(2, 1)
+                os.dup2(sealed(b""), 0)  # else #include </dev/stdin> reads the request, and what all tests are given
+                os.closerange(3, KEPT)
+                confined(confine.limits(self.limits["compile_seconds"], COMPILER_MEMORY, COMPILED, self.tasks))
+                if self.driver == "landlock":
+                    confine.Landlock(self.readable, DEVICES, self.scratch).enter()
+                if self.driver != "none":
+                    confine.SyscallFilter(forks=True).enter()
+                words = ["g++", *FLAGS, "-I", self.include, "-o", "../program", "main.cpp"]
+                os.execve(COMPILER, words, {"PATH": "/usr/bin:/bin", "TMPDIR": self.scratch, "LC_ALL": "C"})
+            finally:
+                os._exit(1)
+        status, _, why = watched(pid, self.limits["compile_seconds"])
+        said = tail(err, first=True) or ended(status)
+        os.close(err)
+        if why:
+            return b"the compiler took too long"
+        if not status:
+            self.keep(os.path.join(self.scratch, "program"))
+        return said if status else b""
+
+    def keep(self, path: str) -> None:
+        """Opens the compiled program, and takes its name away: no test finds it, to leave the next one another."""
+        import fcntl
+
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.program = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, KEPT)
+        os.close(file)
+        if self.walled:  # under Landlock no test may write there
+            os.unlink(path)
+
+
+def confined(rlimits: confine.Rlimits) -> None:
+    """What holds for every process that this one forks."""
+    confine.prctl(confine.SET_PDEATHSIG, signal.SIGKILL)
+    confine.limit(rlimits)
+    confine.prctl(confine.SET_DUMPABLE, 1)  # else /dev/stdin could not be opened
+
+
+def played(source: str, function: str | None, case: dict[str, Any]) -> int:
+    """Runs a Python program in this process. Returns its exit status."""
+    import builtins
+    import types
+
+    module = types.ModuleType("__main__")
+    module.__file__ = "solution.py"
+    sys.modules["__main__"] = module
+    sys.argv = ["solution.py", *case["words"]]
+    sys.path[:] = [path for path in sys.path if path not in KIT] + [""]
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # which site would give
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(DIGITS)
+    status = 0
+    try:
+        exec(compile(source, "solution.py", "exec", dont_inherit=True), vars(module))
+        if function:
+            give(called(vars(module), function, case))
+    except SystemExit as error:
+        status = error.code & 255 if isinstance(error.code, int) else int(error.code is not None)
+        if status and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    except BaseException as error:
+        status = 1
+        trace = error.__traceback__
+        sys.excepthook(type(error), error.with_traceback(trace.tb_next if trace else None), None)
+    return leave(status)
+
+
+KIT: list[str] = []
+"""Where our own modules lie: out of the program's sight."""
+
+
+def called(names: dict[str, Any], function: str, case: dict[str, Any]) -> Any:
+    """What the function, or the method of a class Solution, returns."""
+    call = names[function] if function in names else getattr(names["Solution"](), function)
+    return call(*case["arguments"] or ())
+
+
+def give(value: Any) -> None:
+    """Writes what a function returned as plain data. Arrays and numbers of numpy become lists and numbers."""
+    from gspo.workers.json_codec import packed
+
+    if type(value).__module__ == "numpy":
+        value = value.tolist()
+    data = packed(value)
+    send(3, data)
+
+
+def leave(status: int) -> int:
+    """What Python does at its end: waits for threads, calls what was registered, writes what is in buffers."""
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        if "atexit" in sys.modules:
+            sys.modules["atexit"]._run_exitfuncs()
+        sys.stdout.flush()
+    except BaseException as error:
+        if not status:
+            sys.excepthook(type(error), error, None)
+        status = status or 120
+    with Suppressed(BaseException):
+        sys.stderr.flush()
+    return status
+
+
+def sealed(data: bytes) -> int:
+    """A file in memory, at its start, that cannot be changed."""
+    import fcntl
+
+    file = os.memfd_create("in", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    send(file, data)
+    fcntl.fcntl(file, 1033, 15)  # F_ADD_SEALS: seal, shrink, grow, write
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+def pages() -> int:
+    """Pages of address space of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0])
+
+
+def tail(file: int, first: bool = False) -> bytes:
+    """The end of a file, or its beginning."""
+    size = os.fstat(file).st_size
+    return os.pread(file, DETAIL, 0 if first else max(0, size - DETAIL))
+
+
+def ended(status: int) -> bytes:
+    """How a process ended, in words."""
+    if status < 0:
+        with Suppressed(ValueError):
+            return b"ended by " + signal.Signals(-status).name.encode()
+    return b"exit status %d" % status

@@ -1,1 +1,0 @@
-"""`gspo compare`: algorithms x settings x seeds, as ordinary runs, on equal terms."""

@@ -1,0 +1,162 @@
+"""What a configuration becomes, without a step of training."""
+
+import dataclasses
+import warnings
+
+import pytest
+import torch
+
+import gspo
+from gspo.assembly import assemble
+from gspo.assembly.call_inputs import Given, configured
+from gspo.assembly.models import models_of
+from gspo.config.unused import OF_TRAINING
+from gspo.options import check_typed
+from gspo.rollout.dynamic_sampling import DynamicSamplingSource
+from gspo.rollout.evaluation import evaluate
+from gspo.rollout.synchronous import SynchronousSource
+from gspo.runs import checkpoint
+from tests import tiny_run
+from tests.runs.events import texts
+
+
+def given(tiny, functions=(tiny_run.likes_a,), rows=tiny_run.ROWS):
+    return Given(tiny.model, tiny.tokenizer, rows, None, functions)
+
+
+def config(folder, tiny, **sections):
+    return configured(tiny_run.settings(folder, **sections), {}, tiny.model, tiny.tokenizer, tiny_run.ROWS)
+
+
+@pytest.mark.parametrize(("changes", "kind"), [({}, SynchronousSource), ({"refill": 2}, DynamicSamplingSource)])
+def test_a_run_is_what_its_configuration_says(tmp_path, changes, kind):
+    tiny = tiny_run.model()
+    made = config(tmp_path / "run", tiny, rollout=changes, optimizer={"lr": 0.5}, train={"seed": 3})
+    with assemble.training(made, given=given(tiny)) as (run, model):
+        assert model.model is tiny.model and isinstance(run.source, kind)
+        assert run.step == 0 and run.config.algorithm.epsilon == 3e-4  # resolved
+        assert (tmp_path / "run" / "config.toml").exists()
+        assert any("36 training prompts, 4 held out" in text for text in texts(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "said"),
+    [
+        ({"every": 3, "num_prompts": 4}, "36 training prompts, 4 held out"),
+        (
+            {"every": 0, "num_prompts": 4},
+            "36 training prompts, 4 held out for `gspo eval` (eval.num_prompts = 0 holds out none)",
+        ),
+        ({"every": 0, "num_prompts": 0}, "40 training prompts, none held out"),
+    ],
+)
+def test_the_terminal_says_how_many_prompts_are_held_out(tmp_path, capsys, evaluation, said):
+    tiny = tiny_run.model()
+    with assemble.training(config(tmp_path / "run", tiny, eval=evaluation), given=given(tiny)):
+        assert said in texts(tmp_path / "run")
+    assert said in capsys.readouterr().out.splitlines()
+
+
+def test_how_many_are_held_out_and_what_for():
+    assert assemble.counted(4, False) == "4 held out for `gspo eval` (eval.num_prompts = 0 holds out none)"
+    assert (assemble.counted(4, True), assemble.counted(0, True)) == ("4 held out", "none held out")
+
+
+def test_a_folder_is_made_last(tmp_path):
+    tiny = tiny_run.model()
+    made = config(tmp_path / "run", tiny, algorithm={"router_replay": "R2"}, rollout={"max_completion_length": 64})
+    with pytest.raises(ValueError, match="leaves no room for a prompt"), assemble.training(made, given=given(tiny)):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_imitates_has_completions_and_no_rewards(tmp_path):
+    tiny = tiny_run.model()
+    rows = [row | {"completion": row["answer"]} for row in tiny_run.ROWS]
+    made = config(tmp_path / "run", tiny)
+    with assemble.imitating(made, given=given(tiny, (), rows)) as (run, _):
+        (one,) = run.rows.take(1)
+        assert int(one.sampled.sum()) == 2  # a digit and the end
+        assert any(text.startswith("36 rows to imitate, 4 held out for `gspo eval`") for text in texts(tmp_path / "run"))
+
+
+def test_half_precision_weights_are_warned_of(tmp_path):
+    tiny = tiny_run.model()
+    made = config(tmp_path / "run", tiny, model={"dtype": "bfloat16"})
+    with assemble.training(made, given=given(tiny)):
+        assert any("trained in torch.bfloat16" in text for text in texts(tmp_path / "run"))
+
+
+def test_only_warnings_of_our_own_code_are_the_runs_while_it_loads(tmp_path, monkeypatch):
+    """A model's modules warn, and so do the functions that a data set is made by: those are shown as ever."""
+    tiny = tiny_run.model()
+
+    def load(*args):
+        warnings.warn_explicit("of others, loading", UserWarning, "theirs.py", 1)
+        warnings.warn_explicit("of ours, loading", UserWarning, gspo.__file__, 1)
+        return models_of(*args)
+
+    monkeypatch.setattr(assemble, "models_of", load)
+    rows = [row | {"completion": row["answer"]} for row in tiny_run.ROWS]
+    for made in (assemble.training, assemble.imitating, assemble.serving):
+        folder = tmp_path / made.__name__
+        with (
+            pytest.warns(UserWarning, match="of others, loading") as shown,
+            made(config(folder, tiny), given=given(tiny, rows=rows)),
+        ):
+            pass
+        told = [text for text in texts(folder) if text.endswith("loading")]
+        assert told == ["of ours, loading"] and "of ours, loading" not in [str(one.message) for one in shown]
+
+
+def test_few_rows_cannot_be_evaluated_on(tmp_path):
+    tiny_run.model().save(tmp_path / "model")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 3)
+    sections = {
+        "model": {"path": str(tmp_path / "model")}, "task": {"source": str(tmp_path / "rows.jsonl")},
+        "reward": {"functions": ["exact"]}, "rollout": {"max_completion_length": 8},
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="too few rows to hold out a tenth"):
+        gspo.evaluate(config=sections)
+
+
+def test_a_resumed_run_has_the_state_of_its_checkpoint(tmp_path):
+    tiny = tiny_run.model()
+    made = config(tmp_path / "run", tiny, train={"steps": 2, "save_every": 1})
+    gspo.train(tiny.model, tiny_run.ROWS, tiny_run.likes_a, tokenizer=tiny.tokenizer, config=made)
+    with assemble.training(made, True, given(tiny_run.model(seed=5))) as (run, model):
+        assert run.step == 2
+        saved = checkpoint.latest(tmp_path / "run" / "checkpoints") / checkpoint.MODEL
+        there = type(tiny.model).from_pretrained(saved)
+        assert all(torch.equal(a, b) for a, b in zip(there.parameters(), model.model.parameters()))
+
+
+class Unread:
+    """A section of which only some fields may be read."""
+
+    def __init__(self, section, name, but):
+        self._section, self._name, self._but = section, name, but
+
+    def __getattr__(self, field):
+        if field not in self._but:
+            raise AssertionError(f"{self._name}.{field} was read")
+        return getattr(self._section, field)
+
+
+def test_an_evaluation_reads_nothing_that_may_not_be_typed_for_it(tmp_path):
+    tiny_run.model().save(tmp_path / "model")
+    named = {"model": {"path": str(tmp_path / "model")}}
+    made = configured(tiny_run.settings(tmp_path / "run", **named), {}, None, None, tiny_run.ROWS)
+    copied = {"rollout", "eval", "model", "sampler"}  # whole
+    for section in {key.split(".")[0] for key in OF_TRAINING} - copied:
+        here = getattr(made, section)
+        read = [field.name for field in dataclasses.fields(here) if f"{section}.{field.name}" not in OF_TRAINING]
+        object.__setattr__(made, section, Unread(here, section, read))
+    with assemble.evaluating(made, Given(None, None, tiny_run.ROWS, None, (tiny_run.likes_a,))) as arguments:
+        metrics, _ = evaluate(**arguments)
+    assert metrics["eval/prompts"] == len(tiny_run.ROWS)
+    assert {"scale.ranks", "lora.rank", "rollout.max_staleness", "rollout.temperature"} < {*OF_TRAINING}
+    for key in OF_TRAINING:
+        with pytest.raises(ValueError, match=rf"--{key}: has no effect on `gspo eval`"):
+            check_typed(["eval.num_generations", key], "eval")
+    check_typed(OF_TRAINING, "train")

@@ -1,0 +1,45 @@
+import pytest
+
+from gspo.assembly.call_inputs import GIVEN, configured
+from gspo.config.files import to_toml
+from gspo.config.schema import Config
+
+LOADED, ITS_TOKENIZER = object(), object()
+
+
+def test_sections_change_the_configuration():
+    for source in ({"train": {"steps": 7}}, None, Config()):
+        made = configured(source, {"optimizer": {"lr": 0.5}}, "a/model", None)
+        assert (made.model.path, made.optimizer.lr) == ("a/model", 0.5)
+        assert made.train.steps == (7 if isinstance(source, dict) else Config().train.steps)
+
+
+def test_a_file_is_read(tmp_path):
+    (tmp_path / "run.toml").write_text(to_toml(configured({"train": {"steps": 7}}, {}, "m", None)))
+    assert configured(tmp_path / "run.toml", {}, None, None).model.path == "m"
+    assert configured(str(tmp_path / "run.toml"), {}, "other", None).model.path == "other"
+
+
+def test_what_is_given_has_a_name_in_the_configuration():
+    class Named:
+        name_or_path = "org/model"
+
+    assert configured(None, {}, LOADED, ITS_TOKENIZER, [{"prompt": "?"}]).model.path == GIVEN
+    assert configured(None, {}, Named(), ITS_TOKENIZER).model.path == "org/model"
+    assert configured(None, {}, "m", None, [{"prompt": "?"}]).task.source == GIVEN
+    assert configured(None, {"task": {"source": "rows.jsonl"}}, "m", None, [{"prompt": "?"}]).task.source == "rows.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "tokenizer", "message"),
+    [
+        (3, None, None, "config: expected a TOML file, a Config or nested dicts, got an int"),
+        (None, {"path": "m"}, None, r"a \[model\] section is config="),
+        (None, "m", ITS_TOKENIZER, "tokenizer: it goes with a loaded model"),
+        (None, None, ITS_TOKENIZER, "tokenizer: it goes with a loaded model"),
+        (None, LOADED, None, "a loaded model needs its tokenizer"),
+    ],
+)
+def test_what_does_not_go_together(config, model, tokenizer, message):
+    with pytest.raises(ValueError, match=message):
+        configured(config, {}, model, tokenizer)

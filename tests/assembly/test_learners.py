@@ -1,0 +1,46 @@
+"""Who learns, by the configuration."""
+
+import dataclasses
+
+import pytest
+
+from gspo.assembly.learners import learner_of, optimizer_of, policy_of, supervised_learning
+from gspo.config.files import from_dict
+from gspo.learner.algorithm import resolved
+from gspo.learner.imitation import Imitation
+from tests import tiny_run
+
+
+def config(**sections):
+    return resolved(from_dict({"train": {"steps": 5, "micro_batch_tokens": 77}} | sections))[0]
+
+
+@pytest.mark.parametrize(("name", "critic"), [("gspo", None), ("ppo", "shared")])
+def test_the_algorithm_says_what_is_minimised_and_whether_there_is_a_critic(name, critic):
+    settings = config(algorithm={"name": name, "epochs": 3}, rollout={"max_completion_length": 9})
+    policy = policy_of(settings, tiny_run.model())
+    learner = learner_of(settings, policy, None)
+    assert (policy.critic is not None) == (critic is not None)
+    assert learner.objective.row.level == ("sequence" if name == "gspo" else "token")
+    assert learner.optimizer.total == 5 * settings.algorithm.mini_batches * 3
+    assert learner.micro_batches.max_tokens == 77 and learner.reference is None and not learner.updater.replay
+
+
+def test_replay_and_the_reference_reach_the_learner():
+    settings = config(algorithm={"router_replay": "R3", "beta": 0.1})
+    policy, reference = policy_of(settings, tiny_run.model()), policy_of(settings, tiny_run.model())
+    learner = learner_of(settings, policy, reference)
+    assert learner.updater.replay and learner.router_replay == "R3" and learner.reference is reference
+
+
+def test_a_supervised_run_imitates_for_as_many_updates_as_it_has_steps():
+    settings = config()
+    _, learner = supervised_learning(settings, tiny_run.model())
+    assert isinstance(learner.objective, Imitation) and learner.optimizer.total == 5
+
+
+def test_moments_are_moved_off_a_gpu_alone():
+    settings = config()
+    settings = dataclasses.replace(settings, train=dataclasses.replace(settings.train, offload_optimizer=True))
+    optimizer = optimizer_of(settings, policy_of(settings, tiny_run.model()), 5)
+    assert optimizer.moments is optimizer.adamw  # on a CPU there is nowhere to move them

@@ -1,0 +1,143 @@
+import warnings
+
+import pytest
+import torch
+
+from gspo.assembly.assemble import note_what_is_not_done
+from gspo.assembly.call_inputs import Given
+from gspo.assembly.models import check_experts, check_routers, models_of, named, outline_of, prompts_of, room
+from gspo.backends.hf.files import Outline, outline
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.tiny import build_tiny
+from gspo.config.files import from_dict
+from gspo.config.policy import ModelConfig
+from gspo.data.prompts import Notice
+from gspo.runs.folder import RunFolder
+from gspo.runs.log import RunLog
+from tests import tiny_run
+from tests.backends.hf.families import TOKENIZER, tiny
+from tests.data.tools import TEMPLATE, characters, text
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run's own model, and a checkpoint with other weights."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny_run.model().save(folder / "own")
+    tiny_run.model(seed=1).save(folder / "step_000002" / "model")
+    return folder
+
+
+def of(saved, **sections):
+    return from_dict({"model": {"path": str(saved / "own"), "device": "cpu"}} | sections)
+
+
+def weight(model):
+    return next(model.model.parameters()).detach()
+
+
+def test_a_checkpoint_has_the_model_of_a_resumed_run(saved):
+    config = of(saved)
+    assert named(config, None) == config.model
+    there = named(config, saved / "step_000002")
+    assert there.path == str(saved / "step_000002" / "model") and there.device == "cpu"
+    fresh, resumed = (models_of(config, Given(), last)[0] for last in (None, saved / "step_000002"))
+    assert torch.equal(weight(fresh), weight(tiny_run.model()))
+    assert torch.equal(weight(resumed), weight(tiny_run.model(seed=1)))
+
+
+def test_a_given_model_is_trained_itself(saved):
+    tiny = tiny_run.model(seed=2)
+    given = Given(tiny.model, tiny.tokenizer)
+    model, reference = models_of(of(saved), given, None)
+    assert model.model is tiny.model and reference is None
+    models_of(of(saved), given, saved / "step_000002")
+    assert torch.equal(weight(tiny), weight(tiny_run.model(seed=1)))  # with the weights of the checkpoint
+
+
+def test_the_reference_is_where_training_began(saved):
+    model, reference = models_of(of(saved, algorithm={"beta": 0.1}), Given(), saved / "step_000002")
+    assert torch.equal(weight(reference.model), weight(tiny_run.model()))
+    assert torch.equal(weight(model), weight(tiny_run.model(seed=1)))
+    assert not any(p.requires_grad for p in reference.model.model.parameters())
+    model, reference = models_of(of(saved, algorithm={"beta": 0.1}, lora={"rank": 2}), Given(), None)
+    assert weight(reference.model).data_ptr() == weight(model).data_ptr()  # adapters switched off, no copy
+
+
+def test_what_the_prompts_need_is_known_without_weights(saved):
+    seen = outline_of(of(saved), Given(), None)
+    tiny = tiny_run.model()
+    assert seen.context_length == outline_of(of(saved), Given(tiny.model, tiny.tokenizer), None).context_length == 64
+
+
+def test_the_room_for_a_prompt():
+    config = from_dict({"rollout": {"max_completion_length": 10}, "eval": {"max_completion_length": 20}})
+    assert (room(config, 64), room(config, None)) == (44, None)
+    with pytest.raises(ValueError, match=r"eval\.max_completion_length = 20 leaves no room .* context is 20 tokens"):
+        room(config, 20)
+
+
+def test_prompts_fit_beside_their_completions(saved):
+    tiny = tiny_run.model()
+    seen, given = outline(tiny.model, tiny.tokenizer), Given(rows=tiny_run.ROWS)
+    train, held_out = prompts_of(of(saved, rollout={"max_completion_length": 60}), given, seen)
+    assert (len(train), len(held_out)) == (36, 4)
+    with pytest.raises(ValueError, match="has 4 tokens, but only 3 fit"):
+        prompts_of(of(saved, rollout={"max_completion_length": 61}), given, seen)
+
+
+def test_prompts_say_how_to_answer_where_a_reward_reads_tags():
+    pytest.importorskip("reasoning_gym")
+    seen = Outline(characters(TEMPLATE), Roomy())
+
+    def of_task(**task):
+        task = {"source": "reasoning_gym:gcd", "size": 2} | task
+        return prompts_of(from_dict({"task": task, "eval": {"num_prompts": 2}}), Given(), seen)
+
+    with pytest.warns(Notice, match='system message "Put your final answer between <answer> and </answer>'):
+        train, held_out = of_task()
+    assert all(text(seen.tokenizer, one.tokens).startswith("<s>[system]Put your final") for one in train + held_out)
+    with pytest.warns(UserWarning, match="neither task.system nor the prompts say so"):
+        of_task(system="Be brief.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        of_task(system="Say <answer>x</answer>.")
+
+
+class Roomy:
+    """The configuration of a model that reads anything."""
+
+    def get_text_config(self):
+        return self
+
+
+def test_routers_are_there_where_they_are_needed():
+    mixture, dense = tiny("qwen3_moe"), tiny("llama")
+    for section in ({"aux_loss": 0.1}, {"router_replay": "R2"}):
+        check_routers(from_dict({"algorithm": section}), mixture)
+        with pytest.raises(ValueError, match=f"algorithm.{next(iter(section))} = "):
+            check_routers(from_dict({"algorithm": section}), dense)
+    check_routers(from_dict({}), dense)
+    check_experts(from_dict({"model": {"experts": "eager"}}), mixture)
+    with pytest.raises(ValueError, match=r"model\.experts = 'eager': LlamaForCausalLM has no experts"):
+        check_experts(from_dict({"model": {"experts": "eager"}}), dense)
+
+
+def test_a_mixture_whose_routing_is_unseen_is_not_called_dense(tmp_path, capsys):
+    """Doge's experts are chosen by no router of their own. It is refused as that, and a run says so at its start."""
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    doge = build_tiny(
+        {"model_type": "doge", "is_moe": True, "num_experts": 16, "num_experts_per_tok": 2, "intermediate_size": 32} | shape,
+        TOKENIZER, cfg=ModelConfig(device="cpu", attention="eager"),
+    )  # fmt: skip
+    for section in ({"aux_loss": 0.1}, {"router_replay": "R2"}):
+        with pytest.raises(ValueError, match="DogeForCausalLM is a mixture of experts whose routing gspo does not see"):
+            check_routers(from_dict({"algorithm": section}), doge)
+    policy = HFPolicy(doge)
+    assert "does not see" in policy.unseen
+    with RunFolder.create(tmp_path / "run", "") as folder, RunLog(folder) as log:
+        note_what_is_not_done(log, policy, from_dict({"train": {"offload_optimizer": True}}))
+    told = capsys.readouterr().err  # by the terminal
+    assert f"warning: {policy.unseen}: there are no moe/ metrics" in told
+    assert "warning: train.offload_optimizer and train.offload_reference move nothing: the model is on a CPU" in told
+    assert HFPolicy(tiny("llama")).unseen == HFPolicy(tiny("qwen3_moe")).unseen == ""

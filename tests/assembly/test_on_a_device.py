@@ -1,0 +1,104 @@
+"""What a user starts, on a GPU that is not there (tests/fake_device.py), says what it says on the CPU."""
+
+import json
+
+import pytest
+
+import gspo
+from gspo.assembly.call_inputs import Given
+from gspo.backends.hf.fused import modules, ops
+from gspo.config.files import from_dict
+from gspo.probe.run import ProbeOptions, probe
+from tests.fake_device import fake_gpu
+from tests.rewards.classifiers import reward_model, saved, scores
+from tests.tiny_run import ROWS, likes_a, model
+
+NEAR = {"rel": 2e-3, "abs": 1e-6}  # experts have another kernel there
+
+
+@pytest.fixture(autouse=True)
+def without_a_cpus_own_kernels(monkeypatch):
+    """They round otherwise, and rotary embeddings have them for all models of a family."""
+    for module in (modules, ops):
+        monkeypatch.setattr(module, "library", lambda: None)
+
+
+def config_of(folder, device, eval=(("every", 0), ("num_prompts", 0)), **changes):
+    """Of a run of one step with two updates."""
+    made = {
+        "model": {"path": str(folder / "model"), "device": device, "autocast": "none"},
+        "rollout": {"num_prompts": 4, "num_generations": 3, "max_completion_length": 5},
+        "optimizer": {"lr": 3e-3}, "train": {"steps": 1, "seed": 1}, "eval": dict(eval), "algorithm": {"mini_batches": 2},
+        "log": {"dir": str(folder / f"runs-{device}")},
+    }  # fmt: skip
+    return from_dict(made | {name: made.get(name, {}) | table for name, table in changes.items()})
+
+
+def lines(run):
+    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def trained(folder, device, **changes):
+    found = lines(gspo.train(None, ROWS, likes_a, config=config_of(folder, device, **changes)))
+    return [line[name] for line in found for name in ("loss", "grad_norm", "entropy", "reward")]
+
+
+def resumed(folder, device):
+    first = {"steps": 1, "save_every": 1}
+    gspo.train(None, ROWS, likes_a, config=config_of(folder, device, train=first))
+    more = config_of(folder, device, train=first | {"steps": 2})
+    return lines(gspo.train(None, ROWS, likes_a, config=more, resume=True))[-1]["grad_norm"]
+
+
+def imitated(folder, device):
+    rows = [{"prompt": row["prompt"], "completion": "ab"} for row in ROWS]
+    given = {"path": str(folder / "model"), "device": device, "autocast": "none"}
+    config = {"model": given, "train": {"steps": 1}, "log": {"dir": str(folder / f"runs-{device}")}}
+    return [line["loss"] for line in lines(gspo.sft(None, rows, config=from_dict(config)))]
+
+
+def evaluated(folder, device):
+    return gspo.evaluate(None, ROWS[:8], likes_a, config=config_of(folder, device, eval=()))[0]["eval/reward"]
+
+
+def probed(folder, device):
+    options = ProbeOptions(folder / f"probe-{device}", groups=4, fresh=8, warm=1, ages=(0, 1))
+    config = config_of(folder, device, task={"source": "given"})
+    page, _ = probe(config, options, Given(rows=ROWS, functions=[likes_a]))
+    told = json.loads(page.with_name("probe.json").read_text())
+    spread = [age["ratios"]["sampler"]["sd_token"] for age in told["ages"]]
+    return [spread[1], *(x for age in told["ages"] for _, shares in sorted(age["clipped"].items()) for x in shares)]
+
+
+def judged(folder, device):
+    return scores(reward_model(saved(folder / f"classifier-{device}"), device=device))
+
+
+FLOWS = {
+    "a critic": lambda *where: trained(*where, algorithm={"name": "ppo"}),
+    "adapters": lambda *where: trained(*where, lora={"rank": 4}),
+    "adapters on nf4": lambda *where: trained(*where, lora={"rank": 4}, model={"quantize": "nf4"}),
+    "moments of 8 bits": lambda *where: trained(*where, optimizer={"name": "adamw_8bit"}),
+    "Routing Replay": lambda *where: trained(*where, algorithm={"router_replay": "R3"}),
+    "a coarse sampler": lambda *where: trained(*where, sampler={"quantize": "int8"}),
+    "everything offloaded": lambda *where: trained(
+        *where, train={"offload_optimizer": True, "offload_reference": True}, algorithm={"beta": 0.01}
+    ),
+    "resume": resumed,
+    "sft": imitated,
+    "evaluate": evaluated,
+    "probe": probed,
+    "a reward model": judged,
+}
+
+
+SLOW = {"adapters on nf4", "moments of 8 bits", "Routing Replay", "a coarse sampler", "everything offloaded"}
+
+
+@pytest.mark.parametrize("flow", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FLOWS])
+def test_there_is_as_here(flow, tmp_path):
+    model().save(tmp_path / "model")
+    expected = FLOWS[flow](tmp_path, "cpu")
+    with fake_gpu():
+        found = FLOWS[flow](tmp_path, "cuda")
+    assert found == pytest.approx(expected, **NEAR)

@@ -1,0 +1,88 @@
+"""Ranks that torchrun started, and commands beside `gspo train` on several of them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file
+
+import gspo
+from gspo.assembly import rank
+from gspo.config.scale import ScaleConfig
+from gspo.distributed.ranks import RankLost, noticed
+from tests import tiny_run
+from tests.patience import PATIENCE
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("crew")
+    tiny_run.model(tie_word_embeddings=False).save(folder / "model")
+    rows = [{"prompt": row["prompt"], "answer": row["answer"], "completion": f"{row['answer']}"} for row in tiny_run.ROWS]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    paths = f'model.path = "{folder / "model"}"\ntask.source = "{folder / "rows.jsonl"}"\n'
+    (folder / "run.toml").write_text(f"{paths}train.steps = 2\neval.num_prompts = 0\noptimizer.eps = 1e-3\n")
+    return folder
+
+
+def run(place, *words, **more):
+    return subprocess.run([sys.executable, *words], cwd=place, capture_output=True, text=True, timeout=PATIENCE, **more)
+
+
+def weights(folder):
+    return {key: x for file in (folder / "model").glob("*.safetensors") for key, x in load_file(file).items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and max(float((a[name] - b[name]).abs().max()) for name in a) < 1e-6
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_ranks_of_the_same_run(place):
+    settings = ["--reward.functions=exact", "--rollout.num_prompts=4", "--rollout.num_generations=4", "--optimizer.lr=1e-3"]
+    settings += ["--rollout.max_completion_length=6", "--guard.action=off"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--rdzv-backend=c10d"]
+    torchrun += ["--rdzv-endpoint=127.0.0.1:0"]
+    done = run(place, *torchrun, "-m", "gspo", "train", "run.toml", "--log.dir=torchrun", *settings)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("model   torchrun/model") == 1  # the leader alone speaks
+    alone = run(place, "-m", "gspo", "train", "run.toml", "--log.dir=alone", *settings)
+    assert alone.returncode == 0, alone.stderr
+    assert same(weights(place / "torchrun"), weights(place / "alone"))
+
+
+def test_supervised_training_on_two_ranks(place):
+    for name, more in (("sft", []), ("sft-2", ["--scale.ranks=2"])):
+        done = run(place, "-m", "gspo", "sft", "run.toml", f"--log.dir={name}", "--train.batch_size=8", *more)
+        assert done.returncode == 0, done.stderr
+    assert same(weights(place / "sft"), weights(place / "sft-2"))
+
+
+@pytest.mark.parametrize(
+    "scale, message",
+    [
+        ({"ranks": 2}, "scale.ranks = 2, but this process is rank 0 of 1: start the ranks by `gspo train`"),
+        ({"launcher": "ray"}, 'scale.launcher = "ray": start the ranks by `gspo train`'),
+    ],
+)
+def test_a_script_trains_in_one_process_and_says_so(tmp_path, scale, message):
+    model = tiny_run.model()
+    with pytest.raises(ValueError, match=message):
+        gspo.train(
+            model.model, tiny_run.ROWS, tiny_run.likes_a, tokenizer=model.tokenizer,
+            config=tiny_run.settings(tmp_path / "run", scale=scale),
+        )  # fmt: skip
+
+
+def test_a_rank_that_goes_while_they_meet_is_lost_and_ends_no_run():
+    with pytest.raises(RankLost, match="rank 0: another rank is gone"), noticed():
+        raise RuntimeError("Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:152] timed out connecting")
+
+
+def test_a_rank_that_does_not_lead_cannot(monkeypatch):
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setitem(os.environ, name, value)
+    with pytest.raises(ValueError, match="rank 1 of 2"), rank.joined(ScaleConfig()):
+        pass

@@ -1,0 +1,158 @@
+"""Weights in shards that some ranks need whole. Ranks are processes of this machine (gloo)."""
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gspo.backends.hf.load import load_model
+from gspo.config.policy import ModelConfig
+from gspo.config.scale import ScaleConfig
+from gspo.distributed.ranks import whole
+from tests.backends.hf.counted import Counting
+from tests.backends.hf.test_sharded import model_in
+from tests.together import together
+
+UNEVEN = (*"efghijk",)  # with others, as many tokens as 2 or 4 ranks do not divide
+
+
+class Alive(TorchDispatchMode):
+    """The most bytes that tensors which are made meanwhile take at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.made, self.most = {}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if type(out) is torch.Tensor:
+            self.made = {key: one for key, one in self.made.items() if not one[0].expired()}
+            storage = out.untyped_storage()
+            if storage._cdata not in {x.untyped_storage()._cdata for x in args if type(x) is torch.Tensor}:  # no view
+                self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+            self.most = max(self.most, sum(size for _, size in self.made.values()))
+        return out
+
+
+def exchanged(ranks, path, scale):
+    """What comes of an exchange, and what should."""
+    from gspo.backends.hf.all_to_all_weights import Gathering
+    from gspo.backends.hf.sharded import load_sharded
+
+    model = load_sharded(ModelConfig(path=path, device="cpu"), scale, ranks.size)
+    expected = {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
+    gathering, names = Gathering(model.named_parameters()), list(expected)
+    wanted = [names[number :: ranks.size + 1] for number in range(ranks.size)]
+    wanted[-1] = []
+    types = {name: torch.bfloat16 if number % 2 else torch.float32 for number, name in enumerate(names)}
+    with Counting() as count:
+        got = gathering.exchange(wanted, types, torch.device("cpu"))
+    assert list(got) == wanted[ranks.number]
+    for name, x in got.items():
+        assert x.dtype == types[name] and torch.equal(x, expected[name].to(types[name])), name
+    every = [name for name, _ in model.tensors()]
+    assert every == (names if ranks.number == 0 else [])
+    leaving = 0
+    for to, some in enumerate(wanted):
+        for name in some if to != ranks.number else ():
+            mine = [rows for rows in gathering.rows[name] if rows.sender(to) == ranks.number]
+            leaving += sum((rows.end - rows.begin) * expected[name][0].numel() for rows in mine) * types[name].itemsize
+    return leaving, count.bytes
+
+
+@pytest.mark.parametrize(
+    "size, scale, pieces",
+    [
+        (2, ScaleConfig(), UNEVEN),
+        (4, ScaleConfig(experts=2), ()),
+        (4, ScaleConfig(experts=2, replicas=2), UNEVEN),
+        (4, ScaleConfig(experts=4), UNEVEN),
+    ],
+)
+def test_each_rank_gets_what_it_asks_for_in_the_type_that_is_asked_for(tmp_path, size, scale, pieces):
+    from tests.tiny_run import PIECES
+
+    path = model_in(tmp_path, pieces=(*PIECES, "c", *pieces))
+    for leaving, sent in together(exchanged, size, path, scale):
+        assert dict(sent) == ({"rows": leaving} if leaving else {"rows": 0})
+
+
+def saved(ranks, path, folder):
+    """The most bytes beside its shards that a rank holds while a model is saved, and what leaves it; then in bfloat16."""
+    from gspo.backends.hf.sharded import load_sharded
+
+    cfg = ModelConfig(path=path, device="cpu", autocast="bfloat16")
+    model, found = load_sharded(cfg, ScaleConfig(), ranks.size), []
+    for name, save in (("plain", model.save), ("engine", model.save_whole)):
+        with Alive() as alive, Counting() as count:
+            save(f"{folder}/{name}")
+        found.append((alive.most, count.bytes["rows"]))
+    return found
+
+
+def test_no_rank_holds_more_than_layers_and_bytes_halve_for_an_engine(tmp_path):
+    from gspo.backends.hf.routers import routers
+    from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+    from tests.tiny_run import PIECES
+
+    config = tiny_qwen3_moe(hidden=64, layers=12, experts=8, expert_width=64, tie_word_embeddings=False)
+    build_tiny(config, longest_match_tokenizer((*PIECES, "c")), 0).save(tmp_path / "model")
+    whole_one = load_model(ModelConfig(path=str(tmp_path / "model"), device="cpu"))
+    weights = dict(whole_one.named_parameters())
+    size = 4 * sum(p.numel() for p in weights.values())
+    every = together(saved, 2, str(tmp_path / "model"), str(tmp_path))
+    for (plain, sent), (engine, less) in every:
+        print(f"| {size} bytes | at most {plain}, {engine} more | sent {sent}, {less} |")
+        assert engine < plain < 0.5 * size  # a layer of 12 whole, what it is made of, and as it is written
+        assert sent == pytest.approx(size / 4, rel=0.05) and less == pytest.approx(sent / 2, rel=0.05)
+    for name, exact in (("plain", True), ("engine", False)):
+        from safetensors.torch import load_file
+
+        found = {key: x for file in (tmp_path / name).glob("*.safetensors") for key, x in load_file(file).items()}
+        read = load_model(ModelConfig(path=str(tmp_path / name), device="cpu"))
+        gates = {id(p) for router in routers(whole_one.model) for p in router.parameters()}
+        for key, p in read.named_parameters():
+            kept = exact or weights[key].ndim == 1 or id(weights[key]) in gates
+            assert torch.equal(p, weights[key] if kept else weights[key].bfloat16().float()), key
+        assert {x.dtype for x in found.values()} == ({torch.float32} if exact else {torch.float32, torch.bfloat16})
+
+
+def saved_by_all(ranks, path, folder):
+    """Saves a model that ranks hold together, each into a folder of its own where `folder` has a place for its number."""
+    from gspo.backends.hf import sharded
+
+    sharded.SEEN = 0.3
+    model = sharded.load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(), ranks.size)
+    try:
+        model.save(folder.format(ranks.number))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def test_what_is_no_parameter_is_saved_too(tmp_path):
+    """Some routers have a bias that no gradient moves: a buffer, without which their model does not load."""
+    from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
+    from tests.tiny_run import PIECES
+
+    config = {
+        "model_type": "glm4_moe", "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "head_dim": 8,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    model = build_tiny(config, longest_match_tokenizer((*PIECES, "c")), 0)
+    biases = {name: b for name, b in model.model.named_buffers() if name.endswith("e_score_correction_bias")}
+    for number, bias in enumerate(biases.values()):
+        bias.copy_(torch.arange(4) + number)
+    model.save(tmp_path / "model")
+    assert together(saved_by_all, 2, str(tmp_path / "model"), str(tmp_path / "saved")) == ["", ""]
+    read = load_model(ModelConfig(path=str(tmp_path / "saved"), device="cpu"))
+    found = dict(read.model.named_buffers())
+    assert len(biases) == 2 and all(torch.equal(found[name], bias) for name, bias in biases.items())
+
+
+def test_a_save_onto_disks_that_ranks_do_not_share_is_an_error_on_all(tmp_path):
+    path = model_in(tmp_path)
+    for text in together(saved_by_all, 2, path, str(tmp_path / "disk{}" / "saved")):
+        assert "the leader does not see model-0000" in text and "name a folder that all machines share" in text

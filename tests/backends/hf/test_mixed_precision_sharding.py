@@ -1,0 +1,186 @@
+"""What ranks gather in bfloat16: which weights, and that it changes no number but of experts' grouped products."""
+
+import functools
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from gspo.backends.hf.load import load_model
+from gspo.backends.hf.mixed_precision_sharding import narrow_gathers, wide_parts
+from gspo.backends.hf.policy import HFPolicy
+from gspo.config.policy import ModelConfig
+from gspo.config.scale import ScaleConfig
+from gspo.distributed.ranks import whole
+from gspo.learner import layout
+from tests.backends.hf.test_sharded import Case, completions, learned, learner_of, model_in
+from tests.together import together
+
+CASES = (Case(), Case(checkpointing=True), Case(layout="auto"), Case(more=(("beta", 0.1),)))
+
+
+def cfg_of(path, kernel="auto", autocast="bfloat16"):
+    return ModelConfig(path=path, device="cpu", autocast=autocast, experts=kernel)
+
+
+def pass_of(model, mine):
+    """Log-probabilities of a few completions, and the gradient of their sum over all ranks."""
+    policy = HFPolicy(model, layout="padded")
+    logp = policy.forward(layout.build(mine)).logp
+    logp.sum().backward()
+    gradients = {name: whole(p.grad).clone() for name, p in model.named_parameters()}
+    model.model.zero_grad()
+    return logp.detach(), gradients
+
+
+def types_in_a_pass(model):
+    """Of each weight, as a pass reads it, the dtype; and the dtype of what the optimizer has."""
+    seen, hooks = {}, []
+    for name, module in model.model.named_modules():
+        own = [key for key, _ in module.named_parameters(recurse=False)]
+        note = {f"{name}.{key}": key for key in own}
+
+        def look(module, args, note=note):
+            seen.update({full: getattr(module, key).dtype for full, key in note.items()})
+
+        hooks.append(module.register_forward_pre_hook(look))
+    with torch.no_grad():
+        HFPolicy(model).forward(layout.build(completions(0)[:2]))
+    for hook in hooks:
+        hook.remove()
+    return seen, {p.dtype for _, p in model.named_parameters()}
+
+
+def both(ranks, path, scale, kernel):
+    """The same pass with float32 and with bfloat16 gathers."""
+    from gspo.backends.hf import sharded
+
+    mine, found = completions(0)[3 * ranks.number :][:3], []
+    narrow = sharded.load_sharded(cfg_of(path, kernel), scale, ranks.size)
+    found.append(pass_of(narrow, mine))
+    real, sharded.narrow_gathers = sharded.narrow_gathers, lambda dtype: narrow_gathers(None)
+    found.append(pass_of(sharded.load_sharded(cfg_of(path, kernel), scale, ranks.size), mine))
+    sharded.narrow_gathers = real
+    return found, types_in_a_pass(narrow)
+
+
+def apart(found, expected):
+    """The worst relative difference of a gradient's tensors, and that of the whole."""
+    norm = torch.cat([g.flatten() for g in expected.values()]).norm()
+    each = {name: (found[name] - g).norm() / (g.norm() + 1e-3 * norm) for name, g in expected.items()}
+    return float(max(each.values())), float(torch.cat([(found[n] - g).flatten() for n, g in expected.items()]).norm() / norm)
+
+
+@pytest.mark.parametrize(
+    "dense, tied, kernel", [(True, True, "auto"), (True, False, "auto"), (False, False, "eager"), (False, False, "auto")]
+)
+def test_weights_that_autocast_rounds_anyway_change_no_number(tmp_path, dense, tied, kernel):
+    """Experts one by one are linear products, which autocast knows; gspo's kernel rounds what it multiplies itself."""
+    path = model_in(tmp_path / "model", dense, tied)
+    for (narrow, wide), (types, kept) in together(both, 2, path, ScaleConfig(), kernel):
+        assert torch.equal(narrow[0], wide[0])
+        assert apart(narrow[1], wide[1])[0] < 2e-7  # an embedding's gradient is added up in another order
+        assert kept == {torch.float32}
+        half = {name for name, dtype in types.items() if dtype == torch.bfloat16}
+        assert half and half == {name for name in types if "_proj" in name}
+        assert all(word in " ".join(types.keys() - half) for word in ("norm", "embed", "head"))
+
+
+def in_shards(ranks, path, scale, cases):
+    from gspo.backends.hf.sharded import load_sharded
+
+    load = functools.partial(load_sharded, cfg_of(path), scale, ranks.size)
+    return [learned(load(), case, ranks, load() if dict(case.more) else None) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory):
+    """The folder of a model: what is learned alone from a folder is learned once."""
+    return functools.cache(lambda dense, tied: model_in(tmp_path_factory.mktemp("models") / "model", dense, tied))
+
+
+@functools.cache
+def alone(path, case, autocast="bfloat16"):
+    load = functools.partial(load_model, cfg_of(path, autocast=autocast))
+    return learned(load(), case, reference=load() if dict(case.more) else None)
+
+
+@pytest.mark.parametrize(
+    "dense, tied, size, scale",
+    [
+        (True, True, 2, ScaleConfig()),
+        pytest.param(False, False, 2, ScaleConfig(), marks=pytest.mark.slow),
+        (False, True, 2, ScaleConfig(experts=2)),
+        pytest.param(False, False, 4, ScaleConfig(experts=2, replicas=2), marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_learn_what_one_process_learns_in_bfloat16(model_of, dense, tied, size, scale):
+    path = model_of(dense, tied)
+    every = together(in_shards, size, path, scale, CASES)
+    for case, *found in zip(CASES, *every):
+        worst, overall = apart(found[0][1], alone(path, case)[1])
+        rounding = apart(alone(path, case)[1], alone(path, case, "none")[1])
+        kind = f"{'dense' if dense else 'mixture'}, {'' if tied else 'un'}tied, experts {scale.experts}"
+        print(f"| {kind}, {size} ranks | {case} | {worst:.1e} | {overall:.1e} | {rounding[0]:.1e} | {rounding[1]:.1e} |")
+        assert overall < (2e-3 if dense else 4e-3) and overall < rounding[1]
+        assert all(torch.equal(found[0][2][name], x) for one in found[1:] for name, x in one[2].items())
+
+
+def proven(ranks, path):
+    """The proof after an update, and of a weight whose gathered copy is another."""
+    from gspo.backends.hf.sharded import load_sharded
+
+    model = load_sharded(cfg_of(path), ScaleConfig(), ranks.size)
+    learner = learner_of(model, Case(), ranks)
+    learner.take([completions(0)])
+    learner.update(0)  # proves
+    layer = model.model.model.layers[0]
+    layer.unshard()
+    layer.reshard()
+    group = layer._get_fsdp_state()._fsdp_param_group
+    real = group.fsdp_params[0].init_unsharded_param
+
+    def stale():
+        real()
+        group.fsdp_params[0]._unsharded_param.data[0] += 1
+
+    group.fsdp_params[0].init_unsharded_param = stale
+    with pytest.raises(RuntimeError) as error:
+        model.prove(list(model.model.parameters()))
+    return str(error.value), model.model.model.layers[0].self_attn.q_proj.weight.dtype
+
+
+def test_the_proof_knows_rounded_weights_from_stale_ones(tmp_path):
+    for error, kept in together(proven, 2, model_in(tmp_path / "model", True)):
+        assert "model.layers.0." in error and "not what the optimizer changes" in error and kept == torch.float32
+
+
+def of_kind(kind, **more):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | more))
+
+
+def test_which_modules_of_a_layer_stay_wide():
+    dense = of_kind("qwen3")
+    layer = dense.model.layers[0]
+    names = {id(module): name for name, module in layer.named_modules()}
+    wide = sorted(names[id(module)] for module in wide_parts(layer))
+    assert wide == ["input_layernorm", "post_attention_layernorm", "self_attn.k_norm", "self_attn.q_norm"]
+    assert wide_parts(dense.model.embed_tokens) is None and wide_parts(dense.model.norm) is None
+    moe = {"num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
+    layer = of_kind("qwen3_moe", **moe).model.layers[0]
+    names = {id(module): name for name, module in layer.named_modules()}
+    assert "mlp.gate" in {names[id(module)] for module in wide_parts(layer)}  # the router
+    assert wide_parts(layer.mlp.experts) == []
+    # A module that has weights of its own around linear layers: all of its layer stays wide.
+    layer.mlp.shared = torch.nn.Parameter(torch.ones(3, device="meta"))
+    assert wide_parts(layer) is None
+
+
+def test_stacked_weights_with_others_beside_them_stay_wide():
+    """Autocast rounds none of these: gates of a recurrence with its decay, and biases of experts."""
+    layer = of_kind("recurrent_gemma", lru_width=32, head_dim=16).model.layers[0]
+    assert layer.temporal_block.rg_lru.recurrent_param.ndim == 1 and wide_parts(layer) is None
+    layer = of_kind("gpt_oss", num_local_experts=4, num_key_value_heads=2, intermediate_size=16, head_dim=16).model.layers[0]
+    assert layer.mlp.experts.down_proj_bias.ndim == 2 and wide_parts(layer.mlp.experts) is None

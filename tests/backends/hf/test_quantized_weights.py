@@ -1,0 +1,264 @@
+"""Weights of few bits: what their products are, what is kept, and whole models of them below adapters."""
+
+import dataclasses
+import json
+import sys
+import warnings
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+import gspo
+from gspo.assembly.call_inputs import Given
+from gspo.assembly.models import loaded_model
+from gspo.backends.hf import experts
+from gspo.backends.hf.lora import Unadapted, adapted, packed, read_model
+from gspo.backends.hf.policy import HFPolicy
+from gspo.backends.hf.quantized_weights import BITS, Packed, PackedLinear
+from gspo.backends.hf.sampler import HFSampler
+from gspo.backends.hf.tiny import build_tiny
+from gspo.config.checks import check_training
+from gspo.config.files import from_dict
+from gspo.config.policy import LoraConfig, ModelConfig
+from gspo.learner import layout
+from gspo.learner.algorithm import resolved
+from gspo.types import Completion, Prompt, Sampling
+from tests.backends.hf.test_lora_experts import (
+    IDS,
+    LIKE_QWEN,
+    OTHERS,
+    WITH_EXPERTS,
+    gradients,
+    logits,
+    tiny,
+    trained,
+    with_adapters,
+)
+from tests.backends.hf.test_routing import FAMILIES
+from tests.tiny_run import ROWS, likes_a, model, settings
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def nameless():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the model was given from Python")
+        yield
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("kind", "bits", "error"), [("nf4", 4.5, 0.1), ("int8", 8.5, 0.02)])
+def test_a_weight_in_few_bits(kind, bits, error):
+    weight = drawn(96, 160)
+    few = Packed(weight, kind)
+    whole = few.whole()
+    assert float((whole - weight).norm() / weight.norm()) < error
+    assert 8 * sum(x.numel() * x.element_size() for x in (few.data, few.absmax)) / weight.numel() == bits
+    assert few.whole(torch.bfloat16).dtype == torch.bfloat16 and whole.dtype == torch.float32 and not few.state_dict()
+    assert Packed(weight, kind).data.equal(few.data)
+
+
+@pytest.mark.parametrize("kind", BITS)
+@pytest.mark.parametrize("shape", [(3, 7), (96, 160), (2, 64), (4, 5, 33), (1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_block_of_64_is_rounded_to_its_code(kind, shape, dtype):
+    weight = drawn(*shape).to(dtype)
+    few = Packed(weight, kind)
+    blocks = F.pad(weight.float().flatten(), (0, -weight.numel() % 64)).view(-1, 64)
+    largest = blocks.abs().amax(1, keepdim=True)
+    nearest = few.code[(blocks[..., None] / largest[..., None] - few.code).abs().argmin(-1)] * largest
+    expected = nearest.flatten()[: weight.numel()].view(shape).to(dtype)
+    far = ~torch.isclose(few.whole(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+    assert far.float().mean() <= (0.01 if kind == "int8" else 0.0)  # now and then bitsandbytes takes the code beside it
+    assert float((few.whole() - weight).abs().max()) < 0.2 * float(largest.max())
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_products_and_gradients_are_those_of_the_weight_it_stands_for(kind):
+    linear = nn.Linear(160, 96)
+    few = PackedLinear(linear, kind, CPU)
+    x, again = (drawn(2, 5, 160).requires_grad_() for _ in range(2))
+    out, expected = few(x), F.linear(again, few.weight.whole(), linear.bias)
+    torch.testing.assert_close(out, expected)
+    for y in (out, expected):
+        (y * drawn(2, 5, 96, seed=1)).sum().backward()
+    torch.testing.assert_close(x.grad, again.grad)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow, right = few(x), F.linear(x, few.weight.whole(), linear.bias)
+    assert narrow.dtype == right.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow, right, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_a_stack_multiplies_each_row_with_its_experts_weight(kind):
+    few, ends = Packed(drawn(3, 32, 64), kind), torch.tensor([2, 2, 7], dtype=torch.int32)
+    x, again = (drawn(7, 64).requires_grad_() for _ in range(2))
+    whole = few.whole()
+    out = few.product(x, ends)
+    expected = torch.stack([row @ whole[0 if i < 2 else 2].T for i, row in enumerate(again)])
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    for y in (out, expected):
+        (y * drawn(7, 32, seed=1)).sum().backward()
+    torch.testing.assert_close(x.grad, again.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_no_whole_weight_is_kept_for_the_backward_pass(monkeypatch):
+    made_whole, whole = [], Packed.whole
+
+    def watched(self, dtype=None):
+        made_whole.append(weakref.ref(out := whole(self, dtype)))
+        return out
+
+    monkeypatch.setattr(Packed, "whole", watched)
+    few = nn.Sequential(*(PackedLinear(nn.Linear(256, 256), "nf4", CPU) for _ in range(3)))
+    loss = few(drawn(4, 256).requires_grad_()).sum()
+    assert len(made_whole) == 3 and not any(ref() is not None for ref in made_whole)
+    loss.backward()
+    assert len(made_whole) == 6 and not any(ref() is not None for ref in made_whole)
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_a_cast_of_the_model_leaves_packed_weights_alone(kind):
+    few = PackedLinear(nn.Linear(64, 64), kind, CPU)
+    before = few.weight.whole()
+    few.to(torch.bfloat16)
+    assert few.weight.whole().equal(before) and few.bias.dtype == torch.bfloat16
+
+
+def made(family="qwen3_moe", kind="nf4", **options):
+    return packed(with_adapters(tiny(family), **options), ModelConfig(quantize=kind, device="cpu"))
+
+
+@pytest.mark.parametrize("family", LIKE_QWEN)
+@pytest.mark.parametrize("kind", BITS)
+def test_a_model_is_that_of_its_rounded_weights(family, kind, tmp_path):
+    few = made(family, kind)
+    names = {name for name, module in few.model.named_modules() if isinstance(module, Packed)}
+    assert any("q_proj" in name or "kv_b_proj" in name for name in names) and any("experts" in name for name in names)
+    assert not any("lm_head" in name or "embed" in name or "lora" in name for name in names)
+    for name, merged, expected in (("merged", True, logits(few)), ("below", False, logits(Unadapted.of(few)))):
+        few.save_whole(tmp_path / name, merged)
+        whole = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        with torch.no_grad():
+            assert float((whole(IDS).logits - expected).abs().max() / expected.abs().max()) < 5e-5
+    learned = gradients(few)
+    assert learned.keys() == trained(few).keys() and all(g.isfinite().all() and g.any() for g in learned.values())
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_gradients_are_those_of_adapters_on_the_rounded_weights(kind, tmp_path):
+    few = made(kind=kind)
+    few.save_whole(tmp_path / "below", merged=False)
+    plain = with_adapters(read_model(ModelConfig(str(tmp_path / "below"), device="cpu")))
+    expected = gradients(plain)
+    largest = max(float(g.abs().max()) for g in expected.values())
+    for name, gradient in gradients(few).items():
+        assert float((gradient - expected[name]).abs().max()) < 5e-6 * largest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_experts_get_their_kernel_where_a_gpu_would_take_another(dtype, monkeypatch):
+    plain = tiny("qwen3_moe")
+    plain.model.to(dtype)
+    monkeypatch.setattr(experts, "suits", lambda device, autocast: False)  # as on CUDA without autocast
+    few = packed(with_adapters(plain), ModelConfig(quantize="nf4", device="cpu"))
+    assert few.model.config._experts_implementation == experts.NAME and logits(few).isfinite().all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_is_packed_or_refused_with_the_key(family):
+    try:
+        few = made(family, targets=["all-linear"])
+    except ValueError as error:
+        assert family in (*OTHERS, "jamba") and "model.quantize = " in str(error) and "leave it out" in str(error)
+    else:
+        assert logits(few).isfinite().all()
+
+
+def test_evaluations_keep_their_device_and_whole_weights(tmp_path):
+    plain = model()
+    plain.save(tmp_path / "model")
+    config = from_dict(
+        {"model": {"path": str(tmp_path / "model"), "device": "cuda", "quantize": "nf4"}, "lora": {"rank": 2}}
+    )
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match=r"model.device = 'cuda'"):
+            loaded_model(config, Given())
+    whole = loaded_model(dataclasses.replace(config, model=dataclasses.replace(config.model, device="cpu")), Given())
+    assert logits(whole).equal(logits(plain))
+
+
+def test_fine_tuning_on_4_bits_by_rows_and_what_it_refuses(tmp_path, monkeypatch):
+    rows = [{"prompt": f"{i}+1=", "completion": "ab"} for i in range(8)]
+    four = {"model": {"quantize": "nf4"}, "lora": {"rank": 4}, "optimizer": {"name": "adamw_8bit", "lr": 1e-2}}
+    base = model()
+    config = four | {"train": {"steps": 4, "batch_size": 4}, "log": {"dir": str(tmp_path / "run")}}
+    assert gspo.sft(base.model, rows, tokenizer=base.tokenizer, config=config).finished
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    for more, key in (({}, "optimizer.name"), ({"optimizer": {}}, "model.quantize")):
+        with pytest.raises(ValueError, match=rf"{key} = .* needs bitsandbytes"):
+            gspo.sft(base.model, rows, tokenizer=base.tokenizer, config=config | more)
+
+
+def test_the_sampler_samples_what_the_trainer_scores():
+    few = made()
+    prompts = [Prompt(str(i), "", tuple(range(5, 5 + size))) for i, size in enumerate((4, 9, 1))]
+    rollouts = HFSampler(few, 8).generate(prompts, 3, Sampling(7, stop_ids=few.stop_ids, seed=3))
+    batch = layout.build([Completion(r.tokens, r.sampled, r.logp[r.sampled], r.logp[r.sampled], 1.0) for r in rollouts])
+    logp = HFPolicy(few).forward(batch).logp.detach()
+    assert float((logp - batch.logp_mu).abs().max()) < 1e-5
+
+
+def test_a_run_on_4_bits_learns_and_resumes_bit_for_bit(tmp_path):
+    def run(folder, steps, resume=False):
+        base = model()
+        config = settings(
+            folder, model={"quantize": "nf4"}, lora={"rank": 8, "targets": WITH_EXPERTS}, optimizer={"lr": 1e-2},
+            train={"steps": steps}, rollout={"num_generations": 8}, algorithm={"epsilon": 3e-2, "epsilon_high": 4e-2},
+        )  # fmt: skip
+        result = gspo.train(base.model, ROWS, likes_a, tokenizer=base.tokenizer, config=config, resume=resume)
+        return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+
+    whole = run(tmp_path / "whole", 8)
+    run(tmp_path / "part", 4)
+    again = run(tmp_path / "part", 8, resume=True)
+    assert whole[-1]["reward"] > whole[1]["reward"] and max(step["mismatch/kl"] for step in whole[1:]) < 1e-8
+    assert len(whole) == len(again)
+    for a, b in zip(whole, again):
+        assert {k: v for k, v in a.items() if k in ("loss", "grad_norm", "reward", "kl", "entropy")} == {
+            k: v for k, v in b.items() if k in ("loss", "grad_norm", "reward", "kl", "entropy")
+        }
+    files = {path.name for path in (tmp_path / "whole" / "model").iterdir()}
+    assert "adapter_model.safetensors" in files and "model.safetensors" not in files
+
+
+def test_bad_input(monkeypatch):
+    for family in OTHERS:
+        with pytest.raises(ValueError, match=r'model.quantize = "nf4": the experts of a .* in a way of their own'):
+            made(family)
+    with pytest.raises(ValueError, match=r"model.quantize = 'nf4' has no effect: .*train adapters on them \(lora.rank\)"):
+        check_training(from_dict({"model": {"path": "m", "quantize": "nf4"}, "task": {"source": "x.jsonl"}}))
+    with pytest.raises(ValueError, match=r"model.quantize = 'fp4': allowed are none, nf4, int8"):
+        from_dict({"model": {"quantize": "fp4"}})
+    four = {"model": {"path": "m", "quantize": "nf4"}, "lora": {"rank": 4}}
+    with pytest.raises(ValueError, match=r"a critic with a body of its own trains it"):
+        resolved(from_dict(four | {"algorithm": {"name": "ppo", "critic": "copy"}}))
+    with pytest.raises(ValueError, match=r"model.experts = 'eager': .* set it to \"auto\""):
+        resolved(from_dict(four | {"model": {"path": "m", "quantize": "nf4", "experts": "eager"}}))
+    with pytest.raises(ValueError, match=r'model.quantize = "nf4": the layers of a gpt2 .* nothing to pack: leave it out'):
+        made_of = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2}
+        packed(
+            adapted(build_tiny(made_of, model().tokenizer), LoraConfig(rank=2, targets=["c_attn"])),
+            ModelConfig(quantize="nf4"),
+        )
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ValueError, match=r'model.quantize = .nf4. needs bitsandbytes: pip install "gspo\[quantized\]"'):
+        resolved(from_dict(four))

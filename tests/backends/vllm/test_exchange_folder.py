@@ -1,0 +1,95 @@
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gspo.backends.vllm.exchange_folder import LOCK, MEMORY, exchange, logs, owner, place_of, sweep
+from gspo.backends.vllm.exchange_folder import machine as machine_here
+from gspo.config.rollout import SamplerConfig
+
+DIES = """
+import os, signal
+from pathlib import Path
+from gspo.backends.vllm.exchange_folder import exchange, logs
+from gspo.config.rollout import SamplerConfig
+with exchange(SamplerConfig(exchange={place!r}), Path({run!r})) as folder:
+    (folder / "next").mkdir()
+    (folder / "next" / "model.safetensors").write_bytes(b"half of it")
+    for log in [*logs(folder.name, 2), *logs(folder.name, 2, Path({place!r}))]:
+        log.write_text("vLLM starts")
+    print(folder, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed(place, run):
+    """The folder that a process has left which was killed in it."""
+    script = DIES.format(place=str(place), run=str(run))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "place").mkdir()
+    return SamplerConfig(exchange=str(tmp_path / "place"))
+
+
+def test_what_a_killed_run_has_left_is_deleted_when_another_begins(tmp_path, given):
+    left = killed(given.exchange, tmp_path / "run")
+    assert (left / "next" / "model.safetensors").exists() and len(logs(left.name, None)) == 2
+    with exchange(given, tmp_path / "other") as folder:
+        assert os.listdir(given.exchange) == [folder.name] and not logs(left.name, None)
+        sweep(given, tmp_path / "other")
+        assert folder.exists()  # its lock is held
+    assert not os.listdir(given.exchange) and not os.listdir(tmp_path / "tmp")
+
+
+@pytest.mark.parametrize(
+    "machine, run, goes",
+    [("another", "run", True), ("another", "other", False), (None, "other", True), ("another", "", False)],
+)
+def test_what_another_machine_may_still_use_stays(tmp_path, given, machine, run, goes):
+    """Not every file system tells of locks that other machines hold."""
+    left = killed(given.exchange, tmp_path / run)
+    whose = {"machine": machine or machine_here(), "run": str(tmp_path / run) if run else ""}
+    (left / LOCK).write_text(json.dumps(whose))
+    sweep(given, tmp_path / "run" if run else None)
+    assert left.exists() != goes
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "\x00", '{"machine": 1, "run": []}'])
+def test_a_lock_that_cannot_be_read_is_of_nobody(tmp_path, given, text):
+    left = Path(given.exchange) / "gspo-old"
+    left.mkdir()
+    (left / LOCK).write_text(text)
+    sweep(given, tmp_path / "run")
+    assert left.exists()
+
+
+def test_in_memory_the_lock_decides_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("gspo.backends.vllm.exchange_folder.MEMORY", tmp_path)
+    for name in ("gspo-dead", "gspo-alive", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / LOCK).touch()
+    with open(tmp_path / "gspo-alive" / LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sweep(SamplerConfig(), None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gspo-alive", "other"]
+
+
+def test_whose_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert owner(Path("run")) == {"machine": machine_here(), "run": str(tmp_path / "run")} and owner(None)["run"] == ""
+    assert place_of(SamplerConfig(exchange="/x")) == Path("/x")
+    assert place_of(SamplerConfig()) == (MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir()))

@@ -1,0 +1,144 @@
+import re
+
+import pytest
+import tomli_w
+
+from gspo.cli import main
+from gspo.compare.spec import read
+from gspo.config.files import to_toml
+from gspo.config.policy import ModelConfig
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
+from gspo.config.schema import Config
+from gspo.data import loaders
+from tests.compare.studies import BASE, write
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds = [3, 4]", "", "seeds = None: a list of whole numbers"),
+        ("seeds = [3, 4]", "seeds = [3, 3]", "each seed once"),
+        ("seeds = [3, 4]", "seed = [3]", "seed: unknown key, did you mean seeds"),
+        ('baseline = "GRPO"', 'baseline = "GRPOO"', "baseline = 'GRPOO': is no variant, did you mean GRPO"),
+        ('name = "grpo"', 'name = "grop"', "GRPO: algorithm.name = 'grop': allowed are .* did you mean grpo"),
+        ("lr = 3e-3", "rl = 3e-3", r"optimizer\.rl = 0\.003: unknown key"),
+        ("train = {steps = 3}", "train = {steps = 3, seed = 1}", ""),
+        ('algorithm = {name = "grpo"}', "train = {seed = 1}", r"GRPO: train\.seed: the study sets it"),
+        ("last = 2", "last = 0", "last = 0: must be a whole number of at least 1"),
+        ("threads = 1", 'threads = "all"', "threads = 'all': must be a whole number"),
+        ("[base]", "[bases]", "bases: unknown key"),
+        ('model = {path = "tiny"}', "", r"model\.path is required"),
+        ("[variants.GRPO]", '[settings."x"]\nonly = ["GRP"]\n[variants.GRPO]', "'GRP' is no variant, did you mean GRPO"),
+        ("[variants.GRPO]", '[variants."GRPO "]\n[variants.GRPO]', "two cells would have the folder"),
+        ("[variants.GRPO]", '[settings."x"]\nonly = []\n[variants.GRPO]', r"settings\.x\.only = \[\]: name at least one"),
+        ("[variants.GRPO]", '[settings."x"]\nonly = ["GRPO"]\n[variants.GRPO]', "variants.GSPO auto: has no cell: "),
+        (
+            '{name = "grpo"}',
+            '{name = "grpo"}\nseeds = [7]',
+            r"variants\.GRPO: has no cell: its `seeds`, or `only`, leave none",
+        ),
+        (
+            "[variants.GRPO]",
+            '[settings."x"]\nvariants = ["GRPO"]\n[variants.GRPO]',
+            r"variants = \['GRPO'\]: give tables of",
+        ),
+        (
+            "[variants.GRPO]",
+            '[settings."x".variants]\nGRPO = 3\n[variants.GRPO]',
+            r"variants = \{'GRPO': 3\}: give tables of",
+        ),
+        ("num_prompts = 4", "num_prompts = 5", r"num_prompts = 5 cannot be split"),
+        ("title =", "title", "not valid TOML"),
+    ],
+)
+def test_a_bad_study_is_refused_before_anything_runs(place, capsys, old, new, message):
+    assert old in BASE
+    write(place, BASE.replace(old, new))
+    status = main(["compare", "study.toml", "--dir", "out", "--dry-run"])
+    assert status == (2 if message else 0)
+    assert re.search(message, capsys.readouterr().err)
+    assert not (place / "out").exists()
+
+
+def test_cells_are_settings_times_variants_times_seeds(tmp_path):
+    text = (
+        BASE
+        + """
+[settings."short one"]
+rollout = {max_completion_length = 4}
+seeds = [4]
+[settings.long]
+only = "GRPO"
+variants = {GRPO = {optimizer = {lr = 1e-2}}}
+"""
+    )
+    study = read(write(tmp_path, text), tmp_path / "out", {"train.steps": "7"})
+    assert [cell.name for cell in study.cells] == [
+        "short-one/GRPO/seed4", "short-one/GSPO-auto/seed4", "long/GRPO/seed3", "long/GRPO/seed4",
+    ]  # fmt: skip
+    assert study.settings == ["short one", "long"] and study.variants("long") == ["GRPO"]
+    short, auto, *_, last = (cell.config for cell in study.cells)
+    assert (short.rollout.max_completion_length, last.rollout.max_completion_length) == (4, 6)
+    assert (short.optimizer.lr, last.optimizer.lr) == (3e-3, 1e-2)  # the pair's own word counts more
+    assert (short.algorithm.name, auto.algorithm.epsilon) == ("grpo", "auto")
+    assert {cell.config.train.steps for cell in study.cells} == {7}  # the command line's counts most
+    assert all((c.config.train.seed, c.config.task.seed) == (c.seed, c.seed) for c in study.cells)
+    assert last.log.dir == str(tmp_path / "out" / "cells" / "long" / "GRPO" / "seed4")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", ".", "../x", "a/../x", "/etc", "\\\\share", ".hidden", "", " ", "///", "CON", "nul.txt", "a\0b", "a\x1b[2Jb",
+     "a\nb", "x" * 300, "\u202eb"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["variants", "settings"])
+def test_a_name_leads_out_of_no_folder(tmp_path, name, kind):
+    """All are quoted keys that TOML allows. Without a name for a setting there is one."""
+    if (kind, name) == ("settings", ""):
+        return
+    table = tomli_w.dumps({kind: {name: {"train": {"steps": 2}}}})
+    with pytest.raises(ValueError, match=rf"study\.toml: {kind}\."):
+        read(write(tmp_path, f"{BASE}\n{table}"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["the paper's ranges, 3e-4", "λ = 0.5 (1/2)", "a..b", "console", "名前"])
+def test_a_name_may_be_words(tmp_path, name):
+    table = tomli_w.dumps({"variants": {name: {"train": {"steps": 2}}}})
+    cell = read(write(tmp_path, f"{BASE}\n{table}"), tmp_path / "out").cells[-1]
+    place = (tmp_path / "out" / "cells" / cell.name).resolve()
+    assert place.parents[2] == (tmp_path / "out" / "cells").resolve() and cell.variant == name
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"stage": [{"at": 2, "source": "gone.jsonl"}]}, r"stage\[0\].source = 'gone.jsonl': there is no such file"),
+        ({"refresh": {"every": 1, "source": "gone:rows"}}, "refresh.source = 'gone:rows': there is no module 'gone'"),
+    ],
+)
+def test_a_source_that_is_not_there_is_told_before_a_cell_runs(tmp_path, table, message):
+    late = tomli_w.dumps({"variants": {"late": table}})
+    with pytest.raises(ValueError, match=rf"study\.toml: runs / late: {message}"):
+        read(write(tmp_path, f"{BASE}\n{late}"), tmp_path / "out")
+
+
+def test_a_source_that_many_variants_name_is_read_once(place, monkeypatch):
+    asked, real = [], loaders.rows_of
+    monkeypatch.setattr(loaders, "rows_of", lambda path, where: asked.append(str(path)) or real(path, where))
+    (place / "more.jsonl").write_text((place / "rows.jsonl").read_text())
+    stage = {"stage": [{"at": 2, "source": "more.jsonl"}]}
+    later = {"stage": [{"at": 2, "temperature": 0.5}, {"at": 3, "source": "more.jsonl"}]}
+    tables = tomli_w.dumps({"variants": {"a": stage, "b": later}, "settings": {"x": {}, "y": {}}})
+    read(write(place, f"{BASE}\n{tables}"), place / "out")
+    assert asked == ["more.jsonl"]
+
+
+def test_a_base_may_be_a_file_beside_it(tmp_path):
+    base = Config(
+        model=ModelConfig(path="m"), task=TaskConfig(source="rows.jsonl"), reward=RewardConfig(functions=["exact"])
+    )
+    (tmp_path / "base.toml").write_text(to_toml(base))
+    study = read(write(tmp_path, 'seeds = [0]\nbase = "base.toml"\n[variants.a]\n'), tmp_path)
+    (cell,) = study.cells
+    assert cell.config.reward == base.reward and (study.title, study.baseline, study.last) == ("study", "a", 10)

@@ -1,7 +1,0 @@
-from gspo.config.near import nearest
-
-
-def test_the_nearest_word():
-    assert nearest("gspoo", ["gspo", "grpo"]) == ", did you mean gspo?"
-    assert nearest("zzz", ["gspo", "grpo"]) == nearest("gspo", []) == ""
-    assert nearest("x" * 10**6, ["gspo"]) == ""  # at once

@@ -1,0 +1,159 @@
+import json
+
+import pytest
+
+from gspo.config.rollout import TaskConfig
+from gspo.data import loaders
+from gspo.workers.processes import spawn
+from tests.data.rows import ROWS, datasets, load, write
+from tests.patience import PATIENCE
+
+
+def test_a_function_of_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "own_task_module.py").write_text(
+        "def rows(n, word='w'):\n    return [{'prompt': f'{word}{i}'} for i in range(n)]\n"
+        "def broken(): raise OSError('disk')\nvalue = 3\n"
+        "def leaves():\n    import sys\n    sys.exit(0)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    source = "own_task_module:rows"
+    train, held_out = load(source, config={"n": 20, "word": "v"})
+    assert [train[0].messages, len(train), len(held_out)] == ["v0", 18, 2]
+    for bad, config, message in [
+        (source, {}, "cannot be called with it: missing a required argument: 'n'"),
+        (source, {"n": 2, "wrd": 1}, "cannot be called with it: got an unexpected keyword argument 'wrd'"),
+        (source, {"n": 0}, "own_task_module:rows: there are no rows"),
+        ("own_task_module:row", {}, "own_task_module has no function 'row', did you mean rows?"),
+        ("own_task_module:value", {}, "value is an int, not a function"),
+        ("own_task_module:broken", {}, "own_task_module:broken raised OSError: disk"),
+        ("own_task_module:leaves", {}, "own_task_module:leaves raised SystemExit: 0"),
+        (
+            "no_such_module:rows",
+            {},
+            "there is no module 'no_such_module' in .* or among the installed packages",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+            load(bad, config=config)
+
+
+@pytest.mark.parametrize(
+    ("sends", "why"),
+    [
+        ("connection.socket.sendall(b'x' * 100)", "sent a message of 8680820740569200760 bytes; 67108864 are allowed"),
+        ("connection.send(b'junk')", "sent no message: b'junk'"),
+        ("connection.send(packed(['items', 1]))", r"sent \['items', 1\]"),
+        ("connection.send(packed(['train', {'answer': 1}]))", "sent .'train', .'answer': 1"),
+        ("[connection.send(packed(['train', {'question': '?'}])) for _ in range(3)]", "sent .'train', .'question'"),
+        ("connection.socket.sendall(b'0' * 7)", "died"),
+        ("os._exit(0)", "died"),
+        ("time.sleep(1000)", "sent none for 1 s"),
+    ],
+)
+def test_a_process_that_makes_no_items(tmp_path, monkeypatch, sends, why):
+    (tmp_path / "odd_maker.py").write_text(
+        "import os, sys, time\nfrom gspo.workers.json_codec import packed\nfrom gspo.workers.processes import opened\n"
+        f"connection = opened(sys.argv[1])\n{sends}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(loaders, "spawn", lambda module, request: spawn("odd_maker", request))
+    monkeypatch.setattr(loaders, "SILENCE", 1.0 if "sleep" in sends else PATIENCE)
+    with pytest.raises(RuntimeError, match=f"reasoning_gym:gcd: the process that makes its items {why}"):
+        loaders.generate("reasoning_gym:gcd", TaskConfig(), 2, 1)
+
+
+def test_a_hugging_face_data_set(tmp_path, monkeypatch):
+    """The loading path of an id, on a local folder: there is no network in tests."""
+    (tmp_path / "own_set").mkdir()
+    write(tmp_path / "own_set" / "train.jsonl", ROWS)
+    write(tmp_path / "own_set" / "test.jsonl", [{"prompt": "x", "answer": 1, "completion": "1"}])
+    monkeypatch.chdir(tmp_path)
+    train, held_out = load("./own_set", eval_split="test")
+    assert [len(train), [p.messages for p in held_out]] == [40, ["x"]]
+    with pytest.raises(ValueError, match=r"no data set could be loaded with split = 'dev'.*Unknown split"):
+        load("./own_set", split="dev")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", "", "a.jsonl: the file is empty"),
+        ("a.jsonl", "\n\n", "a.jsonl: there are no rows"),
+        ("a.jsonl", '{"prompt": "x"}\n{"prompt": ', "a.jsonl, line 2: not valid JSON"),
+        ("a.jsonl", '{"prompt": "x"}\n["x"]', "a.jsonl, line 2: expected an object"),
+        ("a.jsonl", b"\xff\xfe{}", "a.jsonl: not UTF-8 text"),
+        (
+            "a.jsonl",
+            '{"n": ' + "7" * 5000 + "}",
+            "line 1: a number has more than 4,300 digits: give it as a string",
+        ),
+        ("a.jsonl", "[" * 100_000, "a.jsonl, line 1: nested too deeply to be read: flatten it"),
+        ("a.jsonl", '{"prompt": "x"}\n\0', "a.jsonl, line 2: not valid JSON"),
+        ("a.json", "[]", "a.json: there are no rows"),
+        ("a.json", '{"prompt": "x"}', "a.json: expected a list of rows .*, got a dict with prompt"),
+        ("a.json", '[{"prompt": "x"}, 3]', "a.json, row 1: expected an object .*, got 3"),
+        ("a.json", "[" * 100_000, "a.json: nested too deeply"),
+        ("a.csv", "prompt,answer\n", "a.csv: there are no rows"),
+        ("a.csv", "prompt,answer\nx,1\ny\n", "a.csv, line 3: expected 2 fields"),
+        ("a.csv", "prompt,answer\nx,1,2\n", "a.csv, line 2: expected 2 fields"),
+        ("a.csv", 'prompt,answer\n"x,1\n', "a.csv, line 2: not valid CSV"),
+        ("a.parquet", "PAR1", "a.parquet: not a Parquet file"),
+        ("a.txt", "hello", r"files can be \.jsonl, \.json, \.parquet, \.csv, not \.txt"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        load(path)
+
+
+def test_a_json_file_is_a_list_of_rows_or_lines(tmp_path):
+    for name, text in (("list.json", json.dumps(ROWS, indent=1)), ("lines.json", "\n".join(map(json.dumps, ROWS)))):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        train, held_out = load(tmp_path / name)
+        assert [len(train), len(held_out), train[3].columns] == [36, 4, {"answer": 4, "completion": "4"}]
+
+
+def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
+    (tmp_path / "a.csv").write_text(f"prompt,answer\n{'x' * 200_000},1\n")
+    assert len(load(tmp_path / "a.csv")[0][0].messages) == 200_000
+
+
+def test_a_folder_that_datasets_saved(tmp_path):
+    rows = datasets.Dataset.from_list(ROWS)
+    rows.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict(train=rows, test=rows.select([0, 1])).save_to_disk(tmp_path / "several")
+    assert [len(part) for part in load(tmp_path / "one")] == [36, 4]
+    with pytest.warns(UserWarning, match="2 rows left out of training"):
+        train, held_out = load(tmp_path / "several", eval_split="test")
+    assert [len(train), [p.messages for p in held_out]] == [38, ["0+1=", "1+1="]]
+    for folder, split, message in (
+        ("one", "test", "one'.*: has no splits, so 'test' is none of them"),
+        ("several", "tset", "several'.*: has no split 'tset', did you mean test.*; its splits are train, test"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / folder, split=split)
+    (tmp_path / "one" / "state.json").write_text("{")
+    with pytest.raises(ValueError, match="the saved data set cannot be read"):
+        load(tmp_path / "one")
+
+
+def test_a_source_that_ends_the_process_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "ends_at_import.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "ends_when_called.py").write_text("import sys\ndef rows(): sys.exit(0)\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="importing 'ends_at_import' failed: SystemExit: 0"):
+        load("ends_at_import:rows")
+    with pytest.raises(ValueError, match="ends_when_called:rows raised SystemExit: 0"):
+        load("ends_when_called:rows")
+
+
+def test_missing_files(tmp_path):
+    write(tmp_path / "train.jsonl", ROWS)
+    with pytest.raises(ValueError, match=r"there is no such file in .*, did you mean train\.jsonl\?"):
+        load(tmp_path / "trian.jsonl")
+    with pytest.raises(ValueError, match=r"files can be .*, not \.jsnl"):
+        load(tmp_path / "train.jsnl")
+    with pytest.raises(ValueError, match=r"task\.source is required"):
+        load()

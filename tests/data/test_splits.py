@@ -1,0 +1,59 @@
+import datetime
+import decimal
+import json
+
+import numpy
+import pytest
+
+from gspo.config.rollout import TaskConfig
+from gspo.config.training import EvalConfig
+from gspo.data.splits import cell, check_columns, plain, prompt_column, read_tables
+from tests.data.rows import ROWS, load
+
+NEEDS = {"answer": "reward.answer_column"}
+
+
+def test_rows_are_had_before_any_is_encoded():
+    train, held_out = read_tables(TaskConfig(), EvalConfig(num_prompts=3), ROWS)
+    assert [len(train), len(held_out), held_out.numbers[0]] == [37, 3, 37]
+    check_columns((train, held_out), TaskConfig(), NEEDS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "eval_rows", "message"),
+    [
+        ([{"promt": "x", "answer": 1}], None, "the data set, row 0: there is no column 'prompt', did you mean promt"),
+        (
+            [{"prompt": "x", "anwser": 1}],
+            None,
+            "row 0: there is no column 'answer' with the right answer, did you mean anwser",
+        ),
+        (ROWS, [{"prompt": "x"}], "the held-out data set, row 0: there is no column 'answer'"),
+        (["x"], None, "row 0: is a str, expected a dict of columns"),
+    ],
+)
+def test_columns_are_looked_for_before_any_model_is(rows, eval_rows, message):
+    with pytest.raises(ValueError, match=message):
+        check_columns(read_tables(TaskConfig(), EvalConfig(), rows, eval_rows), TaskConfig(), NEEDS)
+
+
+def test_the_column_of_the_prompt():
+    task = TaskConfig(source="reasoning_gym:gcd", eval_source="rows.jsonl", prompt_column="text")
+    assert prompt_column("train", task) == "question" and prompt_column("eval", task) == "text"
+    assert cell({"text": 3}, "text", "key") == 3
+
+
+def test_cells_become_plain_data():
+    at = datetime.datetime(2026, 11, 22, 1, 2, 3)
+    row = {
+        "at": at, "day": at.date(), "time": at.time(), "took": datetime.timedelta(seconds=90),
+        "price": decimal.Decimal("1.10"), "array": numpy.arange(2), "number": numpy.float32(0.5), "nested": {"at": [at]},
+        "text": "x",
+    }  # fmt: skip
+    expected = {
+        "at": "2026-11-22T01:02:03", "day": "2026-11-22", "time": "01:02:03", "took": 90.0, "price": "1.10", "array": [0, 1],
+        "number": 0.5, "nested": {"at": ["2026-11-22T01:02:03"]}, "text": "x",
+    }  # fmt: skip
+    assert plain(row) == expected
+    train, _ = load(rows=[{"prompt": "x"} | row])
+    assert json.loads(json.dumps(train[0].columns)) == expected

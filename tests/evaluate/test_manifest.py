@@ -1,0 +1,56 @@
+import pytest
+
+from gspo.config.files import from_dict
+from gspo.evaluate.manifest import NAME, begin, load, manifest
+
+ROWS = [{"id": "1", "prompt": "1 + 1?", "answer": "2"}]
+
+
+def made(rows=ROWS, url="", version="", computation=(), **sections):
+    config = from_dict({"model": {"path": "m"}, "task": {"source": "benchmark:aime24"}} | sections)
+    return manifest("aime24", "AIME'24", config, rows, 4, url, version, dict(computation), {"sandbox": "bwrap"})
+
+
+def test_it_holds_what_an_evaluation_was():
+    this = made(task={"source": "benchmark:aime24", "config": {"data": "x.jsonl", "api_key": "sk-123456789"}})
+    assert this["samples"] == 4 and this["prompt"]["first"] == "1 + 1?" and this["scoring"]["sandbox"] == "bwrap"
+    assert len(this["data"]["sha256"]) == 64 and this["data"]["options"]["data"] == "x.jsonl"
+    assert "sk-123456789" not in str(this)
+    assert "user:word" not in str(made(url="http://user:word@host/v1"))
+
+
+def test_the_same_evaluation_goes_on(tmp_path):
+    folder = tmp_path / "a/b"
+    assert begin(folder, made()) is False
+    assert begin(folder, made()) is True
+    assert load(folder) == made()
+
+
+@pytest.mark.parametrize(
+    "other, key",
+    [
+        (made(rows=[{"id": "1", "prompt": "1 + 1?", "answer": "3"}]), "data"),
+        (made(eval={"temperature": 0.5}), "sampling"),
+        (made(model={"path": "n"}), "model"),
+        (made(url="http://host"), "endpoint"),
+        (made(version="commit 2"), "weights"),
+        (made(computation={"dtype": "bfloat16"}), "computation"),
+        (made(task={"source": "benchmark:aime24", "system": "Think."}), "prompt"),
+    ],
+)
+def test_another_evaluation_is_not_mixed_with_it(tmp_path, other, key):
+    begin(tmp_path, made())
+    with pytest.raises(ValueError, match=f"holds another evaluation: {key} was"):
+        begin(tmp_path, other)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        begin(tmp_path / "file", made())
+    with pytest.raises(ValueError, match="something else than an evaluation"):
+        begin(tmp_path, made())
+    for text in ("{", "[]", "{}"):
+        (tmp_path / NAME).write_text(text)
+        with pytest.raises(ValueError, match=NAME):
+            begin(tmp_path, made())

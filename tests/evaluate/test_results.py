@@ -1,0 +1,65 @@
+import json
+import math
+
+import pytest
+
+from gspo.evaluate.replies import Mark, Reply
+from gspo.evaluate.results import LIKE, THESE, figures, problem_rows, told, write
+from gspo.types import Prompt
+
+PROMPTS = [Prompt(name, f"{name}?", (), {"answer": answer}) for name, answer in (("a", "33"), ("b", "7"))]
+VOTES = {"a": ["33", "33", "12", None], "b": ["8", "8", "8", "7"]}
+
+
+def made(prompts=PROMPTS, n=4):
+    marks, replies = {}, {}
+    for prompt in prompts:
+        for i, given in enumerate(VOTES[prompt.id][:n]):
+            right = given == {"a": "33", "b": "7"}[prompt.id]
+            marks[prompt.id, i] = Mark(prompt.id, i, right, given, "too slow" if given is None else None)
+            replies[prompt.id, i] = Reply(prompt.id, i, f"\\boxed{{{given}}}", 10 * (i + 1), "length" if i == 3 else "eos")
+    rows = problem_rows(prompts, n, replies, marks)
+    return rows, figures(rows), replies, marks
+
+
+def test_figures_of_a_benchmark():
+    rows, found, _, _ = made()
+    assert found["avg"] == 3 / 8
+    assert found["pass"][1]["value"] == pytest.approx(3 / 8) and found["pass"][4]["value"] == 1.0
+    assert found["pass"][2]["value"] == pytest.approx((1 - 1 / 6 + 1 / 2) / 2)
+    assert found["maj"][4]["value"] == 0.5  # a by its vote, b not
+    assert found[THESE][0] < 3 / 8 < found[THESE][1] and found[LIKE][0] < found[THESE][0]
+    assert (found["truncated"], found["tokens"], found["failed"], found["answered"]) == (0.25, 25, 1, 7 / 8)
+    assert [(row["id"], row["correct"], row["majority"]) for row in rows] == [("a", 2, "33"), ("b", 1, "8")]
+    text = "\n".join(told(found))
+    assert (
+        "avg@4   37.50 %" in text
+        and f"interval {LIKE}" in text
+        and "1 reply could not be scored and counts as wrong; the commonest reason: too slow" in text
+    )
+
+
+def test_one_reply_a_problem():
+    _, found, _, _ = made(n=1)
+    assert math.isnan(found[THESE][0]) and "needs 2 replies to a problem" in told(found)[1]
+    assert told(found)[0].endswith("(2 problems, 1 reply each)")
+
+
+def test_the_files_are_readable_by_others(tmp_path):
+    rows, found, replies, marks = made(n=1)
+    manifest = {"benchmark": "aime24", "sampling": {"temperature": 0.6}}
+    write(tmp_path, manifest, found, rows, PROMPTS, replies, marks, {"rating": []})
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["figures"][THESE] == [None, None] and results["rating"] == []
+    assert results["results"]["aime24"]["avg@1,none"] == 0.5
+    first = json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[0])
+    assert (first["doc_id"], first["target"], first["resps"], first["filtered_resps"], first["exact_match"]) == (
+        0, "33", [["\\boxed{33}"]], ["33"], 1.0,
+    )  # fmt: skip
+    assert {"doc_hash", "prompt_hash", "target_hash", "arguments", "filter", "metrics"} <= first.keys()
+
+
+def test_benchmarks_without_answers_have_no_vote():
+    prompts = [Prompt(prompt.id, "?", (), {"tests": []}) for prompt in PROMPTS]
+    rows, found, _, _ = made(prompts)
+    assert "maj" not in found and "majority" not in rows[0] and found["avg"] == 3 / 8

@@ -1,0 +1,457 @@
+"""Whole evaluations: a tiny model and an endpoint, kills, resumes, comparisons."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from fastapi.responses import JSONResponse
+
+from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.cli import main
+from gspo.rewards import http_client
+from gspo.sandbox import drivers
+from tests.compare.forked import ForkedGspo
+from tests.leap import leap
+from tests.patience import PATIENCE
+from tests.rewards.endpoint import listening, said
+from tests.sandbox.boxes import without_compiler
+
+SMALL = {"hidden": 32, "layers": 2, "experts": 4, "expert_width": 32, "heads": 2, "kv_heads": 1, "context": 256}
+SETTINGS = ["--eval.num_generations", "2", "--eval.max_completion_length", "24"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("benchmark")
+    pieces = [chr(i) for i in range(32, 127)] + ["\n"]
+    made = build_tiny(tiny_qwen3_moe(**SMALL), longest_match_tokenizer(pieces), 0)
+    made.model.save_pretrained(folder / "model")
+    made.tokenizer.save_pretrained(folder / "model")
+    rows = [{"ID": f"2024-I-{i}", "Problem": f"{i} + 1?", "Solution": "", "Answer": i + 100} for i in range(30)]
+    rows[7]["Answer"] = 204
+    (folder / "aime.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def words(place, out, *more, model=None):
+    given = [model or str(place / "model"), "--benchmark", "aime24", "--data", str(place / "aime.jsonl"), "--dir", str(out)]
+    return ["eval", *given, *SETTINGS, *([] if model else ["--model.device", "cpu"]), *more]
+
+
+def replies(out):
+    return [json.loads(line) for line in (out / "replies.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def first(place):
+    out = place / "first"
+    assert main(words(place, out)) == 0
+    return out
+
+
+def test_an_evaluation_leaves_all_that_it_says(first):
+    assert len({(reply["problem"], reply["sample"]) for reply in replies(first)}) == 60
+    results = json.loads((first / "results.json").read_text())
+    assert results["figures"]["problems"] == 30 and results["manifest"]["data"]["problems"] == 30
+    assert len(results["manifest"]["weights"]) == 64 and 0 <= results["results"]["aime24"]["avg@2,none"] < 0.2
+    samples = [json.loads(line) for line in (first / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 30 and len(samples[0]["resps"][0]) == 2 and samples[7]["target"] == "204"
+    page = (first / "benchmark.html").read_text()
+    assert "over problems like these" in page and "2024-I-7" in page and page.count("<figure>") == 2
+
+
+def test_all_that_is_there_is_not_sampled_again(place, first, capsys):
+    before = (first / "replies.jsonl").read_bytes()
+    assert main(words(place, first)) == 0
+    assert "60 replies are there" in capsys.readouterr().out
+    assert (first / "replies.jsonl").read_bytes() == before
+
+
+def test_what_is_missing_is_sampled_as_it_was(place, first, tmp_path):
+    out = tmp_path / "again"
+    out.mkdir()
+    whole = (first / "replies.jsonl").read_bytes()
+    (out / "manifest.json").write_bytes((first / "manifest.json").read_bytes())
+    (out / "replies.jsonl").write_bytes(whole[: len(whole) // 2])
+    assert main(words(place, out)) == 0
+    key = lambda reply: (reply["problem"], reply["sample"])  # noqa: E731
+    assert sorted(replies(out), key=key) == sorted(replies(first), key=key)
+
+
+def test_a_kill_at_any_moment_loses_no_reply(place, first, tmp_path):
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "gspo", *words(place, out, "--sampler.batch_size", "4")]
+    process = ForkedGspo(command, stdout=subprocess.DEVNULL)
+    path = out / "replies.jsonl"
+    while process.poll() is None and path_size(path) < 2000:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(PATIENCE) == -signal.SIGKILL
+    there = path.read_bytes()
+    assert b"\n" in there and not (out / "results.json").exists()
+    assert main(command[3:]) == 0
+    assert path.read_bytes().startswith(there[: there.rfind(b"\n") + 1])
+    found = replies(out)
+    assert len(found) == len({(reply["problem"], reply["sample"]) for reply in found}) == 60
+    assert {(r["problem"], r["sample"]): r["text"] for r in found} == {
+        (r["problem"], r["sample"]): r["text"] for r in replies(first)
+    }
+
+
+def test_a_kill_while_replies_are_scored_loses_no_mark(place, tmp_path):
+    """Replies enough for several parts that are scored together, so that it is seen on its way."""
+    out, many = tmp_path / "scored", 20
+    asked = words(place, out, "--url", "http://127.0.0.1:9/v1", "--eval.num_generations", str(many), model="any")
+    assert main(asked) == 1  # nobody replies
+    said_of = lambda i, k: f"\\boxed{{{i + 100 if k % 2 else k}}}"  # noqa: E731
+    lines = [
+        {"problem": f"2024-I-{i}", "sample": k, "text": said_of(i, k), "tokens": 9, "stop": "eos"}
+        for i in range(30)
+        for k in range(many)
+    ]
+    (out / "replies.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path, before = out / "marks.jsonl", path_size(out / "marks.jsonl")
+    process = ForkedGspo([sys.executable, "-m", "gspo", *asked], stdout=subprocess.DEVNULL)
+    while process.poll() is None and path_size(path) <= before:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(PATIENCE) == -signal.SIGKILL and not (out / "results.json").exists()
+    there = path.read_bytes()
+    assert 0 < there.count(b"\n") < len(lines)
+    assert main(asked) == 0
+    assert path.read_bytes().startswith(there[: there.rfind(b"\n") + 1])
+    marks = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(marks) == len({(mark["problem"], mark["sample"]) for mark in marks}) == len(lines)
+    assert sum(mark["right"] for mark in marks) == 29 * many // 2  # row 7 has another answer
+
+
+def path_size(path):
+    return path.stat().st_size if path.exists() else 0
+
+
+def test_answering_204_everywhere_scores_one_problem_of_thirty(place, tmp_path, capsys):
+    out = tmp_path / "204"
+    with listening(lambda body: said("So it is \\boxed{204}.")) as server:
+        assert main(words(place, out, "--url", server.url, "--preset", "qwen3", model="any")) == 0
+    results = json.loads((out / "results.json").read_text())
+    assert results["figures"]["avg"] == results["figures"]["maj"]["2"]["value"] == pytest.approx(1 / 30)
+    assert [row["id"] for row in results["problems"] if row["correct"]] == ["2024-I-7"]
+    assert server.asked[0]["temperature"] == 0.6 and server.asked[0]["max_tokens"] == 24
+    text = capsys.readouterr().out
+    assert "avg@2   3.33 %" in text and "with an answer 100.0 %" in text
+
+
+def test_an_endpoint_that_fails_keeps_what_it_gave_and_goes_on(place, tmp_path, capsys):
+    out, served = tmp_path / "failing", []
+
+    def answer(body):
+        served.append(body)
+        return said("\\boxed{1}") if len(served) <= 20 else {"choices": []}
+
+    with listening(answer) as server:
+        again = words(place, out, "--url", server.url, "--sampler.batch_size", "2", model="any")
+        assert main(again) == 1
+        assert "the same command goes on" in capsys.readouterr().err
+        assert len(replies(out)) == 20 and len(served) < 60  # what fails everywhere is not asked for everywhere
+        server.answer = lambda body: said("\\boxed{2}")
+        assert main(again) == 0
+    assert len(replies(out)) == 60 and {reply["text"] for reply in replies(out)} == {"\\boxed{1}", "\\boxed{2}"}
+
+
+def refusing(status, *problems, after=0.3):
+    """A server that refuses these problems at once, and has replies to the others after a while."""
+
+    def answer(body):
+        question = body["messages"][0]["content"]
+        if any(question.startswith(f"{problem} + 1?") for problem in problems):
+            return JSONResponse({"error": {"message": "too long for me"}}, status_code=status)
+        return after, said("\\boxed{1}")
+
+    return answer
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_problem_that_the_server_refuses_costs_no_other_its_replies(place, tmp_path, capsys, status):
+    out = tmp_path / "refused"
+    with listening(refusing(status, 0, 3, after=0.3 if status == 400 else 0)) as server:
+        given = words(place, out, "--url", server.url, model="any")
+        assert main(given) == 1
+        errors = capsys.readouterr().err
+        assert f"it refused problems 2024-I-0, 2024-I-3 (HTTP {status}" in errors and "--refused-as-wrong" in errors
+        assert "4 of 60 replies are missing" in errors and len(replies(out)) == 56
+        assert not (out / "results.json").exists()
+        assert main([*given, "--refused-as-wrong"]) == 0
+        assert main(given) == 0 and sum("too long" in str(body) for body in server.asked) == 0
+    text = capsys.readouterr().out
+    told = "4 replies could not be scored and count as wrong; the endpoint refused to answer problems 2024-I-0, 2024-I-3"
+    assert told in text and told in (out / "benchmark.html").read_text()
+    assert json.loads((out / "results.json").read_text())["figures"]["refused"] == ["2024-I-0", "2024-I-3"]
+
+
+def test_what_is_refused_everywhere_is_no_result(place, tmp_path, capsys):
+    out = tmp_path / "nothing"
+    with listening(refusing(400, *range(30))) as server:
+        given = words(place, out, "--url", server.url, "--refused-as-wrong", model="any")
+        assert main(given) == 1 and main(given) == 1
+    assert "60 of 60 replies are missing" in capsys.readouterr().err and not (out / "results.json").exists()
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """Those to endpoints that have been made."""
+    made, init = [], http_client.Line.__init__
+    monkeypatch.setattr(http_client.Line, "__init__", lambda self, *given: made.append(self) or init(self, *given))
+    return made
+
+
+def test_a_problem_that_takes_too_long_costs_no_other_its_replies(place, tmp_path, capsys, lines):
+    """The others may take as long as they need: the time of those that are left is over at once."""
+    out, slow = tmp_path / "slow", ["0 + 1?"]
+
+    def answer(body):
+        if body["messages"][0]["content"].split("\n")[0] in slow:
+            while (out / "replies.jsonl").read_bytes().count(b"\n") < 58:
+                time.sleep(0.01)
+            leap(lines[0]._loop)
+            return 0.5, said("\\boxed{1}")
+        return said("\\boxed{1}")
+
+    with listening(answer) as server:
+        given = words(place, out, "--url", server.url, "--sampler.timeout", str(PATIENCE), model="any")
+        assert main(given) == 1
+        errors = capsys.readouterr().err
+        assert f"problem 2024-I-0 (no response within {PATIENCE:g} s): raise --sampler.timeout" in errors
+        assert "2 of 60 replies are missing" in errors and len(replies(out)) == 58
+        slow.clear()
+        assert main(given) == 0
+
+
+def test_a_server_that_refuses_everybody_is_asked_no_more(place, tmp_path, capsys, lines):
+    out = tmp_path / "key"
+    wrong = JSONResponse({"error": {"message": "wrong key"}}, status_code=401)
+
+    def answer(body):
+        if body["messages"][0]["content"].startswith("2 + 1?"):
+            return wrong
+        while not lines[0].total["seconds"]:  # nobody has a response yet
+            time.sleep(0.01)
+        return 1.0, said("\\boxed{1}")
+
+    with listening(answer) as server:
+        assert main(words(place, out, "--url", server.url, "--sampler.batch_size", "5", model="any")) == 1
+        assert len(server.asked) == 5
+    assert "HTTP 401" in capsys.readouterr().err and len(replies(out)) == 4  # what was under way has ended
+
+
+def test_two_evaluations_are_compared(place, first, tmp_path, capsys):
+    out = tmp_path / "better"
+
+    def right(body):
+        return said(f"\\boxed{{{int(body['messages'][0]['content'].split()[0]) + 100}}}")
+
+    with listening(right) as server:
+        assert main(words(place, out, "--url", server.url, "--against", str(first), model="any")) == 0
+    text = capsys.readouterr().out
+    assert "any is better than" in text and "at 30 problems" in text
+    assert "any is better than" in (out / "benchmark.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "more, why",
+    [
+        (["--eval.max_completion_length", "300"], "leaves no room for a prompt"),
+        (["--eval.max_completion_length", "250"], "only 6 fit"),
+        (["--eval.temperature", "0.5"], "holds another evaluation: sampling was"),
+        (["--model.dtype", "bfloat16"], "holds another evaluation: computation was"),
+        (["--model.attention", "eager"], "holds another evaluation: computation was"),
+        (["--against", "nowhere"], "is not the folder of an evaluation"),
+        (["--contests", "nowhere.jsonl"], "its problems are of no contest"),
+        (["--as-published"], "--as-published has no effect without --contests"),
+        (["--release", "v5"], "has no such option"),
+        (["--split", "test"], "has none to choose; leave it out"),
+        (["--name", "verifiable"], "has none to choose; leave it out"),
+        (["--key-variable", "KEY"], "has no effect without --url"),
+        (["--refused-as-wrong"], "--refused-as-wrong has no effect without --url"),
+        (["--out", "x.jsonl"], "--out: has no effect beside --benchmark"),
+        (["--data", "aime.txt"], "--data = 'aime.txt': files can be"),
+        (["--preset", "qwen"], "is none of qwen3"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_sampled(place, first, capsys, more, why):
+    before = sorted(path.name for path in first.iterdir())
+    assert main(words(place, first, *more)) == 2
+    assert why in capsys.readouterr().err
+    assert sorted(path.name for path in first.iterdir()) == before
+
+
+def test_words_that_need_a_benchmark_are_refused_without_one(capsys):
+    assert main(["eval", "run.toml", "--preset", "qwen3"]) == 2
+    assert "--preset: is for a benchmark" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_how_to_go_on(place, tmp_path):
+    out = tmp_path / "stopped"
+    with listening(lambda body: (1.0, said("\\boxed{1}"))) as server:
+        given = words(place, out, "--url", server.url, "--sampler.batch_size", "4", model="any")
+        process = subprocess.Popen([sys.executable, "-m", "gspo", *given], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        while process.poll() is None and not path_size(out / "replies.jsonl"):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert b"interrupted; the same command goes on with what is left" in errors and b"Traceback" not in errors
+
+
+HUMANEVAL = {
+    "task_id": "HumanEval/0", "prompt": "def one():\n    \"\"\"Return 1.\"\"\"\n", "entry_point": "one",
+    "canonical_solution": "    return 1\n", "test": "def check(candidate):\n    assert candidate() == 1\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "asked, drivers", [([], ("bwrap", "landlock")), (["--code.sandbox", "landlock"], ("landlock",)),
+                       (["--code.sandbox", "none"], ("none",))]
+)  # fmt: skip
+def test_replies_that_are_programs_are_run_in_the_sandbox_that_is_asked_for(asked, drivers, tmp_path, capsys):
+    rows = [HUMANEVAL, {**HUMANEVAL, "task_id": "HumanEval/1"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["--benchmark", "humaneval", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]
+    with listening(lambda body: said("```python\ndef one():\n    return 1\n```")) as server:
+        assert main(["eval", "any", *given, *asked, "--url", server.url]) == 0
+    text = capsys.readouterr().out
+    assert "avg@1   100.00 %" in text and ("programs run in no sandbox" in text) == ("none" in asked)
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["scoring"]["sandbox"] in drivers and manifest["scoring"]["limits"]["seconds"] == 3.0
+
+
+CODEFORCES = {
+    "contest_id": "1", "title": "Sum", "description": "Add.", "official_tests": [{"input": "1 2\n", "output": "3\n"}],
+    "official_tests_complete": True,
+}  # fmt: skip
+PEOPLE = [(f"p{i}", 1000 + 5 * i) for i in range(201)]
+CONTEST = {
+    "contest_id": "1",
+    "problems": [{"index": "A", "points": 500}, {"index": "B", "points": 1000}],
+    "standings": [{"handle": name, "points": 1500 if rating > 1900 else 0} for name, rating in PEOPLE],
+    "rating_changes": [{"handle": name, "oldRating": rating} for name, rating in PEOPLE],
+}
+
+
+def test_a_codeforces_rating_from_eight_submissions(tmp_path, capsys):
+    rows = [CODEFORCES | {"id": f"1/{index}", "index": index} for index in "AB"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "contests.jsonl").write_text(json.dumps(CONTEST) + "\n")
+    given = ["--benchmark", "codeforces", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]
+    given += ["--contests", str(tmp_path / "contests.jsonl"), "--eval.num_generations", "3"]
+    with listening(lambda body: said("```python\nprint(sum(map(int, input().split())))\n```")) as server:
+        assert main(["eval", "any", *given, "--url", server.url]) == 0
+    text = capsys.readouterr().out
+    assert "CodeElo-style rating, local tests: " in text and "over 1 contest." in text
+    (rated,) = json.loads((tmp_path / "out/results.json").read_text())["rating"]
+    assert rated["place"] == 1 and rated["bound"] == "at least" and rated["of"] == 201
+
+
+def test_problems_that_cannot_be_judged_are_left_out_and_said(tmp_path, capsys, monkeypatch):
+    """From a configuration and a split of a data set, as from the Hub."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = [CODEFORCES | {"id": f"1/{index}", "index": index, "official_tests_complete": index != "B"} for index in "ABC"]
+    rows[2]["interaction_format"] = "Ask."
+    rows.append(CODEFORCES | {"id": "1/D", "index": "D", "generated_checker": "print("})
+    rows = [{"interaction_format": None, "generated_checker": None} | row for row in rows]
+    source = tmp_path / "set"
+    source.mkdir()
+    datasets.Dataset.from_list(rows).to_json(source / "held.jsonl")
+    (source / "README.md").write_text(
+        "---\nconfigs:\n- config_name: verifiable\n  data_files:\n  - split: held\n    path: held.jsonl\n---\n"
+    )
+    given = ["--benchmark", "codeforces", "--data", str(source), "--dir", str(tmp_path / "out")]
+    given += ["--name", "verifiable", "--split", "held", "--eval.num_generations", "1"]
+    with listening(lambda body: said("```python\nprint(sum(map(int, input().split())))\n```")) as server:
+        assert main(["eval", "any", *given, "--url", server.url]) == 0
+        assert len(server.asked) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    told = "3 problems left out (1 official_tests_complete is not true, 1 interactive, 1 generated_checker fails)"
+    assert "2 problems left out (1 official_tests_complete is not true, 1 interactive), of 4" in text
+    assert "problem 1/D is left out: generated_checker fails" in text and "SyntaxError" in text
+    assert f"{told}." in text and "avg@1 100.00 %" in text
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["data"]["left_out"] == {
+        "official_tests_complete is not true": 1, "interactive": 1, "generated_checker fails": 1,
+    }  # fmt: skip
+    assert manifest["data"]["options"] == {"data": str(source), "name": "verifiable", "split": "held"}
+    assert told in (tmp_path / "out/benchmark.html").read_text()
+
+
+WRONG = {"canonical_solution": "    return 2\n"}
+
+
+@pytest.mark.parametrize("bad, kept", [([1], 1), ([0, 1], 0)])
+def test_problems_whose_own_solution_is_wrong_are_known_before_sampling(tmp_path, capsys, bad, kept):
+    rows = [HUMANEVAL | {"task_id": f"HumanEval/{i}"} | (WRONG if i in bad else {}) for i in range(2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["--benchmark", "humaneval", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]
+    with listening(lambda body: said("```python\ndef one():\n    return 1\n```")) as server:
+        assert main(["eval", "any", *given, "--url", server.url]) == (0 if kept else 2)
+        assert len(server.asked) == kept
+    text, errors = (" ".join(stream.split()) for stream in capsys.readouterr())
+    if kept:
+        assert "problem HumanEval/1 is left out: canonical_solution fails its checks" in text
+        assert "1 problem left out (1 canonical_solution fails its checks)." in text and "avg@1 100.00 %" in text
+        manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+        assert manifest["data"]["left_out"] == {"canonical_solution fails its checks": 1}
+        assert manifest["data"]["problems"] == 1
+    else:
+        assert "there is no problem that can be judged: 2 problems left out" in errors and not (tmp_path / "out").exists()
+
+
+def test_without_compiler_or_sandbox_nothing_is_sampled(tmp_path, capsys, monkeypatch):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(CODEFORCES | {"id": "1/A", "index": "A"}) + "\n")
+    given = ["--benchmark", "codeforces", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]
+    given += ["--url", "http://127.0.0.1:9/v1"]
+    other = tmp_path / "bin" / "g++"  # one that no sandbox uses
+    other.parent.mkdir()
+    shutil.copy("/bin/true", other)
+    monkeypatch.setenv("PATH", str(other.parent), prepend=os.pathsep)
+    words = [*without_compiler(), sys.executable, "-m", "gspo", "eval", "any", *given]
+    ended = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert ended.returncode == 1 and "C++ programs need /usr/bin/g++: install the package g++" in ended.stderr
+    assert "codeforces" in ended.stderr and not (tmp_path / "out").exists()
+
+    monkeypatch.setattr(drivers, "bwrap", lambda: None)
+    monkeypatch.setattr(drivers, "pythons", list)
+    assert main(["eval", "any", *given]) == 1
+    errors = capsys.readouterr().err
+    assert "no sandbox works here" in errors and 'code.sandbox = "none"' in errors and not (tmp_path / "out").exists()
+
+
+def test_contests_that_do_not_fit_are_refused_before_anything_is_sampled(tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(CODEFORCES | {"id": "1/C", "index": "C"}) + "\n")
+    given = ["--benchmark", "codeforces", "--data", str(tmp_path / "rows.jsonl"), "--dir", str(tmp_path / "out")]
+    given += ["--contests", str(tmp_path / "contests.jsonl"), "--url", "http://127.0.0.1:9/v1"]
+    for contest, why in (
+        (CONTEST, "the benchmark has its problem C, and its own list does not"),
+        (CONTEST | {"contest_id": "2"}, "none of these 1 contests has a problem of the benchmark"),
+        (CONTEST | {"standings": []}, "standings is empty"),
+        (
+            CONTEST | {"problems": [{"index": index, "points": 500} for index in "ABC"]},
+            "no contest rates: 1 contest of which",
+        ),
+    ):
+        (tmp_path / "contests.jsonl").write_text(json.dumps(contest) + "\n")
+        assert main(["eval", "any", *given]) == 2
+        errors = capsys.readouterr().err
+        assert why in errors and errors.count("contests.jsonl") == 1 and "--contests" in errors
+    (tmp_path / "contests.jsonl").unlink()
+    assert main(["eval", "any", *given]) == 2
+    assert f"--contests {tmp_path / 'contests.jsonl'}: there is no such file" in capsys.readouterr().err
+    given[given.index("--contests") + 1] = str(tmp_path / "contests.txt")
+    assert main(["eval", "any", *given]) == 2
+    assert "contests.txt: files can be .jsonl" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,163 @@
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from gspo.config.rewards import RewardConfig
+from gspo.config.rollout import TaskConfig
+from gspo.evaluate import sampling
+from gspo.evaluate.endpoint import Said
+from gspo.evaluate.replies import Lines, Mark, Reply, read
+from gspo.evaluate.sampling import by_chance, in_tenths, keys, mark, sample, vote
+from gspo.interfaces import RewardsFailed
+from gspo.rewards.scorer import Rewards
+from gspo.types import Prompt, Rollout
+
+PROMPTS = [Prompt(name, f"{name}?", (), {"answer": "33"}, "benchmark:aime24") for name in "ab"]
+
+
+def quiet(phase, done, total):
+    pass
+
+
+def replies_of(path):
+    return Lines(path / "replies.jsonl", Reply)
+
+
+def test_replies_are_on_the_disk_as_they_come_and_few_are_under_way(tmp_path):
+    open_futures, most, seen = [], [], []
+
+    def begin(key):
+        future = Future()
+        open_futures.append((key, future))
+        most.append(sum(not future.done() for _, future in open_futures))
+        return future
+
+    def answer():
+        done = 0
+        while done < 6:
+            if done < len(open_futures):
+                key, future = open_futures[done]
+                seen.append(len(read(tmp_path / "replies.jsonl", Reply)))
+                future.set_result(Said(f"{key}", 3, "eos"))
+                done += 1
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with replies_of(tmp_path) as replies:
+        sample(replies, list(keys(PROMPTS, 3, ())), begin, 2, quiet)
+        assert list(keys(PROMPTS, 3, replies.lines)) == []
+    thread.join()
+    assert max(most) <= 2 and max(seen) >= 4
+    assert read(tmp_path / "replies.jsonl", Reply)["a", 1].text == "('a', 1)"
+
+
+def test_what_came_before_an_error_is_kept(tmp_path):
+    futures = {}
+
+    def begin(key):
+        future = futures[key] = Future()
+        if key[1] == 1:
+            future.set_exception(RuntimeError("gone"))
+        elif key[1] == 0:
+            future.set_result(Said("here", 1, "eos"))
+        return future
+
+    with replies_of(tmp_path) as replies, pytest.raises(RuntimeError, match="gone"):
+        sample(replies, [("a", 0), ("a", 1), ("a", 2)], begin, 1, quiet)
+    assert list(read(tmp_path / "replies.jsonl", Reply)) == [("a", 0)]
+    assert ("a", 2) not in futures
+
+
+class BegunNoMore(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_all_replies_that_are_there_are_kept_when_one_fails_or_somebody_stops_it(tmp_path, stopped):
+    def begin(key):
+        if key[1] == 63 and stopped:
+            raise BegunNoMore
+        future = Future()
+        if key[1] == 31 and not stopped:
+            future.set_exception(RuntimeError("gone"))
+        elif key[1] != 63:
+            future.set_result(Said("here", 1, "eos"))
+        return future
+
+    with replies_of(tmp_path) as replies, pytest.raises(BegunNoMore if stopped else RuntimeError):
+        sample(replies, [("a", i) for i in range(64)], begin, 64, quiet)
+    assert len(read(tmp_path / "replies.jsonl", Reply)) == 63 - (not stopped)
+
+
+def test_an_order_by_chance_keeps_the_replies_to_a_problem_together():
+    todo = [(problem, number) for problem in "abcdefgh" for number in range(3)]
+    orders = [by_chance(todo) for _ in range(20)]
+    assert all(sorted(order) == todo for order in orders) and len({order[0] for order in orders}) > 2
+    assert all([problem for problem, _ in order[::3]] == [problem for problem, _ in order[1::3]] for order in orders)
+
+
+def test_replies_are_marked_once_and_vote(tmp_path):
+    texts = ["\\boxed{12} no wait \\boxed{033}", "\\boxed{34}", "I do not know"]
+    said = [Reply("a", i, text, 1, "eos") for i, text in enumerate(texts)]
+    rewards = Rewards(RewardConfig(functions=["math"]), TaskConfig(source="benchmark:aime24"))
+    with rewards as scorer, Lines(tmp_path / "marks.jsonl", Mark) as marks:
+        mark(marks, said[:1], PROMPTS, scorer, 1.0, quiet)
+        mark(marks, said, PROMPTS, scorer, 1.0, quiet)
+    found = read(tmp_path / "marks.jsonl", Mark)
+    assert [(found["a", i].right, found["a", i].vote) for i in range(3)] == [(True, "33"), (False, "34"), (False, None)]
+    assert len((tmp_path / "marks.jsonl").read_bytes().splitlines()) == 3
+
+
+def broken(prompts, completions, **columns):
+    raise OSError("no compiler")
+
+
+@pytest.mark.filterwarnings("ignore:reward .*a call for")
+def test_scoring_that_fails_altogether_marks_nothing(tmp_path):
+    said = [Reply("a", i, "?", 1, "eos") for i in range(2)]
+    config = RewardConfig(functions=["tests.evaluate.test_sampling:broken"])
+    with Rewards(config, TaskConfig(source="benchmark:aime24")) as scorer, Lines(tmp_path / "marks.jsonl", Mark) as marks:
+        with pytest.raises(RewardsFailed, match="no compiler"):
+            mark(marks, said, PROMPTS, scorer, 1.0, quiet)
+        assert not marks.lines
+
+
+def fails_at_bad(prompts, completions, **columns):
+    if "bad" in completions:
+        raise OSError("no opinion of this one")
+    return [1.0] * len(completions)
+
+
+@pytest.mark.filterwarnings("ignore:reward .*a call for")
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_one_reply_that_cannot_be_scored_does_not_stop_an_evaluation_whose_rewards_work(tmp_path, monkeypatch, earlier):
+    monkeypatch.setattr(sampling, "MARKED", 2)
+    said = [Reply("a", i, text, 1, "eos") for i, text in enumerate(("good", "good", "bad"))]
+    config = RewardConfig(functions=["tests.evaluate.test_sampling:fails_at_bad"])
+    with Rewards(config, TaskConfig(source="benchmark:aime24")) as scorer, Lines(tmp_path / "marks.jsonl", Mark) as marks:
+        mark(marks, said[:earlier], PROMPTS, scorer, 1.0, quiet)  # an earlier run, or none
+        mark(marks, said, PROMPTS, scorer, 1.0, quiet)
+        assert [one.right for one in marks.lines.values()] == [True, True, False]
+        assert "no opinion of this one" in marks.lines["a", 2].error
+
+
+def test_programs_do_not_vote():
+    assert vote(Rollout.begun(Prompt("a", "?", (), {"tests": []}))) is None
+
+
+def test_thinking_does_not_vote():
+    import dataclasses
+
+    begun = dataclasses.replace(Rollout.begun(PROMPTS[0]), text="<think>\\boxed{1}</think> \\boxed{2}")
+    assert vote(begun) == "2"
+
+
+def test_those_without_a_live_view_hear_of_each_tenth():
+    notes = []
+    report = in_tenths(notes.append, quiet)
+    for done in range(101):
+        report("sampling", done, 100)
+    assert len(notes) == 10 and notes[0] == "sampling: 10 of 100 replies" and notes[-1] == "sampling: 100 of 100 replies"

@@ -1,0 +1,49 @@
+"""Processes of ranks that are no run: what they get, and that none is left."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gspo.distributed.environment import PARENT
+from gspo.launch.processes import here, of_rank
+
+
+def test_ranks_of_this_machine_know_their_numbers_and_are_killed_in_the_end(tmp_path):
+    script = "import json, time; open(os.environ['RANK'], 'w').write(json.dumps(dict(os.environ))); time.sleep(10_000)"
+    command = [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {script}"]
+    with pytest.raises(OSError, match="on purpose"), here(command, 2, os.environ | {"WORLD_SIZE": "2"}) as started:
+        while any(not (tmp_path / name).exists() or not (tmp_path / name).read_text() for name in "01"):
+            time.sleep(0.05)
+        assert [process.poll() for process in started] == [None, None]
+        raise OSError("on purpose")
+    for number in range(2):
+        found = json.loads((tmp_path / str(number)).read_text())
+        assert (found["RANK"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == (str(number), str(number), "2")
+        assert found[PARENT] == str(os.getpid()) and found["WORLD_SIZE"] == "2"
+    assert [process.poll() for process in started] == [-9, -9]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/oom_score_adj"), reason="reads /proc")
+def test_an_actor_goes_no_sooner_than_who_started_it_when_memory_is_short():
+    script = """
+from pathlib import Path
+from gspo.launch.processes import stay
+
+mark = Path("/proc/self/oom_score_adj")
+mark.write_text("1000")
+stay()
+print(mark.read_text())
+"""
+    told = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert told.split() == Path("/proc/self/oom_score_adj").read_text().split()
+
+
+def test_ranks_share_the_cores_of_their_machine_unless_told_otherwise():
+    assert of_rank({}, 5, 2, 1)["OMP_NUM_THREADS"] == str(max(1, os.cpu_count() // 2))
+    assert of_rank({"OMP_NUM_THREADS": "7"}, 5, 2, 1)["OMP_NUM_THREADS"] == "7"
+    assert [of_rank({}, 5, 2, 1)[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == ["5", "1", "2"]

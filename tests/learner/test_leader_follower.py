@@ -1,0 +1,175 @@
+"""One rank asks, all do it: the leader's learner is like any other."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gspo.config.policy import ModelConfig
+from gspo.config.scale import ScaleConfig
+from gspo.learner.leader_follower import OVER, LeadingLearner, follow
+from tests.backends.hf.test_sharded import Case, completions, learner_of, model_in, routes_of, weights_of
+from tests.together import sent, together
+
+
+def led(ranks, path, folder):
+    from gspo.backends.hf.sharded import load_sharded
+
+    local = learner_of(load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(), ranks.size), Case(), ranks)
+    if ranks.number > 0:
+        follow(local, ranks)
+        return local.lr_override, local.optimizer.updates, len(local.mini_batches)
+    learner = LeadingLearner(local, ranks)
+    batch = completions(0)
+    weights = learner.publish(3)
+    first = [name for name, _ in zip((name for name, _ in weights.tensors()), range(2))]  # not listened to the end
+    every = {name: x.clone() for name, x in weights.tensors()}
+    layers = {name: x.clone() for layer in weights.layers() for name, x in layer.items()}
+    weights.save(str(Path(folder) / "first"), merged=True)
+    files = {name: x for f in (Path(folder) / "first").glob("*.safetensors") for name, x in load_file(f).items()}
+    assert files.keys() == layers.keys() and all(torch.equal(layers[name], x) for name, x in files.items())
+    assert next(iter(weights.layers())).keys() <= layers.keys()  # not listened to the end
+    readings = [weights.read(batch[:3]), learner.read(batch[:3])]
+    agreement = learner.compare(batch)
+    learner.prepare([batch[:4], batch[4:]], recompute=True)
+    learner.lr_override = 0.5e-3
+    metrics = [learner.update(number).metrics for number in (0, 1)]
+    clip, at_floor = learner.clip, learner.finish()
+    weights.save(str(Path(folder) / "published"))
+    after = {name: x.clone() for name, x in learner.publish(4).tensors()}
+    ranks.told(OVER)
+    return weights.version, first, every, readings, agreement, metrics, clip, at_floor, after
+
+
+def test_the_leaders_calls_are_made_by_all(tmp_path):
+    from gspo.backends.hf.load import load_model
+
+    path = model_in(tmp_path / "model")
+    answer, followed = together(led, 2, path, str(tmp_path))
+    version, first, every, readings, agreement, metrics, clip, at_floor, after = answer
+    alone = learner_of(load_model(ModelConfig(path=path, device="cpu")), Case())
+    batch = completions(0)
+    begun = dict(alone.policy.weights())
+    assert version == 3 and first == list(begun)[:2]
+    assert every.keys() == begun.keys() and all(torch.equal(every[name], x) for name, x in begun.items())
+    for one, other, expected in zip(*readings, alone.read(batch[:3])):
+        torch.testing.assert_close(one.logp, expected)
+        torch.testing.assert_close(other, expected)
+    expected = alone.compare(batch)
+    assert agreement.noise == pytest.approx(expected.noise, rel=1e-4) and agreement.clipped == expected.clipped
+    assert agreement.metrics == pytest.approx(expected.metrics, rel=1e-3, abs=1e-6)
+    alone.prepare([batch[:4], batch[4:]], recompute=True)
+    alone.lr_override = 0.5e-3
+    for number, told in enumerate(metrics):
+        expected = alone.update(number).metrics
+        assert told["loss"] == pytest.approx(expected["loss"], abs=1e-6) and told["lr"] == expected["lr"] == 0.5e-3
+    assert clip == alone.clip and at_floor == alone.finish()
+    assert max(float((after[name] - x.detach()).abs().max()) for name, x in alone.policy.weights()) < 1e-6
+    assert followed == (0.5e-3, 2, 0)
+    saved = load_model(ModelConfig(path=str(tmp_path / "published"), device="cpu"))
+    assert all(torch.equal(after[name], x) for name, x in saved.named_parameters())
+
+
+def fails(ranks, path):
+    """An error that all ranks meet in a call, and one of the leader's own."""
+    from gspo.backends.hf.sharded import load_sharded
+
+    local = learner_of(load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(), ranks.size), Case(), ranks)
+    try:
+        if ranks.number:
+            follow(local, ranks)
+        else:
+            LeadingLearner(local, ranks).resume(Path("nowhere"))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_an_error_is_met_by_all(tmp_path):
+    for error in together(fails, 2, model_in(tmp_path)):
+        assert "nowhere/learner.pt cannot be read" in error
+
+
+BATCHES = [
+    {},
+    {"lengths": (20, 1, 1, 1), "advantages": (1.0,)},  # ranks without a completion in an update
+    {"advantages": (0.0, 1.0, -1.0, 0.0)},  # idle ones, which no update reads
+    {"lengths": (11, 3, 9, 2, 8, 4), "advantages": (1.0, -1.0)},  # of one prompt, split among ranks
+]
+
+
+def steps(learner, replay, each=lambda: None):
+    """Metrics of steps of two mini-batches and two epochs. The routes of R3 are known where this is called."""
+    told = []
+    for seed, batch in enumerate(BATCHES):
+        rows = completions(seed, **batch)
+        if seed == 3:
+            rows = [dataclasses.replace(c, tokens=torch.where(c.sampled, c.tokens, 5)) for c in rows]
+        if replay == "R3":
+            rows = [dataclasses.replace(c, routes=routes_of(c.tokens, seed)) for c in rows]
+        half = len(rows) // 2
+        learner.prepare([rows[:half], rows[half:]], True, rows if seed == 1 else ())
+        each()
+        updates = [learner.update(number) for number in (0, 1, 0, 1)]
+        told.append([u.metrics for u in updates] + [updates[0].agreement.metrics, {"noise": updates[0].agreement.noise}])
+        learner.finish()
+    return told
+
+
+def routed(ranks, path, case):
+    """What a rank holds of a batch's routes, and sends in the steps."""
+    from gspo.backends.hf.sharded import load_sharded
+
+    model = load_sharded(ModelConfig(path=path, device="cpu"), ScaleConfig(experts=2), ranks.size)
+    local, held = learner_of(model, case, ranks), []
+
+    def see():
+        rows = [local.mini_batches[i][j] for i, j in local.at]
+        mine = sorted(local._all_readers()[ranks.number])
+        own = [rows[i] for i in mine]
+        known = [c.routes for c in own if c.routes is not None]
+        held.append((sum(c.routes is not None for c in rows), len(own), len(known), sum(x.nbytes for x in known)))
+
+    prepare = local.prepare
+
+    def prepared(*arguments):
+        prepare(*arguments)
+        see()
+
+    local.prepare = prepared
+    with sent() as count:
+        if ranks.number:
+            follow(local, ranks)
+            told = None
+        else:
+            told = steps(LeadingLearner(local, ranks), case.replay)
+            ranks.told(OVER)
+    return told, held, count, weights_of(local)
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", [Case(replay="R2"), Case(replay="R3"), Case(replay="R2", layout="auto")])
+def test_routes_are_where_they_are_used_and_nowhere_else(tmp_path, case, size):
+    from gspo.backends.hf.load import load_model
+
+    path = model_in(tmp_path)
+    alone = learner_of(load_model(ModelConfig(path=path, device="cpu")), case)
+    expected = steps(alone, case.replay)
+    every = together(routed, size, path, case)
+    for metrics, metrics0 in zip(itertools.chain(*every[0][0]), itertools.chain(*expected)):
+        assert metrics.keys() == metrics0.keys()
+        metrics0.pop("skipped/backward", None)
+        for name, value in metrics0.items():
+            assert metrics[name] == pytest.approx(value, rel=1e-3, abs=2e-5, nan_ok=True), name
+    weights = dict(alone.policy.weights())
+    for _, held, _, found in every:
+        assert max(float((found[name] - x.detach()).abs().max()) for name, x in weights.items()) < 1e-6
+        assert all(routes == own == known for routes, own, known, _ in held)
+    for number in range(len(BATCHES)):  # each completion's routes lie on one rank
+        rows = completions(number, **BATCHES[number])
+        assert sum(held[number][0] for _, held, _, _ in every) == sum(c.advantage != 0 for c in rows)
+    routes = sum(size for _, held, _, _ in every[1:] for *_, size in held)
+    assert every[0][2]["tensors"] == (routes if case.replay == "R3" else 0) and routes > 0  # all that the leader sends

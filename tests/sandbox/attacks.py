@@ -1,0 +1,189 @@
+"""Attempts of a program to get out of its sandbox. Each leaves what it got in `leak`: nothing, if the sandbox held.
+
+`HOST` has what a test prepares outside: token (in the environment), secret (a file with it), port, unix, abstract, site.
+"""
+
+HEAD = """
+import os, sys, ctypes, socket, subprocess, errno, signal, mmap
+HOST = {host!r}
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*words):
+    "A system call; its result, or nothing where it was refused."
+    done = libc.syscall(*(ctypes.c_long(w) if isinstance(w, int) else w for w in words))
+    return None if done < 0 else done + 1
+def said(path, size=1 << 20):
+    with open(path, "rb") as file:
+        return file.read(size)
+def made(path):
+    with open(path, "w") as file:
+        file.write("x")
+    return path
+def found(paths):
+    for path in paths:
+        try:
+            if HOST["token"].encode() in said(path): return path
+        except OSError: pass
+leak = None
+try:
+"""
+TAIL = """
+except BaseException as error:
+    print("refused:", type(error).__name__, error)
+print("BREACH" if leak else "held", repr(leak)[:200], flush=True)
+"""
+
+
+def program(body, host):
+    """The source of an attempt."""
+    lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    return HEAD.replace("{host!r}", repr(host)) + lines + TAIL
+
+
+# The kernel's numbers on x86-64.
+READ = {
+    "the environment": 'leak = os.environ.get("GSPO_ATTACK_TOKEN")',
+    "the parent's environment": 'leak = found([f"/proc/{os.getppid()}/environ"])',
+    "everybody's environment": 'leak = found(f"/proc/{p}/environ" for p in os.listdir("/proc") if p.isdigit())',
+    "everybody's command line": 'leak = found(f"/proc/{p}/cmdline" for p in os.listdir("/proc") if p.isdigit())',
+    "a file of the user": 'leak = said(HOST["secret"])',
+    "a file through its parent's root": 'leak = said(f"/proc/{os.getppid()}/root" + HOST["secret"])',
+    "a file through process 1": 'leak = said("/proc/1/root" + HOST["secret"])',
+    "a file through its parent's folder": 'leak = os.listdir(f"/proc/{os.getppid()}/cwd/..")',
+    "a file by a link": 'os.symlink(HOST["secret"], "link"); leak = said("link")',
+    "a file by a hard link": 'os.link(HOST["secret"], "/tmp/link"); leak = said("/tmp/link")',
+    "a file by dots": 'leak = said("../" * 40 + HOST["secret"])',
+    "a file by execve": 'leak = os.access(HOST["secret"], os.R_OK) and said(HOST["secret"])',
+    "users": 'leak = said("/etc/passwd")',
+    "passwords": 'leak = said("/etc/shadow")',
+    "the home": 'leak = os.listdir(HOST["home"])',
+    "packages with right answers": 'leak = os.listdir(HOST["site"])',
+    "the sources of gspo": 'leak = os.listdir(HOST["sources"])',
+    "open files of the parent": 'leak = os.listdir(f"/proc/{os.getppid()}/fd")',
+    "memory of the parent": 'leak = said(f"/proc/{os.getppid()}/mem")',
+    "maps of the parent": 'leak = said(f"/proc/{os.getppid()}/maps")',
+    "kernel memory": 'leak = said("/dev/mem", 1)',
+    "the kernel's log": 'leak = said("/dev/kmsg", 1) or call(103, 3, ctypes.create_string_buffer(99), 99)',
+    "disks": 'leak = [d for d in os.listdir("/dev") if d.startswith(("vd", "sd", "nvme", "loop", "dm-"))]',
+    "inherited descriptors": 'leak = [f for f in os.listdir("/proc/self/fd") if int(f) > 4]',
+}
+WRITE = {
+    "the system": 'leak = made("/usr/lib/gspo-attack")',
+    "settings": 'leak = made("/etc/gspo-attack")',
+    "the root": 'leak = made("/gspo-attack")',
+    "a file of the user": 'leak = made(HOST["secret"])',
+    "the rights of a file": 'os.chmod(HOST["secret"], 0); leak = 1',
+    "the times of a file": 'os.utime(HOST["secret"], (1, 1)); leak = 1',
+    "the length of a file": 'os.truncate(HOST["secret"], 0); leak = 1',
+    "the marks of a file": 'os.setxattr(HOST["secret"], "user.a", b"b"); leak = 1',
+    "shared memory": 'leak = made("/dev/shm/gspo-attack")',
+    "a device's folder": 'leak = made("/dev/gspo-attack")',
+    "temporary files that stay": 'leak = made("/var/tmp/gspo-attack")',
+    "the runner itself": 'p = sys.modules["gspo.sandbox.runner"].__file__; leak = made(p)',
+    "where cores go": 'leak = made("/proc/sys/kernel/core_pattern")',
+    "the host's name": 'leak = made("/proc/sys/kernel/hostname")',
+    "the kernel's keys": 'leak = made("/proc/sysrq-trigger")',
+    "control groups": 'leak = os.mkdir("/sys/fs/cgroup/gspo-attack") or 1',
+    "standard input": "leak = os.ftruncate(0, 9) or 1",
+    "its limits": "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1)); leak = 1",
+    "its CPU limit": "import resource; resource.setrlimit(resource.RLIMIT_CPU, (999, 999)); leak = 1",
+    "limits of its parent": "import resource; leak = resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
+    "a terminal": 'import fcntl, termios; fcntl.ioctl(os.open("/dev/tty", os.O_RDWR), termios.TIOCSTI, b"x"); leak = 1',
+}
+NETWORK = {
+    "TCP": 's = socket.create_connection(("127.0.0.1", HOST["port"]), 2); leak = s',
+    "TCP of version 6": 's = socket.create_connection(("::1", HOST["port"]), 2); leak = s',
+    "UDP": 's = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); leak = s.sendto(b"x", ("127.0.0.1", HOST["port"]))',
+    "UDP to the world": 's = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); leak = s.sendto(b"x", ("8.8.8.8", 53))',
+    "a raw socket": "leak = socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
+    "packets": "leak = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+    "netlink": "leak = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+    "a socket of the host": 's = socket.socket(socket.AF_UNIX); s.connect(HOST["unix"]); leak = s',
+    "an abstract socket": 's = socket.socket(socket.AF_UNIX); s.connect("\\0" + HOST["abstract"]); leak = s',
+    "a server": 's = socket.socket(); s.bind(("", 0)); s.listen(); leak = s.getsockname()',
+    "names": 'leak = socket.getaddrinfo("example.com", 80)',
+    "a socket by its number": "leak = call(41, 2, 1, 0)",
+    "io_uring": "leak = call(425, 8, ctypes.create_string_buffer(120))",
+    "a virtual machine's socket": "leak = socket.socket(40, socket.SOCK_STREAM)",
+}
+PROCESSES = {
+    "fork": "leak = os.fork() + 1",
+    "vfork": "leak = call(58)",
+    "clone": "leak = call(56, 17, 0, 0, 0, 0)",
+    "clone3": "leak = call(435, ctypes.create_string_buffer(88), 88)",
+    "subprocess": 'leak = subprocess.run(["/bin/true"])',
+    "a shell": 'leak = os.system("true") == 0',
+    "posix_spawn": 'leak = os.posix_spawn("/bin/true", ["true"], {})',
+    "multiprocessing": "import multiprocessing as m; p = m.Process(target=print); p.start(); leak = p.pid",
+    "a pty": "import pty; leak = pty.fork()[0] + 1",
+    "kill the parent": "os.kill(os.getppid(), 9); leak = 1",
+    "stop the parent": "os.kill(os.getppid(), signal.SIGSTOP); leak = 1",
+    "kill process 1": "os.kill(1, 9); leak = 1",
+    "kill all": "os.kill(-1, 9); leak = 1",
+    "kill the group": "os.killpg(os.getpgid(os.getppid()), 9); leak = 1",
+    "signal its own group": "os.kill(0, 0); leak = 1",
+    "stop its own group": "os.kill(0, signal.SIGSTOP); leak = 1",
+    "kill by thread": "leak = call(200, os.getppid(), 9)",
+    "queue a signal": "leak = call(129, os.getppid(), 9, ctypes.create_string_buffer(128))",
+    "trace the parent": "leak = call(101, 16, os.getppid(), 0, 0)",
+    "read the parent": "b = ctypes.create_string_buffer(16); leak = call(310, os.getppid(), b, 1, b, 1, 0)",
+    "write the parent": "b = ctypes.create_string_buffer(16); leak = call(311, os.getppid(), b, 1, b, 1, 0)",
+    "the parent's descriptors": "leak = call(438, os.pidfd_open(os.getppid()), 1, 0)",
+    "leave the session": "leak = os.setsid() or 1",
+    "leave the group": "os.setpgid(0, 0); leak = 1",
+    "a signal by a file": (
+        "import fcntl\na, b = socket.socketpair(); fcntl.fcntl(a, 8, os.getppid()); fcntl.fcntl(a, 10, 9)\n"
+        "fcntl.fcntl(a, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK); b.send(b'x'); leak = 1"
+    ),
+    "a signal by a socket": (
+        "import fcntl, struct\na, b = socket.socketpair(); fcntl.ioctl(a, 0x8901, struct.pack('i', os.getppid())); leak = 1"
+    ),
+    "the parent's processors": "os.sched_setaffinity(os.getppid(), {0}); leak = 1",
+    "the parent's turn": "leak = call(144, os.getppid(), 5, ctypes.create_string_buffer(8))",
+    "outlive the parent": "leak = call(157, 1, 0, 0, 0, 0)",
+}
+KERNEL = {
+    "become root": "os.setuid(0); leak = 1",
+    "become another": "os.setresuid(1, 1, 1); leak = 1",
+    "capabilities": 's = open("/proc/self/status").read(); leak = int(s.split("CapEff:")[1].split()[0], 16)',
+    "privileges by exec": 's = open("/proc/self/status").read(); leak = s.split("NoNewPrivs:")[1].split()[0] != "1"',
+    "a user namespace": "leak = call(272, 0x10000000)",
+    "a mount namespace": "leak = call(272, 0x20000)",
+    "another's namespace": 'leak = call(308, os.open("/proc/1/ns/mnt", os.O_RDONLY), 0)',
+    "mount": 'leak = call(165, b"none", b"/tmp", b"tmpfs", 0, 0)',
+    "a new mount": 'leak = call(430, b"tmpfs", 0)',
+    "open_tree": 'leak = call(428, -100, b"/", 1)',
+    "make the root writable": 'leak = call(165, 0, b"/", 0, 0x20 | 0x1000, 0)',
+    "umount": 'leak = call(166, b"/proc", 2)',
+    "chroot": 'os.chroot("/tmp"); leak = 1',
+    "pivot_root": 'leak = call(155, b"/tmp", b"/tmp")',
+    "a device": 'os.mknod("/tmp/disk", 0o60666, os.makedev(254, 0)); leak = said("/tmp/disk", 1)',
+    "a file by handle": "leak = call(304, -100, ctypes.create_string_buffer(64), 0)",
+    "bpf": "leak = call(321, 0, ctypes.create_string_buffer(120), 120)",
+    "perf events": "leak = call(298, ctypes.create_string_buffer(120), 0, -1, -1, 0)",
+    "keys": 'leak = call(248, b"user", b"a", b"b", 1, -2)',
+    "a module": "leak = call(175, ctypes.create_string_buffer(8), 8, b'')",
+    "userfaultfd": "leak = call(323, 1)",
+    "personality": "leak = call(135, 0x0040000)",
+    "restart the machine": "leak = call(169, 0xfee1dead, 672274793, 0x89abcdef, 0)",
+    "calls of the other ABI": "leak = call(0x40000000 + 39)",
+    "calls of 32 bits": (
+        "m = mmap.mmap(-1, 4096, prot=7); m.write(bytes.fromhex('53b814000000cd805bc3'))\n"
+        "leak = ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(m)))()"
+    ),
+    "System V memory": "leak = call(29, 0, 4096, 0o1600)",
+    "message queues": "leak = call(68, 0, 0o1600) or call(240, b'gspo', 66, 0o600, 0)",
+    "a file in memory": 'leak = os.memfd_create("x")',
+    "a secret file in memory": "leak = call(447, 0)",
+    "another's priority": "leak = call(141, 0, os.getppid(), 5)",
+}
+CONTAIN = {f"{kind}: {name}": body for kind, bodies in {
+    "read": READ, "write": WRITE, "network": NETWORK, "processes": PROCESSES, "kernel": KERNEL}.items()
+    for name, body in bodies.items()}  # fmt: skip
+LEAKS = [
+    "read: the environment", "read: a file of the user", "read: users", "read: the home",
+    "read: the sources of gspo", "read: open files of the parent", "read: a file by dots", "write: a file of the user",
+    "network: TCP", "network: UDP", "network: a socket of the host", "network: an abstract socket", "network: a server",
+    "processes: fork", "processes: subprocess", "processes: a shell", "processes: leave the session",
+    "kernel: a file in memory", "kernel: System V memory", "kernel: privileges by exec", "kernel: calls of 32 bits",
+]  # fmt: skip
+"""Attempts that succeed without a sandbox, where they do no harm: each of them can succeed."""

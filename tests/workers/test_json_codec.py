@@ -1,0 +1,61 @@
+"""Plain data keeps its types on its way, and nothing else gets through."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo.workers.json_codec import Junk, packed, unpacked
+
+keys = st.text(max_size=3) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=2))
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(keys, inner, max_size=3)
+        | st.dictionaries(st.just("!") | st.just("of"), inner)
+        | st.sets(keys, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def typed(value):
+    """A value with the types of all that is in it."""
+    if isinstance(value, dict):
+        return dict, [(typed(k), typed(v)) for k, v in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), [typed(item) for item in value]
+    return type(value), value
+
+
+@settings(deadline=None)
+@given(plain)
+def test_plain_data_keeps_its_types(value):
+    assert typed(unpacked(packed(value))) == typed(value)
+
+
+def test_numbers_that_json_has_not_arrive():
+    found = unpacked(packed([math.inf, -math.inf, math.nan, 1e308, 5e-324, "\ud800"]))
+    assert found[:2] == [math.inf, -math.inf] and found[2] != found[2] and found[3:] == [1e308, 5e-324, "\ud800"]
+
+
+@pytest.mark.parametrize("value", [object(), b"bytes", [1j], {"a": print}])
+def test_other_data_is_refused(value):
+    with pytest.raises(ValueError, match="is no plain data"):
+        packed(value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"\x80\x04K\x01.", b"{", b"[1,]", b"\xff\xfe", b"[" * 100_000, b"9" * 10_000,
+        b'{"!": "eval", "of": ["1"]}', b'{"!": "dict", "of": [[[1], 2]]}', b'{"!": "set"}', b'{"!": "dict", "of": 3}',
+        b'{"!": ["tuple"], "of": []}',
+    ],
+)  # fmt: skip
+def test_junk_is_told_as_such(data):
+    with pytest.raises(Junk, match="no message: "):
+        unpacked(data)
