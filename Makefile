@@ -93,23 +93,23 @@ check: .venv/dev
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python -m pytest tools/checks
-	$(BIN)/python studies/report.py --check
+	$(BIN)/python lab/studies/report.py --check
 
 docs: .venv/test
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/on_paper.py
 
 bench: .venv/bench
-	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python lab/speed/bench.py
 
 bench-check: .venv/bench
-	$(BIN)/python benchmarks/bench.py --check
+	$(BIN)/python lab/speed/bench.py --check
 
 parity:
-	$(PYTHON) benchmarks/parity.py
+	$(PYTHON) lab/speed/parity.py
 
 .bench-parity/installed:
-	$(PYTHON) benchmarks/parity.py
+	$(PYTHON) lab/speed/parity.py
 
 # Are all numbers still those of another commit? For every redesign: make same BASE=main RENAMED="old=new ..."
 same: .venv/test
@@ -117,9 +117,9 @@ same: .venv/test
 
 # Three studies; each says what it runs, and what is done is kept. A cell of the last two that fails, or Ctrl-C, ends make.
 evidence: .venv/demo
-	$(BIN)/python studies/evidence.py
-	$(BIN)/python studies/mechanism.py
-	$(BIN)/python studies/strong.py
+	$(BIN)/python lab/studies/evidence.py
+	$(BIN)/python lab/studies/mechanism.py
+	$(BIN)/python lab/studies/strong.py
 
 clean:
 	rm -rf .venv .venv-* .bench-* build dist

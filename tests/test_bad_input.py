@@ -11,10 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import gspo
-from gspo.cli import main
+from gspo.cli.arguments import path as path_argument
+from gspo.cli.arguments import path_or_name
+from gspo.cli.commands import parser
+from gspo.cli.main import main
 from gspo.config.schema import SECTIONS
-from gspo.options import name_or_place, parser
-from gspo.options import place as place_on_the_command_line
 from tests import bad_files
 from tests.conftest import seed
 from tests.tiny_run import ROWS, likes_a, model, settings
@@ -448,12 +449,12 @@ def test_a_path_that_no_system_takes_is_refused_with_its_key(place, monkeypatch,
     """Every option of every command that names a file or a folder, and every such field."""
     monkeypatch.chdir(place)
     commands = parser()._subparsers._group_actions[0].choices
-    places = {place_on_the_command_line, name_or_place}
+    places = {path_argument, path_or_name}
     words = {
         (name, action.option_strings[0]) for name, sub in commands.items() for action in sub._actions
         if action.option_strings and action.type in places
     }  # fmt: skip
-    assert {("train", "--from-probe"), ("eval", "--data"), ("export", "--out"), ("demo", "--dir")} <= words
+    assert {("eval", "--data"), ("export", "--out"), ("demo", "--dir")} <= words
     fields = {
         f"{section}.{f.name}" for section, cls in SECTIONS.items() for f in dataclasses.fields(cls) if f.metadata.get("path")
     }

@@ -115,7 +115,7 @@ def command(tree: Path, name: str, settings: str, changes: dict[str, Any], model
     seed = {} if name == "sft" else {"train.seed": SEED}  # supervised runs draw nothing
     fields = changes | seed | {"model.path": model, "model.device": "cpu", "log.dir": folder}
     words = [f"--{key}={value}" for key, value in fields.items()]
-    python(tree, ["-m", "gspo.cli", name, str(path), *words])
+    python(tree, ["-m", "gspo", name, str(path), *words])
 
 
 def compare(base: Path, new: Path, renamed: dict[str, str]) -> Iterator[str]:

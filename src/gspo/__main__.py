@@ -5,7 +5,7 @@ import sys
 if not sys.flags.safe_path and sys.path:  # `-m` puts the current folder first: a random.py there is not Python's
     sys.path.append(sys.path.pop(0))
 
-from gspo.cli import main
+from gspo.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,8 +10,8 @@ import gspo
 from gspo.assembly import assemble
 from gspo.assembly.call_inputs import Given, configured
 from gspo.assembly.models import models_of
+from gspo.cli.evaluate import check_typed
 from gspo.config.unused import OF_TRAINING
-from gspo.options import check_typed
 from gspo.rollout.dynamic_sampling import DynamicSamplingSource
 from gspo.rollout.evaluation import evaluate
 from gspo.rollout.synchronous import SynchronousSource
@@ -158,5 +158,5 @@ def test_an_evaluation_reads_nothing_that_may_not_be_typed_for_it(tmp_path):
     assert {"scale.ranks", "lora.rank", "rollout.max_staleness", "rollout.temperature"} < {*OF_TRAINING}
     for key in OF_TRAINING:
         with pytest.raises(ValueError, match=rf"--{key}: has no effect on `gspo eval`"):
-            check_typed(["eval.num_generations", key], "eval")
-    check_typed(OF_TRAINING, "train")
+            check_typed(["eval.num_generations", key])
+    check_typed(["eval.num_generations"])

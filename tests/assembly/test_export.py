@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
 from gspo.assembly.export import export
-from gspo.cli import main
+from gspo.cli.main import main
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 IDS = torch.arange(6)[None] + 2

@@ -5,10 +5,8 @@ import json
 import pytest
 
 import gspo
-from gspo.assembly.call_inputs import Given
 from gspo.backends.hf.fused import modules, ops
 from gspo.config.files import from_dict
-from gspo.probe.run import ProbeOptions, probe
 from tests.fake_device import fake_gpu
 from tests.rewards.classifiers import reward_model, saved, scores
 from tests.tiny_run import ROWS, likes_a, model
@@ -61,15 +59,6 @@ def evaluated(folder, device):
     return gspo.evaluate(None, ROWS[:8], likes_a, config=config_of(folder, device, eval=()))[0]["eval/reward"]
 
 
-def probed(folder, device):
-    options = ProbeOptions(folder / f"probe-{device}", groups=4, fresh=8, warm=1, ages=(0, 1))
-    config = config_of(folder, device, task={"source": "given"})
-    page, _ = probe(config, options, Given(rows=ROWS, functions=[likes_a]))
-    told = json.loads(page.with_name("probe.json").read_text())
-    spread = [age["ratios"]["sampler"]["sd_token"] for age in told["ages"]]
-    return [spread[1], *(x for age in told["ages"] for _, shares in sorted(age["clipped"].items()) for x in shares)]
-
-
 def judged(folder, device):
     return scores(reward_model(saved(folder / f"classifier-{device}"), device=device))
 
@@ -87,7 +76,6 @@ FLOWS = {
     "resume": resumed,
     "sft": imitated,
     "evaluate": evaluated,
-    "probe": probed,
     "a reward model": judged,
 }
 

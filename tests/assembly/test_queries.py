@@ -9,7 +9,7 @@ import pytest
 from gspo.assembly.models import room
 from gspo.assembly.queries import OtherSources, curriculum
 from gspo.backends.hf.files import outline
-from gspo.cli import main
+from gspo.cli.main import main
 from gspo.config.files import from_dict
 from gspo.config.stages import RefreshConfig
 from gspo.data.chat_template import Encoder

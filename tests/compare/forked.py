@@ -10,7 +10,7 @@ import torch
 
 import gspo.api  # noqa: F401
 import tests.warm  # noqa: F401
-from gspo.cli import main
+from gspo.cli.main import main
 from gspo.compare import cells, compare
 from gspo.report import plots
 from gspo.workers.supervisor import end_with_parent

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gspo.cli import main
+from gspo.cli.main import main
 from gspo.compare.analysis import Interval
 from gspo.compare.compare import compare
 from gspo.compare.page import write_summary

@@ -3,7 +3,7 @@ import re
 import pytest
 import tomli_w
 
-from gspo.cli import main
+from gspo.cli.main import main
 from gspo.compare.spec import read
 from gspo.config.files import to_toml
 from gspo.config.policy import ModelConfig

@@ -12,7 +12,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.cli import main
+from gspo.cli.main import main
 from gspo.rewards import http_client
 from gspo.sandbox import drivers
 from tests.compare.forked import ForkedGspo

@@ -6,7 +6,7 @@ import pytest
 
 import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.cli import main
+from gspo.cli.main import main
 from gspo.compare.compare import compare
 from gspo.data.benchmarks.codeforces import codeforces_row
 from gspo.report.read import read_lines

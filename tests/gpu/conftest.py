@@ -9,7 +9,7 @@ import torch
 
 from tests.gpu.report import ROOT, Report
 
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "lab" / "speed"))
 
 import machine
 
@@ -38,7 +38,7 @@ def device():
 
 @pytest.fixture(scope="session")
 def size(device):
-    """Of the models that are timed: benchmarks/models.py."""
+    """Of the models that are timed: lab/speed/models.py."""
     return "0.6b" if device == "cuda" and machine.free_memory(device) >= ROOM else "3m"
 
 

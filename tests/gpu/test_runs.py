@@ -1,5 +1,5 @@
-"""Whole runs, as `gspo train` makes them: with the embedded sampler, with adapters on weights of few bits, and with vLLM; a
-probe; and the time of a step of models of a real size.
+"""Whole runs, as `gspo train` makes them: with the embedded sampler, with adapters on weights of few bits, and with vLLM;
+and the time of a step of models of a real size.
 """
 
 import importlib.util
@@ -11,10 +11,8 @@ import pytest
 from models import MODELS
 
 import gspo
-from gspo.assembly.call_inputs import Given
 from gspo.config.files import from_dict
 from gspo.config.policy import ModelConfig
-from gspo.probe.run import ProbeOptions, probe
 from tests.tiny_run import ROWS, likes_a, model, settings
 
 pytestmark = pytest.mark.gpu
@@ -60,18 +58,6 @@ def test_with_vllm(device, report, tmp_path):
         pytest.skip("vLLM is not installed here; GSPO_VLLM_PYTHON may name the Python of another environment that has it")
     sampler = {"engine": "vllm", "engine_args": {"gpu_memory_utilization": 0.4}}
     tell(report, "vLLM", lines(tmp_path, device, sampler=sampler | ({"python": ENGINE} if ENGINE else {})))
-
-
-def test_a_probe(device, report, tmp_path):
-    model().save(tmp_path / "model")
-    made = settings(tmp_path / "runs") | {"model": {"path": str(tmp_path / "model"), "device": device}}
-    made |= {"task": {"source": "given"}}
-    options = ProbeOptions(tmp_path / "probe", groups=16, fresh=16, warm=1, ages=(0, 3))
-    page, _ = probe(from_dict(made), options, Given(rows=ROWS, functions=[likes_a]))
-    told = json.loads(page.with_name("probe.json").read_text())
-    spread = {age["age"]: age["ratios"]["sampler"]["sd_token"] for age in told["ages"]}
-    report.check("a probe: spread of the log-ratios of tokens at age 0, of sampler and trainer", spread[0], most=0.1)
-    report.tell("a probe: spread of the log-ratios of tokens at age 3", spread[3])
 
 
 def by_place(prompts, completions, **columns):

@@ -139,7 +139,7 @@ def lead_and_follow():
 
 def begin(arguments):
     """`gspo ARGUMENTS`, with the fault of this life. Returns the exit status."""
-    from gspo.cli import main
+    from gspo.cli.main import main
 
     sys.modules["gspo.report.plots"] = SimpleNamespace(draw=lambda folders: [])  # figures would take longer than the run
     if "RANK" in os.environ:

@@ -14,7 +14,7 @@ from gspo.backends.hf import load
 from gspo.backends.hf.files import read_config
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
-from gspo.cli import main
+from gspo.cli.main import main
 from gspo.config.files import from_dict
 from gspo.learner import layout
 from gspo.plan import cost_model

@@ -50,7 +50,7 @@ SETTINGS = {
 }  # fmt: skip
 COMMANDS = """
 import json, sys
-from gspo.cli import main
+from gspo.cli.main import main
 
 words = [word for key, value in json.loads(sys.argv[1]).items() for word in (f"--{key}", value)]
 print(main(["train", "run.toml", "--log.dir", "run", *words]))

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.guard import BREAK, BROKEN, first_calls, simulated, steps
 from gspo.training.reward_fall import RewardFall
+from lab.speed.guard import BREAK, BROKEN, first_calls, simulated, steps
 
-FEW = 4  # runs of 1,000 steps each; benchmarks/guard.py has the rates
+FEW = 4  # runs of 1,000 steps each; lab/speed/guard.py has the rates
 
 
 def seen(test, rewards, **noise):

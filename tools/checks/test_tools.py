@@ -58,19 +58,19 @@ def test_imports_are_followed_to_their_end(tmp_path):
 
 
 def test_no_script_takes_an_option_that_it_does_not_know_for_none():
-    """`probe.py --list` began two hours of work. Those of a cell are told by another script what to do."""
+    """A script with an unread `--list` began two hours of work. Those of a cell are told by another script what to do."""
     scripts = [
-        path for folder in ("studies", "benchmarks", "docs", "tools") for path in sorted((ROOT / folder).glob("*.py"))
+        path for folder in ("lab/studies", "lab/speed", "docs", "tools") for path in sorted((ROOT / folder).glob("*.py"))
     ]
     run_by_hand = [path for path in scripts if "__main__" in path.read_text() and not path.stem.endswith("_cell")]
     assert len(run_by_hand) > 20
     assert [path.name for path in run_by_hand if "parse_args(" not in path.read_text()] == []
-    words = [sys.executable, str(ROOT / "studies" / "probe.py"), "--list"]
+    words = [sys.executable, str(ROOT / "lab" / "studies" / "report.py"), "--list"]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     assert ended.returncode == 2 and "unrecognized arguments: --list" in ended.stderr
 
 
 def test_no_two_scripts_have_one_name():
     """Tests put these folders on the path: of two with one name, each process would have the one that it imported first."""
-    names = [path.stem for folder in ("tools", "benchmarks", "studies") for path in (ROOT / folder).glob("*.py")]
+    names = [path.stem for folder in ("tools", "lab/speed", "lab/studies") for path in (ROOT / folder).glob("*.py")]
     assert len(names) > 50 and sorted(names) == sorted(set(names))

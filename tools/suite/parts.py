@@ -22,16 +22,16 @@ ENVIRONMENTS = {
         ["make test-vllm SHARE=1/2"],
         ["src/gspo/backends/vllm/", "tests/backends/vllm/engine/"],
     ),
-    "ray": (["make test-ray"], ["src/gspo/build/ray_", "tests/build/test_ray_", "tests/ray/"]),
+    "ray": (["make test-ray"], ["src/gspo/launch/ray_", "tests/launch/test_ray_", "tests/launch/ray_"]),
     "verifiers and benchmarks": (
         ["make test-verifiers", "make test-benchmarks"],
-        ["src/gspo/agents/verifiers_", "tests/agents/test_verifiers_", "src/gspo/data/benchmarks/", "src/gspo/benchmark/"],
+        ["src/gspo/agents/verifiers_", "tests/agents/test_verifiers_", "src/gspo/data/benchmarks/", "src/gspo/evaluate/"],
     ),
     "ART, trackers, parity and the suite for a GPU": (
         ["make test-art", "make test-trackers", "make test-parity", "make parity", "make gpu DRY=1"],
         [
             "src/gspo/agents/art_compat", "tests/serving/test_art", "src/gspo/runs/trackers", "tests/runs/test_trackers",
-            "src/gspo/objective/", "src/gspo/dropin", "examples/trl_gspo", "examples/verl_gspo", "benchmarks/parity",
+            "src/gspo/objective/", "src/gspo/dropin", "examples/trl_gspo", "examples/verl_gspo", "lab/speed/parity",
             "tests/gpu/",
         ],
     ),

@@ -16,7 +16,7 @@ from torch import Tensor
 from gspo.objective.completions import Completions
 from gspo.types import Batch, Completion, Forest, TokenColumns
 
-GATHERING = 1.15  # tokens that padded rows may read in the time of one of `shared` (docs/log.md)
+GATHERING = 1.15  # tokens that padded rows may read in the time of one of `shared` (lab/log.md)
 # The same on a GPU. None: nobody has timed it there, and "auto" pads. `make gpu` times it, and its report says what to set.
 GATHERING_ON_GPU: float | None = None
 

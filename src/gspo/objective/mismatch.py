@@ -11,7 +11,7 @@ from gspo.objective.divergence import k3
 from gspo.objective.losses import sequence_ratio
 
 # KL(mu || pi), nats a token, above which a clip of single tokens wants recomputed likelihoods: on those of an int4 sampler,
-# 6e-5 and more, GRPO broke down in 6 of 6 runs, though numerics clipped .1 % of the tokens (docs/log.md, 2026-11-27).
+# 6e-5 and more, GRPO broke down in 6 of 6 runs, though numerics clipped .1 % of the tokens (lab/log.md, 2026-11-27).
 SINGLE = 1e-5
 
 

@@ -4,7 +4,7 @@ At each step the mean of the last w steps is compared with the best mean that w 
 doublings: short windows see a deep fall at once, long ones a fall of rewards that are rare. Looking for the best of many
 windows again and again finds large differences by chance alone. So a fall counts only beyond `ERRORS` standard errors, a
 bound that one run of 1,000 steps in a hundred passes at most while its policy stays the same; docs/stability.md has the
-rates that `benchmarks/guard.py` measures.
+rates that `lab/speed/guard.py` measures.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 
 import gspo
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
-from gspo.cli import main
+from gspo.cli.main import main
 from tests.backends.vllm.engine.servers import ENGINE_ARGS, MOE, PYTHON
 from tests.tiny_run import PIECES, ROWS, likes_a, settings
 

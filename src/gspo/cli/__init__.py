@@ -1,0 +1,1 @@
+"""The command line: a module for each command. Nothing heavy is imported until a command runs."""

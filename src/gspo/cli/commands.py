@@ -1,0 +1,75 @@
+"""All commands, and the parser that they make."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from gspo import __version__
+from gspo.cli import compare, config, demo, evaluate, export, plan, report, serve, train
+from gspo.cli.arguments import FIELDS, Command, Parser
+from gspo.config.names import nearest_key
+
+COMMANDS = (
+    train.TRAIN, train.SFT, serve.SERVE, evaluate.EVAL, compare.COMPARE, config.CONFIG, plan.PLAN, report.REPORT,
+    export.EXPORT, demo.DEMO,
+)  # fmt: skip
+NO_PROBE = "its study found its advice no better than a blind pick; compare algorithms with `gspo compare`"
+REMOVED = {"probe": f"gspo probe was removed: {NO_PROBE}", "--from-probe": f"--from-probe was removed: {NO_PROBE}"}
+
+
+def parser() -> Parser:
+    """The commands and their options."""
+    top = Parser(
+        prog="gspo",
+        description="Train language models with Group Sequence Policy Optimization (GSPO).",
+        epilog="Start with `gspo demo`: it trains a tiny mixture of experts in a few minutes on a CPU.",
+    )
+    top.add_argument("--version", action="version", version=f"gspo {__version__}")
+    top.add_argument("--debug", action="store_true", help="show the full traceback of an error")
+    subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(
+            command.name,
+            help=command.help.replace("%", "%%"),  # argparse formats this one only
+            description=command.help,
+            epilog=FIELDS if command.takes_fields else None,
+            allow_abbrev=False,
+        )
+        subparser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        command.add_arguments(subparser)
+    return top
+
+
+def parse(words: list[str], fields: dict[str, str]) -> tuple[Command, argparse.Namespace]:
+    """The command and its arguments. Raises ValueError for words that it does not know, with what was probably meant."""
+    if words and words[0] in REMOVED:
+        raise ValueError(REMOVED[words[0]])
+    arguments, unknown = parser().parse_known_args(words)
+    if unknown:
+        refuse(unknown[0], arguments.command)
+    command = next(command for command in COMMANDS if command.name == arguments.command)
+    if fields and not command.takes_fields:
+        raise ValueError(f"--{next(iter(fields))}: `gspo {command.name}` takes no configuration fields")
+    return command, arguments
+
+
+def refuse(word: str, command: str) -> NoReturn:
+    """Raises ValueError for a word that the command does not know, with the field that was probably meant."""
+    name, option = word.partition("=")[0], word.startswith("-")
+    if name in REMOVED:
+        raise ValueError(REMOVED[name])
+    owners = ", ".join(f"`gspo {other}`" for other in owners_of(name))
+    guess = nearest_key(name, "--") if option or name != word else ""
+    what = "unknown option" if option else "unexpected argument"
+    if owners:
+        what += f": it is of {owners}"
+    if guess or (option and not owners):
+        what += "; fields are given as --section.key VALUE"
+    raise ValueError(f"{name if option else word}: {what}{guess or f'; see `gspo {command} --help`'}")
+
+
+def owners_of(option: str) -> list[str]:
+    """The commands that have an option."""
+    commands = next(action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return [name for name, command in commands.items() if option in command._option_string_actions]

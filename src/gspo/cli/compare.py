@@ -1,0 +1,36 @@
+"""`gspo compare`: algorithms on equal terms."""
+
+from __future__ import annotations
+
+import argparse
+
+from gspo.cli.arguments import Command, path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The study file, and which of its cells run."""
+    parser.add_argument("study", metavar="STUDY.toml", help="study file")
+    parser.add_argument("--dir", type=path, help="folder of the study (default: runs/NAME)")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="cells to run, as setting/variant/seedN with * and ?")
+    parser.add_argument("--dry-run", action="store_true", help="only list the cells")
+
+
+def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
+    """Runs the cells that are not finished, and writes the page."""
+    from gspo.compare.compare import compare
+
+    return compare(arguments.study, arguments.dir, arguments.only, arguments.dry_run, fields)
+
+
+def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
+    """Finished cells are kept."""
+    return "; the same command goes on with what is left"
+
+
+COMPARE = Command(
+    "compare",
+    "compare algorithms on equal terms: over settings and seeds, with intervals and verdicts",
+    add_arguments,
+    run,
+    resume_hint=resume_hint,
+)

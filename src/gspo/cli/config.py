@@ -1,0 +1,30 @@
+"""`gspo config`: all settings of a run, with the meaning and unit of each."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+from gspo.cli.arguments import Command
+from gspo.config.files import load, to_toml
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The configuration file, which may be left out."""
+    parser.add_argument("config", metavar="CONFIG.toml", nargs="?", help="configuration file")
+
+
+def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
+    """Prints the settings, once they are known to fit together."""
+    from gspo.config.checks import check_queries
+    from gspo.data.splits import check_sources
+    from gspo.learner.algorithm import resolve
+
+    config = load(arguments.config, fields)
+    check_queries(config)
+    check_sources(config.task, config.stage, config.refresh)
+    print(to_toml(dataclasses.replace(config, algorithm=resolve(config.algorithm)[1]), comments=True, secrets=True), end="")
+    return 0
+
+
+CONFIG = Command("config", "print the whole configuration, with the meaning and unit of each field", add_arguments, run)

@@ -1,0 +1,47 @@
+"""`gspo demo`: a tiny mixture of experts, trained from nothing."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gspo.cli.arguments import Command, path, seed
+from gspo.launch.processes import importing
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which demo, and where."""
+    parser.add_argument("--agent", action="store_true", help="run the demo of agents: conversations with a tool")
+    parser.add_argument("--dir", type=path, help="run folder (default: runs/demo, runs/demo-agent)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the whole demo (default: %(default)s)")
+    parser.add_argument("--resume", action="store_true", help="continue a demo that was stopped")
+
+
+def folder_of(arguments: argparse.Namespace) -> Path:
+    """The run folder."""
+    return Path(arguments.dir or ("runs/demo-agent" if arguments.agent else "runs/demo"))
+
+
+def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
+    """Runs the demo's stages."""
+    with importing():
+        from gspo.demo import stages
+    kind = "agent" if arguments.agent else "completion"
+    return stages.play(folder_of(arguments), arguments.seed, arguments.resume, kind)
+
+
+def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
+    """Whether there is something to resume."""
+    folder = folder_of(arguments)
+    begun = folder.with_name(f"{folder.name}-cold-start").exists()
+    return f"; start it again {'with' if begun else 'without'} --resume"
+
+
+DEMO = Command(
+    "demo",
+    "train a tiny mixture of experts with GSPO until it works answers out instead of guessing",
+    add_arguments,
+    run,
+    takes_fields=False,
+    resume_hint=resume_hint,
+)

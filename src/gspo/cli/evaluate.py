@@ -1,0 +1,150 @@
+"""`gspo eval`: accuracy on held-out prompts of a task, or on a benchmark."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gspo.cli.arguments import Command, path, path_or_name
+from gspo.config.files import load
+from gspo.config.schema import Config
+from gspo.config.unused import OF_TRAINING
+from gspo.launch.processes import importing
+from gspo.safe import visible
+
+if TYPE_CHECKING:
+    from gspo.evaluate.settings import Options
+
+WORDS = (
+    ("benchmark", "NAME|FILE", "aime24, aime25, livecodebench, codeforces, humaneval, or a file of problems and answers"),
+    ("data", "SOURCE", "where its rows are: a file, or a data set's id (default: its own data set on the Hub)"),
+    ("name", "NAME", "configuration of the data set, such as verifiable of open-r1/codeforces"),
+    ("split", "NAME", "split of the data set (default: the benchmark's own)"),
+    ("release", "NAME", "livecodebench: release of the data, v1 to v6 (default: v5)"),
+    ("window", "FROM..TO", "livecodebench: months or days of the contests, such as 2024-10..2025-02"),
+    ("preset", "NAME", "how to sample, by a model card: qwen3, qwen3-instruct"),
+    ("url", "URL", "OpenAI-compatible endpoint that samples, such as http://127.0.0.1:8000/v1"),
+    ("key-variable", "NAME", "environment variable with the endpoint's API key (default: OPENAI_API_KEY, if it is set)"),
+)
+PATHS = (
+    ("dir", "DIR", "folder of the evaluation; one that was stopped goes on (default: runs/eval/BENCHMARK-MODEL)"),
+    ("against", "DIR", "compare with the finished evaluation in this folder, paired by problem"),
+    ("contests", "FILE", "codeforces: standings and ratings of the contests, for a CodeElo-style rating"),
+)
+FLAGS = (
+    ("refused-as-wrong", "count replies that the endpoint refuses to give as wrong (HTTP 4xx)"),
+    ("as-published", "codeforces: CodeElo's published script, which is off by one place"),
+)
+OF_SOURCE = ("data", "name", "split", "release", "window")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of held-out prompts, and a group of those of a benchmark."""
+    parser.add_argument(
+        "config",
+        metavar="CONFIG.toml|MODEL",
+        help="configuration file; with --benchmark also a model's folder or id, or with --url its name there",
+    )
+    parser.add_argument("--out", type=path, metavar="FILE", help="write each completion to this .jsonl file")
+    group = parser.add_argument_group("on a benchmark")
+    for name, metavar, text in WORDS:
+        group.add_argument(f"--{name}", metavar=metavar, help=text, type=path_or_name)
+    for name, metavar, text in PATHS:
+        group.add_argument(f"--{name}", metavar=metavar, help=text, type=path)
+    for name, text in FLAGS:
+        group.add_argument(f"--{name}", action="store_true", help=text)
+
+
+def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
+    """Evaluates, and prints the scores."""
+    if on_a_benchmark(arguments):
+        with importing():
+            from gspo.evaluate.run import evaluate
+        return evaluate(options_of(arguments), fields)
+    check_typed(fields)
+    return held_out(load(arguments.config, fields), arguments.out)
+
+
+def on_a_benchmark(arguments: argparse.Namespace) -> bool:
+    """Whether `gspo eval` is about a benchmark. Raises ValueError for words that have no effect."""
+    if arguments.benchmark is not None and arguments.out is not None:
+        raise ValueError("--out: has no effect beside --benchmark, which keeps its replies in --dir; leave it out")
+    for option in (option for table in (WORDS[1:], PATHS, FLAGS) for option, *_ in table):
+        if arguments.benchmark is None and getattr(arguments, option.replace("-", "_")):
+            raise ValueError(f"--{option}: is for a benchmark: name one with --benchmark, or leave it out")
+    return arguments.benchmark is not None
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """The options of an evaluation on a benchmark."""
+    from gspo.evaluate.settings import Options
+
+    of_source = [(name, getattr(arguments, name)) for name in OF_SOURCE]
+    return Options(
+        model=arguments.config,
+        benchmark=arguments.benchmark,
+        dir=arguments.dir,
+        preset=arguments.preset,
+        of_source=tuple((name, value) for name, value in of_source if value is not None),
+        url=arguments.url or "",
+        key_variable=arguments.key_variable or "",
+        refused_as_wrong=arguments.refused_as_wrong,
+        against=arguments.against,
+        contests=arguments.contests,
+        as_published=arguments.as_published,
+    )
+
+
+def check_typed(keys: Iterable[str]) -> None:
+    """Raises ValueError for a field of the command line that only `gspo train` reads."""
+    for key in keys:
+        if key in OF_TRAINING:
+            raise ValueError(f"--{key}: has no effect on `gspo eval`, which trains nothing: leave it out")
+
+
+def held_out(config: Config, out: Path | None) -> int:
+    """Prints the metrics on held-out prompts, and writes the completions to `out`."""
+    with importing():
+        from gspo import api
+        from gspo.rollout.failures import cause, eval_errors
+        from gspo.rollout.metrics import describe
+        from gspo.runs.log import to_json
+
+    if out is not None and out.exists():
+        raise ValueError(f"--out {out}: exists already; give another name")
+    try:
+        (out or Path()).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {out}: cannot be written: {error}") from None
+    metrics, groups = api.evaluate(config=config)
+    if out is not None:
+        column = config.reward.answer_column
+        with open(out, "wb") as file:
+            file.writelines(to_json(describe(rollout, column)) for group in groups for rollout in group.rollouts)
+    low, high = (metrics[f"eval/accuracy_{end}"] for end in ("low", "high"))
+    print(f"model {config.model.path}")
+    failed, errors = metrics["eval/failed"], eval_errors(groups)
+    note = f"; {failed:.0f} of {len(errors)} completions were not scored and count as wrong" if failed else ""
+    print(f"accuracy {metrics['eval/accuracy']:.4f}  (95 % interval {low:.4f} to {high:.4f}){note}")
+    if failed:
+        print(visible(cause(errors)))
+    for name, value in sorted(metrics.items()):
+        if not name.startswith("eval/accuracy"):
+            print(f"{name.removeprefix('eval/')} {value:.4g}")
+    return 0
+
+
+def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
+    """An evaluation on a benchmark keeps its replies."""
+    return "; the same command goes on with what is left" if arguments.benchmark is not None else ""
+
+
+EVAL = Command(
+    "eval",
+    "evaluate a model on held-out prompts, or on a benchmark: accuracy with a 95 % interval",
+    add_arguments,
+    run,
+    resume_hint=resume_hint,
+)

@@ -1,0 +1,28 @@
+"""`gspo export`: the trained model as a folder that other programs read."""
+
+from __future__ import annotations
+
+import argparse
+
+from gspo.cli.arguments import Command, path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run, and where its model goes."""
+    parser.add_argument("run", type=path, metavar="RUN", help="run folder, checkpoint or model folder")
+    parser.add_argument("--out", type=path, metavar="DIR", help="where to (default: RUN/export)")
+    parser.add_argument("--merge", action="store_true", help="merge an adapter into its base model")
+    parser.add_argument("--push", metavar="REPO", help="send it to this repository of the Hugging Face Hub too")
+
+
+def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
+    """Writes the model, and prints where it is."""
+    from gspo.assembly.export import export
+
+    print(f"model   {export(arguments.run, arguments.out, arguments.merge, arguments.push)}")
+    return 0
+
+
+EXPORT = Command(
+    "export", "write the trained model of a run as a plain Hugging Face folder", add_arguments, run, takes_fields=False
+)

@@ -1,0 +1,137 @@
+"""The entry point: runs one command, and says in one line what went wrong."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import UnsupportedOperation
+from pathlib import Path
+from typing import Any
+
+from gspo.cli.arguments import take_fields
+from gspo.cli.commands import parse
+from gspo.distributed.environment import LOST, SHORT
+from gspo.safe import visible, without_logins
+
+OUT_OF_MEMORY = (
+    "lower train.micro_batch_tokens or sampler.batch_size, or set train.gradient_checkpointing = true; then continue from "
+    "the last checkpoint with `--resume`"
+)
+OF_RANKS = {"RankLost": LOST, "OutOfMemory": SHORT}  # errors by name, since they are in modules that import torch
+
+
+@contextmanager
+def short_warnings() -> Iterator[None]:
+    """Prints gspo's own warnings in one line, without the place in the source. A run's log takes over what comes later."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def note(message: Any, category: type[Warning], filename: str, *rest: Any, **more: Any) -> None:
+            if issubclass(category, UserWarning) and Path(__file__).parents[1] in Path(filename).parents:
+                print(f"gspo: warning: {visible(without_logins(str(message)))}", file=sys.stderr)
+            else:
+                show(message, category, filename, *rest, **more)
+
+        warnings.showwarning = note
+        yield
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that it ends what it has started, and clears up. SIGHUP stays
+    ignored where it is (nohup).
+    """
+    heard: list[int] = []
+
+    def hear(number: int, frame: Any) -> None:
+        if heard and number == signal.SIGHUP:  # the kernel and the shell may each send one
+            return
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, hear)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command. Returns the exit status: 0, 1 for a failed or collapsed run, 2 for bad input, 130 when interrupted.
+
+    Where nobody reads the output any more (`| head`), it ends without a word.
+    """
+    try:
+        return run(sys.argv[1:] if argv is None else argv)
+    finally:
+        stdout_closed()
+
+
+def stdout_closed() -> bool:
+    """Whether nobody reads the output any more. Then the rest of it is dropped, also when Python exits."""
+    if sys.stdout is None:  # it was closed before Python began
+        return True
+    try:
+        sys.stdout.flush()
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        if not poll.poll(0):
+            return False
+    except UnsupportedOperation:
+        return False  # it is no file
+    except OSError:
+        pass
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
+def run(argv: list[str]) -> int:
+    """Runs one command and reports an error in one line. Returns the exit status."""
+    debug, hint = "--debug" in argv, ""
+    try:
+        words, fields = take_fields(argv)
+        command, arguments = parse(words, fields)
+        debug, arguments.words = arguments.debug, argv
+        try:
+            with short_warnings(), interruptible():
+                status = command.run(arguments, fields)
+        except SystemExit as error:  # code that a run calls must not pass for its end
+            raise RuntimeError(f"a call of sys.exit({error.code!r}) that is none of gspo's ended the run") from error
+        except KeyboardInterrupt:
+            hint = command.resume_hint(arguments, fields)
+            raise
+        print(end="", flush=True)  # also where there is no stdout at all
+        return status
+    except KeyboardInterrupt:
+        print(visible(f"gspo: interrupted{hint}"), file=sys.stderr)
+        return 130
+    except (ValueError, RuntimeError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and stdout_closed():
+            return 0  # whoever read the output had enough of it
+        if debug:
+            raise
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch for it
+            error = RuntimeError(f"the GPU is out of memory: {OUT_OF_MEMORY}")
+        print(f"gspo: error: {visible(without_logins(str(error)))}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+    except Exception as error:
+        if type(error).__name__ not in OF_RANKS:  # any other error is a defect of gspo's own
+            raise
+        print(f"gspo: {visible(without_logins(str(error)))}", file=sys.stderr)
+        return OF_RANKS[type(error).__name__]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

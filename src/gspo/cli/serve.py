@@ -1,0 +1,43 @@
+"""`gspo serve`: a model at an OpenAI-compatible endpoint, which trains on what agents return."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from gspo.cli.arguments import Command
+from gspo.cli.train import add_arguments, resume_hint, take_part
+from gspo.config.files import load
+from gspo.launch.processes import importing
+
+
+def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
+    """Serves until Ctrl-C, which saves what was trained, or until the guard ends the run."""
+    config = load(arguments.config, fields)
+    status = take_part(config, arguments)
+    if status is not None:
+        return status
+    with importing():
+        from gspo.runs.checkpoint import stop_signals
+        from gspo.serving.start import serve
+    served = serve(config=config, resume=arguments.resume, allow=arguments.allow)
+    with served as model, stop_signals(lambda text: None) as stop:
+        # For the shell that the agent runs in; the key is of this run alone.
+        print(f"export OPENAI_BASE_URL={model.base_url}\nexport OPENAI_API_KEY={model.api_key}", flush=True)
+        print(f"model {model.name!r}; Ctrl-C ends and saves", file=sys.stderr, flush=True)
+        while not (stop.asked or model.lost or model.collapsed):
+            time.sleep(0.1)
+        if model.lost is not None:  # a rank was lost: the launcher starts all of them again
+            raise model.lost
+    print(f"stopped {model.folder}" if model.collapsed else f"model   {model.folder / 'model'}")
+    return int(model.collapsed)
+
+
+SERVE = Command(
+    "serve",
+    "serve a model to agents at an OpenAI-compatible endpoint, and train it on what they return",
+    add_arguments,
+    run,
+    resume_hint=resume_hint,
+)

@@ -1,0 +1,82 @@
+"""`gspo train` and `gspo sft`: a run, from its first step or its last checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gspo.cli.arguments import Command, add_config
+from gspo.config.files import load
+from gspo.config.schema import Config
+from gspo.launch.processes import importing
+from gspo.safe import visible
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of every command that trains."""
+    add_config(parser)
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the run folder")
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY",
+        help="with --resume: a setting that may differ from the run's own, such as optimizer.lr; repeatable",
+    )
+
+
+def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
+    """Trains. Returns 0 where the run finished, 1 where it collapsed, 130 where it was stopped."""
+    config = load(arguments.config, fields)
+    status = take_part(config, arguments)
+    if status is not None:
+        return status
+    with importing():
+        from gspo import api
+    call = api.train if arguments.command == "train" else api.sft
+    result = call(config=config, resume=arguments.resume, allow=arguments.allow)
+    print(visible(f"model   {result.folder / 'model'}" if result.finished else f"stopped {result.folder}"))
+    report = result.folder / "report.html"
+    if report.is_file():
+        print(visible(f"report  {report}"))
+    return 0 if result.finished else 1 if result.collapsed else 130
+
+
+def take_part(config: Config, arguments: argparse.Namespace) -> int | None:
+    """Starts the ranks or follows as one, and returns the exit status. None: this process leads, and goes on."""
+    from gspo.launch import launch
+
+    def follow(config: Config) -> None:
+        with importing():
+            from gspo.assembly import rank
+        rank.follow(config.scale)
+
+    status = launch.take_part(config, arguments.words, follow)
+    if status is None:
+        arguments.resume |= launch.begun_before(config)
+    return status
+
+
+def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
+    """What `--resume` would do."""
+    try:
+        folder = Path(load(arguments.config, fields).log.dir)
+    except ValueError:  # it was changed in the meantime
+        return ""
+    if not (folder / "config.toml").exists():
+        return " before anything was begun: start it again without --resume"
+    from gspo.runs import checkpoint
+
+    return f"; {checkpoint.way_on(folder / 'checkpoints')}"
+
+
+TRAIN = Command(
+    "train", "train a model with GSPO or another algorithm, such as GRPO or PPO", add_arguments, run, resume_hint=resume_hint
+)
+SFT = Command(
+    "sft",
+    "fine-tune a model on prompts with completions to imitate (supervised, for a cold start)",
+    add_arguments,
+    run,
+    resume_hint=resume_hint,
+)

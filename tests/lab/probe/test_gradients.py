@@ -1,0 +1,103 @@
+"""Gradients of groups by many objectives at once: against one update each, and through the sketch."""
+
+import dataclasses
+
+import pytest
+import torch
+from probe.gradients import Sketch, coefficients, of_group
+from torch import nn
+
+from gspo.config.policy import AlgorithmConfig
+from gspo.learner.algorithm import resolve
+from gspo.learner.objective import PolicyObjective
+from gspo.objective.algorithms import ALGORITHMS
+from tests.bigram import Bigram
+from tests.learner.test_update import completions, gradient_of
+
+ROWS = [name for name, row in ALGORITHMS.items() if not row.critic]
+
+
+def objective(name):
+    row, config, _ = resolve(AlgorithmConfig(name=name))
+    return PolicyObjective(row, config, 9)
+
+
+@pytest.mark.parametrize("max_tokens", [10_000, 9])
+def test_they_are_those_of_an_update(max_tokens):
+    policy, batch = Bigram(), completions()
+    sketch = Sketch(policy.parameters())
+    wanted = {name: ("one", coefficients(objective(name))) for name in ROWS}
+    found = of_group(policy, {"one": batch}, wanted, sketch, max_tokens)
+    for name in ROWS:
+        _, gradient = gradient_of(name, batch)
+        expected = -gradient.flatten() * objective(name).denominator(batch)
+        torch.testing.assert_close(found[name].double(), expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_each_reads_its_own_view():
+    policy, batch = Bigram(), completions()
+    other = [dataclasses.replace(c, advantage=-2 * c.advantage) for c in batch]
+    of = coefficients(objective("reinforce"))
+    found = of_group(policy, {"a": batch, "b": other}, {"x": ("a", of), "y": ("b", of)}, Sketch(policy.parameters()), 100)
+    torch.testing.assert_close(found["y"], -2 * found["x"])
+
+
+def test_objectives_with_the_same_coefficients_are_walked_back_once(monkeypatch):
+    """One range clips, two do not, and of another view everything differs."""
+    policy, batch, walked, grad = Bigram(), completions(shift=0.5), [], torch.autograd.grad
+    other = [dataclasses.replace(c, advantage=-2 * c.advantage) for c in batch]
+    monkeypatch.setattr(
+        "probe.gradients.torch.autograd.grad", lambda *given, **more: walked.append(more) or grad(*given, **more)
+    )
+    of = {}
+    for epsilon in (1e-9, 20.0, 30.0):
+        row, config, _ = resolve(AlgorithmConfig(name="gspo", epsilon=epsilon, epsilon_high=epsilon))
+        of[epsilon] = coefficients(PolicyObjective(row, config, 9))
+    wanted = {f"{view} {epsilon}": (view, each) for view in "ab" for epsilon, each in of.items()}
+    found = of_group(policy, {"a": batch, "b": other}, wanted, Sketch(policy.parameters()), 10_000)
+    assert [more["retain_graph"] for more in walked if "retain_graph" in more] == [True, True, True, False]
+    for view in "ab":
+        assert torch.equal(found[f"{view} 20.0"], found[f"{view} 30.0"])
+        assert not torch.equal(found[f"{view} 1e-09"], found[f"{view} 20.0"])
+    assert not torch.equal(found["a 20.0"], found["b 20.0"])
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_on_policy_all_of_a_family_are_one(name):
+    """Mean over tokens of A grad log pi, or their sum, whatever the stale likelihoods say."""
+    policy, batch = Bigram(), completions(shift=0.5)
+    like = "dapo" if ALGORITHMS[name].sums else "reinforce"
+    wanted = {each: ("one", coefficients(objective(each), on_policy=True)) for each in (name, like)}
+    found = of_group(policy, {"one": batch}, wanted, Sketch(policy.parameters()), 100)
+    torch.testing.assert_close(found[name], found[like], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("block", [1 << 22, 1 << 12], ids=["kept places", "drawn again"])
+def test_a_sketch_keeps_products(monkeypatch, block):
+    monkeypatch.setattr("probe.gradients.BLOCK", block)
+    g = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.zeros(300, 700)), nn.Parameter(torch.zeros(50)), nn.Parameter(torch.zeros(90_001))]
+    sketch = Sketch(parameters, size=4096)
+    assert not sketch.exact
+    a, b = ([torch.randn(p.shape, generator=g) for p in parameters] for _ in range(2))
+    c = [x + 0.5 * z for x, z in zip(a, b)]
+    flat = [torch.cat([x.flatten() for x in each]) for each in (a, b, c)]
+    kept = [sketch.of(each) for each in (a, b, c)]
+    torch.testing.assert_close(kept[2], kept[0] + 0.5 * kept[1], rtol=1e-4, atol=1e-4)
+    for i in range(3):
+        for j in range(3):
+            error = abs(float(kept[i] @ kept[j] - flat[i] @ flat[j])) / float(flat[i].norm() * flat[j].norm())
+            assert error < 5 / 4096**0.5
+    column = torch.zeros(300, 700)
+    column[:, 3] = torch.randn(300, generator=g)  # one input is large: a gradient of few columns
+    d, e = [column, None, None], [column.roll(1, 0), None, None]
+    error = abs(float(sketch.of(d) @ sketch.of(e) - (d[0] * e[0]).sum())) / float(column.norm() ** 2)
+    assert error < 5 / 4096**0.5
+    assert torch.equal(sketch.of([a[0], None, a[2]]), sketch.of([a[0], torch.zeros(50), a[2]]))
+    assert torch.equal(sketch.of([None, None, None]), torch.zeros(4096))
+
+
+def test_few_parameters_are_kept_as_they_are():
+    sketch = Sketch([nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2))])
+    assert sketch.exact
+    assert sketch.of([torch.arange(6.0).view(2, 3), None]).tolist() == [0, 1, 2, 3, 4, 5, 0, 0]

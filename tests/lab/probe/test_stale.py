@@ -1,0 +1,78 @@
+"""A batch that grows old: what is read of it, by hand, on a policy of one table."""
+
+import dataclasses
+
+import pytest
+import torch
+from probe.candidates import Candidate
+from probe.stale import PLAIN, Reader, Stale
+
+from gspo.config.policy import AlgorithmConfig
+from gspo.learner.algorithm import resolve
+from gspo.learner.memory import MicroBatches
+from gspo.types import Group
+from tests.bigram import Bigram
+from tests.rollout.test_credit import prompt, rollout
+
+GSPO = resolve(AlgorithmConfig())[1]
+
+
+def stale(*rewards, policy=None):
+    groups = [
+        Group(prompt(str(i)), [rollout(reward, n=2 + j) for j, reward in enumerate(row)]) for i, row in enumerate(rewards)
+    ]
+    policy = policy or Bigram()
+    return policy, Stale(Reader(policy, MicroBatches(100), False), groups, GSPO)
+
+
+def logp_of(policy, completion):
+    rows = policy.table.detach()[completion.tokens[1:-1]].log_softmax(-1)
+    return rows.gather(-1, completion.tokens[2:, None])[:, 0]
+
+
+def test_groups_with_too_few_scores_are_left_out_and_the_rest_keeps_its_place():
+    _, batch = stale((1.0, None), (1.0, 0.0, None), (0.0, 1.0))
+    assert batch.number == [1, 2] and [len(row) for row in batch.rows] == [2, 2]
+    assert batch.owner == [0, 0, 1, 1] and batch.y.length.tolist() == [2, 3, 2, 3]
+    with pytest.raises(ValueError, match="no group has two scored completions"):
+        stale((None, 1.0), (None, None))
+
+
+def test_pi_old_is_that_of_age_0_and_the_sampler_what_it_said():
+    policy, batch = stale((1.0, 0.0), (0.0, 1.0))
+    before = torch.cat([logp_of(policy, completion) for completion in batch.completions])
+    torch.testing.assert_close(batch.old["recompute", PLAIN], before)
+    assert (batch.old["sampler", PLAIN] == -0.5).all()
+    torch.testing.assert_close(batch.again[PLAIN], before)  # the same, of other micro-batches
+    with torch.no_grad():
+        policy.table += torch.randn(policy.table.shape, generator=torch.Generator().manual_seed(1))
+    now = torch.cat([logp_of(policy, completion) for completion in batch.completions])
+    torch.testing.assert_close(batch.logp(PLAIN), now)
+    assert not torch.allclose(now, before)
+    ratios = batch.ratios(Candidate("x", GSPO, "recompute"), batch.logp(PLAIN))
+    expected = [part.mean().exp() for part in (now - before).split([2, 3, 2, 3])]
+    torch.testing.assert_close(ratios, torch.stack(expected))
+
+
+def test_a_view_has_its_own_advantages_and_likelihoods():
+    _, batch = stale((1.0, None, 0.0), (0.0, 1.0, 1.0))
+    plain = resolve(AlgorithmConfig(name="grpo", scale_rewards="none"))[1]
+    rows = batch.view(Candidate("x", plain, "recompute"))
+    assert [[round(c.advantage, 6) for c in row] for row in rows] == [[0.5, -0.5], [-0.666667, 0.333333, 0.333333]]
+    old = torch.cat([completion.logp_old for row in rows for completion in row])
+    torch.testing.assert_close(old, batch.old["recompute", PLAIN])
+    sampled = batch.view(Candidate("y", GSPO, "sampler"))
+    assert all((completion.logp_old == -0.5).all() for row in sampled for completion in row)
+    assert sampled[0][0].advantage == pytest.approx(2**-0.5)
+
+
+def test_ratios_of_turns_stand_at_their_own_tokens():
+    _, batch = stale((1.0, 0.0), (0.0, 1.0))
+    turns = torch.tensor([0, 1, 0, 0, 1, 0, 0, 0, 1, 1])
+    batch.y = dataclasses.replace(batch.y, turn=turns)
+    by_turn = Candidate("x", resolve(AlgorithmConfig(name="gspo_turn", credit="turn"))[1], "sampler")
+    l = torch.arange(10.0, dtype=torch.float64) / 10
+    ratios = batch.ratios(by_turn, l - 0.5)
+    spread = batch.spread(by_turn, ratios)
+    expected = torch.tensor([0.0, 0.1, 0.25, 0.25, 0.4, 0.55, 0.55, 0.7, 0.85, 0.85], dtype=torch.float64).exp()
+    torch.testing.assert_close(spread, expected)

@@ -1,0 +1,434 @@
+"""The study of the mechanism: its task, its jitter, a whole cell, its fits and its tables."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import foretold
+import jitter
+import laws
+import mechanism
+import mechanism_pictures
+import numpy as np
+import probe_cell
+import pytest
+import report
+import torch
+import world
+from cells import Workers
+
+from gspo.backends.hf.routing import record, replay
+from tests.backends.hf.families import tiny
+
+ROOT = Path(__file__).parents[2]
+
+SIZES = {"groups": 8, "fresh": 8, "warm": 1, "update": 2, "generations": 4, "steps": 3}
+
+
+def test_texts_follow_the_source_and_are_worth_their_symbols():
+    follows, value = world.source()
+    made = world.texts(400, 50, np.random.default_rng(0))
+    topic, a, b = (made[:, :1].repeat(48, 1), made[:, 1:-1], made[:, 2:])
+    nats = -np.log(follows[topic, a, b])
+    entropy = -(follows * np.log(follows + 1e-300)).sum(-1)[topic, a]
+    assert nats.mean() == pytest.approx(entropy.mean(), abs=0.03) and 0.8 < nats.mean() < 1.4
+    assert world.worth(["Aab"] * 3, ["a", "ab", "A"]) == [value[0], (value[0] + value[1]) / 2, -1.0]
+    assert value.sum() == 0 and world.worth(["Aab"], [""]) == [-1.0]
+
+
+@pytest.mark.parametrize(("experts", "per_token"), [(0, 4), (8, 1), (8, 4)])
+def test_all_models_have_as_many_weights_for_a_token(experts, per_token):
+    shape = world.outline(experts, per_token, 2)
+    wide = shape["moe_intermediate_size"] * per_token if experts else shape["intermediate_size"]
+    assert wide == world.ACTIVE and ("num_experts" in shape) == bool(experts)
+
+
+def chosen(model, tokens):
+    with torch.no_grad(), record(model.model) as recording:
+        hidden = model.hidden(input_ids=tokens)
+        return hidden, recording.take()
+
+
+def test_jitter_changes_the_choice_and_a_replay_of_it_all():
+    """Disturbed, the routers take other experts; whoever replays these, undisturbed, computes the same numbers."""
+    tokens = torch.randint(2, 20, (3, 12), generator=torch.Generator().manual_seed(0))
+    plain, none, some, much = (tiny("qwen3_moe") for _ in range(4))
+    for model, share in ((none, 0.0), (some, 0.1), (much, 1.0)):
+        jitter.disturb(model.model, share, 0)
+    (h, own), (h0, same), (_, few), (h1, many) = (chosen(model, tokens) for model in (plain, none, some, much))
+    assert torch.equal(own, same) and torch.allclose(h, h0)
+    assert (few != own).any() and (many != own).sum() > (few != own).sum() and not torch.allclose(h, h1, atol=1e-3)
+    with torch.no_grad(), replay(plain.model, many):
+        assert torch.allclose(plain.hidden(input_ids=tokens), h1, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def jittered(tmp_path_factory):
+    return cell(tmp_path_factory.mktemp("cell"), experts=8, jitter=0.3)
+
+
+def cell(folder, **changes):
+    """With few prompts: a whole study's take seconds to read."""
+    point = mechanism.Point(**{"layers": 2, "length": 16, "rate": 1e-3, "mini_batches": 2, "ages": (0, 1)} | changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe_cell, "PROMPTS", 256)
+        return probe_cell.run_cell(point, 0, SIZES, folder)
+
+
+def test_a_cell_with_jitter(jittered):
+    """Routing alone differs at age 0: R3 takes the experts of the sampler and sees no difference, R2 takes the trainer's."""
+    first, last = jittered["ages"]
+    assert first["ratios"]["sampler"]["sd_token"] > 100 * first["ratios"]["R3"]["sd_token"]
+    assert first["ratios"]["recompute"]["sd_token"] == 0 < last["ratios"]["recompute"]["sd_token"]
+    assert last["agreement"] < 0.98 and first["agreement"] < 0.98
+    assert jittered["of"] == jittered["groups"] == 8 and jittered["seconds"] > 0
+    for name in ("grpo 0.2", "gspo auto", "cispo", "reinforce", "reinforce_is", "sapo", "dppo_tv", "grpo_dual 0.2"):
+        assert set(last["merits"][name]) == {"direction", "noise", "update", "largest", "told"}
+    for part in ("direction", "noise", "update"):  # gspo_token is gspo where a completion has one advantage
+        token, gspo = (np.array(last["merits"][name][part], float) for name in ("yours", "gspo 0.03"))
+        np.testing.assert_allclose(token, gspo, rtol=1e-3, atol=1e-4)
+    json.dumps(jittered, allow_nan=False)
+
+
+def test_an_undisturbed_cell_starts_on_policy(tmp_path):
+    first = cell(tmp_path, experts=0, ages=(0,))["ages"][0]
+    assert first["ratios"]["sampler"]["sd_token"] < 1e-5 and first["agreement"] is None
+    assert first["merits"]["grpo 0.2"]["noise"] == pytest.approx(first["merits"]["gspo 0.03"]["noise"], abs=1e-3)
+
+
+def line(b, seeds=4, noise=0.02, bend=None):
+    x, rng = [16.0, 32.0, 64.0, 128.0, 256.0], np.random.default_rng(0)
+    y = [v**b if bend is None or v <= bend else bend**b for v in x]
+    values = [{seed: v * float(np.exp(noise * rng.normal())) for seed in range(seeds)} for v in y]
+    return laws.fit([(f"{v:g}", v) for v in x], values, range(seeds))
+
+
+def test_fits_find_the_exponent_and_where_it_stops():
+    law = line(-0.5)
+    assert law.b.mean == pytest.approx(-0.5, abs=0.03) and law.b.low < law.b.mean < law.b.high
+    assert (law.last, law.stops, law.holds) == ("256", False, True)
+    bent = line(-1.0, bend=64.0)
+    assert bent.stops and bent.last in ("64", "128") and bent.b.mean < -0.7
+    flat = line(0.0)
+    assert not flat.holds and not flat.stops
+    assert line(-0.5, seeds=2) is None
+    three, whole = [("1", 1.0), ("2", 2.0), ("3", 3.0)], dict.fromkeys(range(4), 1.0)
+    assert laws.fit(three, [whole] * 3, range(4)) is not None
+    for lacking in (whole | {3: -1.0}, dict.fromkeys(range(3), 1.0)):  # no seed is left out for what it found
+        assert laws.fit(three, [whole, lacking, whole], range(4)) is None
+    assert laws.fit(three, [whole, dict.fromkeys(range(3), 1.0), whole], range(3)) is not None  # seed 3 did not run
+
+
+def result(point, seed):
+    ratio = {
+        "sd_token": 0.1,
+        "sd_completion": 0.1 / point.length**0.45 * (1 + seed / 50),
+        "drift": -0.001 * point.length**0.05,
+        "kl": 0.005,
+        "tail": 3.0,
+    }
+    merit = {"direction": [0.9, 0.8, 1.0], "noise": [0.2, 0.1, 0.3], "update": [0.4, 0.3, 0.5], "largest": 0.1, "told": True}
+    told = {"ratios": {"sampler": ratio}, "agreement": 0.99, "law": None, "merits": dict.fromkeys(laws.OBJECTIVES, merit)}
+    told["clipped"] = {name: [0.25, 0.125 if seed else 0.0] for name in laws.OBJECTIVES}
+    return {"settings": mechanism.ProbeCell(point, seed).settings, "ages": [told | {"age": age} for age in point.ages]}
+
+
+def test_tables_tell_what_was_not_run():
+    points = mechanism.DIALS["length"]
+    some = [result(points[name], seed) for name in ("16", "32", "64") for seed in range(3)]
+    table = laws.tables(some, "length")
+    assert "| 16, 1 update | 3 | 0.1000 [0.1000, 0.1000] |" in table and "| 128, 3 updates | not run |" in table
+    assert "| grpo 0.2 | 25.0% / 8.3% | 25.0% / 8.3% | 25.0% / 8.3% |" in table  # 16, 32, 64: those that were run
+    assert "| sd of log s | not run: 0 of 3 seeds | not run: 0 of 3 seeds |" in table  # a line with missing points
+    assert laws.tables(some, "top") == "Not run.\n"
+    whole = laws.tables([result(point, seed) for point in points.values() for seed in range(3)], "length")
+    assert "not run" not in whole and "| sd of log s | -0.45 [-0.45, -0.45] | -0.45 [-0.45, -0.45] |" in whole
+    other = json.loads(json.dumps(some))
+    for each in other:
+        each["settings"]["groups"] += 1  # another plan's
+    assert laws.tables(other, "length") == "Not run.\n"
+    single = laws.tables([result(points["16"], 0)], "length")
+    assert "| 16, 1 update | 1 | 0.1000 |" in single and "[" not in single.split("\n")[4]
+
+
+def everything(seeds=mechanism.SEEDS):
+    points = dict.fromkeys(point for points in mechanism.DIALS.values() for point in points.values())
+    return [result(point, seed) for point in points for seed in seeds]
+
+
+def with_merit(results, name, changed, **where):
+    """The results, of whose objective something else was found in the cells with these settings."""
+    for each in results:
+        if where.items() <= each["settings"].items():
+            for age in each["ages"]:
+                age["merits"] = age["merits"] | {name: age["merits"][name] | changed}
+    return results
+
+
+def outcome(results, number):
+    """Found and verdict, of each row of that number."""
+    rows = [line.strip("| ").split(" | ") for line in foretold.table(results).splitlines()[2:]]
+    return [(found, verdict) for words, found, verdict in rows if words.startswith(f"{number}. ")]
+
+
+def test_tables_tell_where_seeds_have_no_number():
+    points = mechanism.DIALS["length"].values()
+    some = with_merit(
+        [result(point, seed) for point in points for seed in range(4)], "sapo", {"told": False}, length=64, seed=3
+    )
+    table = laws.tables(some, "length")
+    assert "0.90 [0.90, 0.90] (n = 3)" in next(line for line in table.splitlines() if line.startswith("| sapo |"))
+    assert "| direction lost, sapo | cannot be told | cannot be told |" in table
+    assert table.count("(n = 3)") == 2 and "| direction lost, cispo | +0.00" in table
+    some = [each for each in some if (each["settings"]["length"], each["settings"]["seed"]) != (64, 3)]  # it has not run
+    assert "| direction lost, sapo | +0.00" in laws.tables(some, "length")
+
+
+def test_the_range_that_a_single_age_made_is_left_out():
+    every = everything(range(3))
+    for dial in mechanism.DIALS:
+        assert ("auto" in laws.tables(every, dial)) == (dial != "staleness")
+    assert "| gspo 0.03 |" in laws.tables(every, "staleness") and "| gspo 0.03 - grpo |" in laws.tables(every, "staleness")
+    assert not any(place.age == foretold.AGE for place in laws.places("staleness"))  # nor is it in outcome 5
+
+
+def test_an_outcome_without_values_is_not_judged():
+    """The right gradient could not be told from noise: nothing is known of the update, and nothing said."""
+    (found, verdict), mean = outcome(with_merit(everything(), "gspo 0.03", {"told": False}, rate=1e-3), 5)
+    assert (
+        mean == ("", "cannot be told")
+        and verdict == "cannot be told"
+        and "gspo 0.03 at rate 0.001, 3 updates" in found
+        and "auto" not in found
+    )
+    few = everything()
+    for seed in (2, 3, 4):
+        with_merit(few, "grpo 0.2", {"told": False}, layers=8, seed=seed)
+    (found, verdict), _ = outcome(few, 5)
+    assert verdict == "cannot be told" and "gspo auto at layers 8, 3 updates" in found
+
+
+def test_updates_are_compared_at_the_age_of_the_plan_with_what_chance_gives():
+    ahead = {"update": [0.5, 0.4, 0.6]}
+    results = everything()
+    for each in results:
+        for age in each["ages"]:
+            if age["age"] != 3:
+                age["merits"] = age["merits"] | {"gspo 0.03": age["merits"]["gspo 0.03"] | ahead}
+    # 27 points at 3 updates, of which 3 are expected to differ; 2 ranges
+    assert outcome(results, 5)[0] == ("0 of 48 others above 0, by chance 1.2", "holds")
+    (found, verdict), _ = outcome(with_merit(results, "gspo 0.03", ahead, layers=8), 5)
+    assert found == "1 of 48 others above 0, by chance 1.2: gspo 0.03 at layers 8, 3 updates" and verdict == "open"
+    with_merit(results, "gspo auto", ahead, layers=8)
+    assert outcome(with_merit(results, "gspo 0.03", ahead, length=1024), 5)[0][1] == "open"
+    assert outcome(with_merit(results, "gspo auto", ahead, length=1024), 5)[0][1] == "fails"  # the fourth
+    (found, verdict), _ = outcome(with_merit(everything(), "gspo 0.03", ahead, jitter=0.1), 5)
+    assert found == "0 of 48 others above 0, by chance 1.2; as expected: gspo 0.03 at jitter 0.1, 3 updates"
+    assert verdict == "holds"
+    base = everything()
+    for seed in mechanism.SEEDS:
+        with_merit(base, "gspo auto", ahead, **mechanism.ProbeCell(mechanism.BASE, seed).settings)
+    assert outcome(base, 5)[0][0].startswith("1 of 48 others above 0")  # a point of all dials, once
+
+
+def test_updates_are_compared_on_the_mean_of_all_points_too():
+    results = everything()
+    for name in ("gspo auto", "gspo 0.03"):
+        for seed in mechanism.SEEDS:  # by .3 less than grpo, and by .6 times the seed's distance from its middle
+            with_merit(results, name, {"update": [0.3 + 0.6 * (seed - 2.5) if seed else 9.0, 0.0, 0.0]}, seed=seed)
+    found, verdict = outcome(results, 5)[1]
+    grpo = results[0]["ages"][0]["merits"]["grpo 0.2"]["update"][0]
+    middle, half = 0.3 - grpo, 3.182 * 0.6 * math.sqrt(5 / 3) / 2  # Student's t at 3 degrees; seeds 1 to 4
+    assert found == f"{middle:+.3f} [{middle - half:+.3f}, {middle + half:+.3f}]" and verdict == "open"
+    for name in ("gspo auto", "gspo 0.03"):
+        with_merit(results, name, {"update": [grpo + 0.1, 0.0, 0.0]})
+    assert outcome(results, 5)[1] == ("+0.100 [+0.100, +0.100]", "fails")
+    with_merit(results, "gspo auto", {"update": [grpo - 0.2, 0.0, 0.0]})
+    assert outcome(results, 5)[1] == ("-0.050 [-0.050, -0.050]", "holds")
+
+
+def test_so_many_intervals_lie_above_0_by_chance():
+    """By the binomial law of 48 draws at 2.5 %: 3 or more in 11.8 %, 4 or more in 3.2 %."""
+    assert [foretold.too_many(n) for n in (1, 2, 48)] == [1, 1, 4]
+
+
+def test_the_seed_that_was_seen_before_the_rule_does_not_judge_it():
+    results = with_merit(everything(), "gspo 0.03", {"update": [0.5, 0.4, 0.6]}, layers=8)
+    with_merit(results, "gspo 0.03", {"update": [-9.0, -9.1, -8.9]}, layers=8, seed=0)
+    assert outcome(results, 5)[0][1] == "open"
+    assert outcome(everything(range(3)), 5) == [("", "not run")] * 2 != outcome(everything(range(1, 4)), 5)
+
+
+def ratios(**of):
+    """Everything, with these numbers of the log-ratio, each of settings and seed."""
+    results = everything()
+    for each in results:
+        own = {name: number(each["settings"], each["settings"]["seed"] - 2) for name, number in of.items()}
+        for age in each["ages"]:
+            age["ratios"] = {"sampler": age["ratios"]["sampler"] | own}
+    return results
+
+
+def power(name, exponent, wide=0.0):
+    return lambda settings, seed: settings[name] ** (exponent + wide * seed)
+
+
+def tails(dense, mixture, wide):
+    return lambda settings, seed: (mixture if settings["experts"] else dense) + wide * seed
+
+
+def share(value, wide):
+    """drift / sd is 0.01: the KL of which this is so many times what is foretold."""
+    return lambda settings, seed: 2 * (0.01 / (value + wide * seed)) ** 2 / settings["length"]
+
+
+@pytest.mark.parametrize(
+    ("number", "at", "of", "verdict"),
+    [
+        (1, 0, {"sd_completion": power("length", -0.45)}, "holds"),
+        (1, 0, {"sd_completion": power("length", -0.45, 0.04)}, "open"),  # its mean alone is inside
+        (1, 0, {"sd_completion": power("length", -0.3)}, "fails"),
+        (
+            1,
+            0,
+            {"sd_completion": lambda s, seed: s["length"] ** -0.45 * (1 + 2 * (s["length"] > 256))},
+            "open",
+        ),  # off the line
+        (1, 1, {"drift": power("length", 0.1, 0.01)}, "holds"),
+        (1, 1, {"drift": power("length", -0.02, 0.05)}, "open"),
+        (1, 1, {"drift": power("length", -0.1)}, "fails"),
+        (2, 0, {"drift": lambda *_: 0.01, "sd_completion": lambda *_: 1.0, "kl": share(1.1, 0.01)}, "holds"),
+        (2, 0, {"drift": lambda *_: 0.01, "sd_completion": lambda *_: 1.0, "kl": share(1.1, 0.2)}, "open"),
+        (2, 0, {"drift": lambda *_: 0.01, "sd_completion": lambda *_: 1.0, "kl": share(1.5, 0.01)}, "fails"),
+        (2, 0, {"sd_completion": lambda s, seed: 0.0 if seed == 2 else 1.0}, "cannot be told"),
+        (3, 0, {"sd_token": power("rate", 0.7)}, "holds"),
+        (3, 0, {"sd_token": power("rate", 0.7, 0.2)}, "open"),
+        (3, 0, {"sd_token": power("rate", 0.3)}, "fails"),
+        (3, 0, {"sd_token": lambda s, seed: 0.0 if seed == 2 else 1.0}, "cannot be told"),
+        (4, 0, {"tail": tails(6.0, 1.5, 0.01)}, "holds"),
+        (4, 0, {"tail": tails(6.0, 1.9, 0.2)}, "open"),
+        (4, 0, {"tail": tails(4.0, 1.5, 0.01)}, "fails"),
+        (4, 0, {"tail": lambda s, seed: None if seed == 2 else 1.5}, "cannot be told"),
+    ],
+)
+def test_verdicts_are_by_where_the_whole_interval_lies(number, at, of, verdict):
+    assert outcome(ratios(**of), number)[at][1] == verdict
+
+
+def test_what_was_foretold_is_judged_by_its_rule():
+    assert foretold.table([]).count("| not run |") == 7
+    rows = [line.strip("| ").split(" | ") for line in foretold.table(everything()).splitlines()[2:]]
+    assert [verdict for *_, verdict in rows] == ["holds", "holds", "fails", "fails", "fails", "holds", "holds"]
+    assert (
+        rows[0][1] == "b = -0.45 [-0.45, -0.45]"
+        and rows[2][1] == "0.19 to 0.19 of it"
+        and rows[5][1].startswith("0 of 48 others above 0")
+    )
+
+
+def test_every_dial_has_its_tables_on_the_page():
+    page = report.MECHANISM.read_text()
+    assert report.DIAL.findall(page) and [name for _, name, _ in report.DIAL.findall(page)] == ["foretold", *mechanism.DIALS]
+
+
+def test_every_picture_is_drawn_and_stands_on_the_page(tmp_path):
+    mechanism_pictures.draw(mechanism.STUDY.kept(), tmp_path)
+    drawn = sorted(path.name for path in tmp_path.iterdir())
+    named = re.findall(r'images/(mechanism-\S+\.png)"', report.MECHANISM.read_text())
+    assert drawn == sorted(named) and len(drawn) == 2 * len(mechanism_pictures.PICTURES)
+    assert all((report.IMAGES / name).is_file() for name in drawn)
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(mechanism.STUDY, "results", tmp_path / "mechanism")
+    monkeypatch.setattr(mechanism.STUDY, "work", tmp_path)
+    return tmp_path / "mechanism"
+
+
+def test_cells_are_kept_and_known_again_by_their_settings(results):
+    ours = mechanism.cells(["length"])[:2]
+    assert len({cell.name for cell in mechanism.cells(mechanism.DIALS)}) == len(mechanism.cells(mechanism.DIALS))
+    assert not any(map(mechanism.STUDY.done, ours)) and mechanism.STUDY.kept() == []
+    in_order = dict(sorted(ours[0].settings.items()))  # as another version may have written them
+    for one, settings in zip(ours, (in_order, ours[1].settings | {"fresh": 1})):
+        mechanism.STUDY.file_of(one).parent.mkdir(parents=True, exist_ok=True)
+        mechanism.STUDY.file_of(one).write_text(json.dumps({"settings": settings, "ages": []}))
+    assert list(map(mechanism.STUDY.done, ours)) == [True, False]
+    mechanism.STUDY.pack()
+    assert [each["settings"] for each in mechanism.STUDY.kept()] == [ours[0].settings]
+    mechanism.STUDY.file_of(ours[0]).unlink()
+    mechanism.STUDY.unpack()  # another machine's cells stay, also beside some of one's own
+    assert mechanism.STUDY.done(ours[0])
+
+
+def test_a_cell_of_another_world_is_not_this_one(results, tmp_path, monkeypatch):
+    one, steps = mechanism.cells(["length"])[0], SIZES | {"steps": 1}
+    point = mechanism.Point(experts=0, layers=2)
+    before, folder = json.loads(json.dumps(one.settings)), probe_cell.model_of(point, 0, steps, tmp_path)
+    assert before == one.settings and probe_cell.model_of(point, 0, steps, tmp_path) == folder
+    for module, name, value in (
+        (world, "BALANCE", 0.5),
+        (mechanism, "PROMPTS", 1),
+        (mechanism, "ALGORITHM", {"epsilon": 1.0}),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            assert one.settings != before
+            assert (probe_cell.model_of(point, 0, steps, tmp_path) != folder) == (module is world)
+
+
+CELL = """
+import json, sys, time
+from pathlib import Path
+time.sleep(float(sys.argv[3]))
+Path(sys.argv[1]).parent.mkdir(parents=True, exist_ok=True)
+Path(sys.argv[1]).write_text(sys.argv[2])
+"""
+
+
+class Quick(Workers):
+    """Its cells sleep."""
+
+    def _start(self, cell):
+        told = json.dumps({"settings": cell.settings, "ages": []})
+        command = [sys.executable, "-c", CELL, str(mechanism.STUDY.file_of(cell)), told, "1.5"]
+        self.running[cell] = subprocess.Popen(command)
+        if self.stop_at == len(self.running):
+            self.interrupt()
+            if self.at_once:
+                self.interrupt()
+
+    stop_at, at_once = 0, False
+
+
+@pytest.mark.parametrize(("at_once", "kept"), [(False, 2), (True, 0)])
+def test_who_is_asked_to_stop_lets_the_running_cells_end(results, at_once, kept):
+    workers = Quick(mechanism.STUDY, 2, time.monotonic() + 1e6)
+    workers.stop_at, workers.at_once = 2, at_once
+    workers.run(mechanism.cells(["rate"])[:5])
+    assert len(mechanism.STUDY.kept()) == kept and workers.failed == []
+
+
+def test_a_cell_that_does_not_fit_into_the_time_is_not_begun(results):
+    ours = mechanism.cells(["length"])[:7]
+    cheapest = min(ours, key=lambda cell: cell.cost)
+    second = min(cell.cost for cell in ours if cell is not cheapest)
+    workers = Quick(mechanism.STUDY, 2, time.monotonic() + second - 1)
+    workers.run(ours)
+    assert [each["settings"] for each in mechanism.STUDY.kept()] == [cheapest.settings]
+
+
+def test_no_interval_of_the_page_goes_beyond_what_was_measured():
+    """A cosine ends at -1 and 1, a spread at 0."""
+    page = (ROOT / "lab" / "mechanism.md").read_text()
+    directions = re.findall(r"^Direction of the gradient.*?\n\n(.*?)\n\n", page, re.M | re.S)
+    ends = [float(end) for table in directions for pair in re.findall(r"\[(.*?), (.*?)\]", table) for end in pair]
+    assert len(ends) > 100 and min(ends) >= -1 and max(ends) <= 1
+    ratios = re.findall(r"^Log-ratios to the sampler.*?\n\n(.*?)\n\n", page, re.M | re.S)
+    cells = [line.split("|")[3] for table in ratios for line in table.splitlines()[2:] if "[" in line]
+    assert len(cells) > 20 and all(float(cell.partition("[")[2].partition(",")[0]) >= 0 for cell in cells)

@@ -1,0 +1,63 @@
+"""The closing table of the evidence: differences, how many seeds would find one, and that the page has it."""
+
+import numpy as np
+import pytest
+import report
+import strong_told
+import verdicts
+
+from tests.lab.test_mechanism import everything
+
+
+def spread(n, deviation):
+    """n values with this standard deviation."""
+    x = np.linspace(-1, 1, n)
+    return (x * deviation / x.std(ddof=1)).tolist()
+
+
+@pytest.mark.parametrize("deviation", [0.01, 0.05, 0.3])
+def test_as_many_seeds_as_are_told_find_it_and_fewer_do_not(deviation):
+    n = verdicts.seeds_for(spread(5, deviation))
+    assert strong_told.found_by(spread(n, deviation), 0.05) <= verdicts.SIZE
+    assert n == 2 or strong_told.found_by(spread(n - 1, deviation), 0.05) > verdicts.SIZE
+
+
+def test_the_seeds_of_a_difference_as_wide_as_its_spread_are_those_of_tables():
+    """Cohen's d of 1, paired, two-sided at 5 %, power 80 %: 10 in tables; this approximation is one short at most."""
+    assert verdicts.seeds_for(spread(8, 0.05)) in (9, 10, 11)
+    assert verdicts.power(spread(4, 100.0))[1] == "over 10,000"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([0.1, 0.11, 0.12], "above"),
+        ([-0.1, -0.11, -0.12], "below"),
+        ([0.001, -0.001, 0.0005], "equal within 0.02"),
+        ([0.0101, 0.0102, 0.0103], "equal within 0.02"),  # told apart, and too small to matter
+        ([0.5, -0.5, 0.1], "not resolved"),
+    ],
+)
+def test_a_difference_is_judged_by_its_interval(values, words):
+    assert verdicts.said(values) == words
+
+
+def test_every_pair_is_in_the_results_and_the_page_has_the_table():
+    for _, words, column, one, other in verdicts.PAIRS:
+        a, b = verdicts.outcomes(column, one), verdicts.outcomes(column, other)
+        assert len(set(a) & set(b)) >= 3, words
+    assert len(verdicts.OF_STRONG) == len(strong_told.CLAIMS) + 1
+    assert len(report.VERDICTS.findall(report.PAGE.read_text())) == 1
+
+
+def test_leads_are_told_with_the_seeds_that_judge_them():
+    """The seed that was seen before the rule of the last one was made does not judge that."""
+    assert [row[2] for row in verdicts.led(everything(range(5)))] == ["5", "5", "5", "5", "4"]
+    assert [row[2] for row in verdicts.led(everything(range(1, 5)))] == ["4"] * 5
+    some = [each for each in everything(range(5)) if (each["settings"]["length"], each["settings"]["seed"]) != (16, 3)]
+    assert [row[2] for row in verdicts.led(some)] == ["5", "4", "4", "4", "3"]  # it has not run at one of the lengths
+    assert [row[2] for row in verdicts.led([])] == ["0"] * 5
+
+
+def test_without_the_runs_of_strong_nothing_is_said_of_them():
+    assert verdicts.strongly([]) == []
