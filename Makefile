@@ -66,7 +66,7 @@ test-trackers: .venv-trackers/done
 
 test-ray: .venv-ray/done
 	GSPO_REQUIRE=ray .venv-ray/bin/python -m pytest tests/launch/test_ray_launch.py tests/launch/test_ray_engines.py \
-		tests/launch/test_ray_hosts.py tests/launch/test_ray_rewards.py
+		tests/launch/test_ray_hosts.py
 
 test-ray-vllm: .venv-ray/done .venv-vllm/done
 	GSPO_REQUIRE=ray GSPO_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python .venv-ray/bin/python -m pytest \

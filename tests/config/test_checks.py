@@ -43,7 +43,6 @@ def test_the_defaults_pass_all_but_what_is_required():
             {"lora": {"rank": 4}, "sampler": VLLM | {"weight_transfer": "broadcast"}},
             r"is not for adapters \(lora.rank = 4\), which takes the folder",
         ),
-        (checks.check_training, {"sampler": VLLM | {"in_process": True, "urls": ["http://u"]}}, "are for servers"),
         (checks.check_training, {"judge": JUDGE}, 'judge.model = .m. has no effect: add "judge" to reward.functions'),
         (checks.check_training, {"reward_model": {"path": "m"}}, 'reward_model.path = .m. has no effect: add "model"'),
         (

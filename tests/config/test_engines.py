@@ -9,7 +9,6 @@ def test_the_servers_that_a_run_starts():
     assert servers_of(SamplerConfig()) == 0
     assert servers_of(SamplerConfig(engine="vllm")) == 1 and servers_of(SamplerConfig(engine="vllm", engines=3)) == 3
     assert servers_of(SamplerConfig(engine="vllm", urls=["http://127.0.0.1:1"])) == 0
-    assert servers_of(SamplerConfig(engine="vllm", in_process=True)) == 0
 
 
 def test_the_gpus_that_a_server_uses():
@@ -24,11 +23,6 @@ def test_the_gpus_that_a_server_uses():
         ({"engine": "vllm", "urls": ["http://x"], "python": "p"}, "sampler.urls names servers that run already"),
         ({"engine": "vllm", "urls": ["http://x"], "engines": 2}, "sampler.urls names servers that run already"),
         ({"engine": "vllm", "urls": ["http://x", "http://y", "http://x/"]}, "sampler.urls names 'http://x/' twice"),
-        ({"engine": "vllm", "in_process": True, "engines": 2}, "sampler.engines are for servers"),
-        *(
-            ({"engine": "vllm", "in_process": True, "weight_transfer": way}, f'"{way}" is not for vLLM in this process')
-            for way in ("broadcast", "ipc")
-        ),
         (
             {"engine": "vllm", "sleep_level": 1, "engines": 2},
             "sleep_level = 1 and sampler.engines = 2: several engines have",

@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gspo.config.files import as_config, docs, from_dict, load, read_toml, to_dict, to_toml
+from gspo.config.names import REMOVED
 from gspo.config.policy import OptimizerConfig
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import RolloutConfig
@@ -81,14 +82,12 @@ def test_words_of_a_command_line_become_the_fields_type(key, text, value):
     assert type(actual) is type(value)
 
 
-def test_the_older_name_of_the_addresses_is_understood():
-    """So a run of an older version goes on."""
-    for table in ({"url": "http://a"}, {"urls": ["http://a"]}):
-        assert from_dict({"sampler": table}).sampler.urls == ["http://a"]
-    assert load(None, {"sampler.url": "http://a"}) == load(None, {"sampler.urls": "http://a"})
-    assert 'urls = ["http://a"]' in to_toml(from_dict({"sampler": {"url": "http://a"}}))
-    with pytest.raises(ValueError, match=r"sampler.url is the older name of sampler.urls, which is set too"):
-        from_dict({"sampler": {"url": "http://a", "urls": ["http://b"]}})
+def test_a_key_that_was_removed_says_what_to_do_instead():
+    for key, remedy in REMOVED.items():
+        section, name = key.split(".")
+        for read in (lambda: load(None, {key: "x"}), lambda: from_dict({section: {name: "x"}})):
+            with pytest.raises(ValueError, match=rf"^{key} = .x.: was removed: {re.escape(remedy)}$"):
+                read()
 
 
 def strategy(field, hint):

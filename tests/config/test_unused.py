@@ -73,9 +73,7 @@ NEEDS = {
     **{f"reward_model.{name}": SERVER for name in ("key_variable", "timeout", "retries", "max_concurrent")},
     **{f"judge.{f.name}": JUDGE for f in dataclasses.fields(SECTIONS["judge"])},
     "judge.seed": {"reward": {"functions": ["judge"]}, "judge": {"model": "m", "rubric": "r", "mode": "rank"}},
-    **{
-        f"sampler.{name}": VLLM for name in ("in_process", "engines", "urls", "python", "engine_args", "exchange", "timeout")
-    },
+    **{f"sampler.{name}": VLLM for name in ("engines", "urls", "python", "engine_args", "exchange", "timeout")},
     "sampler.weight_transfer": VLLM,
     "sampler.sleep_level": VLLM,
     **{f"code.{f.name}": {"reward": {"functions": ["code"]}} for f in dataclasses.fields(SECTIONS["code"])},

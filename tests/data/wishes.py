@@ -1,13 +1,12 @@
 """A process that does what it is asked, for the tests of processes, and what becomes of it."""
 
 import os
-import pickle
 import time
 
 import pytest
 
 from gspo.workers.json_codec import unpacked
-from gspo.workers.processes import begin, environment, kill
+from gspo.workers.processes import kill, spawn
 from tests.patience import PATIENCE
 
 linux = pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
@@ -17,7 +16,7 @@ import os, pickle, signal, subprocess, sys, time
 from gspo.workers.json_codec import packed
 from gspo.workers.processes import opened
 
-connection = opened(*sys.argv[1:])
+connection = opened(sys.argv[1])
 say = lambda value: connection.send(packed(value))
 wish = pickle.loads(connection.receive())
 if wish == "talk":
@@ -57,8 +56,8 @@ def started(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     begun = []
 
-    def start(wish, *how):
-        begun.append(begin("wishes_of_processes", pickle.dumps(wish), environment(), None, *how))
+    def start(wish):
+        begun.append(spawn("wishes_of_processes", wish))
         return begun[-1]
 
     yield start

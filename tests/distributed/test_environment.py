@@ -25,7 +25,6 @@ def config(**sections):
         ("train.layout", "packed", "shared"),
         ("train.offload_optimizer", True, "leave it out"),
         ("train.offload_reference", True, "leave it out"),
-        ("sampler.in_process", True, "process of its own"),
         ("model.trust_remote_code", True, "one rank"),
         ("model.device", "cuda:1", "the GPU of its number"),
     ],
@@ -40,7 +39,7 @@ def test_what_several_ranks_cannot_do_is_refused(key, value, remedy):
 def test_what_they_can_do_passes():
     check_ranks(config(scale={"launcher": "ray", "restarts": 5, "timeout": 9.0}), 1)  # starts again, waits for a place
     check_ranks(config(scale={"ranks": 8, "experts": 4, "replicas": 2}), 8)
-    check_ranks(config(lora={"rank": 8}, sampler={"in_process": True}), 1)
+    check_ranks(config(lora={"rank": 8}), 1)
 
 
 @pytest.mark.parametrize("name, value", [("experts", 2), ("replicas", 2), ("restarts", 5), ("timeout", 9.0)])

@@ -1,11 +1,14 @@
 """Nothing that a worker started outlives it, or whoever started it."""
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from gspo.workers.processes import ASIDE, GONE, kill
+from gspo.workers import supervisor
+from gspo.workers.processes import GONE, kill
 from tests.data.wishes import alive, all_end, heard, linux, started
 from tests.patience import PATIENCE
 from tests.rewards.tools import children
@@ -26,16 +29,13 @@ def test_its_children_end_with_it(started):
 
 @linux
 @pytest.mark.parametrize("wish", ["leave and return", "leave and hang", "leave and crash"])
-@pytest.mark.parametrize("end", ["kill", "hang up", "nothing", "kill from aside", "kill aside"])
+@pytest.mark.parametrize("end", ["kill", "hang up", "nothing"])
 def test_nothing_that_it_started_outlives_it(started, wish, end):
-    process, connection = started(wish, *[ASIDE] * ("aside" in end))
+    process, connection = started(wish)
     numbers = heard(connection)
     assert len(numbers) == 3
-    if end in ("kill", "kill from aside"):
+    if end == "kill":
         kill(process)
-    elif end == "kill aside":  # as Ray does it, before the actor ends
-        process.kill()
-        connection.close()
     elif end == "hang up":  # as when this process is killed
         connection.close()
     elif wish == "leave and hang":
@@ -45,10 +45,9 @@ def test_nothing_that_it_started_outlives_it(started, wish, end):
     process.wait(PATIENCE)
 
 
-@pytest.mark.parametrize("how", [(), (ASIDE,)])
 @pytest.mark.parametrize(("wish", "status"), [("talk", 0), ("status", 7), ("signal", -signal.SIGSEGV)])
-def test_it_ends_as_its_work_did(started, wish, status, how):
-    assert started(wish, *how)[0].wait(PATIENCE) == status
+def test_it_ends_as_its_work_did(started, wish, status):
+    assert started(wish)[0].wait(PATIENCE) == status
 
 
 @linux
@@ -66,3 +65,17 @@ def test_only_its_work_may_be_taken_when_memory_is_short(started):
     keeper = Path(f"/proc/{process.pid}/oom_score_adj").read_text()
     (worker,) = children(process.pid)
     assert int(keeper) < int(Path(f"/proc/{worker}/oom_score_adj").read_text()) == 500
+
+
+def test_a_command_that_is_run_aside_hears_sigterm_and_ends_as_it_would(tmp_path):
+    begun = tmp_path / "begun"
+    for command, number, status in (
+        ("exit 7", None, 7),
+        (f"touch {begun}; exec sleep 1000", signal.SIGTERM, -signal.SIGTERM),
+    ):
+        process = subprocess.Popen([sys.executable, supervisor.__file__, "sh", "-c", command])
+        while number and not begun.exists():
+            assert process.poll() is None
+        if number:
+            process.send_signal(number)
+        assert process.wait(PATIENCE) == status

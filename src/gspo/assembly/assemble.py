@@ -36,7 +36,6 @@ from gspo.data.splits import check_columns, read_stages, read_tables, refresh_fu
 from gspo.distributed.ranks import ProcessRanks
 from gspo.interfaces import Learner, Report, RolloutSource, Scorer, SupervisedLearner
 from gspo.launch.ray_hosts import engine_hosts
-from gspo.launch.ray_rewards import reward_places
 from gspo.learner.algorithm import resolved
 from gspo.learner.leader_follower import LeadingLearner
 from gspo.learner.learner import LocalLearner
@@ -71,8 +70,7 @@ def training(
         rank.joined(config.scale) as ranks,
         claimed(config, resume, allowed) as (folder, last),
         engine_hosts(config) as hosts,
-        reward_places(config) as place,
-        scorer_of(config, given, place) as scorer,
+        scorer_of(config, given) as scorer,
     ):
         heard: list[Warning] = []
         with own_warnings(heard.append):

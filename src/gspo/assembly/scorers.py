@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -15,13 +15,12 @@ from gspo.data.verifiers_tasks import library
 from gspo.rewards.judge import Judge
 from gspo.rewards.reward_model import RewardModel
 from gspo.rewards.scorer import Rewards
-from gspo.rewards.worker_location import Here, Place
 from gspo.rollout.external import AlreadyScored
 
 
 @contextmanager
-def scorer_of(config: Config, given: Given, place: Callable[[], Place] = Here) -> Iterator[Any]:
-    """Whoever scores: the rewards, or nobody, where an environment does. place: gives each reward worker one."""
+def scorer_of(config: Config, given: Given) -> Iterator[Any]:
+    """Whoever scores: the rewards, or nobody, where an environment does."""
     if played(config.task):
         _check_played(config.task, given)
         yield AlreadyScored()
@@ -32,7 +31,7 @@ def scorer_of(config: Config, given: Given, place: Callable[[], Place] = Here) -
             named_rewards["judge"] = stack.enter_context(closing(Judge(config.judge)))
         if "model" in config.reward.functions:
             named_rewards["model"] = stack.enter_context(closing(RewardModel(config.reward_model)))
-        yield stack.enter_context(Rewards(config.reward, config.task, given.functions, named_rewards, config.code, place))
+        yield stack.enter_context(Rewards(config.reward, config.task, given.functions, named_rewards, config.code))
 
 
 def _check_played(task: TaskConfig, given: Given) -> None:

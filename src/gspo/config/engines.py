@@ -12,7 +12,7 @@ from gspo.config.schema import Config
 
 def servers_of(sampler: SamplerConfig) -> int:
     """How many servers a run starts."""
-    return 0 if sampler.engine != "vllm" or sampler.urls or sampler.in_process else sampler.engines
+    return 0 if sampler.engine != "vllm" or sampler.urls else sampler.engines
 
 
 def devices_each(arguments: Mapping[str, Any]) -> int:
@@ -53,10 +53,6 @@ def check_engine(sampler: SamplerConfig) -> None:
             f"sampler.quantize = {sampler.quantize!r} rounds the embedded sampler's weights: with vLLM give "
             'sampler.engine_args = {quantization = "..."}'
         )
-    if sampler.in_process and (sampler.urls or sampler.python or sampler.engines > 1):
-        raise ValueError("sampler.in_process = true: sampler.urls, sampler.python and sampler.engines are for servers")
-    if sampler.in_process:
-        check_handed_over(sampler, "vLLM in this process")
     if sampler.engines > 1:
         check_awake(sampler, "sampler.engines", sampler.engines, "several engines have GPUs of their own")
     if sampler.urls and (sampler.python or sampler.engine_args or sampler.engines > 1):

@@ -20,7 +20,7 @@ from typing import Any
 import tomli_w
 
 from gspo.config.checks import check
-from gspo.config.names import all_keys, nearest_key
+from gspo.config.names import REMOVED, all_keys, nearest_key
 from gspo.config.schema import SECTIONS, STAGE, Config
 from gspo.config.stages import StageConfig
 from gspo.config.suggestions import nearest
@@ -181,9 +181,11 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     values = {}
-    for key, value in in_new_words(name, table).items():
+    for key, value in table.items():
         key, full_key = str(key), f"{name}.{key}"
         if key not in fields:
+            if full_key in REMOVED:
+                raise ValueError(f"{full_key} = {shown(value, full_key)}: was removed: {REMOVED[full_key]}")
             close = nearest(key, fields) if cls is StageConfig else nearest_key(full_key)
             near = close or f"; keys of [{name}] are {', '.join(fields)}"
             outer, dot, inner = key.partition(".")
@@ -197,17 +199,6 @@ def _section(name: str, cls: type, table: dict[str, Any]) -> Any:
         in_range(full_key, value, fields[key].metadata)
         values[key] = from_home(full_key, value) if fields[key].metadata["path"] and value else value
     return cls(**values)
-
-
-def in_new_words(section: str, table: dict[str, Any]) -> dict[str, Any]:
-    """The table of a section as an older version wrote it: `sampler.url` was the one address of what `urls` lists now."""
-    if section != "sampler" or "url" not in table:
-        return table
-    if table.get("urls"):
-        raise ValueError("sampler.url is the older name of sampler.urls, which is set too: remove it")
-    url = table["url"]
-    urls = url if isinstance(url, _Typed) else [] if url is None else [url]
-    return {name: value for name, value in table.items() if name != "url"} | {"urls": urls}
 
 
 def from_home(key: str, path: str) -> str:

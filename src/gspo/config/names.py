@@ -14,6 +14,11 @@ ENGINE = "a name in sampler.engine_args"
 RESUME = "--resume (from Python: resume=True)"
 """How a run is resumed, for a message that either way of starting one may meet."""
 # Another program's name -> ours, and in words where it does not count the same. Names that are ours too are not listed.
+REMOVED: dict[str, str] = {
+    "sampler.url": 'give sampler.urls = ["http://..."]',
+    "sampler.in_process": "leave it out: vLLM runs as a server, and sampler.sleep_level gives a shared GPU's memory back",
+}
+"""Keys that there were, and what to do instead."""
 ELSEWHERE: dict[str, str] = {
     # optimizer
     **dict.fromkeys(("learning_rate", "actor_learning_rate"), "optimizer.lr"),

@@ -137,7 +137,7 @@ class RewardConfig:
     timeout: float = opt(10.0, low=1e-3, high=86_400)
     """Seconds that one call of a reward may take. A completion whose reward hangs is left out of its group."""
     workers: int = opt(1, low=1, high=256)
-    """Processes that score completions. On a Ray cluster (`scale.launcher`) they are spread over its machines."""
+    """Processes that score completions, on the machine of rank 0."""
     memory: float = opt(8.0, low=0.25, high=1e6)
     """GiB of memory that each of these processes, and each program that it starts, may take."""
     env: list[str] = opt([])

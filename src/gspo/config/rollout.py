@@ -60,8 +60,6 @@ class SamplerConfig:
 
     engine: str = opt("embedded", choices=("embedded", "vllm"))
     """`embedded`: the policy itself, in this process. `vllm`: a vLLM server that is started and stopped with the run."""
-    in_process: bool = opt(False)
-    """Run vLLM in this process, without a server. It must be installed in this environment."""
     engines: int = opt(1, low=1, high=10_000)
     """vLLM servers to start, on this machine or where Ray places them (`scale.launcher`). If there are several, or Ray
     places them, each gets GPUs of its own, which the learner does not use."""

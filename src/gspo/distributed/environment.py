@@ -18,8 +18,7 @@ PARENT = "GSPO_PARENT"  # the process that started the ranks
 BEGAN = "GSPO_BEGAN"  # when the run was started, in seconds
 KEY = "GSPO_SERVE_KEY"  # of the endpoint of `gspo serve`, in all lives of a run
 ENGINES = "GSPO_ENGINES"  # where Ray lets the leader start vLLM servers
-MACHINES = "GSPO_MACHINES"  # those of a Ray cluster, where the leader may start reward workers
-OWN = "PARENT|BEGAN|SERVE_KEY|ENGINES|MACHINES"
+OWN = "PARENT|BEGAN|SERVE_KEY|ENGINES"
 OF_RANKS = re.compile(rf"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_.*|GSPO_({OWN}))$")
 ONE = "is not done on several ranks yet"
 
@@ -78,7 +77,6 @@ def check_several(config: Config) -> None:
         ("train.layout", config.train.layout == "packed", 'use "auto", "shared" or "padded"'),
         ("train.offload_optimizer", config.train.offload_optimizer, "more ranks need less memory each; leave it out"),
         ("train.offload_reference", config.train.offload_reference, "more ranks need less memory each; leave it out"),
-        ("sampler.in_process", config.sampler.in_process, "leave it out: vLLM then runs in a process of its own"),
         ("model.trust_remote_code", config.model.trust_remote_code, "use a model of transformers, or one rank"),
         ("model.device", ":" in config.model.device, "leave it out: each rank takes the GPU of its number"),
     ):

@@ -20,7 +20,6 @@ from gspo.config.engines import devices_each, servers_of
 from gspo.config.rollout import SamplerConfig
 from gspo.launch.processes import ENDS, WATCH, PlaceLost, Rank, Start, of_rank, say, stay
 from gspo.launch.ray_engines import gist, seated
-from gspo.launch.ray_rewards import machines_of_run
 
 SOON = 5.0  # seconds after which the user hears what a run waits for, and that an actor may take to end its rank
 CHUNK = 1 << 20  # bytes of a rank's output in one message
@@ -181,9 +180,8 @@ def on_ray(
         places = ray.get([actor.place.remote() for actor in actors[:ranks]])
         variables = dict(variables) | found | {"MASTER_ADDR": ray.util.get_node_ip_address()}  # which may be translated
         starting, named = [], []
-        leaders = machines_of_run(group)
         for number, (index, beside, local, gpus) in enumerate(in_rows(places)):
-            own = variables | ({GPUS: gpus} if gpus else {}) | (leaders if number == 0 else {})
+            own = variables | ({GPUS: gpus} if gpus else {})
             starting.append(actors[index].start.remote(command, os.getcwd(), own, (number, beside, local)))
             named.append((actors[index], f"rank {number} on {places[index][0]}"))
         ray.get(starting)

@@ -16,8 +16,8 @@ from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.rewards.graders import BATCH, SINGLY, Late, NextResults, Result, RewardFunction, RewardInput, checked
 from gspo.rewards.retry_policy import SKIPPED, Way
-from gspo.rewards.worker_location import Here, MachineLost, Place
 from gspo.workers.json_codec import Junk, unpacked
+from gspo.workers.processes import kill, spawn
 
 START = 300.0
 """Seconds that a worker may take to import what it needs."""
@@ -27,8 +27,7 @@ MAX_LOST = 8
 """Calls of one function that may hang or crash in one scoring; the completions after that are not scored."""
 LONGEST, PER_ROW = 1 << 16, 1 << 13
 """Bytes that a message of a worker may have, and as many more for each row that it is asked about."""
-ALIKE = "all machines of a cluster need the folder in which the command is typed, and what the rewards import"
-CHANGED = "the files of its rewards are not those that it began with"
+MODULE = "gspo.rewards.worker"
 
 
 class Lost(Exception):
@@ -43,7 +42,7 @@ class Channel(Protocol):
         ...
 
     def receive(self, timeout: float) -> NextResults:
-        """The next results, within `timeout` seconds. Raises Late, Lost or MachineLost."""
+        """The next results, within `timeout` seconds. Raises Late or Lost."""
         ...
 
     def restart(self) -> None:
@@ -62,7 +61,6 @@ def score_rows(
     """
     results: list[Result] = []
     level, late, lost = way.level, False, 0
-    moved_at = -1  # how many rows had a result when a machine was lost last
 
     def failed(why: str, by_time: bool) -> None:
         nonlocal late
@@ -84,17 +82,14 @@ def score_rows(
                 results += message.results
                 note_results(len(message.results))
             return results
-        except (Late, Lost, MachineLost) as error:
+        except (Late, Lost) as error:
             channel.restart()
-            if isinstance(error, MachineLost) and moved_at != len(results):  # no completion is to blame
-                moved_at = len(results)
-                continue
             if level < SINGLY:
                 level += 1
                 failed(str(error), isinstance(error, Late))
                 continue
             lost += 1
-            why = f"two machines were lost with its calls: {error}" if isinstance(error, MachineLost) else str(error)
+            why = str(error)
             blamed = _group(rows[len(results) :]) if way.grouped else 1
             blamed_results: list[Result] = [(None, why)] * blamed
             if lost == MAX_LOST:
@@ -114,17 +109,13 @@ class Worker:
     """A process for the named rewards. It starts at once and is waited for at its first call.
 
     What it sends is checked: a grader can write into its process's socket. Junk costs the process, never the run.
-    place: where it runs, which nobody else uses.
     """
 
-    def __init__(
-        self, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig, place: Place | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, names: list[str], reward: RewardConfig, task: TaskConfig, code: CodeConfig) -> None:
         self.request, self.variables, self.notice = (names, reward, task, code), reward.env, ""
-        self.mark = self.marked = ""  # of the files of the rewards where it runs, and the machine of which this is known
+        self.mark = ""  # checksum of the files of its rewards
         self.asked: dict[str, list[str]] = {}  # by each reward, the columns without which it cannot be called
-        self.changed = False  # on this machine, since it began or since this was last asked
-        self.place = place or Here()
+        self.changed = False  # whether they changed, since it began or since this was last asked
         self._spawn()
         self.ready = self.begun = self.closed = False
         self.lock = threading.Lock()
@@ -133,54 +124,38 @@ class Worker:
         self.silent = 0  # messages without a result since the last one with some
 
     def _spawn(self) -> None:
-        self.process, self.connection = self.place.spawn(self.request, self.variables)
+        self.process, self.connection = spawn(MODULE, self.request, self.variables)
 
     def wait(self) -> None:
-        """Until it has imported what it needs, on this machine or on another that the place knows. Raises ValueError when it
-        can on none; Lost, where one could before.
-        """
-        while not self.ready:
-            try:
-                problem = self._started()
-            except MachineLost:
-                self.restart()
-                continue
-            except (Late, Lost) as error:
-                if self.place.leave(f"it did not start there: {error}"):  # no completion is to blame
-                    self.restart()
-                    continue
-                if self.begun:
-                    raise
-                raise RuntimeError(f"a reward worker did not start: {error}") from None
-            if problem and self.place.leave(f"{problem}; {ALIKE}"):
-                self.restart()
-            elif problem and self.begun:
-                raise Lost(f"it could not start again: {problem}")
-            elif problem:
-                raise ValueError(problem)
+        """Until it has imported what it needs. Raises ValueError where it cannot; Lost, where it could before."""
+        if self.ready:
+            return
+        try:
+            problem = self._started()
+        except (Late, Lost) as error:
+            if self.begun:
+                raise
+            raise RuntimeError(f"a reward worker did not start: {error}") from None
+        if problem and self.begun:
+            raise Lost(f"it could not start again: {problem}")
+        if problem:
+            raise ValueError(problem)
 
     def _started(self) -> str:
         """Why it cannot work, "" where it can. Raises as `_read` does."""
         match self._read(START, START):
-            case ["ready", "", str(), str(mark), dict()] if (
-                self.begun and mark != self.mark and self.place.name != self.marked
-            ):
-                return CHANGED
             case ["ready", "", str(notice), str(mark), dict(asked)] if all(map(_is_asked, asked.items())):
                 self.changed |= self.begun and mark != self.mark
                 self.ready = self.begun = True
-                self.notice, self.mark, self.marked, self.asked = notice[:300], mark, self.place.name, asked
+                self.notice, self.mark, self.asked = notice[:300], mark, asked
                 return ""
             case ["ready", str(problem), str(), str(), dict()] if problem:
                 return problem
             case message:
                 raise Lost(_junk(message))
 
-    def _where(self) -> str:
-        return f" (on the machine {self.place.name})" if self.place.name else ""
-
     def send(self, name: str, rows: list[RewardInput], level: int) -> None:
-        """Ask for scores. Raises Lost, MachineLost, or ValueError for a column that cannot be sent to another process."""
+        """Ask for scores. Raises Lost, or ValueError for a column that cannot be sent to another process."""
         self.wait()
         self.call, self.open, self.silent = self.call + 1, len(rows), 0
         try:
@@ -195,10 +170,10 @@ class Worker:
             pass
 
     def receive(self, timeout: float) -> NextResults:
-        """The next results. Raises Late, Lost or MachineLost, and ValueError for rows with what the worker cannot import."""
+        """The next results. Raises Late or Lost, and ValueError for rows with what the worker cannot import."""
         match self._read(timeout, self.limit):
             case ["unreadable", self.call, str(why)]:
-                raise ValueError(f"the reward workers cannot read the rows ({why:.300}){self._where()}: use plain values")
+                raise ValueError(f"the reward workers cannot read the rows ({why:.300}): use plain values")
             case ["results", self.call, int(level), [*results], str(failed), bool(late), bool(grouped)] if (
                 BATCH <= level <= SINGLY and len(results) <= self.open and all(map(_is_result, results))
             ):
@@ -231,7 +206,7 @@ class Worker:
         with self.lock:
             if self.closed:
                 raise RuntimeError("the reward worker is closed")
-            self.place.end()
+            kill(self.process)
             self._spawn()
             self.ready = False
 
@@ -239,7 +214,7 @@ class Worker:
         """Kill the process, for good."""
         with self.lock:
             self.closed = True
-            self.place.close()
+            kill(self.process)
 
 
 def _is_asked(entry: Any) -> bool:

@@ -10,7 +10,6 @@ import queue
 import threading
 import warnings
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,11 +29,8 @@ from gspo.rewards.graders import Result, RewardFunction, RewardInput
 from gspo.rewards.programs import PATIENCE
 from gspo.rewards.required_columns import Demands
 from gspo.rewards.retry_policy import Way
-from gspo.rewards.worker_location import Here, Place
 from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout
-
-HERE = "this machine"
 
 
 class Rewards:
@@ -58,9 +54,8 @@ class Rewards:
         functions: Sequence[Callable[..., Any]] = (),
         named_callables: Mapping[str, Callable[..., Any]] | None = None,
         code: CodeConfig | None = None,
-        place: Callable[[], Place] = Here,
     ) -> None:
-        """place: gives each worker one. Raises ValueError when a reward does not suit the task.
+        """Raises ValueError when a reward does not suit the task.
 
         Beside callables, the default `task` is dropped where the source has no scorer of its own.
         """
@@ -100,13 +95,12 @@ class Rewards:
         self.limits |= {name: PATIENCE for name, spec in self.specs.items() if spec in self.demands.of_benchmarks}
         self.timeout = reward.timeout
         self.ways = {name: Way() for name in self.names}
-        self.moved = 0  # workers, to another machine, since this was last asked
-        self._settings, self.place = (list(self.specs.values()), reward, task), place
+        self._settings = list(self.specs.values()), reward, task
         self._start()
 
     def _start(self) -> None:
         specs, reward, task = self._settings
-        self.workers = [Worker(specs, reward, task, self.code, self.place()) for _ in range(reward.workers if specs else 0)]
+        self.workers = [Worker(specs, reward, task, self.code) for _ in range(reward.workers if specs else 0)]
         self.threads = {name: Thread(function, self.limits[name]) for name, function in self.functions.items()}
 
     def at(self, step: int, steps: int) -> None:
@@ -123,41 +117,18 @@ class Rewards:
         """Until the workers are ready. Says what they have to say. Raises ValueError for a reward function that cannot be
         loaded, or that asks for what the prompts that were checked do not have.
         """
-        for worker in sorted(self.workers, key=lambda worker: worker.place.name != ""):  # a wrong name costs no machine
+        for worker in self.workers:
             worker.wait()
         for worker in self.workers[:1]:
             self.demands.check_asked({name: worker.asked.get(spec, ()) for name, spec in self.specs.items()})
-        for worker in self.workers:
-            if worker.place.name and worker.mark != self.workers[0].mark:
-                raise ValueError(
-                    f"reward.functions: the files of {', '.join(self.specs.values())} on the machine {worker.place.name} "
-                    f"are not those on {self.workers[0].place.name or HERE}: give all machines of the cluster the same"
-                )
-        where = Counter(worker.place.name or HERE for worker in self.workers)
-        if set(where) - {HERE}:
-            placed = ", ".join(f"{count} on {name}" for name, count in where.items())
-            warnings.warn(Notice(f"reward workers: {placed}"), stacklevel=1)
-        for notice in self._notices():
+        for notice in dict.fromkeys(filter(None, (worker.notice for worker in self.workers))):
             warnings.warn(notice if self.code.sandbox == "none" else Notice(notice), stacklevel=1)
-        self._tell_moves()
+        self._tell_changes()
         for function in self.callables.values():
             getattr(function, "wait", lambda: None)()
 
-    def _notices(self) -> list[str]:
-        """What the workers have to say, and on which machines, where there are others."""
-        notices: dict[str, dict[str, None]] = {}
-        for worker in self.workers:
-            if worker.notice:
-                notices.setdefault(worker.notice, {})[worker.place.name or HERE] = None
-        alone = all(names.keys() == {HERE} for names in notices.values())
-        return [notice if alone else f"{notice} (on {', '.join(names)})" for notice, names in notices.items()]
-
-    def _tell_moves(self) -> None:
-        """Of workers whose machine was lost, or which started again with other files."""
-        for worker in self.workers:
-            for text in worker.place.news():
-                self.moved += 1
-                warnings.warn(text, stacklevel=1)
+    def _tell_changes(self) -> None:
+        """Of workers that started again with other files."""
         if any(worker.changed for worker in self.workers):
             for worker in self.workers:
                 worker.changed = False
@@ -168,14 +139,11 @@ class Rewards:
             )
 
     def counts(self) -> dict[str, float]:
-        """What the callables counted since this was last asked, as `scoring/NAME/...`; on a
-        cluster also how many workers moved.
-        """
+        """What the callables counted since this was last asked, as `scoring/NAME/...`."""
         counted: dict[str, dict[str, float]] = {
             name: getattr(function, "counts", dict)() for name, function in self.callables.items()
         }
-        moved, self.moved = {} if self.place is Here else {"scoring/moved": float(self.moved)}, 0
-        return moved | {f"scoring/{name}/{key}": value for name, counts in counted.items() for key, value in counts.items()}
+        return {f"scoring/{name}/{key}": value for name, counts in counted.items() for key, value in counts.items()}
 
     def score(self, rollouts: list[Rollout], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """The rollouts with `reward`, `reward_parts` (by name; None: no opinion, or failed) and `error`.
@@ -212,7 +180,7 @@ class Rewards:
             self.close()
             self._start()
             raise
-        self._tell_moves()
+        self._tell_changes()
         for name, way in self.ways.items():
             for text in way.news(results[name]):
                 # From this very file, whoever called: the run's log takes the warnings of gspo's own files.

@@ -1,4 +1,4 @@
-"""A process that scores completions: `python -m gspo.rewards.worker FD [aside]`. Graders may hang, crash or print. No torch.
+"""A process that scores completions: `python -m gspo.rewards.worker FD`. Graders may hang, crash or print. No torch.
 
 It talks over a socket of its own, so that graders may use stdin and stdout, and ends when the socket closes.
 """
@@ -54,7 +54,7 @@ def serve(connection: Frames, names: list[str], reward: RewardConfig, task: Task
 
 
 def _mark(names: list[str]) -> str:
-    """A checksum of the files of the modules that are named: another machine may have others of the same names."""
+    """A checksum of the files of the modules that are named."""
     found = hashlib.sha256()
     for name in names:
         module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
@@ -74,5 +74,5 @@ def _limit_memory(size: int) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(*GONE), contextlib.closing(opened(*sys.argv[1:])) as parent:
+    with contextlib.suppress(*GONE), contextlib.closing(opened(sys.argv[1])) as parent:
         serve(parent, *pickle.loads(parent.receive()))

@@ -11,14 +11,13 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gspo.workers.messages import Frames
-from gspo.workers.supervisor import LONGEST, keep, step_aside
+from gspo.workers.supervisor import LONGEST, keep
 
-ASIDE = "aside"
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)  # the other side has ended
 PASSED = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TERM|TMPDIR|TEMP|TMP|VIRTUAL_ENV|CONDA_PREFIX|PYTHON\w+"
@@ -34,29 +33,19 @@ def spawn(module: str, request: Any, variables: Iterable[str] = ()) -> tuple[sub
     variables: names of environment variables that it gets beside PASSED. Never through multiprocessing: that runs the
     user's script again in the new process.
     """
-    return begin(module, pickle.dumps(request), environment(variables))
-
-
-def begin(
-    module: str, request: bytes, variables: Mapping[str, str], folder: str | None = None, *how: str
-) -> tuple[subprocess.Popen[bytes], Frames]:  # fmt: skip
-    """The same with a pickled request, for whoever starts it on another machine. variables: its environment. folder: that it
-    runs in, None for the present one. how: further arguments of `opened`. Raises OSError.
-    """
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", module, str(theirs.fileno()), *how],
+        [sys.executable, "-P", "-m", module, str(theirs.fileno())],
         stdin=subprocess.DEVNULL,
         stdout=2,  # what graders print must not mix with our output
-        env=variables,
-        cwd=folder,
+        env=environment(variables),
         pass_fds=[theirs.fileno()],
         start_new_session=True,  # out of reach of Ctrl-C
     )
     theirs.close()
     connection = Frames(ours)
     with contextlib.suppress(OSError):  # dead already: whoever receives hears of it
-        connection.send(request)
+        connection.send(pickle.dumps(request))
     return process, connection
 
 
@@ -94,16 +83,13 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def opened(fd: str, how: str = "") -> Frames:
+def opened(fd: str) -> Frames:
     """In the process: the connection to whoever started it. The request is the first thing that it receives.
 
-    It returns in a process of its own, which a keeper ends with all that it started. how: ASIDE where an actor of Ray's
-    started it.
+    It returns in a process of its own, which a keeper ends with all that it started.
     """
     os.set_inheritable(int(fd), False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    if how == ASIDE:
-        step_aside()
     keep(int(fd))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")  # out of memory: the kernel takes this process, not the training

@@ -1,1 +1,1 @@
-"""vLLM as the sampler: a server of its own, one that runs, or in this process."""
+"""vLLM as the sampler: servers that it starts, or that run already."""

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.interfaces import Engine
 from gspo.backends.vllm.process_groups import LAYER, apart, obstacle, places_of
+from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer, Transfer
 from gspo.config.rollout import SamplerConfig
 
@@ -18,7 +18,7 @@ Places = Sequence[Mapping[str, Any]]
 
 
 def chosen(
-    given: SamplerConfig, device: torch.device, engines: Sequence[Engine], exchange: Path, adapted: bool,
+    given: SamplerConfig, device: torch.device, engines: Sequence[Server], exchange: Path, adapted: bool,
     layer: float = LAYER,
 ) -> Transfer:  # fmt: skip
     """How the weights of a run reach its engines, which answer by now. device: the trainer's. exchange: the folder of the
@@ -34,7 +34,7 @@ def chosen(
     if given.weight_transfer == "ipc":
         _check("ipc", engines, lambda engine, places: apart(engine, places, device, exchange))
         return IpcTransfer(device, exchange, layer)
-    if device.type != "cuda" or given.urls or given.in_process or copies_of(given) != 1:
+    if device.type != "cuda" or given.urls or copies_of(given) != 1:
         return folder
     each = [(engine, places_of(engine)) for engine in engines]
     if all(not apart(engine, places, device, exchange) for engine, places in each):
@@ -44,7 +44,7 @@ def chosen(
     return BroadcastTransfer(device, layer) if fits else folder
 
 
-def _check(way: str, engines: Sequence[Engine], obstructs: Callable[[Engine, Places], str]) -> None:
+def _check(way: str, engines: Sequence[Server], obstructs: Callable[[Server, Places], str]) -> None:
     """Raises ValueError where an engine cannot get weights this way."""
     for engine in engines:
         try:

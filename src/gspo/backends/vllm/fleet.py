@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gspo.backends.vllm.errors import EngineError, blamed
-from gspo.backends.vllm.interfaces import Engine
+from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.threads import at_once
 from gspo.backends.vllm.weight_check import Check
 
@@ -44,7 +44,7 @@ class Member:
     counts once. strikes: failures in a row. error: the last. left: when it was left out. asked: the requests under way.
     """
 
-    def __init__(self, engine: Engine, proof: Check) -> None:
+    def __init__(self, engine: Server, proof: Check) -> None:
         self.engine, self.proof = engine, proof
         self.state, self.life, self.strikes = State.WAITS, 0, 0
         self.error: EngineError | None = None
@@ -136,7 +136,7 @@ class Fleet:
             await self._news.wait()
 
     async def ask(self, member: Member, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """A completion, or a part of one, from this engine. Raises as Engine.ask, and LeftOut."""
+        """A completion, or a part of one, from this engine. Raises as Server.ask, and LeftOut."""
         life, task = member.life, asyncio.ensure_future(member.engine.ask(body, timeout))
         member.asked.add(task)
         try:

@@ -18,8 +18,6 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.calls import http
 from gspo.backends.vllm.choose_transfer import chosen, copies_of
 from gspo.backends.vllm.exchange_folder import exchange, logs
-from gspo.backends.vllm.in_process import Inside
-from gspo.backends.vllm.interfaces import Engine
 from gspo.backends.vllm.process import EngineHost, LocalHost, free_ports
 from gspo.backends.vllm.process_groups import LAYER, places_of
 from gspo.backends.vllm.routed_experts import FLAG, Routers
@@ -40,14 +38,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 
 def check_sampler(given: SamplerConfig) -> None:
     """Raises ValueError where vLLM cannot be reached with these settings, before anything is started."""
-    if given.in_process:
-        if importlib.util.find_spec("vllm") is None:
-            raise ValueError(
-                "sampler.in_process = true: vLLM is not installed in this environment: install it here, or leave it "
-                "in one of its own and name its interpreter as sampler.python"
-            )
-    else:
-        http()
+    http()
     if given.exchange is not None and not Path(given.exchange).is_dir():
         raise ValueError(f"sampler.exchange = {given.exchange!r}: no such folder")
     if given.weight_transfer in ("broadcast", "ipc") and (copies := copies_of(given)) != 1:
@@ -56,7 +47,7 @@ def check_sampler(given: SamplerConfig) -> None:
             f'"{given.weight_transfer}": vLLM tells only the first of its copies of the model to take such weights: set '
             'sampler.engines instead, or set weight_transfer = "folder"'
         )
-    if not given.in_process and not given.urls and given.python is None and importlib.util.find_spec("vllm") is None:
+    if not given.urls and given.python is None and importlib.util.find_spec("vllm") is None:
         raise ValueError(
             "vLLM is not installed here: install it into an environment of its own, and name its interpreter as "
             "sampler.python, or servers that run already as sampler.urls"
@@ -115,7 +106,7 @@ def opened(
                     log.unlink(missing_ok=True)
 
 
-def check_sleep(given: SamplerConfig, engines: Sequence[Engine]) -> None:
+def check_sleep(given: SamplerConfig, engines: Sequence[Server]) -> None:
     """Raises ValueError where an engine, which answers by now, cannot sleep as it is to."""
     at = f"sampler.sleep_level = {given.sleep_level}"
     for engine in engines if given.sleep_level else ():
@@ -142,14 +133,12 @@ def sampler_of(
     """
     given, model = config.sampler, policy.model
     routers = Routers.of(policy)
-    engines: list[Engine]
     if given.urls:
-        running = [Server(url) for url in given.urls]
-        for server in running:
+        engines = [Server(url) for url in given.urls]
+        for server in engines:
             server.check()
         beside = EXPERTS not in config.lora.targets and config.model.quantize == "none"  # theirs are as they were
-        adapters = model.adapted and beside and all(server.takes_adapters() for server in running)
-        engines = [*running]
+        adapters = model.adapted and beside and all(server.takes_adapters() for server in engines)
     else:
         sleeps = {SLEEP: True} if given.sleep_level else {}
         arguments = ({FLAG: True} if routers else {}) | sleeps | adapter_arguments(config.lora, policy) | given.engine_args
@@ -162,7 +151,7 @@ def sampler_of(
             weights.save(str(first), merged=True)
         dtype = str(model.compute_dtype).removeprefix("torch.")
         if hosts:
-            engines = [*elsewhere(given, first, dtype, arguments, hosts)]
+            engines = elsewhere(given, first, dtype, arguments, hosts)
         else:
             engines = started(given, first, dtype, arguments, own_devices(given, policy.device, arguments))
     for engine in engines:
@@ -175,10 +164,8 @@ def sampler_of(
 
 def started(
     given: SamplerConfig, first: Path, dtype: str, arguments: Mapping[str, Any], environments: Sequence[Mapping[str, str]]
-) -> list[Engine]:  # fmt: skip
+) -> list[Server]:  # fmt: skip
     """Engines of ours, one in each of these environments, with their first weights in the folder `first`."""
-    if given.in_process:
-        return [Inside(first, dtype, arguments)]
     files = logs(first.parent.name, len(environments))
     each = zip(files, map(LocalHost, free_ports(len(environments))), environments)
     return [serving(first, given.python, dtype, arguments, *one) for one in each]

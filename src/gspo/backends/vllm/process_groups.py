@@ -17,9 +17,8 @@ from torch import Tensor
 
 from gspo.backends.vllm.calls import shown
 from gspo.backends.vllm.errors import EngineError
-from gspo.backends.vllm.interfaces import Engine
 from gspo.backends.vllm.plugin import gspo_transfer as wire
-from gspo.backends.vllm.server import CONTROL
+from gspo.backends.vllm.server import CONTROL, Server
 from gspo.backends.vllm.threads import at_once
 from gspo.backends.vllm.weight_update_request import Swap
 
@@ -68,7 +67,7 @@ def _end(group: list[Any]) -> None:
 PLACE = {"rank": int, "workers": int, "device": str, "gpu": str, "nccl": str, "sleeps": bool}
 
 
-def places_of(engine: Engine) -> list[dict[str, Any]]:
+def places_of(engine: Server) -> list[dict[str, Any]]:
     """Where its workers are (plugin/gspo_vllm.py:Extension.gspo_place). Raises EngineError for an engine without that."""
     places = engine.workers("gspo_place")
     for place in places:
@@ -95,7 +94,7 @@ def obstacle(places: Sequence[Mapping[str, Any]], device: torch.device) -> str:
     return f"its NCCL is {other}, and the trainer's is {version}: install the same torch in both" if other else ""
 
 
-def apart(engine: Engine, places: Sequence[Mapping[str, Any]], device: torch.device, exchange: Path) -> str:
+def apart(engine: Server, places: Sequence[Mapping[str, Any]], device: torch.device, exchange: Path) -> str:
     """Why these workers cannot read weights where they lie, on the trainer's device; "" where they can. exchange: a folder
     that the trainer has made. Raises EngineError.
     """
@@ -108,7 +107,7 @@ def apart(engine: Engine, places: Sequence[Mapping[str, Any]], device: torch.dev
     return unreadable(engine, device, exchange)
 
 
-def unreadable(engine: Engine, device: torch.device, exchange: Path) -> str:
+def unreadable(engine: Server, device: torch.device, exchange: Path) -> str:
     """Why an engine's workers cannot read a few bytes of the trainer's, where they lie on this device; "" where they do."""
     said = secrets.token_bytes(16)
     with tempfile.TemporaryDirectory(prefix="trial-", dir=exchange) as folder:
@@ -124,7 +123,7 @@ def unreadable(engine: Engine, device: torch.device, exchange: Path) -> str:
     return "" if all(one == {"read": said.hex()} for one in told) else "it read other bytes in the trainer's memory"
 
 
-def joined(engine: Engine, device: torch.device, life: int, ipc: bool = False) -> Link:
+def joined(engine: Server, device: torch.device, life: int, ipc: bool = False) -> Link:
     """A group of this process and the workers of an engine. device: of the trainer's weights. ipc: where they are on it too.
     Raises EngineError.
     """
@@ -137,7 +136,7 @@ def joined(engine: Engine, device: torch.device, life: int, ipc: bool = False) -
         raise EngineError(f"its workers and the trainer did not find one another at {engine.name}: {what}") from None
 
 
-def _joined(engine: Engine, device: torch.device, life: int, ipc: bool) -> Link:
+def _joined(engine: Server, device: torch.device, life: int, ipc: bool) -> Link:
     places = places_of(engine)
     both_on_gpus = device.type == "cuda" and all(place["device"] == "cuda" for place in places)
     backend = "ipc" if ipc else "nccl" if both_on_gpus else "gloo"

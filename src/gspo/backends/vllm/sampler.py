@@ -18,9 +18,9 @@ from gspo.agents.loop_thread import cancelled
 from gspo.backends.hf.model import HFModel
 from gspo.backends.vllm.errors import EngineError, Refused, blamed
 from gspo.backends.vllm.fleet import STRIKES, Fleet, LeftOut, Member
-from gspo.backends.vllm.interfaces import Engine
 from gspo.backends.vllm.request import Request
 from gspo.backends.vllm.routed_experts import Routers
+from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import FolderTransfer, Transfer, each_of
 from gspo.backends.vllm.weight_check import PROBE_TOKENS, ROUNDS, Check, Gap, compare, repeated
 from gspo.interfaces import Job, SamplerError, Weights, seed_of
@@ -43,7 +43,7 @@ class VLLMSampler:
     """
 
     def __init__(
-        self, model: HFModel, engines: Sequence[Engine], exchange: Path, temperature: float, batch_size: int = 256,
+        self, model: HFModel, engines: Sequence[Server], exchange: Path, temperature: float, batch_size: int = 256,
         timeout: float = 600.0, tell: Callable[[str], None] = lambda text: None, routers: Routers | None = None,
         sleep_level: int = 0,
     ) -> None:  # fmt: skip

@@ -197,12 +197,15 @@ class Server:
         return results
 
     def sleep(self, level: int) -> None:
-        """See Engine.sleep."""
+        """Gives memory back until the next swap, as sampler.sleep_level has it. Raises EngineError."""
         self._asleep = True
         self._does("/sleep", {}, level=str(level), mode="abort")
 
     def swap(self, swap: Swap) -> int:
-        """See Engine.swap."""
+        """Puts weights, or an adapter, in place; where it sleeps it takes back the memory for these alone. Running completions
+        end early ("abort"), new ones wait; from then on tokens carry the new version. Returns how many workers took the
+        weights. Raises EngineError.
+        """
         asleep = self._asleep
         if asleep:
             self._does("/wake_up", {}, tags="weights")
@@ -218,7 +221,7 @@ class Server:
         return taken
 
     def wake(self) -> None:
-        """See Engine.wake."""
+        """Samples again after a swap, where it slept until then. Raises EngineError."""
         if self._asleep:
             self._does("/wake_up", {}, tags="kv_cache")
             self._does("/resume", {})
