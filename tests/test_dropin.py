@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gspo import dropin
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig
 from gspo.learner import layout
-from gspo.learner.algorithm import resolve
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.completions import Completions

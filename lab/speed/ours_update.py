@@ -17,9 +17,9 @@ def serve(commands: Commands, options: argparse.Namespace) -> None:
 
     from gspo.backends.hf.load import load_model
     from gspo.backends.hf.policy import HFPolicy
+    from gspo.config.algorithm import resolve
     from gspo.config.policy import AlgorithmConfig, ModelConfig
     from gspo.learner import layout
-    from gspo.learner.algorithm import resolve
     from gspo.learner.objective import PolicyObjective
 
     torch.set_num_threads(options.threads)

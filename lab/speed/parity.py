@@ -190,8 +190,8 @@ def compare(case: Case, seed: int) -> tuple[float, float]:
     """Largest difference of value, as a share of our terms' size, and of gradient, as a share of our largest."""
     import torch
 
+    from gspo.config.algorithm import resolve
     from gspo.config.policy import AlgorithmConfig
-    from gspo.learner.algorithm import resolve
     from gspo.learner.objective import PolicyObjective
     from gspo.objective.completions import Completions
     from gspo.types import Batch, Outputs

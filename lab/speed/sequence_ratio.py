@@ -58,7 +58,7 @@ def alone(completions: int, tokens: int, repeats: int) -> dict[str, list[float]]
         for name in NAMES if repeat % 2 else NAMES[::-1]:
             row = ALGORITHMS[name]
             begin = time.perf_counter()
-            row.loss(logp, old, A, y, row.epsilon, row.epsilon_high).loss.sum().backward()
+            row.loss_function(logp, old, A, y, row.epsilon, row.epsilon_high).loss.sum().backward()
             if repeat >= 0:
                 seconds[name].append(time.perf_counter() - begin)
             logp.grad = None

@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gspo.assembly.assemble import training
 from gspo.assembly.call_inputs import Given
+from gspo.config.algorithm import resolved
 from gspo.config.files import as_config
-from gspo.learner.algorithm import resolved
 from gspo.runs.log import finite
 
 DIGITS = 5  # of numbers that are kept

@@ -50,7 +50,7 @@ def centring() -> Iterator[None]:
     plain = PolicyObjective.watched
 
     def watched(self: PolicyObjective, surrogate: Surrogate, logp: Tensor, logp_old: Tensor, y: Completions) -> Tensor:
-        return surrogate.ratio if self.row.loss is gspo_centred else plain(self, surrogate, logp, logp_old, y)
+        return surrogate.ratio if self.row.loss_function is gspo_centred else plain(self, surrogate, logp, logp_old, y)
 
     ALGORITHMS[CENTRED] = dataclasses.replace(ALGORITHMS["gspo"], loss=gspo_centred)
     PolicyObjective.watched = watched  # type: ignore[method-assign]

@@ -10,14 +10,12 @@ from typing import Any
 from gspo.assembly import assemble
 from gspo.assembly.call_inputs import Given, Source, configured
 from gspo.assembly.models import all_rows
-from gspo.config.checks import check_required, check_training
+from gspo.config.commands import check_command
 from gspo.config.rewards import RewardConfig
 from gspo.config.schema import Config
 from gspo.config.source_kind import GIVEN, kind
-from gspo.config.unused import check_unused
 from gspo.distributed.ranks import RankLost
 from gspo.interfaces import RewardsFailed
-from gspo.learner.algorithm import resolved
 from gspo.learner.memory import OutOfMemory
 from gspo.report.page import reported
 from gspo.report.read import read_lines
@@ -77,7 +75,7 @@ def train(
     """
     functions = _functions(reward)
     settings = configured(config, sections, model, tokenizer, dataset)
-    check_training(settings, resume)
+    check_command(settings, "train", resume)
     _check_given(settings, functions, eval_dataset)
     given = Given(model, tokenizer, dataset, eval_dataset, functions)
     with reported(*ENDS_AT_ONCE) as told, assemble.training(settings, resume, given, allow) as (run, hf):
@@ -100,8 +98,7 @@ def sft(
 ) -> Result:
     """Trains `model` to imitate the rows of `dataset`, which have `prompt` and `completion`. Arguments as in `train`."""
     settings = configured(config, sections, model, tokenizer, dataset)
-    check_required(settings)
-    check_unused(settings, "sft", filled=resolved(Config())[0])
+    check_command(settings, "sft")
     with (
         reported(*ENDS_AT_ONCE) as told,
         assemble.imitating(settings, resume, Given(model, tokenizer, dataset), allow) as (run, hf),
@@ -129,12 +126,9 @@ def evaluate(
     """
     functions = _functions(reward)
     settings = configured(config, sections, model, tokenizer, dataset)
-    check_required(settings)
-    if dataset is None:
-        check_unused(settings, "eval")
-    else:
+    if dataset is not None:
         _check_all_rows(sections)
-        check_unused(all_rows(settings), "eval")
+    check_command(settings if dataset is None else all_rows(settings), "eval")
     with assemble.evaluating(settings, Given(model, tokenizer, dataset, None, functions)) as arguments:
         metrics, groups = evaluation.evaluate(**arguments)
     if why := all_failed(groups):

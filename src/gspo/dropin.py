@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.config.algorithm import resolve
 from gspo.config.files import from_dict
 from gspo.config.policy import AlgorithmConfig
-from gspo.learner.algorithm import resolve
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS, Algorithm
 from gspo.objective.completions import Completions

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from gspo.assembly.learners import learner_of, optimizer_of, policy_of, supervised_learning
+from gspo.config.algorithm import resolved
 from gspo.config.files import from_dict
-from gspo.learner.algorithm import resolved
 from gspo.learner.imitation import Imitation
 from tests import tiny_run
 

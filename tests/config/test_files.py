@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 import typing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -85,9 +86,9 @@ def test_words_of_a_command_line_become_the_fields_type(key, text, value):
 def test_a_key_that_was_removed_says_what_to_do_instead():
     for key, remedy in REMOVED.items():
         section, name = key.split(".")
-        for read in (lambda: load(None, {key: "x"}), lambda: from_dict({section: {name: "x"}})):
+        for read, table in ((partial(load, None), {key: "x"}), (from_dict, {section: {name: "x"}})):
             with pytest.raises(ValueError, match=rf"^{key} = .x.: was removed: {re.escape(remedy)}$"):
-                read()
+                read(table)
 
 
 def strategy(field, hint):

@@ -14,6 +14,7 @@ from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer
 from gspo.cli.arguments import take_fields
 from gspo.cli.commands import parser
 from gspo.cli.main import main
+from gspo.config.algorithm import resolved
 from gspo.config.checks import check_required, check_training
 from gspo.config.files import load, to_toml
 from gspo.config.schema import Config
@@ -21,7 +22,6 @@ from gspo.config.training import EvalConfig
 from gspo.config.unused import check_unused
 from gspo.data.chat_template import Encoder
 from gspo.data.prompts import load_prompts
-from gspo.learner.algorithm import resolved
 from gspo.rewards.scorer import Rewards
 from gspo.types import Rollout
 

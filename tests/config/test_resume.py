@@ -2,13 +2,13 @@ import re
 
 import pytest
 
+from gspo.config.algorithm import resolved
 from gspo.config.checks import check_training
 from gspo.config.files import from_dict, load_of_run, to_toml
 from gspo.config.names import all_keys
 from gspo.config.resume import FREE, ON_PURPOSE, check_allowed, same_run
 from gspo.config.schema import SECTIONS, Config
 from gspo.config.unused import check_unused
-from gspo.learner.algorithm import resolved
 
 
 def test_what_is_free_is_a_section_or_a_key():

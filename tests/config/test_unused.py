@@ -5,12 +5,12 @@ import re
 
 import pytest
 
+from gspo.config.algorithm import resolved
 from gspo.config.checks import check_serving, check_training
 from gspo.config.files import from_dict
 from gspo.config.names import all_keys
 from gspo.config.schema import SECTIONS, Config
 from gspo.config.unused import check_unused
-from gspo.learner.algorithm import resolved
 
 BASE = {"model": {"path": "m"}, "task": {"source": "rows.jsonl"}, "reward": {"functions": ["exact"]}}
 
@@ -35,7 +35,7 @@ READ = {
     "rollout/synchronous.py": "rollout.num_generations rollout.delay",
     "rollout/dynamic_sampling.py": "rollout.refill",
     "training/step.py": "rollout.mask_truncated_completions algorithm.epochs",
-    "learner/algorithm.py": "algorithm.name algorithm.mini_batches",
+    "config/algorithm.py": "algorithm.name algorithm.mini_batches",
     "assembly/models.py": "algorithm.beta algorithm.aux_loss algorithm.router_replay",
     "rollout/credit.py": "algorithm.scale_rewards",
     "training/likelihoods.py": "algorithm.old_logprobs",

@@ -12,8 +12,8 @@ import strong_seen
 import strong_told
 import torch
 
+from gspo.config.algorithm import resolve
 from gspo.config.files import as_config
-from gspo.learner.algorithm import resolve
 from gspo.learner.objective import PolicyObjective
 from gspo.objective import losses
 from gspo.objective.algorithms import ALGORITHMS

@@ -1,5 +1,5 @@
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
-from gspo.learner.algorithm import resolve
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer

@@ -6,8 +6,8 @@ import pickle
 import pytest
 import torch
 
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
-from gspo.learner.algorithm import resolve
 from gspo.learner.imitation import Imitation
 from gspo.learner.learner import LocalLearner, PolicyLearner
 from gspo.learner.objective import PolicyObjective

@@ -14,7 +14,7 @@ import torch
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
-from gspo.learner.algorithm import resolve
+from gspo.config.algorithm import resolve
 from gspo.learner.memory import MicroBatches
 from gspo.learner.update import Updater
 from gspo.learner.objective import PolicyObjective
@@ -86,7 +86,7 @@ import torch
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
-from gspo.learner.algorithm import resolve
+from gspo.config.algorithm import resolve
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer

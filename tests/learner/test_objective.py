@@ -10,9 +10,9 @@ import torch
 from gspo.backends.hf import routing
 from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.policy import HFPolicy
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
 from gspo.learner import layout
-from gspo.learner.algorithm import resolve
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer

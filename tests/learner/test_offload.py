@@ -9,12 +9,12 @@ import torch
 from gspo.assembly import learners
 from gspo.assembly.call_inputs import Given
 from gspo.assembly.models import models_of
+from gspo.config.algorithm import resolved
 from gspo.config.files import as_config
 from gspo.config.policy import AlgorithmConfig, LoraConfig, OptimizerConfig
 from gspo.config.schema import Config
 from gspo.config.training import TrainConfig
 from gspo.learner import offload
-from gspo.learner.algorithm import resolved
 from gspo.learner.offload import Resting
 from gspo.learner.optimizer import Optimizer
 from tests.backends.hf.families import tiny

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from gspo.config.algorithm import resolved
 from gspo.config.files import from_dict
 from gspo.config.policy import OptimizerConfig
-from gspo.learner.algorithm import resolved
 from gspo.learner.optimizer import Optimizer
 
 NARROW = "adamw_8bit"

@@ -7,9 +7,9 @@ import torch
 
 from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.policy import HFPolicy
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
 from gspo.learner import layout
-from gspo.learner.algorithm import resolve
 from gspo.learner.learner import PolicyLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer

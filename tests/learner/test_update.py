@@ -6,9 +6,9 @@ import weakref
 import pytest
 import torch
 
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
 from gspo.learner import layout
-from gspo.learner.algorithm import resolve
 from gspo.learner.imitation import Imitation
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective

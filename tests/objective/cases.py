@@ -27,7 +27,7 @@ def terms(name, logp, old, A, y, low, high, mu=None):
     row = ALGORITHMS[name]
     given = {"logp_old": old, "logp_mu": old if mu is None else mu}
     clip = {} if row.epsilon is None else {"e_low": low, "e_high": high}
-    return row.loss(logp=logp, A=A, y=y, **{name: given[name] for name in row.likelihoods}, **clip, **row.constants)
+    return row.loss_function(logp=logp, A=A, y=y, **{name: given[name] for name in row.likelihoods}, **clip, **row.constants)
 
 
 def value_and_gradient(name, logp, old, A, y, low, high, mu=None):

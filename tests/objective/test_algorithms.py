@@ -28,7 +28,7 @@ def test_on_policy_every_gradient_is_the_plain_policy_gradient(name):
 @pytest.mark.parametrize("row", ALGORITHMS.values(), ids=ALGORITHMS)
 def test_a_row_is_whole(row):
     """What stands in it is what its loss takes, and no more."""
-    takes = set(inspect.signature(row.loss).parameters)
+    takes = set(inspect.signature(row.loss_function).parameters)
     clip = {"e_low", "e_high"} if row.epsilon is not None else set()
     assert takes == {"logp", "A", "y", *row.likelihoods, *row.constants, *clip}
     assert (row.epsilon is None) == (row.epsilon_high is None)

@@ -9,8 +9,8 @@ from gspo.assembly.host_memory import GIB
 from gspo.backends.hf.load import load_model
 from gspo.backends.hf.lora import adapted, packed
 from gspo.backends.hf.policy import HFPolicy
+from gspo.config.algorithm import resolve
 from gspo.config.files import from_dict
-from gspo.learner.algorithm import resolve
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.schema import Config
-from gspo.learner.algorithm import resolve
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS, Algorithm
 

@@ -25,6 +25,7 @@ from gspo.backends.hf.load import by_kernels
 from gspo.backends.hf.model import HFModel
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.process import EngineHost
+from gspo.config.algorithm import resolved
 from gspo.config.checks import check_environment, check_optimizer, check_packed
 from gspo.config.engines import check_engine
 from gspo.config.schema import Config
@@ -36,7 +37,6 @@ from gspo.data.splits import check_columns, read_stages, read_tables, refresh_fu
 from gspo.distributed.ranks import ProcessRanks
 from gspo.interfaces import Learner, Report, RolloutSource, Scorer, SupervisedLearner
 from gspo.launch.ray_hosts import engine_hosts
-from gspo.learner.algorithm import resolved
 from gspo.learner.leader_follower import LeadingLearner
 from gspo.learner.learner import LocalLearner
 from gspo.objective.algorithms import ALGORITHMS

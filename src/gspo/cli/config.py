@@ -16,9 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     """Prints the settings, once they are known to fit together."""
+    from gspo.config.algorithm import resolve
     from gspo.config.checks import check_queries
     from gspo.data.splits import check_sources
-    from gspo.learner.algorithm import resolve
 
     config = load(arguments.config, fields)
     check_queries(config)

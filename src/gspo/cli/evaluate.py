@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gspo.cli.arguments import Command, path, path_or_name
+from gspo.config.commands import check_command
 from gspo.config.files import load
 from gspo.config.schema import Config
 from gspo.config.unused import OF_TRAINING
@@ -64,7 +65,9 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
             from gspo.evaluate.run import evaluate
         return evaluate(options_of(arguments), fields)
     check_typed(fields)
-    return held_out(load(arguments.config, fields), arguments.out)
+    config = load(arguments.config, fields)
+    check_command(config, "eval")
+    return held_out(config, arguments.out)
 
 
 def on_a_benchmark(arguments: argparse.Namespace) -> bool:

@@ -8,6 +8,7 @@ import time
 
 from gspo.cli.arguments import Command
 from gspo.cli.train import add_arguments, resume_hint, take_part
+from gspo.config.commands import check_command
 from gspo.config.files import load
 from gspo.launch.processes import importing
 
@@ -15,6 +16,7 @@ from gspo.launch.processes import importing
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     """Serves until Ctrl-C, which saves what was trained, or until the guard ends the run."""
     config = load(arguments.config, fields)
+    check_command(config, "serve")
     status = take_part(config, arguments)
     if status is not None:
         return status

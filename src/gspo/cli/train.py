@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from gspo.cli.arguments import Command, add_config
+from gspo.config.commands import check_command
 from gspo.config.files import load
 from gspo.config.schema import Config
 from gspo.launch.processes import importing
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     """Trains. Returns 0 where the run finished, 1 where it collapsed, 130 where it was stopped."""
     config = load(arguments.config, fields)
+    check_command(config, arguments.command, arguments.resume)
     status = take_part(config, arguments)
     if status is not None:
         return status

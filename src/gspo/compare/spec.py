@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gspo.config.algorithm import resolved
 from gspo.config.checks import check_training
 from gspo.config.files import as_config, load, nested, read_toml, to_dict
 from gspo.config.schema import Config
 from gspo.config.suggestions import nearest
 from gspo.data.splits import check_sources
-from gspo.learner.algorithm import resolved
 from gspo.safe import visible
 
 Tables = dict[str, dict[str, Any]]

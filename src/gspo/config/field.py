@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import field
 from typing import Any
 
@@ -16,7 +17,7 @@ def opt(
     *,
     low: float | None = None,
     high: float | None = None,
-    choices: tuple[str, ...] = (),
+    choices: Collection[str] = (),
     path: bool = False,
 ) -> Any:
     """A field with its allowed range, both ends included. path: it may name a file or a folder, found from `~` too."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo.config.field import opt
+from gspo.objective.algorithms import ALGORITHMS
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,8 @@ class LoraConfig:
 class AlgorithmConfig:
     """The objective: a row of the table in objective/algorithms.py, and its settings."""
 
-    name: str = opt("gspo")
-    """`gspo`, `gspo_token`, `gspo_turn`, `grpo`, `grpo_dual`, `dr_grpo`, `dapo`, `luspo`, `gmpo`, `cispo`, `sapo`,
-    `dppo_tv`, `dppo_kl`, `minirl`, `reinforce`, `reinforce_is` or `ppo`."""
+    name: str = opt("gspo", choices=ALGORITHMS)
+    """The algorithm: a row of the table in docs/algorithm.md."""
     epsilon: float | str | None = opt(None, low=1e-9, high=1, choices=("auto",))
     """Lower clip range: a ratio below 1 - epsilon is clipped. Unset: the algorithm's own. `auto`: both ends are adjusted so
     that the share of clipped tokens among those with an advantage stays near clip_target."""

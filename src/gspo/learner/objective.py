@@ -107,7 +107,7 @@ class PolicyObjective:
         """The row's loss with its own likelihoods, clip range and constants."""
         given = {name: likelihoods[name] for name in self.row.likelihoods}
         limits = {} if self.clip is None else dict(zip(("e_low", "e_high"), self.clip))
-        return self.row.loss(logp=logp, A=A, y=y, **given, **limits, **self.constants)
+        return self.row.loss_function(logp=logp, A=A, y=y, **given, **limits, **self.constants)
 
     def watched(self, surrogate: Surrogate, logp: Tensor, logp_old: Tensor, y: Completions) -> Tensor:
         """The ratio that metrics show: s_i [S] at sequence level, w_it [N] where the loss has none, else the loss's own."""

@@ -1,35 +1,39 @@
 """The table of algorithms: what each one is, and what may be set about it without making it another one.
 
 An algorithm is a row: its loss, what the outer mean counts, how its rewards are scaled, its default clip range. The
-level of the ratio and the aggregation are part of the loss, so no option can change them.
+level of the ratio and the aggregation are part of the loss, so no option can change them. It loads no torch: losses are
+looked up when they are called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from gspo.objective import baselines, losses
-from gspo.objective.losses import Surrogate
+if TYPE_CHECKING:
+    from gspo.objective.losses import Surrogate
 
-Loss = Callable[..., Surrogate]
+WIDEST = 0.5
+"""Widest clip range that `epsilon = "auto"` may choose."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """One row.
 
-    level: what the ratio and the clip count, "sequence", "turn" or "token". counts: the denominator of an update:
-    "completions", "tokens", or "budget" (completions x max_completion_length, Dr.GRPO's constant). scale_rewards: the
-    default first, then what else still deserves the name. epsilon, epsilon_high: the clip range, None for one without.
-    constants: arguments of the loss beside them. likelihoods: those that its ratios divide by, "logp_old" and "logp_mu";
-    empty for a loss without a ratio. critic: constants of a learned value function, whose advantages by token take the place
-    of the group's; empty for none. drops_equal: groups whose rewards are all equal leave the denominator. sums: a
-    completion's term grows with its length, and its KL term is the sum over its tokens; otherwise the mean. by_turn: A may
-    differ from turn to turn.
+    loss: a function, or the name of one in gspo.objective as `module:function`. level: what the ratio and the clip count,
+    "sequence", "turn" or "token". counts: the denominator of an update: "completions", "tokens", or "budget" (completions x
+    max_completion_length, Dr.GRPO's constant). scale_rewards: the default first, then what else still deserves the name.
+    epsilon, epsilon_high: the clip range, None for one without. constants: arguments of the loss beside them. likelihoods:
+    those that its ratios divide by, "logp_old" and "logp_mu"; empty for a loss without a ratio. critic: constants of a
+    learned value function, whose advantages by token take the place of the group's; empty for none. drops_equal: groups
+    whose rewards are all equal leave the denominator. sums: a completion's term grows with its length, and its KL term is
+    the sum over its tokens; otherwise the mean. by_turn: A may differ from turn to turn.
     """
 
-    loss: Loss
+    loss: str | Callable[..., Surrogate]
     level: str
     counts: str
     scale_rewards: tuple[str, ...]
@@ -44,6 +48,14 @@ class Algorithm:
     sums: bool = False
     by_turn: bool = False
 
+    @property
+    def loss_function(self) -> Callable[..., Surrogate]:
+        """The loss itself."""
+        if not isinstance(self.loss, str):
+            return self.loss
+        module, _, name = self.loss.partition(":")
+        return getattr(import_module(f"gspo.objective.{module}"), name)
+
 
 ANY_SCALE = ("group", "batch", "none")
 NO_STD = ("none",)
@@ -51,53 +63,55 @@ TAU = {"tau_pos": 1.0, "tau_neg": 1.05}
 GAE = {"gamma": 1.0, "lam": 0.95, "e_value": 0.2, "c_value": 0.5}
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "gspo": Algorithm(losses.gspo, "sequence", "completions", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 5"),
+    "gspo": Algorithm("losses:gspo", "sequence", "completions", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 5"),
     "gspo_token": Algorithm(
-        losses.gspo_token, "sequence", "completions", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13", by_turn=True
+        "losses:gspo_token", "sequence", "completions", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13", by_turn=True
     ),
     "gspo_turn": Algorithm(
-        losses.gspo_turn, "turn", "completions", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13, by turn", by_turn=True
+        "losses:gspo_turn", "turn", "completions", ANY_SCALE, 3e-4, 4e-4, "arXiv 2507.18071, Eq. 13, by turn", by_turn=True
     ),
     "grpo": Algorithm(
-        losses.grpo, "token", "completions", ANY_SCALE, 0.2, 0.27, "arXiv 2402.03300; clip: 2507.18071", by_turn=True
+        "losses:grpo", "token", "completions", ANY_SCALE, 0.2, 0.27, "arXiv 2402.03300; clip: 2507.18071", by_turn=True
     ),
     "grpo_dual": Algorithm(
-        baselines.grpo_dual, "token", "completions", ANY_SCALE, 0.2, 0.27, "arXiv 1912.09729; clip: 2507.18071",
+        "baselines:grpo_dual", "token", "completions", ANY_SCALE, 0.2, 0.27, "arXiv 1912.09729; clip: 2507.18071",
         {"clip_c": 3.0}, by_turn=True,
     ),
-    "dr_grpo": Algorithm(losses.token_sum, "token", "budget", NO_STD, 0.2, 0.2, "arXiv 2503.20783", sums=True),
+    "dr_grpo": Algorithm("losses:token_sum", "token", "budget", NO_STD, 0.2, 0.2, "arXiv 2503.20783", sums=True),
     "dapo": Algorithm(
-        losses.token_sum, "token", "tokens", ANY_SCALE, 0.2, 0.28, "arXiv 2503.14476", drops_equal=True, sums=True
+        "losses:token_sum", "token", "tokens", ANY_SCALE, 0.2, 0.28, "arXiv 2503.14476", drops_equal=True, sums=True
     ),
-    "luspo": Algorithm(baselines.luspo, "sequence", "completions", ANY_SCALE, 2e-3, 2.5e-3, "arXiv 2602.05261", sums=True),
-    "gmpo": Algorithm(baselines.gmpo, "sequence", "completions", ANY_SCALE, None, None, "arXiv 2507.20673", {"delta": 0.4}),
+    "luspo": Algorithm("baselines:luspo", "sequence", "completions", ANY_SCALE, 2e-3, 2.5e-3, "arXiv 2602.05261", sums=True),
+    "gmpo": Algorithm(
+        "baselines:gmpo", "sequence", "completions", ANY_SCALE, None, None, "arXiv 2507.20673", {"delta": 0.4}
+    ),
     "cispo": Algorithm(
-        baselines.cispo, "token", "tokens", ANY_SCALE, None, None, "arXiv 2506.13585; cap: 2510.13786", {"w_max": 5.0},
+        "baselines:cispo", "token", "tokens", ANY_SCALE, None, None, "arXiv 2506.13585; cap: 2510.13786", {"w_max": 5.0},
         sums=True,
     ),
-    "sapo": Algorithm(baselines.sapo, "token", "completions", ANY_SCALE, None, None, "arXiv 2511.20347", TAU),
+    "sapo": Algorithm("baselines:sapo", "token", "completions", ANY_SCALE, None, None, "arXiv 2511.20347", TAU),
     "dppo_tv": Algorithm(
-        baselines.dppo_tv, "token", "tokens", ANY_SCALE, None, None, "arXiv 2602.04879", {"delta": 0.15, "w_max": 20.0},
+        "baselines:dppo_tv", "token", "tokens", ANY_SCALE, None, None, "arXiv 2602.04879", {"delta": 0.15, "w_max": 20.0},
         likelihoods=("logp_mu",), sums=True,
     ),
     "dppo_kl": Algorithm(
-        baselines.dppo_kl, "token", "tokens", ANY_SCALE, None, None, "arXiv 2602.04879", {"delta": 0.05, "w_max": 20.0},
+        "baselines:dppo_kl", "token", "tokens", ANY_SCALE, None, None, "arXiv 2602.04879", {"delta": 0.05, "w_max": 20.0},
         likelihoods=("logp_mu",), sums=True,
     ),
     "minirl": Algorithm(
-        baselines.minirl, "token", "budget", NO_STD, 0.2, 0.27, "arXiv 2512.01374", likelihoods=("logp_old", "logp_mu"),
+        "baselines:minirl", "token", "budget", NO_STD, 0.2, 0.27, "arXiv 2512.01374", likelihoods=("logp_old", "logp_mu"),
         sums=True,
     ),
     "reinforce": Algorithm(
-        baselines.reinforce, "token", "completions", ANY_SCALE, None, None, "Williams 1992; A: arXiv 2402.03300",
+        "baselines:reinforce", "token", "completions", ANY_SCALE, None, None, "Williams 1992; A: arXiv 2402.03300",
         likelihoods=(), by_turn=True,
     ),
     "reinforce_is": Algorithm(
-        baselines.reinforce_is, "sequence", "completions", ANY_SCALE, None, None, "Ionides 2008; A: arXiv 2402.03300",
+        "baselines:reinforce_is", "sequence", "completions", ANY_SCALE, None, None, "Ionides 2008; A: arXiv 2402.03300",
         {"w_max": 10.0},
     ),
     "ppo": Algorithm(
-        losses.token_sum, "token", "tokens", ("batch", "none"), 0.2, 0.2, "arXiv 1707.06347; GAE: 1506.02438", critic=GAE,
+        "losses:token_sum", "token", "tokens", ("batch", "none"), 0.2, 0.2, "arXiv 1707.06347; GAE: 1506.02438", critic=GAE,
         sums=True,
     ),
 }  # fmt: skip

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.objective.algorithms import WIDEST
+
 DECADES = (-9, 2)  # of log10 of an excess; what lies below or above counts in the outermost bins
 BINS = 64  # a decade
 WINDOW = 4  # steps whose ratios are pooled
@@ -23,7 +25,6 @@ TREND = 6  # steps that the trend is taken from
 NOISE_WINDOW = 8  # the same for numerics, of which a step shows less
 STRIDE = 2.0  # most that the range changes by in a step, as a factor
 NUMERICS = 0.01  # numerics alone may clip this share: below, rounding would decide, and always against the same completions
-WIDEST = 0.5
 
 
 class AutoClip:

@@ -12,13 +12,13 @@ from gspo.assembly import host_memory
 from gspo.assembly.host_memory import BFLOAT16, GIB
 from gspo.assembly.models import room
 from gspo.backends.hf.files import Outline, read_config
+from gspo.config.algorithm import resolved
 from gspo.config.checks import check_required
 from gspo.config.schema import Config
 from gspo.config.stages import rollout_at
 from gspo.distributed import load_balance
 from gspo.distributed.environment import check_several
 from gspo.learner import layout
-from gspo.learner.algorithm import resolved
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.plan import cost_model
 from gspo.plan.cost_model import Machines, Sent, Spread, Work

@@ -8,9 +8,9 @@ import torch
 
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.sampler import HFSampler
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, OptimizerConfig
 from gspo.learner import layout
-from gspo.learner.algorithm import resolve
 from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer

@@ -21,11 +21,11 @@ from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.quantized_weights import BITS, Packed, PackedLinear
 from gspo.backends.hf.sampler import HFSampler
 from gspo.backends.hf.tiny import build_tiny
+from gspo.config.algorithm import resolved
 from gspo.config.checks import check_training
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.learner import layout
-from gspo.learner.algorithm import resolved
 from gspo.types import Completion, Prompt, Sampling
 from tests.backends.hf.test_lora_experts import (
     IDS,

@@ -10,11 +10,11 @@ import torch
 from gspo.backends.hf.load import load_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
 from gspo.config.scale import ScaleConfig
 from gspo.distributed.load_balance import deal
 from gspo.distributed.ranks import whole
-from gspo.learner.algorithm import resolve
 from gspo.learner.learner import PolicyLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer

@@ -10,9 +10,9 @@ from gspo.backends.hf.critic import Critic
 from gspo.backends.hf.lora import adapted
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig
 from gspo.learner import layout
-from gspo.learner.algorithm import resolve
 from gspo.learner.learner import PolicyLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer

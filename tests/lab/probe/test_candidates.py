@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from probe.candidates import YARDSTICKS, YOURS, candidates, named
 
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.schema import Config
-from gspo.learner.algorithm import resolve
 
 
 def config(**algorithm):

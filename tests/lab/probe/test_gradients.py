@@ -7,8 +7,8 @@ import torch
 from probe.gradients import Sketch, coefficients, of_group
 from torch import nn
 
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig
-from gspo.learner.algorithm import resolve
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.algorithms import ALGORITHMS
 from tests.bigram import Bigram

@@ -9,8 +9,8 @@ from probe.walk import probed
 from gspo.assembly.assemble import training
 from gspo.assembly.call_inputs import Given
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
+from gspo.config.algorithm import resolved
 from gspo.config.files import as_config
-from gspo.learner.algorithm import resolved
 from tests.tiny_run import PIECES, ROWS, likes_a, model, settings
 
 GIVEN = {"model": {"path": "given", "device": "cpu"}, "task": {"source": "given"}}

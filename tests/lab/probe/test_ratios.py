@@ -7,8 +7,8 @@ import pytest
 import torch
 from probe.ratios import by_length, clipped_shares, describe, exponent, tail_index
 
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig
-from gspo.learner.algorithm import resolve
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.completions import Completions
 

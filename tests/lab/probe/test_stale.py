@@ -7,8 +7,8 @@ import torch
 from probe.candidates import Candidate
 from probe.stale import PLAIN, Reader, Stale
 
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig
-from gspo.learner.algorithm import resolve
 from gspo.learner.memory import MicroBatches
 from gspo.types import Group
 from tests.bigram import Bigram

@@ -8,9 +8,9 @@ from probe.walk import EMPTY, probed, updates
 
 from gspo.assembly.assemble import training
 from gspo.assembly.call_inputs import Given
+from gspo.config.algorithm import resolved
 from gspo.config.files import as_config
 from gspo.config.schema import Config
-from gspo.learner.algorithm import resolved
 from tests.tiny_run import ROWS, likes_a, model, settings
 from tests.training.whole import train
 

@@ -202,9 +202,9 @@ class Server:
         self._does("/sleep", {}, level=str(level), mode="abort")
 
     def swap(self, swap: Swap) -> int:
-        """Puts weights, or an adapter, in place; where it sleeps it takes back the memory for these alone. Running completions
-        end early ("abort"), new ones wait; from then on tokens carry the new version. Returns how many workers took the
-        weights. Raises EngineError.
+        """Puts weights, or an adapter, in place; where it sleeps it takes back the memory for these alone. Running
+        completions end early ("abort"), new ones wait; from then on tokens carry the new version. Returns how many workers
+        took the weights. Raises EngineError.
         """
         asleep = self._asleep
         if asleep:

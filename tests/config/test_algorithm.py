@@ -2,8 +2,8 @@ import re
 
 import pytest
 
+from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig
-from gspo.learner.algorithm import resolve
 from gspo.objective.algorithms import ALGORITHMS
 
 
@@ -33,7 +33,6 @@ def test_every_row_resolves_to_its_own_defaults(name):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "gsop"}, "did you mean gspo"),
         ({"epsilon": 0.1}, "set algorithm.epsilon_high too"),
         ({"epsilon_high": 0.1}, "set algorithm.epsilon too"),
         ({"name": "dr_grpo", "scale_rewards": "group"}, "no longer dr_grpo"),

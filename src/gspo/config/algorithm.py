@@ -8,8 +8,7 @@ import math
 from gspo.config.checks import check_optimizer, check_packed, check_reference, nearest
 from gspo.config.policy import AlgorithmConfig
 from gspo.config.schema import Config
-from gspo.objective.algorithms import ALGORITHMS, Algorithm
-from gspo.objective.clip_range import WIDEST
+from gspo.objective.algorithms import ALGORITHMS, WIDEST, Algorithm
 
 UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 
@@ -22,9 +21,6 @@ def resolve(
 
     Raises ValueError where a setting would make it another algorithm than its name says, or would have no effect.
     """
-    if config.name not in ALGORITHMS:
-        known = ", ".join(ALGORITHMS)
-        raise ValueError(f"algorithm.name = {config.name!r}: allowed are {known}{nearest(config.name, ALGORITHMS)}")
     row = ALGORITHMS[config.name]
     _check_clip(row, config)
     scale = config.scale_rewards or row.scale_rewards[0]
