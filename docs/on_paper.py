@@ -15,7 +15,6 @@ from typing import Any
 from gspo.assembly.host_memory import GIB
 from gspo.config.files import from_dict
 from gspo.plan import cost_model
-from gspo.plan.cost_model import Machines
 from gspo.plan.plan import Lengths, plan
 
 HERE = Path(__file__).parent
@@ -68,9 +67,8 @@ SPARE = 0.94  # of that which a run gets
 def table() -> str:
     """The rows, computed from the models' sizes."""
     lines = [
-        "| Qwen3 | ranks | experts | replicas | state, GiB | in a pass, GiB | uneven | sent a step, GB | compute, s | "
-        "communication, s |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| Qwen3 | ranks | experts | replicas | state, GiB | in a pass, GiB | uneven | sent a step, GB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as folder:
         for name, ranks, experts, replicas in RUNS:
@@ -85,13 +83,12 @@ def table() -> str:
                     "scale": {"ranks": ranks, "experts": experts, "replicas": replicas},
                 }
             )
-            made = plan(config, LENGTHS, Machines())
+            made = plan(config, LENGTHS)
             state, together = made.memory.state / GIB, made.memory.together / GIB
             sent = sum(row.total(made.work) for row in made.sent) / 1e9
             uneven = cost_model.unevenness(made.paper.weights, made.spread)
             lines.append(
-                f"| {name} | {ranks} | {experts} | {replicas} | {state:.1f} | {together:.0f} | "
-                f"{uneven:.2f} | {sent:.0f} | {made.compute:.1f} | {made.sending:.1f} |"
+                f"| {name} | {ranks} | {experts} | {replicas} | {state:.1f} | {together:.0f} | {uneven:.2f} | {sent:.0f} |"
             )
     return "\n".join(lines) + "\n"
 
@@ -119,7 +116,7 @@ def need(folder: str, changes: dict[str, Any], mixture: bool) -> str:
         "train": {"gradient_checkpointing": True, "micro_batch_tokens": 8192},
         "sampler": {"engine": "vllm"},
     }
-    amount = plan(from_dict(common | given), Lengths(512), Machines()).memory.fullest / GIB
+    amount = plan(from_dict(common | given), Lengths(512)).memory.fullest / GIB
     gpu = next((size for size in GPUS if amount <= SPARE * size), None)
     return f"{amount:.1f}" + (f" ({gpu})" if gpu else " (none)")
 

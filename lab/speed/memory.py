@@ -115,14 +115,14 @@ def one(name: str, folder: Path, device: str) -> None:
 
     import gspo
     from gspo.config.files import from_dict
-    from gspo.plan.plan import Lengths, Machines, plan
+    from gspo.plan.plan import Lengths, plan
 
     torch.set_num_threads(2)
     for module in ("peft", "bitsandbytes"):  # what they take is none of the model's
         if importlib.util.find_spec(module):
             importlib.import_module(module)
     given = settings(name, folder, device)
-    memory = plan(from_dict(given), Lengths(PROMPT, COMPLETION), Machines()).memory
+    memory = plan(from_dict(given), Lengths(PROMPT, COMPLETION)).memory
     rows = [{"prompt": f"{i:03}".ljust(PROMPT, "a")} for i in range(64)]
     begin = taken(os.getpid())
     gspo.train(None, rows, varied, config=from_dict(given))

@@ -15,7 +15,6 @@ from gspo.learner.memory import MicroBatches
 from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Updater
-from gspo.plan.cost_model import Machines
 from gspo.plan.memory import ACTIVATIONS
 from gspo.plan.plan import Lengths, plan, told
 from gspo.types import Completion
@@ -87,14 +86,14 @@ def test_an_update_takes_what_was_foretold(tmp_path, case):
             Updater(policy, optimizer, micro_batches).update(PolicyObjective(row, algorithm, 9), part)
     own = {x.data_ptr(): x for x in [*made.model.parameters(), *made.model.buffers()]}
     found = live.peak + sum(x.numel() * x.element_size() for x in own.values())
-    foretold = plan(settings, lengths, Machines()).memory
+    foretold = plan(settings, lengths).memory
     assert foretold.together == pytest.approx(found, rel=0.1), foretold
 
 
 def test_adapters_and_few_bits_are_counted(tmp_path):
     model(**SIZES | MIXTURE).save(tmp_path)
     whole, adapters, packs = (
-        plan(config(tmp_path, **changes), LENGTHS, Machines()).memory
+        plan(config(tmp_path, **changes), LENGTHS).memory
         for changes in ({}, {"lora": ADAPTERS}, {"lora": ADAPTERS, "model": {"path": str(tmp_path), "quantize": "nf4"}})
     )
     assert (
@@ -103,9 +102,9 @@ def test_adapters_and_few_bits_are_counted(tmp_path):
     assert adapters.standing["AdamW's moments"] == 2 * adapters.standing["gradients"]
     assert packs.standing["weights"] < 0.4 * adapters.standing["weights"] and packs.read == whole.standing["gradients"]
     assert "a packed weight made whole" in packs.passing and adapters.read == whole.read == 0
-    reference = plan(config(tmp_path, algorithm={"beta": 0.1}), LENGTHS, Machines()).memory
+    reference = plan(config(tmp_path, algorithm={"beta": 0.1}), LENGTHS).memory
     assert reference.standing["reference model"] == reference.standing["weights"]
-    same = plan(config(tmp_path, algorithm={"beta": 0.1}, lora=ADAPTERS), LENGTHS, Machines()).memory
+    same = plan(config(tmp_path, algorithm={"beta": 0.1}, lora=ADAPTERS), LENGTHS).memory
     assert same.standing == adapters.standing  # the reference is the model without its adapters
 
 
@@ -117,15 +116,15 @@ def test_what_is_said_where_it_does_not_fit(tmp_path):
         ({"lora": ADAPTERS, "model": {"path": str(tmp_path), "quantize": "nf4"}}, "take a smaller model"),
     ):
         settings = config(tmp_path, **changes)
-        text, fits = told(settings, LENGTHS, Machines(), 1000 / GIB)
+        text, fits = told(settings, LENGTHS, 1000 / GIB)
         assert words in text and "STATE ALONE DOES NOT FIT" in text and not fits
         assert "sent by a rank" not in text and ("before it packs them" in text) == ("quantize" in str(changes))
 
 
 def test_a_model_whose_pass_needs_numbers_is_estimated(tmp_path, monkeypatch):
     model(**SIZES | MIXTURE).save(tmp_path)
-    exact = plan(config(tmp_path), LENGTHS, Machines()).memory
+    exact = plan(config(tmp_path), LENGTHS).memory
     monkeypatch.setattr("gspo.plan.activation_memory._kept", lambda *given: json.loads("no number"))
-    estimate = plan(config(tmp_path), LENGTHS, Machines()).memory
+    estimate = plan(config(tmp_path), LENGTHS).memory
     assert ACTIVATIONS in exact.passing and f"{ACTIVATIONS} (estimate)" in estimate.passing
     assert exact.standing == estimate.standing

@@ -1,4 +1,4 @@
-"""What learning on several ranks costs, by formula: numbers a rank holds, bytes that it sends, seconds.
+"""What learning on several ranks costs, by formula: numbers a rank holds, bytes that it sends.
 
 Everything here is predicted. Weights are sharded along their rows, as FSDP2 and expert parallelism shard them: a rank holds
 a chunk of the rows, and the first rank's chunk is never smaller than another's. Bytes are those that one rank sends where
@@ -97,12 +97,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a rank sends in a training micro-batch, in one that is only read, and once a step, in bytes. reach: neighbouring
-    ranks among which it goes.
-    """
+    """What a rank sends in a training micro-batch, in one that is only read, and once a step, in bytes."""
 
     what: str
-    reach: int
     training: float = 0.0
     reading: float = 0.0
     step: float = 0.0
@@ -120,18 +117,6 @@ class Work:
     reading: int
     training_tokens: int
     reading_tokens: int
-
-
-@dataclass(frozen=True)
-class Machines:
-    """What the prediction assumes: flops, operations a second that a rank sustains; bandwidth and local, bytes a second that
-    it sends to another machine and within its own; ranks in a machine.
-    """
-
-    flops: float = 4e14
-    bandwidth: float = 40e9
-    local: float = 400e9
-    ranks: int = 8
 
 
 def spread_of(scale: ScaleConfig, ranks: int) -> Spread:
@@ -203,21 +188,20 @@ def sent(
     again = [layer for layer in layers if not layer.kept]
     table = []
     for experts, of in ((False, "dense weights"), (True, "experts")):
-        reach = spread.shards if spread.owners(experts) > 1 else 1
         forward, backward = (ring(some, spread, experts, itemsize) for some in (layers, again))
         table += [
-            Sent(f"all-gather of {of}, forward", reach, forward, forward),
-            Sent(f"all-gather of {of}, backward", reach, backward),
-            Sent(f"reduce-scatter of gradients of {of}", reach, ring(layers, spread, experts, itemsize, added=True)),
+            Sent(f"all-gather of {of}, forward", forward, forward),
+            Sent(f"all-gather of {of}, backward", backward),
+            Sent(f"reduce-scatter of gradients of {of}", ring(layers, spread, experts, itemsize, added=True)),
         ]
     mine = held((weight for layer in layers for weight in layer.weights), spread)
     copies = 2 * (spread.replicas - 1) / spread.replicas * mine * itemsize
     rows = exchanged(shape, work.training_tokens / work.training, spread) * itemsize
     read = exchanged(shape, work.reading_tokens / max(1, work.reading), spread) * itemsize
     table += [
-        Sent("all-reduce of gradients among replicas", spread.ranks, copies),
-        Sent("tokens to experts and back, forward", spread.experts, rows, read),
-        Sent("tokens to experts and back, backward", spread.experts, rows * (2 if checkpointing else 1)),
+        Sent("all-reduce of gradients among replicas", copies),
+        Sent("tokens to experts and back, forward", rows, read),
+        Sent("tokens to experts and back, backward", rows * (2 if checkpointing else 1)),
     ]
     return [row for row in table if row.training]
 
@@ -227,38 +211,7 @@ def published(weights: Iterable[Weight], spread: Spread, itemsize: int) -> Sent:
     not those of layers that it writes itself. Copies of the model share the work.
     """
     rows = held(weights, spread) * (spread.shards - 1) / spread.shards / spread.replicas
-    return Sent("weights for the engine", spread.shards, step=rows * itemsize)
-
-
-def forward_flops(weights: Iterable[Weight], shape: Shape, length: float, embedded: int) -> float:
-    """Floating-point operations of a forward pass, a token: two for each weight that it meets, of all experts those taken,
-    and 4 x layers x queries for each token that it looks at, half of a row of `length` on average. embedded: numbers that
-    are only looked up.
-    """
-    dense = experts = 0
-    for weight, count in Counter(weights).items():
-        if weight.experts:
-            experts += count * weight.row * shape.taken
-        else:
-            dense += count * weight.size
-    return 2 * (dense - embedded + experts) + 4 * shape.layers * shape.queries * length / 2
-
-
-def compute_seconds(flops: float, work: Work, machines: Machines, checkpointing: bool, frozen: bool = False) -> float:
-    """Seconds of arithmetic in a step. flops: a token's forward pass; a backward pass costs two, or one below adapters
-    (frozen).
-    """
-    passes = (3 - frozen + checkpointing) * work.training_tokens + work.reading_tokens
-    return flops * passes / machines.flops
-
-
-def sending_seconds(table: Iterable[Sent], work: Work, machines: Machines) -> float:
-    """Seconds of communication in a step, one collective after the other. Ranks are neighbours, so what reaches no further
-    than a machine stays inside it.
-    """
-    return sum(
-        row.total(work) / (machines.local if machines.ranks % row.reach == 0 else machines.bandwidth) for row in table
-    )  # fmt: skip
+    return Sent("weights for the engine", step=rows * itemsize)
 
 
 def activations(shape: Shape, tokens: int, itemsize: int, checkpointing: bool) -> float:

@@ -21,7 +21,7 @@ from gspo.distributed.environment import check_several
 from gspo.learner import layout
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.plan import cost_model
-from gspo.plan.cost_model import Machines, Sent, Spread, Work
+from gspo.plan.cost_model import Sent, Spread, Work
 from gspo.plan.memory import Memory, MicroBatch, memory_of
 from gspo.plan.meta_sharding import Paper, on_paper
 from gspo.types import Completion
@@ -40,18 +40,16 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Prediction:
-    """All figures are predictions. memory: of the fullest rank, which is the leader. compute, sending: seconds a step."""
+    """All figures are predictions. memory: of the fullest rank, which is the leader."""
 
     paper: Paper
     spread: Spread
     work: Work
     memory: Memory
     sent: list[Sent]
-    compute: float
-    sending: float
 
 
-def plan(config: Config, lengths: Lengths, machines: Machines) -> Prediction:
+def plan(config: Config, lengths: Lengths) -> Prediction:
     """The plan of a run by rewards. Raises ValueError for settings that no run could begin with."""
     config = checked(config)
     spread = cost_model.spread_of(config.scale, config.scale.ranks or 1)
@@ -63,18 +61,7 @@ def plan(config: Config, lengths: Lengths, machines: Machines) -> Prediction:
     if config.sampler.engine == "vllm" and spread.shards > 1:
         sent.append(cost_model.published(paper.weights, spread, itemsize if config.model.autocast == "none" else BFLOAT16))
     length = lengths.prompt + (lengths.completion or config.rollout.max_completion_length)
-    flops = cost_model.forward_flops(
-        (w for layer in paper.layers for w in layer.weights), paper.shape, length, paper.embedded
-    )
-    return Prediction(
-        paper,
-        spread,
-        work,
-        memory_of(config, paper, spread, part, lengths.prompt, length),
-        sent,
-        cost_model.compute_seconds(flops, work, machines, checkpointing, frozen=bool(config.lora.rank)),
-        cost_model.sending_seconds(sent, work, machines),
-    )
+    return Prediction(paper, spread, work, memory_of(config, paper, spread, part, lengths.prompt, length), sent)
 
 
 def checked(config: Config) -> Config:
@@ -138,7 +125,7 @@ def completions(prompts: int, generations: int, prompt: int, completion: int) ->
             yield Completion(tokens=tokens, sampled=sampled, logp_mu=nothing, logp_old=nothing, advantage=0.0)
 
 
-def describe(plan: Prediction, config: Config, lengths: Lengths, machines: Machines, memory: float | None) -> Iterator[str]:
+def describe(plan: Prediction, config: Config, lengths: Lengths, memory: float | None) -> Iterator[str]:
     """The lines of `gspo plan`. memory: of a rank, in GiB."""
     paper, spread, held = plan.paper, plan.spread, plan.memory
     yield "All figures are predicted, none is measured. Nothing was started and no weights were read."
@@ -168,14 +155,7 @@ def describe(plan: Prediction, config: Config, lengths: Lengths, machines: Machi
     yield ""
     if plan.sent:
         yield from sending(plan)
-    yield "seconds a step, predicted (sampling, rewards and checkpoints not counted)"
-    yield row("compute", plan.compute)
-    if plan.sent:
-        yield row("communication", plan.sending)
-        both = plan.compute, plan.sending
-        yield f"  from {max(both):.2f} (all of it overlapped) to {sum(both):.2f} (none of it)"
-    yield ""
-    yield from assumptions(plan, config, lengths, machines)
+    yield from assumptions(plan, config, lengths)
 
 
 def sending(plan: Prediction) -> Iterator[str]:
@@ -262,7 +242,7 @@ def smaller(config: Config) -> Iterator[str]:
         yield 'set model.quantize = "nf4"'
 
 
-def assumptions(plan: Prediction, config: Config, lengths: Lengths, machines: Machines) -> Iterator[str]:
+def assumptions(plan: Prediction, config: Config, lengths: Lengths) -> Iterator[str]:
     """What the figures rest on, with the options that change it."""
     rollout, work = config.rollout, plan.work
     length = lengths.completion or rollout.max_completion_length
@@ -283,19 +263,14 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths, machines: Ma
         yield '  algorithm.old_logprobs = "auto" comes out as "sampler": the engine computes as the trainer does'
     if plan.spread.ranks == 1 and config.model.device == "auto":
         yield '  a GPU (set model.device = "cpu" for none)'
-    yield f"  a rank sustains {machines.flops / 1e12:g} TFLOP/s (option flops)"
     if plan.spread.ranks == 1:
         return
-    yield (
-        f"  it sends {machines.bandwidth / GB:g} GB/s to other machines (option bandwidth), {machines.local / GB:g} within "
-        f"its own (option local-bandwidth), which has {machines.ranks} ranks (option machine)"
-    )
     yield "  experts are chosen equally often; rings among n ranks send n - 1 of n parts"
 
 
-def told(config: Config, lengths: Lengths, machines: Machines, memory: float | None) -> tuple[str, bool]:
+def told(config: Config, lengths: Lengths, memory: float | None) -> tuple[str, bool]:
     """The text of `gspo plan`, and whether the state fits `memory` GiB a rank, copies included (None: it is not asked)."""
     config = largest(config)
-    made = plan(config, lengths, machines)
-    text = "\n".join(line.rstrip() for line in describe(made, config, lengths, machines, memory))
+    made = plan(config, lengths)
+    text = "\n".join(line.rstrip() for line in describe(made, config, lengths, memory))
     return text, memory is None or made.memory.state + made.memory.copied <= memory * GIB

@@ -19,7 +19,7 @@ from pathlib import Path
 from gspo.sandbox.runner import COMPILER, FLAGS
 from gspo.sandbox.watch import BACKSTOP
 
-MODULES = ("gspo/workers/json_codec.py", *(f"gspo/rewards/sandbox/{name}.py" for name in ("confine", "runner", "watch")))
+MODULES = ("gspo/workers/json_codec.py", *(f"gspo/sandbox/{name}.py" for name in ("confine", "runner", "watch")))
 LONGEST = 300
 """CPU seconds that the compiler may take for the header."""
 SCRATCH = "gspo-scratch-"
@@ -36,7 +36,7 @@ class Kit:
     """
 
     def __init__(self, python: str) -> None:
-        package = Path(__file__).parents[3]
+        package = Path(__file__).parents[2]
         texts = {name: (package / name).read_bytes() for name in MODULES}
         name = hashlib.sha256(repr((python, os.stat(python).st_mtime_ns, sorted(texts.items()))).encode()).hexdigest()[:16]
         self.folder = _cache() / name
