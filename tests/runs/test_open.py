@@ -196,8 +196,8 @@ def logged(folder, *places, category=UserWarning):
 def test_all_packages_are_looked_through():
     names = {folder.relative_to(PACKAGE).parts[0] for folder in FOLDERS if folder != PACKAGE}
     assert names >= {
-        *("config", "data", "rewards", "agents", "rollout", "learner", "backends", "training", "runs", "report", "build"),
-        *("serving", "study", "objective", "demo"),
+        *("config", "data", "rewards", "agents", "rollout", "learner", "backends", "training", "runs", "report", "assembly"),
+        *("serving", "compare", "objective", "demo"),
     }
 
 

@@ -109,7 +109,7 @@ OF_THE_COMMAND_LINE = (
     "gspo.cli",
     "gspo.demo",
     "gspo.compare",
-    "gspo.evaluate",
+    "gspo.eval",
     "gspo.assembly.export",
     "gspo.backends.vllm",
     "gspo.sandbox",  # bubblewrap's and the compiler's own

@@ -25,7 +25,7 @@ ENVIRONMENTS = {
     "ray": (["make test-ray"], ["src/gspo/launch/ray_", "tests/launch/test_ray_", "tests/launch/ray_"]),
     "verifiers and benchmarks": (
         ["make test-verifiers", "make test-benchmarks"],
-        ["src/gspo/agents/verifiers_", "tests/agents/test_verifiers_", "src/gspo/data/benchmarks/", "src/gspo/evaluate/"],
+        ["src/gspo/agents/verifiers_", "tests/agents/test_verifiers_", "src/gspo/data/benchmarks/", "src/gspo/eval/"],
     ),
     "ART, trackers, parity and the suite for a GPU": (
         ["make test-art", "make test-trackers", "make test-parity", "make parity", "make gpu DRY=1"],

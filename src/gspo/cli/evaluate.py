@@ -16,7 +16,7 @@ from gspo.launch.processes import importing
 from gspo.safe import visible
 
 if TYPE_CHECKING:
-    from gspo.evaluate.settings import Options
+    from gspo.eval.settings import Options
 
 WORDS = (
     ("benchmark", "NAME|FILE", "aime24, aime25, livecodebench, codeforces, humaneval, or a file of problems and answers"),
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     """Evaluates, and prints the scores."""
     if on_a_benchmark(arguments):
         with importing():
-            from gspo.evaluate.run import evaluate
+            from gspo.eval.run import evaluate
         return evaluate(options_of(arguments), fields)
     check_typed(fields)
     config = load(arguments.config, fields)
@@ -82,7 +82,7 @@ def on_a_benchmark(arguments: argparse.Namespace) -> bool:
 
 def options_of(arguments: argparse.Namespace) -> Options:
     """The options of an evaluation on a benchmark."""
-    from gspo.evaluate.settings import Options
+    from gspo.eval.settings import Options
 
     of_source = [(name, getattr(arguments, name)) for name in OF_SOURCE]
     return Options(

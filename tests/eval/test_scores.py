@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.evaluate.scores import ladder, majority, over_like, over_these, passes
+from gspo.eval.scores import ladder, majority, over_like, over_these, passes
 
 
 @pytest.mark.parametrize("k, value", [(1, 0.3), (2, 0.533333), (5, 0.916667), (8, 1.0)])

@@ -20,12 +20,12 @@ from gspo.data.benchmarks.codeforces import contests_of
 from gspo.data.benchmarks.table import Rows, Unjudged, left_out, named
 from gspo.data.loaders import read
 from gspo.data.prompts import Notice
-from gspo.evaluate import page, paired, rating, results
-from gspo.evaluate.endpoint import Endpoint
-from gspo.evaluate.manifest import begin, manifest
-from gspo.evaluate.replies import REFUSED, Key, Lines, Mark, Reply
-from gspo.evaluate.sampling import by_chance, in_tenths, keys, mark, sample
-from gspo.evaluate.settings import Options, configured, folder_of
+from gspo.eval import page, paired, rating, results
+from gspo.eval.endpoint import Endpoint
+from gspo.eval.manifest import begin, manifest
+from gspo.eval.replies import REFUSED, Key, Lines, Mark, Reply
+from gspo.eval.sampling import by_chance, in_tenths, keys, mark, sample
+from gspo.eval.settings import Options, configured, folder_of
 from gspo.rewards import programs
 from gspo.rewards.http_client import api_key_of
 from gspo.runs.open import own_warnings

@@ -3,7 +3,7 @@ from contextlib import closing, contextmanager
 import pytest
 from fastapi.responses import JSONResponse
 
-from gspo.evaluate.endpoint import Endpoint
+from gspo.eval.endpoint import Endpoint
 from gspo.rewards.http_client import NO_KEY, Failed, Unreadable
 from gspo.types import Prompt, Sampling
 from tests.patience import PATIENCE

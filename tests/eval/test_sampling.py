@@ -6,10 +6,10 @@ import pytest
 
 from gspo.config.rewards import RewardConfig
 from gspo.config.rollout import TaskConfig
-from gspo.evaluate import sampling
-from gspo.evaluate.endpoint import Said
-from gspo.evaluate.replies import Lines, Mark, Reply, read
-from gspo.evaluate.sampling import by_chance, in_tenths, keys, mark, sample, vote
+from gspo.eval import sampling
+from gspo.eval.endpoint import Said
+from gspo.eval.replies import Lines, Mark, Reply, read
+from gspo.eval.sampling import by_chance, in_tenths, keys, mark, sample, vote
 from gspo.interfaces import RewardsFailed
 from gspo.rewards.scorer import Rewards
 from gspo.types import Prompt, Rollout
@@ -118,7 +118,7 @@ def broken(prompts, completions, **columns):
 @pytest.mark.filterwarnings("ignore:reward .*a call for")
 def test_scoring_that_fails_altogether_marks_nothing(tmp_path):
     said = [Reply("a", i, "?", 1, "eos") for i in range(2)]
-    config = RewardConfig(functions=["tests.evaluate.test_sampling:broken"])
+    config = RewardConfig(functions=["tests.eval.test_sampling:broken"])
     with Rewards(config, TaskConfig(source="benchmark:aime24")) as scorer, Lines(tmp_path / "marks.jsonl", Mark) as marks:
         with pytest.raises(RewardsFailed, match="no compiler"):
             mark(marks, said, PROMPTS, scorer, 1.0, quiet)
@@ -136,7 +136,7 @@ def fails_at_bad(prompts, completions, **columns):
 def test_one_reply_that_cannot_be_scored_does_not_stop_an_evaluation_whose_rewards_work(tmp_path, monkeypatch, earlier):
     monkeypatch.setattr(sampling, "MARKED", 2)
     said = [Reply("a", i, text, 1, "eos") for i, text in enumerate(("good", "good", "bad"))]
-    config = RewardConfig(functions=["tests.evaluate.test_sampling:fails_at_bad"])
+    config = RewardConfig(functions=["tests.eval.test_sampling:fails_at_bad"])
     with Rewards(config, TaskConfig(source="benchmark:aime24")) as scorer, Lines(tmp_path / "marks.jsonl", Mark) as marks:
         mark(marks, said[:earlier], PROMPTS, scorer, 1.0, quiet)  # an earlier run, or none
         mark(marks, said, PROMPTS, scorer, 1.0, quiet)

@@ -3,10 +3,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from gspo.evaluate.endpoint import Said
-from gspo.evaluate.faults import named
-from gspo.evaluate.replies import Lines, Reply
-from gspo.evaluate.sampling import by_chance, keys, sample
+from gspo.eval.endpoint import Said
+from gspo.eval.faults import named
+from gspo.eval.replies import Lines, Reply
+from gspo.eval.sampling import by_chance, keys, sample
 from gspo.rewards.http_client import Failed, Unreadable
 from gspo.types import Prompt
 

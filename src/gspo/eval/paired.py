@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gspo.compare.analysis import Interval, in_points, interval, verdict
-from gspo.evaluate import manifest as manifests
-from gspo.evaluate.replies import REFUSAL, Mark, read
-from gspo.evaluate.results import LIKE, THESE, counted
-from gspo.evaluate.scores import Bounded, over_like, over_these
+from gspo.eval import manifest as manifests
+from gspo.eval.replies import REFUSAL, Mark, read
+from gspo.eval.results import LIKE, THESE, counted
+from gspo.eval.scores import Bounded, over_like, over_these
 
 COMPARED = ("prompt", "computation", "sampling", "scoring", "samples")
 """Of the manifests, what two evaluations may differ in besides the model."""

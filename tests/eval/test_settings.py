@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.evaluate.settings import Options, configured, folder_of
+from gspo.eval.settings import Options, configured, folder_of
 
 FILE = """
 [judge]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gspo.evaluate.replies import Lines, Mark, Reply, read
+from gspo.eval.replies import Lines, Mark, Reply, read
 
 
 def reply(i, problem="a"):
@@ -69,7 +69,7 @@ def test_one_process_writes_at_a_time(tmp_path):
 WRITER = """
 import itertools, sys
 from pathlib import Path
-from gspo.evaluate.replies import Lines, Reply
+from gspo.eval.replies import Lines, Reply
 with Lines(Path(sys.argv[1]), Reply) as lines:
     for i in itertools.count(len(lines.lines)):
         lines.add(Reply("a", i, "x" * 5000, 1, "eos"))

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.evaluate.results import LIKE, NEEDS_TWO, THESE, bounded, sizes, spelled, unscored
-from gspo.evaluate.scores import Bounded
+from gspo.eval.results import LIKE, NEEDS_TWO, THESE, bounded, sizes, spelled, unscored
+from gspo.eval.scores import Bounded
 from gspo.report.canvas import LIGHT, canvas, finish, save
 from gspo.report.page import escape, figure, table, write_page
 from gspo.report.plots import Drawn

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.evaluate.faults import named
-from gspo.evaluate.replies import REFUSAL, REFUSED, Key, Mark, Reply
-from gspo.evaluate.scores import Bounded, ladder, majority, over_like, over_these, passes
+from gspo.eval.faults import named
+from gspo.eval.replies import REFUSAL, REFUSED, Key, Mark, Reply
+from gspo.eval.scores import Bounded, ladder, majority, over_like, over_these, passes
 from gspo.rollout.failures import commonest
 from gspo.rollout.statistics import standard_error
 from gspo.runs.log import finite, to_json

@@ -1,5 +1,5 @@
-from gspo.evaluate import page
-from tests.evaluate.test_results import made
+from gspo.eval import page
+from tests.eval.test_results import made
 
 MANIFEST = {"benchmark": "aime24", "title": "AIME'24", "model": "<b>m</b>", "samples": 4}
 

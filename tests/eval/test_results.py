@@ -3,8 +3,8 @@ import math
 
 import pytest
 
-from gspo.evaluate.replies import Mark, Reply
-from gspo.evaluate.results import LIKE, THESE, figures, problem_rows, told, write
+from gspo.eval.replies import Mark, Reply
+from gspo.eval.results import LIKE, THESE, figures, problem_rows, told, write
 from gspo.types import Prompt
 
 PROMPTS = [Prompt(name, f"{name}?", (), {"answer": answer}) for name, answer in (("a", "33"), ("b", "7"))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gspo.evaluate.replies import Key
+from gspo.eval.replies import Key
 from gspo.rewards.http_client import Failed, Unreadable
 
 REFUSED = (400, 403, 413, 422)

@@ -4,9 +4,9 @@ import math
 import numpy as np
 import pytest
 
-from gspo.evaluate.manifest import NAME
-from gspo.evaluate.paired import compared, correct_of, paired
-from gspo.evaluate.replies import REFUSAL, Lines, Mark
+from gspo.eval.manifest import NAME
+from gspo.eval.paired import compared, correct_of, paired
+from gspo.eval.replies import REFUSAL, Lines, Mark
 
 NAMES = ("new", "old")
 

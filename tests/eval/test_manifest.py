@@ -1,7 +1,7 @@
 import pytest
 
 from gspo.config.files import from_dict
-from gspo.evaluate.manifest import NAME, begin, load, manifest
+from gspo.eval.manifest import NAME, begin, load, manifest
 
 ROWS = [{"id": "1", "prompt": "1 + 1?", "answer": "2"}]
 

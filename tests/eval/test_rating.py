@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.evaluate.rating import (
+from gspo.eval.rating import (
     Contest,
     Human,
     Missing,

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from gspo.evaluate.faults import Faults
-from gspo.evaluate.replies import REFUSAL, REFUSED, Key, Lines, Mark, Reply
+from gspo.eval.faults import Faults
+from gspo.eval.replies import REFUSAL, REFUSED, Key, Lines, Mark, Reply
 from gspo.interfaces import RewardsFailed, Scorer
 from gspo.rewards.answers import final, normal
 from gspo.rewards.arguments import RewardInput
