@@ -45,7 +45,7 @@ def shares(
             clip.see(ratio, A)
         if step >= 5 and taught:
             yield clipped / taught, clipped / (groups * generations), clip.e_low
-        clip.settle(torch.ones(n))
+        clip.update_range(torch.ones(n))
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
     from chain import COMPLETION_TOKENS, digit_share, make_items
 
     from gspo.assembly import assemble
-    from gspo.assembly.call_inputs import Given
+    from gspo.assembly.call_inputs import CallInputs
     from gspo.config.files import as_config
     from gspo.training.step import step
 
@@ -45,7 +45,7 @@ def serve(commands: Commands, model_folder: str, changes: dict[str, dict[str, An
         for name, table in changes.items():
             sections[name] = sections.get(name, {}) | table
         rows = [{"prompt": item.prompt} for item in make_items(2048, examples=examples)]
-        given = Given(rows=rows, functions=(reward,))
+        given = CallInputs(rows=rows, functions=(reward,))
         with assemble.training(as_config(None, sections), given=given) as (run, model):
             # One end token, past the model's last output, so that every completion has the same length, as TRL's have.
             run.source.sampling = dataclasses.replace(run.source.sampling, stop_ids=(len(model.tokenizer),))

@@ -145,9 +145,13 @@ def cases() -> list[Case]:
 
     lines = []
     for name, loss_type, level in (
-        ("gspo", "grpo", "sequence"), ("grpo", "grpo", "token"), ("dr_grpo", "dr_grpo", "token"), ("dapo", "dapo", "token"),
-        ("luspo", "luspo", "sequence"), ("ppo", "dapo", "token"),
-    ):  # fmt: skip
+        ("gspo", "grpo", "sequence"),
+        ("grpo", "grpo", "token"),
+        ("dr_grpo", "dr_grpo", "token"),
+        ("dapo", "dapo", "token"),
+        ("luspo", "luspo", "sequence"),
+        ("ppo", "dapo", "token"),
+    ):
         lines.append(Case(name, f"TRL {loss_type}, {level}", of_trl(loss_type, level, *ends(name)), {}))
     tau, delta = ALGORITHMS["sapo"].constants, ALGORITHMS["gmpo"].constants["delta"]
     lines.append(Case("sapo", "TRL sapo, token", of_trl("sapo", "token", **tau), {}))
@@ -155,10 +159,13 @@ def cases() -> list[Case]:
     lines.append(Case("cispo", "TRL cispo, token", of_trl("cispo", "token", high=5.0), {}, has_value=False))
     one_clip = {"clip_ratio_c": NEVER}  # not dual-clip PPO
     for name, theirs, mode, more in (
-        ("gspo", "gspo", SEQ_MEAN, {}), ("gspo_token", "gspo", SEQ_MEAN, {}), ("grpo", "vanilla", SEQ_MEAN, one_clip),
-        ("dr_grpo", "vanilla", BUDGET_MEAN, one_clip), ("dapo", "vanilla", TOKEN_MEAN, one_clip),
+        ("gspo", "gspo", SEQ_MEAN, {}),
+        ("gspo_token", "gspo", SEQ_MEAN, {}),
+        ("grpo", "vanilla", SEQ_MEAN, one_clip),
+        ("dr_grpo", "vanilla", BUDGET_MEAN, one_clip),
+        ("dapo", "vanilla", TOKEN_MEAN, one_clip),
         ("ppo", "vanilla", TOKEN_MEAN, one_clip),
-    ):  # fmt: skip
+    ):
         lines.append(Case(name, f"verl {theirs}, {mode}", of_verl(theirs, mode, *ends(name), **more), {}))
     lines.append(Case("sapo", "verl sapo", of_verl("sapo", SEQ_MEAN, 0.2, 0.2, **tau), {}))
     lines.append(Case("gmpo", "verl geo_mean", of_verl("geo_mean", SEQ_MEAN, delta, delta), {}))

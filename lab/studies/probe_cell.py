@@ -22,7 +22,7 @@ from probe.walk import probed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gspo.assembly.assemble import training
-from gspo.assembly.call_inputs import Given
+from gspo.assembly.call_inputs import CallInputs
 from gspo.config.algorithm import resolved
 from gspo.config.files import as_config
 from gspo.runs.log import finite
@@ -71,7 +71,7 @@ def run_cell(point: Point, seed: int, sizes: Mapping[str, int], models: Path) ->
     begin = time.process_time()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    given = Given(model, tokenizer, world.rows(PROMPTS, seed), None, [world.worth])
+    given = CallInputs(model, tokenizer, world.rows(PROMPTS, seed), None, [world.worth])
     with tempfile.TemporaryDirectory() as made:
         config, _ = resolved(as_config(sections(point, seed, sizes), {}))
         updates = point.mini_batches * point.epochs

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.assembly import assemble
-from gspo.assembly.call_inputs import Given, Source, configured
+from gspo.assembly.call_inputs import CallInputs, Source, configured
 from gspo.assembly.models import all_rows
 from gspo.config.commands import check_command
 from gspo.config.rewards import RewardConfig
@@ -77,7 +77,7 @@ def train(
     settings = configured(config, sections, model, tokenizer, dataset)
     check_command(settings, "train", resume)
     _check_given(settings, functions, eval_dataset)
-    given = Given(model, tokenizer, dataset, eval_dataset, functions)
+    given = CallInputs(model, tokenizer, dataset, eval_dataset, functions)
     with reported(*ENDS_AT_ONCE) as told, assemble.training(settings, resume, given, allow) as (run, hf):
         told.append(folder := run.log.folder.path)
         _tell_what_is_done(run)
@@ -101,7 +101,7 @@ def sft(
     check_command(settings, "sft")
     with (
         reported(*ENDS_AT_ONCE) as told,
-        assemble.imitating(settings, resume, Given(model, tokenizer, dataset), allow) as (run, hf),
+        assemble.imitating(settings, resume, CallInputs(model, tokenizer, dataset), allow) as (run, hf),
     ):
         told.append(folder := run.log.folder.path)
         _tell_what_is_done(run)
@@ -129,7 +129,7 @@ def evaluate(
     if dataset is not None:
         _check_all_rows(sections)
     check_command(settings if dataset is None else all_rows(settings), "eval")
-    with assemble.evaluating(settings, Given(model, tokenizer, dataset, None, functions)) as arguments:
+    with assemble.evaluating(settings, CallInputs(model, tokenizer, dataset, None, functions)) as arguments:
         metrics, groups = evaluation.evaluate(**arguments)
     if why := all_failed(groups):
         raise RewardsFailed(why)
@@ -194,7 +194,7 @@ def _finish(run: Run | SupervisedRun) -> bool:
             run.log.note(trainer.AFTER_COLLAPSE)
             return False
         done = f"after step {run.step} of {run.config.train.steps}" if run.step else "before the first step was done"
-        run.log.note(f"stopped {done}; {checkpoint.way_on(folder.checkpoints)}")
+        run.log.note(f"stopped {done}; {checkpoint.resume_hint(folder.checkpoints)}")
         return False
     checkpoint.save_model(folder, run.learner.publish(run.step).save)
     return True

@@ -21,9 +21,17 @@ METRICS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mea
 
 
 def loss(
-    name: str, logp: Tensor, logp_old: Tensor, advantages: Tensor, mask: Tensor, *, logp_mu: Tensor | None = None,
-    denominator: float | None = None, max_completion_length: int | None = None, **settings: Any,
-) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
+    name: str,
+    logp: Tensor,
+    logp_old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    logp_mu: Tensor | None = None,
+    denominator: float | None = None,
+    max_completion_length: int | None = None,
+    **settings: Any,
+) -> tuple[Tensor, dict[str, float]]:
     """The loss of the algorithm `name` on padded rows, and its metrics.
 
     logp, logp_old, logp_mu [B, T]: log-probabilities of the completions' tokens under pi_theta, pi_old and the sampler

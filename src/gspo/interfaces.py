@@ -134,7 +134,7 @@ class Job:
         self.future.cancel()
 
 
-class Speaker(Protocol):
+class StreamingCompleter(Protocol):
     """Whoever samples one completion at a time, many at once. still: held while the weights change."""
 
     still: AbstractContextManager[Any]
@@ -149,7 +149,7 @@ class Speaker(Protocol):
         ...
 
 
-class StreamingSampler(Sampler, Speaker, Protocol):
+class StreamingSampler(Sampler, StreamingCompleter, Protocol):
     """A sampler that works while others do. A weight update interrupts its completions, and they go on with the new weights:
     each token keeps the likelihood and the version of those that sampled it; `begin` also goes on with a completion. One of
     whole episodes goes on with the turns; an episode that has not ended cannot be saved, and begins again.

@@ -9,7 +9,7 @@ import torch
 
 from gspo.agents.calls import Call, content_of
 from gspo.agents.matching import matched
-from gspo.agents.token_tree import woven
+from gspo.agents.token_tree import merge_turns
 from gspo.agents.trajectories import History, Trajectory, TrajectoryGroup
 from gspo.types import Prompt, Rollout
 from tests.agents.talking import TEMPLATES, TOOLS, WORDS, chat
@@ -141,7 +141,7 @@ def test_routes_are_those_of_the_weights_that_sampled_or_unknown():
     """
     first = turn([5, 6], [7, 8, 9], 0, [-1, -1, -1, 13, -1])
     second = turn([5, 6, 7, 8, 9, 4], [3, 2], 1, [20, 21, 22, 23, 24, 25, 26, -1])
-    rollout = woven(first.rollout.prompt, [(0, first), (1, second)])
+    rollout = merge_turns(first.rollout.prompt, [(0, first), (1, second)])
     # 6 and 7 had a token sampled behind them by weights 0; 5 had none, and 9 is read by the second call first.
     assert rollout.tokens.tolist() == [5, 6, 7, 8, 9, 4, 3, 2]
     assert rollout.routes[:, 0, 0].tolist() == [20, -1, -1, 13, 24, 25, 26, -1]

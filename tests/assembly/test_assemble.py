@@ -8,7 +8,7 @@ import torch
 
 import gspo
 from gspo.assembly import assemble
-from gspo.assembly.call_inputs import Given, configured
+from gspo.assembly.call_inputs import CallInputs, configured
 from gspo.assembly.models import models_of
 from gspo.cli.evaluate import check_typed
 from gspo.config.unused import OF_TRAINING
@@ -21,7 +21,7 @@ from tests.runs.events import texts
 
 
 def given(tiny, functions=(tiny_run.likes_a,), rows=tiny_run.ROWS):
-    return Given(tiny.model, tiny.tokenizer, rows, None, functions)
+    return CallInputs(tiny.model, tiny.tokenizer, rows, None, functions)
 
 
 def config(folder, tiny, **sections):
@@ -152,7 +152,7 @@ def test_an_evaluation_reads_nothing_that_may_not_be_typed_for_it(tmp_path):
         here = getattr(made, section)
         read = [field.name for field in dataclasses.fields(here) if f"{section}.{field.name}" not in OF_TRAINING]
         object.__setattr__(made, section, Unread(here, section, read))
-    with assemble.evaluating(made, Given(None, None, tiny_run.ROWS, None, (tiny_run.likes_a,))) as arguments:
+    with assemble.evaluating(made, CallInputs(None, None, tiny_run.ROWS, None, (tiny_run.likes_a,))) as arguments:
         metrics, _ = evaluate(**arguments)
     assert metrics["eval/prompts"] == len(tiny_run.ROWS)
     assert {"scale.ranks", "lora.rank", "rollout.max_staleness", "rollout.temperature"} < {*OF_TRAINING}

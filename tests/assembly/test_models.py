@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gspo.assembly.assemble import note_what_is_not_done
-from gspo.assembly.call_inputs import Given
+from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.models import check_experts, check_routers, models_of, named, outline_of, prompts_of, room
 from gspo.backends.hf.files import Outline, outline
 from gspo.backends.hf.policy import HFPolicy
@@ -41,14 +41,14 @@ def test_a_checkpoint_has_the_model_of_a_resumed_run(saved):
     assert named(config, None) == config.model
     there = named(config, saved / "step_000002")
     assert there.path == str(saved / "step_000002" / "model") and there.device == "cpu"
-    fresh, resumed = (models_of(config, Given(), last)[0] for last in (None, saved / "step_000002"))
+    fresh, resumed = (models_of(config, CallInputs(), last)[0] for last in (None, saved / "step_000002"))
     assert torch.equal(weight(fresh), weight(tiny_run.model()))
     assert torch.equal(weight(resumed), weight(tiny_run.model(seed=1)))
 
 
 def test_a_given_model_is_trained_itself(saved):
     tiny = tiny_run.model(seed=2)
-    given = Given(tiny.model, tiny.tokenizer)
+    given = CallInputs(tiny.model, tiny.tokenizer)
     model, reference = models_of(of(saved), given, None)
     assert model.model is tiny.model and reference is None
     models_of(of(saved), given, saved / "step_000002")
@@ -56,18 +56,18 @@ def test_a_given_model_is_trained_itself(saved):
 
 
 def test_the_reference_is_where_training_began(saved):
-    model, reference = models_of(of(saved, algorithm={"beta": 0.1}), Given(), saved / "step_000002")
+    model, reference = models_of(of(saved, algorithm={"beta": 0.1}), CallInputs(), saved / "step_000002")
     assert torch.equal(weight(reference.model), weight(tiny_run.model()))
     assert torch.equal(weight(model), weight(tiny_run.model(seed=1)))
     assert not any(p.requires_grad for p in reference.model.model.parameters())
-    model, reference = models_of(of(saved, algorithm={"beta": 0.1}, lora={"rank": 2}), Given(), None)
+    model, reference = models_of(of(saved, algorithm={"beta": 0.1}, lora={"rank": 2}), CallInputs(), None)
     assert weight(reference.model).data_ptr() == weight(model).data_ptr()  # adapters switched off, no copy
 
 
 def test_what_the_prompts_need_is_known_without_weights(saved):
-    seen = outline_of(of(saved), Given(), None)
+    seen = outline_of(of(saved), CallInputs(), None)
     tiny = tiny_run.model()
-    assert seen.context_length == outline_of(of(saved), Given(tiny.model, tiny.tokenizer), None).context_length == 64
+    assert seen.context_length == outline_of(of(saved), CallInputs(tiny.model, tiny.tokenizer), None).context_length == 64
 
 
 def test_the_room_for_a_prompt():
@@ -79,7 +79,7 @@ def test_the_room_for_a_prompt():
 
 def test_prompts_fit_beside_their_completions(saved):
     tiny = tiny_run.model()
-    seen, given = outline(tiny.model, tiny.tokenizer), Given(rows=tiny_run.ROWS)
+    seen, given = outline(tiny.model, tiny.tokenizer), CallInputs(rows=tiny_run.ROWS)
     train, held_out = prompts_of(of(saved, rollout={"max_completion_length": 60}), given, seen)
     assert (len(train), len(held_out)) == (36, 4)
     with pytest.raises(ValueError, match="has 4 tokens, but only 3 fit"):
@@ -92,7 +92,7 @@ def test_prompts_say_how_to_answer_where_a_reward_reads_tags():
 
     def of_task(**task):
         task = {"source": "reasoning_gym:gcd", "size": 2} | task
-        return prompts_of(from_dict({"task": task, "eval": {"num_prompts": 2}}), Given(), seen)
+        return prompts_of(from_dict({"task": task, "eval": {"num_prompts": 2}}), CallInputs(), seen)
 
     with pytest.warns(Notice, match='system message "Put your final answer between <answer> and </answer>'):
         train, held_out = of_task()

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from gspo.assembly.call_inputs import Given, configured
+from gspo.assembly.call_inputs import CallInputs, configured
 from gspo.assembly.scorers import scorer_of
 from gspo.rewards.scorer import Rewards
 from gspo.rollout.external import AlreadyScored
@@ -18,18 +18,18 @@ def made(folder, **sections):
 
 
 def test_rewards_score_where_there_is_no_environment(tmp_path):
-    with scorer_of(made(tmp_path / "run"), Given(functions=[tiny_run.likes_a])) as scorer:
+    with scorer_of(made(tmp_path / "run"), CallInputs(functions=[tiny_run.likes_a])) as scorer:
         assert isinstance(scorer, Rewards)
 
 
 def test_an_environment_scores_in_place_of_rewards(tmp_path):
     task = {"environment": "tests.assembly.test_samplers:Room"}
     config = made(tmp_path / "run", task=task)
-    with scorer_of(config, Given()) as scorer:
+    with scorer_of(config, CallInputs()) as scorer:
         assert isinstance(scorer, AlreadyScored)
     with (
         pytest.raises(ValueError, match="reward: has no effect, the environment gives the reward itself"),
-        scorer_of(config, Given(functions=[tiny_run.likes_a])),
+        scorer_of(config, CallInputs(functions=[tiny_run.likes_a])),
     ):
         pass
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gspo.compare.spec import Cell
-from gspo.compare.terms import differing, told
+from gspo.compare.terms import describe, differing
 from gspo.config.files import as_config
 
 
@@ -15,7 +15,7 @@ def cell(variant, changes, seed=0, setting="runs"):
 def test_all_that_variants_share_is_said_and_what_differs():
     cells = [cell("A", {"algorithm": {"name": "grpo"}}), cell("B", {}), cell("B", {}, seed=1)]
     assert differing(cells) == ["algorithm.name"]
-    assert told(cells, {}) == (
+    assert describe(cells, {}) == (
         "Cells with the same seed have the same prompts in the same order, the same model to begin with, the same number "
         "of steps. Variants differ in algorithm.name."
     )
@@ -23,12 +23,12 @@ def test_all_that_variants_share_is_said_and_what_differs():
 
 def test_what_variants_change_is_not_called_the_same():
     cells = [cell("A", {"train": {"steps": 5}}), cell("B", {"model": {"path": "other"}}), cell("C", {"lora": {"rank": 4}})]
-    assert told(cells, {}) == (
+    assert describe(cells, {}) == (
         "Cells with the same seed have the same prompts in the same order. "
         "Variants differ in model.path, lora.rank, train.steps."
     )
     cells = [cell("A", {"rollout": {"num_prompts": 4}}), cell("B", {})]
-    assert "prompts in" not in told(cells, {}) and "the same model" in told(cells, {})
+    assert "prompts in" not in describe(cells, {}) and "the same model" in describe(cells, {})
 
 
 REFILL, REFRESH = {"rollout": {"refill": 2}}, {"refresh": {"every": 5, "drop_above": 0.9}}
@@ -48,18 +48,18 @@ PLAIN = {"reward": {"functions": ["rewards:mine"]}}
 )  # fmt: skip
 def test_the_same_prompts_are_those_that_nothing_changes(base, changes, same):
     cells = [cell("A", base), cell("B", base | changes)]
-    assert ("the same prompts in the same order" in told(cells, {})) == same
+    assert ("the same prompts in the same order" in describe(cells, {})) == same
 
 
 def test_the_same_number_of_steps_is_counted():
     cells = [cell("A", {}), cell("B", {}), cell("A", {}, seed=1)]
     names = [each.name for each in cells]
-    assert "the same number of steps" in told(cells, {names[0]: 9, names[1]: 9, names[2]: 8})
-    assert "the same number of steps" not in told(cells, {names[0]: 9, names[1]: 7})  # the guard has stopped one
+    assert "the same number of steps" in describe(cells, {names[0]: 9, names[1]: 9, names[2]: 8})
+    assert "the same number of steps" not in describe(cells, {names[0]: 9, names[1]: 7})  # the guard has stopped one
 
 
 def test_settings_may_differ_from_each_other():
     cells = [cell("A", {}), cell("A", {"train": {"steps": 5}}, setting="short")]
-    assert differing(cells) == [] and told(cells, {}).endswith("Variants do not differ.")
-    assert told(cells, {}).startswith("Within a setting, cells with the same seed have ")
-    assert told(cells[:1], {}).startswith("Cells with the same seed have ")
+    assert differing(cells) == [] and describe(cells, {}).endswith("Variants do not differ.")
+    assert describe(cells, {}).startswith("Within a setting, cells with the same seed have ")
+    assert describe(cells[:1], {}).startswith("Cells with the same seed have ")

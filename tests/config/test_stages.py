@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gspo.compare.spec import Cell
-from gspo.compare.terms import told
+from gspo.compare.terms import describe
 from gspo.config.checks import check_training
 from gspo.config.files import docs, from_dict, load
 from gspo.config.rollout import RolloutConfig
@@ -119,5 +119,5 @@ def test_tasks_of_verifiers_stay(source):
 
 def test_a_study_says_that_variants_differ_in_stages():
     changes = {"A": {}, "B": {"stage": [{"at": 9, "temperature": 0.5}]}}
-    said = told([Cell("runs", variant, 0, from_dict(BASE | tables)) for variant, tables in changes.items()], {})
+    said = describe([Cell("runs", variant, 0, from_dict(BASE | tables)) for variant, tables in changes.items()], {})
     assert "Variants differ in stage." in said and "the same prompts" not in said

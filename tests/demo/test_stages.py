@@ -26,11 +26,11 @@ def short(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", stages.DEMOS)
 def test_a_demo_from_start_to_end(kind, short, tmp_path, capsys):
     folder = tmp_path / "runs"
-    assert stages.play(folder, seed=1, kind=kind) == 0
+    assert stages.run_demo(folder, seed=1, kind=kind) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert re.search(r"Held-out accuracy [\d.]+% \(.*\) -> [\d.]+% \(.*\), 8 questions never trained on", printed)
     for name, _ in stages.DEMOS[kind].watched.values():
         assert re.search(rf"{name} +-?[\d.]+%? -> -?[\d.]+%?", printed)
     assert "A held-out question:" in printed and "Before:" in printed and (folder / "report.html").exists()
     with pytest.raises(ValueError, match="exists: give another --dir, or go on with a stopped demo by --resume"):
-        stages.play(folder, kind=kind)
+        stages.run_demo(folder, kind=kind)

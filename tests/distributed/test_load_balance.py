@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.distributed.load_balance import EVEN, deal
+from gspo.distributed.load_balance import EVEN, split_evenly
 from gspo.types import Completion
 
 
@@ -41,9 +41,9 @@ def load(completions, part, share):
 )
 def test_each_completion_is_dealt_once_and_no_rank_has_more_than_it_must(sizes, ranks, share):
     completions = batch(sizes)
-    dealt = deal(completions, ranks, share)
+    dealt = split_evenly(completions, ranks, share)
     assert len(dealt) == ranks and sorted(i for part in dealt for i in part) == list(range(len(completions)))
-    assert all(part == sorted(part) for part in dealt) and dealt == deal(completions, ranks, share)
+    assert all(part == sorted(part) for part in dealt) and dealt == split_evenly(completions, ranks, share)
     loads = [load(completions, part, share) for part in dealt]
     fullest = dealt[loads.index(max(loads))]  # cannot give anything away: without its shortest it has less than the emptiest
     assert max(loads) <= max(EVEN * sum(loads) / ranks, min(loads) + min(len(completions[i].tokens) for i in fullest))
@@ -70,7 +70,7 @@ def test_with_four_completions_each_the_fullest_rank_has_little_more_than_it_mus
     draw, prompts = random.Random(seed), -(-ranks * each // per_prompt)
     sizes = [[draw.randint(10, 400), *(DRAWN[kind](draw) for _ in range(per_prompt))] for _ in range(prompts)]
     completions = batch(sizes)
-    loads = [load(completions, part, False) for part in deal(completions, ranks)]
+    loads = [load(completions, part, False) for part in split_evenly(completions, ranks)]
     least = forced(completions, ranks)
     assert least <= max(loads) <= 1.05 * least
 
@@ -87,7 +87,7 @@ def test_ranks_are_even_where_lengths_allow_it(prompts, per_prompt, ranks, share
     draw = random.Random(prompts + ranks)
     sizes = [[draw.randint(100, 400), *(draw.randint(100, 2600) for _ in range(per_prompt))] for _ in range(prompts)]
     completions = batch(sizes)
-    loads = [load(completions, part, share) for part in deal(completions, ranks, share)]
+    loads = [load(completions, part, share) for part in split_evenly(completions, ranks, share)]
     even = sum(loads) / ranks / max(loads)
     once = load(completions, range(len(completions)), share)
     print(f"{prompts} x {per_prompt} on {ranks} ranks, share {share}: even {even:.3f}, read {sum(loads) / once:.3f} x")
@@ -96,12 +96,12 @@ def test_ranks_are_even_where_lengths_allow_it(prompts, per_prompt, ranks, share
 
 def test_prompts_stay_together_where_that_is_even():
     completions = batch([[50, 10, 10, 10, 10]] * 4)
-    for part in deal(completions, 4, share=True):
+    for part in split_evenly(completions, 4, share=True):
         assert len({int(completions[i].tokens[0]) for i in part}) == 1
-    split = deal(batch([[50, 40, 40, 40, 40]]), 2, share=True)  # one prompt alone: it is read twice, and both work
+    split = split_evenly(batch([[50, 40, 40, 40, 40]]), 2, share=True)  # one prompt alone: it is read twice, and both work
     assert sorted(map(len, split)) == [2, 2]
 
 
 def test_one_rank_has_all_and_ranks_may_have_none():
     completions = batch([[3, 5, 5], [4, 2]])
-    assert deal(completions, 1) == [[0, 1, 2]] and sorted(deal(completions, 5))[:2] == [[], []]
+    assert split_evenly(completions, 1) == [[0, 1, 2]] and sorted(split_evenly(completions, 5))[:2] == [[], []]

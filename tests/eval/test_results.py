@@ -4,7 +4,7 @@ import math
 import pytest
 
 from gspo.eval.replies import Mark, Reply
-from gspo.eval.results import LIKE, THESE, figures, problem_rows, told, write
+from gspo.eval.results import LIKE, THESE, describe, figures, problem_rows, write
 from gspo.types import Prompt
 
 PROMPTS = [Prompt(name, f"{name}?", (), {"answer": answer}) for name, answer in (("a", "33"), ("b", "7"))]
@@ -31,7 +31,7 @@ def test_figures_of_a_benchmark():
     assert found[THESE][0] < 3 / 8 < found[THESE][1] and found[LIKE][0] < found[THESE][0]
     assert (found["truncated"], found["tokens"], found["failed"], found["answered"]) == (0.25, 25, 1, 7 / 8)
     assert [(row["id"], row["correct"], row["majority"]) for row in rows] == [("a", 2, "33"), ("b", 1, "8")]
-    text = "\n".join(told(found))
+    text = "\n".join(describe(found))
     assert (
         "avg@4   37.50 %" in text
         and f"interval {LIKE}" in text
@@ -41,8 +41,8 @@ def test_figures_of_a_benchmark():
 
 def test_one_reply_a_problem():
     _, found, _, _ = made(n=1)
-    assert math.isnan(found[THESE][0]) and "needs 2 replies to a problem" in told(found)[1]
-    assert told(found)[0].endswith("(2 problems, 1 reply each)")
+    assert math.isnan(found[THESE][0]) and "needs 2 replies to a problem" in describe(found)[1]
+    assert describe(found)[0].endswith("(2 problems, 1 reply each)")
 
 
 def test_the_files_are_readable_by_others(tmp_path):

@@ -204,8 +204,8 @@ def test_what_is_refused_everywhere_is_no_result(place, tmp_path, capsys):
 @pytest.fixture
 def lines(monkeypatch):
     """Those to endpoints that have been made."""
-    made, init = [], http_client.Line.__init__
-    monkeypatch.setattr(http_client.Line, "__init__", lambda self, *given: made.append(self) or init(self, *given))
+    made, init = [], http_client.EndpointClient.__init__
+    monkeypatch.setattr(http_client.EndpointClient, "__init__", lambda self, *given: made.append(self) or init(self, *given))
     return made
 
 

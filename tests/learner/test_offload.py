@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gspo.assembly import learners
-from gspo.assembly.call_inputs import Given
+from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.models import models_of
 from gspo.config.algorithm import resolved
 from gspo.config.files import as_config
@@ -142,7 +142,7 @@ def test_the_reference_rests_where_told(tmp_path, rests):
     given = model(0)
     changes = {"algorithm": {"beta": 0.1}, "train": {"offload_reference": rests}, "task": {"source": "(given)"}}
     config = as_config(None, settings(tmp_path / "run", **changes))
-    _, reference = models_of(config, Given(model=given.model, tokenizer=given.tokenizer), None)
+    _, reference = models_of(config, CallInputs(model=given.model, tokenizer=given.tokenizer), None)
     assert (reference.resting is not None) == rests
 
 

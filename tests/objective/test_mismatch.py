@@ -5,7 +5,7 @@ import torch
 
 from gspo.objective.algorithms import ALGORITHMS
 from gspo.objective.completions import Completions
-from gspo.objective.mismatch import mismatch, std, tolerated
+from gspo.objective.mismatch import mismatch, noise_is_tolerable, std
 
 
 def test_by_hand():
@@ -45,10 +45,10 @@ def test_it_is_taken_in_float64():
 def test_a_clip_of_single_tokens_tolerates_less_of_a_sampler(name):
     """The KLs are those of an exact, an fp8 and an int4 sampler; no token is clipped by them yet."""
     row = ALGORITHMS[name]
-    told = [tolerated(row, 0.001, kl) for kl in (1e-13, 3e-6, 6e-5)]
+    told = [noise_is_tolerable(row, 0.001, kl) for kl in (1e-13, 3e-6, 6e-5)]
     single = name in {"grpo", "grpo_dual", "dr_grpo", "dapo", "minirl", "ppo"}
     assert told == ([True, True, False] if single else [True, True, True])
-    assert not tolerated(row, 0.011, 0.0)
+    assert not noise_is_tolerable(row, 0.011, 0.0)
 
 
 def test_one_value_has_no_spread():

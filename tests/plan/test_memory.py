@@ -16,7 +16,7 @@ from gspo.learner.objective import PolicyObjective
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Updater
 from gspo.plan.memory import ACTIVATIONS
-from gspo.plan.plan import Lengths, plan, told
+from gspo.plan.plan import Lengths, plan, render
 from gspo.types import Completion
 from tests.live import Live
 from tests.tiny_run import model
@@ -116,7 +116,7 @@ def test_what_is_said_where_it_does_not_fit(tmp_path):
         ({"lora": ADAPTERS, "model": {"path": str(tmp_path), "quantize": "nf4"}}, "take a smaller model"),
     ):
         settings = config(tmp_path, **changes)
-        text, fits = told(settings, LENGTHS, 1000 / GIB)
+        text, fits = render(settings, LENGTHS, 1000 / GIB)
         assert words in text and "STATE ALONE DOES NOT FIT" in text and not fits
         assert "sent by a rank" not in text and ("before it packs them" in text) == ("quantize" in str(changes))
 

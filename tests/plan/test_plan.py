@@ -21,7 +21,7 @@ from gspo.plan import cost_model
 from gspo.plan.cost_model import Spread, Work
 from gspo.plan.memory import MicroBatch
 from gspo.plan.meta_sharding import on_paper
-from gspo.plan.plan import Lengths, checked, plan, told, work_of
+from gspo.plan.plan import Lengths, checked, plan, render, work_of
 from gspo.types import Completion
 from tests.backends.hf.families import FAMILIES, TOKENIZER
 from tests.public_models import PAPER, folder_of
@@ -83,7 +83,7 @@ def test_the_command_line_prints_a_prediction(tmp_path, capsys):
 
 def test_uneven_shards_are_named_with_their_remedy(tmp_path):
     run = config(folder_of(tmp_path, "235B-A22B"), scale={"ranks": 256, "experts": 8})
-    text, fits = told(run, LENGTHS, memory=20)
+    text, fits = render(run, LENGTHS, memory=20)
     assert "Shards are uneven: the fullest rank holds 1.97 times the mean" in text
     assert "Set scale.replicas = 2: then it is 27.37 GiB of state a rank" in text
     assert "STATE ALONE DOES NOT FIT 20 GiB: no number of ranks would do" in text and not fits
@@ -159,7 +159,7 @@ def test_settings_change_what_they_should(tmp_path):
     assert plain.memory.passing["gathered layers"] < wide.memory.passing["gathered layers"]
     said = "gathered in it, gradients are added up in float32"
     less, alone = shallow(tmp_path), {"scale": {"ranks": 1}}
-    texts = [told(config(less, **more), LENGTHS, None)[0] for more in ({}, alone)]
+    texts = [render(config(less, **more), LENGTHS, None)[0] for more in ({}, alone)]
     assert [said in text for text in texts] == [True, False]
     served = plan(config(folder, sampler={"engine": "vllm"}), LENGTHS)
     assert served.sent[-1].what == "weights for the engine"
@@ -207,7 +207,7 @@ def test_what_sampling_takes_and_whether_it_fits(tmp_path):
     rooms = [standing - 1, standing + passing - 1, standing + passing + 0.5, made.memory.fullest / GIB + 1]
     said = ["BUT NOT WITH THE WHOLE MODEL", "not what a pass takes on top", "but sampling does not", "This fits"]
     for room, text in zip(rooms, said):
-        shown, fits = told(run, Lengths(100, 20_000), memory=room)
+        shown, fits = render(run, Lengths(100, 20_000), memory=room)
         assert text in shown and fits == (room > standing), (room, shown)
 
 
@@ -273,21 +273,21 @@ def test_a_row_of_what_fits_is_what_is_predicted(tmp_path):
 
 def test_a_plan_is_the_same_twice(tmp_path):
     run = config(folder_of(tmp_path, "30B-A3B"), scale={"ranks": 16, "experts": 8})
-    first = told(run, LENGTHS, None)
-    assert first == told(run, LENGTHS, None)
+    first = render(run, LENGTHS, None)
+    assert first == render(run, LENGTHS, None)
     other = replace(run, scale=replace(run.scale, ranks=64))
-    assert first != told(other, LENGTHS, None)
+    assert first != render(other, LENGTHS, None)
 
 
 def test_the_stage_that_samples_most_is_counted_and_each_must_fit(tmp_path):
     path = folder_of(tmp_path, "30B-A3B")
     stages = [{"at": 5, "max_completion_length": 512}, {"at": 9, "num_generations": 2, "max_completion_length": 600}]
-    text, _ = told(config(path, stage=stages), Lengths(100), None)
+    text, _ = render(config(path, stage=stages), Lengths(100), None)
     assert "4 completions each, all of 512 (option completion-tokens)" in text
     assert "2 [[stage]]: these are the figures of the one that samples most in a step" in text
-    assert "[[stage]]" not in told(config(path), Lengths(100), None)[0]
+    assert "[[stage]]" not in render(config(path), Lengths(100), None)[0]
     with pytest.raises(ValueError, match=r"stage\[0\]\.max_completion_length = 10000000 leaves no room"):
-        told(config(path, stage=[{"at": 5, "max_completion_length": 10**7}]), Lengths(100), None)
+        render(config(path, stage=[{"at": 5, "max_completion_length": 10**7}]), Lengths(100), None)
 
 
 def test_an_adapters_folder_is_counted_as_the_model_below(tmp_path):

@@ -255,9 +255,12 @@ def test_a_run_that_an_error_ended_is_reported_and_the_error_goes_on(run, tmp_pa
         pass
 
     for error, but, written in (
-        (KeyError("x"), (GoesOn,), True), (GoesOn(), (GoesOn,), False), (KeyboardInterrupt(), (GoesOn,), True),
-        (KeyboardInterrupt(), (GoesOn, KeyboardInterrupt), False), (None, (GoesOn,), True),
-    ):  # fmt: skip
+        (KeyError("x"), (GoesOn,), True),
+        (GoesOn(), (GoesOn,), False),
+        (KeyboardInterrupt(), (GoesOn,), True),
+        (KeyboardInterrupt(), (GoesOn, KeyboardInterrupt), False),
+        (None, (GoesOn,), True),
+    ):
         (run / "report.html").unlink(missing_ok=True)
         with suppress(type(error)) if error else nullcontext(), reported(*but) as folders:
             folders.append(run)

@@ -2,14 +2,14 @@ import pytest
 
 from gspo.report.numbers import NBSP
 from gspo.report.read import RunMetrics
-from gspo.report.summary import Told, headline, lead, origin, tiles
+from gspo.report.summary import RunSummary, headline, lead, origin, tiles
 
 CONFIG = {"algorithm": {"name": "gspo"}, "model": {"path": "m"}, "train": {"steps": 2}, "task": "odd"}
 
 
 def told(*lines, error="", collapsed=False, planned=2, supervised=False, served=False, config=CONFIG):
     run = RunMetrics("r", [{"step": step, "time/step": 1.0} | line for step, line in enumerate(lines, 1)])
-    return Told(run, config, supervised, served, error, collapsed, planned)
+    return RunSummary(run, config, supervised, served, error, collapsed, planned)
 
 
 REWARDED = ({"reward": 0.25}, {"reward": 0.5})

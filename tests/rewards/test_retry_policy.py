@@ -1,10 +1,10 @@
-from gspo.rewards.retry_policy import SKIPPED, Way
+from gspo.rewards.retry_policy import SKIPPED, CallMode
 
 FAILED, FINE = (None, "ValueError: x"), (1.0, None)
 
 
 def said(results, late=False):
-    way = Way()
+    way = CallMode()
     way.failed(len(results), "took longer than 1 s" if late else "ValueError: x", late)
     (text,) = way.news(results)
     assert way.news(results) == []
@@ -23,7 +23,7 @@ def test_one_that_fares_better_shows_that_others_are_to_blame():
 
 
 def test_each_kind_of_failure_is_told_once():
-    way = Way()
+    way = CallMode()
     for late in (False, True, False, True):
         way.failed(2, "why", late)
     assert len(way.news([FAILED])) == 2

@@ -5,7 +5,7 @@ import torch
 
 from gspo.config.policy import AlgorithmConfig
 from gspo.objective.algorithms import ALGORITHMS
-from gspo.rollout.credit import learnable
+from gspo.rollout.credit import training_batch
 from gspo.types import Group, Prompt, Rollout
 
 
@@ -25,7 +25,7 @@ def rollout(reward, stop="eos", n=3, who=None, error=None):
 
 def made(*groups, **changes):
     options = {"row": ALGORITHMS["gspo"], "algorithm": AlgorithmConfig(), "mask_truncated": False} | changes
-    return learnable([Group(prompt(str(i)), list(group)) for i, group in enumerate(groups)], **options)
+    return training_batch([Group(prompt(str(i)), list(group)) for i, group in enumerate(groups)], **options)
 
 
 def test_a_failed_reward_leaves_its_group_and_is_counted():

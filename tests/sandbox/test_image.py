@@ -19,9 +19,9 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_it_is_made_once_and_holds_our_modules_alone(cache):
-    first = image.Kit(sys.executable)
+    first = image.SandboxImage(sys.executable)
     stamp = first.folder.stat().st_ino
-    assert image.Kit(sys.executable).folder.stat().st_ino == stamp
+    assert image.SandboxImage(sys.executable).folder.stat().st_ino == stamp
     assert [path.name for path in cache.iterdir()] == [first.folder.name]
     modules = sorted(str(p.relative_to(first.folder / "modules")) for p in first.folder.rglob("*.py") if p.stat().st_size)
     assert modules == sorted(image.MODULES)
@@ -37,12 +37,12 @@ def test_two_processes_may_make_it_at_the_same_time(cache):
 
 
 def test_other_modules_or_another_python_make_another(cache, tmp_path, monkeypatch):
-    first = image.Kit(sys.executable).folder
+    first = image.SandboxImage(sys.executable).folder
     other = tmp_path / "other-python"
     other.symlink_to("/bin/true")
-    assert image.Kit(str(other)).folder != first
+    assert image.SandboxImage(str(other)).folder != first
     monkeypatch.setattr(image, "MODULES", image.MODULES[:2])
-    assert image.Kit(sys.executable).folder != first
+    assert image.SandboxImage(sys.executable).folder != first
 
 
 def test_kits_that_nobody_uses_are_removed(cache, monkeypatch):
@@ -50,7 +50,7 @@ def test_kits_that_nobody_uses_are_removed(cache, monkeypatch):
     for folder, age in ((old, 2 * image.UNUSED), (new, 0)):
         folder.mkdir()
         os.utime(folder, (time.time() - age,) * 2)
-    mine = image.Kit(sys.executable).folder
+    mine = image.SandboxImage(sys.executable).folder
     assert mine.is_dir() and new.is_dir() and not old.exists()
 
 
@@ -78,11 +78,11 @@ def test_folders_of_killed_processes_are_removed(cache, tmp_path, monkeypatch):
         processes[0].kill()
         processes[0].communicate()
         processes[1].communicate("")
-        image.Kit(sys.executable)
+        image.SandboxImage(sys.executable)
         assert killed.is_dir() and not ended.exists()  # it is too young to tell
         for folder in (killed, living):
             os.utime(folder, (time.time() - 2 * image.YOUNG,) * 2)
-        image.Kit(sys.executable)
+        image.SandboxImage(sys.executable)
         assert living.is_dir() and not killed.exists()
     finally:
         for process in processes:
@@ -96,10 +96,10 @@ def test_a_compiler_that_works_without_an_end_is_given_up(cache, monkeypatch):
     monkeypatch.setattr(image, "LONGEST", 1)
     monkeypatch.setattr(image, "BACKSTOP", 1e6)
     with pytest.raises(RuntimeError, match=r"g\+\+ cannot compile <bits/stdc\+\+\.h>: .*CPU time limit exceeded"):
-        image.Kit(sys.executable).header()
+        image.SandboxImage(sys.executable).header()
 
 
 def test_without_a_compiler_the_package_is_named(cache, monkeypatch):
     monkeypatch.setattr(image, "COMPILER", "/no/g++")
     with pytest.raises(RuntimeError, match=r"need /no/g\+\+: install the package g\+\+"):
-        image.Kit(sys.executable).header()
+        image.SandboxImage(sys.executable).header()

@@ -11,7 +11,7 @@ import pytest
 import gspo
 from gspo.sandbox import drivers, open
 from gspo.sandbox.image import no_compiler
-from gspo.sandbox.open import Sandbox, open_sandbox, told
+from gspo.sandbox.open import Sandbox, describe_driver, open_sandbox
 from gspo.sandbox.types import Case, Limits, Outcome, Program
 from tests.patience import PATIENCE
 from tests.sandbox.boxes import SUM, box_of, in_time, opened
@@ -155,7 +155,7 @@ def test_nothing_is_run_without_a_sandbox_unless_asked(monkeypatch):
 
 
 def test_what_works_here_is_told():
-    lines = told().splitlines()
+    lines = describe_driver().splitlines()
     assert [line.partition(":")[0] for line in lines] == ["sandbox bwrap", "sandbox landlock", "C++"]
     there = [not isinstance(opened(driver), str) for driver in ("bwrap", "landlock")] + [not no_compiler()]
     assert [": works" in line for line in lines] == there

@@ -96,7 +96,7 @@ def named(algorithm: AlgorithmConfig) -> str:
 
 def candidates(
     config: Config, likelihoods: Sequence[str], replays: Sequence[str], decided: str = "sampler"
-) -> list[Candidate]:  # fmt: skip
+) -> list[Candidate]:
     """All that are compared, the user's own settings first. likelihoods, replays: those that can be told apart here.
     decided: what algorithm.old_logprobs is in the run, "auto" settled.
     """

@@ -82,9 +82,13 @@ def coefficients(objective: PolicyObjective, on_policy: bool = False) -> Coeffic
 
 
 def of_group(
-    policy: Policy, views: Mapping[str, Sequence[Completion]], wanted: Mapping[str, tuple[str, Coefficients]],
-    sketch: Sketch, max_tokens: int, replay: bool = False,
-) -> dict[str, Tensor]:  # fmt: skip
+    policy: Policy,
+    views: Mapping[str, Sequence[Completion]],
+    wanted: Mapping[str, tuple[str, Coefficients]],
+    sketch: Sketch,
+    max_tokens: int,
+    replay: bool = False,
+) -> dict[str, Tensor]:
     """The sketch of a group's gradient by each objective that is wanted: name -> (view, its coefficients).
 
     views: the same completions with other advantages or likelihoods. replay: the routers take the experts of their routes.

@@ -21,7 +21,7 @@ from gspo.learner.agreement import paired
 from gspo.learner.learner import PolicyLearner
 from gspo.learner.objective import PolicyObjective
 from gspo.objective.mismatch import mismatch
-from gspo.rollout.credit import teaches
+from gspo.rollout.credit import has_signal
 from gspo.rollout.synchronous import SynchronousSource, sample_groups
 from gspo.training import likelihoods
 from gspo.training.metrics import check_rewards
@@ -138,7 +138,7 @@ class Bench:
         if not self.plan.teaching:
             return groups
         rows = self.reader.credited(groups, self.run.config.algorithm)
-        return [group for group, row in zip(groups, rows) if teaches(row)] or groups[:1]
+        return [group for group, row in zip(groups, rows) if has_signal(row)] or groups[:1]
 
     def stale(self) -> Stale:
         """Groups of the weights of now, that will grow old."""
@@ -164,13 +164,13 @@ class Bench:
                 clip.see(batch.spread(each, batch.ratios(each, now[each.replay])), batch.signs())
             next(walk, False)
         for each, clip in auto:
-            clip.settle(batch.ratios(each, batch.again[each.replay]))
+            clip.update_range(batch.ratios(each, batch.again[each.replay]))
 
     def begin(self) -> Measured:
         """Samples the groups that are measured."""
         self.batch = batch = self.stale()
         floor = mismatch(batch.old["recompute", PLAIN], batch.mu, batch.y)
-        teaching = sum(teaches(row) for row in batch.rows)
+        teaching = sum(has_signal(row) for row in batch.rows)
         rewards = [rollout.reward for group in batch.groups for rollout in group.rollouts if rollout.reward is not None]
         clip = {name: objective.clip for name, objective in self.objectives.items()}
         length, reward = float(batch.y.length.double().mean()), float(np.mean(rewards))
@@ -237,7 +237,7 @@ class Bench:
 
     def gradients(
         self, phase: str, views: Mapping[str, Sequence[Any]], wanted: Mapping[str, Any], replay: bool = False
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """The gradient of each group by each that is wanted, [groups, D]; 0 where a group teaches nothing. views: the
         completions of each group, by what reads them. Where memory does not suffice, micro-batches are halved.
         """
@@ -246,7 +246,7 @@ class Bench:
         for number in range(count):
             self.run.screen.phase(phase, number, count)
             here = {name: rows[number] for name, rows in views.items()}
-            if not any(teaches(row) for row in here.values()):
+            if not any(has_signal(row) for row in here.values()):
                 for kept in found.values():
                     kept.append(torch.zeros(self.sketch.width))
                 continue

@@ -10,7 +10,7 @@ from pathlib import Path
 from gspo.config.schema import Config
 from gspo.interfaces import Sampler
 from gspo.learner.layout import split
-from gspo.rollout.credit import learnable
+from gspo.rollout.credit import training_batch
 from gspo.training import likelihoods
 from gspo.training.metrics import check_rewards
 from gspo.training.state import Run
@@ -56,7 +56,7 @@ def updates(run: Run) -> Iterator[bool]:
         batch_groups = list(islice(groups, run.config.rollout.num_prompts))
         check_rewards(run, batch_groups)
         algorithm = run.config.algorithm
-        batch = learnable(batch_groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)
+        batch = training_batch(batch_groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)
         parts = split(batch.groups, algorithm.mini_batches or 1)
         empty = 0 if parts else empty + 1
         if empty > EMPTY:

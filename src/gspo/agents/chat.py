@@ -21,7 +21,7 @@ from gspo.agents.calls import TEXT, Call, Calls, Message, content_of, follow
 from gspo.agents.tool_arguments import Tools, typed
 from gspo.agents.tool_calls import CONVENTIONS, LLAMA, Malformed, UnknownConvention, convention
 from gspo.data.chat_template import Encoder
-from gspo.interfaces import Speaker
+from gspo.interfaces import StreamingCompleter
 from gspo.types import Prompt, Rollout, Sampling
 
 
@@ -50,9 +50,14 @@ class Chat:
     """
 
     def __init__(
-        self, speaker: Speaker, encoder: Encoder, sampling: Sampling, context: int | None, calls: Calls | None = None,
+        self,
+        speaker: StreamingCompleter,
+        encoder: Encoder,
+        sampling: Sampling,
+        context: int | None,
+        calls: Calls | None = None,
         name: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.speaker, self.encoder, self.sampling, self.context = speaker, encoder, sampling, context
         self.calls = Calls() if calls is None else calls
         self.malformed = 0  # turns that set out to call a tool and did not say how
@@ -61,7 +66,7 @@ class Chat:
 
     async def turn(
         self, messages: Sequence[Message], tools: Tools = (), options: TurnOptions = TurnOptions(), n: int = 1, id: str = ""
-    ) -> list[Call]:  # fmt: skip
+    ) -> list[Call]:
         """`n` turns. id: theirs are `id`-0, `id`-1 ... Raises ValueError for messages that cannot be read."""
         text, tokens, rendered = self.encoded(messages, tools)
         return await self._ask(messages, rendered, text, tokens, options, n, id, tools)
@@ -111,9 +116,16 @@ class Chat:
         return (*call.rollout.tokens.tolist(), *self.encoder.bare(text[len(call.prompt_text + call.sampled_text) :]))
 
     async def _ask(
-        self, messages: Sequence[Message], rendered: Sequence[Message], text: str, tokens: tuple[int, ...],
-        options: TurnOptions, n: int, id: str, tools: Tools = (),
-    ) -> list[Call]:  # fmt: skip
+        self,
+        messages: Sequence[Message],
+        rendered: Sequence[Message],
+        text: str,
+        tokens: tuple[int, ...],
+        options: TurnOptions,
+        n: int,
+        id: str,
+        tools: Tools = (),
+    ) -> list[Call]:
         if not tokens:
             raise ValueError("the prompt has no tokens: there is nothing to go on from")
         number = next(self._count)
@@ -149,9 +161,15 @@ class Chat:
         return replace(self.sampling, max_new_tokens=max_new_tokens, stop=stop, seed=0, **changed)
 
     def _call(
-        self, id: str, messages: Sequence[Message], rendered: Sequence[Message], text: str, rollout: Rollout, tools: Tools,
+        self,
+        id: str,
+        messages: Sequence[Message],
+        rendered: Sequence[Message],
+        text: str,
+        rollout: Rollout,
+        tools: Tools,
         sampling: Sampling,
-    ) -> Call:  # fmt: skip
+    ) -> Call:
         sampled = rollout.tokens[rollout.sampled].tolist()
         words = self.decode(sampled[:-1] if rollout.stop == "eos" else sampled)
         content = words

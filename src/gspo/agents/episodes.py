@@ -16,11 +16,11 @@ from gspo.agents.calls import Call, Calls, Message
 from gspo.agents.chat import Chat, TooLong, TurnOptions
 from gspo.agents.environment import Environment, Step
 from gspo.agents.loop_thread import LoopThread, cancelled
-from gspo.agents.token_tree import woven
+from gspo.agents.token_tree import merge_turns
 from gspo.agents.tool_calls import UnknownConvention
 from gspo.data.chat_template import Encoder
 from gspo.data.reward_bounds import unfit
-from gspo.interfaces import Job, Sampler, SamplerError, Speaker, Weights, seed_of
+from gspo.interfaces import Job, Sampler, SamplerError, StreamingCompleter, Weights, seed_of
 from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout, Sampling
 
@@ -34,7 +34,7 @@ class WholeEpisodes:
     sampled by the weights of its time. As ports.StreamingSampler. A context: what is under way ends with it.
     """
 
-    def __init__(self, sampler: Sampler, speaker: Speaker) -> None:
+    def __init__(self, sampler: Sampler, speaker: StreamingCompleter) -> None:
         self.sampler, self.speaker = sampler, speaker
         self._loop = LoopThread()
         self._left_out: set[str] = set()
@@ -74,7 +74,7 @@ class WholeEpisodes:
 
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
-    ) -> list[Rollout]:  # fmt: skip
+    ) -> list[Rollout]:
         """`n` episodes of each prompt, in the order of the prompts, scored."""
 
         def play(i: int, j: int) -> Awaitable[Rollout]:
@@ -126,9 +126,16 @@ class Episodes(WholeEpisodes):
     """
 
     def __init__(
-        self, sampler: Sampler, speaker: Speaker, encoder: Encoder, context: int | None, make: Make, column: str,
-        max_turns: int, step_timeout: float,
-    ) -> None:  # fmt: skip
+        self,
+        sampler: Sampler,
+        speaker: StreamingCompleter,
+        encoder: Encoder,
+        context: int | None,
+        make: Make,
+        column: str,
+        max_turns: int,
+        step_timeout: float,
+    ) -> None:
         super().__init__(sampler, speaker)
         self.encoder, self.context, self.make, self.column = encoder, context, make, column
         self.max_turns, self.step_timeout = max_turns, step_timeout
@@ -141,7 +148,7 @@ class Episodes(WholeEpisodes):
 
 async def at_once(
     play: Callable[[int, int], Awaitable[Rollout]], count: int, n: int, progress: Callable[[int], None]
-) -> list[Rollout]:  # fmt: skip
+) -> list[Rollout]:
     """`n` episodes of each of `count` prompts, prompt after prompt. play: by the number of the prompt and of its episode."""
     done = 0
 
@@ -225,7 +232,7 @@ class Episode:
             begun = Rollout.begun(self.prompt)
             return replace(begun, stop="error", error=error, dialogue=tuple(self.dialogue))
         first = self.calls[0].rollout.prompt
-        rollout = woven(replace(self.prompt, tokens=first.tokens), list(enumerate(self.calls)))
+        rollout = merge_turns(replace(self.prompt, tokens=first.tokens), list(enumerate(self.calls)))
         own: Parts = {"reward": reward, "turns": float(len(self.calls)), **self.limits}
         return replace(
             rollout,

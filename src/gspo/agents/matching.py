@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gspo.agents.calls import Call, Calls, content_of, follow
-from gspo.agents.token_tree import woven
+from gspo.agents.token_tree import merge_turns
 from gspo.agents.trajectories import id_of, plain
 from gspo.data.reward_bounds import LARGEST, unfit
 from gspo.types import Group, Prompt, Rollout
@@ -67,9 +67,7 @@ def matched(groups: Iterable[Any], calls: Calls, trained: set[str], oldest: int)
     return result
 
 
-def _rollout(
-    name: str, trajectory: Any, calls: Calls, trained: set[str], oldest: int, result: Matched
-) -> Rollout | None:  # fmt: skip
+def _rollout(name: str, trajectory: Any, calls: Calls, trained: set[str], oldest: int, result: Matched) -> Rollout | None:
     """A trajectory as a rollout, or None where nothing of it can be trained on."""
     reward, by_turn = float(trajectory.reward), getattr(trajectory, "turn_rewards", None)
     if any(map(unfit, (reward, *(by_turn or ()), reward + sum(by_turn or ())))):
@@ -87,7 +85,7 @@ def _rollout(
         return None
     result.calls |= {call.id for _, call in reading.chosen}
     first = reading.chosen[0][1]
-    rollout = woven(Prompt(name, list(first.messages), first.rollout.prompt.tokens), reading.chosen)
+    rollout = merge_turns(Prompt(name, list(first.messages), first.rollout.prompt.tokens), reading.chosen)
     return replace(
         rollout,
         reward=reward + sum(by_turn or ()),

@@ -11,7 +11,7 @@ from gspo.agents.calls import Call
 from gspo.types import Prompt, Rollout
 
 
-def woven(prompt: Prompt, calls: Sequence[tuple[int, Call]]) -> Rollout:
+def merge_turns(prompt: Prompt, calls: Sequence[tuple[int, Call]]) -> Rollout:
     """The rollout, unscored, of these calls, each with the number of its turn. prompt: what the conversation is called.
 
     A call joins where its prompt leaves what was read and sampled before: a token that it shares with an earlier call is

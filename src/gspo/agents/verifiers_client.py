@@ -73,9 +73,14 @@ class PolicyClient(vf.Client):
         self.talks: dict[str, Playing] = {}
 
     async def get_response(
-        self, dialect: Any, body: dict[str, Any], sampling: Any, session_id: str | None = None, turn: Any = None,
+        self,
+        dialect: Any,
+        body: dict[str, Any],
+        sampling: Any,
+        session_id: str | None = None,
+        turn: Any = None,
         headers: Mapping[str, str] | None = None,
-    ) -> vf.Response:  # fmt: skip
+    ) -> vf.Response:
         """One turn. Raises ProviderError for what cannot be granted."""
         if not isinstance(dialect, ChatDialect):
             raise vf.ProviderError(

@@ -20,14 +20,14 @@ from gspo.agents import verifiers_harness
 from gspo.agents.calls import Calls
 from gspo.agents.chat import Chat
 from gspo.agents.episodes import Parts, WholeEpisodes
-from gspo.agents.token_tree import woven
+from gspo.agents.token_tree import merge_turns
 from gspo.agents.verifiers_client import Playing, PolicyClient
 from gspo.config.import_function import describe
 from gspo.config.rollout import TaskConfig
 from gspo.data import reward_bounds
 from gspo.data.chat_template import Encoder
 from gspo.data.verifiers_tasks import check_installed, tasks_of, taskset_options
-from gspo.interfaces import Sampler, Speaker
+from gspo.interfaces import Sampler, StreamingCompleter
 from gspo.safe import without_logins, without_secrets
 from gspo.types import Prompt, Rollout, Sampling
 
@@ -88,8 +88,8 @@ class VerifiersEpisodes(WholeEpisodes):
     """
 
     def __init__(
-        self, sampler: Sampler, speaker: Speaker, encoder: Encoder, context: int | None, task: TaskConfig
-    ) -> None:  # fmt: skip
+        self, sampler: Sampler, speaker: StreamingCompleter, encoder: Encoder, context: int | None, task: TaskConfig
+    ) -> None:
         self.encoder, self.context, self.task = encoder, context, task
         self._client = PolicyClient()
         self._environments = [
@@ -191,7 +191,7 @@ def _rollout(prompt: Prompt, env: Any, episode: Any, playing: Playing, parts_of:
     own |= {"turns/context_full": 1.0} if playing.full else {}
     own |= {"tools/malformed": float(playing.chat.malformed)} if playing.chat.malformed else {}
     scored = parts_of(own, {name: reward.score for name, reward in trace.rewards.items()})
-    rollout = woven(replace(prompt, tokens=calls[0].rollout.prompt.tokens), list(enumerate(calls)))
+    rollout = merge_turns(replace(prompt, tokens=calls[0].rollout.prompt.tokens), list(enumerate(calls)))
     return replace(
         rollout, reward=trace.reward, reward_parts=parts_of(scored, trace.metrics), text=calls[-1].words,
         dialogue=transcript, stop="length" if cut else rollout.stop,

@@ -33,9 +33,15 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
     NEEDS_CONTAINER = False
 
     async def launch(
-        self, ctx: vf.ModelContext, trace: vf.Trace, runtime: vf.Runtime, endpoint: str, secret: str,
-        mcp_urls: dict[str, str], data: vf.TaskData,
-    ) -> vf.ProgramResult:  # fmt: skip
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: vf.TaskData,
+    ) -> vf.ProgramResult:
         """One exchange, from the prompt to a turn without a tool call or to a refusal of the model."""
         messages = _begin(*self.resolve_prompt(data))
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}

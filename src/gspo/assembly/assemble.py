@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from gspo.assembly import rank
-from gspo.assembly.call_inputs import Given
+from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.host_memory import check_copies
 from gspo.assembly.learners import learning, supervised_learning
 from gspo.assembly.micro_batch_limit import UNTIL
@@ -61,10 +61,10 @@ def loading(what: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def training(
-    config: Config, resume: bool = False, given: Given | None = None, allowed: Collection[str] = ()
-) -> Iterator[tuple[Run, HFModel]]:  # fmt: skip
+    config: Config, resume: bool = False, given: CallInputs | None = None, allowed: Collection[str] = ()
+) -> Iterator[tuple[Run, HFModel]]:
     """A training run, ready for trainer.train, and its model. A new run folder is made last, when all else has loaded."""
-    given = given or Given()
+    given = given or CallInputs()
     config, odd = resolved(config)
     with (
         rank.joined(config.scale) as ranks,
@@ -109,10 +109,10 @@ def training(
 
 @contextmanager
 def serving(
-    config: Config, resume: bool = False, given: Given | None = None, allowed: Collection[str] = ()
-) -> Iterator[tuple[Run, ExternalSource, HFModel]]:  # fmt: skip
+    config: Config, resume: bool = False, given: CallInputs | None = None, allowed: Collection[str] = ()
+) -> Iterator[tuple[Run, ExternalSource, HFModel]]:
     """A run that trains on what agents hand over, the source that takes it, and its model."""
-    given = given or Given()
+    given = given or CallInputs()
     config, odd = resolved(config, samples=False)
     with (
         rank.joined(config.scale) as ranks,
@@ -154,9 +154,14 @@ class Loaded:
 
 @contextmanager
 def assembled(
-    config: Config, loaded: Loaded, folder: RunFolder | None, last: Path | None,
-    source: Callable[[Any, Sampling, Report], RolloutSource], scorer: Scorer, command: str = "train",
-) -> Iterator[Run]:  # fmt: skip
+    config: Config,
+    loaded: Loaded,
+    folder: RunFolder | None,
+    last: Path | None,
+    source: Callable[[Any, Sampling, Report], RolloutSource],
+    scorer: Scorer,
+    command: str = "train",
+) -> Iterator[Run]:
     """A run of loaded parts, with its samplers and its folder, and restored from the checkpoint `last` if there is one.
 
     command: train, or serve, of which nobody knows how many steps it will have.
@@ -226,10 +231,10 @@ def listen(learner: LocalLearner, log: RunLog) -> None:
 
 @contextmanager
 def imitating(
-    config: Config, resume: bool = False, given: Given | None = None, allowed: Collection[str] = ()
-) -> Iterator[tuple[sft.SupervisedRun, HFModel]]:  # fmt: skip
+    config: Config, resume: bool = False, given: CallInputs | None = None, allowed: Collection[str] = ()
+) -> Iterator[tuple[sft.SupervisedRun, HFModel]]:
     """A supervised run, ready for sft.fit, and its model."""
-    given = given or Given()
+    given = given or CallInputs()
     check_optimizer(config)
     check_packed(config)
     with rank.joined(config.scale) as ranks, claimed(config, resume, allowed, "sft") as (folder, last):
@@ -274,7 +279,7 @@ def counted(held_out: int, evaluated: bool) -> str:
     return f"{held_out} held out" + ("" if evaluated else " for `gspo eval` (eval.num_prompts = 0 holds out none)")
 
 
-def said(heard: Sequence[Warning]) -> Iterator[tuple[str, bool]]:
+def texts_of(heard: Sequence[Warning]) -> Iterator[tuple[str, bool]]:
     """Each warning that was heard, and whether it is one and no mere notice."""
     for warning in heard:
         yield str(warning), not isinstance(warning, Notice)
@@ -282,7 +287,7 @@ def said(heard: Sequence[Warning]) -> Iterator[tuple[str, bool]]:
 
 def tell(log: RunLog, heard: Sequence[Warning], model: HFModel) -> None:
     """Into the log and on the screen: what was heard in loading, and what is odd about the model."""
-    for text, is_warning in said(heard):
+    for text, is_warning in texts_of(heard):
         (log.warn if is_warning else log.note)(text)
     trained = next((p.dtype for p in model.model.parameters() if p.requires_grad), torch.float32)
     if trained != torch.float32:
@@ -293,9 +298,9 @@ def tell(log: RunLog, heard: Sequence[Warning], model: HFModel) -> None:
 
 
 @contextmanager
-def evaluating(config: Config, given: Given | None = None) -> Iterator[dict[str, Any]]:
+def evaluating(config: Config, given: CallInputs | None = None) -> Iterator[dict[str, Any]]:
     """The arguments of evaluation.evaluate for the model and the held-out prompts that `config` names, or those given."""
-    given = given or Given()
+    given = given or CallInputs()
     check_engine(config.sampler)  # what would be trained does not matter here
     check_environment(config)
     if given.rows is None and not config.eval.num_prompts:
@@ -315,7 +320,7 @@ def evaluating(config: Config, given: Given | None = None) -> Iterator[dict[str,
             model = loaded_model(config, given)
         policy = HFPolicy(model, config.rollout.temperature)
         with evaluator_of(config, policy) as sampler, Progress(0, title="evaluation") as screen:
-            for text, is_warning in said(heard):
+            for text, is_warning in texts_of(heard):
                 screen.note(f"warning: {text}" if is_warning else text)
             yield {
                 "sampler": sampler,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gspo.assembly.call_inputs import Given
+from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.models import check_here, evaluated_prompts, loaded_model, outline_of
 from gspo.assembly.samplers import EVAL_SEED, evaluator_of, samplings, speaker_of
 from gspo.backends.hf.files import base_of, check_folder, commit_of, commit_of_tokenizer, is_adapter, of_the_base
@@ -62,7 +62,7 @@ def encoded(config: Config, rows: Rows) -> list[Prompt]:
     context, before its weights are read.
     """
     check_engine(config.sampler)
-    given = Given(rows=list(rows))
+    given = CallInputs(rows=list(rows))
     check_here(config, given, None)
     task = dataclasses.replace(config.task, too_long="refuse")
     rollout = dataclasses.replace(config.rollout, max_completion_length=1)  # nothing is trained: eval's alone counts
@@ -95,7 +95,7 @@ def seed_at(config: Config, prompt: int, number: int) -> int:
 @contextmanager
 def answering(config: Config, prompts: Sequence[Prompt]) -> Iterator[tuple[Begin, int]]:
     """The model, ready to answer: what begins a completion, and how many may be under way at once."""
-    model = loaded_model(config, Given())
+    model = loaded_model(config, CallInputs())
     policy = HFPolicy(model, config.rollout.temperature)
     sampling = dataclasses.replace(samplings(config, model)[1], seed=0)
     with evaluator_of(config, policy) as sampler, speaker_of(config, sampler) as speaker:

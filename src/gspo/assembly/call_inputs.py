@@ -14,7 +14,7 @@ from gspo.config.values import type_of
 
 
 @dataclasses.dataclass
-class Given:
+class CallInputs:
     """What a Python caller hands over in place of names in the configuration."""
 
     model: Any = None

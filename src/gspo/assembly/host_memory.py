@@ -9,7 +9,7 @@ import torch
 from gspo.backends.hf.load import without_weights
 from gspo.config.import_function import pick_device
 from gspo.config.schema import Config
-from gspo.distributed.environment import beside
+from gspo.distributed.environment import local_world_size
 
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2  # bytes
@@ -51,7 +51,7 @@ def check_copies(config: Config, ranks: int) -> None:
     if torch.cuda.is_available():
         shard *= device.type == "cuda"  # else the copies alone are on the CPU
     else:
-        shard *= beside()  # which the ranks of this machine share
+        shard *= local_world_size()  # which the ranks of this machine share
     room = free(device)
     if copied + shard > room:
         raise ValueError(

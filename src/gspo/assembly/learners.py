@@ -20,7 +20,7 @@ from gspo.objective.algorithms import ALGORITHMS
 
 def learning(
     config: Config, model: HFModel, reference: HFPolicy | None, ranks: Ranks | None = None
-) -> tuple[HFPolicy, PolicyLearner]:  # fmt: skip
+) -> tuple[HFPolicy, PolicyLearner]:
     """The policy of a run by rewards, and its learner. config: resolved."""
     policy = policy_of(config, model)
     learner = learner_of(config, policy, reference)
@@ -39,7 +39,7 @@ def share(learner: LocalLearner, config: Config, ranks: Ranks | None) -> None:
 
 def supervised_learning(
     config: Config, model: HFModel, reference: HFPolicy | None = None, ranks: Ranks | None = None
-) -> tuple[HFPolicy, LocalLearner]:  # fmt: skip
+) -> tuple[HFPolicy, LocalLearner]:
     """The policy of a supervised run, and its learner."""
     check_experts(config, model)
     policy = HFPolicy(model, 1.0, config.train.layout, config.train.gradient_checkpointing)

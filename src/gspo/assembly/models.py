@@ -7,12 +7,12 @@ import dataclasses
 import warnings
 from pathlib import Path
 
-from gspo.assembly.call_inputs import Given
+from gspo.assembly.call_inputs import CallInputs
 from gspo.backends.hf import routers, routing
 from gspo.backends.hf.files import Outline, check_path, outline, read_outline
 from gspo.backends.hf.load import wrap_model
 from gspo.backends.hf.lora import Unadapted, adapted, packed, read_model
-from gspo.backends.hf.model import HFModel, probe
+from gspo.backends.hf.model import HFModel, example_token_ids
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.answer_format import default_system
 from gspo.config.policy import ModelConfig
@@ -37,13 +37,13 @@ def named(config: Config, last: Path | None) -> ModelConfig:
     return dataclasses.replace(config.model, path=str(last / checkpoint.MODEL), tokenizer=None, revision=None)
 
 
-def check_here(config: Config, given: Given, last: Path | None) -> None:
+def check_here(config: Config, given: CallInputs, last: Path | None) -> None:
     """Raises ValueError for a model's folder that cannot be, without reading or downloading anything."""
     if not given.holds_model:
         check_path(named(config, last))
 
 
-def outline_of(config: Config, given: Given, last: Path | None) -> Outline:
+def outline_of(config: Config, given: CallInputs, last: Path | None) -> Outline:
     """What the prompts need of the model, without its weights."""
     if given.holds_model:
         return outline(given.model, given.tokenizer)
@@ -52,8 +52,8 @@ def outline_of(config: Config, given: Given, last: Path | None) -> Outline:
 
 
 def models_of(
-    config: Config, given: Given, last: Path | None, ranks: ProcessRanks | None = None
-) -> tuple[HFModel, HFPolicy | None]:  # fmt: skip
+    config: Config, given: CallInputs, last: Path | None, ranks: ProcessRanks | None = None
+) -> tuple[HFModel, HFPolicy | None]:
     """The model to train, given or by name, with the weights of a checkpoint; and the frozen reference of the KL term,
     which is the model that training began with (None where beta is 0). ranks: who shares both of them with this process.
     """
@@ -97,7 +97,7 @@ def sharded_models(config: Config, last: Path | None, ranks: ProcessRanks) -> tu
     return model, reference
 
 
-def loaded_model(config: Config, given: Given, device: str | None = None) -> HFModel:
+def loaded_model(config: Config, given: CallInputs, device: str | None = None) -> HFModel:
     """The model that is given, or the one that the configuration names, whole. device: where, but for model.device."""
     cfg = config.model if device is None else dataclasses.replace(config.model, device=device)
     if given.holds_model:
@@ -134,7 +134,11 @@ def room(config: Config, limit: int | None) -> int | None:
 
 
 def prompts_of(
-    config: Config, given: Given, outline: Outline, tables: tuple[Table, Table] | None = None, overlap: Overlap | None = None
+    config: Config,
+    given: CallInputs,
+    outline: Outline,
+    tables: tuple[Table, Table] | None = None,
+    overlap: Overlap | None = None,
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Training and held-out prompts that fit the model. tables: their rows, where they were read before; overlap: what
     benchmarks know.
@@ -153,7 +157,7 @@ def prompts_of(
     return prompts, held_out
 
 
-def evaluated_prompts(config: Config, given: Given, outline: Outline) -> list[Prompt]:
+def evaluated_prompts(config: Config, given: CallInputs, outline: Outline) -> list[Prompt]:
     """The prompts of an evaluation: all rows that are given, else those that the task holds out."""
     if given.rows is None:
         return prompts_of(config, given, outline)[1]
@@ -190,7 +194,7 @@ def check_routers(config: Config, model: HFModel) -> None:
             "balance: set it to 0"
         )
     if config.algorithm.router_replay != "none":
-        tokens = probe(model, 5)
+        tokens = example_token_ids(model, 5)
         try:
             routing.check(model.model, lambda: model.hidden(input_ids=tokens))
         except ValueError as error:

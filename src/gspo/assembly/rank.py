@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from gspo.assembly.call_inputs import Given
+from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.heartbeat import heartbeat
 from gspo.assembly.learners import learning, supervised_learning
 from gspo.assembly.models import models_of
 from gspo.config.scale import ScaleConfig
 from gspo.config.schema import Config
-from gspo.distributed.environment import LOST, PARENT, placed
+from gspo.distributed.environment import LOST, PARENT, rank_and_world_size
 from gspo.distributed.ranks import ProcessRanks, RankLost, noticed
 from gspo.learner import leader_follower
 from gspo.learner.memory import OutOfMemory
@@ -36,7 +36,7 @@ MEETING = 0.05  # seconds between two looks at who is there
 @contextmanager
 def connected(scale: ScaleConfig) -> Iterator[ProcessRanks]:
     """The ranks, once all are there."""
-    number, size = placed()
+    number, size = rank_and_world_size()
     if PARENT in os.environ:
         threading.Thread(target=end_with, args=(int(os.environ[PARENT]), number), daemon=True).start()
     for noisy in ("torch.distributed.tensor._redistribute", "torch.distributed.checkpoint"):
@@ -85,7 +85,7 @@ def joined(scale: ScaleConfig) -> Iterator[ProcessRanks | None]:
 
     Raises ValueError in a process that cannot lead so many.
     """
-    number, size = placed()
+    number, size = rank_and_world_size()
     if scale.launcher == "ray" and PARENT not in os.environ:
         raise ValueError('scale.launcher = "ray": start the ranks by `gspo train`; a script trains in one process')
     if number > 0 or scale.ranks not in (None, size):
@@ -143,6 +143,6 @@ def follow(scale: ScaleConfig) -> None:
         if command is leader_follower.OVER:
             return
         kind, config, last = command
-        model, reference = models_of(config, Given(), last, ranks)
+        model, reference = models_of(config, CallInputs(), last, ranks)
         learn = learning if kind == "train" else supervised_learning
         leader_follower.follow(learn(config, model, reference, ranks)[1], ranks)

@@ -22,7 +22,7 @@ from gspo.config.schema import Config
 from gspo.config.source_kind import played
 from gspo.config.stages import longest
 from gspo.data.chat_template import Encoder
-from gspo.interfaces import Sampler, Speaker, StreamingSampler, Weights
+from gspo.interfaces import Sampler, StreamingCompleter, StreamingSampler, Weights
 from gspo.learner.weights import PolicyWeights
 from gspo.types import Sampling
 
@@ -51,7 +51,7 @@ def samplings(config: Config, model: HFModel) -> tuple[Sampling, Sampling]:
 @contextmanager
 def samplers_of(
     config: Config, policy: HFPolicy, weights: Weights, keep: Path | None = None, hosts: Sequence[EngineHost] = ()
-) -> Iterator[tuple[Sampler, Sampler]]:  # fmt: skip
+) -> Iterator[tuple[Sampler, Sampler]]:
     """Who samples in training, and in evaluation: the policy itself, or a copy where that is in shards; a copy with rounded
     weights, and the policy; vLLM. weights: the policy's of now. keep: the run folder, for the engine's output. hosts: where
     vLLM starts, if not on this machine.
@@ -119,7 +119,7 @@ def playing(config: Config, model: HFModel, sampler: Sampler) -> Iterator[Sample
 
 
 @contextmanager
-def speaker_of(config: Config, sampler: Sampler) -> Iterator[Speaker]:
+def speaker_of(config: Config, sampler: Sampler) -> Iterator[StreamingCompleter]:
     """Whoever samples one completion at a time: vLLM does; for the embedded sampler those that come together are a batch."""
     if config.sampler.engine == "vllm":
         yield cast(StreamingSampler, sampler)

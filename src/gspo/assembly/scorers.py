@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from gspo.assembly.call_inputs import Given
+from gspo.assembly.call_inputs import CallInputs
 from gspo.config.import_function import load_function
 from gspo.config.rollout import TaskConfig
 from gspo.config.schema import Config
@@ -19,7 +19,7 @@ from gspo.rollout.external import AlreadyScored
 
 
 @contextmanager
-def scorer_of(config: Config, given: Given) -> Iterator[Any]:
+def scorer_of(config: Config, given: CallInputs) -> Iterator[Any]:
     """Whoever scores: the rewards, or nobody, where an environment does."""
     if played(config.task):
         _check_played(config.task, given)
@@ -34,7 +34,7 @@ def scorer_of(config: Config, given: Given) -> Iterator[Any]:
         yield stack.enter_context(Rewards(config.reward, config.task, given.functions, named_rewards, config.code))
 
 
-def _check_played(task: TaskConfig, given: Given) -> None:
+def _check_played(task: TaskConfig, given: CallInputs) -> None:
     """What is wrong with an environment shows before a model is loaded. Raises ValueError."""
     if given.functions:
         raise ValueError("reward: has no effect, the environment gives the reward itself; leave it out")

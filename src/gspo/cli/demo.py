@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     with importing():
         from gspo.demo import stages
     kind = "agent" if arguments.agent else "completion"
-    return stages.play(folder_of(arguments), arguments.seed, arguments.resume, kind)
+    return stages.run_demo(folder_of(arguments), arguments.seed, arguments.resume, kind)
 
 
 def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:

@@ -31,9 +31,9 @@ def run(arguments: argparse.Namespace, fields: dict[str, str]) -> int:
     """Prints what the run would need. Returns 1 where it does not fit the memory."""
     config = load(arguments.config, fields)
     with importing():
-        from gspo.plan.plan import Lengths, told
+        from gspo.plan.plan import Lengths, render
     lengths = Lengths(arguments.prompt_tokens, arguments.completion_tokens)
-    text, fits = told(config, lengths, arguments.memory)
+    text, fits = render(config, lengths, arguments.memory)
     print(visible(text))
     return 0 if fits else 1
 

@@ -69,7 +69,7 @@ def resume_hint(arguments: argparse.Namespace, fields: dict[str, str]) -> str:
         return " before anything was begun: start it again without --resume"
     from gspo.runs import checkpoint
 
-    return f"; {checkpoint.way_on(folder / 'checkpoints')}"
+    return f"; {checkpoint.resume_hint(folder / 'checkpoints')}"
 
 
 TRAIN = Command(

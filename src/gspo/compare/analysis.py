@@ -148,9 +148,16 @@ def in_points(difference: Interval) -> str:
 
 
 def verdict(
-    name: str, baseline: str, difference: Interval, collapsed: int, of: int, measure: str = "reward", sign: int = 1,
-    unit: str = "seed", share: bool = False,
-) -> str:  # fmt: skip
+    name: str,
+    baseline: str,
+    difference: Interval,
+    collapsed: int,
+    of: int,
+    measure: str = "reward",
+    sign: int = 1,
+    unit: str = "seed",
+    share: bool = False,
+) -> str:
     """What the numbers allow to say, in words. difference: `name` - `baseline`, paired by `unit`. measure: what was
     measured, a share that is told in percent or not; sign: 1 where more of it is better, -1 where less is, 0 where neither.
     """

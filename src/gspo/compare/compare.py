@@ -19,9 +19,12 @@ from gspo.safe import own_folder
 
 
 def compare(
-    path: str | Path, folder: str | Path | None = None, only: str = "*", dry_run: bool = False,
+    path: str | Path,
+    folder: str | Path | None = None,
+    only: str = "*",
+    dry_run: bool = False,
     overrides: Mapping[str, Any] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Runs the cells of the study at `path` whose name matches `only`, below `folder` (studies/NAME), and writes its page
     from all that are done. Returns the exit status: 1 where a cell failed.
     """

@@ -13,7 +13,7 @@ from typing import Any
 from gspo.compare.analysis import MEANS, bootstrap, interval, of_differences, paired, spell, verdict
 from gspo.compare.measures import NO_SIGN, UNBOUNDED, better, bounds
 from gspo.compare.spec import Study
-from gspo.compare.terms import told
+from gspo.compare.terms import describe
 from gspo.report.page import escape, figure, table, write_page
 from gspo.report.plots import Drawn
 from gspo.runs.log import finite
@@ -108,16 +108,19 @@ def write_summary(study: Study, summaries: Mapping[str, list[dict[str, Any]]], f
 
 
 def write_html(
-    study: Study, rows: Sequence[CellRow], summaries: Mapping[str, list[dict[str, Any]]], drawn: Mapping[str, list[Drawn]],
+    study: Study,
+    rows: Sequence[CellRow],
+    summaries: Mapping[str, list[dict[str, Any]]],
+    drawn: Mapping[str, list[Drawn]],
     folder: Path,
-) -> Path:  # fmt: skip
+) -> Path:
     """compare.html. Returns its path."""
     missing = [row for row in rows if row["status"] != "done" or row["reason"]]
     count = sum(row["status"] == "done" for row in rows)
     parts = [
         f"<h1>{escape(study.title)}</h1>",
         f'<p class="lead">{count} of {len(rows)} cells: {len(study.settings)} setting{"s" * (len(study.settings) > 1)}, '
-        f"seeds {escape(', '.join(map(str, study.seeds)))}. {escape(told(study.cells, _steps(study, rows)))}</p>",
+        f"seeds {escape(', '.join(map(str, study.seeds)))}. {escape(describe(study.cells, _steps(study, rows)))}</p>",
         f"<p>{escape(study.plan)}</p>" if study.plan else "",
         _missing(missing),
     ]

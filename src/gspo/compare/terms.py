@@ -35,7 +35,7 @@ def differing(cells: Sequence[Cell]) -> list[str]:
     return list(found)
 
 
-def told(cells: Sequence[Cell], steps: Mapping[str, int]) -> str:
+def describe(cells: Sequence[Cell], steps: Mapping[str, int]) -> str:
     """What cells with the same seed have in common, and in what the variants of a setting differ, in words. steps: that a
     cell has run, by its name: the guard may have ended it early.
     """

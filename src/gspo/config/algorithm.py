@@ -13,9 +13,7 @@ from gspo.objective.algorithms import ALGORITHMS, WIDEST, Algorithm
 UNIT = ("gamma", "lam")  # constants from 0 to 1; all others are above 0
 
 
-def resolve(
-    config: AlgorithmConfig, refill: int = 0, samples: bool = True
-) -> tuple[Algorithm, AlgorithmConfig, list[str]]:  # fmt: skip
+def resolve(config: AlgorithmConfig, refill: int = 0, samples: bool = True) -> tuple[Algorithm, AlgorithmConfig, list[str]]:
     """The row, the settings with its defaults filled in, and warnings about odd values. refill: rollout.refill. samples: as
     in `resolved`.
 

@@ -95,9 +95,14 @@ def load_demonstrations(
 
 
 def other_prompts(
-    name: str, task: TaskConfig, rows: Table, encoder: Encoder, limit: int | None, held_out: Sequence[Prompt],
+    name: str,
+    task: TaskConfig,
+    rows: Table,
+    encoder: Encoder,
+    limit: int | None,
+    held_out: Sequence[Prompt],
     overlap: Overlap,
-) -> list[Prompt]:  # fmt: skip
+) -> list[Prompt]:
     """Prompts of another source than task.source to train on, without those that are held out. name: what their ids begin
     with. task: with this source. limit: longest prompt in tokens. Raises ValueError as `load_prompts` does.
     """
@@ -124,9 +129,7 @@ def _load(
     return _training(task, train, "train", build, prompt_of, taken, overlap), second
 
 
-def _built(
-    task: TaskConfig, source: Table, which: str, build: Callable[[str, int, Mapping[str, Any]], T]
-) -> Iterator[T]:  # fmt: skip
+def _built(task: TaskConfig, source: Table, which: str, build: Callable[[str, int, Mapping[str, Any]], T]) -> Iterator[T]:
     """The rows of a source as they are read; those too long are left out where the task says so."""
     too_long = 0
     for number, row in source:

@@ -54,7 +54,7 @@ DEMOS = {
 }  # fmt: skip
 
 
-def play(folder: Path, seed: int = 0, resume: bool = False, kind: str = "completion") -> int:
+def run_demo(folder: Path, seed: int = 0, resume: bool = False, kind: str = "completion") -> int:
     """The whole demo into `folder`, its cold start into `folder`-cold-start. Returns the exit status."""
     demo = DEMOS[kind]
     console = Terminal(highlight=False)

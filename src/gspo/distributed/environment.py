@@ -23,7 +23,7 @@ OF_RANKS = re.compile(rf"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)
 ONE = "is not done on several ranks yet"
 
 
-def placed() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
     """This process's number among the ranks that torchrun, or whoever sets the same variables, has started, and how many
     there are: (0, 1) where nobody has.
     """
@@ -34,12 +34,12 @@ def placed() -> tuple[int, int]:
 
 def several_machines() -> bool:
     """Whether there are ranks on other machines too."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < placed()[1]
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < rank_and_world_size()[1]
 
 
-def beside() -> int:
+def local_world_size() -> int:
     """Ranks on this machine, with this one; all where nobody says."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", placed()[1]))
+    return int(os.environ.get("LOCAL_WORLD_SIZE", rank_and_world_size()[1]))
 
 
 def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ EVEN = 1.01  # the fullest rank's load over the mean that is good enough
 TRIED = 32  # ranks, the emptiest first, that the fullest tries to give to
 
 
-def deal(completions: Sequence[Completion], ranks: int, share: bool = False) -> list[list[int]]:
+def split_evenly(completions: Sequence[Completion], ranks: int, share: bool = False) -> list[list[int]]:
     """The indices of each rank's completions, ascending; [] for one that gets none. Work is counted in tokens read. All
     ranks find the same.
 

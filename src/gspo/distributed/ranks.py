@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from gspo.distributed.environment import placed
+from gspo.distributed.environment import rank_and_world_size
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -39,7 +39,7 @@ def noticed() -> Iterator[None]:
         if not is_loss(error):
             raise
         first = str(error).strip().partition("\n")[0]
-        number = dist.get_rank() if dist.is_initialized() else placed()[0]  # it may go while they meet
+        number = dist.get_rank() if dist.is_initialized() else rank_and_world_size()[0]  # it may go while they meet
         raise RankLost(f"rank {number}: another rank is gone or did not answer in time ({first})") from error
 
 

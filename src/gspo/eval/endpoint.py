@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from gspo.rewards.http_client import Failed, Line, Unreadable
+from gspo.rewards.http_client import EndpointClient, Failed, Unreadable
 from gspo.types import Prompt, Sampling
 
 RETRIES = 5
@@ -33,7 +33,7 @@ class Endpoint:
         """Raises ValueError without the package openai."""
         self.model, self.system = model, system
         self._limit = LIMITS[0]
-        self.line = Line("the endpoint", url, key, timeout, RETRIES, concurrent)
+        self.line = EndpointClient("the endpoint", url, key, timeout, RETRIES, concurrent)
 
     def begin(self, prompt: Prompt, seed: int, sampling: Sampling) -> Future[Said]:
         """Asks for one reply. The future raises Failed or Unreadable."""

@@ -18,9 +18,16 @@ FREE = ("gspo",)
 
 
 def manifest(
-    name: str, title: str, config: Config, rows: Rows, samples: int, url: str, version: str, computation: dict[str, str],
+    name: str,
+    title: str,
+    config: Config,
+    rows: Rows,
+    samples: int,
+    url: str,
+    version: str,
+    computation: dict[str, str],
     context: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What identifies an evaluation, as plain data. url: the endpoint that samples, "" for a model of this process. version:
     of the model's files. computation: how its numbers come about; of an endpoint nothing is known. context: what the caller
     knows besides.

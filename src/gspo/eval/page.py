@@ -19,9 +19,12 @@ MOST = 2000  # problems in the table
 
 
 def write(
-    folder: Path, manifest: Mapping[str, Any], made: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
+    folder: Path,
+    manifest: Mapping[str, Any],
+    made: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
     words: Sequence[str] = (),
-) -> Path:  # fmt: skip
+) -> Path:
     """Writes benchmark.html and its figures. words: of the comparison and the rating. Returns its path."""
     n = made["samples"]
     title = f"{manifest['title']}: {spelled(bounded(made, LIKE))}"

@@ -74,7 +74,7 @@ def compared(first: Path, second: Path) -> Paired:
 
 def paired(
     a: Mapping[str, int], n: int, b: Mapping[str, int], m: int, names: tuple[str, str], differs: Sequence[str] = ()
-) -> Paired:  # fmt: skip
+) -> Paired:
     """The difference of two models. a, b: right replies to each problem, of n and of m."""
     differences = [a[problem] / n - b[problem] / m for problem in a]
     mean, count = sum(differences) / len(differences), len(differences)

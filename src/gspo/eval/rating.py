@@ -159,9 +159,7 @@ class Missing(NamedTuple):
         return [f"{count} contest{'s' * (count != 1)} of {what}" for count, what in said if count]
 
 
-def contests(
-    rows: Sequence[Mapping[str, Any]], problems: Sequence[tuple[str, str]]
-) -> tuple[list[Contest], Missing]:  # fmt: skip
+def contests(rows: Sequence[Mapping[str, Any]], problems: Sequence[tuple[str, str]]) -> tuple[list[Contest], Missing]:
     """The contests that rate, and how many do not. rows: as contests_of reads them.
 
     A contest rates if the benchmark has all of its problems: humans have their places by all of them, and what a model was

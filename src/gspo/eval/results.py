@@ -26,7 +26,7 @@ NEEDS_TWO = "needs 2 replies to a problem"
 
 def problem_rows(
     prompts: Sequence[Prompt], n: int, replies: Mapping[Key, Reply], marks: Mapping[Key, Mark]
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """What is to be told of each problem. correct: right replies of n. majority: the answer that most replies give, where
     problems have answers. answered: replies with an answer. failed: replies that were not scored, refused: those among them
     that an endpoint refused to give.
@@ -113,7 +113,7 @@ def unscored(made: Mapping[str, Any]) -> str:
     return f"{counted(made['failed'])} could not be scored and {counts} as wrong{why}{refused}"
 
 
-def told(made: Mapping[str, Any]) -> list[str]:
+def describe(made: Mapping[str, Any]) -> list[str]:
     """The figures as lines of text."""
     n = made["samples"]
     lines = [f"avg@{n}   {100 * made['avg']:.2f} %  ({sizes(made)})"]
@@ -131,9 +131,15 @@ def told(made: Mapping[str, Any]) -> list[str]:
 
 
 def write(
-    folder: Path, manifest: Mapping[str, Any], made: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
-    prompts: Sequence[Prompt], replies: Mapping[Key, Reply], marks: Mapping[Key, Mark], extra: Mapping[str, Any],
-) -> None:  # fmt: skip
+    folder: Path,
+    manifest: Mapping[str, Any],
+    made: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    prompts: Sequence[Prompt],
+    replies: Mapping[Key, Reply],
+    marks: Mapping[Key, Mark],
+    extra: Mapping[str, Any],
+) -> None:
     """Writes results.json, and samples.jsonl in the form of lm-evaluation-harness: a line a problem with its replies."""
     name, n = manifest["benchmark"], made["samples"]
     stderr = {f"avg@{n}_stderr,none": standard_error([row["correct"] / n for row in rows])}

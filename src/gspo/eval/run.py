@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from gspo.assembly import benchmark_models
-from gspo.assembly.call_inputs import Given
+from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.scorers import scorer_of
 from gspo.config.rewards import runs_programs
 from gspo.config.schema import Config
@@ -56,7 +56,7 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
     if options.against is not None:
         paired.check(what, options.against)
     humans = _contests(options, rows)
-    with scorer_of(config, Given()) as scorer:
+    with scorer_of(config, CallInputs()) as scorer:
         with own_warnings(heard.append):
             prompts = benchmark_models.worded(config, rows) if options.url else benchmark_models.encoded(config, rows)
             scorer.check(prompts)
@@ -82,7 +82,7 @@ def evaluate(options: Options, fields: dict[str, str]) -> int:
     against = paired.compared(folder, options.against) if options.against is not None else None
     said = [*([f"{left_out(unfit)}."] if unfit else []), *words, *([against.words] if against else [])]
     path = page.write(folder, what, made, table, said)
-    for line in (f"{what['title']}  {what['model']}", *results.told(made), *said):
+    for line in (f"{what['title']}  {what['model']}", *results.describe(made), *said):
         print(visible(line))
     print(visible(f"report  {path}"))
     return 0
@@ -141,7 +141,7 @@ def _contests(options: Options, rows: Rows) -> Humans | None:
 
 def _rated(
     humans: Humans | None, prompts: list[Prompt], marks: Mapping[Key, Mark], samples: int, as_published: bool
-) -> tuple[list[dict[str, Any]], list[str]]:  # fmt: skip
+) -> tuple[list[dict[str, Any]], list[str]]:
     """The rating of each contest, and what is to be said of them."""
     if humans is None:
         return [], []

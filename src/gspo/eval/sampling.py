@@ -26,9 +26,13 @@ Report = Callable[[str, int, int], None]
 
 
 def sample(
-    replies: Lines[Reply], todo: Sequence[Key], begin: Callable[[Key], Future[Any]], most: int, report: Report,
+    replies: Lines[Reply],
+    todo: Sequence[Key],
+    begin: Callable[[Key], Future[Any]],
+    most: int,
+    report: Report,
     each: bool = False,
-) -> Faults:  # fmt: skip
+) -> Faults:
     """Asks for the replies `todo`, `most` at once. begin: asks for one; the result has `text`, `tokens` and `stop`, or is a
     rollout. each: see Faults. Returns what an endpoint failed at. Raises what a future of another kind raises, or Ctrl-C;
     each reply that is there by then is kept.
@@ -76,9 +80,13 @@ def _length(said: Any) -> int:
 
 
 def mark(
-    marks: Lines[Mark], replies: Sequence[Reply], prompts: Sequence[Prompt], scorer: Scorer, correct_at: float,
+    marks: Lines[Mark],
+    replies: Sequence[Reply],
+    prompts: Sequence[Prompt],
+    scorer: Scorer,
+    correct_at: float,
     report: Report,
-) -> None:  # fmt: skip
+) -> None:
     """Scores the replies that have no mark yet. Raises RewardsFailed where none of those scored together got a reward, and
     none before them: then the fault is hardly the replies'.
     """

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from gspo.backends.vllm.exchange_folder import sweep
 from gspo.config.names import RESUME
 from gspo.config.schema import Config
-from gspo.distributed.environment import AGENTS, BEGAN, KEY, LOST, PARENT, RESTARTS, SHORT, check_ranks, placed
+from gspo.distributed.environment import AGENTS, BEGAN, KEY, LOST, PARENT, RESTARTS, SHORT, check_ranks, rank_and_world_size
 from gspo.launch.processes import WATCH, PlaceLost, Rank, Start, here, say
 from gspo.workers.supervisor import end_with_parent
 
@@ -44,7 +44,7 @@ def take_part(config: Config, arguments: Sequence[str], follow: Callable[[Config
     """Starts the ranks of `gspo ARGUMENTS`, or follows as one of them (`follow`), and returns the exit status. Returns None
     in the process that leads: the caller goes on.
     """
-    number, size = placed()
+    number, size = rank_and_world_size()
     folder = Path(config.log.dir)
     if number == 0:
         check_ranks(config, size if size > 1 else config.scale.ranks or 1)
@@ -99,9 +99,14 @@ def began_at(process: int) -> float:
 
 
 def launch(
-    arguments: Sequence[str], ranks: int, restarts: int, tell: Callable[[str], None], start: Start = here,
-    address: str = LOOPBACK, folder: Path | None = None,
-) -> int:  # fmt: skip
+    arguments: Sequence[str],
+    ranks: int,
+    restarts: int,
+    tell: Callable[[str], None],
+    start: Start = here,
+    address: str = LOOPBACK,
+    folder: Path | None = None,
+) -> int:
     """Runs `gspo ARGUMENTS` in so many processes. Returns the exit status of the first.
 
     tell: hears why a life ended. address: of this machine, at which all ranks reach it; it listens nowhere else. folder: of
@@ -135,9 +140,7 @@ def launch(
     return ended.status
 
 
-def live(
-    command: Sequence[str], ranks: int, more: Mapping[str, str], start: Start, signals: Signals, address: str
-) -> Ended:  # fmt: skip
+def live(command: Sequence[str], ranks: int, more: Mapping[str, str], start: Start, signals: Signals, address: str) -> Ended:
     """One life of a run."""
     from gspo.backends.vllm.plugin.gspo_transfer import hosted  # torch takes seconds
 

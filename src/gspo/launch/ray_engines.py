@@ -21,7 +21,7 @@ from gspo.workers import supervisor
 OF_RAY = "RAY_"  # begins the names of the variables by which Ray runs processes of its own
 
 
-class EngineSeat:
+class EngineActor:
     """An actor: it starts a vLLM server on its machine, with the GPUs that Ray gives it, and takes it along when it dies."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def seated(group: Any, first: int, count: int, kind: str, size: int) -> tuple[li
         return [], {}
     space = uuid.uuid4().hex
     gets = {"num_cpus": size * (kind == "CPU"), "num_gpus": size * (kind == "GPU")}
-    seat = ray.remote(max_concurrency=4, **gets)(EngineSeat)  # the leader looks at a server that starts
+    seat = ray.remote(max_concurrency=4, **gets)(EngineActor)  # the leader looks at a server that starts
     actors = [
         seat.options(
             name=name_of(number), namespace=space,

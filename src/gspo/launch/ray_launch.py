@@ -27,7 +27,7 @@ EVERYWHERE = "0.0.0.0"
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 
-class Seat:
+class RankActor:
     """An actor: it starts a rank's process on its machine, and tells what becomes of it."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ def listens_at() -> str:
 @contextmanager
 def on_ray(
     command: Sequence[str], ranks: int, variables: Mapping[str, str], patience: float, sampler: SamplerConfig
-) -> Iterator[Sequence[Rank]]:  # fmt: skip
+) -> Iterator[Sequence[Rank]]:
     """The ranks in actors of this cluster, one GPU each, or one CPU where it has no GPU; those of a machine in a row. Beside
     them actors for the vLLM servers of a run, with as many GPUs or CPUs as each server uses.
     """
@@ -167,7 +167,7 @@ def on_ray(
     kind = "GPU" if ray.cluster_resources().get("GPU") else "CPU"
     engines, each = servers_of(sampler), devices_each(sampler.engine_args)
     group = placement_group([{kind: 1}] * ranks + [{kind: each}] * engines, strategy="PACK")
-    seat = ray.remote(max_concurrency=2, num_cpus=int(kind == "CPU"), num_gpus=int(kind == "GPU"))(Seat)
+    seat = ray.remote(max_concurrency=2, num_cpus=int(kind == "CPU"), num_gpus=int(kind == "GPU"))(RankActor)
     actors: list[Any] = []
     try:
         with interruptible():

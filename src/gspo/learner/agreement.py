@@ -15,9 +15,7 @@ from gspo.objective.routing import changed
 from gspo.types import Completion, Metrics, Reading, Stats
 
 
-def paired(
-    completions: Sequence[Completion], readings: Sequence[Reading]
-) -> tuple[torch.Tensor, torch.Tensor, Completions]:  # fmt: skip
+def paired(completions: Sequence[Completion], readings: Sequence[Reading]) -> tuple[torch.Tensor, torch.Tensor, Completions]:
     """What the policy and the sampler say of the same tokens, log pi and log mu [N], and whose tokens they are."""
     length = torch.tensor([len(reading.logp) for reading in readings])
     y = Completions.of(length, torch.cat([layout.turns(completion) for completion in completions]))

@@ -107,7 +107,7 @@ def update_peak(policy: Policy, optimizer: Optimizer, meter: Meter, completions:
 
 def make_room(
     policy: Policy, optimizer: Optimizer, micro_batches: MicroBatches, meter: Meter, longest: int, vocabulary: int
-) -> None:  # fmt: skip
+) -> None:
     """Makes micro-batches so small that every rank has memory for them. All ranks do it together; AdamW's moments are made
     first. longest: tokens of the longest completion with its prompt; where not even one would fit a warning says so, for
     perhaps none gets so long. vocabulary: of the model. Raises OutOfMemory where a trial does not fit that a smaller one may
@@ -130,8 +130,8 @@ def make_room(
     if alone.fits < PARTS:
         micro_batches.max_tokens = min(micro_batches.max_tokens, alone.fits * part)
         micro_batches.tell(
-            f"{said(alone, f'one completion of {longest} tokens')}, as trial passes of shorter ones show: the run ends "
-            f"where one gets so long. Micro-batches have at most {micro_batches.max_tokens} tokens"
+            f"{describe_shortage(alone, f'one completion of {longest} tokens')}, as trial passes of shorter ones show: the "
+            f"run ends where one gets so long. Micro-batches have at most {micro_batches.max_tokens} tokens"
         )
         return
     most = micro_batches.max_tokens // longest
@@ -141,11 +141,11 @@ def make_room(
     if found.fits < most:
         micro_batches.max_tokens = found.fits * longest
         micro_batches.tell(
-            f"{said(found, 'an update by train.micro_batch_tokens')}, as trial passes show: micro-batches have at most "
-            f"{micro_batches.max_tokens} tokens"
+            f"{describe_shortage(found, 'an update by train.micro_batch_tokens')}, as trial passes show: micro-batches have "
+            f"at most {micro_batches.max_tokens} tokens"
         )
 
 
-def said(found: Found, what: str) -> str:
+def describe_shortage(found: Found, what: str) -> str:
     """In words that `what` does not fit."""
     return f"rank {found.rank} has room for {found.room / 2**30:.3g} GiB, and {what} needs {found.need / 2**30:.3g}"

@@ -35,7 +35,7 @@ class LocalLearner:
 
     def __init__(
         self, policy: Policy, optimizer: Optimizer, objective: Objective, max_tokens: int, *, replay: bool = False
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.policy, self.optimizer, self.objective = policy, optimizer, objective
         self.micro_batches = MicroBatches(max_tokens)  # whoever wants to hear where memory does not suffice sets its `tell`
         self.updater = Updater(policy, optimizer, self.micro_batches, replay)
@@ -171,9 +171,16 @@ class PolicyLearner(LocalLearner):
     objective: PolicyObjective
 
     def __init__(
-        self, policy: Policy, optimizer: Optimizer, objective: PolicyObjective, max_tokens: int, *,
-        router_replay: str = "none", reference: Policy | None = None, scale: str = "batch",
-    ) -> None:  # fmt: skip
+        self,
+        policy: Policy,
+        optimizer: Optimizer,
+        objective: PolicyObjective,
+        max_tokens: int,
+        *,
+        router_replay: str = "none",
+        reference: Policy | None = None,
+        scale: str = "batch",
+    ) -> None:
         super().__init__(policy, optimizer, objective, max_tokens, replay=router_replay != "none")
         self.router_replay, self.reference, self.scale = router_replay, reference, scale
         self._disagreement: Metrics | None = None  # of sampler and trainer, where a pass has shown it
@@ -259,7 +266,7 @@ class PolicyLearner(LocalLearner):
         at_floor = False
         if ranks.number == 0:
             assert noise is not None, "a step has an update"
-            at_floor = self.objective.settle(noise)
+            at_floor = self.objective.update_range(noise)
         state = ranks.gathered(self.objective.state_dict() if ranks.number == 0 else {})[0]
         if ranks.number > 0:  # it has not seen the statistics
             self.objective.load_state_dict(state)

@@ -46,9 +46,7 @@ class MicroBatches:
     smaller than the settings say; "" where they are not. keep: writes down for the next life why this one ends.
     """
 
-    def __init__(
-        self, max_tokens: int, tell: Callable[[str], None] = lambda text: None, ranks: Ranks | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, max_tokens: int, tell: Callable[[str], None] = lambda text: None, ranks: Ranks | None = None) -> None:
         self.max_tokens, self.tell, self.ranks = max_tokens, tell, ranks or OneRank()
         self.smaller = ""
         self.keep: Callable[[OutOfMemory], None] = lambda found: None
@@ -56,11 +54,9 @@ class MicroBatches:
 
     def readers(self, completions: Sequence[Completion], share: bool) -> Readers:
         """Which rank reads which of these completions (load_balance.py)."""
-        return load_balance.deal(completions, self.ranks.size, share)
+        return load_balance.split_evenly(completions, self.ranks.size, share)
 
-    def deal(
-        self, completions: Sequence[Completion], share: bool, readers: Readers | None = None
-    ) -> Iterator[Part]:  # fmt: skip
+    def deal(self, completions: Sequence[Completion], share: bool, readers: Readers | None = None) -> Iterator[Part]:
         """This rank's micro-batches, one after the other. share: a prompt that neighbours share is read once. readers: who
         reads which; None: as `readers` says.
 
@@ -79,7 +75,7 @@ class MicroBatches:
 
     def attempt(
         self, work: Callable[[], T], completions: Sequence[Completion], share: bool, clear: Callable[[], None] = lambda: None
-    ) -> T:  # fmt: skip
+    ) -> T:
         """What `work`, which deals these completions, returns. Where memory does not suffice, `max_tokens` is halved and all
         is done again, after `clear`. Raises RuntimeError where one completion alone does not fit, and OutOfMemory on ranks.
         """

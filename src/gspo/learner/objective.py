@@ -170,13 +170,13 @@ class PolicyObjective:
         if self.auto is not None:
             self.auto.see(Completions.of(stats["length"]).spread(stats["ratio"]), stats["advantage"])
 
-    def settle(self, noise: Tensor) -> bool:
+    def update_range(self, noise: Tensor) -> bool:
         """Ends a step: a clip range that sets itself moves. noise: ratios that numerics alone moved, [S] or [N]. Returns
         whether the noise floor now holds it up.
         """
         if self.auto is None:
             return False
-        self.auto.settle(noise)
+        self.auto.update_range(noise)
         return self.auto.at_floor
 
     def state_dict(self) -> dict[str, Any]:

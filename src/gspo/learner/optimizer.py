@@ -59,9 +59,14 @@ class Optimizer:
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], config: OptimizerConfig, total_updates: int, max_bad: int,
-        offload: bool = False, kept: Iterable[nn.Parameter] = (),
-    ):  # fmt: skip
+        self,
+        parameters: Iterable[nn.Parameter],
+        config: OptimizerConfig,
+        total_updates: int,
+        max_bad: int,
+        offload: bool = False,
+        kept: Iterable[nn.Parameter] = (),
+    ):
         self.parameters = list(parameters)
         self.order: list[nn.Parameter]  # in which AdamW's state counts whole weights
         self.undecayed = 0  # weights, with weight decay for others

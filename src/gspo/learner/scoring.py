@@ -20,9 +20,14 @@ from gspo.types import Completion, Reading
 
 
 def read(
-    policy: Policy, completions: Sequence[Completion], micro_batches: MicroBatches, *, routing: bool = False,
-    replay: bool = False, readers: Readers | None = None,
-) -> list[Reading]:  # fmt: skip
+    policy: Policy,
+    completions: Sequence[Completion],
+    micro_batches: MicroBatches,
+    *,
+    routing: bool = False,
+    replay: bool = False,
+    readers: Readers | None = None,
+) -> list[Reading]:
     """The readings of these completions, in their order, for the rank that leads; [] for the others. As `read_here`."""
     here = read_here(policy, completions, micro_batches, routing=routing, replay=replay, readers=readers)
     return collected(here, completions, micro_batches.ranks)
@@ -30,9 +35,14 @@ def read(
 
 @torch.no_grad()
 def read_here(
-    policy: Policy, completions: Sequence[Completion], micro_batches: MicroBatches, *, routing: bool = False,
-    replay: bool = False, readers: Readers | None = None,
-) -> dict[int, Reading]:  # fmt: skip
+    policy: Policy,
+    completions: Sequence[Completion],
+    micro_batches: MicroBatches,
+    *,
+    routing: bool = False,
+    replay: bool = False,
+    readers: Readers | None = None,
+) -> dict[int, Reading]:
     """The readings of those that this rank reads, by number. Raises RuntimeError where memory does not suffice for one.
 
     routing: with the experts that the routers would choose. replay: routers take those of the completions' routes. readers:

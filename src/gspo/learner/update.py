@@ -62,7 +62,7 @@ class Updater:
 
     def _gradient(
         self, objective: Objective, completions: Sequence[Completion], tried: Sequence[Completion], readers: Readers | None
-    ) -> Share:  # fmt: skip
+    ) -> Share:
         """Adds up the gradient of an update, of which this is one rank's share.
 
         What has exactly zero gradient is left out: idle completions altogether, and the backward pass of micro-batches. The
@@ -89,7 +89,7 @@ class Updater:
 
     def _pass(
         self, objective: Objective, completions: Sequence[Completion], denominator: float, must: bool, counts: bool
-    ) -> Pass:  # fmt: skip
+    ) -> Pass:
         """One micro-batch. must: its backward pass is run even if all gradients are zero. counts: whether it adds anything.
         The ranks run a backward pass together or not at all. Nothing of its graph outlives it. Routes of a completion that
         does not count may be elsewhere.

@@ -53,7 +53,7 @@ class AutoClip:
         self._now += histogram(excess)
         self._tokens += len(excess)
 
-    def settle(self, noise: Tensor) -> None:
+    def update_range(self, noise: Tensor) -> None:
         """Ends a step: sets the range from the ratios of the last steps. noise: ratios that nothing but numerics moved."""
         if not self._tokens:
             return

@@ -46,10 +46,14 @@ class Completions:
 
     def spread(self, x: Tensor) -> Tensor:
         """Each completion's value at each of its tokens: [S] -> [N]; what is [N] already stays as it is."""
-        return x if x.shape == self.completion.shape and x.shape != self.length.shape else picked(x, self.completion)
+        return (
+            x
+            if x.shape == self.completion.shape and x.shape != self.length.shape
+            else index_select_deterministic(x, self.completion)
+        )
 
 
-def picked(x: Tensor, index: Tensor) -> Tensor:
+def index_select_deterministic(x: Tensor, index: Tensor) -> Tensor:
     """x[index]: [T, ...] -> [N, ...]. Its gradient is added up in one order, whatever else runs on the machine.
 
     On a CPU, threads add up that of x[index] as they come; on a GPU, that of index_select.

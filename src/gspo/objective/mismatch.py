@@ -37,7 +37,7 @@ def mismatch(logp: Tensor, logp_mu: Tensor, y: Completions) -> dict[str, float]:
     }
 
 
-def tolerated(row: Algorithm, clipped: float, kl: float) -> bool:
+def noise_is_tolerable(row: Algorithm, clipped: float, kl: float) -> bool:
     """Whether ratios of `row` may divide by likelihoods that numerics alone have moved. clipped: share of the tokens that
     they clip. kl: `mismatch/kl`. A ratio of whole completions averages the errors of single tokens, others do not.
     """

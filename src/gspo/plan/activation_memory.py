@@ -20,13 +20,13 @@ from gspo.backends.hf.model import DTYPES, HFModel
 from gspo.backends.hf.one_sequence import one_sequence_a_row
 from gspo.backends.hf.quantized_weights import BITS, BLOCK, Packed, pack
 from gspo.config.policy import LoraConfig, ModelConfig
-from gspo.plan.memory_footprint import Held, Kept
+from gspo.plan.memory_footprint import ActivationMemory, ModelMemory
 
 FEW, MORE = 2, 4  # rows of the passes that are tried: what grows from one to the other grows with tokens
 CPU = torch.device("cpu")  # of tensors without numbers, whatever the device that is asked about
 
 
-def rehearsed(cfg: ModelConfig, lora: LoraConfig, length: int) -> tuple[Held, Kept | None]:
+def rehearsed(cfg: ModelConfig, lora: LoraConfig, length: int) -> tuple[ModelMemory, ActivationMemory | None]:
     """What the model of `cfg` holds, with its adapters and in its packed weights; and what a pass over padded rows of
     `length` tokens keeps, None where its code needs numbers to run. Raises ValueError as loading does.
     """
@@ -43,7 +43,7 @@ def rehearsed(cfg: ModelConfig, lora: LoraConfig, length: int) -> tuple[Held, Ke
     each, *layers = ((b - a) / (MORE - FEW) for a, b in zip(few, more))
     fixed, *fixed_layers = (a - FEW * slope for a, slope in zip(few, (each, *layers)))
     layer, fixed_layer = max(zip(layers, fixed_layers), default=(each, fixed))
-    return held, Kept(each / length, max(0.0, fixed), layer / length, max(0.0, fixed_layer))
+    return held, ActivationMemory(each / length, max(0.0, fixed), layer / length, max(0.0, fixed_layer))
 
 
 def computed_on(cfg: ModelConfig) -> str:
@@ -83,14 +83,14 @@ def _hollowed(model: nn.Module) -> None:
                     table[name] = made[x]  # type: ignore[assignment]
 
 
-def held_by(model: HFModel) -> Held:
+def held_by(model: HFModel) -> ModelMemory:
     """Counted."""
     tensors, parameters = [*model.model.parameters(), *model.model.buffers()], list(model.model.parameters())
     trained = tuple(p.numel() for p in parameters if p.requires_grad)
     width = max((p.element_size() for p in parameters if p.requires_grad), default=0)
     packs = [module for module in model.model.modules() if isinstance(module, Packed)]
     largest = max((packed.shape.numel() * model.compute_dtype.itemsize for packed in packs), default=0)
-    return Held(sum(x.numel() * x.element_size() for x in tensors), trained, width, largest)
+    return ModelMemory(sum(x.numel() * x.element_size() for x in tensors), trained, width, largest)
 
 
 def _kept(model: HFModel, rows: int, length: int) -> list[float]:

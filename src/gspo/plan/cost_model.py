@@ -181,7 +181,7 @@ def exchanged(shape: Shape, tokens: float, spread: Spread) -> float:
 
 def sent(
     layers: Sequence[Layer], shape: Shape, spread: Spread, work: Work, itemsize: int, checkpointing: bool
-) -> list[Sent]:  # fmt: skip
+) -> list[Sent]:
     """All that a rank sends in a micro-batch. itemsize: bytes a weight, a gradient and a hidden state. checkpointing: the
     backward pass makes the forward pass again.
     """

@@ -14,8 +14,8 @@ from gspo.config.schema import Config
 from gspo.plan import cost_model, memory_footprint
 from gspo.plan.activation_memory import computed_on, rehearsed
 from gspo.plan.cost_model import Shape, Spread
-from gspo.plan.memory_footprint import Kept
-from gspo.plan.meta_sharding import Paper
+from gspo.plan.memory_footprint import ActivationMemory
+from gspo.plan.meta_sharding import ShardedLayout
 
 GRADIENTS, ACTIVATIONS, LOGITS, LAYER = "gradients", "activations", "logits", "activations of a layer that is recomputed"
 COPIES = "copies of weights for products"
@@ -60,7 +60,7 @@ class Memory:
         return self.copied + max(self.together, self.state - self.standing.get(GRADIENTS, 0) + self.sampling)
 
 
-def memory_of(config: Config, paper: Paper, spread: Spread, part: MicroBatch, prompt: int, length: int) -> Memory:
+def memory_of(config: Config, paper: ShardedLayout, spread: Spread, part: MicroBatch, prompt: int, length: int) -> Memory:
     """Of the fullest rank. length: of a prompt with its completion, in tokens."""
     itemsize = host_memory.itemsize(config)
     copied = host_memory.copies(config, spread.ranks) * sum(weight.size for weight in paper.weights) * itemsize
@@ -91,7 +91,9 @@ def memory_of(config: Config, paper: Paper, spread: Spread, part: MicroBatch, pr
     )
 
 
-def whole(config: Config, paper: Paper, kept: Kept | None, part: MicroBatch, itemsize: int) -> dict[str, float]:
+def whole(
+    config: Config, paper: ShardedLayout, kept: ActivationMemory | None, part: MicroBatch, itemsize: int
+) -> dict[str, float]:
     """What a pass through a whole model takes. kept: as it was rehearsed; None where it could not be."""
     shape, tokens = paper.shape, part.tokens
     vocabulary, frozen = paper.embedded // shape.hidden, bool(config.lora.rank)
@@ -134,7 +136,7 @@ def narrowed(config: Config) -> bool:
     return autocast_type(model.autocast, computed_on(model), DTYPES[model.dtype]) is not None
 
 
-def in_shards(config: Config, paper: Paper, spread: Spread, tokens: int, itemsize: int) -> dict[str, float]:
+def in_shards(config: Config, paper: ShardedLayout, spread: Spread, tokens: int, itemsize: int) -> dict[str, float]:
     """What a pass takes where weights are gathered, by formula."""
     checkpointing = config.train.gradient_checkpointing
     rows: dict[str, float] = {}
@@ -149,7 +151,7 @@ def in_shards(config: Config, paper: Paper, spread: Spread, tokens: int, itemsiz
     return rows
 
 
-def sampling_bytes(config: Config, paper: Paper, prompt: int, length: int, itemsize: int) -> float:
+def sampling_bytes(config: Config, paper: ShardedLayout, prompt: int, length: int, itemsize: int) -> float:
     """Bytes that the embedded sampler takes for a batch of completions of `length` tokens, prompt included; 0 with vLLM."""
     if config.sampler.engine != "embedded":
         return 0.0

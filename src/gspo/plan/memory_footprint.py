@@ -10,7 +10,7 @@ SMALL, SCALED = 4096, 256  # bitsandbytes keeps moments of smaller weights in fl
 
 
 @dataclass(frozen=True)
-class Held:
+class ModelMemory:
     """A model in one process. weights: bytes of all of them and its buffers, as they are kept. trained: numbers in each that
     is trained; width: bytes of such a number. whole: bytes of the largest packed weight while a product reads it.
     """
@@ -22,7 +22,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Kept:
+class ActivationMemory:
     """What autograd keeps of a pass through the model without its head: bytes for each token, and whatever the tokens; and
     the same of its largest layer.
     """

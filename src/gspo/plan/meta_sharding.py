@@ -30,7 +30,7 @@ from gspo.plan.cost_model import Layer, Shape, Spread, Weight
 
 
 @dataclass(frozen=True)
-class Paper:
+class ShardedLayout:
     """What is known of a model in shards. held: numbers on the rank that was asked for. layers: what is gathered together; a
     head that is tied to the embeddings is gathered apart from them. weights: each once. embedded: numbers that are only
     looked up.
@@ -56,7 +56,7 @@ def fake_ranks(size: int, number: int = 0) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def on_paper(cfg: ModelConfig, spread: Spread, number: int = 0) -> Paper:
+def on_paper(cfg: ModelConfig, spread: Spread, number: int = 0) -> ShardedLayout:
     """The model that `cfg` names, of which only config.json is read, as rank `number` would hold it, and gather it on GPUs.
     Raises ValueError where it cannot be laid out so.
     """
@@ -77,7 +77,7 @@ def on_paper(cfg: ModelConfig, spread: Spread, number: int = 0) -> Paper:
             check_tied(model, cfg)
         experts = experts_of(model, there)
         weights = tuple(weight_of(p, p in experts) for p in model.parameters())
-        return Paper(
+        return ShardedLayout(
             type(model).__name__.removeprefix("FSDP"),
             sum(local(p).numel() for p in model.parameters()),
             layers,

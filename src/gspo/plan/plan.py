@@ -23,7 +23,7 @@ from gspo.objective.algorithms import ALGORITHMS
 from gspo.plan import cost_model
 from gspo.plan.cost_model import Sent, Spread, Work
 from gspo.plan.memory import Memory, MicroBatch, memory_of
-from gspo.plan.meta_sharding import Paper, on_paper
+from gspo.plan.meta_sharding import ShardedLayout, on_paper
 from gspo.types import Completion
 
 GB = 1e9
@@ -42,7 +42,7 @@ class Lengths:
 class Prediction:
     """All figures are predictions. memory: of the fullest rank, which is the leader."""
 
-    paper: Paper
+    paper: ShardedLayout
     spread: Spread
     work: Work
     memory: Memory
@@ -102,7 +102,7 @@ def work_of(config: Config, ranks: int, lengths: Lengths) -> tuple[Work, MicroBa
     def read(prompts: int) -> list[tuple[int, int]]:
         """The tokens in each micro-batch of the rank that has most, and how many were sampled."""
         batch = list(completions(prompts, rollout.num_generations, lengths.prompt, longest))
-        dealt = [[batch[i] for i in mine] for mine in load_balance.deal(batch, ranks, share)]
+        dealt = [[batch[i] for i in mine] for mine in load_balance.split_evenly(batch, ranks, share)]
         fullest = max(dealt, key=len)
         parts = layout.micro_batches(fullest, config.train.micro_batch_tokens, share)
         return [(layout.size([fullest[i] for i in part], share), len(part) * longest) for part in parts]
@@ -268,7 +268,7 @@ def assumptions(plan: Prediction, config: Config, lengths: Lengths) -> Iterator[
     yield "  experts are chosen equally often; rings among n ranks send n - 1 of n parts"
 
 
-def told(config: Config, lengths: Lengths, memory: float | None) -> tuple[str, bool]:
+def render(config: Config, lengths: Lengths, memory: float | None) -> tuple[str, bool]:
     """The text of `gspo plan`, and whether the state fits `memory` GiB a rank, copies included (None: it is not asked)."""
     config = largest(config)
     made = plan(config, lengths)

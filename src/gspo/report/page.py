@@ -19,7 +19,7 @@ import tomli_w
 from gspo.report import numbers, samples
 from gspo.report.events import sandbox, warnings
 from gspo.report.read import read_lines, read_run, run_names
-from gspo.report.summary import Told, get, headline, lead, origin, tell, tiles
+from gspo.report.summary import RunSummary, get, headline, lead, origin, tell, tiles
 from gspo.safe import own_folder, replace_file, visible, without_secrets
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def escape(text: Any) -> str:
     return html_escape(visible(text), quote=True)
 
 
-def _report(folder: Path, told: Told, drawn: list[Drawn], text: str) -> tuple[str, str]:
+def _report(folder: Path, told: RunSummary, drawn: list[Drawn], text: str) -> tuple[str, str]:
     title = headline(told)
     names = [d.name for d in drawn]
     first = [name for name in FIRST if name in names]
@@ -133,7 +133,7 @@ def _report(folder: Path, told: Told, drawn: list[Drawn], text: str) -> tuple[st
     return f"{told.run.name}: {title}", "\n".join(p for p in parts if p)
 
 
-def _comparison(folders: list[Path], told: list[Told], drawn: list[Drawn], texts: Sequence[str]) -> tuple[str, str]:
+def _comparison(folders: list[Path], told: list[RunSummary], drawn: list[Drawn], texts: Sequence[str]) -> tuple[str, str]:
     title = f"{len(told)} runs compared"
     columns = ("run", "algorithm", "steps", "time", "held-out accuracy", "reward", "clipped", "completion length")
     rows = []
@@ -173,7 +173,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _tiles(told: Told) -> str:
+def _tiles(told: RunSummary) -> str:
     cells = (
         f'<div class="tile"><span>{escape(name)}</span><b>{escape(value)}</b><small>{escape(note)}</small></div>'
         for name, value, note in tiles(told)

@@ -14,7 +14,7 @@ from gspo.report.read import RunMetrics
 Tile = tuple[str, str, str]  # name, value, what else to know
 
 
-class Told(NamedTuple):
+class RunSummary(NamedTuple):
     """A run as the page tells of it. supervised: it imitated rows. served: agents handed over what it learned from. error:
     what ended it, "" for nothing. collapsed: why the guard stopped it, "" where it did not. planned: steps that it was to
     have, 0 if that is not known.
@@ -29,13 +29,13 @@ class Told(NamedTuple):
     planned: int
 
 
-def tell(folder: Path, run: RunMetrics, config: dict[str, Any]) -> Told:
+def tell(folder: Path, run: RunMetrics, config: dict[str, Any]) -> RunSummary:
     """What the folder says."""
     keys = {key for line in run.lines for key in line}
     planned = get(config, "train", "steps")
     served = "turns/trained" in keys  # agents decide how many steps there are
     planned = planned if type(planned) is int and not served else 0
-    return Told(
+    return RunSummary(
         run,
         config,
         "loss" in keys and "reward" not in keys,
@@ -52,14 +52,14 @@ def get(config: dict[str, Any], section: str, key: str) -> Any:
     return table.get(key) if isinstance(table, dict) else None
 
 
-def origin(told: Told) -> str:
+def origin(told: RunSummary) -> str:
     """Where the numbers come from: run, algorithm, data, model."""
     kind = "supervised fine-tuning" if told.supervised else get(told.config, "algorithm", "name")
     parts = [told.run.name, kind, get(told.config, "task", "source"), get(told.config, "model", "path")]
     return " · ".join(str(part) for part in parts if part and not str(part).startswith("(given"))  # from Python: no name
 
 
-def headline(told: Told) -> str:
+def headline(told: RunSummary) -> str:
     """What came of it, in words and numbers. What went wrong comes first."""
     done = numbers.steps(told.run)
     of = f"{done} of {told.planned} steps" if told.planned > done else plural(done, "step")
@@ -71,7 +71,7 @@ def headline(told: Told) -> str:
     return f"{_result(told)} {span}" if _result(told) else span.removeprefix("in ")
 
 
-def _result(told: Told) -> str:
+def _result(told: RunSummary) -> str:
     """The figure that counts."""
     run = told.run
     if len(run.series("eval/accuracy")[0]):
@@ -84,7 +84,7 @@ def _result(told: Told) -> str:
     return ""
 
 
-def lead(told: Told) -> str:
+def lead(told: RunSummary) -> str:
     """What stands below the headline: the result of a run that failed, the intervals, the reward, how much was clipped."""
     run, sentences = told.run, []
     ended_badly = bool(told.error or told.collapsed)
@@ -128,7 +128,7 @@ def _certainty(run: RunMetrics) -> list[str]:
     return sentences
 
 
-def tiles(told: Told) -> list[Tile]:
+def tiles(told: RunSummary) -> list[Tile]:
     """The key figures."""
     run, config = told.run, told.config
     found: list[Tile] = []

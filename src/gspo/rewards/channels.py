@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from gspo.config.rewards import CodeConfig, RewardConfig
 from gspo.config.rollout import TaskConfig
 from gspo.rewards.graders import BATCH, SINGLY, Late, NextResults, Result, RewardFunction, RewardInput, checked
-from gspo.rewards.retry_policy import SKIPPED, Way
+from gspo.rewards.retry_policy import SKIPPED, CallMode
 from gspo.workers.json_codec import Junk, unpacked
 from gspo.workers.processes import kill, spawn
 
@@ -51,7 +51,7 @@ class Channel(Protocol):
 
 
 def score_rows(
-    channel: Channel, name: str, rows: list[RewardInput], timeout: float, way: Way, note_results: Callable[[int], None]
+    channel: Channel, name: str, rows: list[RewardInput], timeout: float, way: CallMode, note_results: Callable[[int], None]
 ) -> list[Result]:
     """Each row's result by the function `name`; only a row whose own call fails, hangs or crashes has an
     error.

@@ -189,7 +189,7 @@ def checked(value: Any) -> Result:
 
 def load(
     name: str, reward: RewardConfig, task: TaskConfig, code: CodeConfig | None = None
-) -> PerCompletion | RewardFunction:  # fmt: skip
+) -> PerCompletion | RewardFunction:
     """The reward of that name. Raises ValueError when it cannot be had."""
     if name == "task":
         sources = [s for s in (task.source, task.eval_source) if s and s.startswith(reasoning_gym.PREFIX)]

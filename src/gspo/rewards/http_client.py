@@ -51,7 +51,7 @@ def api_key_of(variable: str, where: str) -> str:
     return key
 
 
-class Line:
+class EndpointClient:
     """An endpoint, with an event loop and thread of its own, so that one bound holds for all who ask.
 
     timeout: seconds for one response, retries included. retries: of 429, 5xx and lost connections, by the client, with its

@@ -15,7 +15,7 @@ from gspo.config.checks import check_judge
 from gspo.config.files import from_dict
 from gspo.config.rewards import JudgeConfig
 from gspo.rewards import judge_prompts
-from gspo.rewards.http_client import Failed, Line, Unreadable, api_key_of
+from gspo.rewards.http_client import EndpointClient, Failed, Unreadable, api_key_of
 from gspo.rewards.judge_cache import Cache, key_of
 from gspo.rewards.judge_prompts import Question
 from gspo.rewards.preferences import from_ranks, rewards
@@ -47,7 +47,7 @@ class Judge:
         self.by_group = config.mode != "score"
         self.needs = {config.reference_column: "judge.reference_column"} if config.reference_column else {}
         self.cache = Cache(config.cache, "judge.cache")
-        self.line = Line("judge", config.url, key, config.timeout, config.retries, config.max_concurrent)
+        self.line = EndpointClient("judge", config.url, key, config.timeout, config.retries, config.max_concurrent)
         self._pending: dict[str, asyncio.Task[Any]] = {}
 
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[str], **columns: Any) -> list[float | None]:
@@ -96,9 +96,7 @@ class Judge:
 
     # What follows runs in the line's own loop.
 
-    async def _judge(
-        self, prompts: list[str], completions: list[str], references: list[str | None]
-    ) -> list[float | None]:  # fmt: skip
+    async def _judge(self, prompts: list[str], completions: list[str], references: list[str | None]) -> list[float | None]:
         config = self.config
         if not self.by_group:
             requests = [

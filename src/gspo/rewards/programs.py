@@ -65,16 +65,18 @@ class Programs:
     def _opened(self) -> tuple[Sandbox, str]:
         return opened(self.config, f"the reward {COMPILED}" if COMPILED in self.rewards else "")
 
-    def livecodebench(
-        self, completions: Sequence[str], tests: Sequence[Any], function: Sequence[str | None]
-    ) -> list[float]:  # fmt: skip
+    def livecodebench(self, completions: Sequence[str], tests: Sequence[Any], function: Sequence[str | None]) -> list[float]:
         """1 for a completion whose last fenced block passes all tests, else 0."""
         return [float(_solves(self.sandbox, *one)) for one in zip(completions, tests, function)]
 
     def codeforces(
-        self, completions: Sequence[str], tests: Sequence[Any], checker: Sequence[str | None], seconds: Sequence[float],
+        self,
+        completions: Sequence[str],
+        tests: Sequence[Any],
+        checker: Sequence[str | None],
+        seconds: Sequence[float],
         memory: Sequence[float],
-    ) -> list[float]:  # fmt: skip
+    ) -> list[float]:
         """1 for a completion whose last fenced block, C++ or Python, passes all tests within the problem's limits, else 0.
         checker: a Python program that is given the names of input, expected output and output, and prints 1 for a right
         one. seconds, memory: a test's, in CPU seconds and MB.
@@ -82,9 +84,13 @@ class Programs:
         return [float(_accepted(self.sandbox, *one)) for one in zip(completions, tests, checker, seconds, memory)]
 
     def humaneval(
-        self, completions: Sequence[str], start: Sequence[str], function: Sequence[str], canonical: Sequence[str],
+        self,
+        completions: Sequence[str],
+        start: Sequence[str],
+        function: Sequence[str],
+        canonical: Sequence[str],
         check: Sequence[str],
-    ) -> list[float]:  # fmt: skip
+    ) -> list[float]:
         """1 for a completion whose function passes the problem's checks, else 0. start: what is to be completed. canonical:
         how it is; it shows with which arguments the checks call.
         """
@@ -104,9 +110,7 @@ def _solves(sandbox: Sandbox, completion: str, cell: Any, function: str | None) 
         return all(test.passed(outcome) for test, outcome in zip(tests, outcomes))
 
 
-def _accepted(
-    sandbox: Sandbox, completion: str, cell: Any, checker: str | None, seconds: float, memory: float
-) -> bool:  # fmt: skip
+def _accepted(sandbox: Sandbox, completion: str, cell: Any, checker: str | None, seconds: float, memory: float) -> bool:
     tests = tests_of({"tests": cell}, "tests")
     found = program_of(completion)
     if found is None:

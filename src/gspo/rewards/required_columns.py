@@ -14,14 +14,14 @@ from gspo.types import Prompt
 SHOWN = 12  # columns that an error lists
 
 
-class Demands:
+class RequiredColumns:
     """What the rewards `specs` and the callables need. needs: the columns that settings and callables name, each with its
     configuration key.
     """
 
     def __init__(
         self, reward: RewardConfig, code: CodeConfig, specs: Sequence[str], functions: Mapping[str, RewardFunction]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.compared = [name for name in ("exact", "math") if name in specs]
         self.column, self.code = reward.answer_column, code
         self.needs = {reward.answer_column: "reward.answer_column"} if self.compared else {}

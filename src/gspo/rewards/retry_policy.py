@@ -10,7 +10,7 @@ SKIPPED = "not scored: "
 """Begins the error of a completion that got no call of its own, as too many before it hung or crashed."""
 
 
-class Way:
+class CallMode:
     """How a function is called from now on, and what is to be said of it.
 
     Calls for many completions that time out would do so in every step, and a judge be paid twice: they are not tried again.

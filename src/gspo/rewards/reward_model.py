@@ -14,7 +14,7 @@ from gspo.agents.trajectories import TrajectoryGroup
 from gspo.config.checks import check_reward_model
 from gspo.config.files import from_dict
 from gspo.config.rewards import RewardModelConfig
-from gspo.rewards.http_client import Failed, Line, api_key_of
+from gspo.rewards.http_client import EndpointClient, Failed, api_key_of
 from gspo.rewards.judge import NO_LIMIT
 from gspo.rewards.transcripts import Messages, conversations, rewarded
 
@@ -112,7 +112,7 @@ class Served:
         key = api_key_of(config.key_variable, "reward_model.key_variable")
         assert config.url is not None
         self.config = config
-        self.line = Line("reward model", config.url, key, config.timeout, config.retries, config.max_concurrent)
+        self.line = EndpointClient("reward model", config.url, key, config.timeout, config.retries, config.max_concurrent)
         self.counts, self.close = self.line.counts, self.line.close
 
     def wait(self) -> None:

@@ -27,8 +27,8 @@ from gspo.rewards.arguments import TrainerState
 from gspo.rewards.channels import Channel, Thread, Worker, score_rows
 from gspo.rewards.graders import Result, RewardFunction, RewardInput
 from gspo.rewards.programs import PATIENCE
-from gspo.rewards.required_columns import Demands
-from gspo.rewards.retry_policy import Way
+from gspo.rewards.required_columns import RequiredColumns
+from gspo.rewards.retry_policy import CallMode
 from gspo.safe import without_logins
 from gspo.types import Prompt, Rollout
 
@@ -88,13 +88,13 @@ class Rewards:
         self.functions = {name: RewardFunction(f) for name, f in self.callables.items()}
         self.limits = {name: getattr(f, "limit", reward.timeout) for name, f in self.callables.items()}
         self.code = code or CodeConfig()
-        self.demands = Demands(reward, self.code, specs, self.functions)
+        self.demands = RequiredColumns(reward, self.code, specs, self.functions)
         self.needs = self.demands.needs
         if self.demands.coded:
             self.limits["code"] = programs.longest(self.code)
         self.limits |= {name: PATIENCE for name, spec in self.specs.items() if spec in self.demands.of_benchmarks}
         self.timeout = reward.timeout
-        self.ways = {name: Way() for name in self.names}
+        self.ways = {name: CallMode() for name in self.names}
         self._settings = list(self.specs.values()), reward, task
         self._start()
 

@@ -45,9 +45,14 @@ class AsynchronousSource:
     """
 
     def __init__(
-        self, prompts: PromptSource, sampler: StreamingSampler, scorer: Scorer, config: RolloutConfig, sampling: Sampling,
+        self,
+        prompts: PromptSource,
+        sampler: StreamingSampler,
+        scorer: Scorer,
+        config: RolloutConfig,
+        sampling: Sampling,
         report: Report = lambda phase, done, total: None,
-    ):  # fmt: skip
+    ):
         self.prompts, self.sampler, self.scorer = prompts, sampler, scorer
         self.sampling, self.report = sampling, report
         self.config, self.num_prompts, self.delay = config, config.num_prompts, config.max_staleness

@@ -17,7 +17,7 @@ from gspo.types import Completion, Group, Rollout
 
 
 @dataclass
-class Learnable:
+class TrainingBatch:
     """What one rollout batch gives the learner.
 
     groups: the completions of each group that is trained on. advantages: A_i of each rollout, in the order of the rollouts,
@@ -29,12 +29,14 @@ class Learnable:
     counts: dict[str, float] = field(default_factory=dict)
 
 
-def learnable(groups: Sequence[Group], row: Algorithm, algorithm: AlgorithmConfig, mask_truncated: bool) -> Learnable:
+def training_batch(
+    groups: Sequence[Group], row: Algorithm, algorithm: AlgorithmConfig, mask_truncated: bool
+) -> TrainingBatch:
     """Advantages, and the completions that have one. Groups that are left out, wholly or in part, are counted."""
     advantages, completions = trained_on(groups, algorithm, mask_truncated)
     left = [group for group in completions if group]
-    teaching = [group for group in left if teaches(group)]
-    return Learnable(
+    teaching = [group for group in left if has_signal(group)]
+    return TrainingBatch(
         groups=teaching if row.drops_equal else left,
         advantages=[A.tolist() if isinstance(A, Tensor) else A for A in advantages],
         counts=sampled_metrics(groups)
@@ -62,18 +64,18 @@ def trained_on(
     indices = kept.nonzero()[:, 0].tolist()
     advantages: list[float | Tensor | None] = [None] * len(rollouts)
     completions: list[list[Completion]] = [[] for _ in groups]
-    for index, advantage in zip(indices, credited([rollouts[i] for i in indices], owner[kept], algorithm)):
+    for index, advantage in zip(indices, compute_advantages([rollouts[i] for i in indices], owner[kept], algorithm)):
         advantages[index] = advantage
         completions[int(owner[index])].append(completion_of(rollouts[index], advantage))
     return advantages, completions
 
 
-def teaches(group: Sequence[Completion]) -> bool:
+def has_signal(group: Sequence[Completion]) -> bool:
     """Whether an advantage in a group differs from zero."""
     return any(bool(torch.as_tensor(completion.advantage).any()) for completion in group)
 
 
-def credited(rollouts: Sequence[Rollout], group: Tensor, algorithm: AlgorithmConfig) -> list[float | Tensor]:
+def compute_advantages(rollouts: Sequence[Rollout], group: Tensor, algorithm: AlgorithmConfig) -> list[float | Tensor]:
     """The advantage of each rollout, A_i or A_ik [turns]. group [S]: whose each is."""
     scale = algorithm.scale_rewards or "group"
     if algorithm.credit == "completion":

@@ -10,7 +10,7 @@ from gspo.config.policy import AlgorithmConfig
 from gspo.config.rollout import RolloutConfig
 from gspo.config.stages import rollout_at
 from gspo.interfaces import PromptSource, Report, Sampler, SamplerError, Scorer
-from gspo.rollout.credit import teaches, trained_on
+from gspo.rollout.credit import has_signal, trained_on
 from gspo.rollout.failures import errors
 from gspo.rollout.metrics import sampled_metrics
 from gspo.rollout.stages import sampling_at
@@ -30,9 +30,15 @@ class DynamicSamplingSource:
     stale = False
 
     def __init__(
-        self, prompts: PromptSource, sampler: Sampler, scorer: Scorer, config: RolloutConfig, algorithm: AlgorithmConfig,
-        sampling: Sampling, report: Report = lambda phase, done, total: None,
-    ):  # fmt: skip
+        self,
+        prompts: PromptSource,
+        sampler: Sampler,
+        scorer: Scorer,
+        config: RolloutConfig,
+        algorithm: AlgorithmConfig,
+        sampling: Sampling,
+        report: Report = lambda phase, done, total: None,
+    ):
         self.prompts, self.sampler, self.scorer = prompts, sampler, scorer
         self.config, self.algorithm = config, algorithm
         self.sampling, self.report = sampling, report
@@ -59,7 +65,7 @@ class DynamicSamplingSource:
                 groups, metrics = self._round(count, len(sampled))
                 sampled += groups
                 _, completions = trained_on(groups, self.algorithm, self.config.mask_truncated_completions)
-                teaching += map(teaches, completions)
+                teaching += map(has_signal, completions)
                 spent = added(spent, metrics)
                 rounds += 1
         except SamplerError:

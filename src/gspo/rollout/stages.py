@@ -48,10 +48,15 @@ class Curriculum:
     """
 
     def __init__(
-        self, pools: Sequence[Pool], rollout: RolloutConfig | None = None, stages: Sequence[StageConfig] = (),
-        refresh: RefreshConfig | None = None, correct_at: float = 1.0, make: Maker | None = None,
+        self,
+        pools: Sequence[Pool],
+        rollout: RolloutConfig | None = None,
+        stages: Sequence[StageConfig] = (),
+        refresh: RefreshConfig | None = None,
+        correct_at: float = 1.0,
+        make: Maker | None = None,
         rebuild: Callable[[str, list[dict[str, Any]]], Pool] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.pools = {pool.name: pool for pool in pools}
         self.rollout, self.stages, self.refreshing = rollout or RolloutConfig(), stages, refresh or RefreshConfig()
         self.correct_at, self.make, self.rebuild = correct_at, make, rebuild

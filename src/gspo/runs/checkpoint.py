@@ -32,9 +32,14 @@ def folder_of(checkpoints: Path, step: int) -> Path:
 
 
 def save(
-    checkpoints: Path, step: int, write_learner: Callable[[Path], None], state: dict[str, Any], config: str, keep: int,
+    checkpoints: Path,
+    step: int,
+    write_learner: Callable[[Path], None],
+    state: dict[str, Any],
+    config: str,
+    keep: int,
     tell: Callable[[str], None] | None = None,
-) -> Path | None:  # fmt: skip
+) -> Path | None:
     """Writes `checkpoints/step_NNNNNN` (what the learner writes, state.pt, the settings `config`, and checksums of all of
     it) and deletes all but the newest `keep`.
 
@@ -53,8 +58,8 @@ def save(
         disk.write_folder(final, write)
     except SaveError as error:
         if tell is None:
-            raise SaveError(f"{error}; {way_on(checkpoints)}") from error
-        tell(f"step {step}: {error}. The run goes on without this checkpoint; {way_on(checkpoints)}")
+            raise SaveError(f"{error}; {resume_hint(checkpoints)}") from error
+        tell(f"step {step}: {error}. The run goes on without this checkpoint; {resume_hint(checkpoints)}")
         return None
     disk.sweep(checkpoints, NAMES)
     for old in steps(checkpoints)[:-keep]:
@@ -68,7 +73,7 @@ def save_model(folder: RunFolder, write: Callable[[str], None]) -> None:
     try:
         disk.write_folder(folder.path / MODEL, lambda path: write(str(path)))
     except SaveError as error:
-        raise SaveError(f"{error}; {way_on(folder.checkpoints)}") from error
+        raise SaveError(f"{error}; {resume_hint(folder.checkpoints)}") from error
 
 
 def sweep(folder: RunFolder) -> None:
@@ -108,7 +113,7 @@ def latest(checkpoints: Path) -> Path | None:
     return (steps(checkpoints) or [None])[-1]  # type: ignore[list-item]
 
 
-def way_on(checkpoints: Path) -> str:
+def resume_hint(checkpoints: Path) -> str:
     """What resuming the run would do, in words."""
     last = latest(checkpoints)
     if last is not None:

@@ -29,7 +29,7 @@ UNUSED = 30 * 86_400.0
 """Seconds after which a kit that nobody opened is removed: that of an earlier gspo or Python."""
 
 
-class Kit:
+class SandboxImage:
     """A folder that anybody may read: `modules`, and `include` with the header once a C++ program needs it.
 
     python: the interpreter inside.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Generator, Sequence
 
 from gspo.sandbox import drivers
-from gspo.sandbox.image import Kit, no_compiler, scratch
+from gspo.sandbox.image import SandboxImage, no_compiler, scratch
 from gspo.sandbox.runner import DETAIL
 from gspo.sandbox.types import STATUSES, Case, Choice, Limits, Outcome, Program
 from gspo.sandbox.watch import BACKSTOP
@@ -43,7 +43,7 @@ class Sandbox:
 
     def __init__(self, driver: str, python: drivers.Interpreter) -> None:
         self.driver, self.python = driver, python
-        self.kit = Kit(python.program)
+        self.kit = SandboxImage(python.program)
         self.inside = drivers.INSIDE if driver == "bwrap" else str(self.kit.folder)
 
     def run(self, program: Program, cases: Sequence[Case], limits: Limits = USUAL) -> list[Outcome]:
@@ -206,7 +206,7 @@ class _Process:
         return bool(piece)
 
 
-def told() -> str:
+def describe_driver() -> str:
     """What of it works on this machine, in a line for each: for `make test`, whose tests leave out the rest."""
     lines = []
     for driver in ("bwrap", "landlock"):

@@ -53,7 +53,7 @@ class ServedModel:
 
     def __init__(
         self, run: Run, source: ExternalSource, chat: Chat, still: AbstractContextManager[Any], base_url: str, api_key: str
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.run, self.source, self.chat, self.still = run, source, chat, still
         self.base_url, self.api_key, self.name = base_url, api_key, run.config.serve.name
         self.folder = run.log.folder.path
@@ -102,9 +102,13 @@ class ServedModel:
         return await asyncio.wrap_future(begin(lambda: self._train(taken, call)))
 
     async def log(
-        self, groups: Iterable[Any] | None = None, split: str = "val", *, metrics: Mapping[str, float] | None = None,
+        self,
+        groups: Iterable[Any] | None = None,
+        split: str = "val",
+        *,
+        metrics: Mapping[str, float] | None = None,
         step: int | None = None,
-    ) -> Metrics:  # fmt: skip
+    ) -> Metrics:
         """Notes the rewards and metrics of groups or trajectories that are not trained on, and `metrics` as they are.
 
         step: it belongs to; None: the newest. Raises ValueError where there is nothing to note.
@@ -200,7 +204,7 @@ class ServedModel:
 @contextmanager
 def served(
     run: Run, source: ExternalSource, encoder: Encoder, context: int | None, listening: socket.socket
-) -> Iterator[ServedModel]:  # fmt: skip
+) -> Iterator[ServedModel]:
     """The model of a run behind its endpoint, until the end of the context. listening: the endpoint's socket."""
     config, key = run.config, os.environ.pop(KEY, None) or secrets.token_urlsafe(24)
     with ExitStack() as stack:

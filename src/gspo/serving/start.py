@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from gspo.assembly import assemble
-from gspo.assembly.call_inputs import Given, Source, configured
+from gspo.assembly.call_inputs import CallInputs, Source, configured
 from gspo.config.checks import check_serving
 from gspo.config.schema import Config
 from gspo.data.chat_template import Encoder
@@ -19,9 +19,14 @@ from gspo.training.state import save
 
 
 def serve(
-    model: Any = None, *, tokenizer: Any = None, config: Source = None, resume: bool = False,
-    allow: Collection[str] = (), **sections: Any,
-) -> Serving:  # fmt: skip
+    model: Any = None,
+    *,
+    tokenizer: Any = None,
+    config: Source = None,
+    resume: bool = False,
+    allow: Collection[str] = (),
+    **sections: Any,
+) -> Serving:
     """A model that agents ask over an OpenAI-compatible endpoint and that trains on their trajectories:
 
         async with gspo.serve("path/to/model", log={"dir": "runs/agent"}) as model:
@@ -35,13 +40,13 @@ def serve(
     """
     resolved = configured(config, sections, model, tokenizer)
     check_serving(resolved)
-    return Serving(resolved, resume, Given(model, tokenizer), allow)
+    return Serving(resolved, resume, CallInputs(model, tokenizer), allow)
 
 
 class Serving:
     """A context, plain or async, that gives a ServedModel."""
 
-    def __init__(self, config: Config, resume: bool, given: Given, allow: Collection[str]) -> None:
+    def __init__(self, config: Config, resume: bool, given: CallInputs, allow: Collection[str]) -> None:
         self.config, self.resume, self.given, self.allow = config, resume, given, allow
         self._stack = ExitStack()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gspo.objective.mismatch import tolerated
-from gspo.rollout.credit import Learnable, completion_of
+from gspo.objective.mismatch import noise_is_tolerable
+from gspo.rollout.credit import TrainingBatch, completion_of
 from gspo.training.state import Run
 from gspo.types import Completion, Metrics, Update
 
 
-def of(run: Run, batch: Learnable) -> tuple[bool, list[Completion]]:
+def of(run: Run, batch: TrainingBatch) -> tuple[bool, list[Completion]]:
     """What `Learner.prepare` is asked for: whether pi_old's likelihoods come from a pass of the policy as it is now, and
     completions of the present weights where the batch is stale, since numerics show on those alone.
     """
@@ -29,7 +29,7 @@ def old_logprobs(run: Run, fresh: Sequence[Completion]) -> str:
     if not run.old_logprobs:
         agreement = run.learner.compare(fresh)
         kl = agreement.metrics.get("mismatch/kl", 0.0)
-        kept = tolerated(run.row, agreement.clipped, kl) or "logp_old" not in run.row.likelihoods
+        kept = noise_is_tolerable(run.row, agreement.clipped, kl) or "logp_old" not in run.row.likelihoods
         run.old_logprobs = "sampler" if kept else "recompute"
         clip = "" if run.learner.clip is None else ", the clip range is {:.1e}/{:.1e}".format(*run.learner.clip)
         run.log.event(

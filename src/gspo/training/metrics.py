@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gspo.objective.advantages import ROUNDING
-from gspo.rollout.credit import Learnable, completion_of
+from gspo.rollout.credit import TrainingBatch, completion_of
 from gspo.rollout.failures import errors
 from gspo.rollout.metrics import describe, in_parts, staleness
 from gspo.training.state import Run
@@ -84,7 +84,7 @@ def check_rewards(run: Run, groups: Sequence[Group]) -> None:
         run.log.warn(text, aloud=news)
 
 
-def rollout_lines(run: Run, groups: Sequence[Group], batch: Learnable) -> list[Metrics]:
+def rollout_lines(run: Run, groups: Sequence[Group], batch: TrainingBatch) -> list[Metrics]:
     """One line a rollout for rollouts.jsonl; evenly spaced ones with what the step did to each token."""
     if not run.config.log.rollouts:
         return []

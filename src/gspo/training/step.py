@@ -8,7 +8,7 @@ from itertools import islice
 
 from gspo.interfaces import SamplerError
 from gspo.learner.layout import split
-from gspo.rollout.credit import learnable
+from gspo.rollout.credit import training_batch
 from gspo.training import likelihoods
 from gspo.training.evaluation import evaluates, held_out
 from gspo.training.metrics import check_rewards, nothing_learned, of_sampling, of_updates, rollout_lines, warn_of_sampling
@@ -30,7 +30,7 @@ def step(run: Run, source: Iterable[Group], count: int | None = None) -> tuple[M
     run.step, sampled = run.step + 1, time.perf_counter()
 
     algorithm = run.config.algorithm
-    batch = learnable(groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)  # credit
+    batch = training_batch(groups, run.row, algorithm, run.config.rollout.mask_truncated_completions)  # credit
     metrics: Metrics = {"step": run.step} | batch.counts | of_sampling(run, groups)
     mini_batches = split(batch.groups, algorithm.mini_batches or 1)
     if mini_batches:

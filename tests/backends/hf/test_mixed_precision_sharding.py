@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gspo.backends.hf.load import load_model
-from gspo.backends.hf.mixed_precision_sharding import narrow_gathers, wide_parts
+from gspo.backends.hf.mixed_precision_sharding import float32_modules, narrow_gathers
 from gspo.backends.hf.policy import HFPolicy
 from gspo.config.policy import ModelConfig
 from gspo.config.scale import ScaleConfig
@@ -165,22 +165,22 @@ def test_which_modules_of_a_layer_stay_wide():
     dense = of_kind("qwen3")
     layer = dense.model.layers[0]
     names = {id(module): name for name, module in layer.named_modules()}
-    wide = sorted(names[id(module)] for module in wide_parts(layer))
+    wide = sorted(names[id(module)] for module in float32_modules(layer))
     assert wide == ["input_layernorm", "post_attention_layernorm", "self_attn.k_norm", "self_attn.q_norm"]
-    assert wide_parts(dense.model.embed_tokens) is None and wide_parts(dense.model.norm) is None
+    assert float32_modules(dense.model.embed_tokens) is None and float32_modules(dense.model.norm) is None
     moe = {"num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
     layer = of_kind("qwen3_moe", **moe).model.layers[0]
     names = {id(module): name for name, module in layer.named_modules()}
-    assert "mlp.gate" in {names[id(module)] for module in wide_parts(layer)}  # the router
-    assert wide_parts(layer.mlp.experts) == []
+    assert "mlp.gate" in {names[id(module)] for module in float32_modules(layer)}  # the router
+    assert float32_modules(layer.mlp.experts) == []
     # A module that has weights of its own around linear layers: all of its layer stays wide.
     layer.mlp.shared = torch.nn.Parameter(torch.ones(3, device="meta"))
-    assert wide_parts(layer) is None
+    assert float32_modules(layer) is None
 
 
 def test_stacked_weights_with_others_beside_them_stay_wide():
     """Autocast rounds none of these: gates of a recurrence with its decay, and biases of experts."""
     layer = of_kind("recurrent_gemma", lru_width=32, head_dim=16).model.layers[0]
-    assert layer.temporal_block.rg_lru.recurrent_param.ndim == 1 and wide_parts(layer) is None
+    assert layer.temporal_block.rg_lru.recurrent_param.ndim == 1 and float32_modules(layer) is None
     layer = of_kind("gpt_oss", num_local_experts=4, num_key_value_heads=2, intermediate_size=16, head_dim=16).model.layers[0]
-    assert layer.mlp.experts.down_proj_bias.ndim == 2 and wide_parts(layer.mlp.experts) is None
+    assert layer.mlp.experts.down_proj_bias.ndim == 2 and float32_modules(layer.mlp.experts) is None

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import gspo
-from gspo.assembly.call_inputs import Given
+from gspo.assembly.call_inputs import CallInputs
 from gspo.assembly.models import loaded_model
 from gspo.backends.hf import experts
 from gspo.backends.hf.lora import Unadapted, adapted, packed, read_model
@@ -191,8 +191,8 @@ def test_evaluations_keep_their_device_and_whole_weights(tmp_path):
     )
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match=r"model.device = 'cuda'"):
-            loaded_model(config, Given())
-    whole = loaded_model(dataclasses.replace(config, model=dataclasses.replace(config.model, device="cpu")), Given())
+            loaded_model(config, CallInputs())
+    whole = loaded_model(dataclasses.replace(config, model=dataclasses.replace(config.model, device="cpu")), CallInputs())
     assert logits(whole).equal(logits(plain))
 
 

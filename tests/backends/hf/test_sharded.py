@@ -13,7 +13,7 @@ from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen
 from gspo.config.algorithm import resolve
 from gspo.config.policy import AlgorithmConfig, ModelConfig, OptimizerConfig
 from gspo.config.scale import ScaleConfig
-from gspo.distributed.load_balance import deal
+from gspo.distributed.load_balance import split_evenly
 from gspo.distributed.ranks import whole
 from gspo.learner.learner import PolicyLearner
 from gspo.learner.objective import PolicyObjective
@@ -330,7 +330,7 @@ def odd_updates(ranks, path, readers):
 
 
 def test_what_one_rank_meets_alone_is_met_by_all(folder):
-    path, readers = folder(False, False), deal(completions(1), 2)
+    path, readers = folder(False, False), split_evenly(completions(1), 2)
     assert all(readers) and sorted(readers[0] + readers[1]) == list(range(8))
     one = odd_updates(None, path, readers)
     for number, found in enumerate(together(odd_updates, 2, path, readers)):

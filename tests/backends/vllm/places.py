@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from gspo.backends.vllm.choose_transfer import chosen
+from gspo.backends.vllm.choose_transfer import choose_transfer
 from gspo.config.rollout import SamplerConfig
 
 CPU = torch.device("cpu")
@@ -39,4 +39,4 @@ class AtPlace:
 
 def way(transfer="auto", device=CPU, engines=(), adapted=False, exchange=Path("/none"), **options):
     given = SamplerConfig(engine="vllm", weight_transfer=transfer, **options)
-    return type(chosen(given, device, engines, exchange, adapted))
+    return type(choose_transfer(given, device, engines, exchange, adapted))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo.backends.vllm.choose_transfer import chosen
+from gspo.backends.vllm.choose_transfer import choose_transfer
 from gspo.backends.vllm.server import Server
 from gspo.backends.vllm.transfer import BroadcastTransfer, FolderTransfer, IpcTransfer
 from gspo.config.rollout import SamplerConfig
@@ -36,7 +36,7 @@ def test_the_way_is_chosen_by_where_things_run(on_gpu):
 def test_the_limit_of_a_layer_is_handed_on(on_gpu):
     for transfer in ("auto", "broadcast"):
         given = SamplerConfig(engine="vllm", weight_transfer=transfer)
-        assert chosen(given, on_gpu, [AtPlace("GPU-b")], Path("/none"), False, 7.0).layer == 7.0
+        assert choose_transfer(given, on_gpu, [AtPlace("GPU-b")], Path("/none"), False, 7.0).layer == 7.0
 
 
 @pytest.mark.parametrize(

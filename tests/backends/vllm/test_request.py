@@ -84,9 +84,9 @@ def test_an_interrupted_completion_goes_on(engine, tmp_path):
     (member,) = sampler.fleet.members
 
     def update(version):
-        sampler.fleet.recall()
+        sampler.fleet.pause_all()
         sampler.version = version
-        sampler.fleet.take_in(member, member.life)
+        sampler.fleet.admit(member, member.life)
 
     engine.completions += [(*part(5, 6), lambda: update(4)), (*part(version="4"), lambda: update(4))]
     engine.completions += [part(7, version="4"), part(8, 1, reason="stop", version="4")]

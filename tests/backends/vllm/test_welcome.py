@@ -70,7 +70,7 @@ def test_any_error_of_a_welcome_leaves_the_engine_out(fleet_of, where, odd):  # 
         raise odd
 
     setattr(member.engine, where, asked if where == "ask" else fails)
-    sampler.fleet.leave_out(member, member.life, EngineError("it was killed"))
+    sampler.fleet.evict(member, member.life, EngineError("it was killed"))
     until(lambda: len(sampler.notes) == STRIKES)
     assert member.state is State.LOST and all(str(odd) in note for note in sampler.notes[1:])
     sampler.load(fleet_of.weights(2))
@@ -87,7 +87,7 @@ def test_no_thread_to_bring_it_back_gives_it_up(fleet_of, monkeypatch):  # noqa:
         plain(self)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    sampler.fleet.leave_out(member, member.life, EngineError("it was killed"))
+    sampler.fleet.evict(member, member.life, EngineError("it was killed"))
     assert member.state is State.LOST and "can't start new thread" in sampler.notes[-1]
     assert len(sampler.generate(PROMPTS, 1, LONG)) == len(PROMPTS)
 
@@ -104,7 +104,7 @@ def test_a_listener_that_fails_keeps_no_engine_away(fleet_of):  # noqa: F811
 
     sampler.fleet.tell = tell
     with pytest.raises(UserWarning):
-        sampler.fleet.leave_out(member, member.life, EngineError("it was killed"))
+        sampler.fleet.evict(member, member.life, EngineError("it was killed"))
     until(lambda: len(sampler.fleet.serving) == 2)
 
 
@@ -179,7 +179,7 @@ def test_an_update_gives_its_weights_to_one_that_comes_back_where_no_other_is_le
         return plain(self, path, body, **params)
 
     monkeypatch.setattr(Server, "call", call)
-    sampler.fleet.leave_out(sampler.fleet.members[0], 0, EngineError("status 500"))
+    sampler.fleet.evict(sampler.fleet.members[0], 0, EngineError("status 500"))
     assert held.wait(PATIENCE)
     loads = threading.Thread(target=sampler.load, args=(fleet_of.weights(2),), daemon=True)
     loads.start()
@@ -200,7 +200,7 @@ def test_one_that_fails_each_time_is_given_up_though_updates_go_on(fleet_of):  #
         raise EngineError("it hangs again")
 
     member.engine.swap = fails
-    sampler.fleet.leave_out(member, member.life, EngineError("it was killed"))
+    sampler.fleet.evict(member, member.life, EngineError("it was killed"))
     until(lambda: len(sampler.notes) == STRIKES)
     assert member.state is State.LOST and sampler.version == 1 + (STRIKES - 1)
     assert sampler.check(fleet_of.weights(sampler.version)) < 1e-5

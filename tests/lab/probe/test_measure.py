@@ -7,7 +7,7 @@ from probe.measure import FEWEST, ProbePlan, measure
 from probe.walk import probed
 
 from gspo.assembly.assemble import training
-from gspo.assembly.call_inputs import Given
+from gspo.assembly.call_inputs import CallInputs
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
 from gspo.config.algorithm import resolved
 from gspo.config.files import as_config
@@ -20,7 +20,7 @@ PLAN = ProbePlan(12, 8, (0, 3), 4, 1)
 def probe(folder, tiny=None, reward=likes_a, plan=PLAN, **changes):
     tiny = tiny or model()
     config, _ = resolved(as_config(settings(folder, **changes) | GIVEN, {}))
-    with training(probed(config, folder), given=Given(tiny.model, tiny.tokenizer, ROWS, None, [reward])) as (run, _):
+    with training(probed(config, folder), given=CallInputs(tiny.model, tiny.tokenizer, ROWS, None, [reward])) as (run, _):
         *_, found = measure(run, plan)
     return found
 

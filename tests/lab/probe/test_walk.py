@@ -7,7 +7,7 @@ import torch
 from probe.walk import EMPTY, probed, updates
 
 from gspo.assembly.assemble import training
-from gspo.assembly.call_inputs import Given
+from gspo.assembly.call_inputs import CallInputs
 from gspo.config.algorithm import resolved
 from gspo.config.files import as_config
 from gspo.config.schema import Config
@@ -29,7 +29,9 @@ def test_its_updates_are_those_of_the_run(tmp_path):
         "task": {"source": "given"},
     }
     config, _ = resolved(as_config(sections, {}))
-    with training(probed(config, tmp_path / "walk"), given=Given(tiny.model, tiny.tokenizer, ROWS, None, [likes_a])) as (
+    with training(
+        probed(config, tmp_path / "walk"), given=CallInputs(tiny.model, tiny.tokenizer, ROWS, None, [likes_a])
+    ) as (
         run,
         hf,
     ):
@@ -61,7 +63,7 @@ def test_batches_without_a_group_to_train_on_are_no_updates(tmp_path):
     def equal(prompts, completions, **columns):
         return [1.0] * len(completions)
 
-    given = Given(tiny.model, tiny.tokenizer, ROWS, None, [equal])
+    given = CallInputs(tiny.model, tiny.tokenizer, ROWS, None, [equal])
     with training(probed(config, tmp_path / "walk"), given=given) as (run, _):
         assert [*updates(run)] == [] and run.step == EMPTY + 1
 

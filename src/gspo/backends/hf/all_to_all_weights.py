@@ -47,7 +47,7 @@ class Gathering:
 
     def exchange(
         self, wanted: Sequence[Sequence[str]], types: Mapping[str, torch.dtype], device: torch.device
-    ) -> dict[str, Tensor]:  # fmt: skip
+    ) -> dict[str, Tensor]:
         """The weights that this rank wants, whole, on `device`. wanted: the names that each rank wants, by number. types: in
         which each weight is sent. All ranks say the same.
         """

@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from gspo.backends.hf.flex import Blocks
-from gspo.backends.hf.model import OWN_ATTENTION, HFModel, far, probe, tolerance, windows
+from gspo.backends.hf.model import OWN_ATTENTION, HFModel, example_token_ids, not_allclose, tolerance, windows
 from gspo.backends.hf.tree_segments import Piece, Plan, plan
 from gspo.types import Forest
 
@@ -225,7 +225,9 @@ def _misread(model: HFModel, expected: list[int | None]) -> str:
         for sizes in ((3, 2), (100, 60)) if model.device.type == "cuda" else ((3, 2),):  # on a GPU also more than a block
             forest, paths = _trial(*sizes)
             inputs = over(forest, model.device)
-            embedded = model.model.get_input_embeddings()(probe(model, len(forest.tokens))).detach().requires_grad_()
+            embedded = (
+                model.model.get_input_embeddings()(example_token_ids(model, len(forest.tokens))).detach().requires_grad_()
+            )
             with torch.enable_grad():
                 position = forest.position[None].to(model.device)
                 states = model.hidden(inputs_embeds=embedded, position_ids=position, **inputs)[0]
@@ -233,7 +235,7 @@ def _misread(model: HFModel, expected: list[int | None]) -> str:
                 plain = torch.stack([model.hidden(inputs_embeds=embedded[:, path])[0, -1] for path in paths]).float()
             if inputs["forest"].windows != expected:
                 return f"its layers look through windows of {inputs['forest'].windows}, not {expected}"
-            if far(model, ours, plain):
+            if not_allclose(model, ours, plain):
                 return "it reads a row with branches otherwise than its rows"
             direction = torch.linspace(-1, 1, ours.numel(), device=ours.device).view_as(ours)
             gradients = [torch.autograd.grad((x * direction).sum(), embedded)[0].float() for x in (ours, plain)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gspo.backends.hf.model import HFModel
-from gspo.objective.completions import picked
+from gspo.objective.completions import index_select_deterministic
 
 
 class Critic(nn.Module):
@@ -35,6 +35,6 @@ class Critic(nn.Module):
     def forward(self, states: Tensor, before: Tensor, inputs: dict[str, Any]) -> Tensor:
         """Values [N] float32. states [N, H]: the policy's. before [N]: where they stand in a pass over `inputs`."""
         if self.own is not None:
-            states = picked(self.own.hidden(**inputs).flatten(0, 1), before)
+            states = index_select_deterministic(self.own.hidden(**inputs).flatten(0, 1), before)
         with torch.autocast(states.device.type, enabled=False):
             return self.head(states.float())[:, 0]

@@ -20,7 +20,7 @@ from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_f
 
 from gspo.backends.hf import fused
 from gspo.backends.hf.quantized_weights import Packed
-from gspo.objective.completions import picked
+from gspo.objective.completions import index_select_deterministic
 
 NAME = "gspo"  # in transformers' table of expert kernels
 # While sampling: weights by their id, the versions that were copied, and the copies. Else None.
@@ -69,7 +69,7 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     expert, order = torch.sort(top_k_index.reshape(-1))  # [T * k]
     ends = torch.searchsorted(expert, torch.arange(self.num_experts, device=expert.device), right=True, out_int32=True)
     token = order // k
-    x = self._apply_gate(_product(self, "gate_up_proj", picked(hidden_states, token), ends))
+    x = self._apply_gate(_product(self, "gate_up_proj", index_select_deterministic(hidden_states, token), ends))
     x = _product(self, "down_proj", x, ends)
     x = torch.empty_like(x).index_copy_(0, order, x)  # back in the order of the tokens
     return (x.view(count, k, -1) * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)

@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from gspo.backends.hf import experts, fused
 from gspo.backends.hf.files import check_weights, load_error, outline, read_config, read_outline
-from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, far, probe, windows
+from gspo.backends.hf.model import DTYPES, OWN_ATTENTION, HFModel, example_token_ids, not_allclose, windows
 from gspo.backends.hf.quantized_weights import Packed
 from gspo.config.import_function import pick_device
 from gspo.config.policy import ModelConfig
@@ -177,7 +177,7 @@ def _grouped_mm_runs(device: torch.device, dtype: torch.dtype) -> bool:
 
 def _check_logits(model: HFModel) -> None:
     """Our logits must be the model's own, and the same in training as in evaluation mode."""
-    tokens, name = probe(model, 5), type(model.model).__name__
+    tokens, name = example_token_ids(model, 5), type(model.model).__name__
     model.model.eval()
     hidden = model.hidden(input_ids=tokens)
     ours = model.logits(hidden)
@@ -188,14 +188,14 @@ def _check_logits(model: HFModel) -> None:
             f"{name} gives logits that are not finite, though its weights are: they are too large for {model.compute_dtype} "
             '(model.dtype = "float32" and model.autocast = "none" have the widest range), or the weights are damaged'
         )
-    if far(model, ours, own):
+    if not_allclose(model, ours, own):
         raise RuntimeError(
             f"{name} treats its logits in a way that gspo does not know: its own differ by up to "
             f"{(ours - own.float()).abs().max():.3g} from its head's, scale and soft-cap included. Log-"
             "probabilities would be wrong, so this architecture is refused"
         )
     model.model.train()
-    if far(model, model.hidden(input_ids=tokens), hidden):
+    if not_allclose(model, model.hidden(input_ids=tokens), hidden):
         raise RuntimeError(
             f"{name} computes other hidden states in training than in evaluation mode, though dropout and "
             "router noise are 0: sampled and trained likelihoods would differ"
@@ -214,7 +214,7 @@ def _mask_describes(model: HFModel) -> bool:
     """Tries it: a prompt with two completions in one row under a 4D mask must give what two plain rows give."""
     if "position_ids" not in model.inputs or model.attention not in ("sdpa", "eager", OWN_ATTENTION):
         return False  # flash kernels take no such mask
-    tokens, place = probe(model, 7), torch.arange(7, device=model.device)
+    tokens, place = example_token_ids(model, 7), torch.arange(7, device=model.device)
     last = torch.tensor([6, 6, 6, 4, 4, 6, 6], device=model.device)
     mask = (place[None] <= place[:, None]) & (place[:, None] <= last[None])
     position = torch.tensor([[0, 1, 2, 3, 4, 3, 4]], device=model.device)
@@ -224,7 +224,7 @@ def _mask_describes(model: HFModel) -> bool:
         plain = [model.hidden(input_ids=tokens[:, path])[0, -1] for path in ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])]
     except (TypeError, ValueError, RuntimeError, IndexError):
         return False
-    return not (far(model, packed[4], plain[0]) or far(model, packed[6], plain[1]))
+    return not (not_allclose(model, packed[4], plain[0]) or not_allclose(model, packed[6], plain[1]))
 
 
 def undo_patches() -> None:

@@ -40,7 +40,9 @@ def narrow_gathers(dtype: torch.dtype | None) -> Iterator[None]:
 
 def _shard(real: Callable[..., Any], unit: Any, **options: Any) -> Any:
     """`fully_shard`, with bfloat16 for a layer or for the experts of one."""
-    wide = None if isinstance(unit, (list, nn.Linear, PreTrainedModel)) else wide_parts(unit)  # others: the head, the root
+    wide = (
+        None if isinstance(unit, (list, nn.Linear, PreTrainedModel)) else float32_modules(unit)
+    )  # others: the head, the root
     if wide is None:
         return real(unit, **options)
     if wide:
@@ -48,7 +50,7 @@ def _shard(real: Callable[..., Any], unit: Any, **options: Any) -> Any:
     return real(unit, **options | {"mp_policy": NARROW})
 
 
-def wide_parts(unit: nn.Module) -> list[nn.Module] | None:
+def float32_modules(unit: nn.Module) -> list[nn.Module] | None:
     """The modules of a layer whose weights are gathered as they are. None where all are: autocast rounds none of them, or
     one may stand in a module that has weights of another kind.
     """
@@ -62,7 +64,7 @@ def wide_parts(unit: nn.Module) -> list[nn.Module] | None:
             wide.append(module)
         elif not own:
             waiting += module.children()
-        elif len(own) < len(every) or (alike := rounded(module)) is None:
+        elif len(own) < len(every) or (alike := autocast_rounds(module)) is None:
             return None
         elif alike:
             narrow = True
@@ -71,7 +73,7 @@ def wide_parts(unit: nn.Module) -> list[nn.Module] | None:
     return wide if narrow else None
 
 
-def rounded(module: nn.Module) -> bool | None:
+def autocast_rounds(module: nn.Module) -> bool | None:
     """Whether weights of this module are read by matrix products alone: a linear layer's, or those of stacked experts. None
     where only some may be: stacked ones with others beside them, as biases of experts, which no autocast rounds.
     """

@@ -167,7 +167,7 @@ def _body(model: PreTrainedModel) -> nn.Module:
     raise RuntimeError(f"{type(model).__name__} is no body with a head: its hidden states cannot be reached")
 
 
-def probe(model: HFModel, count: int) -> Tensor:
+def example_token_ids(model: HFModel, count: int) -> Tensor:
     """Some token ids [1, count] that the model has, to try it with."""
     return (torch.arange(count, device=model.device)[None] * 7 + 3) % embedded(model.model)
 
@@ -181,7 +181,7 @@ def tolerance(model: HFModel) -> float:
     return TOLERANCE[around or model.compute_dtype]
 
 
-def far(model: HFModel, a: Tensor, b: Tensor) -> bool:
+def not_allclose(model: HFModel, a: Tensor, b: Tensor) -> bool:
     """Whether a differs from b by more than rounding explains."""
     limit = tolerance(model) * (b.float().abs().max() + 1e-6)
     return not bool((a.float() - b.float()).abs().max() <= limit)

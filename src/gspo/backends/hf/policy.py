@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gspo.backends.hf import attention
 from gspo.backends.hf.critic import Critic
-from gspo.backends.hf.model import HFModel, probe
+from gspo.backends.hf.model import HFModel, example_token_ids
 from gspo.backends.hf.one_sequence import one_sequence_a_row
 from gspo.backends.hf.routers import missing, routers, unseen
 from gspo.backends.hf.routing import Record, Replay, checkpoint_contexts, choices, record
@@ -20,7 +20,7 @@ from gspo.backends.hf.routing import replay as replay_routes
 from gspo.config.training import LAYOUTS
 from gspo.learner import layout
 from gspo.learner.offload import Resting
-from gspo.objective.completions import picked
+from gspo.objective.completions import index_select_deterministic
 from gspo.types import Batch, Outputs, Routing
 
 KERNELS = "kernels"  # in the state that is kept
@@ -52,7 +52,9 @@ class HFPolicy:
         self.layout = self._possible(layout, read)
         self.shares_prompts = self.layout != "padded"
         self.sparse = bool(routers(model.model))
-        self.choices = choices(model.model, lambda: model.hidden(input_ids=probe(model, 2))) if self.sparse else None
+        self.choices = (
+            choices(model.model, lambda: model.hidden(input_ids=example_token_ids(model, 2))) if self.sparse else None
+        )
         self.unseen = missing(model.model) if unseen(model.model) else ""  # of experts whose choice nobody sees
         self.critic = critic
         self.router_logits = router_logits
@@ -190,7 +192,7 @@ class HFPolicy:
             hidden = self.model.hidden(**inputs)
             routed = None if recorded is None else _routing(recorded, replayed, there(rows.place), logits)
         before = there(rows.before)
-        states = picked(hidden.flatten(0, 1), before)  # [N, H]
+        states = index_select_deterministic(hidden.flatten(0, 1), before)  # [N, H]
         values = None if self.critic is None else self.critic(states, before, inputs)
         targets = there(batch.forest.tokens[batch.node])
         logp, entropies = self.model.head.logprobs(states, targets, self.temperature, entropy)

@@ -132,7 +132,7 @@ class PackedLinear(nn.Module):
 
 def pack(
     model: PreTrainedModel, kind: str, device: torch.device, packs: Callable[[nn.Module], bool], make: type[Packed] = Packed
-) -> None:  # fmt: skip
+) -> None:
     """Packs linear layers and stacked experts, one weight after the other, each on the device. Head, embeddings, routers and
     adapters stay as they are, where they are. packs: whether these experts read packed stacks; ValueError for others.
     make: a weight of that kind.

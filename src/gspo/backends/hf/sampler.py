@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 from gspo.backends.hf import decoding, fused, routers, routing
 from gspo.backends.hf.experts import while_sampling
 from gspo.backends.hf.kv_cache import GrowingLayer, SharedCache, shared_attention
-from gspo.backends.hf.model import HFModel, far, probe
+from gspo.backends.hf.model import HFModel, example_token_ids, not_allclose
 from gspo.backends.hf.quantize import round_weights
 from gspo.backends.hf.sampled_routes import Trail
 from gspo.backends.hf.stopping import Ends, cut, decode
@@ -79,7 +79,7 @@ class HFSampler:
             return False
 
     def _decodes_well(self, shared: bool) -> bool:
-        model, tokens, start = self.model, probe(self.model, 6), 4
+        model, tokens, start = self.model, example_token_ids(self.model, 6), 4
         with self.mode():
             whole = model.hidden(input_ids=tokens)
             rows = torch.zeros(2, dtype=torch.long)
@@ -88,7 +88,7 @@ class HFSampler:
                 for at in range(start, 6):  # a cache takes its first token in another way than those after it
                     position, token = torch.full((2, 1), at, device=model.device), tokens[:, at, None].expand(2, 1)
                     hidden = self._read(cache, position, input_ids=token)
-                    if far(model, hidden, whole[:, at, None].expand_as(hidden)):
+                    if not_allclose(model, hidden, whole[:, at, None].expand_as(hidden)):
                         return False
         return True
 

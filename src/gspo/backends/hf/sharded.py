@@ -260,7 +260,7 @@ class ShardedModel(HFModel):
 
 def write_layers(
     model: ShardedModel, folder: Path, dtype: torch.dtype | None = None
-) -> tuple[dict[str, tuple[str, int]], list[str]]:  # fmt: skip
+) -> tuple[dict[str, tuple[str, int]], list[str]]:
     """Writes the weights of a model as safetensors, a file a layer, as many layers at a time as there are ranks: each gets
     one whole. dtype: as in ShardedModel.save. Returns of each weight its file and bytes, and what this rank could not write.
     """

@@ -53,7 +53,7 @@ def asked(method: str, url: str, seconds: float, trust_env: bool = True, **reque
         raise blamed(error) from error
 
 
-def told(response: Any) -> Any:
+def json_of(response: Any) -> Any:
     """What stands in the JSON of a response. Raises EngineError for what is none."""
     try:
         return response.json()

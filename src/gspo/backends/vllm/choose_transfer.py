@@ -17,10 +17,14 @@ from gspo.config.rollout import SamplerConfig
 Places = Sequence[Mapping[str, Any]]
 
 
-def chosen(
-    given: SamplerConfig, device: torch.device, engines: Sequence[Server], exchange: Path, adapted: bool,
+def choose_transfer(
+    given: SamplerConfig,
+    device: torch.device,
+    engines: Sequence[Server],
+    exchange: Path,
+    adapted: bool,
     layer: float = LAYER,
-) -> Transfer:  # fmt: skip
+) -> Transfer:
     """How the weights of a run reach its engines, which answer by now. device: the trainer's. exchange: the folder of the
     exchange. adapted: it trains adapters, which are merged as they are written. layer: as BroadcastTransfer has it. Raises
     ValueError where the weights cannot go the way that is asked for.

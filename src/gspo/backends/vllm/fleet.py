@@ -61,9 +61,13 @@ class Fleet:
     """
 
     def __init__(
-        self, members: Sequence[Member], most: int, loop: asyncio.AbstractEventLoop,
-        welcome: Callable[[Member, int], None], tell: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        members: Sequence[Member],
+        most: int,
+        loop: asyncio.AbstractEventLoop,
+        welcome: Callable[[Member, int], None],
+        tell: Callable[[str], None],
+    ) -> None:
         self.members, self.most, self.tell = members, most, tell
         self.lost: EngineError | None = None  # why no engine is left
         self.moved = self.left_out = 0  # requests, and engines, since they were last counted
@@ -109,7 +113,7 @@ class Fleet:
         """From here on no failure of an engine counts."""
         self._over.set()
 
-    def hope(self, without: Collection[Member] = ()) -> bool:
+    def any_recoverable(self, without: Collection[Member] = ()) -> bool:
         """Whether an engine serves, or may without anybody's help, beside these."""
         return any(member.state in HOPE for member in self.members if member not in without)
 
@@ -159,10 +163,10 @@ class Fleet:
     def rest(self) -> None:
         """Until `recall` nobody is asked, and none is started or given weights: its memory is needed elsewhere."""
         with self._turn:
-            self.recall()
+            self.pause_all()
             self._resting = True
 
-    def recall(self) -> None:
+    def pause_all(self) -> None:
         """Those that serve wait for new weights; who asks for a completion waits too. Those that come back just now are not
         waited for: what they are given is of before.
         """
@@ -183,7 +187,7 @@ class Fleet:
                 self._turn.wait()  # an engine's start has a time limit
             return found
 
-    def comes(self, member: Member, life: int) -> int | None:
+    def claim(self, member: Member, life: int) -> int | None:
         """It is given the weights of now beside all else, if it still waits for them. Returns the number of their update."""
         with self._turn:
             if member.life != life or member.state is not State.WAITS or self._resting:
@@ -199,7 +203,7 @@ class Fleet:
                 self._turn_to(member, State.WAITS)
             return late
 
-    def take_in(self, member: Member, life: int, update: int | None = None) -> bool:
+    def admit(self, member: Member, life: int, update: int | None = None) -> bool:
         """It was proven with the weights of now: it serves from now on, if it was not left out meanwhile. Returns False
         where they were of an earlier update than now's, by whose number it came: it then waits for those of now.
         """
@@ -215,7 +219,7 @@ class Fleet:
             self._turn_to(member, State.SERVES)
         return True
 
-    def leave_out(self, member: Member, life: int, failure: Exception, final: bool = False) -> None:
+    def evict(self, member: Member, life: int, failure: Exception, final: bool = False) -> None:
         """Takes an engine out of service, once for all that fails in this `life`. It comes back if it can and may."""
         error = blamed(failure)
         with self._turn:
@@ -240,7 +244,7 @@ class Fleet:
         try:
             threading.Thread(target=self._bring_back, args=(member, life), daemon=True).start()
         except RuntimeError as error:  # this process has no threads left: nothing would ever end the wait
-            self.leave_out(member, life, error, final=True)
+            self.evict(member, life, error, final=True)
 
     def _bring_back(self, member: Member, life: int) -> None:
         """Starts it again, or waits until it answers, and gives it back its place."""
@@ -255,7 +259,7 @@ class Fleet:
             self._turn_to(member, State.WAITS)
             self._welcome(member, life)
         except Exception as error:  # whatever it is: those who wait for this engine must hear that it does not come
-            self.leave_out(member, life, error)
+            self.evict(member, life, error)
 
     def _answers(self, member: Member) -> bool:
         """Waits until it does; False where the fleet ends before."""
@@ -268,7 +272,7 @@ class Fleet:
     def _turn_to(self, member: Member, state: State) -> None:
         with self._turn:
             member.state = state
-            if self.lost is None and not self.hope():
+            if self.lost is None and not self.any_recoverable():
                 self.lost = all_lost(self.members)
             self._turn.notify_all()
         self._loop.call_soon_threadsafe(self._tell_waiting)

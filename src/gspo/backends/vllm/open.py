@@ -16,7 +16,7 @@ import torch
 from gspo.backends.hf.lora import EXPERTS
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.vllm.calls import http
-from gspo.backends.vllm.choose_transfer import chosen, copies_of
+from gspo.backends.vllm.choose_transfer import choose_transfer, copies_of
 from gspo.backends.vllm.exchange_folder import exchange, logs
 from gspo.backends.vllm.process import EngineHost, LocalHost, free_ports
 from gspo.backends.vllm.process_groups import LAYER, places_of
@@ -28,7 +28,7 @@ from gspo.config.engines import devices_each
 from gspo.config.policy import LoraConfig
 from gspo.config.rollout import SamplerConfig
 from gspo.config.schema import Config
-from gspo.distributed.environment import placed
+from gspo.distributed.environment import rank_and_world_size
 from gspo.interfaces import Weights
 
 SLEEP = "enable_sleep_mode"  # an argument of vLLM's
@@ -59,7 +59,7 @@ def check_sampler(given: SamplerConfig) -> None:
 @contextmanager
 def opened(
     config: Config, policy: HFPolicy, weights: Weights, keep: Path | None, hosts: Sequence[EngineHost] = ()
-) -> Iterator[VLLMSampler]:  # fmt: skip
+) -> Iterator[VLLMSampler]:
     """The sampler of a run: servers started, or those at sampler.urls, with the policy's weights, proven. Ends with it.
     keep: the folder that gets the servers' output in the end, if it is there by then. hosts: where they start, one on each;
     none: on this machine.
@@ -67,10 +67,10 @@ def opened(
     Raises ValueError for what the user can mend, with the remedy.
     """
     check_sampler(config.sampler)
-    if config.sampler.sleep_level and placed()[1] > 1:
+    if config.sampler.sleep_level and rank_and_world_size()[1] > 1:
         raise ValueError(
-            f"sampler.sleep_level = {config.sampler.sleep_level} and {placed()[1]} ranks: it is for one GPU that learner "
-            "and engine share; leave one of them out"
+            f"sampler.sleep_level = {config.sampler.sleep_level} and {rank_and_world_size()[1]} ranks: it is for one GPU that "
+            "learner and engine share; leave one of them out"
         )
     if config.sampler.sleep_level and policy.device.type != "cuda":
         raise ValueError(
@@ -84,7 +84,7 @@ def opened(
             engines = [member.engine for member in sampler.fleet.members]
             check_sleep(config.sampler, engines)
             adapted, layer = policy.model.adapted, seconds_of_layer(config.scale.timeout)
-            sampler.transfer = chosen(config.sampler, policy.device, engines, scratch, adapted, layer)
+            sampler.transfer = choose_transfer(config.sampler, policy.device, engines, scratch, adapted, layer)
             sampler.load(weights)
             if config.algorithm.router_replay == "R3" and sampler.routers is None:
                 raise ValueError(
@@ -122,12 +122,12 @@ def seconds_of_layer(timeout: float) -> float:
     """That a layer may take to an engine. timeout: scale.timeout. The other ranks wait for the next layer meanwhile: they
     are not to take the leader for one that hangs.
     """
-    return min(LAYER, timeout / 2) if placed()[1] > 1 else LAYER
+    return min(LAYER, timeout / 2) if rank_and_world_size()[1] > 1 else LAYER
 
 
 def sampler_of(
     config: Config, policy: HFPolicy, weights: Weights, exchange: Path, hosts: Sequence[EngineHost] = ()
-) -> VLLMSampler:  # fmt: skip
+) -> VLLMSampler:
     """The sampler and its engines, which are not started yet; those of ours find their first weights in `exchange`. hosts:
     as `opened` takes them.
     """
@@ -164,7 +164,7 @@ def sampler_of(
 
 def started(
     given: SamplerConfig, first: Path, dtype: str, arguments: Mapping[str, Any], environments: Sequence[Mapping[str, str]]
-) -> list[Server]:  # fmt: skip
+) -> list[Server]:
     """Engines of ours, one in each of these environments, with their first weights in the folder `first`."""
     files = logs(first.parent.name, len(environments))
     each = zip(files, map(LocalHost, free_ports(len(environments))), environments)
@@ -173,7 +173,7 @@ def started(
 
 def elsewhere(
     given: SamplerConfig, first: Path, dtype: str, arguments: Mapping[str, Any], hosts: Sequence[EngineHost]
-) -> list[Server]:  # fmt: skip
+) -> list[Server]:
     """Engines of ours, one on each of these machines. What they say is read here: it goes beside the folder of the weights,
     which all of them see.
     """

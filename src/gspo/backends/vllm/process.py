@@ -56,7 +56,7 @@ class LocalEngine(subprocess.Popen[bytes]):
 
     def __init__(
         self, command: Sequence[str], log: Path, variables: Mapping[str, str], machine: Mapping[str, str] | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         with open(log, "ab") as output:
             super().__init__(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,

@@ -29,9 +29,14 @@ class Request:
     """
 
     def __init__(
-        self, so_far: Rollout, seed: int, sampling: Sampling, tokenizer: PreTrainedTokenizerBase, size: int,
+        self,
+        so_far: Rollout,
+        seed: int,
+        sampling: Sampling,
+        tokenizer: PreTrainedTokenizerBase,
+        size: int,
         routers: Routers | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.so_far, self.seed, self.sampling = so_far, seed, sampling
         self.tokenizer, self.size, self.routers = tokenizer, size, routers
         self.special, self.texts = stops_by_kind(tokenizer, sampling.stop)
@@ -91,7 +96,7 @@ class Request:
 
     def _believe(
         self, tokens: list[int], logp: list[float], spans: list[tuple[str, int, int]], reason: Any, known: Mapping[str, int]
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Raises EngineError where an answer cannot be a part of this completion from the `known` versions."""
         wrong, borders = "", [0, *(end for _, _, end in spans)]
         inside = [start for _, start, _ in spans] == borders[:-1] and borders == sorted(borders)
@@ -131,7 +136,7 @@ class Request:
 
     def _grown(
         self, tokens: torch.Tensor, logp: torch.Tensor, version: torch.Tensor, routes: torch.Tensor | None
-    ) -> Rollout:  # fmt: skip
+    ) -> Rollout:
         past = self.so_far
         logp = logp.clamp(max=0) if self.sampling.temperature > 0 else torch.zeros_like(logp)
         return Rollout(

@@ -43,10 +43,17 @@ class VLLMSampler:
     """
 
     def __init__(
-        self, model: HFModel, engines: Sequence[Server], exchange: Path, temperature: float, batch_size: int = 256,
-        timeout: float = 600.0, tell: Callable[[str], None] = lambda text: None, routers: Routers | None = None,
+        self,
+        model: HFModel,
+        engines: Sequence[Server],
+        exchange: Path,
+        temperature: float,
+        batch_size: int = 256,
+        timeout: float = 600.0,
+        tell: Callable[[str], None] = lambda text: None,
+        routers: Routers | None = None,
         sleep_level: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.routers, self.sleep_level = routers, sleep_level
         self.model = model
         self.temperature, self.timeout = temperature, timeout
@@ -90,7 +97,7 @@ class VLLMSampler:
             serving = {member: member.life for member in self.fleet.serving}
             self.fleet.rest()
             for member, error in each_of(serving, lambda member: member.engine.sleep(self.sleep_level))[1].items():
-                self.fleet.leave_out(member, serving[member], error)
+                self.fleet.evict(member, serving[member], error)
 
     def load(self, weights: Weights) -> None:
         """Takes over these weights and their version. Engines that do not are left out; raises EngineError where all are."""
@@ -101,7 +108,7 @@ class VLLMSampler:
             self.version = weights.version  # as the port has it: the weights of this version are in a checkpoint
             raise
         with self._control:
-            self.fleet.recall()
+            self.fleet.pause_all()
             self.transfer.put(weights)
             self.version, self.temperature = weights.version, weights.temperature
             while not self.fleet.serving:
@@ -121,16 +128,16 @@ class VLLMSampler:
         self._make_room()  # the way of the weights took some
         given = [member for member in members if member not in errors]
         for member, error in (errors | each_of(given, lambda member: member.engine.wake())[1]).items():
-            self.fleet.leave_out(member, members[member], error)
+            self.fleet.evict(member, members[member], error)
         ready = [member for member in members if member.life == members[member]]
         _, errors = self._judge(weights, ready)
         for member in ready:
             if member not in errors:
-                self.fleet.take_in(member, members[member])
+                self.fleet.admit(member, members[member])
         for member, error in errors.items():
             # Where none has the trainer's weights, or takes a probe, no new start of an engine mends it.
-            final = isinstance(error, (OtherWeights, Refused)) and not self.fleet.hope(errors)
-            self.fleet.leave_out(member, members[member], error, final)
+            final = isinstance(error, (OtherWeights, Refused)) and not self.fleet.any_recoverable(errors)
+            self.fleet.evict(member, members[member], error, final)
 
     def _welcome(self, member: Member, life: int) -> None:
         """Gives an engine that comes back the weights of now, and has it serve once it is proven. It must sample what one
@@ -138,7 +145,7 @@ class VLLMSampler:
         EngineError.
         """
         with self._control:  # a weight update that has begun is first
-            update = self.fleet.comes(member, life)
+            update = self.fleet.claim(member, life)
             version, known = self.version, (self.probes, self._round)
         if update is None:
             return  # it got them with that update
@@ -149,14 +156,14 @@ class VLLMSampler:
             if not self.fleet.outdated(member, life, update):
                 raise  # else the weights that it was reading went away
         else:
-            if self.fleet.take_in(member, life, update):
+            if self.fleet.admit(member, life, update):
                 return
         # It takes longer than updates are apart: once the next one waits for it, and what fails now is its own fault.
         with self._control:
-            update = self.fleet.comes(member, life)
+            update = self.fleet.claim(member, life)
             if update is not None:
                 self._prove(member, life, self.version, self.probes, self._round)
-                self.fleet.take_in(member, life, update)
+                self.fleet.admit(member, life, update)
 
     def _prove(self, member: Member, life: int, version: int, known: Sequence[Rollout], number: int) -> None:
         """Gives it the weights of now, and compares with what one sampled in that round of probes. Raises EngineError."""
@@ -255,7 +262,7 @@ class VLLMSampler:
 
     def generate(
         self, prompts: Sequence[Prompt], n: int, sampling: Sampling, progress: Callable[[int], None] | None = None
-    ) -> list[Rollout]:  # fmt: skip
+    ) -> list[Rollout]:
         """`n` completions to each prompt, in the order of the prompts."""
         jobs = [
             self.begin(Rollout.begun(prompt), seed_of(sampling.seed, i, j), sampling)
@@ -303,13 +310,13 @@ class VLLMSampler:
                     refused[member] = life, error
                 except Exception as error:  # it may be of this engine alone
                     self.fleet.moved += 1
-                    self.fleet.leave_out(member, life, error)
+                    self.fleet.evict(member, life, error)
                     failures += 1
                     if failures >= max(STRIKES, len(self.fleet.members)):
                         raise (failure := blamed(error)) from failure.__cause__
                 else:
                     failures = member.strikes = 0
                     for one, (then, refusal) in refused.items():  # what another takes is no wrong request
-                        self.fleet.leave_out(one, then, refusal)
+                        self.fleet.evict(one, then, refusal)
                     refused.clear()
         return completion.so_far

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gspo.backends.vllm.calls import asked, http, shown, told, within
+from gspo.backends.vllm.calls import asked, http, json_of, shown, within
 from gspo.backends.vllm.errors import EngineError, Refused
 from gspo.backends.vllm.process import EngineHost, EngineProcess, LocalEngine
 from gspo.backends.vllm.weight_update_request import Swap
@@ -45,10 +45,15 @@ class Server:
     """
 
     def __init__(
-        self, url: str, command: Sequence[str] | None = None, log: Path | None = None,
-        variables: Mapping[str, str] | None = None, key: str = "", begin: Begin = LocalEngine,
+        self,
+        url: str,
+        command: Sequence[str] | None = None,
+        log: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+        key: str = "",
+        begin: Begin = LocalEngine,
         another_port: Callable[[], int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.url, self.command, self.log, self.variables = url.rstrip("/"), command, log, dict(variables or {})
         self.begin, self.another_port = begin, another_port
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -134,7 +139,7 @@ class Server:
         if response.status_code != 200:
             raise EngineError(f"{at}: status {response.status_code}: {response.text[:500]}")
         try:
-            return told(response) if "json" in response.headers.get("content-type", "") else response.text
+            return json_of(response) if "json" in response.headers.get("content-type", "") else response.text
         except EngineError as error:
             raise EngineError(f"{at}: {error}") from None
 
@@ -172,7 +177,7 @@ class Server:
             raise Refused(f"{self.name}: vLLM refuses a request (status {response.status_code}): {response.text[:500]}")
         if response.status_code != 200:
             raise EngineError(f"status {response.status_code}: {response.text[:500]}")
-        answer = told(response)
+        answer = json_of(response)
         if not isinstance(answer, dict):
             raise EngineError(f"it answered what cannot be read, no object: {shown(answer)}")
         return answer
@@ -283,9 +288,14 @@ class Server:
 
 
 def serving(
-    folder: Path, python: str | None, dtype: str, arguments: Mapping[str, Any], log: Path, host: EngineHost,
+    folder: Path,
+    python: str | None,
+    dtype: str,
+    arguments: Mapping[str, Any],
+    log: Path,
+    host: EngineHost,
     variables: Mapping[str, str] | None = None,
-) -> Server:  # fmt: skip
+) -> Server:
     """A server of ours for the model in `folder`, not yet started. python: an interpreter whose environment has vLLM.
     arguments: further ones of vLLM's, `{gpu_memory_utilization = 0.4}`; true is a flag, false its `--no-` form. variables:
     of its environment.

@@ -211,9 +211,12 @@ class BroadcastTransfer(Counted):
         return self._links[member]
 
     def _each(
-        self, calls: Mapping[Member, Future[int]], sizes: tuple[int, int], body: Tensor | None,
+        self,
+        calls: Mapping[Member, Future[int]],
+        sizes: tuple[int, int],
+        body: Tensor | None,
         errors: dict[Member, EngineError],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Sends a layer, or the end, to these and waits until they have it. Who has not becomes one of the `errors`."""
         works: dict[Member, list[Any]] = {}
         for member in calls:

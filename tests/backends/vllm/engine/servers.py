@@ -13,7 +13,7 @@ import torch
 from gspo.backends.hf.lora import adapted, packed
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny, longest_match_tokenizer, tiny_qwen3_moe
-from gspo.backends.vllm.choose_transfer import chosen
+from gspo.backends.vllm.choose_transfer import choose_transfer
 from gspo.backends.vllm.open import sampler_of
 from gspo.config.policy import LoraConfig, ModelConfig
 from gspo.config.rollout import SamplerConfig
@@ -81,7 +81,7 @@ def served(policy, rank=0, **options):
         try:
             sampler.fleet.start()
             engines = [member.engine for member in sampler.fleet.members]
-            sampler.transfer = chosen(settings, policy.device, engines, Path(scratch), policy.model.adapted)
+            sampler.transfer = choose_transfer(settings, policy.device, engines, Path(scratch), policy.model.adapted)
             sampler.load(PolicyWeights(policy, 0))
             yield sampler
         finally:

@@ -275,9 +275,15 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
 
 
 def attend(
-    q: Tensor, prompt_keys: Tensor, prompt_values: Tensor, prompt_of: Tensor, bias: Tensor | None, keys: Tensor,
-    values: Tensor, scale: float,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    prompt_keys: Tensor,
+    prompt_values: Tensor,
+    prompt_of: Tensor,
+    bias: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+) -> Tensor:
     """Attention of one token a row: q [B, H, D] over its prompt's keys and values [P, H', L, D], with bias [P, L] added to
     the scores, and over its own [B, H', T, D] -> [B, H, D].
     """
@@ -293,9 +299,15 @@ def attend(
 
 
 def attend_step(
-    q: Tensor, k: Tensor, v: Tensor, norms: tuple[Tensor, Tensor, float, float] | None, angles: tuple[Tensor, Tensor],
-    prompts: tuple[Tensor, Tensor, Tensor, Tensor | None], cache: tuple[Tensor, Tensor, int], scale: float,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    norms: tuple[Tensor, Tensor, float, float] | None,
+    angles: tuple[Tensor, Tensor],
+    prompts: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    cache: tuple[Tensor, Tensor, int],
+    scale: float,
+) -> Tensor:
     """`attend` from a layer's projections on, at one new token a row: q [B, H, D], k and v [B, H', D], all contiguous.
 
     norms: weights [D] of an RMSNorm of each head of q and of k, its eps and offset. angles: cos and sin [1 or B, D].
