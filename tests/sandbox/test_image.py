@@ -30,7 +30,7 @@ def test_it_is_made_once_and_holds_our_modules_alone(cache):
 
 def test_two_processes_may_make_it_at_the_same_time(cache):
     code = f"from pathlib import Path\nfrom gspo.sandbox import image\nimage._cache = lambda: Path({str(cache)!r})\n"
-    code += "import sys; print(image.Kit(sys.executable).folder)"
+    code += "import sys; print(image.SandboxImage(sys.executable).folder)"
     processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     folders = {process.communicate()[0].strip() for process in processes}
     assert len(folders) == 1 and [str(path) for path in cache.iterdir()] == [*folders]

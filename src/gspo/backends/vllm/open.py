@@ -69,8 +69,8 @@ def opened(
     check_sampler(config.sampler)
     if config.sampler.sleep_level and rank_and_world_size()[1] > 1:
         raise ValueError(
-            f"sampler.sleep_level = {config.sampler.sleep_level} and {rank_and_world_size()[1]} ranks: it is for one GPU that "
-            "learner and engine share; leave one of them out"
+            f"sampler.sleep_level = {config.sampler.sleep_level} and {rank_and_world_size()[1]} ranks: it is for one "
+            "GPU that learner and engine share; leave one of them out"
         )
     if config.sampler.sleep_level and policy.device.type != "cuda":
         raise ValueError(
