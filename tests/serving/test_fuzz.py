@@ -119,7 +119,7 @@ def test_a_body_that_never_ends_is_given_up(hurried, length):
     while (status := post(hurried, "/chat/completions", GOOD).status_code) == 200:  # some are still on their way
         time.sleep(0.01)
     assert status == 429
-    leap(server_of(hurried).door._loop)
+    leap(server_of(hurried).servers[0].get_loop())
     for connection in waiting:
         assert connection.recv(12) == b"HTTP/1.1 408"
         connection.close()
