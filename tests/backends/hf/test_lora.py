@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
-from gspo import cli
 from gspo.backends.hf.lora import Unadapted, adapted, read_model
 from gspo.backends.hf.policy import HFPolicy
 from gspo.backends.hf.tiny import build_tiny
+from gspo.cli.main import main
 from gspo.config.engines import check_sampler
 from gspo.config.files import from_dict
 from gspo.config.policy import LoraConfig, ModelConfig
@@ -199,9 +199,9 @@ def test_a_run_learns_and_its_adapter_is_evaluated(tmp_path, capsys):
         '[reward]\nfunctions = ["exact"]\n[rollout]\nmax_completion_length = 4\n[lora]\nrank = 8\n'  # as the run's own file
     )
     for path in (result.folder / "model", last):
-        assert cli.main(["eval", str(tmp_path / "eval.toml"), f"--model.path={path}"]) == 0
+        assert main(["eval", str(tmp_path / "eval.toml"), f"--model.path={path}"]) == 0
     capsys.readouterr()
-    assert cli.main(["eval", str(tmp_path / "eval.toml"), "--lora.rank=4"]) == 2
+    assert main(["eval", str(tmp_path / "eval.toml"), "--lora.rank=4"]) == 2
     assert "--lora.rank: has no effect on `gspo eval`" in capsys.readouterr().err
 
 

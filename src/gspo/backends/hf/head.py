@@ -1,7 +1,7 @@
-"""The head of a language model: log-probabilities and entropies of tokens without the logits of them all in memory.
+"""The head of a language model: log-probabilities and entropies of tokens without materialising all logits.
 
-The vocabulary is done block by block. The forward pass keeps a running maximum and sums of each row (online softmax,
-arXiv 1805.02867). The backward pass forms a block's probabilities again, and writes its rows of the weight's gradient once.
+The vocabulary is processed in blocks. The forward pass keeps a running maximum and running sums per row (online softmax,
+arXiv 1805.02867). The backward pass recomputes each block's probabilities and writes each row of the weight's gradient once.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.autograd.function import once_differentiable
 from gspo.learner.device_to_host import nonzero
 
 BLOCK = 1 << 24  # elements of a block of logits: 64 MiB in float32
-KEPT = 1 << 26  # exponentials kept for the backward pass, which forms all others again: 256 MiB in float32
-ROUND = 64  # the words of a block are a multiple of this, for the sake of the matrix products
+KEPT = 1 << 26  # exponentials kept for the backward pass, which recomputes the rest: 256 MiB in float32
+ROUND = 64  # words per block are a multiple of this, for fast matrix products
 
 
 @dataclass(frozen=True)
 class Head:
     """Logits cap tanh(scale (W h + b) / cap) of states h; without a cap, scale (W h + b). weight [V, H], bias [V].
 
-    They are computed in float32 whatever the weights are, and in float64 for states in float64.
+    Computed in float32 for any weight dtype, and in float64 for float64 states.
     """
 
     weight: Tensor
@@ -45,9 +45,17 @@ class Head:
     def logprobs(
         self, states: Tensor, targets: Tensor, temperature: float = 1.0, entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """log softmax(logits / temperature) at `targets` [N], and the entropies in nats [N] if asked for.
+        """Log-probabilities log softmax(logits / temperature) of the targets, and optionally entropies.
 
-        states [N, H]. Both have gradients with respect to states, weight and bias.
+        Args:
+            states: Hidden states [N, H].
+            targets: Token ids [N].
+            temperature: Divisor of the logits.
+            entropy: Also return the entropies.
+
+        Returns:
+            Log-probabilities [N], and entropies in nats [N] or None. Both have gradients with respect to states, weight and
+            bias.
         """
         inputs = (states, self.weight, self.bias)
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
@@ -58,16 +66,16 @@ class Head:
 
 
 class _Rows:
-    """N states in the wide type, and their logits at a temperature, block after block of the vocabulary.
+    """N states in float32 or float64, and their logits at a temperature, one block of the vocabulary at a time.
 
-    size: words in a block. All products write into tensors that are there already: autocast leaves such products alone.
+    size: words per block. Matrix products write into existing tensors, which keeps autocast from casting them.
     """
 
     def __init__(self, head: Head, states: Tensor, temperature: float = 1.0, size: int | None = None):
         self.head, self.temperature = head, temperature
         wide = torch.promote_types(states.dtype, torch.float32)
         self.given, self.states = states, states.to(wide)
-        # Only a bias makes a word impossible; 0 * inf would make the entropy nan.
+        # Only a bias can be -inf (an impossible word), and then 0 * inf would make the entropy nan.
         self.bias = None if head.bias is None else head.bias.to(wide).clamp(min=-1e30)
         casts = states.shape[1] if head.weight.dtype != wide else 1
         blocks = -(-len(head.weight) * max(1, len(states), casts) // BLOCK)
@@ -75,16 +83,16 @@ class _Rows:
         self._cast: tuple[int, Tensor] | None = None
 
     def blocks(self) -> Iterator[slice]:
-        """The vocabulary in parts of `size` words; the last may be smaller."""
+        """The vocabulary in blocks of `size` words; the last may be smaller."""
         words = len(self.head.weight)
         return (slice(start, min(start + self.size, words)) for start in range(0, words, self.size))
 
     def room(self, words: slice) -> Tensor:
-        """A new tensor for a block of logits."""
+        """An uninitialised tensor for a block of logits."""
         return self.states.new_empty(len(self.states), words.stop - words.start)
 
     def weight(self, words: slice) -> Tensor:
-        """A block of the weight in the wide type."""
+        """A block of the weight in the dtype of the states."""
         if self.head.weight.dtype == self.states.dtype:
             return self.head.weight[words]
         if self._cast is None or self._cast[0] != words.start:
@@ -95,7 +103,7 @@ class _Rows:
         """Writes a block's logits / temperature into `out` [N, words]."""
         half = self.head.weight.dtype
         if out.is_cuda and torch.version.hip is None and half == self.given.dtype != self.states.dtype:
-            out.copy_(torch.mm(self.given, self.head.weight[words].T, out_dtype=out.dtype))  # no cast, the same sums
+            out.copy_(torch.mm(self.given, self.head.weight[words].T, out_dtype=out.dtype))  # same sums without the casts
         else:
             torch.mm(self.states, self.weight(words).T, out=out)
         if self.bias is not None:
@@ -106,7 +114,7 @@ class _Rows:
         return out if scale == T else out.mul_(scale / T)
 
     def slope(self, logits: Tensor) -> Tensor | None:
-        """1 - tanh^2: what the cap makes of a gradient at these logits. None without a cap."""
+        """1 - tanh^2, the derivative of the soft-cap at these logits; None without a cap."""
         if self.head.cap is None:
             return None
         tanh = logits * (self.temperature / self.head.cap)
@@ -115,10 +123,13 @@ class _Rows:
 
 @dataclass
 class _ForwardPass:
-    """What a forward pass computed of N rows.
+    """Results of a forward pass over N rows.
 
-    top: the highest logit. total: the sum of exp(logits - top). kept_blocks: exp(logits - top) of the first blocks, by their
-    first word, with `top` as it was then. mean_word [N, H]: the sum over words of p W, where it was asked for.
+    Attributes:
+        top: The highest logit.
+        total: The sum of exp(logits - top).
+        kept_blocks: exp(logits - top) of the first blocks, keyed by their first word, with the running `top` at that block.
+        mean_word: The sum over words of p W [N, H], if requested.
     """
 
     logp: Tensor
@@ -130,7 +141,7 @@ class _ForwardPass:
 
 
 def _forward(rows: _Rows, targets: Tensor, entropy: bool, keep: bool = False, mean_word: bool = False) -> _ForwardPass:
-    """One pass over the vocabulary. e = exp(z - top) throughout; where `top` rises, the sums so far shrink."""
+    """One pass over the vocabulary. e = exp(z - top) throughout; when `top` rises, the running sums are rescaled."""
     at_target = rows.states.new_zeros(len(targets))
     top = torch.full_like(at_target, torch.finfo(at_target.dtype).min)
     total, e_z = torch.zeros_like(top), torch.zeros_like(top)  # sums of e, and of e (z - top)
@@ -166,7 +177,7 @@ def _forward(rows: _Rows, targets: Tensor, entropy: bool, keep: bool = False, me
 
 
 def _columns(targets: Tensor, words: slice) -> tuple[Tensor, Tensor]:
-    """Where each target stands in a block [N, 1] (anywhere, if it is in another), and whether it is in this one [N]."""
+    """Each target's column in a block [N, 1] (arbitrary if it is in another block), and whether it is in this block [N]."""
     column = targets - words.start
     inside = (column >= 0) & (column < words.stop - words.start)
     return (column * inside)[:, None], inside
@@ -174,10 +185,13 @@ def _columns(targets: Tensor, words: slice) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class _Coming:
-    """What comes into a backward pass over N rows.
+    """Inputs of a backward pass over N rows.
 
-    logp [N]: its gradient, times scale / temperature. entropy: the same of the entropy, and its value. top, total: of
-    `_ForwardPass`.
+    Attributes:
+        logp: Gradient of logp [N], times scale / temperature.
+        entropy: Gradient of the entropy [N], times scale / temperature, and the entropy itself.
+        top: As in `_ForwardPass`.
+        total: As in `_ForwardPass`.
     """
 
     logp: Tensor
@@ -187,9 +201,9 @@ class _Coming:
     total: Tensor
 
     def of_logits(self, e: Tensor, top: Tensor, words: slice) -> Tensor:
-        """The gradient of a block's logits in place of e = exp(logits - top), with d logp = 1 - p, d H = -p (log p + H).
+        """Overwrites e = exp(logits - top) with the gradient of the block's logits: d logp = 1 - p, d H = -p (log p + H).
 
-        Of a near certain word 1 - p keeps its digits, as it does not with p = exp(logits - log sum exp).
+        For a nearly certain word, 1 - p keeps its precision here; with p = exp(logits - log sum exp) it would not.
         """
         share = (top - self.top).exp_().div_(self.total)  # p / e
         if self.entropy is None:
@@ -205,7 +219,7 @@ class _Coming:
 def _backward(
     rows: _Rows, coming: _Coming, kept_blocks: dict[int, tuple[Tensor, Tensor]], needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of states, weight and bias, those that are needed. `kept_blocks` is used up, and overwritten."""
+    """The needed gradients of states, weight and bias. Consumes and overwrites `kept_blocks`."""
     weight, bias = rows.head.weight, rows.head.bias
     d_states = torch.zeros_like(rows.states) if needs[0] else None
     d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if needs[1] else None
@@ -237,12 +251,22 @@ def _backward(
 
 
 class _LogProbs(torch.autograd.Function):
-    """`Head.logprobs` with its gradient."""
+    """`Head.logprobs` with gradients."""
 
     @staticmethod
-    def forward(ctx: Any, states, weight, bias, scale, cap, targets, temperature, entropy):
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: float,
+        cap: float | None,
+        targets: Tensor,
+        temperature: float,
+        entropy: bool,
+    ) -> Any:
         rows = _Rows(Head(weight, bias, scale, cap), states, temperature)
-        # Under a frozen head the gradient of the states is ready when logp is: (W[target] - sum p W) scale / temperature.
+        # With a frozen head the forward pass can also compute d logp / d states: (W[target] - sum p W) scale / temperature.
         frozen = not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2])
         ahead = frozen and cap is None and len(states) * len(weight) > KEPT
         result = _forward(rows, targets, entropy, keep=cap is None and not ahead, mean_word=ahead)
@@ -256,7 +280,7 @@ class _LogProbs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_logp: Tensor | None, d_entropy: Tensor | None):
+    def backward(ctx: Any, d_logp: Tensor | None, d_entropy: Tensor | None) -> Any:
         states, weight, bias, targets, top, total, entropy, pull = ctx.saved_tensors
         kept_blocks, ctx.kept_blocks = ctx.kept_blocks, {}
         scale, cap, temperature = ctx.options
@@ -265,14 +289,14 @@ class _LogProbs(torch.autograd.Function):
             return (pull * d_logp[:, None]).to(states.dtype), *(None,) * 7
         live = nonzero(d_logp if d_entropy is None else d_logp.abs() + d_entropy.abs())
         every = torch.zeros_like(states) if len(live) < len(top) else None
-        if every is not None:  # the tokens of clipped completions take no part
+        if every is not None:  # skip tokens with zero gradient, such as those of clipped completions
             states, targets, top, total, d_logp = (x[live] for x in (states, targets, top, total, d_logp))
             d_entropy, entropy = (None if x is None else x[live] for x in (d_entropy, entropy))
             for start, pair in kept_blocks.items():
                 kept_blocks[start] = pair[0][live], pair[1][live]
         factor = scale / temperature
         of_entropy = None if d_entropy is None else (d_entropy * factor, entropy)
-        rows = _Rows(Head(weight, bias, scale, cap), states, temperature, ctx.size)  # the blocks that were kept
+        rows = _Rows(Head(weight, bias, scale, cap), states, temperature, ctx.size)  # same blocks as in the forward pass
         coming = _Coming(d_logp * factor, of_entropy, targets, top, total)
         d_states, d_weight, d_bias = _backward(rows, coming, kept_blocks, ctx.needs_input_grad[:3])
         if d_states is not None:
@@ -282,13 +306,20 @@ class _LogProbs(torch.autograd.Function):
 
 
 def footprint(rows: int, vocabulary: int, hidden: int, frozen: bool, narrow: bool = False) -> int:
-    """Bytes that `Head.logprobs` takes for so many tokens until its backward pass has ended: blocks of logits, the gradient
-    of the states, and that of the weight unless it is frozen. narrow: the weight is in bfloat16, and cast block after block.
+    """Memory in bytes that `Head.logprobs` needs until the end of its backward pass: blocks of logits, the gradient of the
+    states, and the weight's gradient unless it is frozen.
+
+    Args:
+        rows: Number of tokens.
+        vocabulary: Number of words V.
+        hidden: Width H of the states.
+        frozen: The weight has no gradient.
+        narrow: The weight is in bfloat16 and is cast block by block.
     """
     logits, weight = rows * vocabulary, vocabulary * hidden
     kept = 0 if frozen and logits > KEPT else min(logits, KEPT)
     block = min(logits, BLOCK)
-    spare = block if kept < logits else 0  # for those that are not kept
+    spare = block if kept < logits else 0  # for blocks that are not kept
     casts = (1 if frozen else 2) * min(weight, BLOCK) if narrow else 0
     own = 0 if frozen else weight // (2 if narrow else 1)
     return torch.float32.itemsize * (block + spare + kept + 2 * rows * hidden + casts + own)

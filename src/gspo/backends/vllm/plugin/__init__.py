@@ -1,1 +1,1 @@
-"""What vLLM's environment gets of gspo: files that import nothing of it."""
+"""Files loaded into vLLM's environment. They import nothing of gspo."""

@@ -1,11 +1,11 @@
-"""Weights on their way from a trainer to the workers of a vLLM engine, through a process group of torch.
+"""Sends weights from a trainer to the workers of a vLLM engine through a torch process group.
 
-Both sides load this file, which needs torch alone. The trainer is rank 0 and broadcasts. A layer is two broadcasts: the
-sizes of what follows, [2] int64, then bytes [total]: a table as JSON, and the tensors that it names. Two zeros are the end,
-two -1 say that the trainer has given up. No wait is longer than its limit.
+Both sides load this file, which needs only torch. The trainer is rank 0 and broadcasts. A layer is two broadcasts: the sizes
+of what follows, [2] int64, then the payload, bytes [total]: a JSON table, and the tensors that it names. Sizes of (0, 0)
+mark the end, (-1, -1) mean that the trainer has given up. Every wait has a timeout.
 
-Where trainer and workers share a device the bytes stay where they are ("ipc"): a ticket is broadcast in their place, that
-says where they lie. All wait for one another before the next layer is made: of few layers at a time the bytes are there.
+If trainer and workers share a device ("ipc"), the payload stays in place and a ticket that says where it lies is broadcast
+instead. A barrier after each layer limits the number of layers in memory.
 """
 
 import json
@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -22,23 +23,23 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-ALIGNED = 16  # bytes: where a tensor begins
+ALIGNED = 16  # alignment of each tensor, in bytes
 END, GIVEN_UP = (0, 0), (-1, -1)
-PAUSE = 5e-4  # seconds between two looks at a broadcast
+PAUSE = 5e-4  # poll interval of a broadcast, in seconds
 NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-_setting = threading.Lock()  # engines are joined at the same time, each in a thread
+_setting = threading.Lock()  # engines are joined concurrently, each in a thread
 
 
-def facing(host, port):
-    """The address of this machine that another one at `host`, or a program of its own, reaches. Raises OSError."""
+def facing(host: str, port: int) -> str:
+    """The local address that `host`, another machine or this one, can reach. Raises OSError."""
     kind, *_, there = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(kind, socket.SOCK_DGRAM) as way:
         way.connect(there)  # nothing is sent
         return str(way.getsockname()[0])
 
 
-def hosted(address, size, seconds):
-    """A store at this address alone, through which `size` ranks find one another, and its port."""
+def hosted(address: str, size: int, seconds: float) -> tuple[dist.TCPStore, int]:
+    """A rendezvous store for `size` ranks that listens at this address only, and its port."""
     listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     port = listener.getsockname()[1]
     limit = timedelta(seconds=seconds)
@@ -48,15 +49,20 @@ def hosted(address, size, seconds):
     return store, port
 
 
-def store_at(address, port, size, seconds):
-    """The store that another process hosts."""
+def store_at(address: str, port: int, size: int, seconds: float) -> dist.TCPStore:
+    """A client of the store that another process hosts."""
     return dist.TCPStore(address, port, size, False, wait_for_workers=False, timeout=timedelta(seconds=seconds))
 
 
-def join(store, rank, size, backend, address, device, seconds):
-    """The process group of all ranks, each of which has called this. backend: "nccl", "gloo", or "ipc", which is gloo too.
-    address: of this machine, at which gloo listens. device: of the tensors. seconds: that a broadcast may take. Raises
-    RuntimeError.
+def join(
+    store: dist.TCPStore, rank: int, size: int, backend: str, address: str, device: torch.device, seconds: float
+) -> Any:
+    """Creates the process group. Every rank must call this. Raises RuntimeError.
+
+    Args:
+        backend: "nccl", "gloo", or "ipc", which also uses gloo.
+        address: The local address that gloo listens at.
+        seconds: Timeout of a broadcast, in seconds.
     """
     if backend != "nccl":
         gloo: Any = dist.ProcessGroupGloo
@@ -66,16 +72,16 @@ def join(store, rank, size, backend, address, device, seconds):
         group = gloo(store, rank, size, options)
     else:
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(days=1)  # `ended` has the limit: at its own, NCCL's would end this process
+        options._timeout = timedelta(days=1)  # `ended` has the real timeout: NCCL's own would kill this process
         with _errors_are_told():
             group = dist.ProcessGroupNCCL(store, rank, size, options)
-    ended([begun(group, torch.zeros(1, dtype=torch.uint8, device=device))], seconds)  # NCCL connects at its first use
+    ended([begun(group, torch.zeros(1, dtype=torch.uint8, device=device))], seconds)  # NCCL connects on first use
     return group
 
 
 @contextmanager
-def _errors_are_told():
-    """A group of NCCL that is made meanwhile does not end this process where another one is gone."""
+def _errors_are_told() -> Iterator[None]:
+    """Meanwhile, a new NCCL group does not kill this process when a peer is gone."""
     with _setting:
         before = os.environ.get(NCCL_ERRORS)
         os.environ[NCCL_ERRORS] = "0"
@@ -87,16 +93,19 @@ def _errors_are_told():
                 os.environ[NCCL_ERRORS] = before
 
 
-def begun(group, tensor):
-    """A broadcast of rank 0's tensor, under way."""
+def begun(group: Any, tensor: torch.Tensor) -> Any:
+    """Starts a broadcast of rank 0's tensor and returns its work handle."""
     options = dist.BroadcastOptions()
     options.rootRank = 0
     return group.broadcast([tensor], options)
 
 
-def ended(works, seconds, check=lambda: None):
-    """Waits for broadcasts. check: is called again and again, and may raise. Raises RuntimeError where one fails or takes
-    longer.
+def ended(works: Iterable[Any], seconds: float, check: Callable[[], Any] = lambda: None) -> None:
+    """Waits for broadcasts. Raises RuntimeError if one fails or the timeout expires.
+
+    Args:
+        seconds: Total timeout, in seconds.
+        check: Called repeatedly; may raise to stop the wait.
     """
     until = time.monotonic() + seconds
     for work in works:
@@ -105,14 +114,17 @@ def ended(works, seconds, check=lambda: None):
             if time.monotonic() > until:
                 raise RuntimeError("a broadcast of weights was not done in time")
             time.sleep(PAUSE)
-        work.wait()  # raises what went wrong
+        work.wait()  # raises the error, if any
 
 
-def packed(layer, room=None):
-    """A layer as bytes, and their sizes: the table's, and all. layer: tensors by name. room: makes so many bytes; None: on
-    the device of the layer.
+def packed(
+    layer: Mapping[str, torch.Tensor], room: Callable[[int], torch.Tensor] | None = None
+) -> tuple[tuple[int, int], torch.Tensor]:
+    """Serializes a layer. Returns two sizes in bytes (table, total) and the payload. layer: tensors by name. room: allocates
+    the payload; None: on the layer's device.
     """
-    table, at = [], 0
+    table: list[list[Any]] = []
+    at = 0
     for name, x in layer.items():
         table.append([name, str(x.dtype).removeprefix("torch."), list(x.shape), at])
         at += _aligned(x.numel() * x.element_size())
@@ -127,38 +139,38 @@ def packed(layer, room=None):
     return (len(words), len(body)), body
 
 
-def _aligned(size):
+def _aligned(size: int) -> int:
     return math.ceil(size / ALIGNED) * ALIGNED
 
 
-def unpacked(body, head):
-    """The names and tensors of a layer, which lie in its bytes. head: the size of the table."""
+def unpacked(body: torch.Tensor, head: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """The names and tensors of a layer, as views of its payload. head: size of the table in bytes."""
     for name, dtype, shape, begin in json.loads(body[:head].cpu().numpy().tobytes()):
         kind = getattr(torch, dtype)
         size = math.prod(shape) * kind.itemsize
         yield name, body[head + begin :][:size].view(kind).view(shape)
 
 
-def room(path, size):
-    """Bytes [size] in a new file, which other processes on this machine may map. Raises OSError where there is no room."""
+def room(path: str | os.PathLike[str], size: int) -> torch.Tensor:
+    """Bytes [size] in a new file that other processes on this machine can map. Raises OSError if there is no space."""
     with open(path, "xb") as file:
-        os.posix_fallocate(file.fileno(), 0, size)  # else this process dies as it writes where there is none
+        os.posix_fallocate(file.fileno(), 0, size)  # otherwise a full file system kills this process at a write
     return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
 
 
-def ticket(sizes, body):
-    """What a worker on the same device needs to know of a layer, bytes as a tensor: its sizes, and where its bytes lie: the
-    name of a file, or what torch tells other processes of a GPU's memory.
+def ticket(sizes: Iterable[int], body: torch.Tensor) -> torch.Tensor:
+    """What a worker on the same device needs to find a layer, as JSON bytes in a tensor: its sizes, and its file or its CUDA
+    IPC handle.
     """
-    at = body.untyped_storage().filename
+    at: Any = body.untyped_storage().filename
     if body.device.type != "cpu":
-        at = [x.hex() if isinstance(x, bytes) else x for x in reduce_tensor(body)[1][7:]]  # what follows its device
+        at = [x.hex() if isinstance(x, bytes) else x for x in reduce_tensor(body)[1][7:]]  # all after the device
     return torch.frombuffer(bytearray(json.dumps([*sizes, at]).encode()), dtype=torch.uint8)
 
 
-def fetched(words, device):
-    """The size of the table and the bytes of which a ticket tells, where they lie. device: the worker's, whose number may
-    be another than the trainer's.
+def fetched(words: Any, device: torch.device) -> tuple[int, torch.Tensor]:
+    """The table size and the payload that a ticket refers to, without a copy. device: the worker's, whose index may differ
+    from the trainer's.
     """
     head, size, at = json.loads(words.numpy().tobytes())
     if isinstance(at, str):
@@ -168,8 +180,8 @@ def fetched(words, device):
     return head, rebuild_cuda_tensor(*of, device.index or 0, *storage)
 
 
-def shared(group, device, seconds):
-    """As `received`, where both are on one device."""
+def shared(group: Any, device: torch.device, seconds: float) -> Iterator[tuple[str, torch.Tensor]]:
+    """Like `received`, if both sides share a device."""
     sizes = torch.empty(2, dtype=torch.int64)
     while True:
         ended([begun(group, sizes)], seconds)
@@ -180,20 +192,26 @@ def shared(group, device, seconds):
         ended([begun(group, words)], seconds)
         head, body = fetched(words, device)
         yield from unpacked(body, head)
-        del body  # a GPU's memory goes back to the trainer with it
+        del body  # returns GPU memory to the trainer
         ended([group.barrier()], seconds)
 
 
-def _follows(told):
-    """Whether a layer follows these sizes. Raises RuntimeError where the trainer has given up."""
+def _follows(told: Any) -> bool:
+    """Whether a layer follows these sizes. Raises RuntimeError if the trainer has given up."""
     if told == GIVEN_UP:
         raise RuntimeError("the trainer has given up in the middle of the weights")
     return told != END
 
 
-def received(group, device, seconds):
-    """The names and tensors that rank 0 sends, layer by layer. device: where they are to lie. seconds: that a broadcast may
-    take. Raises RuntimeError where it gives up.
+def received(group: Any, device: torch.device, seconds: float) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the names and tensors that rank 0 sends, layer by layer.
+
+    Args:
+        device: The device to receive them on.
+        seconds: Timeout of a broadcast, in seconds.
+
+    Raises:
+        RuntimeError: A broadcast fails or times out, or the trainer gives up.
     """
     sizes = torch.empty(2, dtype=torch.int64, device=device)
     while True:

@@ -1,8 +1,8 @@
-"""Runs inside vLLM's environment, which needs no gspo: starts its server, and is loaded by each of its workers.
+"""Runs inside vLLM's environment, without gspo: starts the server, and is loaded by each of its workers.
 
-As a program, `python gspo_vllm.py --model MODEL --port 8000`: vLLM's OpenAI-compatible server, its arguments, with what a
-gspo trainer asks for. Where GSPO_OWNED is set it ends, with all its processes, when its standard input closes, so that no
-server outlives a trainer that was killed. Where GSPO_KEY is set it answers only those who send it as a bearer token.
+As a program, `python gspo_vllm.py --model MODEL --port 8000`: vLLM's OpenAI-compatible server, with its arguments and the
+extensions that a gspo trainer needs. If GSPO_OWNED is set, the server and all its processes end when standard input closes,
+so that it does not outlive a killed trainer. If GSPO_KEY is set, every request must carry it as a bearer token.
 """
 
 import hmac
@@ -14,6 +14,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ KEYED = "--middleware=__main__.Keyed"
 
 
 def end_with_parent() -> None:
-    """Kills this process group at the end of standard input."""
+    """Kills this process group when standard input closes."""
 
     def wait() -> None:
         while os.read(0, 1024):
@@ -35,8 +36,8 @@ def end_with_parent() -> None:
 
 
 def repair_reload() -> None:
-    """On a CPU vLLM packs expert weights for its kernel once. Copying new ones into the packed storage corrupts them
-    silently; a kernel made anew packs them again.
+    """Fixes weight reloads of expert layers on a CPU. vLLM packs the weights for its kernel once, and copying new ones into
+    the packed storage corrupts them silently. A new kernel packs them again.
     """
     from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as room
     from vllm.platforms import current_platform
@@ -46,7 +47,7 @@ def repair_reload() -> None:
         return
     setup = method._setup_kernel
 
-    def anew(self, *args, **kwargs):
+    def anew(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.moe_kernel = None
         return setup(self, *args, **kwargs)
 
@@ -54,8 +55,8 @@ def repair_reload() -> None:
 
 
 def repair_seeds() -> None:
-    """A prompt that is read in parts is sampled from after each, and what came is thrown away: vLLM then winds its seeded
-    generator back, which a CPU's cannot do, and the engine dies. Without its generator there is nothing to wind back.
+    """Fixes seeded sampling with chunked prefill on a CPU. vLLM samples after each chunk, discards the token and rewinds the
+    seeded generator; a CPU generator cannot rewind, so the engine dies. Hides the generators during these chunks.
     """
     from vllm.platforms import current_platform
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner as Runner
@@ -64,7 +65,7 @@ def repair_seeds() -> None:
         return
     sample = Runner.sample_tokens
 
-    def sample_tokens(self, *args, **options):
+    def sample_tokens(self: Any, *args: Any, **options: Any) -> Any:
         batch = self.input_batch
         parts = self.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
         generators = {i: batch.generators.pop(i) for i in parts if i in batch.generators}
@@ -77,7 +78,7 @@ def repair_seeds() -> None:
 
 
 def allow_routes() -> None:
-    """Lets a CPU server start with --enable-return-routed-experts, which vLLM refuses there: `wire_routes` does the work."""
+    """Lets a CPU server start with --enable-return-routed-experts, which vLLM rejects there. `wire_routes` implements it."""
     from vllm.config import VllmConfig
     from vllm.platforms import current_platform
 
@@ -85,7 +86,7 @@ def allow_routes() -> None:
     if verify.__name__ == "lenient":
         return
 
-    def lenient(self):
+    def lenient(self: Any) -> Any:
         if current_platform.is_cpu() and self.aux_output_config.enabled and not self.use_v2_model_runner:
             current_platform.is_out_of_tree, out_of_tree = (lambda: True), current_platform.is_out_of_tree
             try:
@@ -98,9 +99,9 @@ def allow_routes() -> None:
 
 
 class Steps:
-    """The experts of each step of a model runner on its way to the scheduler."""
+    """Passes the routed experts of each step from a model runner to the scheduler."""
 
-    def __init__(self, runner, kv_cache_config) -> None:
+    def __init__(self, runner: Any, kv_cache_config: Any) -> None:
         from vllm.distributed.aux_output_connector.worker import get_aux_output_connector
 
         self.runner = runner
@@ -108,7 +109,7 @@ class Steps:
         self.pending = None
 
     def ran(self) -> None:
-        """After a forward pass: whose tokens its rows were."""
+        """After a forward pass: records which request each row belongs to."""
         batch = self.runner.input_batch
         count = batch.num_reqs
         rows = SimpleNamespace(
@@ -118,8 +119,8 @@ class Steps:
         )
         self.pending = self.connector.prepare_output(rows)
 
-    def sampled(self, output):
-        """After sampling: the same output, with the experts."""
+    def sampled(self, output: Any) -> Any:
+        """After sampling: adds the experts to the output."""
         pending, self.pending = self.pending, None
         if pending is not None:
             counts = np.array([len(tokens) for tokens in output.sampled_token_ids])
@@ -129,7 +130,7 @@ class Steps:
 
 
 def wire_routes() -> None:
-    """vLLM collects routed experts in its second model runner, which needs Triton: this has a CPU's first one do it."""
+    """Collects routed experts in a CPU's first model runner. vLLM does so only in its second one, which needs Triton."""
     from vllm.platforms import current_platform
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner as Runner
 
@@ -137,12 +138,12 @@ def wire_routes() -> None:
         return
     begin, execute, sample = Runner.initialize_kv_cache, Runner.execute_model, Runner.sample_tokens
 
-    def initialize_kv_cache(self, kv_cache_config, is_profiling=False, **options):
+    def initialize_kv_cache(self: Any, kv_cache_config: Any, is_profiling: Any = False, **options: Any) -> None:
         begin(self, kv_cache_config, is_profiling, **options)
         if self.vllm_config.aux_output_config.enabled and not is_profiling:
             self.gspo_steps = Steps(self, kv_cache_config)
 
-    def execute_model(self, scheduler_output, *args, **options):
+    def execute_model(self: Any, scheduler_output: Any, *args: Any, **options: Any) -> Any:
         steps = getattr(self, "gspo_steps", None)
         if steps is not None:
             steps.connector.begin_step(scheduler_output.aux_output_connector_metadata)
@@ -151,7 +152,7 @@ def wire_routes() -> None:
             steps.ran()
         return output
 
-    def sample_tokens(self, *args, **options):
+    def sample_tokens(self: Any, *args: Any, **options: Any) -> Any:
         output = sample(self, *args, **options)
         steps = getattr(self, "gspo_steps", None)
         return output if steps is None else steps.sampled(output)
@@ -164,13 +165,13 @@ def wire_routes() -> None:
 
 
 class Keyed:
-    """In front of all routes: vLLM's own --api-key leaves those open that pause, and swap weights."""
+    """ASGI middleware in front of all routes: vLLM's own --api-key does not protect those that pause or swap weights."""
 
-    def __init__(self, app) -> None:
+    def __init__(self, app: Any) -> None:
         self.app, self.expected = app, b"Bearer " + os.environ["GSPO_KEY"].encode()
 
-    async def __call__(self, scope, receive, send) -> None:
-        """As ASGI has it."""
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """The ASGI entry point."""
         given = dict(scope.get("headers", ())).get(b"authorization", b"")
         if scope["type"] == "lifespan" or hmac.compare_digest(given, self.expected):
             await self.app(scope, receive, send)
@@ -182,10 +183,10 @@ class Keyed:
 
 
 class Extension:
-    """What vLLM mixes into its worker class."""
+    """Methods that vLLM mixes into its worker class."""
 
     def gspo_reload(self, folder: str) -> None:
-        """Puts the weights of a Hugging Face folder in place."""
+        """Loads the weights from a Hugging Face folder."""
         try:
             self.gspo_put(weights_path=folder)
         except BaseException:
@@ -193,24 +194,24 @@ class Extension:
             raise
 
     def gspo_put_together(self) -> None:
-        """After a load that ended half way, when half of the layers are taken apart: they can then be loaded again."""
+        """Restores the layers after a failed load left some of them disassembled, so that they can be loaded again."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
             finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)  # type: ignore[attr-defined]
 
-    def gspo_put(self, **weights) -> None:
-        """Puts weights in place, given as vLLM's reload_weights takes them."""
+    def gspo_put(self, **weights: Any) -> None:
+        """Loads weights, given as for vLLM's reload_weights."""
         self.reload_weights(**weights)  # type: ignore[attr-defined]
         for module in self.model_runner.get_model().modules():  # type: ignore[attr-defined]
-            # A head tied to the embedding is not among the weights, so vLLM leaves its copy, packed for a CPU, as it is.
+            # A head tied to the embedding is not among the weights, so vLLM does not update its copy packed for the CPU.
             if hasattr(module, "cpu_linear") and module.weight.numel():
                 module.quant_method.process_weights_after_loading(module)
 
     def gspo_place(self) -> dict:
-        """Where this worker is: its rank among all of the engine, how many they are, its device, and the version of NCCL;
-        whether it can sleep.
+        """Where this worker runs: its rank in the engine, the number of workers, its device, the NCCL version, and whether
+        it can sleep.
         """
         import torch
 
@@ -227,17 +228,21 @@ class Extension:
         return found
 
     def gspo_read(self, ticket: str) -> dict:
-        """The bytes of the trainer's that a ticket names, in hexadecimal digits."""
+        """The bytes of the trainer's memory that a ticket refers to, in hexadecimal."""
         import gspo_transfer as transfer
         import torch
 
         words = torch.frombuffer(bytearray(ticket.encode()), dtype=torch.uint8)
         _, body = transfer.fetched(words, self.device)  # type: ignore[attr-defined]
-        return {"read": body.cpu().numpy().tobytes().hex()}  # vLLM's server hands on objects, and the text of all else
+        return {"read": body.cpu().numpy().tobytes().hex()}  # vLLM's server returns dicts as they are, and all else as text
 
     def gspo_join(self, address: str, port: str, backend: str, seconds: str, name: str) -> None:
-        """Joins the trainer's process group, whose store is at this address. backend: of torch, or "ipc", where weights stay
-        on the device that both are on. seconds: that a wait may take. name: of the group.
+        """Joins the trainer's process group.
+
+        Args:
+            address: Address of the rendezvous store.
+            backend: A torch backend, or "ipc" if weights stay on a shared device.
+            seconds: Timeout of each wait, in seconds.
         """
         import gspo_transfer as transfer
         import torch
@@ -252,15 +257,15 @@ class Extension:
         self.gspo_name = name
 
     def gspo_leave(self) -> None:
-        """Ends the group of before, if any, and what it still waits for: on a GPU all that follows would wait behind it."""
+        """Aborts the previous group, if any, and its pending operations: on a GPU, later work would queue behind them."""
         group, self.gspo_group = getattr(self, "gspo_group", None), None
         if group is not None:
             with suppress(RuntimeError):
                 group.abort()
 
     def gspo_receive(self, name: str) -> None:
-        """Puts the weights in place that the trainer broadcasts to the group of this name. Raises RuntimeError for another
-        group than that of now: who asks for it has been given up, and what is sent now is for the next.
+        """Loads the weights that the trainer broadcasts to the group of this name. Raises RuntimeError unless it is the
+        current group: a request for another one is stale, and what is sent now is meant for the next.
         """
         import gspo_transfer as transfer
 
@@ -273,14 +278,14 @@ class Extension:
         try:
             self.gspo_put(weights_iterator=weights)
         except BaseException:
-            self.gspo_leave()  # the trainer has dropped it too, and makes another; a GPU would wait behind it
+            self.gspo_leave()  # the trainer drops it too and makes a new one; a GPU would wait behind it
             self.gspo_put_together()
             raise
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parent))  # the workers find it by its name
-    os.environ.setdefault("VLLM_SERVER_DEV_MODE", "1")  # its routes pause, swap weights and resume
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # so that the workers can import this file
+    os.environ.setdefault("VLLM_SERVER_DEV_MODE", "1")  # enables the routes that pause, swap weights and resume
     if "--enable-lora" in sys.argv:
         os.environ.setdefault("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
     sys.argv += NEEDED
@@ -290,7 +295,7 @@ if __name__ == "__main__":
         end_with_parent()
     if ROUTES in sys.argv:
         allow_routes()
-    # This file stays the main module, so that the engine's process, which imports it, has the same.
+    # This file stays the main module, so that the engine's process imports it as well.
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 elif __name__ == "__mp_main__":
     if ROUTES in sys.argv:
