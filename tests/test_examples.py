@@ -160,3 +160,12 @@ def test_what_verls_losses_read_is_refused(monkeypatch):
         with pytest.raises(ValueError, match="loss_agg_mode"):
             verl_gspo.check("gspo-paper", "gspo", ActorConfig(**common), mode)
     verl_gspo.check("gspo-paper", "gspo", ActorConfig(**common), "seq-mean-token-mean")
+
+
+def test_the_loop_learns():
+    sys.path.append(str(ROOT / "examples"))
+    import loop
+
+    rewards = loop.train(loop.tiny(), 8, 1e-2)
+    assert rewards[-1] > rewards[0] + 0.3
+    assert len((ROOT / "examples" / "loop.py").read_text().splitlines()) <= 120
